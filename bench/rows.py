@@ -15,6 +15,7 @@ INBOX = "bench.inbox"
 CLAIMS = "bench.claims"
 GRID = "bench.grid"
 PULSE = "bench.pulse"
+REVERB = "bench.reverb"
 UPDATE_REF, PUSH = "`git update-ref`", "`git push --atomic`"
 BATCHES = (1, 2, 16)  # a git worker claims as many at once as it has free slots; it has two unless it is told otherwise
 
@@ -52,6 +53,8 @@ class Size:
     counted: int = 10_000
     beats_s: float = 60.0
     failovers: int = 10
+    status_claims: int = 200_000
+    agents: int = 10_000
     repeat: int = 3
 
 
@@ -86,6 +89,8 @@ QUICK = Size(
     counted=400,
     beats_s=10.0,
     failovers=3,
+    status_claims=20_000,
+    agents=1_000,
     repeat=1,
 )
 
@@ -144,6 +149,7 @@ def rows(size: Size) -> list[Row]:
         *lock_rows(size),
         *(_ranking_row(workers, size.ranked) for workers in (10, 1_000, 10_000)),
         *grid_rows(size),
+        *reverb_rows(size),
     ]
 
 
@@ -372,6 +378,38 @@ def grid_rows(size: Size) -> list[Row]:
         ),
         duplicates("grid-steady", "nobody comes or goes", size.counted, churning=False),
         duplicates("grid-churn", "a third killed every 10 s", size.counted // 4, churning=True),
+    ]
+
+
+def reverb_rows(size: Size) -> list[Row]:
+    def row(key: str, title: str, function: str, arguments: dict[str, Any], *figures: Figure) -> Row:
+        return Row(key, title, function, arguments, ours_only=True, module=REVERB, figures=figures)
+
+    agents = f"{size.agents:,} agents"
+    title, signed = f"StatusClaims/s into windows, {agents}", "  with their signatures checked"
+    return [
+        row(
+            "reverb",
+            title,
+            "aggregate",
+            {"count": size.status_claims, "agents": size.agents},
+            Figure("rate", title, "/s"),
+        ),
+        row(
+            "reverb-signed",
+            signed,
+            "signed",
+            {"count": size.status_claims // 10, "agents": size.agents},
+            Figure("rate", signed, "/s"),
+        ),
+        row(
+            "reverb-memory",
+            f"memory of 32 windows, {agents}",
+            "memory",
+            {"agents": size.agents},
+            Figure("mib", f"memory of 32 windows, {agents}", "MiB", True),
+            Figure("window_mib", "  of one window", "MiB", True),
+        ),
     ]
 
 

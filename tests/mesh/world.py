@@ -27,6 +27,7 @@ from hocket.mesh.services import MeshServices
 from hocket.mesh.wire import Reply, Request
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
+from hocket.node.window_secret import window_tokens
 from hocket.server.running import Server
 from hocket.work.handlers import kind
 
@@ -56,6 +57,7 @@ class Place:
             sentences(self.notices.append),
             runtime.blobs,
             runtime.output,
+            window_tokens(runtime.home, runtime.log.user),
         )
         self.gate = self.services.gate()
         self.transport, self.exchanges = self.services.transport, self.services.exchanges

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from hocket.kernel.beats.policy import TempoPolicy
     from hocket.node.home import Home
 
-CLUSTER_DEFAULT = "local"
-
 PolicyOption = Annotated[
     str | None,
     typer.Option("--policy", metavar="FILE", help="The cluster's tempo policy. Default: tempo.yaml in the home."),
@@ -33,6 +31,6 @@ def needed_policy(home: "Home", file: str | None) -> "TempoPolicy":
 def assumed_policy(home: "Home", file: str | None) -> "TempoPolicy":
     """The same, for commands that only look: without a policy, that of a cluster of one machine."""
     from hocket.kernel.beats.policy import make_policy
-    from hocket.node.tempo_policy import tempo_policy
+    from hocket.node.tempo_policy import CLUSTER_DEFAULT, tempo_policy
 
     return tempo_policy(home, file) or make_policy(CLUSTER_DEFAULT)

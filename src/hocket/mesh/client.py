@@ -23,6 +23,7 @@ from hocket.kernel.rules import rules_hash
 from hocket.kernel.vocabulary import DelegateUcan, number_of
 from hocket.mesh import wire
 from hocket.mesh.outgoing import PAGE_OPS_MAX
+from hocket.mesh.window_tokens import WindowTokens
 from hocket.mesh.wire import Reply, Request, Transport, look
 from hocket.store import OpSession
 from hocket.work.environment import Environment
@@ -103,7 +104,9 @@ class Client:
         address: str,
         node: int | None,
         randomness: Callable[[int], bytes] = os.urandom,
+        window_tokens: WindowTokens | None = None,
     ) -> None:
+        self._window_tokens = window_tokens
         self._access, self._key, self._transport, self._environment = access, key, transport, environment
         self._randomness = randomness
         self.address = address
@@ -278,7 +281,10 @@ class Client:
         audience = _origin(self.address) if self.claims is None else str(self.claims)
         token = make_bearer(self._key, audience, self._now_s(), nonce, TOKEN_S)
         rules = rules_hash(self._access.log.rules).hex()
-        return {"authorization": f"Bearer {token}", wire.RULES_HASH: rules, wire.KNOWS: knowledge_text(OURS)}
+        headers = {"authorization": f"Bearer {token}", wire.RULES_HASH: rules, wire.KNOWS: knowledge_text(OURS)}
+        if self._window_tokens is not None:
+            headers[wire.WINDOW] = self._window_tokens.stamp(token, self._now_s() * 1000)
+        return headers
 
     def _nonce(self) -> str:
         return self._randomness(16).hex()

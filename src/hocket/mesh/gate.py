@@ -39,6 +39,7 @@ from hocket.mesh.output import keep as keep_output
 from hocket.mesh.quotas import Quotas
 from hocket.mesh.rate_limit import Buckets
 from hocket.mesh.recovery import recover
+from hocket.mesh.window_tokens import WINDOW_HELP, WindowTokens, is_of_window
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.work.accepting import accept
 from hocket.work.blobs import Blobs
@@ -104,8 +105,9 @@ class Gate:
         output: OutputFiles | None = None,
         quotas: Quotas | None = None,
         relay: MessageRelay | None = None,
+        window_tokens: WindowTokens | None = None,
     ) -> None:
-        self._output = output
+        self._output, self._window_tokens = output, window_tokens
         self._relay = relay
         self._quotas = quotas or Quotas(environment.monotonic, emit)
         self._access, self._key, self._environment = access, key, environment
@@ -240,6 +242,8 @@ class Gate:
         except Malformed:
             raise self._unknown("an unreadable token") from None
         caller = await self._access.call(lambda: self._recognise(token.strip(), bearer))
+        if not is_of_window(self._window_tokens, request, token.strip(), self._environment.physical_ms()):
+            raise self._unknown("no token of this window", caller.node, WINDOW_HELP)
         if not self._nonces.use(bearer.node, bearer.nonce, bearer.expires, self._environment.physical_ms() // 1000):
             raise self._unknown("a token that was used before", caller.node)
         if caller.standing is not Standing.ACTIVE:

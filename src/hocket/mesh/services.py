@@ -19,6 +19,7 @@ from hocket.mesh.quotas import Quotas
 from hocket.mesh.rate_limit import Buckets
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.sync_lock import SyncLock
+from hocket.mesh.window_tokens import WindowTokens
 from hocket.mesh.wire import Reply, Request, look, note
 from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
@@ -46,7 +47,9 @@ class MeshServices:
         emit: Emit = ignore,
         blobs: Blobs | None = None,
         output: OutputFiles | None = None,
+        window_tokens: WindowTokens | None = None,
     ) -> None:
+        self._window_tokens = window_tokens
         self._blobs, self._output = blobs, output
         self.messages: MessageBus | None = None
         """The bus between nodes, if there is one."""
@@ -59,7 +62,9 @@ class MeshServices:
         self.transport = HttpTransport(self._trust)
         # Ops that a node pushes and ops that are pulled from it count together.
         self._quotas = Quotas(environment.monotonic, emit)
-        self.exchanges = Exchanges(access, key, self.transport, environment, emit=emit, quotas=self._quotas)
+        self.exchanges = Exchanges(
+            access, key, self.transport, environment, emit=emit, quotas=self._quotas, window_tokens=window_tokens
+        )
         self.relay: MessageRelay | None = None
         """Set it before the loop and the gate are made, to carry messages of the bus between the nodes."""
         self._pushes: OutputPushes | None = None
@@ -108,6 +113,7 @@ class MeshServices:
             output=self._output,
             quotas=self._quotas,
             relay=self.relay,
+            window_tokens=self._window_tokens,
         )
 
     async def _join(self, request: Request) -> Reply:

@@ -32,6 +32,7 @@ from hocket.mesh.output import AskedOutput, FarOutput, fetch_output
 from hocket.mesh.presence import PresenceSharing
 from hocket.mesh.quotas import Quotas
 from hocket.mesh.recovery import recover
+from hocket.mesh.window_tokens import WindowTokens
 from hocket.mesh.wire import Transport, look, note
 from hocket.store import Peer, Session
 from hocket.work.accepting import accept
@@ -160,7 +161,9 @@ class Exchanges:
         randomness: Callable[[int], bytes] = os.urandom,
         emit: Emit = ignore,
         quotas: Quotas | None = None,
+        window_tokens: WindowTokens | None = None,
     ) -> None:
+        self._window_tokens = window_tokens
         self._quotas = quotas or Quotas(environment.monotonic, emit)
         self._access, self._key, self._environment = access, key, environment
         self.transport = GuardedTransport(transport, access, environment, emit)
@@ -283,7 +286,8 @@ class Exchanges:
             peer = await look(self._access, lambda session: peers.find(session, address))
             known = None if peer is None or peer.node is None else int.from_bytes(peer.node, "big")
             client = Client(
-                self._access, self._key, self.transport, self._environment, address, known, self._randomness
+                *(self._access, self._key, self.transport, self._environment, address, known, self._randomness),
+                self._window_tokens,
             )
             # Another task may have been faster.
             self._lines.setdefault(address, _Line(client, self._environment.monotonic()))

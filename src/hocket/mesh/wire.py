@@ -41,6 +41,7 @@ NEXT_FRONTIER = "x-likewise-next-frontier"
 FRONTIER = "x-hocket-frontier"
 NODE = "x-hocket-node"
 TIME = "x-hocket-time"
+WINDOW = "x-hocket-window"
 APPENDED, DUPLICATED, REJECTED, HELD = "x-hocket-appended", "x-hocket-duplicated", "x-hocket-rejected", "x-hocket-held"
 UNLINKED = "x-hocket-unlinked"
 # What each side's program knows beyond Likewise v0.1. Operators are told about differences; nothing depends on it.

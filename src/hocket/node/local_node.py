@@ -179,6 +179,7 @@ class LocalNode:
                 raise Unreachable(f"this process talks to no other node: {MESH_ENABLED} is off")
             try:
                 from hocket.mesh.services import MeshServices
+                from hocket.node.window_secret import window_tokens
             except ImportError as error:
                 raise Usage(f"talking to other nodes needs {error.name}; install hocket[server]") from None
             home = self.runtime.home
@@ -190,6 +191,7 @@ class LocalNode:
                 emit,
                 self.runtime.blobs,
                 self.runtime.output,
+                window_tokens(home, self.log.user),
             )
         return self._services
 

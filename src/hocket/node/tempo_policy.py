@@ -8,6 +8,9 @@ from hocket.kernel.beats.file_fields import FILE_BYTES_MAX, BadField
 from hocket.kernel.beats.policy import TempoPolicy, read_policy
 from hocket.node.home import Home
 
+# The cluster of nodes without a policy.
+CLUSTER_DEFAULT = "local"
+
 
 def tempo_policy(home: Home, file: PathLike[str] | str | None = None) -> TempoPolicy | None:
     """The policy of the file, or the home's own; None if the home has none. Raises Usage with what is wrong."""
