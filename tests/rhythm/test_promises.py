@@ -14,12 +14,14 @@ import hocket
 from hocket.errors import Usage
 from hocket.kernel.beats.messages import PromiseOutcome, PromiseResult, to_json
 from hocket.kernel.beats.promise_record import HALF_LIFE_MS, PromiseRecord, weighed
+from hocket.kernel.clock import hlc_text
 from hocket.kernel.ids import node_text
 from hocket.kernel.rendezvous import WEIGHT_MIN
 from hocket.node.inbox import ReceivedMessage
 from hocket.node.node import Node
 from hocket.rhythm.promise_watch import AGENTS_MAX, PromiseCounts
 from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
+from hocket.work.serving import read_serving
 from hocket.work.tempo_context import make_promise
 
 PATIENCE_S = 30.0
@@ -173,6 +175,26 @@ def test_the_record_does_not_depend_on_the_order_and_fades(results: list[Any], c
     late = first.after(PromiseOutcome.LATE, now_ms)
     assert broken.reliability(now_ms) < late.reliability(now_ms) < kept.reliability(now_ms) + 1e-12
     assert WEIGHT_MIN <= weighed(1.0, broken.reliability(now_ms)) <= 1.0
+
+
+@pytest.mark.req("BB-08")
+@pytest.mark.parametrize("weighs", [True, False])
+def test_broken_promises_lower_the_weight_of_a_worker_that_weighs_them(tmp_path: Path, weighs: bool) -> None:
+    async def main() -> None:
+        hocket.init(tmp_path / "home")
+        (tmp_path / "home" / "tempo.yaml").write_text(SLOW)
+        async with asyncio.timeout(PATIENCE_S), hocket.open(tmp_path / "home") as node:
+            async with node.working([asks], grace=0.1, weight=2.0, weighs_promises=weighs) as worker:
+                watch, now = node.runtime.promises, node.runtime.log.reading()
+                assert watch is not None
+                agent = f"helper@{node_text(now.node)}"
+                watch.counts.add(PromiseResult("t", agent, PromiseOutcome.BROKEN, hlc_text(now)), now.wall)
+                weight, wanted = None, 1.0 if weighs else 2.0
+                while weight != wanted:
+                    weight = read_serving(worker._sign.serves)[0].weight
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(main())
 
 
 def test_counts_are_bounded_and_each_result_counts_once() -> None:

@@ -8,8 +8,12 @@ from hypothesis import strategies as st
 
 from hocket.kernel.beats.policy import make_policy
 from hocket.kernel.beats.score import Score, phrase_phases
+from hocket.kernel.budgets import Budget
+from hocket.kernel.clock import Hlc
+from hocket.kernel.policy import Policy
+from hocket.kernel.roster import Job
 from hocket.rhythm.beat_source import LocalBeats
-from hocket.rhythm.score_keeper import ScoreKeeper
+from hocket.rhythm.score_keeper import ScoreKeeper, keeper_alone
 
 BEAT_MS = 4_000
 SCORE = Score(8, {"plan": 2, "work": 4, "review": 2}, {"help": 2, "io": 1}, 3)
@@ -24,8 +28,13 @@ class Clock:
 
 
 def keeper(at_ms: int, score: Score | None = SCORE, phrase: int = 0, bar_len: int = 8) -> tuple[Clock, ScoreKeeper]:
-    clock = Clock(at_ms)
-    return clock, ScoreKeeper(LocalBeats(make_policy("test", 15, bar_len), clock), score, phrase)
+    return kept_job(at_ms, Policy(score=score), phrase, bar_len)
+
+
+def kept_job(at_ms: int, policy: Policy, phrase: int = 0, bar_len: int = 8) -> tuple[Clock, ScoreKeeper]:
+    clock, hlc = Clock(at_ms), Hlc(at_ms, 0, 0)
+    job = Job(bytes(16), "test", b"", hlc, policy, hlc, failures=phrase)
+    return clock, ScoreKeeper(LocalBeats(make_policy("test", 15, bar_len), clock), job)
 
 
 @pytest.mark.req("BB-07")
@@ -83,3 +92,31 @@ def test_without_a_score_the_phase_is_the_clusters() -> None:
     assert not kept.has_new_bar()
     clock.at_ms += 8 * BEAT_MS
     assert kept.has_new_bar() and not kept.has_new_bar()
+
+
+@pytest.mark.req("BB-14")
+def test_the_caps_of_a_budget_hold_for_the_score() -> None:
+    budget = Budget(phase_caps={"work": 1, "review": 8}, wait_caps={"help": 1})
+    _, kept = kept_job(0, Policy(score=SCORE, budget=budget))
+    assert kept.score is not None
+    assert kept.score.phases == {"plan": 2, "work": 1, "review": 2}
+    assert kept.score.wait_budget == {"help": 1, "io": 1}
+    assert kept.left_s() == math.inf
+
+
+@pytest.mark.req("BB-14")
+@given(st.integers(0, 10**9), st.integers(1, 5), st.integers(0, 10 * 8 * BEAT_MS))
+def test_a_hard_end_is_a_downbeat_so_many_bars_after_that_of_the_submit(at_ms: int, bars: int, later_ms: int) -> None:
+    clock, kept = kept_job(at_ms, Policy(budget=Budget(hard_end=bars)))
+    clock.at_ms += later_ms
+    bar_ms = 8 * BEAT_MS
+    assert clock.at_ms + round(kept.left_s() * 1000) == max(clock.at_ms, at_ms // bar_ms * bar_ms + bars * bar_ms)
+
+
+@pytest.mark.req("BB-14")
+def test_a_hard_end_needs_no_tempo() -> None:
+    hlc = Hlc(0, 0, 0)
+    job = Job(bytes(16), "test", b"", hlc, Policy(budget=Budget(hard_end=1)), hlc)
+    kept = keeper_alone(job, lambda: 0)
+    assert kept is not None and kept.left_s() == 32.0 and kept.begin() == math.inf
+    assert keeper_alone(Job(bytes(16), "test", b"", hlc, Policy(), hlc), lambda: 0) is None

@@ -177,6 +177,22 @@ def test_an_overrun_can_end_with_the_fallback(tmp_path: Path) -> None:
     run(tmp_path / "home", act)
 
 
+@hocket.job("score.endless", budget={"hard_end": 1})
+async def endless(ctx: hocket.Context) -> None:
+    await asyncio.sleep(LONG_S)
+
+
+@pytest.mark.req("BB-14")
+def test_the_hard_end_of_a_budget_ends_the_job(tmp_path: Path) -> None:
+    async def act(node: Node) -> None:
+        beats = LocalBeats(make_policy("test", 240, 2), node.runtime.log.physical)
+        node.runtime.tempo = lambda job: ScoreKeeper(beats, job)
+        with pytest.raises(hocket.JobFailed, match="over its budget"):
+            await (await node.submit(endless)).result()
+
+    run(tmp_path / "home", act)
+
+
 @pytest.mark.req("BB-07")
 def test_without_tempo_and_score_there_is_no_beat(tmp_path: Path) -> None:
     async def act(node: Node) -> None:
@@ -201,7 +217,7 @@ def same(ctx: hocket.Context, different: bool) -> None:
 def test_checkpoints_go_with_the_bars_and_the_same_one_again_has_no_effect(tmp_path: Path) -> None:
     async def act(node: Node) -> None:
         beats = LocalBeats(make_policy("test", 240, 1), node.runtime.log.physical)
-        node.runtime.tempo = lambda job: ScoreKeeper(beats, None, 0)
+        node.runtime.tempo = lambda job: ScoreKeeper(beats, job)
         for different, expected in ((True, range(2, 9)), (False, range(1, 2))):
             handle = await node.submit(same, different=different)
             with pytest.raises(hocket.JobFailed, match="seen enough"):

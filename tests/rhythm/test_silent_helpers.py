@@ -18,9 +18,10 @@ from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
 from hocket.work.tempo_context import make_promise
 
 PATIENCE_S = 90.0
-BEAT_S = 0.5
-POLICY = "cluster_id: choir\ninitial_bpm: 120\nbar_len_beats: 8\n"
-BUDGET_BEATS = 4
+# A request must get a promise within a beat.
+BEAT_S = 2.0
+POLICY = "cluster_id: choir\ninitial_bpm: 30\nbar_len_beats: 8\n"
+BUDGET_BEATS = 3
 SCORE = {
     "phases": {"work": 8},
     "wait_budget": {"help": BUDGET_BEATS},

@@ -11,9 +11,11 @@ from hocket.cli.options import seconds
 from hocket.cli.output import emit, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.cli.tables import Row
+from hocket.errors import Usage
 
 if TYPE_CHECKING:
     from hocket.node.locks import LockOptions
+    from hocket.service import Service
 
 COMMAND = "hocket.command"
 
@@ -30,7 +32,9 @@ Agent = Annotated[
 Ttl = Annotated[
     str | None,
     typer.Option(
-        "--ttl", metavar="DURATION", help="How long it lasts unless renewed; default 30s for file: keys, else 5m."
+        "--ttl",
+        metavar="DURATION",
+        help="How long it lasts unless renewed, or 4b in beats; default 30s for file:, else 5m.",
     ),
 ]
 Shared = Annotated[bool, typer.Option("--shared", help="Hold it together with other shared holders.")]
@@ -74,13 +78,14 @@ def acquire(
 
     \b
       hocket lock acquire file:src/lib.rs --agent editor --ttl 30s
+      hocket lock acquire file:src/lib.rs --agent editor --ttl 4b
       fence=$(hocket lock acquire build --agent ci --wait 1m)
     """
     from hocket.service import locks
 
     with open_service() as service:
         shown = locks.acquire(
-            service, keys, agent, _ms(ttl, "ttl"), shared=shared, wait_ms=_ms(wait, "wait") or 0, scope=scope
+            service, keys, agent, _length(service, ttl), shared=shared, wait_ms=_ms(wait, "wait") or 0, scope=scope
         )
     emit(shown)
     say(shown.fence)
@@ -104,7 +109,7 @@ def renew(
     from hocket.service import locks
 
     with open_service() as service:
-        shown = locks.renew(service, key, agent, fence, _ms(ttl, "ttl"), scope=scope)
+        shown = locks.renew(service, key, agent, fence, _length(service, ttl), scope=scope)
     emit(shown)
     say(f"{key} is yours until {moment(shown.expires_ms)}")
 
@@ -253,3 +258,12 @@ def run(
 def _ms(text: str | None, name: str) -> int | None:
     given = seconds(text, name)
     return None if given is None else round(given * 1000)
+
+
+def _length(service: "Service", ttl: str | None) -> int | None:
+    from hocket.node.worker_tempo import length_ms
+
+    try:
+        return None if ttl is None else length_ms(service.runtime, ttl)
+    except ValueError as error:
+        raise Usage(f"bad ttl: {error}") from None

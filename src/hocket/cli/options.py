@@ -37,7 +37,7 @@ UniqueFor = Annotated[
 Retries = Annotated[int | None, typer.Option("--retries", metavar="N", help="How often to retry a failed job.")]
 Lease = Annotated[
     str | None,
-    typer.Option("--lease", metavar="DURATION", help="How long a claim lasts unless renewed, like 30s."),
+    typer.Option("--lease", metavar="DURATION", help="How long a claim lasts unless renewed: 30s, or 4b in beats."),
 ]
 Timeout = Annotated[
     str | None,

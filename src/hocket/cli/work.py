@@ -110,6 +110,10 @@ def work(
             "--weight", metavar="N", help="Its share of the jobs that go by rank: 2 gets twice the jobs of 1."
         ),
     ] = 1.0,
+    weigh_promises: Annotated[
+        bool,
+        typer.Option("--weigh-promises", help="With a tempo: a lower weight after agents of this node broke promises."),
+    ] = False,
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="Exit when no job is left that this worker could run.")
     ] = False,
@@ -198,6 +202,7 @@ def work(
             options = WorkerOptions(
                 handlers, slots, until_idle, grace_s, ahead, label or (), weight=weight, rates=rates
             )
+            options.weighs_promises = weigh_promises
             options.serving = serving(handlers.topics(), commands.allowance)
             if processes is not None and (served := Handlers(found)):
                 options.processes = handler_processes(runtime, processes, served)

@@ -6,6 +6,11 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
+from hocket.kernel.beats.score import WAIT_BEATS_MAX, Score
+from hocket.kernel.beats.tempo import BAR_LEN_MAX, Tempo, beat_at
+
+# The most bars that a budget's hard end may be away.
+BARS_MAX = 100_000
 ACCOUNT_CHARS_MAX = 256
 # The label of workers that have a rate card. A job that is capped by its price needs it.
 RATES_LABEL = "rates"
@@ -18,13 +23,18 @@ MEASURED: tuple[Measured, ...] = get_args(Measured)
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The caps of a job, over all its runs: `max_bu` beats, and `max_cost` in the currency of the worker's rate card.
-    `per_beat` has ceilings for one beat of a command. `charge_to` is the account that pays.
+    `per_beat` has ceilings for one beat of a command. `charge_to` is the account that pays. `phase_caps` and
+    `wait_caps` are ceilings for the beats of its score, and after `hard_end` bars, counted from that of the submit,
+    the job ends.
     """
 
     max_bu: Annotated[int, msgspec.Meta(ge=1, le=2**31)] | None = None
     max_cost: Positive | None = None
     per_beat: dict[Measured, Positive] = {}
     charge_to: Account | None = None
+    phase_caps: dict[Literal["plan", "work", "review"], Annotated[int, msgspec.Meta(ge=1, le=BAR_LEN_MAX)]] = {}
+    wait_caps: dict[Literal["help", "io"], Annotated[int, msgspec.Meta(ge=0, le=WAIT_BEATS_MAX)]] = {}
+    hard_end: Annotated[int, msgspec.Meta(ge=1, le=BARS_MAX)] | None = None
 
     @property
     def is_priced(self) -> bool:
@@ -34,6 +44,22 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     @property
     def caps(self) -> bool:
         return self.max_bu is not None or self.max_cost is not None or bool(self.per_beat)
+
+
+def capped_score(score: Score, budget: Budget | None) -> Score:
+    """The score within the caps of the budget."""
+    if budget is None:
+        return score
+    phases = {name: min(beats, budget.phase_caps.get(name, beats)) for name, beats in score.phases.items()}  # type: ignore[call-overload]
+    waits = {name: min(beats, budget.wait_caps.get(name, beats)) for name, beats in score.wait_budget.items()}  # type: ignore[call-overload]
+    return msgspec.structs.replace(score, phases=phases, wait_budget=waits)
+
+
+def hard_end_ms(tempo: Tempo, budget: Budget | None, submitted_ms: int) -> float:
+    """When a job ends that was submitted then, whatever it does."""
+    if budget is None or budget.hard_end is None:
+        return math.inf
+    return beat_at(tempo, submitted_ms).window_ms + budget.hard_end * tempo.bar_ms
 
 
 def over_budget(budget: Budget, beats: int, cost: float | None, currency: str = "") -> str | None:

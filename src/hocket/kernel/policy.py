@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from hocket.kernel.beats.phases import HOLD_BEATS_MAX
 from hocket.kernel.beats.score import Score, checked_score
 from hocket.kernel.budgets import RATES_LABEL, Budget
 from hocket.kernel.ids import parse_ulid
@@ -47,7 +48,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     `claim` is how a job finds its worker: `first` is whichever worker asks first, `rendezvous` is by rank, and `sticky`
     is by rank for the value of the payload's member `sticky`. Each rank waits `claim_timeout_ms` for the one before.
-    `trace` is the context of the trace that the submit belongs to. `score` says how many beats the job has.
+    `trace` is the context of the trace that the submit belongs to. `score` says how many beats the job has, and
+    `lease_beats` is a lease that is counted in beats.
     """
 
     priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
@@ -73,6 +75,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     budget: Budget | None = None
     trace: Annotated[str, msgspec.Meta(pattern=TRACE)] | None = None
     score: Score | None = None
+    lease_beats: Annotated[int, msgspec.Meta(ge=1, le=HOLD_BEATS_MAX)] | None = None
 
     def dependencies(self) -> tuple[bytes, ...]:
         """The ids of the jobs that must have succeeded before this one may start."""

@@ -8,14 +8,34 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from hocket.errors import Usage
+from hocket.kernel.beats.phases import BeatsLong, parse_length
 from hocket.kernel.beats.policy import TempoPolicy
 from hocket.kernel.candidates import worker_id
+from hocket.kernel.ids import node_text
+from hocket.kernel.policy import LEASE_MS_MIN
+from hocket.node.runtime import Runtime
+from hocket.node.tempo_policy import tempo_policy
+from hocket.rhythm.beat_source import LocalBeats, hold_ms
 from hocket.store import JobFilter, Session, Stage
 from hocket.work.supervision import supervised
 from hocket.work.worker import WorkerOptions
 
 if TYPE_CHECKING:
     from hocket.node.local_node import LocalNode
+
+
+def length_ms(runtime: Runtime, length: str | float) -> int:
+    """How long a hold lasts that is taken now: a duration, or beats such as "4b" by the home's policy. Raises
+    ValueError, and Usage if beats are given and the home has no policy.
+    """
+    found = parse_length(length)
+    if not isinstance(found, BeatsLong):
+        return found
+    policy = tempo_policy(runtime.home)
+    if policy is None:
+        raise Usage(f"{length} is a length in beats, and this node has no tempo; write {runtime.home.tempo}")
+    return hold_ms(LocalBeats(policy, runtime.log.physical).now(), policy.phases, found.beats)
 
 
 @asynccontextmanager
@@ -38,16 +58,22 @@ async def in_tempo(node: "LocalNode", options: WorkerOptions, policy: TempoPolic
 
     log, emit = node.runtime.log, options.emit
     async with heard_beats(node, policy, emit) as beats:
+        beats_now = beats.now
         agent_id = worker_id(log.node, node.environment.name("worker"))
         claims = StatusClaims(beats, agent_id, options.concurrency, log.reading, lambda: node.peek(ready))
-        messages = None if options.messages is None else TempoMessages(options.messages, log.user)
-        watch = PromiseWatch(messages, policy.cluster_id, log.reading, lambda: beats.now().at_ms, answered)
-        tasks: list[tuple[str, Callable[[], Awaitable[None]]]] = []
-        if messages is not None:
-            tasks.append(("telling what runs", functools.partial(claims.send, messages)))
-            tasks += [("telling of promises", watch.send), ("hearing of promises", watch.hear)]
+        messages = TempoMessages(await node.message_bus(emit), log.user)
+        watch = PromiseWatch(messages, policy.cluster_id, log.reading, lambda: beats_now().at_ms, answered)
+        tasks: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+            ("telling what runs", functools.partial(claims.send, messages)),
+            ("telling of promises", watch.send),
+            ("hearing of promises", watch.hear),
+        ]
         node.runtime.tempo, options.emit = claims.keeper, claims.listening(emit)
         node.runtime.promises = watch
+        if options.weighs_promises:
+            # A weight that changes by little all the time would only make others rank anew.
+            options.reliability = lambda: round(watch.counts.of_node(node_text(log.node), beats_now().at_ms), 1)
+        options.hold_ms = lambda beats: max(LEASE_MS_MIN, hold_ms(beats_now(), policy.phases, beats))
         running = [asyncio.create_task(supervised(name, make, emit, node.environment)) for name, make in tasks]
         try:
             yield

@@ -20,6 +20,7 @@ from hocket.kernel.beats.score import (
     wait_end,
 )
 from hocket.kernel.beats.tempo import BPM_DEFAULT, Beat, next_beat
+from hocket.kernel.budgets import capped_score, hard_end_ms
 from hocket.kernel.roster import Job
 from hocket.rhythm.beat_source import BeatSource, LocalBeats
 
@@ -28,26 +29,31 @@ ALONE = "local"
 
 
 def keeper_alone(job: Job, clock_ms: Callable[[], int]) -> "ScoreKeeper | None":
-    """For a worker without a tempo: a job with a score is kept to the tempo that its score suggests."""
-    if (score := job.policy.score) is None:
-        return None
+    """For a worker without a tempo: a job with a score is kept to the tempo that its score suggests, and a hard
+    end to the usual one.
+    """
+    score, budget = job.policy.score, job.policy.budget
+    if score is None:
+        if budget is None or budget.hard_end is None:
+            return None
+        return ScoreKeeper(LocalBeats(make_policy(ALONE), clock_ms), job)
     policy = make_policy(ALONE, score.tempo or BPM_DEFAULT, score.bar_len)
-    return ScoreKeeper(LocalBeats(policy, clock_ms), score, job.failures)
+    return ScoreKeeper(LocalBeats(policy, clock_ms), job)
 
 
 class ScoreKeeper:
     """Any thread may use it. `changed` is called when the run begins, and when it begins or ends a wait."""
 
-    def __init__(
-        self, beats: BeatSource, score: Score | None, phrase: int, changed: Callable[[], None] = lambda: None
-    ) -> None:
-        self._beats, self._changed = beats, changed
+    def __init__(self, beats: BeatSource, job: Job, changed: Callable[[], None] = lambda: None) -> None:
+        self._beats, self._job, self._changed = beats, job, changed
         self.has_begun = False
         self.progress = 0.0
         """The part of its work that the handler has reported as done."""
         now = beats.now()
-        self.score = None if score is None else fitted_score(score, now.tempo.bar_len)
-        self.phrase = phrase
+        self.score: Score | None = None
+        if job.policy.score is not None:
+            self.score = fitted_score(capped_score(job.policy.score, job.policy.budget), now.tempo.bar_len)
+        self.phrase = job.failures
         self.tempo = now.tempo
         self._start_ms = now.next_ms
         self._window_ms = now.beat.window_ms
@@ -80,6 +86,10 @@ class ScoreKeeper:
         if self.score is None:
             return math.inf
         return (self._start_ms + self._phrase_beats * self.beat_ms - now.at_ms) / 1000
+
+    def left_s(self) -> float:
+        end_ms = hard_end_ms(self.tempo, self._job.policy.budget, self._job.scheduled.wall)
+        return max(0.0, (end_ms - self.now_ms) / 1000)
 
     @property
     def place(self) -> PhrasePlace:

@@ -48,7 +48,7 @@ class StatusClaims:
 
     def keeper(self, job: Job) -> ScoreKeeper:
         """The beats of a run of this job. From its start on, the run is told of."""
-        made = ScoreKeeper(self._beats, job.policy.score, job.failures, self.changed)
+        made = ScoreKeeper(self._beats, job, self.changed)
         self._keepers[ulid_text(job.id)] = made
         return made
 

@@ -15,7 +15,7 @@ from hocket.kernel.roster import Job
 from hocket.log import Transaction
 from hocket.work import claiming, cron, jobs
 from hocket.work.claim_order import ClaimOrder
-from hocket.work.claiming import Claims, OfferedClaim
+from hocket.work.claiming import Claims, HoldMs, OfferedClaim, whole_beats
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held, Result
 from hocket.work.liveness import SignOfLife
@@ -99,10 +99,12 @@ class BatchRunner:
         troubles: Troubles,
         order: ClaimOrder,
         labels: frozenset[str] = frozenset(),
+        hold_ms: HoldMs = whole_beats,
     ) -> None:
         self._handlers = handlers
         self._order = order
         self._labels = labels
+        self._hold_ms = hold_ms
         self._until_idle = until_idle
         self._troubles = troubles
 
@@ -131,7 +133,9 @@ class BatchRunner:
             lease_of = self._handlers.lease_of if only is None else {only: self._handlers.lease_of(only)}.get
             wants = functools.partial(self._wants, tx)
             may_claim_at = functools.partial(self._order.may_claim_at, tx)
-            claims = claiming.claim(tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants, may_claim_at)
+            claims = claiming.claim(
+                tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants, may_claim_at, self._hold_ms
+            )
         passes = self._passes(tx) if turn.passing else ()
         is_idle = not claims.taken and not claims.wanted and self._until_idle
         idle = is_idle and (availability not in (None, Availability.ACTIVE) or self._is_idle(tx))

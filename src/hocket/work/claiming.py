@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from hocket.kernel.policy import DEFAULT, Rate
+from hocket.kernel.policy import DEFAULT, LEASE_MS_MAX, Rate
+from hocket.kernel.rate_card import BEAT_MS_DEFAULT
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.subjects import Subject
@@ -40,6 +41,15 @@ class Claims(NamedTuple):
     wanted: list[OfferedClaim] = []  # noqa: RUF012
 
 
+HoldMs = Callable[[int], int]
+"""How many milliseconds a lease of so many beats lasts that is taken or renewed now."""
+
+
+def whole_beats(beats: int) -> int:
+    """For a worker without a tempo."""
+    return min(beats * BEAT_MS_DEFAULT, LEASE_MS_MAX)
+
+
 def claim(
     tx: Transaction,
     worker: int,
@@ -48,10 +58,12 @@ def claim(
     offering: bool = False,
     wants: Callable[[Job, bytes], bool] = lambda job, schedule: True,
     may_claim_at: Callable[[Job, bytes], int] = lambda job, schedule: 0,
+    hold_ms: HoldMs = whole_beats,
 ) -> Claims:
     """Claims up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` returns a lease. Takes only
     jobs that the claimer `wants`, by the job and the op that carries the payload, and not before it `may_claim_at`.
-    Skips jobs that another node arbitrates unless `offering`; then it offers claims on them.
+    Skips jobs that another node arbitrates unless `offering`; then it offers claims on them. `hold_ms` is how long a
+    lease lasts that is counted in beats.
     """
     tx.settle(SETTLE_STEP)
     tx.projection.flush()
@@ -78,7 +90,8 @@ def claim(
         if at > tx.now:
             turns.append(at)
             continue
-        lease_ms = job.policy.lease_ms or leases[job.kind]
+        beats = job.policy.lease_beats
+        lease_ms = job.policy.lease_ms or (leases[job.kind] if beats is None else hold_ms(beats))
         assert lease_ms is not None
         op = tx.author(ClaimWork(job.id, tx.node, lease_ms))
         if isinstance(op, Reason):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Unpack
 import msgspec
 
 from hocket.errors import Usage
+from hocket.kernel.beats.phases import BeatsLong, parse_length
 from hocket.kernel.beats.score import Score, parse_score, read_score
 from hocket.kernel.budgets import Budget
 from hocket.kernel.durations import duration_ms
@@ -133,14 +134,16 @@ def job(
     dot stands for every kind below it.
     """
     check_kind(kind[:-1] if kind.endswith(".") else kind)
-    lease_ms = _lease(lease)
+    lease_ms = _lease(lease)["lease_ms"]
     # Defaults are not stored with every job.
     own = ({"lease": lease} if lease_ms != LEASE_MS_DEFAULT else {}) | ({"retries": retries} if retries else {})
     carried = policy(DEFAULT, **own, **options)
     retried, given_up = error_types("retry_on", retry_on), error_types("give_up_on", give_up_on)
 
     def make(function: Callable[..., Any]) -> JobType:
-        made = JobType(kind, carried, function, lease_ms, retries, retried, given_up, said(own | options))
+        made = JobType(
+            kind, carried, function, lease_ms or LEASE_MS_DEFAULT, retries, retried, given_up, said(own | options)
+        )
         registered = REGISTRY.setdefault(kind, made)
         if registered is not made and not _same_function(registered.function, function):
             raise Usage(f"two handlers for the kind {kind}: {_where(registered.function)} and {_where(function)}")
@@ -257,7 +260,8 @@ def policy(base: Policy, **options: Any) -> Policy:
 def said(options: Iterable[str]) -> frozenset[str]:
     """The members of the policy that these options set."""
     members = Policy.__struct_fields__
-    return frozenset(name if name in members else f"{name}_ms" for name in options)
+    said = {name if name in members else f"{name}_ms" for name in options}
+    return frozenset(said | ({"lease_beats"} if "lease_ms" in said else set()))
 
 
 def draft(kind: str, payload: object, options: dict[str, Any]) -> Draft:
@@ -313,14 +317,19 @@ def _import_file(path: Path) -> None:
     spec.loader.exec_module(module)
 
 
-def _lease(value: Duration) -> int:
+def _lease(value: Duration | None) -> dict[str, int | None]:
+    """The members of the policy for a lease: a duration, or beats such as "4b"."""
+    if value is None:
+        return {"lease_ms": None, "lease_beats": None}
     try:
-        lease_ms = duration_ms(value)
+        lease_ms = parse_length(value)
     except ValueError as error:
         raise Usage(f"bad lease {value!r}: {error}") from None
+    if isinstance(lease_ms, BeatsLong):
+        return {"lease_ms": None, "lease_beats": lease_ms.beats}
     if not LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:
         raise Usage(f"bad lease {value!r}: it must be between {LEASE_MS_MIN} ms and {LEASE_MS_MAX // 86_400_000} days")
-    return lease_ms
+    return {"lease_ms": lease_ms, "lease_beats": None}
 
 
 def _moment(value: int | str | datetime) -> int:
@@ -371,7 +380,7 @@ def _score(value: Any) -> Score | None:
 _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "priority": lambda value: {"priority": value},
     "not_before": lambda value: {"not_before": None if value is None else _moment(value)},
-    "lease": lambda value: {"lease_ms": None if value is None else _lease(value)},
+    "lease": _lease,
     "retries": lambda value: {"retries": value},
     "timeout": lambda value: {"timeout_ms": None if value is None else duration_ms(value)},
     "backoff": lambda value: {"backoff_ms": duration_ms(value)},

@@ -15,6 +15,7 @@ from hocket.work import lease
 from hocket.work.batch import Batch
 from hocket.work.budget_guard import time_left
 from hocket.work.checkpoints import interval_s
+from hocket.work.claiming import HoldMs, whole_beats
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held
@@ -37,7 +38,8 @@ PROGRESS_S = 0.5
 class HeldJobs:
     """`runner` runs the handlers, `kit` makes what a run of a kind needs, `ahead_max` is how many jobs may be held
     beyond those that run. `begun` is called with each job that it begins. `rates` price the time of handlers whose jobs
-    have a budget; `node` is the node's id, for traces.
+    have a budget; `node` is the node's id, for traces; `hold_ms` is for
+    leases that are counted in beats.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class HeldJobs:
         begun: Callable[[Job], None] = lambda job: None,
         rates: RateCard | None = None,
         node: int = 0,
+        hold_ms: HoldMs = whole_beats,
     ) -> None:
+        self._hold_ms = hold_ms
         self._rates, self._node, self._tracer = rates, node, tracer()
         self._handlers, self._runner, self._kit, self._ahead_max = handlers, runner, kit, ahead_max
         self._troubles, self._emit, self._monotonic, self._begun = troubles, emit, monotonic, begun
@@ -86,7 +90,10 @@ class HeldJobs:
     def _begin(self, claim: Claim, before: float) -> None:
         job_type = self._handlers.find(claim.job.kind)
         assert job_type is not None
-        lease_ms = claim.job.policy.lease_ms or job_type.lease_ms
+        job = claim.job
+        lease_ms = job.policy.lease_ms or job_type.lease_ms
+        if job.policy.lease_beats is not None and job.deadline is not None:
+            lease_ms = max(1, job.deadline - job.last.wall)
         budget_s = math.inf if job_type.keeps_budget else time_left(claim, self._rates)
         run = Run(claim, job_type, lease_ms, before, self._kit(claim.job.kind), budget_s)
         self.runs[claim.job.id] = run
@@ -132,7 +139,8 @@ class HeldJobs:
         live = [run for run in current if run.job.id not in gone and not run.stopped]
         renewals = lease.to_renew(live, now)
         for run in renewals:
-            run.lease_ms = round(run.lease.next_s(now) * 1000)
+            beats = run.job.policy.lease_beats
+            run.lease_ms = round(run.lease.next_s(now) * 1000) if beats is None else self._hold_ms(beats)
         notes = [(run, note) for run in live if (note := _note(run, now)) is not None]
         checkpoints = [(run, state) for run in live if (state := _checkpoint(run, now)) is not None]
         checked = max(doubted_at, now - CHECK_S)

@@ -319,7 +319,8 @@ class Run:
                 self.started_at = now
                 if self.tempo is not None:
                     self.phrase_s = self.tempo.begin()
-                    self.timeout_s = min(self.timeout_s, self.phrase_s)
+                    self.budget_s = min(self.budget_s, self.tempo.left_s())
+                    self.timeout_s = min(self.timeout_s, self.phrase_s, self.budget_s)
             return not self._revoked
 
     def execute(self) -> None:

@@ -38,6 +38,9 @@ class RunTempo(Protocol):
     def begin(self) -> float:
         """The handler starts now. Returns how many seconds its phrase has."""
 
+    def left_s(self) -> float:
+        """How many seconds are left until the hard end of the job's budget."""
+
     def begin_wait(self, kind: str) -> float:
         """A wait begins. Returns how many seconds it may take."""
 

@@ -28,6 +28,7 @@ from hocket.events import (
     ignore,
 )
 from hocket.kernel.backoff import STORE_RETRIES
+from hocket.kernel.beats.promise_record import weighed
 from hocket.kernel.budgets import RATES_LABEL
 from hocket.kernel.candidates import worker_id
 from hocket.kernel.coordination_payloads import Availability
@@ -42,7 +43,7 @@ from hocket.work import kinds
 from hocket.work.batch import Batch, BatchResult, BatchRunner
 from hocket.work.claim_order import ClaimOrder
 from hocket.work.claim_tally import ClaimTally
-from hocket.work.claiming import OfferedClaim
+from hocket.work.claiming import HoldMs, OfferedClaim, whole_beats
 from hocket.work.environment import Environment
 from hocket.work.handler_processes import ProcessPlan
 from hocket.work.handler_watch import HandlerWatch
@@ -88,7 +89,8 @@ class WorkerOptions:
     `gpu` or `gpu=a100`. `processes` are the processes that run its handlers; None for threads of this one. `serving` is
     what it tells others about itself, besides its labels; by default the kinds of its handlers. `weight` is its share
     of the jobs that go by rank: a worker of weight 2 gets twice the jobs of one of weight 1. Over `messages` it tells
-    other nodes' workers of its claims. With `rates` it takes jobs that are capped by their price.
+    other nodes' workers of its claims. With `rates` it takes jobs that are capped by their price. `hold_ms` counts
+    leases in beats. If it `weighs_promises`, its weight is multiplied by the `reliability` of its node's agents.
     """
 
     handlers: Handlers
@@ -104,6 +106,9 @@ class WorkerOptions:
     weight: float = 1.0
     messages: MessageBus | None = None
     rates: RateCard | None = None
+    hold_ms: HoldMs = whole_beats
+    weighs_promises: bool = False
+    reliability: Callable[[], float] = lambda: 1.0
 
     def __post_init__(self) -> None:
         try:
@@ -150,13 +155,14 @@ class Worker:
             self._tally.add,
             options.rates,
             access.log.node,
+            options.hold_ms,
         )
         self.id = worker_id(access.log.node, self._name)
         members = Members(environment.liveness, access.log.physical())
         order = ClaimOrder(self.id, members, HeardClaims(access.log.physical))
         self._ranked = RankedClaims(order, self._held)
         self._transact = BatchRunner(
-            options.handlers, options.until_idle, self._troubles, order, frozenset(options.labels)
+            options.handlers, options.until_idle, self._troubles, order, frozenset(options.labels), options.hold_ms
         )
         self._wake = asyncio.Event()
         self._pending_decisions = PendingDecisions(self._consult, environment, self._wake.set, options.emit)
@@ -420,7 +426,8 @@ class Worker:
         now = self._monotonic()
         if now >= self._next_round:
             self._next_round = self._held.next_step_at(now, now + ROUND_S)
-            self._sign.serves = serving_text([replace(self._serving, claimed=self._tally.told())])
+            weight = weighed(self._options.weight, self._options.reliability())
+            self._sign.serves = serving_text([replace(self._serving, claimed=self._tally.told(), weight=weight)])
             self._handler_watch.look(now)
             if self.is_spent and self._stopping is None:
                 self.stop()
