@@ -25,11 +25,20 @@ STARTED_WITHIN_S = 60
 # The package contains two versions; this variable chooses one.
 VERSION = "HOCKET_TEST_POSTGRES"
 VERSIONS = {"16": "pginstall", "18": "pginstall18"}
+# Who may connect, and how: these two roles are for tests of the refusals.
+HBA = """
+local all guarded scram-sha-256
+host all guarded 127.0.0.1/32 scram-sha-256
+hostssl all tls_only 127.0.0.1/32 trust
+host all tls_only 127.0.0.1/32 reject
+local all all trust
+host all all 127.0.0.1/32 trust
+"""
 _numbers = count(1)
 
 
 class Server:
-    """Listens on a socket in its directory and on a port of 127.0.0.1. Local connections need no password."""
+    """Listens on a socket in its directory and on a port of 127.0.0.1. Only some roles need a password."""
 
     def __init__(self) -> None:
         # Its own functions would leave a server behind when the tests are killed.
@@ -45,6 +54,7 @@ class Server:
         if self._user is not None:
             os.chown(self.directory, pwd.getpwnam(self._user).pw_uid, -1)
         self._run("initdb", "--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "-U", "postgres")
+        (self.data / "pg_hba.conf").write_text(HBA)
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -113,6 +123,23 @@ def prepared() -> str:
     address = server().new_database()
     store.open(address, create=True).close()
     return str(conninfo_to_dict(address)["dbname"])
+
+
+def emptied(address: str) -> str:
+    """The database of a store again, without the store's content. For a small store this is the fastest way."""
+    with psycopg.connect(address) as connection:
+        connection.execute("SET search_path = hocket")
+        tables = [name for (name,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'hocket'")]
+        changed = [name for name in tables if name not in ("head", "hocket_version")]
+        connection.execute("; ".join(f"DELETE FROM {name}" for name in changed))
+        for table in ("messages", "refusals", "workers"):
+            connection.execute(f"ALTER TABLE {table} ALTER COLUMN number RESTART")
+        connection.execute(
+            "UPDATE head SET wall = 0, logical = 0, seq = 0, chain = %s, settled = 0, unsettled = 0, rebuilding = NULL,"
+            " law = 0, last = %s, sealed = 0",
+            (bytes(32), bytes(16)),
+        )
+    return address
 
 
 def _free_port() -> int:

@@ -13,7 +13,7 @@ from psycopg.pq import TransactionStatus
 
 from hocket.errors import StoreError
 from hocket.store.postgres.address import DatabaseAddress, read_address
-from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S, connecting, explained, first_line
+from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S, connecting, first_line, raise_explained
 from hocket.store.postgres.migration import check_and_migrate
 from hocket.store.postgres.ops import HEAD, head_of
 from hocket.store.postgres.session import PostgresSession
@@ -38,7 +38,7 @@ class PostgresStore:
             check_and_migrate(connection, address, create)
         except BaseException as error:
             connection.close()
-            raise explained(address.shown, error) or error from error
+            raise_explained(address.shown, error)
         self._writer = connection
 
     def write(self) -> "PostgresWrite":
@@ -71,7 +71,7 @@ class PostgresStore:
                 return self._begin()
         except BaseException as error:
             self.roll_back()
-            raise explained(self.address.shown, error) or error from error
+            raise_explained(self.address.shown, error)
 
     def _begin(self) -> PostgresSession:
         cursor = self._writer.execute(_BEGIN_WRITE.format(schema=self.address.schema), prepare=False)
@@ -148,7 +148,7 @@ class PostgresWrite:
         finally:
             self._session.ended()
         self._store.roll_back()
-        raise explained(self._store.address.shown, error) or error from error
+        raise_explained(self._store.address.shown, error)
 
 
 class PostgresReader:
@@ -253,13 +253,13 @@ class PostgresRead:
         try:
             self._reader = self._readers.take()
         except BaseException as error:
-            raise explained(self._shown, error) or error from error
+            raise_explained(self._shown, error)
         return self._reader.session
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._readers.give_back(self._reader)
-        if error is not None and (sentence := explained(self._shown, error)) is not None:
-            raise sentence from error
+        if error is not None:
+            raise_explained(self._shown, error)
 
 
 def connect(address: DatabaseAddress) -> Connection:

@@ -2,6 +2,8 @@
 to do.
 """
 
+from typing import NoReturn
+
 import psycopg
 from psycopg import errors
 
@@ -52,8 +54,15 @@ def connecting(shown: str, error: psycopg.Error) -> StoreError:
     return StoreError(f"cannot connect to {shown}: {reason}; is the server running there?")
 
 
-def explained(shown: str, error: BaseException) -> HocketError | None:
-    """The sentence for an error of PostgreSQL; None for every other error."""
+def raise_explained(shown: str, error: BaseException) -> NoReturn:
+    """Raises an error of PostgreSQL as a sentence for the user, and every other error as it is."""
+    sentence = _explained(shown, error)
+    if sentence is None:
+        raise error
+    raise sentence from error
+
+
+def _explained(shown: str, error: BaseException) -> HocketError | None:
     if isinstance(error, errors.LockNotAvailable):
         return StoreLocked(
             f"{shown} was locked by another transaction for {LOCK_WAIT_S} seconds; find it in pg_stat_activity"

@@ -36,7 +36,9 @@ def migration(address: DatabaseAddress, version: int) -> list[str]:
     if version == VERSION:
         return []
     schema = address.schema
-    start = [f"CREATE SCHEMA IF NOT EXISTS {schema}"] if version == 0 else []
+    # An administrator may have made the schema for a role that may not.
+    missing = f"to_regnamespace('{schema}') IS NULL"
+    start = [f"DO $$ BEGIN IF {missing} THEN CREATE SCHEMA {schema}; END IF; END $$"] if version == 0 else []
     start.append(f"SET LOCAL search_path = {schema}, pg_temp")
     steps = [files("hocket.store.postgres").joinpath(step).read_text() for step in _STEPS[version:]]
     mark = f"UPDATE {_MARK} SET version = {VERSION}"
