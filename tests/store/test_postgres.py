@@ -87,7 +87,7 @@ def refusal(address: str, *, create: bool = False) -> HocketError:
 # Who is let in.
 
 
-@pytest.mark.req("VX-02")
+@pytest.mark.touches("VX-18")
 def test_what_is_refused_says_why_and_what_to_do(roles: None, address: str) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -109,11 +109,13 @@ def test_what_is_refused_says_why_and_what_to_do(roles: None, address: str) -> N
             assert "\n" not in str(error)
 
 
-@pytest.mark.req("VX-02")
+@pytest.mark.touches("VX-18")
 @pytest.mark.parametrize(
     "wrong",
     [
         "postgresql://me:p%zzs3cret@host/db",
+        "postgresql://me:s3cret/x@host/db",
+        "postgresql://me:1/s3cret@host/db",
         "postgresql://me@host/db?pasword=s3cret",
         "postgresql://me@host/db?schema=Ärger",
         "postgresql://me@host/db?schema=pg_catalog",
@@ -125,7 +127,7 @@ def test_an_address_that_cannot_be_read_is_not_repeated(wrong: str) -> None:
     assert isinstance(refusal(wrong), Usage)
 
 
-@pytest.mark.req("VX-02")
+@pytest.mark.touches("VX-18")
 def test_the_password_may_come_from_where_libpq_looks(
     roles: None, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +156,7 @@ def test_the_password_may_come_from_where_libpq_looks(
 # What is there.
 
 
-@pytest.mark.req("VX-02")
+@pytest.mark.touches("VX-18")
 def test_tables_of_others_and_of_newer_programs_are_refused_and_left_as_they_are(roles: None) -> None:
     address = server().new_database()
     assert "has no Hocket store" in str(refusal(address))
@@ -170,7 +172,7 @@ def test_tables_of_others_and_of_newer_programs_are_refused_and_left_as_they_are
     assert tables == [("invoices",)]
 
 
-@pytest.mark.req("VX-02")
+@pytest.mark.touches("VX-18")
 def test_a_role_without_rights_is_told_and_one_with_a_schema_needs_no_more(roles: None) -> None:
     address = server().new_database()
     visiting = over_tcp(address, "visitor")
@@ -184,7 +186,7 @@ def test_a_role_without_rights_is_told_and_one_with_a_schema_needs_no_more(roles
         assert note(store) == b"1"
 
 
-@pytest.mark.req("VX-02")
+@pytest.mark.touches("VX-18")
 def test_another_encoding_and_a_read_only_server_are_refused(address: str) -> None:
     administer("CREATE DATABASE ascii ENCODING 'SQL_ASCII' TEMPLATE template0")
     assert "has the encoding SQL_ASCII" in str(refusal(server().address("ascii"), create=True))
@@ -267,7 +269,7 @@ def backends(address: str, command: str) -> None:
     administer(f"SELECT {command}(pid) FROM pg_stat_activity WHERE datname = '{name_of(address)}'")
 
 
-@pytest.mark.req("VX-02")
+@pytest.mark.touches("VX-18")
 def test_a_connection_that_broke_is_made_again(address: str, store: PostgresStore) -> None:
     put(store, b"1")
     assert note(store) == b"1"
@@ -342,7 +344,7 @@ def _shut(connection: socket.socket) -> None:
         pass
 
 
-@pytest.mark.req("VX-02")
+@pytest.mark.touches("VX-18")
 @pytest.mark.parametrize("after", [True, False])
 def test_a_commit_without_an_answer_is_looked_up_by_its_op(address: str, after: bool) -> None:
     with closing(Cutter(after=after)) as cutter, closing(PostgresStore(over_tcp(address, port=cutter.port))) as store:
@@ -372,7 +374,7 @@ class Clock:
         return self.now
 
 
-@pytest.mark.req("VX-02")
+@pytest.mark.touches("VX-18")
 def test_a_crash_of_the_server_loses_nothing_and_the_breaker_bridges_it(store: PostgresStore) -> None:
     clock = Clock()
     guarded = GuardedStore(store, CircuitBreaker("the store", clock, refusal=StoreCircuitOpen))

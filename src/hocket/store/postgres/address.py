@@ -36,6 +36,8 @@ def read_address(url: str) -> DatabaseAddress:
         rest = urlencode([(name, value) for name, value in given if name != _SCHEMA], quote_via=quote)
         conninfo = f"{base}?{rest}" if rest else base
         settings = conninfo_to_dict(conninfo)
+        if not re.fullmatch(r"[0-9,]*", str(settings.get("port", ""))) or "@" in str(settings.get("dbname", "")):
+            raise ValueError("the password has a slash, and a part of it passes for the port or the database")
     except (ValueError, psycopg.Error):
         # The reason would repeat a part of the address, which may be one of the password.
         raise Usage(
@@ -58,8 +60,3 @@ def _shown(settings: Mapping[str, object], schema: str) -> str:
     port = f":{settings['port']}" if "port" in settings else ""
     place = "" if schema == SCHEMA_DEFAULT else f"?{_SCHEMA}={schema}"
     return f"postgresql://{user}{settings.get('host', '')}{port}/{settings.get('dbname', '')}{place}"
-
-
-def has_password(url: str) -> bool:
-    """Whether an address contains a password, which belongs into PGPASSFILE or a service file."""
-    return "password" in conninfo_to_dict(read_address(url).conninfo)
