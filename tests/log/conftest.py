@@ -8,8 +8,19 @@ import pytest
 from tests import stores
 from tests.stores import STORES, StoreKind
 
+# The modules that run over each store in CI. All others do so over the first one, and over the rest with `make soak`.
+OVER_EACH = ("test_commit", "test_sealing")
 
-@pytest.fixture(scope="session", autouse=True, params=STORES)
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    first, *rest = STORES
+    is_soak = metafunc.module.__name__.rpartition(".")[2] not in OVER_EACH
+    marks = [pytest.mark.soak] if is_soak else []
+    kinds = [first, *(pytest.param(name, marks=marks) for name in rest)]
+    metafunc.parametrize("store_kind", kinds, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session", autouse=True)
 def store_kind(request: pytest.FixtureRequest) -> Iterator[StoreKind]:
     kind = STORES[request.param]
     stores.use(kind)

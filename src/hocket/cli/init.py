@@ -32,6 +32,10 @@ def init(
     strict: Annotated[
         bool, typer.Option("--strict", help="Keep to Likewise v0.1: no Hocket extension ops in this mesh.")
     ] = False,
+    store: Annotated[
+        str | None,
+        typer.Option("--store", metavar="ADDRESS", help="Keep the log in PostgreSQL; default: $HOCKET_STORE."),
+    ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -48,13 +52,23 @@ def init(
       hocket --home /srv/render init --passphrase
       hocket --home /srv/second init --user-key /srv/render/user.key --name second
       hocket --home /srv/plain init --strict
+      hocket --home /srv/large init --store postgresql://hocket@db.example/hocket
     """
     from hocket.node.runtime import Runtime
+    from hocket.node.variables import checked_server
     from hocket.service import Service, nodes
 
     chosen = new(passphrase_file) if passphrase else None
     ask = known(passphrase_file)
-    with Runtime.init(settings.home, user_key, passphrase=chosen, ask=ask, strict=strict, name=name) as runtime:
+    with Runtime.init(
+        settings.home,
+        user_key,
+        passphrase=chosen,
+        ask=ask,
+        strict=strict,
+        name=name,
+        server=None if store is None else checked_server(store),
+    ) as runtime:
         here = nodes.identity(Service(runtime))
     emit({"node": here.node, "name": here.name, "user": here.user, "home": here.home})
     say("created")

@@ -18,8 +18,9 @@ from hocket.errors import Conflict, NotAuthorised, StoreError, Usage
 from hocket.kernel.keys import SigningKey, did_key, key_text, parse_did_key, parse_key
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.strongbox import RANDOM_BYTES, WrongPassphrase, is_locked, lock, owner, unlock
-from hocket.node.variables import database_path
+from hocket.node.variables import database_path, server_address
 from hocket.store.disk import sync_directory
+from hocket.store.secrecy import without_password
 
 ENVIRONMENT = "HOCKET_HOME"
 
@@ -28,7 +29,7 @@ _OTHERS = 0o077
 _PARTS = (
     *("log.db", "log.db-wal", "log.db-shm", "log.db-journal", "processes", "blobs", "runs", "output", "secrets", "git"),
     "messages",
-    *("config.toml", "tempo.yaml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
+    *("config.toml", "store", "tempo.yaml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
 )
 
 # Returns the passphrase; called only if one is needed.
@@ -57,6 +58,9 @@ def default_home() -> Path:
 class Home:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).expanduser().absolute()
+        self._store = self.path / "store"
+        # The address of the store if a database server has it, or else None, and the path of the home's own database.
+        self.server = server_address(self._store)
         self.database = database_path(self.path / "log.db")
         self.processes = self.path / "processes"
         self.blobs = self.path / "blobs"
@@ -84,16 +88,17 @@ class Home:
         if not self.is_complete():
             if self.is_joining():
                 raise Usage(f"the home {self.path} has not joined yet; run `hocket join` with its token again")
-            if self._node_key.exists() or self._user_key.exists() or self.database.exists():
+            if self._node_key.exists() or self._user_key.exists() or self.has_store():
                 raise Usage(
                     f"the home {self.path} is half-created; run `hocket --home {self.path} init` again to finish it"
                 )
             raise Usage(f"{self.path} is not a Hocket home; create one with `hocket --home {self.path} init`")
         whose = self._user_did if self._user_did.exists() else self._user_key
-        for part in (self._node_key, whose, self.database):
+        files = (self.database,) if self.server is None else ()
+        for part in (self._node_key, whose, *files):
             if not part.exists():
                 raise Usage(f"the home {self.path} has lost {part.name}; restore it from a backup")
-        if not os.access(self.path, os.W_OK) or not os.access(self.database, os.W_OK):
+        if not all(os.access(path, os.W_OK) for path in (self.path, *files)):
             raise StoreError(f"the home {self.path} is read-only; Hocket needs to write there")
         for exposed in filter(None, map(exposure, self.key_files())):
             raise Usage(exposed)
@@ -125,7 +130,16 @@ class Home:
 
     def has_own_database(self) -> bool:
         """Whether the database is in the home itself."""
-        return self.database.parent == self.path
+        return self.server is None and self.database.parent == self.path
+
+    def has_store(self) -> bool:
+        """Whether there is a database file, or a server is said to have the store."""
+        return self.server is not None or self.database.exists()
+
+    @property
+    def store_address(self) -> str | Path:
+        """For `store.open`. It may contain a password."""
+        return self.server or self.database
 
     def exposed(self) -> list[Path]:
         """The home and those of its parts that other users may access."""
@@ -191,12 +205,16 @@ class Home:
         finally:
             os.close(lock_file)
 
-    def new_database(self) -> Path:
-        """The path for the new database. Creates it as an empty file, because SQLite copies that file's permissions to
-        the files beside it.
+    def new_store(self, server: str | None = None) -> str | Path:
+        """The address for the new store. In a server, notes the address without its password. Otherwise creates the
+        database as an empty file, because SQLite copies that file's permissions to the files beside it.
         """
-        os.close(os.open(self.database, os.O_RDWR | os.O_CREAT, 0o600))
-        return self.database
+        self.server = server or self.server
+        if self.server is not None:
+            _write(self._store, without_password(self.server))
+        else:
+            os.close(os.open(self.database, os.O_RDWR | os.O_CREAT, 0o600))
+        return self.store_address
 
     # Whose node this is.
 

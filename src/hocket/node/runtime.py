@@ -122,7 +122,10 @@ class Runtime:
         home.check()
         home.shut_out_others()
         check_scope(home.user_did())
-        runtime = cls(home, open_store(home.database), _helpers())
+        store = open_store(home.store_address)
+        if home.server is not None:
+            _check_database(home, store)
+        runtime = cls(home, store, _helpers())
         runtime._check_variables()
         if runtime.machine_clock is not None:
             runtime.machine_clock.compare()
@@ -139,8 +142,10 @@ class Runtime:
         ask: Ask | None = None,
         strict: bool = False,
         name: str | None = None,
+        server: str | None = None,
     ) -> "Runtime":
         """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op.
+        A `server` is the address of a store in PostgreSQL, which the home remembers without its password.
         The node is called `name`, or else as its machine. A `passphrase` locks the user's key. If `user_key` is locked,
         `ask` is called for its passphrase, which also locks the copy. A `strict` home keeps to Likewise v0.1: no node
         writes a Hocket extension op in its mesh.
@@ -158,7 +163,7 @@ class Runtime:
             if not fresh:
                 raise Conflict(f"the home {home.path} already exists; nothing was changed")
             home.ensure_keys(user, known.passphrase)
-            store = open_store(home.new_database(), create=True)
+            store = open_store(home.new_store(server), create=True)
             _check_database(home, store)
             _put_rules(store, STRICT if strict else HOCKET)
             runtime = cls(home, store, _helpers())
@@ -191,7 +196,7 @@ class Runtime:
             home.ensure_node_key()
             entry = enrolment.ask(ticket, home.node_key(), send, wall)
             home.note_user(ticket.user_did)
-            store = open_store(home.new_database(), create=True)
+            store = open_store(home.new_store(), create=True)
             _check_database(home, store)
             if fresh:
                 with store.write() as session:
@@ -414,7 +419,8 @@ def _check_database(home: Home, store: Store) -> None:
     if first is not None:
         payload, ours = decode(first.body).payload, node_id(home.node_key().public)
         if not isinstance(payload, DelegateUcan) or read_ucan(payload.ucan_bytes).node != ours:
-            raise Conflict(f"{home.database} has the log of another node; give each home a database of its own")
+            where = home.database if home.server is None else "the store in PostgreSQL"
+            raise Conflict(f"{where} has the log of another node; give each home a database of its own")
 
 
 def _clock(store: Store) -> MachineClock:

@@ -8,6 +8,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from hocket.errors import Usage
+from hocket.store import POSTGRES_SCHEMES
+from hocket.store.secrecy import has_password
 from hocket.work.tracing import TRACES
 
 MESH_ENABLED = "HOCKET_MESH_ENABLED"
@@ -15,6 +17,7 @@ MESH_NODE_ID = "HOCKET_MESH_NODE_ID"
 MESH_CONTROL_ADDR = "HOCKET_MESH_CONTROL_ADDR"
 MESH_SCOPE_ID = "HOCKET_MESH_SCOPE_ID"
 MESH_TOKEN = "HOCKET_MESH_TOKEN"
+STORE = "HOCKET_STORE"
 DB_URL = "HOCKET_DB_URL"
 DB_PATH = "HOCKET_DB_PATH"
 DB_TOKEN = "HOCKET_DB_TOKEN"
@@ -26,7 +29,7 @@ RATES = "HOCKET_RATES"
 
 ALL = (
     *(MESH_ENABLED, MESH_NODE_ID, MESH_CONTROL_ADDR, MESH_SCOPE_ID, MESH_TOKEN),
-    *(DB_URL, DB_PATH, DB_TOKEN, DB_CIRCUIT_BREAKER),
+    *(STORE, DB_URL, DB_PATH, DB_TOKEN, DB_CIRCUIT_BREAKER),
     *(BUS, BUS_CREDENTIALS, BUS_CA),
     *(RATES, TRACES),
 )
@@ -46,8 +49,34 @@ def is_on(name: str) -> bool:
     return value.lower() in _ON
 
 
+def server_address(noted: Path) -> str | None:
+    """The address of a home's store in a database server: the variable's, or else the one in the home's file. None if
+    the home has a database of its own.
+    """
+    address = given(STORE)
+    if address is None:
+        return noted.read_text().strip() if noted.is_file() else None
+    if address.partition("://")[0] not in POSTGRES_SCHEMES:
+        raise Usage(f"bad {STORE}: write postgresql://user@host/database; for a file, set {DB_PATH}")
+    if others := [name for name in (DB_URL, DB_PATH) if given(name) is not None]:
+        raise Usage(f"{STORE} and {others[0]} name two different databases; set one of them")
+    return address
+
+
+def checked_server(address: str) -> str:
+    """An address from the command line, which every user of the machine can read."""
+    if address.partition("://")[0] not in POSTGRES_SCHEMES:
+        raise Usage("bad --store: write postgresql://user@host/database")
+    if has_password(address):
+        raise Usage(
+            f"--store contains a password, which other users can read in the list of processes; put the password into"
+            f" PGPASSFILE or PGSERVICEFILE, or the whole address into {STORE}"
+        )
+    return address
+
+
 def database_path(default: Path) -> Path:
-    """The database of a home."""
+    """The database file of a home without a database server."""
     url, path = given(DB_URL), given(DB_PATH)
     chosen = None if path is None else Path(path).expanduser().absolute()
     if url is None:
@@ -58,8 +87,8 @@ def database_path(default: Path) -> Path:
     if found is None:
         scheme = url.partition("://")[0] if "://" in url else "no address"
         raise Usage(
-            f"bad {DB_URL} ({scheme}): this version keeps a node's log in SQLite only; write sqlite:///absolute/path,"
-            " or leave it unset"
+            f"bad {DB_URL} ({scheme}): it names files of SQLite only; write sqlite:///absolute/path, or set {STORE}"
+            " to an address of PostgreSQL"
         )
     if given(DB_TOKEN) is not None:
         raise Usage(f"{DB_TOKEN} is for a remote database, but {DB_URL} names a file")

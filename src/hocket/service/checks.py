@@ -82,7 +82,7 @@ def examine(home: Home) -> Findings:
         yield Check("warn", "locks and pipes", f"{home.processes} is missing; the next command makes it again")
     if home.processes.is_dir() and os.access(home.processes, os.W_OK):
         yield from _guarded("locks and pipes", lambda: _file_system(home))
-    if home.database.exists():
+    if home.has_store():
         yield from _guarded("database", lambda: _database(home))
     if (home.path / "crash.log").exists():
         yield Check("warn", "crash log", f"a command crashed; read {home.path / 'crash.log'}, then remove it")
@@ -195,8 +195,9 @@ def _file_system(home: Home) -> Findings:
 
 
 def _database(home: Home) -> Findings:
-    yield from _guarded("write lock", lambda: _write_lock(home))
-    store = open_store(home.database)
+    if home.server is None:
+        yield from _guarded("write lock", lambda: _write_lock(home))
+    store = open_store(home.store_address)
     try:
         with store.read() as session:
             damage = session.damage()
@@ -374,7 +375,7 @@ def user_of(home: Home) -> str:
     try:
         return home.user_did()
     except StoreError:
-        store = open_store(home.database)
+        store = open_store(home.store_address)
         try:
             with store.read() as session:
                 row = session.op_seq(1)

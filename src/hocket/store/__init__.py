@@ -1,8 +1,8 @@
 """Keeps the log and everything derived from it. This is the contract of every store, by concern; `sqlite` is the
-default store. A store decides nothing: it runs write transactions that exclude each other, and remembers. The ops are
-the truth, together with the head (the clock and the chain's end). Jobs, dependencies, routes, nodes, schedules and
-artifacts are derived: they can be dropped and rebuilt. Worker processes, rate counters, peers, invitations, presence
-and the tokens of programs concern this node alone and are on no log.
+default store, and `postgres` the one in a database server. A store decides nothing: it runs write transactions that
+exclude each other, and remembers. The ops are the truth, together with the head (the clock and the chain's end). Jobs,
+dependencies, routes, nodes, schedules and artifacts are derived: they can be dropped and rebuilt. Worker processes,
+rate counters, peers, invitations, presence and the tokens of programs concern this node alone and are on no log.
 """
 
 import re
@@ -30,6 +30,7 @@ from hocket.store.tokens import AnswerRow, TokenRow, TokenSession
 __all__ = [
     "MEMORY",
     "NO_LINK",
+    "POSTGRES_SCHEMES",
     "AgentRow",
     "AnswerRow",
     "Artifact",
@@ -82,6 +83,8 @@ __all__ = [
 
 # The address of a store in memory, which is gone when it is closed.
 MEMORY = ":memory:"
+# How the addresses of stores in PostgreSQL begin: libpq knows both.
+POSTGRES_SCHEMES = ("postgresql", "postgres")
 
 
 class Session(
@@ -125,12 +128,22 @@ class Store(Protocol):
 
 
 def open(url: Path | str, *, create: bool = False) -> Store:
-    """The store at an address: `sqlite:///srv/log.db`, or a plain path, which means SQLite too. Creates a missing store
-    only with `create`. Raises Usage for an unknown kind of address.
+    """The store at an address: `sqlite:///srv/log.db`, or a plain path, which means SQLite too, or
+    `postgresql://user@host/database`. Creates a missing store only with `create`. Raises Usage for an unknown kind of
+    address.
     """
     address = re.fullmatch(r"([a-z][a-z0-9+.-]*)://(.*)", str(url))
+    if address is not None and address[1] in POSTGRES_SCHEMES:
+        try:
+            from hocket.store.postgres import PostgresStore
+        except ImportError as error:
+            raise Usage("a store in PostgreSQL needs psycopg; install hocket[postgres]") from error
+        return PostgresStore(str(url), create=create)
     if address is not None and (address[1] != "sqlite" or not address[2].startswith("/")):
-        raise Usage(f"unknown store address {url}; give a path, or sqlite:///path with an absolute path")
+        raise Usage(
+            f"unknown store address {address[1]}://…; give a path, sqlite:///path with an absolute path, or"
+            " postgresql://user@host/database"
+        )
     from hocket.store.sqlite import SqliteStore
 
     return SqliteStore(url if address is None else unquote(address[2]), create=create)

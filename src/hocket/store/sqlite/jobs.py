@@ -4,21 +4,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hocket.kernel.clock import pack, unpack
-from hocket.kernel.policy import DEFAULT, decode_policy, encode_policy
-from hocket.kernel.roster import Job, Outcome, State
+from hocket.kernel.clock import pack
+from hocket.kernel.roster import Outcome
+from hocket.store.job_columns import JOB_COLUMNS, job_entry, job_row
 from hocket.store.jobs import JobEntry, JobFilter, Stage
 from hocket.store.sqlite.locks import LockStatements
 
 CLAIMED_REMEMBERED = 4_096
 
-_JOB = (
-    "id, kind, stage, priority, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,"
-    " claim_op, deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker,"
-    " settled, begin_by"
-)
-_JOB_OF_J = ", ".join("j." + column.strip() for column in _JOB.split(","))
-_PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 24)})"
+_JOB_OF_J = ", ".join("j." + column.strip() for column in JOB_COLUMNS.split(","))
+_PUT_JOB = f"REPLACE INTO jobs ({JOB_COLUMNS}) VALUES ({', '.join('?' * 24)})"
 _END = "SELECT kind, outcome FROM jobs WHERE id = ? AND outcome IS NOT NULL"
 _ADD_ENDED = (
     "INSERT INTO finished (kind, outcome, jobs) VALUES (?, ?, ?)"
@@ -35,26 +30,24 @@ _OF_STAGE = {
 # A delayed job that was claimed before waits for its next run: it failed, was returned, or was postponed.
 _RESTING = "stage = 1 AND fence > 0"
 _STAGES = tuple(Stage)
-_OUTCOMES = tuple(Outcome)
-_STATES = (State.PENDING, State.PENDING, State.PENDING, State.CLAIMED, State.COMPLETED)
 
 
 class JobStatements(LockStatements):
     def job(self, job_id: bytes) -> JobEntry | None:
         if self._head_seen and job_id in self._claimed:
             return self._claimed[job_id]
-        row = self._sql(f"SELECT {_JOB} FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        return None if row is None else _entry(row)
+        row = self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        return None if row is None else job_entry(row)
 
     def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]:
         claimed = self._claimed if self._head_seen else {}
         known = [claimed[job_id] for job_id in job_ids if job_id in claimed]
         sought = [(job_id,) for job_id in job_ids if job_id not in claimed]
-        return known + [_entry(row) for row in self._many(f"SELECT {_JOB} FROM jobs WHERE id = ?", sought)]
+        return known + [job_entry(row) for row in self._many(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id = ?", sought)]
 
     def put_jobs(self, entries: Sequence[JobEntry]) -> None:
         self._count_finished(entries)
-        self._many(_PUT_JOB, [_row(entry) for entry in entries])
+        self._many(_PUT_JOB, [job_row(entry) for entry in entries])
         for entry in entries if self._is_writer else ():
             if entry.stage is Stage.CLAIMED and len(self._claimed) < CLAIMED_REMEMBERED:
                 self._claimed[entry.job.id] = entry
@@ -111,12 +104,12 @@ class JobStatements(LockStatements):
             where += " AND id < ?" if wanted.newest_first else " AND id > ?"
             values.append(wanted.beyond)
         order = "DESC" if wanted.newest_first else "ASC"
-        rows = self._sql(f"SELECT {_JOB} FROM jobs {where} ORDER BY id {order} LIMIT ?", (*values, limit))
-        return [_entry(row) for row in rows]
+        rows = self._sql(f"SELECT {JOB_COLUMNS} FROM jobs {where} ORDER BY id {order} LIMIT ?", (*values, limit))
+        return [job_entry(row) for row in rows]
 
     def each_job(self) -> Iterator[JobEntry]:
-        for row in self._sql(f"SELECT {_JOB} FROM jobs ORDER BY id"):
-            yield _entry(row)
+        for row in self._sql(f"SELECT {JOB_COLUMNS} FROM jobs ORDER BY id"):
+            yield job_entry(row)
 
     def jobs_of_kind_since(self, kind: str, hlc: bytes) -> list[bytes]:
         return [row[0] for row in self._sql("SELECT id FROM jobs WHERE kind = ? AND last > ?", (kind, hlc))]
@@ -125,7 +118,7 @@ class JobStatements(LockStatements):
         return [row[0] for row in self._sql("SELECT id FROM jobs WHERE last > ?", (hlc,))]
 
     def jobs_by_unique_key(self, key: str) -> list[JobEntry]:
-        return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE unique_key = ?", (key,))]
+        return [job_entry(row) for row in self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE unique_key = ?", (key,))]
 
     def open_offers(self, reason: int) -> int:
         return int(
@@ -193,7 +186,7 @@ class JobStatements(LockStatements):
                 WHERE j.stage = 0 AND j.kind = ? {beyond} ORDER BY j.priority DESC, j.scheduled LIMIT ?""",
             (kind, *place, limit),
         )
-        return [(_entry(row[:-1]), row[-1]) for row in rows]
+        return [(job_entry(row[:-1]), row[-1]) for row in rows]
 
     def take_ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
         self.lock_subjects(())
@@ -205,15 +198,18 @@ class JobStatements(LockStatements):
         return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = ?", kind))
 
     def claimed(self) -> list[JobEntry]:
-        return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE stage = 3")]
+        return [job_entry(row) for row in self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE stage = 3")]
 
     def take_claimed(self, node: bytes) -> list[JobEntry]:
         self.lock_subjects(())
-        return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE stage = 3 AND claimer = ?", (node,))]
+        return [
+            job_entry(row)
+            for row in self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE stage = 3 AND claimer = ?", (node,))
+        ]
 
     def overdue(self, now: int, limit: int) -> list[JobEntry]:
-        rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE stage = 3 AND deadline < ? LIMIT ?", (now, limit))
-        return [_entry(row) for row in rows]
+        rows = self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE stage = 3 AND deadline < ? LIMIT ?", (now, limit))
+        return [job_entry(row) for row in rows]
 
     def take_overdue(self, now: int, limit: int) -> list[JobEntry]:
         self.lock_subjects(())
@@ -221,8 +217,8 @@ class JobStatements(LockStatements):
 
     def take_unbegun(self, now: int, limit: int) -> list[JobEntry]:
         self.lock_subjects(())
-        rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE begin_by < ? ORDER BY begin_by LIMIT ?", (now, limit))
-        return [_entry(row) for row in rows]
+        rows = self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE begin_by < ? ORDER BY begin_by LIMIT ?", (now, limit))
+        return [job_entry(row) for row in rows]
 
     def next_begin_by(self) -> int | None:
         return self._one("SELECT min(begin_by) FROM jobs WHERE begin_by IS NOT NULL")  # type: ignore[no-any-return]
@@ -230,7 +226,7 @@ class JobStatements(LockStatements):
     def blocked(self, limit: int, after: JobEntry | None = None) -> list[JobEntry]:
         where = f"{_OF_STAGE[Stage.BLOCKED]} AND (kind, id) > (?, ?) ORDER BY kind, id LIMIT ?"
         seen = ("", b"") if after is None else (after.job.kind, after.job.id)
-        return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs {where}", (*seen, limit))]
+        return [job_entry(row) for row in self._sql(f"SELECT {JOB_COLUMNS} FROM jobs {where}", (*seen, limit))]
 
     def next_ready_at(self) -> int | None:
         return self._one("SELECT min(ready_at) FROM jobs WHERE stage = 1")  # type: ignore[no-any-return]
@@ -244,8 +240,10 @@ class JobStatements(LockStatements):
         return {*self.ready_kinds(), *(row[0] for row in claimed), *(row[0] for row in self._sql(resting))}
 
     def busy(self, kind: str, limit: int) -> list[JobEntry]:
-        rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE kind = ? AND (stage = 0 OR {_RESTING}) LIMIT ?", (kind, limit))
-        return [_entry(row) for row in rows]
+        rows = self._sql(
+            f"SELECT {JOB_COLUMNS} FROM jobs WHERE kind = ? AND (stage = 0 OR {_RESTING}) LIMIT ?", (kind, limit)
+        )
+        return [job_entry(row) for row in rows]
 
     def rate(self, kind: str) -> int:
         return self._one("SELECT due FROM rates WHERE kind = ?", kind) or 0
@@ -269,63 +267,3 @@ def _of_kind(wanted: str) -> tuple[str, list[Any]]:
     if wanted.endswith("."):
         return " AND kind > ? AND kind < ?", [wanted, wanted[:-1] + "/"]
     return " AND kind = ?", [wanted]
-
-
-def _row(entry: JobEntry) -> tuple[Any, ...]:
-    job = entry.job
-    policy = job.policy
-    return (
-        job.id,
-        job.kind,
-        int(entry.stage),
-        policy.priority,
-        job.schedule_op,
-        pack(job.scheduled),
-        encode_policy(policy),
-        pack(job.last),
-        job.outcome,
-        job.fence,
-        job.failures,
-        job.returns,
-        None if job.claimer is None else job.claimer.to_bytes(8, "big"),
-        job.claim_op,
-        job.deadline,
-        job.ready_at,
-        None if job.done is None else pack(job.done),
-        b"".join(job.artifacts),
-        job.error_op,
-        job.progress,
-        policy.unique,
-        entry.worker,
-        int(job.is_settled),
-        job.begin_by,
-    )
-
-
-def _entry(row: tuple[Any, ...]) -> JobEntry:
-    (job_id, kind, stage, _, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,
-     claim_op, deadline, ready_at, done, artifacts, error_op, progress, _, worker, settled, begin_by) = row  # fmt: skip
-    job = Job(
-        job_id,
-        kind,
-        schedule_op,
-        unpack(scheduled),
-        decode_policy(policy) if policy else DEFAULT,
-        unpack(last),
-        _STATES[stage],
-        None if outcome is None else _OUTCOMES[outcome],
-        fence,
-        failures,
-        returns,
-        None if claimer is None else int.from_bytes(claimer, "big"),
-        claim_op,
-        deadline,
-        ready_at,
-        None if done is None else unpack(done),
-        tuple(artifacts[i : i + 16] for i in range(0, len(artifacts), 16)) if artifacts else (),
-        error_op,
-        progress,
-        bool(settled),
-        begin_by,
-    )
-    return JobEntry(job, _STAGES[stage], worker)

@@ -1,0 +1,269 @@
+"""A store in a PostgreSQL database, for nodes that share one. Write transactions exclude each other: each begins by
+locking the row of the head, which it needs anyway, and PostgreSQL lets one in at a time. Reads are consistent views,
+and wait for nothing. A commit is on the server's disk when it returns. A connection that broke is made again at the
+next transaction. If it breaks during a commit, the store looks whether the transaction's last op is on the log.
+"""
+
+import threading
+import time
+from contextlib import suppress
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from hocket.errors import StoreError
+from hocket.store.postgres.address import DatabaseAddress, read_address
+from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S, connecting, first_line, raise_explained
+from hocket.store.postgres.migration import check_and_migrate
+from hocket.store.postgres.ops import HEAD, head_of
+from hocket.store.postgres.session import PostgresSession
+from hocket.store.postgres.statements import Connection
+
+READERS_MAX = 8
+# How long a process looks for the answer after a connection broke during a commit.
+COMMIT_CHECK_S = 30.0
+COMMIT_CHECK_PAUSE_S = 0.2
+
+
+class PostgresStore:
+    def __init__(self, url: str, *, create: bool = False) -> None:
+        self.address = address = read_address(url)
+        self._lock = threading.RLock()
+        self._readers = PostgresReaders(address)
+        connection = connect(address)
+        try:
+            encoding = connection.info.parameter_status("server_encoding")
+            if encoding != "UTF8":
+                raise StoreError(f"{address.shown} has the encoding {encoding}; create the database with UTF8")
+            check_and_migrate(connection, address, create)
+        except BaseException as error:
+            connection.close()
+            raise_explained(address.shown, error)
+        self._writer = connection
+
+    def write(self) -> "PostgresWrite":
+        return PostgresWrite(self)
+
+    def read(self) -> "PostgresRead":
+        return PostgresRead(self._readers, self.address.shown)
+
+    def trim(self) -> None:
+        """PostgreSQL's own autovacuum does this."""
+
+    def close(self) -> None:
+        self._readers.close()
+        with self._lock:
+            self._writer.close()
+
+    def begin(self) -> PostgresSession:
+        """Locks the store against other threads and processes, after a new connection if the last one broke."""
+        self._lock.acquire()
+        if not self._writer.closed and self._writer.info.transaction_status is not TransactionStatus.IDLE:
+            self._lock.release()
+            raise RuntimeError("a write transaction cannot begin within another one of the same thread")
+        try:
+            try:
+                return self._begin()
+            except psycopg.OperationalError:
+                if not self._writer.closed:
+                    raise
+                self._writer = connect(self.address)
+                return self._begin()
+        except BaseException as error:
+            self.roll_back()
+            raise_explained(self.address.shown, error)
+
+    def _begin(self) -> PostgresSession:
+        cursor = self._writer.execute(_BEGIN_WRITE.format(schema=self.address.schema), prepare=False)
+        while cursor.nextset():
+            pass
+        session = PostgresSession(self._writer, is_writer=True)
+        session.begun(head_of(cursor.fetchone()))
+        return session
+
+    def commit(self, session: PostgresSession) -> None:
+        try:
+            self._writer.execute("COMMIT", prepare=False)
+        except psycopg.OperationalError as error:
+            if not self._writer.closed or session.last_added is None or not self._was_committed(session, error):
+                raise
+        self._lock.release()
+
+    def _was_committed(self, session: PostgresSession, broken: psycopg.OperationalError) -> bool:
+        """Whether the last op of a transaction is on the log, asked over a new connection. The lock of the head answers
+        only when the old transaction has ended, one way or the other.
+        """
+        assert session.last_added is not None
+        seq, op_id = session.last_added
+        deadline = time.monotonic() + COMMIT_CHECK_S
+        while True:
+            try:
+                self._writer = connect(self.address)
+                found = self._begin().has_op(seq, op_id)
+                self._writer.execute("ROLLBACK", prepare=False)
+                return found
+            except (psycopg.OperationalError, StoreError) as error:
+                self._writer.close()
+                if time.monotonic() > deadline:
+                    raise StoreError(
+                        f"{self.address.shown} broke off during a commit ({first_line(broken)}), and could not be asked"
+                        f" since whether op {op_id[:16].hex()} is on the log; look before you repeat the change"
+                    ) from error
+                time.sleep(COMMIT_CHECK_PAUSE_S)
+
+    def roll_back(self) -> None:
+        with suppress(psycopg.Error):  # then the connection broke, and the server has rolled back
+            if not self._writer.closed and self._writer.info.transaction_status is not TransactionStatus.IDLE:
+                self._writer.execute("ROLLBACK", prepare=False)
+        self._lock.release()
+
+
+_BEGIN_WRITE = (
+    "BEGIN; SET LOCAL search_path = {schema}, pg_temp;"
+    f" SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_S}s';"
+    f" {HEAD} FOR UPDATE"
+)
+_BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = {schema}, pg_temp"
+
+
+class PostgresWrite:
+    """One write transaction."""
+
+    __slots__ = ("_session", "_store")
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+
+    def __enter__(self) -> PostgresSession:
+        self._session = self._store.begin()
+        return self._session
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is None:
+                self._store.commit(self._session)
+                return
+        except BaseException as failure:
+            error = failure
+        finally:
+            self._session.ended()
+        self._store.roll_back()
+        raise_explained(self._store.address.shown, error)
+
+
+class PostgresReader:
+    """A connection that reads, for one thread at a time."""
+
+    __slots__ = ("_depth", "connection", "session", "thread")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.session = PostgresSession(connection)
+        self.thread = 0
+        self._depth = 0
+
+    def begin(self, schema: str) -> None:
+        """A view within a view is the same view."""
+        if self._depth == 0:
+            self.connection.execute(_BEGIN_READ.format(schema=schema), prepare=False)
+            self.session.begun()
+        self._depth += 1
+
+    def end(self) -> bool:
+        """Whether this was the outermost view."""
+        self._depth -= 1
+        if self._depth == 0:
+            self.session.ended()
+            with suppress(psycopg.Error):  # then the connection broke, and is not used again
+                self.connection.execute("ROLLBACK", prepare=False)
+        return self._depth == 0
+
+
+class PostgresReaders:
+    """The readers of a store: as many as there are threads that read at once, up to a limit. At the limit, a thread
+    waits for one.
+    """
+
+    def __init__(self, address: DatabaseAddress) -> None:
+        self._address = address
+        self._places = threading.Semaphore(READERS_MAX)
+        self._free: list[PostgresReader] = []
+        self._taken: dict[int, PostgresReader] = {}
+        self._is_closed = False
+
+    def take(self) -> PostgresReader:
+        """A reader in a transaction."""
+        thread = threading.get_ident()
+        reader = self._taken.get(thread)
+        if reader is not None:
+            reader.begin(self._address.schema)
+            return reader
+        if not self._places.acquire(timeout=LOCK_WAIT_S):
+            raise StoreError(f"{self._address.shown} has {READERS_MAX} readers that do not end; what do they wait for?")
+        try:
+            if self._is_closed:
+                raise StoreError(f"{self._address.shown} is closed")
+            reader = self._begun()
+        except BaseException:
+            self._places.release()
+            raise
+        reader.thread = thread
+        self._taken[thread] = reader
+        return reader
+
+    def _begun(self) -> PostgresReader:
+        while self._free:
+            reader = self._free.pop()
+            try:
+                reader.begin(self._address.schema)
+                return reader
+            except psycopg.OperationalError:
+                reader.connection.close()
+        reader = PostgresReader(connect(self._address))
+        reader.begin(self._address.schema)
+        return reader
+
+    def give_back(self, reader: PostgresReader) -> None:
+        if reader.end():
+            del self._taken[reader.thread]
+            if not reader.connection.closed:
+                self._free.append(reader)
+            self._places.release()
+
+    def close(self) -> None:
+        """Waits for the current readers, at most as long as for a lock."""
+        deadline = time.monotonic() + LOCK_WAIT_S
+        for _ in range(READERS_MAX):
+            self._places.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        self._is_closed = True
+        for reader in self._free:
+            reader.connection.close()
+        self._places.release(READERS_MAX)
+
+
+class PostgresRead:
+    """One view."""
+
+    __slots__ = ("_reader", "_readers", "_shown")
+
+    def __init__(self, readers: PostgresReaders, shown: str) -> None:
+        self._readers, self._shown = readers, shown
+
+    def __enter__(self) -> PostgresSession:
+        try:
+            self._reader = self._readers.take()
+        except BaseException as error:
+            raise_explained(self._shown, error)
+        return self._reader.session
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._readers.give_back(self._reader)
+        if error is not None:
+            raise_explained(self._shown, error)
+
+
+def connect(address: DatabaseAddress) -> Connection:
+    try:
+        return psycopg.connect(address.conninfo, autocommit=True)
+    except psycopg.Error as error:
+        raise connecting(address.shown, error) from None

@@ -1,0 +1,59 @@
+"""The statements about artifacts and evictions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hocket.store.artifacts import Artifact
+from hocket.store.postgres.statements import PostgresStatements, insert_new
+
+_ARTIFACT = "id, op_id, type, source_job, hash, size, expires, inline, made"
+
+
+class PostgresArtifacts(PostgresStatements):
+    def add_artifacts(self, artifacts: Sequence[Artifact]) -> None:
+        self._many(insert_new("artifacts", _ARTIFACT), artifacts)
+
+    def drop_artifact(self, artifact_id: bytes) -> None:
+        self._sql("DELETE FROM artifacts WHERE id = %s", (artifact_id,))
+
+    def artifact(self, artifact_id: bytes) -> Artifact | None:
+        return next(iter(self._artifacts("WHERE id = %s", artifact_id)), None)
+
+    def artifacts_of_job(self, job_id: bytes) -> list[Artifact]:
+        listed: bytes = self._one("SELECT artifacts FROM jobs WHERE id = %s", job_id) or b""
+        found = self._artifacts("WHERE source_job = %s AND type <> 'hocket.result'", job_id)
+        found += self._artifacts("WHERE id = ANY(%s)", [listed[i : i + 16] for i in range(0, len(listed), 16)])
+        of_job = {each.id: each for each in found if each.source_job == job_id}
+        return sorted(of_job.values(), key=lambda each: each.made)
+
+    def artifacts_of_hash(self, content_hash: bytes) -> list[Artifact]:
+        return self._artifacts("WHERE hash = %s AND inline = 0 ORDER BY id", content_hash)
+
+    def artifacts(self, after: bytes, limit: int) -> list[Artifact]:
+        return self._artifacts("WHERE id > %s ORDER BY id LIMIT %s", after, limit)
+
+    def artifacts_of_type(self, type: str, since: bytes, before: bytes, limit: int) -> list[Artifact]:
+        return self._artifacts(
+            "WHERE id >= %s AND id < %s AND type = %s ORDER BY id DESC LIMIT %s", since, before, type, limit
+        )
+
+    def expired_artifacts(self, now: int, limit: int, kept: str) -> list[Artifact]:
+        return self._artifacts(
+            """WHERE expires <= %s AND NOT EXISTS (SELECT 1 FROM evictions WHERE artifact = artifacts.id)
+               AND NOT (type = %s AND EXISTS (
+                   SELECT 1 FROM cites WHERE dep IN (artifacts.id, substr(artifacts.op_id, 1, 16))))
+               LIMIT %s""",
+            *(now, kept, limit),
+        )
+
+    def _artifacts(self, tail: str, *values: Any) -> list[Artifact]:
+        return [Artifact(*row) for row in self._rows(f"SELECT {_ARTIFACT} FROM artifacts {tail}", *values)]
+
+    def add_eviction(self, op_id: bytes, artifact_id: bytes) -> None:
+        self._sql(insert_new("evictions", "op, artifact"), (op_id, artifact_id))
+
+    def drop_eviction(self, op_id: bytes) -> None:
+        self._sql("DELETE FROM evictions WHERE op = %s", (op_id,))
+
+    def is_evicted(self, artifact_id: bytes) -> bool:
+        return bool(self._one("SELECT EXISTS (SELECT 1 FROM evictions WHERE artifact = %s)", artifact_id))

@@ -1,0 +1,231 @@
+"""The statements about the roster and the queue."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hocket.kernel.clock import pack
+from hocket.kernel.roster import Outcome
+from hocket.store.job_columns import JOB_COLUMNS, job_entry, job_row
+from hocket.store.jobs import JobEntry, JobFilter, Stage
+from hocket.store.postgres.locks import PostgresLocks
+from hocket.store.postgres.statements import insert, insert_new, upsert
+
+_JOB_OF_J = ", ".join("j." + column.strip() for column in JOB_COLUMNS.split(","))
+_PUT_JOB = upsert("jobs", JOB_COLUMNS, "id")
+_ENDS = "SELECT kind, outcome FROM jobs WHERE outcome IS NOT NULL AND id = ANY(%s)"
+_ADD_ENDED = (
+    insert("finished", "kind, outcome, jobs")
+    + " ON CONFLICT (kind, outcome) DO UPDATE SET jobs = finished.jobs + excluded.jobs"
+)
+# A delayed job that was claimed before waits for its next run: it failed, was returned, or was postponed.
+_RESTING = "stage = 1 AND fence > 0"
+# Each kind once, by hopping through the index from kind to kind.
+_READY_KINDS = """
+    WITH RECURSIVE kinds(kind) AS (
+        SELECT min(kind) FROM jobs WHERE stage = 0
+        UNION ALL SELECT (SELECT min(jobs.kind) FROM jobs WHERE stage = 0 AND jobs.kind > kinds.kind)
+        FROM kinds WHERE kinds.kind IS NOT NULL)
+    SELECT kind FROM kinds WHERE kind IS NOT NULL"""
+
+
+class PostgresJobs(PostgresLocks):
+    def job(self, job_id: bytes) -> JobEntry | None:
+        return next(iter(self._jobs("WHERE id = %s", job_id)), None)
+
+    def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]:
+        found = {each.job.id: each for each in self._jobs("WHERE id = ANY(%s)", list(job_ids))}
+        return [found[job_id] for job_id in job_ids if job_id in found]
+
+    def put_jobs(self, entries: Sequence[JobEntry]) -> None:
+        self._count_finished(entries)
+        self._many(_PUT_JOB, [job_row(entry) for entry in entries])
+
+    def _count_finished(self, entries: Sequence[JobEntry]) -> None:
+        """Keeps count of the jobs that have ended: adds the new ends, subtracts the old ones."""
+        added = Counter((each.job.kind, int(each.job.outcome)) for each in entries if each.job.outcome is not None)
+        added.subtract((kind, outcome) for kind, outcome in self._rows(_ENDS, [each.job.id for each in entries]))
+        self._add_finished(added)
+
+    def _add_finished(self, added: Mapping[tuple[str, int], int]) -> None:
+        self._many(_ADD_ENDED, [(*end, count) for end, count in sorted(added.items()) if count])
+
+    def drop_job(self, job_id: bytes) -> None:
+        self._add_finished({(kind, outcome): -1 for kind, outcome in self._rows(_ENDS, [job_id])})
+        self._sql("DELETE FROM jobs WHERE id = %s", (job_id,))
+        self._sql("DELETE FROM after WHERE job = %s", (job_id,))
+
+    def job_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
+        return self._column("SELECT id FROM jobs WHERE id BETWEEN %s AND %s ORDER BY id LIMIT %s", low, high, limit)
+
+    def job_ids_ending(self, ending: bytes) -> list[bytes]:
+        return self._column("SELECT id FROM jobs WHERE substr(id, 17 - %s) = %s", len(ending), ending)
+
+    def jobs(self, wanted: JobFilter, limit: int) -> list[JobEntry]:
+        found = [entry for each in _which(wanted) for entry in self._page(each, wanted, limit)]
+        return sorted(found, key=lambda entry: entry.job.id, reverse=wanted.newest_first)[:limit]
+
+    def job_count(self, wanted: JobFilter) -> int:
+        if wanted.kind is None:
+            sought = wanted.stages or tuple(Stage)
+            counts = self.counts().items()
+            return sum(n for (stage, end), n in counts if stage in sought and wanted.outcome in (None, end))
+        kind, values = _of_kind(wanted.kind)
+        return sum(self._one(f"SELECT count(*) FROM jobs {each}{kind}", *values) for each in _which(wanted))
+
+    def _page(self, where: str, wanted: JobFilter, limit: int) -> list[JobEntry]:
+        values: list[Any] = []
+        if wanted.kind is not None:
+            of_kind, values = _of_kind(wanted.kind)
+            where += of_kind
+        if wanted.beyond is not None:
+            where += " AND id < %s" if wanted.newest_first else " AND id > %s"
+            values.append(wanted.beyond)
+        return self._jobs(f"{where} ORDER BY id {'DESC' if wanted.newest_first else 'ASC'} LIMIT %s", *values, limit)
+
+    def each_job(self) -> Iterator[JobEntry]:
+        for row in self._pages(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id > %s ORDER BY id LIMIT %s"):
+            yield job_entry(row)
+
+    def jobs_of_kind_since(self, kind: str, hlc: bytes) -> list[bytes]:
+        return self._column("SELECT id FROM jobs WHERE kind = %s AND last > %s", kind, hlc)
+
+    def jobs_since(self, hlc: bytes) -> list[bytes]:
+        return self._column("SELECT id FROM jobs WHERE last > %s", hlc)
+
+    def jobs_by_unique_key(self, key: str) -> list[JobEntry]:
+        return self._jobs("WHERE unique_key = %s", key)
+
+    def open_offers(self, reason: int) -> int:
+        return int(
+            self._one(
+                "SELECT count(*) FROM jobs JOIN ops ON ops.key = jobs.id AND ops.settled = 1"
+                " AND ops.family = 'job' AND ops.hlc >= jobs.last WHERE jobs.stage <> 4 AND ops.reason = %s",
+                int(reason),
+            )
+        )
+
+    def counts(self) -> dict[tuple[Stage, Outcome | None], int]:
+        """Ended jobs are counted when they end, all others by the indexes of their stages."""
+        unended = [((stage, None), count) for stage, count in self._unended("stage")]
+        rows = self._rows("SELECT outcome, sum(jobs)::bigint FROM finished GROUP BY outcome")
+        ended = [((Stage.DONE, Outcome(outcome)), count) for outcome, count in rows]
+        return {key: count for key, count in (*unended, *ended) if count}
+
+    def counts_by_kind(self) -> dict[tuple[Stage, Outcome | None, str], int]:
+        found: dict[tuple[Stage, Outcome | None, str], int] = {
+            (stage, None, kind): count for stage, kind, count in self._unended("stage, kind")
+        }
+        for kind, outcome, count in self._rows("SELECT kind, outcome, jobs FROM finished WHERE jobs > 0"):
+            found[Stage.DONE, Outcome(outcome), kind] = count
+        return found
+
+    def _unended(self, columns: str) -> list[tuple[Any, ...]]:
+        """One part for each stage, because each stage has an index of its own."""
+        stages = [stage for stage in Stage if stage is not Stage.DONE]
+        parts = [
+            f"SELECT {columns}, count(*) FROM jobs WHERE stage = {int(stage)} GROUP BY {columns}" for stage in stages
+        ]
+        return [(Stage(row[0]), *row[1:]) for row in self._rows(" UNION ALL ".join(parts))]
+
+    def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None:
+        self._many(insert_new("after", "dependency, job"), [(dependency, job_id) for dependency in dependencies])
+
+    def has_after(self) -> bool:
+        return bool(self._one("SELECT EXISTS (SELECT 1 FROM after)"))
+
+    def dependents(self, job_id: bytes) -> list[bytes]:
+        return self._column("SELECT job FROM after WHERE dependency = %s", job_id)
+
+    def promote(self, now: int) -> int:
+        return self._sql("UPDATE jobs SET stage = 0 WHERE stage = 1 AND ready_at <= %s", (now,)).rowcount
+
+    def ready_kinds(self) -> list[str]:
+        return self._column(_READY_KINDS)
+
+    def ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
+        beyond = ""
+        place: tuple[object, ...] = ()
+        if after is not None:
+            beyond = "AND j.priority <= %s AND (j.priority < %s OR j.scheduled > %s)"
+            place = (after.job.policy.priority, after.job.policy.priority, pack(after.job.scheduled))
+        rows = self._rows(
+            f"""SELECT {_JOB_OF_J}, ops.body FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
+                WHERE j.stage = 0 AND j.kind = %s {beyond} ORDER BY j.priority DESC, j.scheduled LIMIT %s""",
+            *(kind, *place, limit),
+        )
+        return [(job_entry(row[:-1]), row[-1]) for row in rows]
+
+    def take_ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
+        self.lock_subjects(())
+        return self.ready(kind, limit, after)
+
+    def claimed_count(self, kind: str) -> int:
+        return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = %s", kind))
+
+    def claimed(self) -> list[JobEntry]:
+        return self._jobs("WHERE stage = 3")
+
+    def take_claimed(self, node: bytes) -> list[JobEntry]:
+        self.lock_subjects(())
+        return self._jobs("WHERE stage = 3 AND claimer = %s", node)
+
+    def overdue(self, now: int, limit: int) -> list[JobEntry]:
+        return self._jobs("WHERE stage = 3 AND deadline < %s LIMIT %s", now, limit)
+
+    def take_overdue(self, now: int, limit: int) -> list[JobEntry]:
+        self.lock_subjects(())
+        return self.overdue(now, limit)
+
+    def take_unbegun(self, now: int, limit: int) -> list[JobEntry]:
+        self.lock_subjects(())
+        return self._jobs("WHERE begin_by < %s ORDER BY begin_by LIMIT %s", now, limit)
+
+    def next_begin_by(self) -> int | None:
+        found: int | None = self._one("SELECT min(begin_by) FROM jobs WHERE begin_by IS NOT NULL")
+        return found
+
+    def blocked(self, limit: int, after: JobEntry | None = None) -> list[JobEntry]:
+        seen = ("", b"") if after is None else (after.job.kind, after.job.id)
+        return self._jobs("WHERE stage = 2 AND (kind, id) > (%s, %s) ORDER BY kind, id LIMIT %s", *seen, limit)
+
+    def next_ready_at(self) -> int | None:
+        found: int | None = self._one("SELECT min(ready_at) FROM jobs WHERE stage = 1")
+        return found
+
+    def next_deadline(self) -> int | None:
+        found: int | None = self._one("SELECT min(deadline) FROM jobs WHERE stage = 3")
+        return found
+
+    def busy_kinds(self) -> set[str]:
+        others = f"SELECT kind FROM jobs WHERE stage = 3 UNION SELECT kind FROM jobs WHERE {_RESTING}"
+        return {*self.ready_kinds(), *self._column(others)}
+
+    def busy(self, kind: str, limit: int) -> list[JobEntry]:
+        return self._jobs(f"WHERE kind = %s AND (stage = 0 OR {_RESTING}) LIMIT %s", kind, limit)
+
+    def rate(self, kind: str) -> int:
+        return self._one("SELECT due FROM rates WHERE kind = %s", kind) or 0
+
+    def set_rate(self, kind: str, due: int) -> None:
+        self._sql(upsert("rates", "kind, due", "kind"), (kind, due))
+
+    def _jobs(self, tail: str, *values: Any) -> list[JobEntry]:
+        return [job_entry(row) for row in self._rows(f"SELECT {JOB_COLUMNS} FROM jobs {tail}", *values)]
+
+
+def _which(wanted: JobFilter) -> list[str]:
+    """One condition for each stage, because each stage has an index of its own."""
+    if wanted.outcome is None:
+        return [f"WHERE stage = {int(stage)}" for stage in wanted.stages] or ["WHERE true"]
+    if Stage.DONE not in (wanted.stages or tuple(Stage)):
+        return []
+    rare = "outcome > 0 AND" if wanted.outcome else ""
+    return [f"WHERE {rare} outcome = {int(wanted.outcome)}"]
+
+
+def _of_kind(wanted: str) -> tuple[str, list[Any]]:
+    """The condition of `kernel.kinds.covers`, and its values."""
+    if wanted.endswith("."):
+        return " AND kind > %s AND kind < %s", [wanted, wanted[:-1] + "/"]
+    return " AND kind = %s", [wanted]

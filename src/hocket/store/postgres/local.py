@@ -1,0 +1,47 @@
+"""The statements about worker processes, their offers, and settings."""
+
+from hocket.store.local import Place, WorkerRow
+from hocket.store.postgres.statements import PostgresStatements, insert, upsert
+
+_WORKER = "name, pid, started, node, beat, host, boot, namespace, locks, serves"
+
+
+class PostgresLocal(PostgresStatements):
+    def put_worker(self, worker: WorkerRow) -> int:
+        renewed = "beat = greatest(excluded.beat, workers.beat + 1), serves = excluded.serves"
+        sql = f"{insert('workers', _WORKER)} ON CONFLICT (name) DO UPDATE SET {renewed} RETURNING number"
+        return int(self._one(sql, *worker[1:6], *worker.place, worker.serves))
+
+    def has_worker(self, number: int) -> bool:
+        return self._one("SELECT 1 FROM workers WHERE number = %s", number) is not None
+
+    def workers(self, node: bytes | None = None) -> list[WorkerRow]:
+        whose, values = ("", ()) if node is None else ("WHERE node = %s", (node,))
+        rows = self._rows(f"SELECT number, {_WORKER} FROM workers {whose} ORDER BY number", *values)
+        return [WorkerRow._make((*row[:6], Place(*row[6:10]), row[10])) for row in rows]
+
+    def drop_worker(self, number: int) -> None:
+        self._sql("DELETE FROM workers WHERE number = %s", (number,))
+
+    def put_offer(self, op_id: bytes, job_id: bytes, worker: int) -> None:
+        self._sql(upsert("offers", "op, job, worker", "op"), (op_id, job_id, worker))
+
+    def offered_jobs(self) -> set[bytes]:
+        return set(self._column("SELECT job FROM offers"))
+
+    def offered_by(self, op_id: bytes) -> int | None:
+        worker: int | None = self._one("SELECT worker FROM offers WHERE op = %s", op_id)
+        return worker
+
+    def drop_offer(self, op_id: bytes) -> None:
+        self._sql("DELETE FROM offers WHERE op = %s", (op_id,))
+
+    def drop_offers_of(self, worker: int) -> None:
+        self._sql("DELETE FROM offers WHERE worker = %s", (worker,))
+
+    def meta(self, key: str) -> bytes | None:
+        value: bytes | None = self._one("SELECT value FROM meta WHERE key = %s", key)
+        return value
+
+    def set_meta(self, key: str, value: bytes) -> None:
+        self._sql(upsert("meta", "key, value", "key"), (key, value))

@@ -1,0 +1,73 @@
+"""The tables of a PostgreSQL store, in a schema of their own, by numbered steps. A lock lets one process at a time look
+and change, however many start at once. A schema of a newer program, or with tables that are not ours, is refused and
+left as it is.
+"""
+
+from importlib.resources import files
+
+from psycopg import sql
+
+from hocket.errors import StoreError
+from hocket.store.postgres.address import DatabaseAddress
+from hocket.store.postgres.statements import Connection
+
+VERSION = 1
+_STEPS = ("schema.sql",)
+# The first half of the key of the lock: "HOCK".
+_LOCK = 0x484F434B
+_MARK = "hocket_version"
+
+
+def check_and_migrate(connection: Connection, address: DatabaseAddress, create: bool) -> None:
+    """Brings a new or an older store to the current version."""
+    if _version(connection, address) == VERSION:
+        return
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK, address.schema))
+        version = _version(connection, address)
+        if version == 0 and not create:
+            raise StoreError(f"{address.shown} has no Hocket store; create one with `hocket init --store`")
+        for step in migration(address, version):
+            connection.execute(step, prepare=False)
+
+
+def migration(address: DatabaseAddress, version: int) -> list[str]:
+    """The SQL that brings a store from this version to the current one."""
+    if version == VERSION:
+        return []
+    schema = address.schema
+    # An administrator may have made the schema for a role that may not.
+    missing = f"to_regnamespace('{schema}') IS NULL"
+    start = [f"DO $$ BEGIN IF {missing} THEN CREATE SCHEMA {schema}; END IF; END $$"] if version == 0 else []
+    start.append(f"SET LOCAL search_path = {schema}, pg_temp")
+    steps = [files("hocket.store.postgres").joinpath(step).read_text() for step in _STEPS[version:]]
+    mark = f"UPDATE {_MARK} SET version = {VERSION}"
+    if version == 0:
+        mark = f"CREATE TABLE {_MARK} (version INTEGER NOT NULL); INSERT INTO {_MARK} VALUES ({VERSION})"
+    return [*start, *steps, mark]
+
+
+def _version(connection: Connection, address: DatabaseAddress) -> int:
+    """The version of the store in the schema, 0 for none."""
+    names = {
+        name
+        for (name,) in connection.execute(
+            "SELECT relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = %s",
+            (address.schema,),
+        )
+    }
+    if not names:
+        return 0
+    if _MARK not in names:
+        raise StoreError(
+            f"{address.shown} has tables of another program in its schema {address.schema};"
+            " add ?schema=NAME to the address to choose another one"
+        )
+    mark = sql.SQL("SELECT version FROM {}").format(sql.Identifier(address.schema, _MARK))
+    version = int(next(iter(connection.execute(mark)))[0])
+    if version > VERSION:
+        raise StoreError(
+            f"{address.shown} has version {version}, this program knows up to {VERSION};"
+            " upgrade Hocket, nothing was changed"
+        )
+    return version

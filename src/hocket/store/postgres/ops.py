@@ -1,0 +1,181 @@
+"""The statements about the log: the head, the ops and their citations."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hocket.kernel.subjects import Subject
+from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, SealedOp
+from hocket.store.postgres.locks import PostgresLocks
+from hocket.store.postgres.statements import damaged, insert_new
+
+HEAD = "SELECT wall, logical, seq, chain, settled, unsettled, rebuilding, law, last, sealed FROM head"
+_OP = "seq, id, hlc, variant, family, key, reason, settled, body, chain"
+_PUT_HEAD = (
+    "UPDATE head SET wall = %s, logical = %s, seq = %s, chain = %s, settled = %s, unsettled = %s, rebuilding = %s,"
+    " law = %s, last = %s, sealed = %s"
+)
+# Arrays, so that many ops are one statement.
+_ADD_OPS = f"""
+    INSERT INTO ops ({_OP})
+    SELECT %s + number, id, hlc, variant, family, key, reason, settled, body, %s
+    FROM unnest(%s::bytea[], %s::bytea[], %s::integer[], %s::text[], %s::bytea[], %s::integer[], %s::integer[],
+                %s::bytea[]) WITH ORDINALITY AS new (id, hlc, variant, family, key, reason, settled, body, number)"""
+_SEAL_OPS = """
+    UPDATE ops SET body = new.body, chain = new.chain
+    FROM unnest(%s::bigint[], %s::bytea[], %s::bytea[]) AS new (seq, body, chain)
+    WHERE ops.seq = new.seq AND substr(ops.body, 1, 16) = substr(new.body, 1, 16)"""
+_SET_REASONS = """
+    UPDATE ops SET reason = new.reason FROM unnest(%s::integer[], %s::bytea[]) AS new (reason, id)
+    WHERE ops.id = new.id AND ops.settled = 1"""
+# Each author once, by hopping through the index from author to author.
+_FRONTIER = """
+    WITH RECURSIVE latest(node, hlc) AS (
+        (SELECT substr(hlc, 13), hlc FROM ops ORDER BY substr(hlc, 13) DESC, hlc DESC LIMIT 1)
+        UNION ALL SELECT lower.* FROM latest, LATERAL (
+            SELECT substr(ops.hlc, 13), ops.hlc FROM ops WHERE substr(ops.hlc, 13) < latest.node
+            ORDER BY substr(ops.hlc, 13) DESC, ops.hlc DESC LIMIT 1) AS lower)
+    SELECT node, hlc FROM latest"""
+# Merges the authors' own sequences, which are indexed.
+_MERGED = f"""
+    SELECT next.* FROM unnest(%s::bytea[], %s::bytea[]) AS known (node, hlc), LATERAL (
+        SELECT {_OP} FROM ops WHERE substr(ops.hlc, 13) = known.node AND ops.hlc > known.hlc
+        ORDER BY ops.hlc LIMIT %s) AS next
+    ORDER BY next.hlc LIMIT %s"""
+
+
+class PostgresOps(PostgresLocks):
+    def head(self) -> Head:
+        if self._head is None:
+            self._head = head_of(self._sql(HEAD).fetchone())
+        return self._head
+
+    def put_head(self, head: Head) -> None:
+        self._sql(_PUT_HEAD, head)
+        self._head = head
+
+    def add_ops(self, ops: Sequence[NewOp]) -> int:
+        last = self.head().seq if self._last_added is None else self._last_added[0]
+        if ops:
+            columns = [list(column) for column in zip(*ops, strict=True)]
+            self._sql(_ADD_OPS, (last, NO_LINK, *columns))
+            self._last_added = last + len(ops), ops[-1].id
+        return last + len(ops)
+
+    def seal_ops(self, ops: Sequence[SealedOp]) -> int:
+        return self._sql(_SEAL_OPS, [[each[i] for each in ops] for i in range(3)]).rowcount
+
+    def drop_ops(self, first: int) -> None:
+        self._sql("DELETE FROM ops WHERE seq >= %s", (first,))
+        self._last_added = None
+
+    def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]:
+        return self._ops("WHERE seq > %s AND settled = 0 ORDER BY seq LIMIT %s", after, limit)
+
+    def mark_settled(self, first: int, last: int) -> None:
+        self._sql("UPDATE ops SET settled = 1 WHERE seq BETWEEN %s AND %s AND settled = 0", (first, last))
+
+    def order_ops(self) -> None:
+        """The schema has this index from the start: many nodes write here."""
+
+    def op(self, op_id: bytes) -> OpRow | None:
+        return self._op("id = %s AND settled = 1", op_id)
+
+    def known_ops(self, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        rows = self._among("SELECT id, body FROM ops WHERE settled = 1 AND id = ANY(%s)", op_ids)
+        return {op_id: body for op_id, body in rows}
+
+    def ops_named(self, op_id: bytes) -> list[OpRow]:
+        return self._ops("WHERE id BETWEEN %s AND %s AND settled = 1", op_id, op_id + b"\xff" * 8)
+
+    def latest_of(self, node: bytes) -> tuple[bytes, bytes]:
+        rows = self._rows("SELECT hlc, id FROM ops WHERE substr(hlc, 13) = %s ORDER BY hlc DESC LIMIT 1", node)
+        return (rows[0][0], rows[0][1]) if rows else (bytes(20), bytes(16))
+
+    def ops_with_link(self, node: bytes, link: bytes) -> list[OpRow]:
+        where = "WHERE substr(hlc, 13) = %s AND position(%s::bytea IN body) > 0 ORDER BY hlc"
+        return self._ops(where, node, link)
+
+    def op_seq(self, seq: int) -> OpRow | None:
+        return self._op("seq = %s", seq)
+
+    def _op(self, where: str, value: bytes | int) -> OpRow | None:
+        return next(iter(self._ops(f"WHERE {where}", value)), None)
+
+    def ops_after(self, seq: int, limit: int) -> list[OpRow]:
+        return self._ops("WHERE seq > %s ORDER BY seq LIMIT %s", seq, limit)
+
+    def last_ops(self, count: int) -> list[OpRow]:
+        return self._ops("ORDER BY seq DESC LIMIT %s", count)[::-1]
+
+    def ops_at(self, hlc: bytes) -> list[OpRow]:
+        return self._ops("WHERE substr(hlc, 13) = %s AND hlc = %s", hlc[12:], hlc)
+
+    def ops_about(self, subject: Subject, without: Sequence[int] = (), after: bytes = b"") -> list[OpRow]:
+        where = "WHERE key = %s AND settled = 1 AND family = %s AND hlc > %s AND reason <> ALL(%s) ORDER BY hlc"
+        return self._ops(where, subject.key, subject.family, after, [int(reason) for reason in without])
+
+    def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
+        return self._merged({node: after for node in self.frontier()}, limit)
+
+    def ops_since(self, frontier: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
+        after = {node: (frontier.get(node, bytes(20)), last) for node, last in self.frontier().items()}
+        return self._merged({node: known for node, (known, last) in after.items() if last > known}, limit)
+
+    def _merged(self, after: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
+        rows = self._rows(_MERGED, list(after), list(after.values()), limit, limit)
+        return [OpRow(*row) for row in rows]
+
+    def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
+        return self._ops("WHERE substr(hlc, 13) = %s AND hlc > %s ORDER BY hlc LIMIT %s", node, after, limit)
+
+    def ops_written_after(self, node: bytes, hlc: bytes) -> tuple[int, bytes | None]:
+        where = "FROM ops WHERE substr(hlc, 13) = %s AND hlc > %s"
+        first: bytes | None = self._one(f"SELECT hlc {where} ORDER BY hlc LIMIT 1", node, hlc)
+        return self._one(f"SELECT count(*) {where}", node, hlc), first
+
+    def written_by(self, node: bytes) -> list[tuple[bytes, Subject | None]]:
+        rows = self._rows("SELECT id, family, key FROM ops WHERE substr(hlc, 13) = %s ORDER BY hlc", node)
+        return [(op_id, None if key is None else Subject(family, key)) for op_id, family, key in rows]
+
+    def ops_of_variants(self, variants: Sequence[int]) -> list[OpRow]:
+        return self._ops("WHERE variant = ANY(%s) ORDER BY hlc", list(variants))
+
+    def has_variants(self, variants: Sequence[int]) -> bool:
+        return bool(self._one("SELECT EXISTS (SELECT 1 FROM ops WHERE variant = ANY(%s))", list(variants)))
+
+    def jobs_written_of(self, job_ids: Sequence[bytes]) -> set[bytes]:
+        about = "SELECT DISTINCT key FROM ops WHERE settled = 1 AND family = 'job' AND key = ANY(%s)"
+        return {row[0] for row in self._among(about, job_ids)}
+
+    def _ops(self, tail: str, *values: Any) -> list[OpRow]:
+        return [OpRow(*row) for row in self._rows(f"SELECT {_OP} FROM ops {tail}", *values)]
+
+    def set_reasons(self, reasons: Iterable[tuple[int, bytes]]) -> None:
+        chosen = list(reasons)
+        if chosen:
+            self._sql(_SET_REASONS, ([int(reason) for reason, _ in chosen], [op_id for _, op_id in chosen]))
+
+    def frontier(self) -> dict[bytes, bytes]:
+        return {node: hlc for node, hlc in self._rows(_FRONTIER)}
+
+    def refused_ops(self, limit: int) -> list[OpRow]:
+        return self._ops("WHERE reason <> 0 ORDER BY seq DESC LIMIT %s", limit)
+
+    def ops_refused_for(self, reasons: Sequence[int]) -> list[OpRow]:
+        wanted = [int(reason) for reason in reasons]
+        return self._ops("WHERE reason <> 0 AND reason = ANY(%s) ORDER BY seq", wanted)
+
+    def cite(self, dep: bytes, op_id: bytes) -> None:
+        self._sql(insert_new("cites", "dep, op"), (dep, op_id))
+
+    def citing(self, dep: bytes) -> list[bytes]:
+        return self._column("SELECT op FROM cites WHERE dep = %s", dep)
+
+    def cited_among(self, deps: Sequence[bytes]) -> set[bytes]:
+        return {row[0] for row in self._among("SELECT DISTINCT dep FROM cites WHERE dep = ANY(%s)", deps)}
+
+
+def head_of(row: tuple[Any, ...] | None) -> Head:
+    if row is None:
+        raise damaged("it has lost the end of its log")
+    return Head(*row)

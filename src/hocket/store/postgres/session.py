@@ -1,0 +1,68 @@
+"""All statements of the PostgreSQL store in one session."""
+
+from hocket.store.ops import Head
+from hocket.store.postgres.artifacts import PostgresArtifacts
+from hocket.store.postgres.intake import PostgresIntake
+from hocket.store.postgres.jobs import PostgresJobs
+from hocket.store.postgres.local import PostgresLocal
+from hocket.store.postgres.lock_requests import PostgresLockRequests
+from hocket.store.postgres.messages import PostgresMessages
+from hocket.store.postgres.ops import PostgresOps
+from hocket.store.postgres.peers import PostgresPeers
+from hocket.store.postgres.presence import PostgresPresence
+from hocket.store.postgres.registers import PostgresRegisters
+from hocket.store.postgres.rows import PostgresRows
+from hocket.store.postgres.subjects import PostgresSubjects
+from hocket.store.postgres.tokens import PostgresTokens
+
+_PROJECTIONS = (
+    *("jobs", "finished", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
+    *("evictions", "delegations", "revocations", "coordinators", "forks", "written"),
+    *("messages", "deliveries", "group_cursors"),
+)
+
+
+class PostgresSession(
+    PostgresOps,
+    PostgresIntake,
+    PostgresJobs,
+    PostgresSubjects,
+    PostgresRows,
+    PostgresMessages,
+    PostgresRegisters,
+    PostgresArtifacts,
+    PostgresPeers,
+    PostgresPresence,
+    PostgresLocal,
+    PostgresTokens,
+    PostgresLockRequests,
+):
+    def begun(self, head: Head | None = None) -> None:
+        """A transaction begins; a write transaction has read the head when it locked it."""
+        self._head, self._in_transaction = head, True
+
+    def ended(self) -> None:
+        self._head, self._in_transaction = None, False
+        self._last_added = None
+        self._author, self._has_permissions = None, False
+
+    @property
+    def last_added(self) -> tuple[int, bytes] | None:
+        """The number and the id of the last op that the transaction has added."""
+        return self._last_added
+
+    def has_op(self, seq: int, op_id: bytes) -> bool:
+        return self._one("SELECT 1 FROM ops WHERE seq = %s AND id = %s", seq, op_id) is not None
+
+    def drop_projections(self) -> None:
+        # Not TRUNCATE: readers would wait for it, and see empty tables in an older view.
+        for table in _PROJECTIONS:
+            self._sql(f"DELETE FROM {table}")
+
+    def damage(self) -> list[str]:
+        """PostgreSQL checks its pages when it reads them, so this counts: no op may be missing."""
+        ((count, first, last),) = self._rows("SELECT count(*), min(seq), max(seq) FROM ops")
+        seq = self.head().seq
+        if (count, first or 1, last or 0) == (seq, 1, seq):
+            return []
+        return [f"there are {count} ops, numbered from {first} to {last}, but the head says {seq}"]

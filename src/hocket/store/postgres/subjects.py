@@ -1,0 +1,41 @@
+"""The statements about subjects whose families have no tables of their own."""
+
+from hocket.kernel.subjects import Subject
+from hocket.store.postgres.statements import PostgresStatements, upsert
+from hocket.store.subjects import SubjectRow
+
+
+class PostgresSubjects(PostgresStatements):
+    def subject_state(self, subject: Subject) -> bytes | None:
+        state: bytes | None = self._one("SELECT state FROM subjects WHERE family = %s AND key = %s", *subject)
+        return state
+
+    def put_subject(self, row: SubjectRow) -> None:
+        self._sql(upsert("subjects", "family, key, last, state", "family, key"), (*row.subject, row.last, row.state))
+
+    def drop_subject(self, subject: Subject) -> None:
+        self._sql("DELETE FROM subjects WHERE family = %s AND key = %s", subject)
+
+    def subject_states(self, family: str, without: bytes) -> list[bytes]:
+        return self._column("SELECT state FROM subjects WHERE family = %s AND key <> %s ORDER BY key", family, without)
+
+    def has_op_after(self, subject: Subject, hlc: bytes) -> bool:
+        where = "WHERE key = %s AND settled = 1 AND hlc > %s AND family = %s AND reason = 0"
+        return self._one(f"SELECT 1 FROM ops {where} LIMIT 1", subject.key, hlc, subject.family) is not None
+
+    def subjects_since(self, family: str, hlc: bytes) -> list[bytes]:
+        """A subject has no state if none of its ops counts."""
+        sql = (
+            "SELECT key FROM subjects WHERE family = %s AND last > %s UNION SELECT key FROM ops"
+            " WHERE reason <> 0 AND settled = 1 AND family = %s AND key IS NOT NULL AND hlc > %s"
+        )
+        return self._column(sql, family, hlc, family, hlc)
+
+    def subjects_offered(self, family: str, reason: int, hlc: bytes) -> list[Subject]:
+        where = "WHERE reason <> 0 AND reason = %s AND family = %s AND key IS NOT NULL AND settled = 1 AND hlc > %s"
+        keys = self._column(f"SELECT DISTINCT key FROM ops {where}", int(reason), family, hlc)
+        return [Subject(family, key) for key in keys]
+
+    def each_subject(self) -> list[SubjectRow]:
+        rows = self._rows("SELECT family, key, last, state FROM subjects ORDER BY family, key")
+        return [SubjectRow(Subject(family, key), last, state) for family, key, last, state in rows]
