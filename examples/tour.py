@@ -302,7 +302,7 @@ def main() -> int:
             say("\nThat was one machine. Now a mesh: three nodes, each with a home of its own, over HTTP.")
             wrong = tour_mesh.tour(base, say)
         if not wrong:
-            say("\nNow two agents on one machine: locks and mail, jobs by rank, a proof and a bill.")
+            say("\nNow two agents on one machine: locks and mail, jobs by rank, a beat, a proof and a bill.")
             wrong = tour_agents.tour(base, say)
     except (KeyboardInterrupt, RuntimeError) as error:
         # Python's own locks can fail on an interrupt, and then raise another error.

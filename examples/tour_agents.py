@@ -1,6 +1,6 @@
 """The tour's third part: two agents write a story on one machine. They lock a file and write to each other; two workers
-share its pages by rank; a command leaves a proof and a bill. Each printed line was checked first, and the first failed
-check ends the tour.
+share its pages by rank; a job waits two beats for help that does not come; a command leaves a proof and a bill. Each
+printed line was checked first, and the first failed check ends the tour.
 
     python examples/tour_agents.py [--base DIR]
 """
@@ -8,7 +8,9 @@ check ends the tour.
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import tour_agents_jobs as jobs
 from tour_mesh import PATIENCE_S, Member, Wrong, main, must, played, wait_for
@@ -18,6 +20,7 @@ import hocket
 HERE = Path(__file__).resolve().parent
 PAGES = 24
 FILE = "file:story.md"
+POLICY = "{cluster_id: story, initial_bpm: 120, bar_len_beats: 4}"
 RATES = """\
 currency: EUR
 beat_ms: 1000
@@ -31,8 +34,8 @@ rate_storage_gbh: 0
 """
 
 
-class Worker(Member):
-    """A second process on the home of another member."""
+class Process(Member):
+    """A further process on the home of another member."""
 
     def __init__(self, folder: Path, name: str, home: Path) -> None:
         super().__init__(folder, name)
@@ -43,20 +46,22 @@ class Tour:
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self._say = say
         self._desk = Member(folder, "desk")
-        self._workers = [Worker(folder, f"worker-{number}", self._desk.home) for number in (1, 2)]
+        self._workers = [Process(folder, f"worker-{number}", self._desk.home) for number in (1, 2)]
+        self._tempo = [Process(folder, name, self._desk.home) for name in ("pulse", "reverb")]
         self._story = folder / "story.md"
 
     def __enter__(self) -> "Tour":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for member in (*self._workers, self._desk):
+        for member in (*self._workers, *self._tempo, self._desk):
             member.close()
 
     def run(self) -> None:
         self._desk("init", "--name", "desk")
         self.lock()
         self.share()
+        self.keep_time()
         self.prove()
         audit = self._desk("log", "verify")
         must(not audit["findings"], f"the log: {audit['findings']}")
@@ -108,6 +113,36 @@ class Tour:
         page = self._desk.node.submit(jobs.page, number=PAGES)
         page.result(PATIENCE_S)
         return len(self._desk("claims", "explain", page.job_id)["ranking"]) == len(self._workers)
+
+    def keep_time(self) -> None:
+        desk, worker = self._desk, self._workers[0]
+        (desk.home / "tempo.yaml").write_text(POLICY)
+        for process in self._tempo:
+            process.start(process.name)
+        worker.start("work", str(HERE / "tour_agents_jobs.py"))
+        asked = desk.node.submit(jobs.ending)
+        ended = asked.result(PATIENCE_S)
+        (degraded,) = desk("show", asked.job_id)["degraded"]
+        must(
+            ended == "and they synced happily ever after" and degraded["event"] == "wait exhausted",
+            f"it said {degraded}",
+        )
+        self._say(
+            "a pulse beats 120 times a minute; a job asks cleo for help, waits two beats, and ends with its fallback:"
+        )
+        self._say(f"  {ended!r}, and the log says so")
+        report = wait_for(self._reported, "a bar with the job in its report")
+        self._say(
+            f"reverb reports the bar of {report['window'][11:19]}: {report['tasks']} task, {report['agents']} agent"
+        )
+        for process in (worker, *self._tempo):
+            process.stop()
+
+    def _reported(self) -> dict[str, Any] | None:
+        """The newest report of a window with a task."""
+        with suppress(Wrong):  # there is no report yet
+            return next((each for each in self._desk("report")["windows"] if each["tasks"]), None)
+        return None
 
     def prove(self) -> None:
         desk = self._desk

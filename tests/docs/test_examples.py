@@ -74,6 +74,8 @@ def test_the_tour(tmp_path: Path):
         assert re.search(rf"^log of {said} verified: \d+ ops, chain head [0-9a-f]{{64}}$", done.stdout, re.MULTILINE)
     assert "is killed with SIGKILL in the middle of a job" in done.stdout
     assert "a late write of ada's, under fence 1, is refused" in done.stdout
+    assert "ends with its fallback" in done.stdout
+    assert "reverb reports the bar of" in done.stdout
     assert "its proof is good" in done.stdout
     assert "check failed" not in done.stdout
     assert not [*(tmp_path / "run").glob("mesh-*"), *(tmp_path / "run").glob("agents-*")]
