@@ -42,7 +42,7 @@ def test_a_seed_gives_the_same_run_wherever_the_program_lies(tmp_path: Path) -> 
 
 
 @pytest.mark.req("LW-38", "LW-39")
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed < 4 else pytest.mark.soak) for seed in range(12)])
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed < 2 else pytest.mark.soak) for seed in range(12)])
 def test_no_rule_is_broken_whatever_goes_wrong(seed: int) -> None:
     report = sim.run(seed, nodes=5, minutes=1, jobs=20)
     assert not report.violations, report
