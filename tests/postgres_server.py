@@ -3,6 +3,7 @@ needed and ended with the process. Each test gets a database of its own. `fsync`
 """
 
 import atexit
+import ctypes
 import os
 import pwd
 import shutil
@@ -35,6 +36,7 @@ local all all trust
 host all all 127.0.0.1/32 trust
 """
 _numbers = count(1)
+_LIBC = ctypes.CDLL(None)
 
 
 class Server:
@@ -70,6 +72,7 @@ class Server:
             stderr=(self.directory / "log").open("ab"),
             user=self._user,
             cwd="/",
+            preexec_fn=_end_with_parent,
         )
         deadline = time.monotonic() + STARTED_WITHIN_S
         while True:
@@ -140,6 +143,12 @@ def emptied(address: str) -> str:
             (bytes(32), bytes(16)),
         )
     return address
+
+
+def _end_with_parent() -> None:
+    """The kernel ends the server when the tests' process ends, however that ends."""
+    PR_SET_PDEATHSIG = 1
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
 def _free_port() -> int:
