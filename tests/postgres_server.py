@@ -3,7 +3,6 @@ needed and ended with the process. Each test gets a database of its own. `fsync`
 """
 
 import atexit
-import ctypes
 import os
 import pwd
 import shutil
@@ -36,7 +35,6 @@ local all all trust
 host all all 127.0.0.1/32 trust
 """
 _numbers = count(1)
-_LIBC = ctypes.CDLL(None)
 
 
 class Server:
@@ -72,8 +70,10 @@ class Server:
             stderr=(self.directory / "log").open("ab"),
             user=self._user,
             cwd="/",
-            preexec_fn=_end_with_parent,
         )
+        # Ends the server when this process ends, however that ends: then the pipe closes.
+        end = f"cat > /dev/null; kill -QUIT {self._process.pid}; rm -rf {self.directory}"
+        self._watcher = subprocess.Popen(["sh", "-c", end], stdin=subprocess.PIPE, start_new_session=True)
         deadline = time.monotonic() + STARTED_WITHIN_S
         while True:
             try:
@@ -86,6 +86,8 @@ class Server:
     def stop(self, *, immediate: bool = False) -> None:
         """Ends every connection. An immediate stop is a crash to the server."""
         if self._process is not None:
+            self._watcher.kill()
+            self._watcher.communicate()
             self._process.send_signal(signal.SIGQUIT if immediate else signal.SIGINT)
             self._process.wait(STARTED_WITHIN_S)
             self._process = None
@@ -143,12 +145,6 @@ def emptied(address: str) -> str:
             (bytes(32), bytes(16)),
         )
     return address
-
-
-def _end_with_parent() -> None:
-    """The kernel ends the server when the tests' process ends, however that ends."""
-    PR_SET_PDEATHSIG = 1
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
 def _free_port() -> int:
