@@ -71,6 +71,9 @@ class Server:
             user=self._user,
             cwd="/",
         )
+        # Ends the server when this process ends, however that ends: then the pipe closes.
+        end = f"cat > /dev/null; kill -QUIT {self._process.pid}; rm -rf {self.directory}"
+        self._watcher = subprocess.Popen(["sh", "-c", end], stdin=subprocess.PIPE, start_new_session=True)
         deadline = time.monotonic() + STARTED_WITHIN_S
         while True:
             try:
@@ -83,6 +86,8 @@ class Server:
     def stop(self, *, immediate: bool = False) -> None:
         """Ends every connection. An immediate stop is a crash to the server."""
         if self._process is not None:
+            self._watcher.kill()
+            self._watcher.communicate()
             self._process.send_signal(signal.SIGQUIT if immediate else signal.SIGINT)
             self._process.wait(STARTED_WITHIN_S)
             self._process = None

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import psycopg
+
 from hocket import store
 from hocket.store import MEMORY, Store
+from hocket.store.postgres import PostgresStore
 from tests.postgres_server import emptied, prepared, server
 
 
@@ -53,3 +56,14 @@ def use(kind: StoreKind) -> None:
 
 def new_store() -> Store:
     return _in_use[0].new()
+
+
+def raw(kept: Store, statement: str, *values: object) -> list[tuple[object, ...]]:
+    """What a person with access to the database can do to its tables. Marks for values are SQLite's."""
+    real = getattr(kept, "_store", kept)  # behind the breaker of a home
+    if not isinstance(real, PostgresStore):
+        return list(real._writer.execute(statement, values))
+    with psycopg.connect(real.address.conninfo) as connection:
+        connection.execute("SET search_path = hocket")
+        done = connection.execute(statement.replace("?", "%s"), values)
+        return [] if done.description is None else done.fetchall()

@@ -9,7 +9,7 @@ from tests import stores
 from tests.stores import STORES, StoreKind
 
 # The modules that run over each store in CI. All others do so over the first one, and over the rest with `make soak`.
-OVER_EACH = ("test_commit", "test_sealing")
+OVER_EACH = ("test_admit", "test_changes", "test_clock", "test_commit", "test_locks", "test_machine_clock")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

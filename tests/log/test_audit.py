@@ -36,6 +36,7 @@ from tests.log.roster.world import (
     new_log,
     sent,
 )
+from tests.stores import raw
 
 pytestmark = pytest.mark.touches("VX-07", "VX-08")
 
@@ -75,8 +76,7 @@ def rows(log: Log) -> list[OpRow]:
 
 
 def sql(log: Log, statement: str, *values: object) -> None:
-    store = getattr(log.store, "_store", log.store)  # behind the breaker of a home
-    store._writer.execute(statement, values)
+    raw(log.store, statement, *values)
 
 
 def audit(log: Log, expected: tuple[int, bytes] | None = None) -> Audit:
@@ -214,7 +214,7 @@ def append_row(log: Log, body: bytes, op: Op) -> None:
         seq=head.seq + 1, id=op.id, hlc=pack(op.timestamp), body=body, chain=chain, variant=25, key=None
     )
     sql(log, f"INSERT INTO ops ({names}) VALUES ({', '.join('?' * len(names.split(',')))})", *changed)
-    sql(log, "UPDATE head SET seq = ?1, sealed = ?1, chain = ?2", head.seq + 1, chain)
+    sql(log, "UPDATE head SET seq = ?, sealed = ?, chain = ?", head.seq + 1, head.seq + 1, chain)
 
 
 @pytest.mark.req("VX-08")
@@ -249,8 +249,7 @@ def test_an_op_under_an_id_of_its_authors_choice_is_named_where_ids_are_bound(tm
 
 @pytest.mark.parametrize("column", ["seq", "chain"])
 def test_a_changed_head_is_told(log: Log, column: str) -> None:
-    change = "seq = seq - 1" if column == "seq" else "chain = zeroblob(32)"
-    sql(log, f"UPDATE head SET {change}")
+    sql(log, "UPDATE head SET seq = seq - 1") if column == "seq" else sql(log, "UPDATE head SET chain = ?", bytes(32))
     (found,) = findings(log)
     assert "head" in found.what
 

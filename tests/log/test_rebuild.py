@@ -14,6 +14,7 @@ from hocket.work.jobs import Draft
 from tests.log.roster.test_rules import Story
 from tests.log.roster.world import INTRODUCTIONS, NOW, new_log, sent
 from tests.log.test_audit import fill, sql
+from tests.stores import raw
 
 pytestmark = pytest.mark.touches("LW-33")
 
@@ -22,10 +23,9 @@ TABLES = ("jobs", "after", "cites", "nodes", "routes", "schedules", "artifacts")
 
 def derived(log: Log) -> dict[str, list[tuple[object, ...]]]:
     """Every derived table, whole, and every op's verdict. Which process holds a job is on no log and is left out."""
-    connection = log.store._writer  # type: ignore[attr-defined]
-    connection.execute("UPDATE jobs SET worker = NULL")
-    tables = {name: connection.execute(f"SELECT * FROM {name} ORDER BY 1, 2").fetchall() for name in TABLES}
-    tables["reasons"] = connection.execute("SELECT seq, reason FROM ops ORDER BY seq").fetchall()
+    raw(log.store, "UPDATE jobs SET worker = NULL")
+    tables = {name: raw(log.store, f"SELECT * FROM {name} ORDER BY 1, 2") for name in TABLES}
+    tables["reasons"] = raw(log.store, "SELECT seq, reason FROM ops ORDER BY seq")
     return tables
 
 

@@ -217,6 +217,17 @@ def test_twenty_may_create_it_at_once() -> None:
     assert errors == []
 
 
+def test_a_lost_table_is_damage(address: str, store: PostgresStore) -> None:
+    administer("DROP TABLE hocket.cites", address=address)
+    with store.read() as session:
+        assert session.damage() == ['relation "cites" does not exist'] and session.head().seq == 0
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            session.citing(b"")
+    with pytest.raises(StoreError, match="is damaged"):
+        with store.write() as session:
+            session.cite(b"", b"")
+
+
 def test_text_that_postgres_cannot_store_is_the_callers_error(store: PostgresStore) -> None:
     with pytest.raises(Usage, match="NUL"):
         with store.write() as session:
