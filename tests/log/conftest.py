@@ -17,10 +17,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     is_soak = metafunc.module.__name__.rpartition(".")[2] not in OVER_EACH
     marks = [pytest.mark.soak] if is_soak else []
     kinds = [first, *(pytest.param(name, marks=marks) for name in rest)]
-    metafunc.parametrize("store_kind", kinds, indirect=True, scope="session")
+    metafunc.parametrize("store_kind", kinds, indirect=True, scope="module")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def store_kind(request: pytest.FixtureRequest) -> Iterator[StoreKind]:
     kind = STORES[request.param]
     stores.use(kind)

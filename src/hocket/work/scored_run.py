@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from hocket.kernel.beats.score import Escalation, NextStep, Score, ScoreEvent, escalate, phrase_phases
+from hocket.kernel.beats.score import DEGRADED_TYPE, Escalation, NextStep, Score, ScoreEvent, escalate, phrase_phases
 from hocket.kernel.clock import wall_text
 from hocket.kernel.coordination_payloads import SendMessage
 from hocket.kernel.ids import node_text, ulid_text
@@ -22,7 +22,6 @@ from hocket.work.retrying import Fatal
 from hocket.work.run_outputs import RunOutput, RunOutputs
 from hocket.work.tempo import RunTempo
 
-DEGRADED_TYPE = "hocket.degraded"
 ESCALATION_TYPE = "escalation"
 SENDER = "score"
 HELP_TYPE = "help"

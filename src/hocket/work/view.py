@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from hocket.errors import Failed, Usage
+from hocket.kernel.beats.score import DEGRADED_TYPE
 from hocket.kernel.clock import hlc_text, unpack
 from hocket.kernel.ids import node_text, ulid_ending, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode
@@ -32,7 +33,6 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.store import Artifact, JobEntry, OpRow, Session, Stage
 from hocket.work.jobs import RESULT_TYPE
-from hocket.work.scored_run import DEGRADED_TYPE
 
 AMBIGUOUS_SHOWN = 5
 DEPTH_MAX = 100

@@ -15,6 +15,8 @@ from hocket.kernel.beats.tempo import BAR_LEN_DEFAULT, BAR_LEN_MAX, BPM_MAX, BPM
 from hocket.kernel.beats.ucxl import BadAddress, parse_ucxl
 
 WAITS = ("help", "io")
+# The type of the artifacts that say what a run did when its beats ran out.
+DEGRADED_TYPE = "hocket.degraded"
 WAIT_BEATS_MAX = 10_000
 PHRASES_MAX = 16
 ACTIONS_MAX = 16
