@@ -22,11 +22,10 @@ from hocket.kernel.policy import DEFAULT
 from hocket.kernel.rendezvous import AnnouncedClaim, rank, rank_sticky, rank_weighted, seed_of
 from hocket.kernel.roster import Job, State
 from hocket.kernel.signing import is_marked
-from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import Place, Stage, WorkerRow
 from hocket.work import claiming, jobs
-from hocket.work.claim_order import SIGNED_HERE_MAX, UNSIGNED_MS, ClaimOrder, is_ranked
+from hocket.work.claim_order import UNSIGNED_MS, ClaimOrder, is_ranked
 from hocket.work.handlers import kind, policy
 from hocket.work.heard_claims import HeardClaims
 from hocket.work.members import EXPIRY_MS, REFRESH_MS, Members
@@ -313,19 +312,6 @@ def test_the_op_of_a_job_that_goes_by_rank_has_its_signature_before_the_commit(
     options = {"sticky": "key"} if claim == "sticky" else {}
     draft = kind(KIND, claim=claim, **options).draft({"key": 1})
     assert fleet.log.run(lambda tx: is_marked(tx.body(jobs.submit_one(tx, draft).job_id))) is waits
-
-
-def test_of_a_large_submit_a_worker_signs_a_few_ops_at_a_time(fleet: Fleet) -> None:
-    order, signer = fleet.orders[fleet.worker("one")], fleet.log._signer
-    made = fleet.submit(2 * SIGNED_HERE_MAX)
-    bodies = fleet.log.run(lambda tx: [tx.body(job.schedule_op) for job in made])
-    fresh = [signer.marked(unsigned(decode(body))) for body in bodies]
-
-    def look(tx: Transaction) -> int:
-        """How many jobs it may claim now."""
-        return sum(order.may_claim_at(tx, job, body) <= tx.now for job, body in zip(made, fresh, strict=True))
-
-    assert [fleet.log.run(look) for _ in range(2)] == [SIGNED_HERE_MAX, 2 * SIGNED_HERE_MAX]
 
 
 # What workers tell each other.

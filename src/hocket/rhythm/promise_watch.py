@@ -67,7 +67,7 @@ class PromiseWatch:
 
     def __init__(
         self,
-        messages: TempoMessages | None,
+        messages: TempoMessages,
         lane: str,
         reading: Callable[[], Hlc],
         now_ms: Callable[[], int],
@@ -134,12 +134,10 @@ class PromiseWatch:
         """Sends for ever."""
         while True:
             message = await self._outgoing.get()
-            if self._messages is not None:
-                await self._messages.publish(message, self._lane)
+            await self._messages.publish(message, self._lane)
 
     async def hear(self) -> None:
         """Counts what other nodes tell, for ever."""
-        assert self._messages is not None
         queue = await self._messages.subscribe(PromiseResult, self._lane)
         try:
             while True:

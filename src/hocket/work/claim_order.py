@@ -26,9 +26,6 @@ from hocket.work.members import Members
 
 # An op that another process has yet to sign is looked at again after this long.
 UNSIGNED_MS = 20
-# So many ops of its own node a worker signs itself in one transaction, so that a single job starts at once. Of a large
-# submit every worker would sign every op, though the submitter does so in a moment.
-SIGNED_HERE_MAX = 8
 # The jobs whose ranks are remembered.
 REMEMBERED_MAX = 10_000
 
@@ -107,8 +104,6 @@ class ClaimOrder:
         self.worker, self.members, self.heard = worker, members, heard
         self._known: dict[bytes, _ReadyJob] = {}
         self._ranks: dict[bytes, tuple[Candidates, frozenset[str], int]] = {}
-        self._last_tx: Transaction | None = None
-        self._signs_left = SIGNED_HERE_MAX
 
     def may_claim_at(self, tx: Transaction, job: Job, schedule: bytes) -> int:
         """When this worker may claim a ready job, by the clock of the log; any time that has passed means now."""
@@ -135,7 +130,7 @@ class ClaimOrder:
             return None
 
     def _know(self, tx: Transaction, job: Job, schedule: bytes) -> _ReadyJob:
-        if job.scheduled.node == tx.node and is_marked(schedule) and self._may_sign(tx):
+        if job.scheduled.node == tx.node and is_marked(schedule):
             schedule = tx.signed(schedule)
         key = None if job.policy.claim != "sticky" else sticky_key(job, decode(schedule))
         known = _ReadyJob(job.fence, ready_since(job, tx.projection.jobs.succeeded), seed_in(schedule), key)
@@ -144,12 +139,6 @@ class ClaimOrder:
             self._ranks.clear()
         self._known[job.id] = known
         return known
-
-    def _may_sign(self, tx: Transaction) -> bool:
-        if tx is not self._last_tx:
-            self._last_tx, self._signs_left = tx, SIGNED_HERE_MAX
-        self._signs_left -= 1
-        return self._signs_left >= 0
 
     def _rank(self, tx: Transaction, job: Job, known: _ReadyJob) -> int:
         self.members.refresh(tx.session, tx.physical)

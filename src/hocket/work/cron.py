@@ -113,7 +113,7 @@ def make_tick(tx: Transaction, schedule: Schedule, failed: Failed = lambda sched
         return False
     policy = tick_policy(decode_policy(schedule.policy), schedule.name, schedule.op)
     job = ScheduleJob(tick_id(schedule.op, tick), schedule.kind, schedule.payload, encode_policy(policy))
-    op = tx.author(job, (schedule.op,))
+    op = tx.author(job, (schedule.op,), at_once=policy.claim != "first")
     if isinstance(op, Reason):
         failed(schedule, op.sentence)
     return not isinstance(op, Reason)
