@@ -29,10 +29,11 @@ def test_names_of_killed_workers_win_nothing_after_they_have_expired(tmp_path: P
                 ghosts.add(ghost)
                 at.kill(ghost)
                 del at.homes[ghost]
+                (probe,) = await at.submit(1, not_before="+1h")
+                assert ghost in places(at.explained(probe)), "nobody knew the worker that was killed"
                 node = await at.add(f"again{number}")
                 (job,) = await at.submit(1, lease="5s")
                 made[job] = {*ghosts}
-                assert ghost in places(at.explained(job)), "nobody knew the worker that was killed"
                 async with asyncio.timeout(60):
                     while node not in places(at.explained(job)):
                         await asyncio.sleep(0.02)
