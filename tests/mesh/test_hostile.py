@@ -123,9 +123,9 @@ def test_no_answer_of_a_peer_breaks_anything(fixed: Fixed, status, headers, body
 
 def test_a_peer_that_never_comes_to_an_end_is_left(fixed: Fixed, monkeypatch: pytest.MonkeyPatch):
     from hocket.kernel.clock import Hlc
-    from hocket.mesh import sync
+    from hocket.mesh import peer_exchange
 
-    monkeypatch.setattr(sync, "PULLS_MAX", 50)
+    monkeypatch.setattr(peer_exchange, "PULLS_MAX", 50)
     place = fixed.place
     asked = 0
 

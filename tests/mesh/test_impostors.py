@@ -14,7 +14,7 @@ from hocket.kernel.ids import node_text
 from hocket.kernel.ops import NO_ID, decode, encode_sequence, read_sequence
 from hocket.kernel.rules import STRICT, rules_hash
 from hocket.kernel.vocabulary import ScheduleJob
-from hocket.mesh import peers, sync, wire
+from hocket.mesh import peer_exchange, peers, wire
 from hocket.mesh.client import Client
 from hocket.mesh.wire import Reply, Request
 from tests.mesh.test_sync import Between
@@ -274,7 +274,7 @@ def test_an_old_cursor_of_a_peer_that_signs_nothing_is_forgotten(tmp_path: Path,
         assert (await b.exchanges.visit(a.address)).state == peers.OK
         assert decode_frontier(b.peer(a.address).pulled) == {}
         is_there = False
-        monkeypatch.setattr(sync, "ANEW_S", 0.0)
+        monkeypatch.setattr(peer_exchange, "ANEW_S", 0.0)
         assert (await b.exchanges.visit(a.address)).pulled == 3
 
     run(tmp_path, test)
@@ -291,10 +291,12 @@ def test_a_pause_that_nobody_signed_is_not_for_good(tmp_path: Path, monkeypatch:
         await b.exchanges.visit(a.address)
         between = Between(b)
         between.answers.append(lambda request: Reply(409, {wire.RULES_HASH: rules_hash(STRICT).hex()}))
-        b.exchanges._lines.clear()
+        exchanges = b.exchanges
         client = Client(b.node, b.key, between, b.node.environment, a.address, a.id)  # type: ignore[arg-type]
         client.claims, client._has_met = a.id, True
-        b.exchanges._lines[a.address] = sync._Line(client, 0.0)
+        exchanges._peers[a.address] = peer_exchange.PeerExchange(
+            client, b.node, b.node.environment, exchanges._quotas, exchanges._emit
+        )
         done = await b.exchanges.visit(a.address)
         assert done.state == peers.PAUSED
         assert "did not prove" in done.detail

@@ -21,7 +21,7 @@ from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import CancelJob
 from hocket.log import Transaction
 from hocket.log.lost_past import own_history, rewind
-from hocket.mesh import op_pages, sync, wire
+from hocket.mesh import op_pages, peer_exchange, wire
 from hocket.node.runtime import Runtime
 from hocket.service.checks import Check, examine
 from hocket.store import OpRow
@@ -298,7 +298,7 @@ def test_what_others_have_is_never_taken_off_the_log(
     tmp_path: Path, victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second history of a node whose key was stolen is a fork, and no reason to rewrite the first."""
-    monkeypatch.setattr(sync, "SHARED_S", 0.0)
+    monkeypatch.setattr(peer_exchange, "SHARED_S", 0.0)
     monkeypatch.setattr(op_pages, "SHARED_S", 0.0)
 
     async def scene() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hocket.kernel.backoff import RetryPolicy
-from hocket.mesh.sync import Exchanged
+from hocket.mesh.peer_exchange import Exchanged
 from hocket.work import supervision
 from tests.mesh.world import Place, run, until
 

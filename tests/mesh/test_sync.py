@@ -14,7 +14,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import STRICT, rules_hash
 from hocket.kernel.ucan import ROOT, Capability
 from hocket.kernel.vocabulary import DesignateCoordinator, ScheduleJob
-from hocket.mesh import peers, sync, wire
+from hocket.mesh import peer_exchange, peers, wire
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.wire import Reply, Request
 from hocket.store import OpRow
@@ -59,7 +59,7 @@ def test_a_first_sync_streams_and_the_next_batch_is_fetched_while_one_is_verifie
 
         async def watched(work):  # type: ignore[no-untyped-def]
             nonlocal admitting
-            admitting = "Exchanges._admit" in work.__qualname__
+            admitting = "PeerExchange._admit" in work.__qualname__
             try:
                 return await call(work)
             finally:
@@ -330,7 +330,7 @@ def test_two_histories_that_end_at_the_same_time_are_found(tmp_path: Path, monke
         Between(b)  # a new process, which has to ask what the other has
         await b.exchanges.visit(a.address)
         assert not b.log.permissions().forks
-        monkeypatch.setattr(sync, "RECHECK_S", 0.0)
+        monkeypatch.setattr(peer_exchange, "RECHECK_S", 0.0)
         await b.exchanges.visit(a.address)
         await b.exchanges.visit(a.address)
         for place in (a, b):

@@ -15,8 +15,8 @@ from hocket.kernel.ucan import Capability
 from hocket.mesh import enrolment, peers
 from hocket.mesh.enrolment import Invited, is_cancelled, is_open, terms_of
 from hocket.mesh.grants import words
+from hocket.mesh.peer_exchange import Exchanged
 from hocket.mesh.peers import ADDRESS, Trust, check_address
-from hocket.mesh.sync import Exchanged
 from hocket.node.node import Node
 from hocket.service import Service, ServiceAnswer
 from hocket.store import Invitation, Peer, Session

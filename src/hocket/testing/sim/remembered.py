@@ -15,7 +15,7 @@ from hocket.kernel.frontier import Frontier, decode_frontier, parse_frontier
 from hocket.kernel.keys import verify
 from hocket.kernel.postcard import Reader
 from hocket.log import author_check, permissions
-from hocket.mesh import client, gate_requests, outgoing, peers, sync
+from hocket.mesh import client, gate_requests, outgoing, peer_exchange, peers
 from hocket.store import MEMORY
 from hocket.store import open as open_store
 
@@ -36,7 +36,7 @@ def remembered() -> Iterator[None]:
         **{(module, "verify"): cached(verify) for module in (ops, envelope, ucan)},
         **{(module, "read_ucan"): cached(ucan.read) for module in (permissions, author_check)},
         **{(module, "parse_frontier"): parse for module in (client, gate_requests)},
-        **{(module, "own_frontier"): own for module in (outgoing, sync)},
+        **{(module, "own_frontier"): own for module in (outgoing, peer_exchange)},
         (peers, "decode_frontier"): _copied(decode_frontier),
         (outgoing, "pack"): cached(pack),
         (outgoing, "unpack"): cached(unpack),
