@@ -1,6 +1,7 @@
 """Help between agents: promises that are kept, late, broken, or never made, and what becomes of the waits for them."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,9 +27,12 @@ from hocket.work.tempo_context import make_promise
 
 PATIENCE_S = 30.0
 POLICY = "cluster_id: choir\ninitial_bpm: 1200\nbar_len_beats: 8\n"
-# A request must get a promise within a beat. At this tempo a busy machine can do that.
-SLOW = POLICY.replace("1200", "60")
 SCORE = {"phases": {"work": 8}, "wait_budget": {"help": 8}}
+
+
+def slow(bpm: int = 60) -> str:
+    """A policy whose bar begins now. A request must get a promise before the bar ends: a busy machine can do that."""
+    return f"cluster_id: choir\ninitial_bpm: {bpm}\nbar_len_beats: 64\nanchor_ms: {int(time.time() * 1000)}\n"
 
 
 @hocket.job("help.async", score=SCORE)
@@ -89,7 +93,7 @@ def test_help_that_comes_in_time_is_kept(tmp_path: Path, job: Any) -> None:
         assert (result.outcome, result.thread_id) == (PromiseOutcome.KEPT, message.id)
         assert result.agent_id == f"helper@{node_text(node.runtime.log.node)}"
 
-    run(tmp_path / "home", act, POLICY.replace("1200", "20"))
+    run(tmp_path / "home", act, slow(20))
 
 
 @pytest.mark.req("BB-08")
@@ -107,7 +111,7 @@ def test_a_promise_that_is_not_kept_closes_the_thread_and_is_counted(tmp_path: P
         assert record["wait"] == "help"
         assert watch.counts.of_node(node_text(node.runtime.log.node), node.runtime.log.physical()) < 0.6
 
-    run(tmp_path / "home", act, SLOW)
+    run(tmp_path / "home", act, slow())
 
 
 @pytest.mark.req("BB-08")
@@ -120,7 +124,7 @@ def test_an_answer_after_the_wait_but_before_the_thread_closes_is_late(tmp_path:
         await message.reply("sorry")
         assert (await outcome(queue)).outcome is PromiseOutcome.LATE
 
-    run(tmp_path / "home", act, SLOW)
+    run(tmp_path / "home", act, slow())
 
 
 @pytest.mark.req("BB-08")
@@ -182,7 +186,7 @@ def test_the_record_does_not_depend_on_the_order_and_fades(results: list[Any], c
 def test_broken_promises_lower_the_weight_of_a_worker_that_weighs_them(tmp_path: Path, weighs: bool) -> None:
     async def main() -> None:
         hocket.init(tmp_path / "home")
-        (tmp_path / "home" / "tempo.yaml").write_text(SLOW)
+        (tmp_path / "home" / "tempo.yaml").write_text(slow())
         async with asyncio.timeout(PATIENCE_S), hocket.open(tmp_path / "home") as node:
             async with node.working([asks], grace=0.1, weight=2.0, weighs_promises=weighs) as worker:
                 watch, now = node.runtime.promises, node.runtime.log.reading()

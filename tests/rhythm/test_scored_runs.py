@@ -83,7 +83,7 @@ async def stubborn(ctx: hocket.Context) -> Any:
     return time.monotonic() - before
 
 
-@hocket.job("score.quick", score=FAST)
+@hocket.job("score.quick", score=FAST | {"tempo": 20})
 async def quick(ctx: hocket.Context) -> Any:
     first = await ctx.wait_for(asyncio.sleep(0, "first"), budget="io")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

@@ -71,9 +71,9 @@ def test_one_sigint_ends_the_server_and_its_worker(web: Web, tmp_path: Path) -> 
     assert code == 202
     web.until(f"/thumbnails/{quick['job_id']}", outcome="succeeded", result="small-cat.png")
     assert web.ask("/thumbnails/nonsense")[0] == 404
-    soon = web.ask("/thumbnails?src=dog.png&seconds=1", "POST")[1]["job_id"]
+    soon = web.ask("/thumbnails?src=dog.png&seconds=3", "POST")[1]["job_id"]
     never = web.ask("/thumbnails?src=cow.png&seconds=600", "POST")[1]["job_id"]
-    web.until("/status", claimed=2)
+    web.until(f"/thumbnails/{never}", state="claimed")
 
     web.process.send_signal(signal.SIGINT)
     web.process.wait(PATIENCE_S)
