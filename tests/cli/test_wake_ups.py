@@ -6,11 +6,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import PATIENCE_S, TASKS, Program, until
+from tests.postgres_relay import Relay
 from tests.postgres_server import server
 
 pytestmark = [pytest.mark.xdist_group("postgres")]
@@ -72,6 +74,13 @@ def test_doctor_says_how_processes_wake_up(hocket: Program) -> None:
     address = (hocket.home / "store").read_text().strip()
     assert said() == ("ok", "listening on the store's own address")
     assert said(HOCKET_STORE_LISTEN=address) == ("ok", "listening past the pooler, on HOCKET_STORE_LISTEN")
+    with closing(Relay(sessions=2)) as relay:
+        name = address.partition("@/")[2].partition("?")[0]
+        pooled = f"postgresql://postgres@127.0.0.1:{relay.port}/{name}"
+        verdict, says = said(HOCKET_STORE=pooled)
+        assert verdict == "warn" and says.startswith("polling, because the store's address leads to a pooler; set")
+        assert said(HOCKET_STORE=pooled, HOCKET_STORE_LISTEN=address)[0] == "ok"
+        assert "HOCKET_STORE_LISTEN leads to a pooler" in said(HOCKET_STORE_LISTEN=pooled)[1]
     away = said(HOCKET_STORE_LISTEN="postgresql://postgres:hush@127.0.0.1:1/x")
     assert away[0] == "warn" and away[1].startswith("polling: cannot connect") and "hush" not in away[1]
     wrong = hocket("status", environment={"HOCKET_STORE_LISTEN": "mysql://hush@host/db"}, code=2).sentence

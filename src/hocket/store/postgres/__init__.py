@@ -13,7 +13,7 @@ from psycopg.pq import TransactionStatus
 
 from hocket.errors import StoreError
 from hocket.store.postgres.address import DatabaseAddress, read_address
-from hocket.store.postgres.connecting import connect
+from hocket.store.postgres.connecting import connect, is_pooled
 from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S, first_line, raise_explained
 from hocket.store.postgres.listening import notification
 from hocket.store.postgres.migration import check_and_migrate
@@ -31,9 +31,11 @@ class PostgresStore:
     def __init__(self, url: str, *, create: bool = False) -> None:
         self.address = address = read_address(url)
         self._lock = threading.RLock()
-        self._readers = PostgresReaders(address)
         connection = connect(address)
         try:
+            if is_pooled(connection):
+                connection.prepare_threshold = None
+                self.address = address._replace(is_pooled=True)
             encoding = connection.info.parameter_status("server_encoding")
             if encoding != "UTF8":
                 raise StoreError(f"{address.shown} has the encoding {encoding}; create the database with UTF8")
@@ -42,6 +44,7 @@ class PostgresStore:
             connection.close()
             raise_explained(address.shown, error)
         self._writer = connection
+        self._readers = PostgresReaders(self.address)
 
     def write(self) -> "PostgresWrite":
         return PostgresWrite(self)

@@ -8,10 +8,14 @@ from hocket.store.postgres.address import DatabaseAddress
 from hocket.store.postgres.faults import connecting
 from hocket.store.postgres.statements import Connection
 
+# A statement that is repeated so often is prepared.
+PREPARE_AFTER = 5
+
 
 def connect(address: DatabaseAddress) -> Connection:
     try:
-        return psycopg.connect(address.conninfo, autocommit=True)
+        prepare_threshold = None if address.is_pooled else PREPARE_AFTER
+        return psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=prepare_threshold)
     except psycopg.Error as error:
         raise connecting(address.shown, error) from None
 
