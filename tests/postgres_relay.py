@@ -61,32 +61,29 @@ class Relay:
             backend = self._take(startup)
             client.sendall(backend.made_up_greeting)
             self._give_back(backend)
-            buffer = b""
             while data := client.recv(65_536):
-                buffer += data
                 backend = self._take(startup)
+                is_over = False
                 try:
-                    if not self._transact(client, backend, buffer):
-                        backend.socket.close()
-                        return
-                except BaseException:
-                    backend.socket.close()
-                    with self._changed:
-                        self._made -= 1
-                        self._changed.notify()
-                    raise
-                buffer = b""
-                self._give_back(backend)
+                    is_over = self._transact(client, backend, data)
+                finally:
+                    (self._give_back if is_over else self._drop)(backend)
 
     def _take(self, startup: bytes) -> "Backend":
         """The session that has rested longest, so that nobody gets the same one twice in a row."""
         with self._changed:
             assert self._sessions is not None
-            if self._made < self._sessions:
-                self._made += 1
-                return Backend(startup)
-            assert self._changed.wait_for(lambda: self._free, 30)
-            return self._free.popleft()
+            assert self._changed.wait_for(lambda: self._free or self._made < self._sessions, 30)
+            if self._made == self._sessions:
+                return self._free.popleft()
+            self._made += 1
+        return Backend(startup)
+
+    def _drop(self, backend: "Backend") -> None:
+        backend.socket.close()
+        with self._changed:
+            self._made -= 1
+            self._changed.notify()
 
     def _give_back(self, backend: "Backend") -> None:
         with self._changed:
