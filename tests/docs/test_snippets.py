@@ -83,7 +83,7 @@ _NUMBER = re.compile(r"^([A-Z][A-Z0-9_]*(?:, [A-Z][A-Z0-9_]*)*) = [0-9]|^([A-Z][
 # Numbers that are names or formats, not bounds.
 NOT_BOUNDS = {
     *("APPLICATION_ID", "VERSION", "SCHEMA_VERSION", "EXTENSION_BASE", "INTERRUPTED", "PIPE_CLOSED", "MIB"),
-    *("KEY_BYTES", "SIGNATURE_BYTES", "ID_BYTES", "FORM", "NEVER", "U32_MAX", "U64_MAX"),
+    *("ORIGIN_BYTES", "KEY_BYTES", "SIGNATURE_BYTES", "ID_BYTES", "FORM", "NEVER", "U32_MAX", "U64_MAX"),
     *("SIGNATURE_CHARS", "SIGNATURE_END_CHARS", "DEBUG", "INFO", "WARNING", "ERROR"),
 }
 

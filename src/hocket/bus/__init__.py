@@ -1,12 +1,14 @@
 """Carries hints that something has changed. A hint can be lost, come twice or come out of order: it says where to look,
 and the store has the truth. So every listener also looks on its own at intervals, and any failure of a bus causes
-nothing but delay. `pipes` carries hints between the processes of one machine, `memory` within one process.
+nothing but delay. `pipes` carries hints between the processes of one machine, `memory` within one process, and `shared`
+between machines that share a store.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from hocket.bus.changes import Changes
+from hocket.store import NoteSession
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -36,6 +38,11 @@ class Bus(Protocol):
 
     def publish(self, changes: Changes) -> None:
         """Tells every matching listener. Never blocks, and never fails because of a listener."""
+
+    def announce(self, session: NoteSession, changes: Changes) -> None:
+        """Call this in the transaction that makes the changes, and `publish` after its commit: listeners that only the
+        store reaches are told with the commit.
+        """
 
     def subscribe(self, topics: Changes) -> Subscription:
         """Receives every change that matches the topics from now on. Subscribe first, then look."""

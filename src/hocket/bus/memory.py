@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hocket.bus.changes import NOTHING, Changes
+from hocket.store import NoteSession
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -25,6 +26,9 @@ class MemoryBus:
         with self._lock:
             for each in self._subscriptions:
                 each.tell(changes)
+
+    def announce(self, session: NoteSession, changes: Changes) -> None:
+        """`publish` reaches every listener."""
 
     def subscribe(self, topics: Changes) -> "_Subscription":
         made = _Subscription(topics, self._forget)

@@ -14,6 +14,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +26,7 @@ from hocket.bus.changes import (
     decode_or_anything,
     encode_within,
 )
+from hocket.store import NoteSession
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -41,7 +43,7 @@ TOPICS_BYTES_MAX = 150
 SUFFIXES = (".any", ".ready")
 
 
-class _Pipe:
+class PipeSubscription:
     """One listener's end."""
 
     def __init__(self, directory: Path, topics: Changes) -> None:
@@ -72,6 +74,12 @@ class _Pipe:
                 if left == 0.0:
                     break
         return NOTHING
+
+    def tell(self, changes: Changes) -> None:
+        """Tells this listener alone, from its own process."""
+        if changes.matches(self._topics):
+            with suppress(BlockingIOError):  # then it reads ANYTHING
+                os.write(self._fd, encode_within(changes, MESSAGE_BYTES_MAX))
 
     def attach(self, loop: "AbstractEventLoop", heard: Callable[[Changes], None]) -> None:
         def ready() -> None:
@@ -124,8 +132,11 @@ class Pipes:
         self._seen = -1
         self._lock = threading.Lock()
 
-    def subscribe(self, topics: Changes) -> _Pipe:
-        return _Pipe(self._directory, topics)
+    def announce(self, session: NoteSession, changes: Changes) -> None:
+        """`publish` reaches every listener."""
+
+    def subscribe(self, topics: Changes) -> PipeSubscription:
+        return PipeSubscription(self._directory, topics)
 
     def is_heard(self) -> bool:
         found = os.fstat(self._fd)

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from hocket.bus import Bus
-from hocket.bus.changes import ANYTHING, LOG, Changes
+from hocket.bus.changes import ANYTHING, LOG, NOTHING, Changes
 from hocket.bus.memory import MemoryBus
 from hocket.errors import NotAuthorised, StoreError
 from hocket.kernel.authority import Authority
@@ -122,9 +122,11 @@ class Log:
             transaction = begin(session)
             result = request(transaction)
             first, ops = transaction.close(self._sealer.carry)
+            if changes := transaction.changes if self._bus.is_heard() else NOTHING:
+                self._bus.announce(session, changes)
         if ops:
             self._sealer.added(first, ops)
-        if self._bus.is_heard() and (changes := transaction.changes):
+        if changes:
             self._bus.publish(changes)
         return result
 
@@ -141,6 +143,7 @@ class Log:
                 # A transaction and its projection refer to each other, and would be freed much later.
                 del transaction
                 gc.collect()
+            self._bus.announce(session, ANYTHING)
         if self._bus.is_heard():
             self._bus.publish(ANYTHING)
         self.seal()
@@ -205,9 +208,13 @@ class Log:
                     sealed,
                 )
             )
+            changes = NOTHING
+            if self._bus.is_heard():
+                changes = Changes(frozenset((kind,)), frozenset(((JOB, job_id), (LOG, b""))))
+                self._bus.announce(session, changes)
         self._sealer.added(seq, (marked,))
-        if self._bus.is_heard():
-            self._bus.publish(Changes(frozenset((kind,)), frozenset(((JOB, job_id), (LOG, b"")))))
+        if changes:
+            self._bus.publish(changes)
         return job_id
 
     def settle(self) -> None:

@@ -2,6 +2,7 @@
 `node` offers the same to async and to synchronous programs.
 """
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.bus.pipes import Pipes
+from hocket.bus.shared import ORIGIN_BYTES, SharedBus
 from hocket.errors import Conflict, StoreError, Usage
 from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
 from hocket.kernel.keys import did_key
@@ -39,16 +41,18 @@ from hocket.node.variables import (
     check_scope,
     given,
     is_on,
+    listen_address,
     new_node_name,
 )
 from hocket.store import Session, Store
+from hocket.store import listener as store_listener
 from hocket.store import open as open_store
 from hocket.store.guarded import GuardedStore
 from hocket.work import jobs, view
 from hocket.work.blobs import Blobs
 from hocket.work.command.secrets import Secrets
 from hocket.work.jobs import Draft, Submitted
-from hocket.work.liveness import Liveness, WorkerState, machine_liveness, standing
+from hocket.work.liveness import Liveness, WorkerState, machine_liveness, place_of, standing
 from hocket.work.output_files import OutputFiles
 from hocket.work.run_outputs import RunServices
 from hocket.work.tracing import flush_traces
@@ -98,7 +102,7 @@ class Runtime:
             self.store_breaker = StoreBreaker(home.processes)
             store = GuardedStore(store, self.store_breaker)
         self.store = store
-        self.bus = Pipes(home.processes)
+        self.bus = _bus(home)
         self.blobs = Blobs(home.blobs)
         self.output = OutputFiles(home.output)
         self.secrets = Secrets(home.secrets)
@@ -421,6 +425,20 @@ def _check_database(home: Home, store: Store) -> None:
         if not isinstance(payload, DelegateUcan) or read_ucan(payload.ucan_bytes).node != ours:
             where = home.database if home.server is None else "the store in PostgreSQL"
             raise Conflict(f"{where} has the log of another node; give each home a database of its own")
+
+
+def _bus(home: Home) -> Pipes | SharedBus:
+    pipes = Pipes(home.processes)
+    listener = None if home.server is None else store_listener(home.server, listen_address())
+    return pipes if listener is None else SharedBus(pipes, listener, _origin(home.processes))
+
+
+def _origin(processes: Path) -> bytes:
+    """The same for all processes that use this directory on this machine, and for no others."""
+    place = place_of(processes)
+    if not (place.boot and place.locks):
+        return os.urandom(ORIGIN_BYTES)
+    return hashlib.sha256(f"{place.host} {place.boot} {place.locks}".encode()).digest()[:ORIGIN_BYTES]
 
 
 def _clock(store: Store) -> MachineClock:

@@ -18,6 +18,7 @@ MESH_CONTROL_ADDR = "HOCKET_MESH_CONTROL_ADDR"
 MESH_SCOPE_ID = "HOCKET_MESH_SCOPE_ID"
 MESH_TOKEN = "HOCKET_MESH_TOKEN"
 STORE = "HOCKET_STORE"
+STORE_LISTEN = "HOCKET_STORE_LISTEN"
 DB_URL = "HOCKET_DB_URL"
 DB_PATH = "HOCKET_DB_PATH"
 DB_TOKEN = "HOCKET_DB_TOKEN"
@@ -29,7 +30,7 @@ RATES = "HOCKET_RATES"
 
 ALL = (
     *(MESH_ENABLED, MESH_NODE_ID, MESH_CONTROL_ADDR, MESH_SCOPE_ID, MESH_TOKEN),
-    *(STORE, DB_URL, DB_PATH, DB_TOKEN, DB_CIRCUIT_BREAKER),
+    *(STORE, STORE_LISTEN, DB_URL, DB_PATH, DB_TOKEN, DB_CIRCUIT_BREAKER),
     *(BUS, BUS_CREDENTIALS, BUS_CA),
     *(RATES, TRACES),
 )
@@ -60,6 +61,14 @@ def server_address(noted: Path) -> str | None:
         raise Usage(f"bad {STORE}: write postgresql://user@host/database; for a file, set {DB_PATH}")
     if others := [name for name in (DB_URL, DB_PATH) if given(name) is not None]:
         raise Usage(f"{STORE} and {others[0]} name two different databases; set one of them")
+    return address
+
+
+def listen_address() -> str | None:
+    """The way to the database past a pooler, for notifications; None for the store's own address."""
+    address = given(STORE_LISTEN)
+    if address is not None and address.partition("://")[0] not in POSTGRES_SCHEMES:
+        raise Usage(f"bad {STORE_LISTEN}: write postgresql://user@host/database, past the pooler")
     return address
 
 

@@ -36,7 +36,8 @@ from hocket.node.home import Home, exposure, key_owner
 from hocket.node.running_buses import running_buses
 from hocket.service import ServiceAnswer
 from hocket.service.status import breakers_of
-from hocket.store import Session
+from hocket.store import Session, WakeUp
+from hocket.store import listener as store_listener
 from hocket.store import open as open_store
 from hocket.store.intake import REFUSALS_KEPT
 from hocket.store.lock_holder import lock_holder
@@ -216,6 +217,33 @@ def _database(home: Home) -> Findings:
             yield from _guarded("rebuild", lambda: _rebuild(session))
     finally:
         store.close()
+    if (server := home.server) is not None:
+        yield from _guarded("wake-ups", lambda: _wake_ups(server))
+
+
+def _wake_ups(server: str) -> Findings:
+    """How processes learn of changes that other machines commit."""
+    direct = variables.listen_address()
+    listener = store_listener(server, direct)
+    assert listener is not None
+    try:
+        way = listener.open()
+    except StoreError as error:
+        yield Check("warn", "wake-ups", f"polling: {error}")
+        return
+    finally:
+        listener.close()
+    if way is WakeUp.LISTENING:
+        how = "on the store's own address" if direct is None else f"past the pooler, on {variables.STORE_LISTEN}"
+        yield Check("ok", "wake-ups", f"listening {how}")
+    else:
+        whose = "the store's address" if direct is None else variables.STORE_LISTEN
+        yield Check(
+            "warn",
+            "wake-ups",
+            f"polling, because {whose} leads to a pooler; set {variables.STORE_LISTEN} to an address of the database"
+            " itself",
+        )
 
 
 def _write_lock(home: Home) -> Findings:

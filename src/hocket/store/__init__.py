@@ -15,6 +15,7 @@ from hocket.errors import Usage
 from hocket.store.artifacts import Artifact, ArtifactSession
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
 from hocket.store.jobs import JobEntry, JobFilter, JobSession, QueueSession, Stage
+from hocket.store.listening import NOTE_BYTES_MAX, NoteListener, NoteSession, WakeUp
 from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.lock_requests import BoundRequest, LockRequestSession
 from hocket.store.locks import LockMisuse, LockSession
@@ -29,6 +30,7 @@ from hocket.store.tokens import AnswerRow, TokenRow, TokenSession
 
 __all__ = [
     "MEMORY",
+    "NOTE_BYTES_MAX",
     "NO_LINK",
     "POSTGRES_SCHEMES",
     "AgentRow",
@@ -53,6 +55,8 @@ __all__ = [
     "LockSession",
     "MessageSession",
     "NewOp",
+    "NoteListener",
+    "NoteSession",
     "OpRow",
     "OpSession",
     "OverQuota",
@@ -76,8 +80,10 @@ __all__ = [
     "SubjectSession",
     "TokenRow",
     "TokenSession",
+    "WakeUp",
     "WorkerRow",
     "WrittenTotals",
+    "listener",
     "open",
 ]
 
@@ -103,6 +109,7 @@ class Session(
     LocalSession,
     TokenSession,
     LockRequestSession,
+    NoteSession,
     Protocol,
 ):
     """What a transaction can read, and a write transaction also write."""
@@ -147,3 +154,14 @@ def open(url: Path | str, *, create: bool = False) -> Store:
     from hocket.store.sqlite import SqliteStore
 
     return SqliteStore(url if address is None else unquote(address[2]), create=create)
+
+
+def listener(url: Path | str, direct: str | None = None) -> NoteListener | None:
+    """Hears the notes of the store at an address; `direct` is the way past a pooler. None for a store of one machine,
+    which carries none.
+    """
+    if str(url).partition("://")[0] not in POSTGRES_SCHEMES:
+        return None
+    from hocket.store.postgres.listening import PostgresListener
+
+    return PostgresListener(str(url), direct)

@@ -13,7 +13,9 @@ from psycopg.pq import TransactionStatus
 
 from hocket.errors import StoreError
 from hocket.store.postgres.address import DatabaseAddress, read_address
-from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S, connecting, first_line, raise_explained
+from hocket.store.postgres.connecting import connect, is_pooled
+from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S, first_line, raise_explained
+from hocket.store.postgres.listening import notification
 from hocket.store.postgres.migration import check_and_migrate
 from hocket.store.postgres.ops import HEAD, head_of
 from hocket.store.postgres.session import PostgresSession
@@ -29,9 +31,11 @@ class PostgresStore:
     def __init__(self, url: str, *, create: bool = False) -> None:
         self.address = address = read_address(url)
         self._lock = threading.RLock()
-        self._readers = PostgresReaders(address)
         connection = connect(address)
         try:
+            if is_pooled(connection):
+                connection.prepare_threshold = None
+                self.address = address._replace(is_pooled=True)
             encoding = connection.info.parameter_status("server_encoding")
             if encoding != "UTF8":
                 raise StoreError(f"{address.shown} has the encoding {encoding}; create the database with UTF8")
@@ -40,6 +44,7 @@ class PostgresStore:
             connection.close()
             raise_explained(address.shown, error)
         self._writer = connection
+        self._readers = PostgresReaders(self.address)
 
     def write(self) -> "PostgresWrite":
         return PostgresWrite(self)
@@ -82,10 +87,15 @@ class PostgresStore:
         return session
 
     def commit(self, session: PostgresSession) -> None:
+        """A note goes out in the same message, after the commit and not in it: transactions that notify commit one at a
+        time in the whole server, and those that cannot are undone.
+        """
+        note = "" if session.note is None else notification(self.address, session.note)
         try:
-            self._writer.execute("COMMIT", prepare=False)
+            self._writer.execute(f"COMMIT; {note}", prepare=False)
         except psycopg.OperationalError as error:
-            if not self._writer.closed or session.last_added is None or not self._was_committed(session, error):
+            is_doubtful = self._writer.closed or note
+            if not is_doubtful or session.last_added is None or not self._was_committed(session, error):
                 raise
         self._lock.release()
 
@@ -98,6 +108,7 @@ class PostgresStore:
         deadline = time.monotonic() + COMMIT_CHECK_S
         while True:
             try:
+                self._writer.close()
                 self._writer = connect(self.address)
                 found = self._begin().has_op(seq, op_id)
                 self._writer.execute("ROLLBACK", prepare=False)
@@ -260,10 +271,3 @@ class PostgresRead:
         self._readers.give_back(self._reader)
         if error is not None:
             raise_explained(self._shown, error)
-
-
-def connect(address: DatabaseAddress) -> Connection:
-    try:
-        return psycopg.connect(address.conninfo, autocommit=True)
-    except psycopg.Error as error:
-        raise connecting(address.shown, error) from None

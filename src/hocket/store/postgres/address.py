@@ -22,11 +22,14 @@ _SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
 class DatabaseAddress(NamedTuple):
-    """`conninfo` is for libpq and may contain a password; `shown` does not."""
+    """`conninfo` is for libpq and may contain a password; `shown` does not. `is_pooled` is known after the first
+    connection: a pooler stands before the server.
+    """
 
     conninfo: str
     schema: str
     shown: str
+    is_pooled: bool = False
 
 
 def read_address(url: str) -> DatabaseAddress:

@@ -40,6 +40,9 @@ class PostgresSession(
     PostgresTokens,
     PostgresLockRequests,
 ):
+    note: bytes | None = None
+    """What the commit tells the processes that listen."""
+
     def begun(self, head: Head | None = None) -> None:
         """A transaction begins; a write transaction has read the head when it locked it."""
         self._head, self._in_transaction = head, True
@@ -48,6 +51,10 @@ class PostgresSession(
         self._head, self._in_transaction = None, False
         self._last_added = None
         self._author, self._has_permissions = None, False
+        self.note = None
+
+    def carry_note(self, note: bytes) -> None:
+        self.note = note
 
     @property
     def last_added(self) -> tuple[int, bytes] | None:

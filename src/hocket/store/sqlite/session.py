@@ -37,6 +37,9 @@ class SqliteSession(
     TokenStatements,
     LockRequestStatements,
 ):
+    def carry_note(self, note: bytes) -> None:
+        """Every process that uses the file is on this machine."""
+
     def drop_projections(self) -> None:
         self._claimed.clear()
         self._states.clear()
