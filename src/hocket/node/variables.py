@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from hocket.errors import Usage
-from hocket.store import POSTGRES_SCHEMES
-from hocket.store.secrecy import has_password
+from hocket.store import POSTGRES_SCHEMES, is_server
+from hocket.store.secrecy import has_password, without_password
 from hocket.work.tracing import TRACES
 
 MESH_ENABLED = "HOCKET_MESH_ENABLED"
@@ -78,10 +78,20 @@ def checked_server(address: str) -> str:
         raise Usage("bad --store: write postgresql://user@host/database")
     if has_password(address):
         raise Usage(
-            f"--store contains a password, which other users can read in the list of processes; put the password into"
-            f" PGPASSFILE or PGSERVICEFILE, or the whole address into {STORE}"
+            "the address contains a password, which other users can read in the list of processes; put the password"
+            f" into PGPASSFILE or PGSERVICEFILE, or the whole address into {STORE}"
         )
     return address
+
+
+def named_store(address: str) -> str:
+    """The store that a command line names: an address of PostgreSQL without a password, or a file. The variable's
+    address, if it is the same one, adds the password.
+    """
+    noted = given(STORE)
+    if noted is not None and without_password(noted) == address:
+        return noted
+    return checked_server(address) if is_server(address) else address
 
 
 def database_path(default: Path) -> Path:

@@ -6,7 +6,8 @@ rate counters, peers, invitations, presence and the tokens of programs concern t
 """
 
 import re
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
@@ -20,6 +21,7 @@ from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.lock_requests import BoundRequest, LockRequestSession
 from hocket.store.locks import LockMisuse, LockSession
 from hocket.store.messages import DeliveryStage, MessageSession, QueuedDelivery
+from hocket.store.migration import Migration
 from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.peers import Invitation, Peer, PeerSession
 from hocket.store.presence import AgentRow, Presence, PresenceSession
@@ -54,6 +56,7 @@ __all__ = [
     "LockRequestSession",
     "LockSession",
     "MessageSession",
+    "Migration",
     "NewOp",
     "NoteListener",
     "NoteSession",
@@ -83,8 +86,10 @@ __all__ = [
     "WakeUp",
     "WorkerRow",
     "WrittenTotals",
+    "is_server",
     "listener",
     "open",
+    "planned",
 ]
 
 # The address of a store in memory, which is gone when it is closed.
@@ -136,24 +141,48 @@ class Store(Protocol):
 
 def open(url: Path | str, *, create: bool = False) -> Store:
     """The store at an address: `sqlite:///srv/log.db`, or a plain path, which means SQLite too, or
-    `postgresql://user@host/database`. Creates a missing store only with `create`. Raises Usage for an unknown kind of
-    address.
+    `postgresql://user@host/database`. Brings its tables to the current version. Creates a missing store only with
+    `create`. Raises Usage for an unknown kind of address.
     """
-    address = re.fullmatch(r"([a-z][a-z0-9+.-]*)://(.*)", str(url))
-    if address is not None and address[1] in POSTGRES_SCHEMES:
-        try:
+    if is_server(url):
+        with _needs_psycopg():
             from hocket.store.postgres import PostgresStore
-        except ImportError as error:
-            raise Usage("a store in PostgreSQL needs psycopg; install hocket[postgres]") from error
         return PostgresStore(str(url), create=create)
-    if address is not None and (address[1] != "sqlite" or not address[2].startswith("/")):
+    path = _file(url)
+    from hocket.store.sqlite import SqliteStore
+
+    return SqliteStore(path, create=create)
+
+
+def planned(url: Path | str) -> Migration:
+    """What `open` would do to the tables there, with `create` if there are none. Changes nothing."""
+    if is_server(url):
+        with _needs_psycopg():
+            from hocket.store.postgres import planned as planned_there
+        return planned_there(str(url))
+    path = _file(url)
+    from hocket.store.sqlite import planned as planned_here
+
+    return planned_here(str(path))
+
+
+def is_server(url: Path | str) -> bool:
+    """Whether a database server has the store of this address."""
+    scheme, separator, _ = str(url).partition("://")
+    return bool(separator) and scheme in POSTGRES_SCHEMES
+
+
+def _file(url: Path | str) -> Path | str:
+    """The path in an address of SQLite."""
+    address = re.fullmatch(r"([a-z][a-z0-9+.-]*)://(.*)", str(url))
+    if address is None:
+        return url
+    if address[1] != "sqlite" or not address[2].startswith("/"):
         raise Usage(
             f"unknown store address {address[1]}://…; give a path, sqlite:///path with an absolute path, or"
             " postgresql://user@host/database"
         )
-    from hocket.store.sqlite import SqliteStore
-
-    return SqliteStore(url if address is None else unquote(address[2]), create=create)
+    return unquote(address[2])
 
 
 def listener(url: Path | str, direct: str | None = None) -> NoteListener | None:
@@ -165,3 +194,11 @@ def listener(url: Path | str, direct: str | None = None) -> NoteListener | None:
     from hocket.store.postgres.listening import PostgresListener
 
     return PostgresListener(str(url), direct)
+
+
+@contextmanager
+def _needs_psycopg() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise Usage("a store in PostgreSQL needs psycopg; install hocket[postgres]") from error

@@ -12,11 +12,12 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from hocket.errors import StoreError
+from hocket.store.migration import Migration
 from hocket.store.postgres.address import DatabaseAddress, read_address
 from hocket.store.postgres.connecting import connect, is_pooled
 from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S, first_line, raise_explained
 from hocket.store.postgres.listening import notification
-from hocket.store.postgres.migration import check_and_migrate
+from hocket.store.postgres.migration import check_and_migrate, planned_migration
 from hocket.store.postgres.ops import HEAD, head_of
 from hocket.store.postgres.session import PostgresSession
 from hocket.store.postgres.statements import Connection
@@ -36,9 +37,7 @@ class PostgresStore:
             if is_pooled(connection):
                 connection.prepare_threshold = None
                 self.address = address._replace(is_pooled=True)
-            encoding = connection.info.parameter_status("server_encoding")
-            if encoding != "UTF8":
-                raise StoreError(f"{address.shown} has the encoding {encoding}; create the database with UTF8")
+            _check_encoding(connection, address)
             check_and_migrate(connection, address, create)
         except BaseException as error:
             connection.close()
@@ -271,3 +270,22 @@ class PostgresRead:
         self._readers.give_back(self._reader)
         if error is not None:
             raise_explained(self._shown, error)
+
+
+def planned(url: str) -> Migration:
+    """What opening the store would do to its tables. Changes nothing."""
+    address = read_address(url)
+    connection = connect(address)
+    try:
+        _check_encoding(connection, address)
+        return planned_migration(connection, address)
+    except BaseException as error:
+        raise_explained(address.shown, error)
+    finally:
+        connection.close()
+
+
+def _check_encoding(connection: Connection, address: DatabaseAddress) -> None:
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise StoreError(f"{address.shown} has the encoding {encoding}; create the database with UTF8")

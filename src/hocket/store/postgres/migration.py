@@ -5,10 +5,12 @@ left as it is.
 
 from importlib.resources import files
 
-from psycopg import sql
+from psycopg import errors, sql
 
 from hocket.errors import StoreError
+from hocket.store.migration import Migration
 from hocket.store.postgres.address import DatabaseAddress
+from hocket.store.postgres.faults import first_line
 from hocket.store.postgres.statements import Connection
 
 VERSION = 1
@@ -20,15 +22,51 @@ _MARK = "hocket_version"
 
 def check_and_migrate(connection: Connection, address: DatabaseAddress, create: bool) -> None:
     """Brings a new or an older store to the current version."""
-    if _version(connection, address) == VERSION:
-        return
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK, address.schema))
-        version = _version(connection, address)
-        if version == 0 and not create:
-            raise StoreError(f"{address.shown} has no Hocket store; create one with `hocket init --store`")
-        for step in migration(address, version):
-            connection.execute(step, prepare=False)
+    version = None
+    try:
+        version = stored_version(connection, address)
+        if version == VERSION:
+            return
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK, address.schema))
+            version = stored_version(connection, address)
+            if version == 0 and not create:
+                raise StoreError(f"{address.shown} has no Hocket store; create one with `hocket init --store`")
+            _check_rights(connection, address.schema)
+            for step in migration(address, version):
+                connection.execute(step, prepare=False)
+    except errors.InsufficientPrivilege as error:
+        role = sql.Identifier(connection.info.user).as_string(connection)
+        remedy = _remedy(connection, address.schema, version, role)
+        raise StoreError(f"{address.shown} does not let role {role} do that ({first_line(error)}); {remedy}") from error
+
+
+def _check_rights(connection: Connection, schema: str) -> None:
+    """Without the right to use the schema, PostgreSQL would pass it over and create the tables as temporary ones."""
+    may = "SELECT bool_and(has_schema_privilege(oid, each)) FROM pg_namespace, unnest(ARRAY['USAGE', 'CREATE']) AS each"
+    ((is_allowed,),) = connection.execute(f"{may} WHERE nspname = %s", (schema,))
+    if is_allowed is False:
+        raise errors.InsufficientPrivilege(f"permission denied for schema {schema}")
+
+
+def _remedy(connection: Connection, schema: str, version: int | None, role: str) -> str:
+    """What lets a role use a store that it may not create, read or change. A `version` of None could not be read."""
+    if version is None:
+        rights = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}"
+        return f"an administrator can run: GRANT USAGE ON SCHEMA {schema} TO {role}; {rights}"
+    if version > 0:
+        return (
+            f"its tables have version {version} and need version {VERSION}: their owner can run `hocket store migrate`,"
+            " or the SQL that `hocket store migrate --dry-run` prints"
+        )
+    ((has_schema,),) = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (schema,))
+    made = f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}" if has_schema else ""
+    return f"an administrator can run: {made or f'CREATE SCHEMA {schema} AUTHORIZATION {role}'}"
+
+
+def planned_migration(connection: Connection, address: DatabaseAddress) -> Migration:
+    version = stored_version(connection, address)
+    return Migration(version, VERSION, tuple(migration(address, version)))
 
 
 def migration(address: DatabaseAddress, version: int) -> list[str]:
@@ -47,7 +85,7 @@ def migration(address: DatabaseAddress, version: int) -> list[str]:
     return [*start, *steps, mark]
 
 
-def _version(connection: Connection, address: DatabaseAddress) -> int:
+def stored_version(connection: Connection, address: DatabaseAddress) -> int:
     """The version of the store in the schema, 0 for none."""
     names = {
         name

@@ -19,6 +19,7 @@ import apsw
 from hocket.errors import StoreError, StoreLocked
 from hocket.store.disk import is_full
 from hocket.store.lock_holder import lock_holder
+from hocket.store.migration import Migration
 from hocket.store.sqlite.session import SqliteSession
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ class SqliteStore:
         self._write_lock = threading.RLock()
         with _explained(self.path), _readable(self.path):
             self._writer = self._connect(flags)
-            _persist(self._check_owner)
+            _persist(lambda: _version(self._writer, self.path))
             if self.path != ":memory:":
                 # The page size applies only to a new file. A commit writes whole pages, and an append touches a few
                 # bytes in several of them.
@@ -96,32 +97,16 @@ class SqliteStore:
         _set(connection, "synchronous=FULL", f"cache_size=-{cache_kib}", "temp_store=MEMORY")
         return connection
 
-    def _check_owner(self) -> int:
-        """The file's version, 0 for a new one. Raises, and changes nothing, if another program or a newer Hocket made
-        the file.
-        """
-        # This comes first: another process may be creating the database now, and marks it together with the tables.
-        has_tables = self._has_tables()
-        version, owner = self._pragma("user_version"), self._pragma("application_id")
-        if owner not in (0, APPLICATION_ID) or (owner == 0 and has_tables):
-            raise StoreError(f"{self.path} is not a Hocket database; choose another home")
-        if version > VERSION:
-            raise StoreError(
-                f"{self.path} has version {version}, this program knows up to {VERSION};"
-                " upgrade Hocket, nothing was changed"
-            )
-        return version
-
     def _migrate(self) -> None:
         """Brings a new or an older file to the current version."""
-        if _persist(self._check_owner) == VERSION:
+        if _persist(lambda: _version(self._writer, self.path)) == VERSION:
             return
         if self.path == ":memory:":
             _copy(_empty_database(), self._writer)
             return
         _persist(lambda: self._writer.execute("BEGIN IMMEDIATE"))
         try:
-            version = self._check_owner()
+            version = _version(self._writer, self.path)
             if version < 1 and not self._may_fill:
                 # Every complete database has its tables: this one has lost its content.
                 raise StoreError(f"{self.path} is empty; restore a backup")
@@ -131,17 +116,43 @@ class SqliteStore:
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
 
-    def _pragma(self, name: str) -> int:
-        return int(self._writer.pragma(name))
 
-    def _has_tables(self) -> bool:
-        return bool(self._writer.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall())
+def _version(connection: apsw.Connection, path: str) -> int:
+    """The file's version, 0 for a new one. Raises, and changes nothing, if another program or a newer Hocket made the
+    file.
+    """
+    # This comes first: another process may be creating the database now, and marks it together with the tables.
+    has_tables = bool(connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall())
+    version, owner = int(connection.pragma("user_version")), int(connection.pragma("application_id"))
+    if owner not in (0, APPLICATION_ID) or (owner == 0 and has_tables):
+        raise StoreError(f"{path} is not a Hocket database; choose another home")
+    if version > VERSION:
+        raise StoreError(
+            f"{path} has version {version}, this program knows up to {VERSION}; upgrade Hocket, nothing was changed"
+        )
+    return version
+
+
+def planned(path: str) -> Migration:
+    """What opening the file would do to its tables. Changes nothing."""
+    version = 0
+    if Path(path).exists():
+        with _explained(path), _readable(path), closing(apsw.Connection(path, apsw.SQLITE_OPEN_READONLY)) as connection:
+            version = _persist(lambda: _version(connection, path))
+    return Migration(version, VERSION, tuple(_steps(version)))
+
+
+def _steps(version: int) -> list[str]:
+    """The SQL that brings a file from this version to the current one."""
+    if version == VERSION:
+        return []
+    steps = [files("hocket.store.sqlite").joinpath(step).read_text() for step in _SCHEMA[version:]]
+    return [*steps, f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}"]
 
 
 def _upgrade(connection: apsw.Connection, version: int) -> None:
-    for step in _SCHEMA[version:]:
-        connection.execute(files("hocket.store.sqlite").joinpath(step).read_text())
-    connection.execute(f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}")
+    for step in _steps(version):
+        connection.execute(step)
 
 
 @functools.cache
