@@ -6,6 +6,7 @@ rate counters, peers, invitations, presence and the tokens of programs concern t
 """
 
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -115,6 +116,12 @@ class Session(
 
 
 class Store(Protocol):
+    @property
+    def server_clock(self) -> Callable[[], float] | None:
+        """The seconds since the epoch by the clock of a server whose store nodes share. None for a store of one node,
+        which goes by its machine's clock.
+        """
+
     def write(self) -> AbstractContextManager[Session]:
         """A write transaction: excludes every other one, is durable when it ends, and is undone when it raises."""
 
