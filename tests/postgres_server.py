@@ -141,8 +141,8 @@ def emptied(address: str) -> str:
             connection.execute(f"ALTER TABLE {table} ALTER COLUMN number RESTART")
         connection.execute(
             "UPDATE head SET wall = 0, logical = 0, seq = 0, chain = %s, settled = 0, unsettled = 0, rebuilding = NULL,"
-            " law = 0, last = %s, sealed = 0",
-            (bytes(32), bytes(16)),
+            " law = 0, sealed = 0",
+            (bytes(32),),
         )
     return address
 

@@ -77,7 +77,7 @@ def test_no_password_gets_into_a_list_of_processes_or_into_the_home(tmp_path: Pa
     assert (hocket.home / "store").read_text().strip() == address
     hocket("status", code=0)
     other = Program(tmp_path / "other")
-    assert "has the log of another node" in other("init", "--store", address, code=3).sentence
+    assert "has the log of node" in other("init", "--store", address, code=3).sentence
     empty = {"HOCKET_STORE": server().new_database()}
     assert "has no Hocket store" in hocket("status", environment=empty, code=5).sentence
     two = {"HOCKET_STORE": address, "HOCKET_DB_PATH": str(tmp_path / "log.db")}

@@ -10,11 +10,15 @@ from tests.stores import STORES, StoreKind
 
 # The modules that run over each store in CI. All others do so over the first one, and over the rest with `make soak`.
 OVER_EACH = ("test_admit", "test_changes", "test_clock", "test_commit", "test_locks", "test_machine_clock")
+# The modules about a log that only one node writes.
+OF_ONE_NODE = ("test_sealing",)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     first, *rest = STORES
-    is_soak = metafunc.module.__name__.rpartition(".")[2] not in OVER_EACH
+    module = metafunc.module.__name__.rpartition(".")[2]
+    rest = [] if module in OF_ONE_NODE else rest
+    is_soak = module not in OVER_EACH
     marks = [pytest.mark.soak] if is_soak else []
     kinds = [first, *(pytest.param(name, marks=marks) for name in rest)]
     metafunc.parametrize("store_kind", kinds, indirect=True, scope="module")

@@ -32,6 +32,7 @@ class Counted:
         self._store = store
         self.writes = 0
         self.read, self.close = store.read, store.close
+        self.server_clock = store.server_clock
 
     @contextmanager
     def write(self) -> Iterator[Session]:

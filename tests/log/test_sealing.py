@@ -23,7 +23,7 @@ from hocket.kernel.vocabulary import RouteKind, number_of
 from hocket.log import RULES, Log
 from hocket.log.archive import OpReader, export_ops
 from hocket.log.audit import verify
-from hocket.log.sealing import Sealer
+from hocket.log.sealing import BackgroundSealer
 from hocket.mesh.outgoing import page, reader
 from hocket.node.runtime import Runtime
 from hocket.store import Head, NewOp, OpRow, Session, Store
@@ -141,7 +141,7 @@ def test_an_op_that_its_process_left_unsigned_is_signed_by_another(
 ) -> None:
     dead = opened(tmp_path, helpers)
     with monkeypatch.context() as patch:
-        patch.setattr(Sealer, "added", lambda sealer, first, ops: None)
+        patch.setattr(BackgroundSealer, "added", lambda sealer, first, ops: None)
         introduce(dead)
         route(dead, "a")
     alive = opened(tmp_path, helpers)
@@ -192,6 +192,8 @@ def test_what_a_killed_process_has_committed_is_sealed_by_the_next(tmp_path: Pat
 
 class FailsOnce:
     """A store of which one write fails, as on a full disk."""
+
+    server_clock = None
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -287,12 +289,12 @@ def test_signing_goes_on_after_the_store_was_unavailable(
     log = opened(tmp_path, helpers)
     failures = []
 
-    def fail(sealer: Sealer) -> None:
+    def fail(sealer: BackgroundSealer) -> None:
         failures.append(time.monotonic())
         raise StoreError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sealer, "_put", fail)
+        patch.setattr(BackgroundSealer, "_put", fail)
         introduce(log)
         eventually(lambda: len(failures) > 1)
     eventually(lambda: is_sealed(log))

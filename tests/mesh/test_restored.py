@@ -223,11 +223,11 @@ def test_a_recovery_that_was_interrupted_goes_on(tmp_path: Path) -> None:
             branch = log.admit(lost).branch
             assert branch is not None
             with here.victim.runtime.store.read() as session:
-                assert own_history(session) == (True, False)
+                assert own_history(session, log.node) == (True, False)
             rewind(log, branch)
             assert log.admit(lost).branch is None
             with here.victim.runtime.store.read() as session:
-                assert own_history(session) == (False, True)
+                assert own_history(session, log.node) == (False, True)
             assert "wait to be written again" in findings(here.victim)["history"].says
             await here.exchange()
             here.agree()

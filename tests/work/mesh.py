@@ -103,14 +103,14 @@ class Process:
 
 
 class Mesh:
-    """A home, and whoever works in it."""
+    """A home, and whoever works in it. `server` is the address of its store, if that is in PostgreSQL."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, server: str | None = None) -> None:
         self.root = root
         self.home = root / "home"
         self.journal_path = root / "journal"
         self.journal_path.touch()
-        Runtime.init(self.home).close()
+        Runtime.init(self.home, server=server).close()
         self.runtime = Runtime.open(self.home)
         self.node = SyncNode(self.runtime)
         self.processes: list[Process] = []
@@ -173,8 +173,8 @@ class Mesh:
 
 
 @contextmanager
-def mesh_in(root: Path) -> Iterator[Mesh]:
-    mesh = Mesh(root)
+def mesh_in(root: Path, server: str | None = None) -> Iterator[Mesh]:
+    mesh = Mesh(root, server)
     try:
         yield mesh
     finally:

@@ -146,7 +146,7 @@ def work(
             raise Usage("no command is allowed here; give --allow PATTERN or --allow-any")
         for warning in commands.allowance.warnings():
             log_event(AllowanceIsRisky(warning))
-        environment = MachineEnvironment(runtime.home.processes, runtime.bus, runtime.machine_clock)
+        environment = MachineEnvironment(runtime.home.processes, runtime.bus, runtime.time_of_day)
         me = holding.GitWorkerKey(runtime.home.node_key(), environment.name("git"), int(lease_s), os.urandom)
         parts = Parts(runtime.log, environment, runtime.kit(GIT_KIND, environment.monotonic), commands)
 

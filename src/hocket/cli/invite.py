@@ -42,6 +42,9 @@ def invite(
         str | None,
         typer.Option("--quota", metavar="QUOTA", help="How much it may store, like ops=50/s,bytes=1M/s,bytes=2G."),
     ] = None,
+    share: Annotated[
+        bool, typer.Option("--share", help="Let it share this node's store in PostgreSQL, with a home of its own.")
+    ] = False,
     valid: Annotated[
         str, typer.Option("--valid", metavar="DURATION", help="How long the invitation stays valid.")
     ] = "1h",
@@ -66,6 +69,9 @@ def invite(
     default; --worker or naming any read grant replaces it. Only registration:write (or all) lets the node invite
     others, with no more rights than its own.
 
+    --share is for a machine that can connect to this node's store in PostgreSQL. The node reads every op and decides
+    about claims as this node does. The token does not contain the store's address.
+
     --quota limits how much the node stores on every other node's log: a number with /s is a rate, a number without it
     is a total. An unnamed limit takes the mesh's default (`hocket rules show`), which is small for a read-only node. A
     node that invites others shares its quota with them.
@@ -73,6 +79,7 @@ def invite(
     \b
       hocket invite gpu-box --worker acme.render. --expires 30d
       hocket invite phone --may job:schedule --address http://192.168.1.7:7315
+      hocket invite second --share --may all
       hocket invite --list
     """
     if list_them:
@@ -83,7 +90,9 @@ def invite(
         raise Usage("name the new node, like `hocket invite gpu-box --worker acme.`")
     else:
         with open_service() as service:
-            grants = Grants(tuple(may or ()), tuple(worker or ()), audit, sanitize, quota)
+            if share and sanitize:
+                raise Usage("a node that shares the store reads everything there; leave out --sanitize or --share")
+            grants = Grants(tuple(may or ()), tuple(worker or ()), audit, sanitize, quota, share)
             _invite(service, name, grants, seconds(expires, "--expires"), valid, address)
 
 
@@ -95,6 +104,7 @@ class Grants(NamedTuple):
     audit: bool
     sanitize: str | None
     quota: str | None
+    share: bool
 
 
 def _invite(
@@ -118,7 +128,8 @@ def _invite(
     quota = NO_QUOTA if grants.quota is None else parse_quota(grants.quota)
     valid_ms = round((seconds(valid, "--valid") or 0) * 1000)
     lifetime_s = None if lifetime is None else round(lifetime)
-    made = peers.invite(service, peers.NewInvitation(name, capabilities, address or [], valid_ms, lifetime_s, quota))
+    asked = peers.NewInvitation(name, capabilities, address or [], valid_ms, lifetime_s, quota, grants.share)
+    made = peers.invite(service, asked)
     shown: dict[str, Any] = {
         "name": name,
         "token": made.token,
@@ -126,6 +137,7 @@ def _invite(
         "good_until_ms": made.ticket.expires * 1000,
         "ends_ms": None if made.ends is None else made.ends * 1000,
         "may": words(capabilities),
+        "shares_store": grants.share,
         "capabilities": msgspec.to_builtins(capabilities),
         "quota": msgspec.to_builtins(quota),
     }
@@ -154,7 +166,8 @@ def _invite(
         say("it will not run jobs whose payload these rules change, because it never sees the whole payload", "warn")
     if KIND.startswith(grants.worker) and not _reads_all_artifacts(capabilities):
         say("it cannot read command inputs, because they belong to no job; grant artifact:read if it must", "warn")
-    say("on the other machine: hocket --home DIR join TOKEN", "dim")
+    store = " --store ADDRESS" if grants.share else ""
+    say(f"on the other machine: hocket --home DIR join TOKEN{store}", "dim")
 
 
 def _stay(lifetime: float | None, ends_ms: int | None) -> str:

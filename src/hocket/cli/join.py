@@ -37,6 +37,14 @@ def join(
     pin: Annotated[
         str | None, typer.Option("--pin", metavar="SHA256", help="The fingerprint of the one certificate to trust.")
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="ADDRESS",
+            help="The inviting node's store, like postgresql://hocket@db.example/hocket. Default: $HOCKET_STORE.",
+        ),
+    ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -45,14 +53,17 @@ def join(
     Repeat an interrupted join with the same token. In the home of an invited node, another invitation of the same name
     adds its grants.
 
+    A token of `hocket invite --share` also needs the address of the inviting node's store: the new node shares it.
+
     \b
       hocket join hocket-1-… --home /srv/gpu
       ssh gpu-box hocket join - < token
+      hocket join hocket-store-1-… --store postgresql://hocket@db.example/hocket
     """
     from hocket.mesh import enrolment
     from hocket.mesh.peers import Trust, check_pin
     from hocket.node.runtime import Runtime
-    from hocket.node.variables import MESH_ENABLED, MESH_TOKEN, given, is_on
+    from hocket.node.variables import MESH_ENABLED, MESH_TOKEN, checked_server, given, is_on
     from hocket.service import Service, nodes, peers
 
     if not is_on(MESH_ENABLED):
@@ -67,7 +78,8 @@ def join(
             "--pin and --ca check the certificate of an https:// address, but the invitation has no such address;"
             " have the inviting node serve with TLS, or join without these options"
         )
-    with Runtime.join(settings.home, text, _sender(trust), trust=trust) as runtime:
+    server = None if store is None else checked_server(store)
+    with Runtime.join(settings.home, text, _sender(trust), trust=trust, server=server) as runtime:
         service = Service(runtime)
         here = nodes.identity(service)
         known = [each.address for each in peers.listing(service).peers]

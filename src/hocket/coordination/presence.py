@@ -14,7 +14,7 @@ import msgspec
 from hocket.errors import Conflict, Usage
 from hocket.kernel.agents import check_agent
 from hocket.log import Log
-from hocket.store import AgentRow, Presence, Session
+from hocket.store import AgentRow, Presence, Session, WorkerRow
 from hocket.work.hardware import UNKNOWN, Hardware
 from hocket.work.liveness import Grade, Liveness, WorkerState, grade, standing
 from hocket.work.serving import TEXT_CHARS_MAX, Serving, read_serving, without_tallies
@@ -118,9 +118,29 @@ def own_presence(session: Session, liveness: Liveness, log: Log, hardware: Hardw
 
 def known_nodes(session: Session, liveness: Liveness, log: Log, hardware: Hardware = UNKNOWN) -> list[NodePresence]:
     """This node first, and what others have said, however long ago."""
-    others = [read_presence(each) for each in session.presence()]
+    others = {each.node: each for each in map(read_presence, session.presence())}
+    for near in _sharing(session, log.node):
+        if near.node not in others or others[near.node].heard_ms < near.heard_ms:
+            others[near.node] = near
     here = own_presence(session, liveness, log, hardware)
-    return [here, *(each for each in others if each.node != log.node)]
+    return [here, *(each for node, each in sorted(others.items()) if node != log.node)]
+
+
+def _sharing(session: Session, node: int) -> list[NodePresence]:
+    """The other nodes with workers in this store. They need not tell: their workers' rows are here."""
+    rows: dict[bytes, list[WorkerRow]] = {}
+    for row in session.workers():
+        if row.node != node.to_bytes(8, "big"):
+            rows.setdefault(row.node, []).append(row)
+    found = []
+    for author, workers in rows.items():
+        agents = session.agents(author)[:AGENTS_MAX]
+        serving = tuple(each for row in workers for each in read_serving(row.serves) if each.kinds)
+        said = NodeSaid(serving, tuple(AgentSaid(each.name, each.doing, each.every_ms) for each in agents))
+        seen = tuple(each.seen for each in agents)
+        heard_ms = max(*(row.beat for row in workers), *seen, 0)
+        found.append(NodePresence(int.from_bytes(author, "big"), said, heard_ms, seen))
+    return found
 
 
 def is_away(known: NodePresence, now_ms: int) -> bool:

@@ -3,7 +3,8 @@ may write it, by what it cites, by the arbiter, and last by the family's own rul
 
 The arbiter, the one node that sees every claim in one order, decides some payloads of a family. If another node writes
 such a payload, it is an offer, which counts once the arbiter has accepted it, under the acceptance's own id and time.
-If the arbiter writes it, it counts at once.
+If the arbiter writes it, it counts at once. Nodes that share the coordinator's store all see every claim in the order
+of that store, so each of them is the arbiter of what it writes.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,7 +34,9 @@ class FoldContext(Protocol):
         """
 
     def arbiter(self, at: Hlc) -> int | None:
-        """The node that decides about subjects that are not open, if any."""
+        """The node that decides, if any, about subjects that are not open and an op of this time and author: the author
+        itself if it is the coordinator or shares the coordinator's store, and otherwise the coordinator.
+        """
 
     def is_overtaken(self, at: Hlc) -> bool:
         """Whether a successor was designated that did not know what the arbiter decided at that time."""

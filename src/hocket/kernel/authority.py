@@ -26,6 +26,7 @@ from typing import NamedTuple
 from hocket.kernel import vocabulary as v
 from hocket.kernel.capabilities import Grant, Limit, admits, grant_of, is_narrower, is_v01
 from hocket.kernel.clock import U64_MAX, Hlc
+from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey, parse_did_key, verify
 from hocket.kernel.needs import ACCEPTED, JUDGED, READING, Judged
 from hocket.kernel.needs import Need as Need
@@ -41,6 +42,9 @@ _AUDITED = (
     *(Need("Job", "Claim"), Need("Job", "Complete"), Need("Claim", "Write"), Need("Artifact", "Write")),
     *(Need("Episode", "Write"), Need("Action", "Write")),
 )
+
+
+_ANY_STORE = Grant("Store", "Decide")
 
 
 class Standing(Enum):
@@ -65,6 +69,14 @@ class _Read(NamedTuple):
     high: int
     limit: Limit
     rules: tuple[str, ...]
+
+
+class _Share(NamedTuple):
+    """A store that a node shares between two times, by the id of the node that has founded it."""
+
+    start: int
+    end: int
+    store: str
 
 
 class _Writes(NamedTuple):
@@ -129,7 +141,7 @@ class _Graph:
         if parents:
             if not all(_in_time(delegation, parent) for parent in parents):
                 return Reason.WIDENED
-            above = [grant for parent in parents for grant in self.grants[parent.cid]]
+            above = [grant for parent in parents for grant in self.passed_on(parent)]
             granted = tuple(grant for grant in self.grants[delegation.cid] if any(map(grant.within, above)))
             plain = self._v01[delegation.cid]
             if not plain <= set(granted):
@@ -138,6 +150,11 @@ class _Graph:
             if delegation.issuer != self.user and not any(_passes_on(grant, delegation, plain) for grant in above):
                 return Reason.UNAUTHORISED
         return None
+
+    def passed_on(self, delegation: Delegation) -> tuple[Grant, ...]:
+        """What its holder may grant others. The owner's nodes say who shares a store, wherever their own is."""
+        grants = self.grants[delegation.cid]
+        return (*grants, _ANY_STORE) if self.owns(delegation) else grants
 
     def below(self, cids: Iterable[bytes], reached: set[bytes]) -> None:
         """Adds to reached these delegations and all that rely on them."""
@@ -167,7 +184,7 @@ class _Graph:
             parent, grant = next(
                 (self.by_cid[cid], wider)
                 for cid in chain[-1].proofs
-                for wider in self.grants[cid]
+                for wider in self.passed_on(self.by_cid[cid])
                 if grant.within(wider)
             )
             chain.append(parent)
@@ -250,6 +267,7 @@ class Authority:
         self._graph.below(revoked, self._revoked)
         self._writes: dict[tuple[int, type[Payload]], _Writes] = {}
         self._reads: dict[tuple[int, type[Payload]], tuple[_Read, ...]] = {}
+        self.shares = {node: shares for node in self._graph.of_node if (shares := tuple(self._shares(node)))}
 
     def fault(self, delegation: Delegation) -> Reason | None:
         """Why a delegation of this log grants nothing at any time; None if it stands. A malformed delegation is
@@ -419,6 +437,25 @@ class Authority:
             grant.sanitize == rules and grant.action in ("Read", "*") for _, grant in self._grants(node, now_ms)
         )
 
+    def _shares(self, node: int) -> Iterator[_Share]:
+        for delegation, grant in self._grants(node):
+            if grant.resource == "Store" and grant.action == "Decide":
+                start, end = _window(delegation)
+                low, high = grant.time_range or (start, end)
+                for store in grant.key_prefix or ():
+                    yield _Share(max(start, low), min(end, high), store)
+
+    def stores(self, node: int, at_ms: int) -> set[str]:
+        """The stores in which a node decides at this time, each by the id of its founder: its own, and those that it
+        was told to share.
+        """
+        shared = {each.store for each in self.shares.get(node, ()) if each.start <= at_ms < each.end}
+        return {node_text(node)} | shared
+
+    def share_store(self, one: int, other: int, at_ms: int) -> bool:
+        """Whether the two nodes share a store at this time."""
+        return bool(self.shares) and not self.stores(one, at_ms).isdisjoint(self.stores(other, at_ms))
+
     def is_owner(self, node: int, wall_ms: int) -> bool:
         """Whether the node holds a root delegation in force: the user's own, for everything, without caveats."""
         return any(map(self._graph.owns, self._graph.in_force(node, wall_ms, self._revoked)))
@@ -472,6 +509,10 @@ class Authority:
     def above(self, delegation: Delegation) -> Iterator[Delegation]:
         """The delegation itself and all that it relies on, as far as they are on the log."""
         return self._graph.above(delegation.cid)
+
+    def passed_on(self, delegation: Delegation) -> tuple[Grant, ...]:
+        """What the holder of a delegation may grant others."""
+        return self._graph.passed_on(delegation)
 
     def owns(self, delegation: Delegation) -> bool:
         """Whether it is a root delegation: the user's own, for everything, without caveats."""

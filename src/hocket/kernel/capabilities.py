@@ -24,6 +24,7 @@ Our own readings, where the Likewise document leaves a choice or contradicts its
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from hocket.kernel.ids import node_text
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.rules import CAVEATS
 from hocket.kernel.sanitise import parse_rule
@@ -38,10 +39,10 @@ RESOURCES_V01 = frozenset(
 ACTIONS_V01 = frozenset({"*", "Read", "Write", "Schedule", "Claim", "Complete"})
 CAVEATS_V01 = frozenset(CAVEATS)
 # What this program knows.
-KEYED = frozenset({"Lock", "Inbox", "Row"})  # key_prefix restricts their grants
+KEYED = frozenset({"Lock", "Inbox", "Row", "Store"})  # key_prefix restricts their grants
 RESOURCES = RESOURCES_V01 | KEYED
 _OF_KINDS = frozenset({"Job", "Artifact"})
-ACTIONS = ACTIONS_V01 | {"Define", "Acquire", "Break"}
+ACTIONS = ACTIONS_V01 | {"Define", "Acquire", "Break", "Decide"}
 # What (Ops, Write) admits besides the writes that are called so.
 _WRITES = {
     "Job": frozenset({"Schedule", "Claim", "Complete"}),
@@ -69,7 +70,8 @@ class Grant(NamedTuple):
     key_prefix: tuple[str, ...] | None = None
 
     def covers(self, resource: str, action: str) -> bool:
-        if self.resource != resource and self.resource != "Ops":
+        # Ops are what nodes write. Who shares a store is no op, and no wide capability includes it.
+        if self.resource != resource and (self.resource != "Ops" or resource == "Store"):
             return False
         if self.action == action or self.action == "*":
             return True
@@ -95,6 +97,11 @@ class Grant(NamedTuple):
             and set(parent.sanitize) <= set(self.sanitize)
             and (self.audit_inference or not parent.audit_inference)
         )
+
+
+def sharing(founder: int) -> Capability:
+    """Lets a node decide in the store that this founder began, as all nodes do that share it."""
+    return Capability("Store", "Decide", {"key_prefix": [node_text(founder)]})
 
 
 def is_v01(capability: Capability) -> bool:

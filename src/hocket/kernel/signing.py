@@ -30,16 +30,24 @@ def is_marked(op: bytes) -> bool:
 
 
 class OpSigner:
-    """Marks and signs the ops of one node."""
+    """Marks and signs the ops of one node. It signs them `at_once` for a log that other nodes write, too: none of them
+    could sign later what this node has left.
+    """
 
-    __slots__ = ("_field_bytes", "_secret", "_sign", "node", "seed")
+    __slots__ = ("_at_once", "_field_bytes", "_secret", "_sign", "node", "seed")
 
-    def __init__(self, key: SigningKey, node: int) -> None:
+    def __init__(self, key: SigningKey, node: int, *, at_once: bool = False) -> None:
         self.node = node
+        self._at_once = at_once
         self.seed = key.seed
         self._sign = key.sign
         self._secret = blake2b(_SECRET_CONTEXT, key=key.seed, digest_size=32).digest()
         self._field_bytes = len(self.marked(b""))
+
+    def for_log(self, body: bytes, *, at_once: bool = False) -> bytes:
+        """The op for this node's log, from its unsigned bytes: marked, or signed if that is needed at once."""
+        marked = self.marked(body)
+        return self.signed_unchecked(marked) if at_once or self._at_once else marked
 
     def marked(self, body: bytes) -> bytes:
         """The op with a mark, from its unsigned bytes."""

@@ -32,7 +32,7 @@ from hocket.log.naming import is_taken
 from hocket.log.outbox import OutboxBound
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.projectors import defaults_of
-from hocket.log.sealing import Sealer, signed
+from hocket.log.sealing import BackgroundSealer, Sealer, SharedSealer, signed
 from hocket.log.short_transaction import LockTransaction, ShortTransaction
 from hocket.log.transaction import Transaction, Wall, being_rebuilt, next_stamp
 from hocket.store import Head, NewOp, Session, Store
@@ -76,8 +76,9 @@ class Log:
         self.node = node_id(key.public)
         self._author = self.node.to_bytes(8, "big")
         self.user = user
-        self._signer = OpSigner(key, self.node)
-        self._sealer = Sealer(store, self._signer, helpers)
+        self.is_shared = is_shared = store.server_clock is not None
+        self._signer = OpSigner(key, self.node, at_once=is_shared)
+        self._sealer: Sealer = SharedSealer(store) if is_shared else BackgroundSealer(store, self._signer, helpers)
         self._wall = wall
         self.physical = physical or (lambda: wall(0))
         self._randomness = randomness
@@ -121,7 +122,7 @@ class Log:
         with self.store.write() as session:
             transaction = begin(session)
             result = request(transaction)
-            first, ops = transaction.close(self._sealer.carry)
+            first, ops = transaction.close(self._sealer.append)
             if changes := transaction.changes if self._bus.is_heard() else NOTHING:
                 self._bus.announce(session, changes)
         if ops:
@@ -139,7 +140,7 @@ class Log:
             for request in requests:
                 transaction = self._transaction(session)
                 request(transaction)
-                transaction.close(self._sealer.carry)
+                transaction.close(self._sealer.append)
                 # A transaction and its projection refer to each other, and would be freed much later.
                 del transaction
                 gc.collect()
@@ -185,14 +186,14 @@ class Log:
                 refused = permissions.authority.refusal(self.node, schedule, stamp.wall, kind)
                 if refused is not None:
                     raise NotAuthorised(f"this node may not submit {kind} jobs: {refused.sentence}")
-                self._outbox.check(session, self.node, lambda: permissions.coordinator(stamp), head.seq + 1)
+                self._outbox.check(session, self.node, lambda: permissions.leader(stamp), head.seq + 1)
             is_bound = self.permissions_reader.rules.bounds is not None
             link_back = link_to(head.last) if is_bound else None
             new_id = None if is_bound else self._free_id(session, stamp.wall)
             job_id, body = plain_schedule(new_id, stamp, link_back, kind, payload)
-            marked = self._signer.marked(body)
-            seq = session.add_ops((NewOp(job_id, pack(stamp), SCHEDULE_JOB, JOB, job_id, 0, 0, marked),))
-            sealed, chain = self._sealer.carry(session, head)
+            body = self._signer.for_log(body)
+            new = NewOp(job_id, pack(stamp), SCHEDULE_JOB, JOB, job_id, 0, 0, body)
+            seq, sealed, chain = self._sealer.append(session, head, (new,))
             settled = head.settled if head.unsettled else head.seq
             session.put_head(
                 Head(
@@ -212,7 +213,7 @@ class Log:
             if self._bus.is_heard():
                 changes = Changes(frozenset((kind,)), frozenset(((JOB, job_id), (LOG, b""))))
                 self._bus.announce(session, changes)
-        self._sealer.added(seq, (marked,))
+        self._sealer.added(seq, (body,))
         if changes:
             self._bus.publish(changes)
         return job_id

@@ -130,7 +130,7 @@ class Citations:
             type(each.payload) in ACCEPTANCES
             and each.payload.offer == offer  # type: ignore[union-attr]
             and reason != Reason.INTEGRITY
-            and each.node_id == self._arbiter(min(each.timestamp, op.timestamp))
+            and each.node_id == self._arbiter(min(each.timestamp, op.timestamp)._replace(node=each.node_id))
             for each, reason in stored + self._fresh.about(subject)
         )
 

@@ -186,10 +186,12 @@ class Intake:
             branch = next((row for row in rows if decode(row.body).link == op.link), None)
             # A node that has lost ops still has its first one, so another first op is a second history.
             is_first = op.link == link_to(NO_ID)
-            if is_first or (branch is not None and branch.hlc <= (tx.session.meta(SHARED) or b"")):
+            if is_first or (
+                branch is not None and branch.hlc <= (tx.session.node_meta(tx.node.to_bytes(8, "big"), SHARED) or b"")
+            ):
                 return self._follows(raw, op)
             self._is_behind = True
-            tx.session.set_meta(BEHIND, pack(op.timestamp))
+            tx.session.set_node_meta(tx.node.to_bytes(8, "big"), BEHIND, pack(op.timestamp))
             self._branch = None if branch is None else branch.id
         return False
 

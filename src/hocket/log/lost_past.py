@@ -46,21 +46,25 @@ def ops_there(session: Session, at: Hlc) -> list[OpRow]:
     return session.ops_at(pack(at)) + session.ops_at(pack(just_after(at)))
 
 
-def own_history(session: Session) -> OwnHistory:
-    lost = session.meta(BEHIND)
+def own_history(session: Session, node: int) -> OwnHistory:
+    lost = session.node_meta(node.to_bytes(8, "big"), BEHIND)
     return OwnHistory(bool(lost) and not session.ops_at(lost or b""), bool(session.meta(SET_ASIDE)))
 
 
 def note_shared(session: Session, at: Hlc) -> None:
-    """Notes that another node has this node's op of that time. What others have is never taken off the log."""
-    if pack(at) > (session.meta(SHARED) or b""):
-        session.set_meta(SHARED, pack(at))
+    """Notes that another node has its author's op of that time. What others have is never taken off the log."""
+    author = at.node.to_bytes(8, "big")
+    if pack(at) > (session.node_meta(author, SHARED) or b""):
+        session.set_node_meta(author, SHARED, pack(at))
 
 
 def rewind(log: Log, branch: bytes) -> None:
     """Takes this node's op `branch` and everything after it off the log, and keeps it aside. Derives the rest anew.
-    Does nothing if another process has done so.
+    Does nothing if another process has done so. From a log that nodes share nothing is taken, since ops of the others
+    may rely on it. Then the node stays behind its past.
     """
+    if log.is_shared:
+        return
     log.seal()
     with log.store.write() as session:
         session.lock_author(log.node.to_bytes(8, "big"))

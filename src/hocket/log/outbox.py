@@ -34,10 +34,11 @@ def waiting(session: Session, node: int, coordinator: int | None) -> Outbox:
     """
     if _is_alone(session, node, coordinator):
         return Outbox(0, None)
-    reached = _delivered(session)
+    reached = _delivered(session, node)
+    author = node.to_bytes(8, "big")
     met = None if coordinator is None else reached.get(node_text(coordinator))
-    last = met or max(reached.values(), default=b"") or session.meta(SHARED) or b""
-    ops, first = session.ops_written_after(node.to_bytes(8, "big"), last)
+    last = met or max(reached.values(), default=b"") or session.node_meta(author, SHARED) or b""
+    ops, first = session.ops_written_after(author, last)
     return Outbox(ops, None if first is None else unpack(first).wall)
 
 
@@ -47,13 +48,14 @@ def _is_alone(session: Session, node: int, coordinator: int | None) -> bool:
 
 
 def note_delivered(session: Session, node: int, at: Hlc) -> None:
-    """Notes that a node has this node's ops up to that time."""
-    reached = _delivered(session) | {node_text(node): pack(at)}
-    session.set_meta(_DELIVERED, msgspec.json.encode(reached))
+    """Notes that a node has the ops of another, the author of the op of that time, up to then."""
+    reached = _delivered(session, at.node) | {node_text(node): pack(at)}
+    session.set_node_meta(at.node.to_bytes(8, "big"), _DELIVERED, msgspec.json.encode(reached))
 
 
-def _delivered(session: Session) -> dict[str, bytes]:
-    return msgspec.json.decode(session.meta(_DELIVERED) or b"{}", type=dict[str, bytes])
+def _delivered(session: Session, author: int) -> dict[str, bytes]:
+    kept = session.node_meta(author.to_bytes(8, "big"), _DELIVERED)
+    return msgspec.json.decode(kept or b"{}", type=dict[str, bytes])
 
 
 class OutboxBound:

@@ -92,7 +92,15 @@ class Permissions:
         return None if tenure is None else tenure.node
 
     def arbiter(self, at: Hlc) -> int | None:
-        return self.coordinator(at) if self._arbiter else None
+        """The node that decides about an op of this time and author: the author, if it is the coordinator or shares the
+        coordinator's store, and otherwise the coordinator. None if the rules of the mesh know no arbiter.
+        """
+        return self.leader(at) if self._arbiter else None
+
+    def leader(self, at: Hlc) -> int | None:
+        """The same, whatever the rules say about arbiters."""
+        node = self.coordinator(at)
+        return at.node if node is not None and self.authority.share_store(node, at.node, at.wall) else node
 
     def designations(self, at: Hlc) -> int:
         """How many arbiters were designated after the first one, up to that time."""
@@ -103,11 +111,11 @@ class Permissions:
         if not self._has_pins:
             return False
         tenure = self._tenure(at)
-        return tenure is not None and tenure.last is not None and at > tenure.last
+        return tenure is not None and tenure.last is not None and at.node == tenure.node and at > tenure.last
 
     def is_trusted(self, node: int, now_ms: int) -> bool:
-        """Whether a node is the owner's or the coordinator: ops that it passes on were in time."""
-        return self.authority.is_owner(node, now_ms) or self.coordinator(Hlc(now_ms, U32_MAX, node)) == node
+        """Whether a node is the owner's, or the coordinator or in its store: ops that it passes on were in time."""
+        return self.authority.is_owner(node, now_ms) or self.leader(Hlc(now_ms, U32_MAX, node)) == node
 
     def could_be_pinned(self, op: Op) -> bool:
         """Whether a new op may belong to the pinned history of an author with two, or complete it."""
@@ -134,7 +142,7 @@ class Permissions:
             return None if isinstance(payload, ReportFork | RevokeRoot) else Reason.FORKED
         refused = self.authority.refusal(op.node_id, payload, op.timestamp.wall, kind)
         if refused is None:
-            if self._derives and self._is_derivation(payload, kind) and op.node_id != self.coordinator(op.timestamp):
+            if self._derives and self._is_derivation(payload, kind) and op.node_id != self.leader(op.timestamp):
                 return Reason.NOT_COORDINATOR
         elif type(payload) is RevokeUcan and (op.timestamp, op.node_id, payload.ucan_cid) in self._revocations:
             return None
@@ -150,7 +158,7 @@ class Permissions:
             return Reason.FORKED
         refused = self.authority.refusal(author, op.payload, op.timestamp.wall, None)
         if refused is None and self._derives and self._is_derivation(op.payload, None):
-            refused = None if op.node_id == self.coordinator(op.timestamp) else Reason.NOT_COORDINATOR
+            refused = None if op.node_id == self.leader(op.timestamp) else Reason.NOT_COORDINATOR
         standing = self.authority.standing(op.node_id, op.timestamp.wall)
         if refused is None and standing is not Standing.ACTIVE:
             refused = Reason.REVOKED if standing is Standing.REVOKED else Reason.UNAUTHORISED
@@ -170,7 +178,15 @@ class Permissions:
         """
         then, now = before._standing(), self._standing()
         forked = {node for node in self.forks.keys() | before.forks.keys() if self._fork(node) != before._fork(node)}
-        return {node for node, _ in then - now} | forked, {node for node, _ in now - then} | forked
+        changed = forked | self._changed_shares(before)
+        return {node for node, _ in then - now} | changed, {node for node, _ in now - then} | changed
+
+    def _changed_shares(self, before: "Permissions") -> set[int]:
+        """If another node shares a store since, what it has offered may be decided, and the reverse. That depends on
+        the coordinator's delegations, too, so it concerns all nodes that share stores.
+        """
+        then, now = before.authority.shares, self.authority.shares
+        return set() if then == now else {*then, *now}
 
     def _fork(self, node: int) -> tuple[Hlc | None, frozenset[bytes]]:
         return self.forks.get(node), self.pinned

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from hocket.kernel.roster import Job
 from hocket.kernel.subjects import JOB, MESSAGE
 from hocket.kernel.vocabulary import DesignateCoordinator, ReportFork, number_of
+from hocket.log.founder import writers
 from hocket.log.naming import ID_BYTES, keyed
-from hocket.log.permissions import PermissionsReader
+from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.projection import Projection
 from hocket.log.registers import GrantRegister
 from hocket.store import Head, OpRow, Session, Store, WrittenTotals
@@ -140,17 +141,18 @@ def _step(store: Store, permissions_reader: PermissionsReader, now: int) -> int:
             if reason != row.reason:
                 session.set_reasons([(reason, row.id)])
         projection.flush()
-        _count(session, head, rows)
+        _count(session, head, projection.permissions, rows)
         session.put_head(head._replace(rebuilding=rows[-1].hlc, permissions_state=projection.permissions_state))
         return len(rows)
 
 
-def _count(session: Session, head: Head, rows: list[OpRow]) -> None:
-    """Adds up what each author has written, except this node, which has no quota on its own log."""
+def _count(session: Session, head: Head, permissions: Permissions, rows: list[OpRow]) -> None:
+    """Adds up what each author has written, except the nodes whose log this is, which have no quota on it."""
     own = session.op(head.last)
+    local = {node.to_bytes(8, "big") for node in writers(session, permissions)} if own is None else {own.hlc[12:]}
     sizes: dict[bytes, list[int]] = {}
     for row in rows:
         sizes.setdefault(row.hlc[12:], []).append(len(row.body))
     for node, found in sizes.items():
-        if own is None or node != own.hlc[12:]:
+        if node not in local:
             session.add_written(node, WrittenTotals(len(found), sum(found)))

@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from typing import NamedTuple, Protocol
 
 from hocket.errors import StoreError
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.signing import ForgedMark, OpSigner
 from hocket.log.batch_signing import BatchSigner
-from hocket.store import Head, SealedOp, Session, Store
+from hocket.store import Head, NewOp, SealedOp, Session, Store
 
 # Ops that are committed within this time are signed together.
 GATHER_S = 0.002
@@ -36,7 +37,65 @@ def link(previous: bytes, body: bytes) -> bytes:
     return hashlib.sha3_256(previous + body).digest()
 
 
-class Sealer:
+class LogEnd(NamedTuple):
+    """The number of the last op, and of the last sealed one with its link. The caller puts it into the head."""
+
+    seq: int
+    sealed: int
+    chain: bytes
+
+
+class Sealer(Protocol):
+    def append(self, session: Session, head: Head, ops: Sequence[NewOp]) -> LogEnd:
+        """Adds the ops of a transaction to the log."""
+
+    def added(self, first: int, ops: Sequence[bytes]) -> None:
+        """This process has committed ops, with numbers from `first` on."""
+
+    def seal(self) -> None:
+        """Signs and seals every op that is on the log by now."""
+
+    def close(self) -> None: ...
+
+
+class SharedSealer:
+    """For a store that nodes share. Their ops come signed, so each transaction links its own, and no node waits for the
+    key of another.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def append(self, session: Session, head: Head, ops: Sequence[NewOp]) -> LogEnd:
+        _check_sealed(head)
+        links: list[bytes] = []
+        chain = head.chain
+        for op in ops:
+            chain = link(chain, op.body)
+            links.append(chain)
+        seq = session.add_ops(ops, links) if ops else head.seq
+        return LogEnd(seq, seq, chain)
+
+    def added(self, first: int, ops: Sequence[bytes]) -> None:
+        pass
+
+    def seal(self) -> None:
+        with self._store.read() as session:
+            _check_sealed(session.head())
+
+    def close(self) -> None:
+        pass
+
+
+def _check_sealed(head: Head) -> None:
+    if head.sealed != head.seq:
+        raise StoreError(
+            f"the log has {head.seq} ops and is sealed up to op {head.sealed}, but nodes that share a store seal at"
+            " once: another program wrote into it. Run `hocket log verify`, and restore a backup"
+        )
+
+
+class BackgroundSealer:
     """With `helpers` it works in a thread of its own; without them it seals at once, in the thread that has committed.
     Close it before the store.
     """
@@ -63,8 +122,11 @@ class Sealer:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
+    def append(self, session: Session, head: Head, ops: Sequence[NewOp]) -> LogEnd:
+        last = session.add_ops(ops) if ops else head.seq
+        return LogEnd(last, *self._carry(session, head))
+
     def added(self, first: int, ops: Sequence[bytes]) -> None:
-        """This process has committed marked ops, with numbers from `first` on."""
         if self._helpers is None:
             with suppress(StoreError):
                 self.seal()
@@ -75,10 +137,8 @@ class Sealer:
         if self._thread is None:
             self._start()
 
-    def carry(self, session: Session, head: Head) -> tuple[int, bytes]:
-        """Seals what is signed, inside a transaction that is under way. Gives the new end of the chain, which the
-        caller puts into the head.
-        """
+    def _carry(self, session: Session, head: Head) -> tuple[int, bytes]:
+        """Seals what is signed, inside a transaction that is under way. Gives the new end of the chain."""
         if head.seq > self._written > 0:
             self._joined_at = time.monotonic()
         for seq in list(self._signed):
@@ -92,7 +152,7 @@ class Sealer:
         if sealed and session.seal_ops(sealed) < len(sealed):
             # Ops were taken off the log (`lost_past`), and their numbers belong to others now.
             self._forget_gone(session, head)
-            return self.carry(session, head)
+            return self._carry(session, head)
         if sealed or not self._signed:
             self._moved_at = time.monotonic()
         return seq, chain
@@ -105,7 +165,7 @@ class Sealer:
                 del self._signed[seq]
 
     def seal(self) -> None:
-        """Signs and seals every op that is on the log by now, whichever process of the node wrote it."""
+        """Also ops of other processes of the node."""
         with self._store.read() as session:
             last = session.head().seq
         while self._seal_some(last):
@@ -140,7 +200,7 @@ class Sealer:
         with self._store.write() as session:
             session.lock_author(self._author)
             head = session.head()
-            sealed, chain = self.carry(session, head)
+            sealed, chain = self._carry(session, head)
             if sealed != head.sealed:
                 session.put_head(head._replace(sealed=sealed, chain=chain))
 

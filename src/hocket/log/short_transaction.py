@@ -15,7 +15,7 @@ from hocket.kernel.subjects import LOCK, Subject, subject_of
 from hocket.kernel.vocabulary import Payload, discriminant
 from hocket.log.lock_projector import LockProjector
 from hocket.log.permissions import Permissions
-from hocket.log.transaction import Carry, Transaction, next_stamp
+from hocket.log.transaction import Append, Transaction, next_stamp
 from hocket.store import Head, NewOp, Session
 
 _COUNTS, _SETTLED = 0, 1
@@ -72,8 +72,8 @@ class ShortTransaction:
             return verdict
         projector.keep(subject.key, verdict)
         self._clock, self._last = stamp, op.id
-        number, marked = discriminant(payload), self._signer.marked(body)
-        self._ops.append(NewOp(op.id, pack(stamp), number, *subject, _COUNTS, _SETTLED, marked))
+        number, body = discriminant(payload), self._signer.for_log(body)
+        self._ops.append(NewOp(op.id, pack(stamp), number, *subject, _COUNTS, _SETTLED, body))
         return op
 
     def is_offer(self, op: Op) -> bool:
@@ -94,14 +94,13 @@ class ShortTransaction:
             return NOTHING
         return gathered((), {LOCK: self._projector.touched, LOCK_WAIT: self._projector.no_longer_waiting, LOG: (b"",)})
 
-    def close(self, carry: Carry) -> tuple[int, list[bytes]]:
+    def close(self, append: Append) -> tuple[int, list[bytes]]:
         """As `Transaction.close`."""
         head, ops = self._head, self._ops
         if not ops:
             return head.seq + 1, []
-        last = self.session.add_ops(ops)
+        last, sealed, chain = append(self.session, head, ops)
         self._projector.flush()
-        sealed, chain = carry(self.session, head)
         wall, logical, _ = self._clock
         settled = head.settled if head.unsettled else last
         state = head.permissions_state

@@ -4,7 +4,7 @@ requests cost one commit. They are signed after that.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -30,13 +30,13 @@ from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
 from hocket.log.projectors import FOLLOW_UPS
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
-from hocket.log.sealing import signed
+from hocket.log.sealing import LogEnd, signed
 from hocket.store import Head, NewOp, Refusal, Session, WrittenTotals
 
 # Gives the time in milliseconds, never less than the clock reading that it is told.
 Wall = Callable[[int], int]
-# Seals what it can, and gives the new end of the chain.
-Carry = Callable[[Session, Head], tuple[int, bytes]]
+# Adds ops to the log, and gives its new end.
+Append = Callable[[Session, Head, Sequence[NewOp]], LogEnd]
 
 
 PERMISSION_PAYLOADS = frozenset((*GrantRegister.payloads, *CoordinatorRegister.payloads, *RouteRegister.payloads))
@@ -191,9 +191,7 @@ class Transaction:
         if reason is not None:
             return reason
         self._clock, self._last = stamp, op.id
-        marked = self._signer.marked(body)
-        body = self._signer.signed_unchecked(marked) if at_once else marked
-        self._drafts.append(OpDraft(op, body, is_received=False))
+        self._drafts.append(OpDraft(op, self._signer.for_log(body, at_once=at_once), is_received=False))
         self._follow_up(op)
         return op
 
@@ -211,7 +209,7 @@ class Transaction:
         """Call this before something new is submitted, sent or put. Raises OutboxFull if the coordinator is away and no
         more may wait for it.
         """
-        coordinator = lambda: self.projection.permissions.coordinator(self.latest)  # noqa: E731
+        coordinator = lambda: self.projection.permissions.leader(self.latest)  # noqa: E731
         unwritten = len(self._drafts)
         self._outbox.check(self.session, self.node, coordinator, self._head.seq + unwritten + 1, unwritten)
 
@@ -369,7 +367,7 @@ class Transaction:
     def refuse(self, op_id: bytes, author: int, reason: Reason) -> None:
         self._refusals.append(Refusal(op_id[:ID_BYTES], author.to_bytes(8, "big"), int(reason), self.now))
 
-    def close(self, carry: Carry) -> tuple[int, list[bytes]]:
+    def close(self, append: Append) -> tuple[int, list[bytes]]:
         """Stores what was written; the caller's commit makes it durable. Gives the number of the first op and the bytes
         of all.
         """
@@ -378,9 +376,8 @@ class Transaction:
             reason, subject = self.projection.standing(op.id)
             family, key = subject or _NO_SUBJECT
             ops.append(NewOp(op.id, pack(op.timestamp), discriminant(op.payload), family, key, reason, 1, body))
-        last = self._head.seq
+        last, sealed, chain = append(self.session, self._head, ops)
         if ops:
-            last = self.session.add_ops(ops)
             self._count()
         if self._projection is not None:
             self._projection.flush()
@@ -390,7 +387,6 @@ class Transaction:
         permissions_state = (
             self._head.permissions_state if self._projection is None else self._projection.permissions_state
         )
-        sealed, chain = carry(self.session, self._head)
         wall, logical, _ = self._clock
         head = Head(wall, logical, last, chain, settled, self.unsettled, None, permissions_state, self._last, sealed)
         if head != self._head:

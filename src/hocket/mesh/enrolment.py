@@ -19,6 +19,7 @@ from hocket.kernel.capabilities import grant_of
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key, parse_did_key
+from hocket.kernel.ops import NO_ID
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.quota import NO_QUOTA, Quota
 from hocket.kernel.reasons import Reason
@@ -31,7 +32,7 @@ from hocket.log.transaction import NEWCOMER, Wall
 from hocket.mesh import peers, tickets
 from hocket.mesh.grants import words
 from hocket.mesh.names import likeness, names, why_not
-from hocket.mesh.tickets import Ticket, Welcome
+from hocket.mesh.tickets import StoreTicket, Ticket, Welcome
 from hocket.mesh.wire import JSON, Reply, Request
 from hocket.store import Invitation, PeerSession
 
@@ -81,10 +82,12 @@ def invite(
     valid_ms: int = VALID_MS_DEFAULT,
     lifetime_s: int | None = None,
     quota: Quota = NO_QUOTA,
+    shares_store: bool = False,
     randomness: Callable[[int], bytes] = os.urandom,
 ) -> Invited:
     """Makes an invitation. Raises NotAuthorised if this node may not grant these capabilities. If a node in the mesh
-    has this name, the invitation is for that node and gives it a further delegation.
+    has this name, the invitation is for that node and gives it a further delegation. A node that `shares_store` needs
+    the capability for that among the others.
     """
     if (fault := why_not(name)) is not None:
         raise Usage(f"{name!r} cannot be a node's name: {fault}; choose one like gpu-box")
@@ -112,7 +115,8 @@ def invite(
         expires = tx.now + valid_ms
         grants = msgspec.json.encode(terms)
         tx.session.put_invitation(Invitation(tickets.key_of(secret), name, grants, expires, None, tx.now))
-        ticket = Ticket(parse_did_key(log.user), key.public, secret, expires // 1000, tuple(addresses))
+        kind = StoreTicket if shares_store else Ticket
+        ticket = kind(parse_did_key(log.user), key.public, secret, expires // 1000, tuple(addresses))
         return Invited(tickets.token(ticket), ticket, read_ucan(tried).expires, renews)
 
     return log.run(request)
@@ -288,7 +292,7 @@ def _issue(
         for each in permissions.authority.held(tx.node)
         if permissions.authority.fault(each) is None and each.not_before <= now_s and _before(now_s, each.expires)
     ]
-    parents = _parents(held, terms.att)
+    parents = _parents(permissions.authority, held, terms.att)
     ends = [each.expires for each in parents if each.expires is not None]
     expires = None if terms.lifetime_s is None else now_s + terms.lifetime_s
     if expires is None:
@@ -313,17 +317,17 @@ def _before(now_s: int, end: int | None) -> bool:
     return end is None or now_s < end
 
 
-def _parents(held: list[Delegation], att: tuple[Capability, ...]) -> list[Delegation]:
+def _parents(authority: Authority, held: list[Delegation], att: tuple[Capability, ...]) -> list[Delegation]:
     """This node's delegations that cover the grants and let it delegate: one if one is enough, the longest first."""
     held = sorted(held, key=lambda each: (each.expires is not None, -(each.expires or 0)))
     if not any(map(_passes_on, held)):
         raise NotAuthorised("this node may not invite others; ask the owner for an invitation with registration:write")
     for each in held:
-        if _passes_on(each) and all(_covers(each, capability) for capability in att):
+        if _passes_on(each) and all(_covers(authority, each, capability) for capability in att):
             return [each]
     chosen: list[Delegation] = []
     for capability in att:
-        parent = next((each for each in held if _covers(each, capability)), None)
+        parent = next((each for each in held if _covers(authority, each, capability)), None)
         if parent is None:
             raise NotAuthorised(f"this node cannot let another node {words([capability])[0]}: it may not do so itself")
         if parent not in chosen:
@@ -333,10 +337,9 @@ def _parents(held: list[Delegation], att: tuple[Capability, ...]) -> list[Delega
     return chosen
 
 
-def _covers(parent: Delegation, capability: Capability) -> bool:
+def _covers(authority: Authority, parent: Delegation, capability: Capability) -> bool:
     grant = grant_of(capability)
-    wider = [each for each in map(grant_of, parent.capabilities) if each is not None]
-    return grant is not None and any(map(grant.within, wider))
+    return grant is not None and any(map(grant.within, authority.passed_on(parent)))
 
 
 def _passes_on(delegation: Delegation) -> bool:
@@ -482,5 +485,23 @@ def enter(log: Log, entry: Welcomed, trust: peers.Trust | None = None) -> None:
                 tx.author(DelegateUcan(content_hash(token), token))
         tx.session.set_meta(NEWCOMER, b"1")
         peers.add(tx.session, entry.address, tx.physical, node_id(entry.inviter), trust)
+
+    log.run(request)
+
+
+def share(log: Log, entry: Welcomed) -> None:
+    """Makes this node one of those that share the store: writes its own delegation, which states its key. Everything
+    else is on the log already. Raises Conflict if it is another log.
+    """
+
+    def request(tx: Transaction) -> None:
+        token = entry.tokens[0]
+        if content_hash(token) not in {each.cid for each in tx.session.delegations()}:
+            raise Conflict(
+                "this store does not have the inviting node's log; give the address of the store that it uses, with"
+                " --store or HOCKET_STORE, and join again with the same token"
+            )
+        if tx.session.latest_of(tx.node.to_bytes(8, "big"))[1] == NO_ID:
+            tx.author(DelegateUcan(content_hash(token), token))
 
     log.run(request)

@@ -183,6 +183,8 @@ def words(capabilities: Iterable[Capability]) -> list[str]:
             reads.setdefault(conditions, []).append(what)
         elif (capability.resource, capability.action) == ("Ops", "*"):
             said.append("do everything" + conditions)
+        elif capability.resource == "Store":
+            said.append(f"decide in the store of {_founders(capability)}")
         elif capability.resource == "Registration":
             said.append("invite others, and revoke them" + conditions)
         else:
@@ -199,6 +201,11 @@ def _what(capability: Capability) -> str:
         what += f" with {keyed} " if keyed else " of kind "
         what += " or ".join(f"{prefix}*" for prefix in prefixes) or "(none)"
     return what
+
+
+def _founders(capability: Capability) -> str:
+    named = capability.caveats.get("key_prefix")
+    return _joined([f"node {each}" for each in named]) if isinstance(named, list) and named else "no node"
 
 
 def _conditions(capability: Capability) -> str:

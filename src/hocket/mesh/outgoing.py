@@ -90,7 +90,7 @@ def page(
         log.settle()
     gathered = _Gathered(to, since, merge(since, before or {}), size, log.signed)
     with log.store.read() as session:
-        if without_own or own_history(session).is_behind:
+        if without_own or own_history(session, log.node).is_behind:
             gathered.at[log.node] = Hlc(U64_MAX, U32_MAX, log.node)
     step = _FIRST_STEP
     while limit > len(gathered.bodies):

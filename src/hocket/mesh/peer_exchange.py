@@ -271,7 +271,7 @@ class PeerExchange:
         at = (self._theirs or {}).get(log.node)
 
         def compare(session: Session) -> tuple[bool, bool]:
-            return at is not None and not ops_there(session, at), any(own_history(session))
+            return at is not None and not ops_there(session, at), any(own_history(session, log.node))
 
         has_lost, is_recovering = await look(self._access, compare)
         if has_lost and self.client.is_hocket and now >= self._recovered + COMPARE_S:

@@ -180,9 +180,9 @@ def set_breaker(session: LocalSession, address: str, value: Breaker | None) -> N
 
 
 def coordinator(log: Log, session: Session) -> int | None:
-    """The current coordinator."""
+    """The current coordinator; this node itself, if it shares the coordinator's store and so decides as that does."""
     permissions = log.permissions(session)
-    return permissions.coordinator(Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node))
+    return permissions.leader(Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node))
 
 
 def outbox(log: Log, session: Session) -> WaitingOps:

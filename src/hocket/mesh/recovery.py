@@ -16,7 +16,7 @@ BEHIND_SENTENCE = (
 def recover(log: Log, emit: Emit) -> str | None:
     """Finishes a recovery, if one is under way. Returns why it cannot be finished."""
     with log.store.read() as session:
-        history = own_history(session)
+        history = own_history(session, log.node)
     if history.is_behind:
         return BEHIND_SENTENCE
     if history.has_set_aside:

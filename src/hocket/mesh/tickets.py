@@ -17,6 +17,8 @@ from hocket.kernel.postcard import STR, U64, Malformed, Reader, encode, fixed, s
 from hocket.kernel.postcard import struct as fields
 
 PREFIX = "hocket-1-"
+# How a token for a node that shares the store begins: programs that cannot share one refuse it.
+STORE_PREFIX = "hocket-store-1-"
 SECRET_BYTES = 16
 ADDRESSES_MAX = 8
 TICKET_CHARS_MAX = 4096
@@ -40,12 +42,19 @@ class Ticket(msgspec.Struct, frozen=True):
         return did_key(self.user)
 
 
+class StoreTicket(Ticket, frozen=True):
+    """The same for a node that is to share the inviting node's store. Where that is, and its password, the token does
+    not tell.
+    """
+
+
 _TICKET = fields(Ticket, fixed(KEY_BYTES), fixed(KEY_BYTES), fixed(SECRET_BYTES), U64, seq(STR, limit=ADDRESSES_MAX))
 
 
 def token(ticket: Ticket) -> str:
     data = encode(_TICKET, ticket)
-    return PREFIX + base64url(data + content_hash(data)[:_CHECKSUM_BYTES]).decode("ascii")
+    prefix = STORE_PREFIX if isinstance(ticket, StoreTicket) else PREFIX
+    return prefix + base64url(data + content_hash(data)[:_CHECKSUM_BYTES]).decode("ascii")
 
 
 def parse_token(text: str) -> Ticket:
@@ -53,11 +62,12 @@ def parse_token(text: str) -> Ticket:
     ignored.
     """
     body = "".join(text.split())
-    if not body.startswith(PREFIX):
-        raise Malformed(f"an invitation begins with {PREFIX}")
+    prefix = STORE_PREFIX if body.startswith(STORE_PREFIX) else PREFIX
+    if not body.startswith(prefix):
+        raise Malformed(f"an invitation begins with {PREFIX} or {STORE_PREFIX}")
     if len(body) > TICKET_CHARS_MAX or not body.isascii():
         raise Malformed("it differs from the printed token")
-    data = from_base64url(body.removeprefix(PREFIX).encode("ascii"))
+    data = from_base64url(body.removeprefix(prefix).encode("ascii"))
     data, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     if content_hash(data)[:_CHECKSUM_BYTES] != checksum:
         raise Malformed("it is incomplete or mistyped")
@@ -65,7 +75,7 @@ def parse_token(text: str) -> Ticket:
     ticket = _TICKET.read(reader)
     if reader.remaining():
         raise Malformed(f"{reader.remaining()} bytes follow the invitation")
-    return ticket
+    return ticket if prefix == PREFIX else StoreTicket(*msgspec.structs.astuple(ticket))
 
 
 def key_of(secret: bytes) -> bytes:

@@ -71,7 +71,7 @@ class WaitReader:
         self._permissions = log.permissions(session)
         self._now = max(log.physical(), session.head().wall)
         self._names = names(self._permissions)
-        coordinator = self._permissions.coordinator(Hlc(self._now, U32_MAX, log.node))
+        coordinator = self._permissions.leader(Hlc(self._now, U32_MAX, log.node))
         self._coordinator = None if coordinator == log.node else coordinator
         address = None if self._coordinator is None else peers.address_of(session, self._coordinator)
         self._coordinator_peer = None if address is None else peers.find(session, address)

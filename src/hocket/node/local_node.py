@@ -105,7 +105,7 @@ class LocalNode:
     ) -> None:
         self._runtime: Runtime | None = runtime
         self.environment: Environment = environment or MachineEnvironment(
-            runtime.home.processes, runtime.bus, runtime.machine_clock
+            runtime.home.processes, runtime.bus, runtime.time_of_day
         )
         self._executor = executor or ThreadPoolExecutor(1, "hocket-store")
         self._read_executor = executor or ThreadPoolExecutor(READ_THREADS, "hocket-read")

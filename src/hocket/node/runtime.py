@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 from hocket.bus.pipes import Pipes
 from hocket.bus.shared import ORIGIN_BYTES, SharedBus
 from hocket.errors import Conflict, StoreError, Usage
+from hocket.kernel.capabilities import sharing
 from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
 from hocket.kernel.keys import did_key
 from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
-from hocket.kernel.ops import decode
 from hocket.kernel.rules import HOCKET, SKEW_MS_DEFAULT, STRICT, Rules, decode_kept_rules, encode_rules
 from hocket.kernel.ucan import ROOT, issue
-from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
 from hocket.log import RULES, Log, Transaction
 from hocket.log.audit import Audit, verify
+from hocket.log.founder import founder
 from hocket.log.machine_clock import MachineClock
 from hocket.log.permissions import PermissionsReader
 from hocket.log.rebuild import Rebuilt, rebuild
@@ -31,12 +31,14 @@ from hocket.log.steady_clock import SteadyWall
 from hocket.log.transaction import NEWCOMER, Wall
 from hocket.node.home import Ask, Home, Remembered, default_home, read_user_key
 from hocket.node.rates import rates_of
+from hocket.node.shared_store import check_database, check_own_store, check_sharing, note_home
 from hocket.node.store_breaker import StoreBreaker
 from hocket.node.variables import (
     DB_CIRCUIT_BREAKER,
     MESH_CONTROL_ADDR,
     MESH_NODE_ID,
     MESH_SCOPE_ID,
+    STORE,
     check_node,
     check_scope,
     given,
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from hocket.kernel.roster import Job
     from hocket.mesh.enrolment import Send
     from hocket.mesh.peers import Trust
+    from hocket.mesh.tickets import StoreTicket
     from hocket.rhythm.promise_watch import PromiseWatch
     from hocket.work.artifacts import Fetch
     from hocket.work.command.job import Commands
@@ -77,8 +80,9 @@ def _no_progress(done: int, total: int) -> None:
 
 class Runtime:
     """Open one with `Runtime.open`; close it when done. Safe to use from several threads. Time, randomness and
-    executors are arguments, so that tests can choose them. There is a `machine_clock` unless a
-    `wall` was chosen, and a `store_breaker` unless the environment turns it off.
+    executors are arguments, so that tests can choose them. `time_of_day` gives the seconds since the epoch: by the
+    server's clock if nodes share the store, and otherwise by the `machine_clock`, unless a `wall` was chosen. There is
+    a `store_breaker` unless the environment turns it off.
     """
 
     machine_clock: MachineClock | None = None
@@ -107,14 +111,16 @@ class Runtime:
         self.output = OutputFiles(home.output)
         self.secrets = Secrets(home.secrets)
         self._helpers = helpers
-        self.machine_clock = clock = _clock(store) if wall is None else None
-        self._wall = wall or SteadyWall(clock or time.time)
+        server_clock = store.server_clock if wall is None else None
+        self.machine_clock = _clock(store) if wall is None and server_clock is None else None
+        self.time_of_day: Callable[[], float] = server_clock or self.machine_clock or time.time
+        self._wall = wall or SteadyWall(self.time_of_day)
         self.log = Log(
             store,
             home.node_key(),
             home.user_did(),
             wall=self._wall,
-            physical=None if clock is None else SteadyWall(clock),
+            physical=SteadyWall(self.time_of_day) if wall is None else None,
             randomness=randomness,
             helpers=helpers,
             bus=self.bus,
@@ -127,10 +133,8 @@ class Runtime:
         home.shut_out_others()
         check_scope(home.user_did())
         store = open_store(home.store_address)
-        if home.server is not None:
-            _check_database(home, store)
         runtime = cls(home, store, _helpers())
-        runtime._check_variables()
+        runtime._check_store_and_variables()
         if runtime.machine_clock is not None:
             runtime.machine_clock.compare()
         runtime._catch_up()
@@ -168,10 +172,12 @@ class Runtime:
                 raise Conflict(f"the home {home.path} already exists; nothing was changed")
             home.ensure_keys(user, known.passphrase)
             store = open_store(home.new_store(server), create=True)
-            _check_database(home, store)
-            _put_rules(store, STRICT if strict else HOCKET)
+            check_database(home, store)
+            _put_rules(home, store, STRICT if strict else HOCKET)
             runtime = cls(home, store, _helpers())
             runtime.log.run(lambda tx: runtime.introduce(tx, known, called))
+            if runtime.log.is_shared:
+                runtime._check_sharing()
             runtime._catch_up()
         return runtime
 
@@ -184,16 +190,24 @@ class Runtime:
         *,
         trust: "Trust | None" = None,
         wall: Wall | None = None,
+        server: str | None = None,
     ) -> "Runtime":
         """Makes a home an invited node's: makes its key here and asks the inviting node for a delegation. A home of an
         invited node of the same user gets a further delegation. `trust` tells how to check the inviting node's
-        certificate from now on.
+        certificate from now on. A node that is to share the inviting node's store needs its address, `server`.
         """
         from hocket.mesh import enrolment
+        from hocket.mesh.tickets import StoreTicket
 
         ticket = enrolment.parse(token)
         check_scope(ticket.user_did)
         home = Home(path or default_home())
+        if isinstance(ticket, StoreTicket):
+            return cls._join_shared(home, ticket, send, server)
+        if server is not None:
+            raise Usage(
+                "this invitation is for a node with a store of its own; leave out --store, or invite with --share"
+            )
         wall = wall or SteadyWall()
         with home.creation() as fresh:
             home.check_joinable(ticket.user_did)
@@ -201,7 +215,7 @@ class Runtime:
             entry = enrolment.ask(ticket, home.node_key(), send, wall)
             home.note_user(ticket.user_did)
             store = open_store(home.new_store(), create=True)
-            _check_database(home, store)
+            check_own_store(home, store)
             if fresh:
                 with store.write() as session:
                     session.set_meta(RULES, encode_rules(entry.rules))
@@ -210,18 +224,49 @@ class Runtime:
             runtime._catch_up()
         return runtime
 
+    @classmethod
+    def _join_shared(cls, home: Home, ticket: "StoreTicket", send: "Send", server: str | None) -> "Runtime":
+        from hocket.mesh import enrolment
+
+        if server is None and home.server is None:
+            raise Usage(
+                f"this invitation is for a node that shares the inviting node's store; give its address with --store"
+                f" postgresql://user@host/database, or set {STORE}"
+            )
+        with home.creation():
+            home.check_joinable(ticket.user_did)
+            home.ensure_node_key()
+            store = open_store(home.new_store(server))
+            entry = enrolment.ask(ticket, home.node_key(), send, SteadyWall(store.server_clock or time.time))
+            home.note_user(ticket.user_did)
+            runtime = cls(home, store, _helpers())
+            enrolment.share(runtime.log, entry)
+            runtime._check_sharing()
+            runtime._catch_up()
+        return runtime
+
     def introduce(self, tx: Transaction, ask: Ask | None = None, name: str | None = None) -> None:
-        """Puts the user's root delegation to this node on the log, once. The user's first node becomes the
-        coordinator.
+        """Puts the user's root delegation to this node on the log, once. The user's first node becomes the coordinator.
+        In a store that has a log already, the node shares it.
         """
         if tx.node.to_bytes(8, "big") in tx.session.nodes():
             return
-        token = issue(self.home.user_key(ask), self.home.node_key().public, ROOT, tx.now // 1000, None, name=name)
+        began = founder(tx.session)
+        if began is not None and self.home.made_user():
+            raise Conflict(
+                f"the store in PostgreSQL has the log of node {node_text(began)} already; to share it, join with an"
+                " invitation of that node, or give its user's key with --user-key. For another mesh choose another"
+                " database, or another schema with ?schema=NAME"
+            )
+        grants = ROOT if began is None else (*ROOT, sharing(began))
+        token = issue(self.home.user_key(ask), self.home.node_key().public, grants, tx.now // 1000, None, name=name)
         tx.author(DelegateUcan(content_hash(token), token))
         if self.home.made_user():
             tx.author(DesignateCoordinator(tx.node))
-        else:
+        elif began is None:
             tx.session.set_meta(NEWCOMER, b"1")
+        else:
+            check_sharing(tx.session, tx.node, tx.projection.permissions, tx.physical)
 
     def close(self) -> None:
         self.bus.close()
@@ -300,9 +345,15 @@ class Runtime:
             said = session.meta(KNOWN)
             if said == knowledge_text(OURS).encode():
                 return
-            changed = frozenset() if said is None else OURS ^ read_knowledge(said.decode())
+            known = OURS if said is None else read_knowledge(said.decode())
+            changed = OURS ^ known
             permissions = self.log.permissions(session)
             matters = bool(changed & named_in(permissions.delegations) or session.has_variants(payloads(changed)))
+        if matters and self.log.is_shared and known > OURS:
+            # Two programs would judge the same ops in turn, each in its own way.
+            raise Conflict(
+                "a newer Hocket uses this store, and this one does not know all of its ops; upgrade this one"
+            )
         if matters:
             try:
                 self.rebuild()
@@ -311,10 +362,14 @@ class Runtime:
         with self.store.write() as session:
             session.set_meta(KNOWN, knowledge_text(OURS).encode())
 
-    def _check_variables(self) -> None:
-        """Follows the variables that name this node and its mesh, and closes the runtime if they name others."""
+    def _check_store_and_variables(self) -> None:
+        """Checks that the store has this node's log, and follows the variables that name this node and its mesh. Closes
+        the runtime if they name others.
+        """
         try:
-            _check_database(self.home, self.store)
+            check_database(self.home, self.store)
+            if self.log.is_shared:
+                self._check_sharing()
             if given(MESH_NODE_ID) is not None:
                 from hocket.mesh.names import names
 
@@ -325,6 +380,11 @@ class Runtime:
         except BaseException:
             self.close()
             raise
+
+    def _check_sharing(self) -> None:
+        with self.store.read() as session:
+            check_sharing(session, self.log.node, self.log.permissions(session), self.log.physical())
+        note_home(self.home, self.log)
 
     def _add_coordinator(self, text: str) -> None:
         """Makes the server at this address a peer, unless it is one. The coordinator itself needs none."""
@@ -343,7 +403,7 @@ class Runtime:
 
     def _nobody_works(self, before: str) -> None:
         with self.read() as session:
-            now = max(session.head().wall, time.time_ns() // 1_000_000)
+            now = max(session.head().wall, self.log.physical())
             liveness = self.liveness()
             running = [each for each in session.workers() if standing(liveness, each, now) is WorkerState.RUNNING]
         if running:
@@ -386,7 +446,6 @@ class Runtime:
         from hocket.work.command.job import Commands, Premises
 
         allowance = configured(self.home.configuration).extended(allow, allow_any, allow_env)
-        physical = lambda: time.time_ns() // 1_000_000  # noqa: E731
         key, runs = self.home.node_key(), self.home.runs
         premises = Premises(
             key,
@@ -396,35 +455,24 @@ class Runtime:
             self.blobs,
             self.read,
             fetch,
-            physical,
+            self.log.physical,
             self.output,
             rates_of(self.home),
         )
         return Commands(premises, allowance)
 
 
-def _put_rules(store: Store, rules: Rules) -> None:
-    """Stores the rules of a new home. A half-created home that already has ops keeps its rules."""
+def _put_rules(home: Home, store: Store, rules: Rules) -> None:
+    """Stores the rules of a new home. A half-created home that already has ops keeps its rules, and so does a store
+    that other nodes share.
+    """
     with store.write() as session:
         kept = session.meta(RULES)
         if kept is None or session.head().seq == 0:
             session.set_meta(RULES, encode_rules(rules))
-        elif kept != encode_rules(rules):
+        elif founder(session) == node_id(home.node_key().public) and kept != encode_rules(rules):
             has = "strict" if decode_kept_rules(kept).is_strict else "not strict"
             raise Conflict(f"the half-created home has other rules (it is {has}); choose another --home")
-
-
-def _check_database(home: Home, store: Store) -> None:
-    """Raises Conflict if a database outside the home has the log of another node."""
-    if home.has_own_database():
-        return
-    with store.read() as session:
-        first = session.op_seq(1)
-    if first is not None:
-        payload, ours = decode(first.body).payload, node_id(home.node_key().public)
-        if not isinstance(payload, DelegateUcan) or read_ucan(payload.ucan_bytes).node != ours:
-            where = home.database if home.server is None else "the store in PostgreSQL"
-            raise Conflict(f"{where} has the log of another node; give each home a database of its own")
 
 
 def _bus(home: Home) -> Pipes | SharedBus:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from hocket.coordination.availability import unavailable
-from hocket.errors import HocketError, StoreError, Usage
+from hocket.errors import Conflict, HocketError, StoreError, Usage
 from hocket.events import NodeForked
 from hocket.kernel.authority import Authority
 from hocket.kernel.breaker import BreakerState
@@ -26,14 +26,16 @@ from hocket.kernel.rules import HOCKET, decode_kept_rules
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import RULES
+from hocket.log.founder import writers
 from hocket.log.lost_past import own_history
 from hocket.log.outbox import OUTBOX_OPS_MAX, waiting
-from hocket.log.permissions import PermissionsReader
+from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.mesh.recovery import BEHIND_SENTENCE
 from hocket.node import variables
 from hocket.node.bus_settings import bus_settings
 from hocket.node.home import Home, exposure, key_owner
 from hocket.node.running_buses import running_buses
+from hocket.node.shared_store import check_sharing
 from hocket.service import ServiceAnswer
 from hocket.service.status import breakers_of
 from hocket.store import Session, WakeUp
@@ -205,14 +207,18 @@ def _database(home: Home) -> Findings:
             yield from (Check("bad", "database", f"damaged: {what}; restore a backup") for what in damage)
             if not damage:
                 yield Check("ok", "database", f"opens and is intact, {counted(session.head().seq, 'op')}")
-            yield from _guarded("first op", lambda: _first_op(home, session))
+            now_ms = round((store.server_clock or time.time)() * 1000)
+            if home.server is None:
+                yield from _guarded("first op", lambda: _first_op(home, session))
+            else:
+                yield from _guarded("store", lambda: _sharing(home, session, now_ms))
             yield from _guarded("integrity", lambda: _integrity(session))
-            yield from _guarded("history", lambda: _history(session))
+            yield from _guarded("history", lambda: _history(home, session))
             yield from _guarded("waiting ops", lambda: _waiting(session))
             yield from _guarded("outbox", lambda: _outbox(home, session))
             yield from _guarded("breakers", lambda: _breakers(home, session))
-            yield from _guarded("clock", lambda: _clock(session))
-            yield from _guarded("workers", lambda: _workers(home, session))
+            yield from _guarded("clock", lambda: _clock(session, now_ms))
+            yield from _guarded("workers", lambda: _workers(home, session, now_ms))
             yield from _guarded("work", lambda: _availability(home, session))
             yield from _guarded("rebuild", lambda: _rebuild(session))
     finally:
@@ -272,9 +278,10 @@ def _integrity(session: Session) -> Findings:
         yield Check("ok", "integrity", "no two ops of one author share a timestamp")
 
 
-def _history(session: Session) -> Findings:
+def _history(home: Home, session: Session) -> Findings:
     """Whether this node has lost ops of its own that others have."""
-    history, recent = own_history(session), int(time.time() * 1000) - CAME_BACK_MS
+    node = node_id(home.node_key().public)
+    history, recent = own_history(session, node), int(time.time() * 1000) - CAME_BACK_MS
     came_back = [each for each in session.refusals(REFUSALS_KEPT) if each.reason == Reason.TWIN and each.wall > recent]
     if history.is_behind:
         yield Check("bad", "history", BEHIND_SENTENCE)
@@ -320,16 +327,19 @@ def _waiting(session: Session) -> Findings:
 def _outbox(home: Home, session: Session) -> Findings:
     """Ops that wait for a coordinator which is out of reach."""
     now, node = int(time.time() * 1000), node_id(home.node_key().public)
-    kept = session.meta(RULES)
-    reader = PermissionsReader(home.user_did(), HOCKET if kept is None else decode_kept_rules(kept))
-    permissions = reader.read(session, session.head().permissions_state)
-    coordinator = permissions.coordinator(Hlc(max(session.head().wall, now), U32_MAX, node))
+    coordinator = _permissions(home, session).leader(Hlc(max(session.head().wall, now), U32_MAX, node))
     found = waiting(session, node, coordinator)
     if found.since_ms is not None and now - found.since_ms > WAITING_MS_MAX:
         says = f"{counted(found.ops, 'op')} of at most {OUTBOX_OPS_MAX:,} wait for the coordinator, the oldest for"
         yield Check("warn", "outbox", f"{says} {span(now - found.since_ms)}; check `hocket peers list`")
     else:
         yield Check("ok", "outbox", "no op has waited for the coordinator for long")
+
+
+def _permissions(home: Home, session: Session) -> Permissions:
+    kept = session.meta(RULES)
+    reader = PermissionsReader(home.user_did(), HOCKET if kept is None else decode_kept_rules(kept))
+    return reader.read(session, session.head().permissions_state)
 
 
 def _breakers(home: Home, session: Session) -> Findings:
@@ -340,6 +350,20 @@ def _breakers(home: Home, session: Session) -> Findings:
         yield Check("warn", "breakers", f"{whose} is {each.state} after {each.failures} failures: {each.error}")
     if not found:
         yield Check("ok", "breakers", "none is open")
+
+
+def _sharing(home: Home, session: Session, now_ms: int) -> Findings:
+    """Whether this node may use a store that nodes share."""
+    node, permissions = node_id(home.node_key().public), _permissions(home, session)
+    try:
+        check_sharing(session, node, permissions, now_ms)
+    except Conflict as error:
+        yield Check("bad", "store", str(error))
+    else:
+        count = len(writers(session, permissions))
+        yield Check(
+            "ok", "store", f"in PostgreSQL, shared by {counted(count, 'node')}" if count > 1 else "in PostgreSQL"
+        )
 
 
 def _first_op(home: Home, session: Session) -> Findings:
@@ -360,21 +384,21 @@ def _first_op(home: Home, session: Session) -> Findings:
         yield Check("ok", "first op", "the keys match the first op")
 
 
-def _clock(session: Session) -> Findings:
-    behind = session.head().wall - int(time.time() * 1000)
+def _clock(session: Session, now_ms: int) -> Findings:
+    behind = session.head().wall - now_ms
     if behind > CLOCK_BEHIND_MS_MAX:
         yield Check(
             "warn",
             "clock",
-            f"this machine's clock is {span(behind)} behind the log's; correct it, or time here runs at half speed",
+            f"the clock here is {span(behind)} behind the log's; correct it, or time here runs at half speed",
         )
     else:
         yield Check("ok", "clock", "not behind the log's")
 
 
-def _workers(home: Home, session: Session) -> Findings:
+def _workers(home: Home, session: Session, now_ms: int) -> Findings:
     liveness = machine_liveness(home.processes, time.monotonic)
-    now = max(session.head().wall, int(time.time() * 1000))
+    now = max(session.head().wall, now_ms)
     workers = session.workers()
     stand = {each.number: standing(liveness, each, now) for each in workers}
     held = Counter(stand[entry.worker] for entry in session.claimed() if entry.worker in stand)

@@ -134,7 +134,7 @@ def _page(service: Service, session: Session, wanted: JobQuery) -> JobsPage:
     return JobsPage(
         [msgspec.convert(view.brief(session, entry), JobBrief) for entry in shown],
         ulid_text(shown[-1].job.id) if len(entries) > wanted.limit else None,
-        max(int(time.time() * 1000), session.head().wall),
+        max(service.runtime.log.physical(), session.head().wall),
         session.job_count(_filter(wanted)),
         session.job_count(JobFilter()),
         service.names(session),

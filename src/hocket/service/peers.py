@@ -9,9 +9,11 @@ import msgspec
 
 from hocket.bus.changes import PEER, about
 from hocket.errors import Usage
+from hocket.kernel.capabilities import sharing
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.quota import Quota
 from hocket.kernel.ucan import Capability
+from hocket.log.founder import founder
 from hocket.mesh import enrolment, peers
 from hocket.mesh.enrolment import Invited, is_cancelled, is_open, terms_of
 from hocket.mesh.grants import words
@@ -133,7 +135,7 @@ async def _visit(service: Service, addresses: list[str]) -> list[Exchanged]:
 def addresses(service: Service) -> list[str]:
     """The addresses that this node's own server has reported."""
     with service.read() as session:
-        own = session.meta(ADDRESS)
+        own = session.node_meta(service.runtime.log.node.to_bytes(8, "big"), ADDRESS)
     return [] if own is None else [own.decode()]
 
 
@@ -141,7 +143,7 @@ def note_address(service: Service, address: str) -> None:
     """Stores the address of this node's own server, for invitations."""
     service.check_writer()
     with service.runtime.store.write() as session:
-        session.set_meta(ADDRESS, address.encode())
+        session.set_node_meta(service.runtime.log.node.to_bytes(8, "big"), ADDRESS, address.encode())
 
 
 def invitations(service: Service) -> list[InvitationShown]:
@@ -161,6 +163,7 @@ class NewInvitation(msgspec.Struct, frozen=True):
     valid_ms: int
     lifetime_s: int | None
     quota: Quota
+    shares_store: bool = False
 
 
 def invite(service: Service, asked: NewInvitation) -> Invited:
@@ -168,16 +171,33 @@ def invite(service: Service, asked: NewInvitation) -> Invited:
     where = [check_address(each) for each in asked.addresses] or addresses(service)
     if not where:
         raise Usage("the invitation needs an address: start `hocket serve` here first, or give --address")
+    capabilities = asked.capabilities
+    if asked.shares_store:
+        capabilities = (*capabilities, *_sharing(service))
     return enrolment.invite(
         service.runtime.log,
         service.runtime.home.node_key(),
         asked.name,
-        asked.capabilities,
+        capabilities,
         addresses=where,
         valid_ms=asked.valid_ms,
         lifetime_s=asked.lifetime_s,
         quota=asked.quota,
+        shares_store=asked.shares_store,
     )
+
+
+def _sharing(service: Service) -> tuple[Capability, Capability]:
+    """What a node that shares this node's store may do because of that: decide there, and read every op."""
+    if not service.runtime.log.is_shared:
+        raise Usage(
+            "this node keeps its log in a file, which no other node can share; use a store in PostgreSQL, or invite"
+            " without --share"
+        )
+    with service.read() as session:
+        began = founder(session)
+    assert began is not None
+    return sharing(began), Capability("Ops", "Read", {})
 
 
 def cancel_invitation(service: Service, name: str) -> None:

@@ -221,7 +221,7 @@ def _outbox(service: Service, session: Session) -> OutboxStatus:
 
 def _workers(service: Service, session: Session) -> list[WorkerStatus]:
     log, liveness = service.runtime.log, service.runtime.liveness()
-    now = max(session.head().wall, int(time.time() * 1000))
+    now = max(session.head().wall, log.physical())
     called = names(log.permissions(session))
     held: dict[int, list[str]] = {}
     for entry in session.claimed():

@@ -6,7 +6,7 @@ rate counters, peers, invitations, presence and the tokens of programs concern t
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -127,6 +127,12 @@ class Session(
 
 
 class Store(Protocol):
+    @property
+    def server_clock(self) -> Callable[[], float] | None:
+        """The seconds since the epoch by the clock of a server whose store nodes share. None for a store of one node,
+        which goes by its machine's clock.
+        """
+
     def write(self) -> AbstractContextManager[Session]:
         """A write transaction: excludes every other one, is durable when it ends, and is undone when it raises."""
 

@@ -4,6 +4,7 @@ long. An error of the caller's own, such as a conflict or a refusal, says nothin
 guarded: they wait for no lock, and go on when nothing can be written.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 
@@ -15,6 +16,10 @@ from hocket.store import Session, Store
 class GuardedStore:
     def __init__(self, store: Store, breaker: CircuitBreaker) -> None:
         self._store, self.breaker = store, breaker
+
+    @property
+    def server_clock(self) -> Callable[[], float] | None:
+        return self._store.server_clock
 
     def write(self) -> "GuardedWrite":
         return GuardedWrite(self._store.write(), self.breaker)

@@ -1,4 +1,4 @@
-"""Data of this node alone that is on no log: its worker processes, the claims that they have offered, and settings."""
+"""Data on no log: worker processes, the claims that they have offered, and settings of the store and of its nodes."""
 
 from typing import NamedTuple, Protocol
 
@@ -48,3 +48,8 @@ class LocalSession(Protocol):
     def drop_offers_of(self, worker: int) -> None: ...
     def meta(self, key: str) -> bytes | None: ...
     def set_meta(self, key: str, value: bytes) -> None: ...
+
+    def node_meta(self, node: bytes, key: str) -> bytes | None:
+        """A setting of one of the nodes that share the store; a store of one node has no others."""
+
+    def set_node_meta(self, node: bytes, key: str, value: bytes) -> None: ...

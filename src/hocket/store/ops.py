@@ -15,8 +15,8 @@ class Head(NamedTuple):
     """The end of the log: the node's clock and the number of ops; how far the chain reaches, which is op `sealed` with
     the link `chain`; and how far the projections follow. Every op up to `settled` is folded, and can be found by its id
     and its subject; `unsettled` of the later ops are not folded yet. `permissions_state` is the number of the current
-    delegations, revocations and coordinators. `last` is the id of this node's own last op, sixteen zeros before the
-    first.
+    delegations, revocations and coordinators. `last` is the id of the author's own last op, sixteen zeros before the
+    first. In a store that nodes share, the author is the node that the transaction has locked.
     """
 
     wall: int
@@ -83,8 +83,10 @@ class OpSession(Protocol):
     def head(self) -> Head: ...
     def put_head(self, head: Head) -> None: ...
 
-    def add_ops(self, ops: Sequence[NewOp]) -> int:
-        """Appends ops to the log and returns the number of the last. The caller puts it into the head."""
+    def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes] = ()) -> int:
+        """Appends ops to the log and returns the number of the last. The caller puts it into the head. Ops that are
+        sealed at once come with their links.
+        """
 
     def seal_ops(self, ops: Sequence[SealedOp]) -> int:
         """Stores the signatures and links of ops on the log. The caller puts the new end of the chain into the head.

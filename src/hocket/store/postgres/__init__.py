@@ -14,11 +14,12 @@ from psycopg.pq import TransactionStatus
 from hocket.errors import StoreError
 from hocket.store.migration import Migration
 from hocket.store.postgres.address import DatabaseAddress, read_address
+from hocket.store.postgres.clock import ServerClock
 from hocket.store.postgres.connecting import connect, is_pooled
 from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S, first_line, raise_explained
 from hocket.store.postgres.listening import notification
 from hocket.store.postgres.migration import check_and_migrate, planned_migration
-from hocket.store.postgres.ops import HEAD, head_of
+from hocket.store.postgres.ops import HEAD, LATEST, head_of
 from hocket.store.postgres.session import PostgresSession
 from hocket.store.postgres.statements import Connection
 
@@ -32,6 +33,9 @@ class PostgresStore:
     def __init__(self, url: str, *, create: bool = False) -> None:
         self.address = address = read_address(url)
         self._lock = threading.RLock()
+        self.server_clock = ServerClock()
+        # The author of the last transaction, which is most likely that of the next one.
+        self._author: bytes | None = None
         connection = connect(address)
         try:
             if is_pooled(connection):
@@ -39,6 +43,7 @@ class PostgresStore:
                 self.address = address._replace(is_pooled=True)
             _check_encoding(connection, address)
             check_and_migrate(connection, address, create)
+            self._ask_time(connection)
         except BaseException as error:
             connection.close()
             raise_explained(address.shown, error)
@@ -78,12 +83,24 @@ class PostgresStore:
             raise_explained(self.address.shown, error)
 
     def _begin(self) -> PostgresSession:
-        cursor = self._writer.execute(_BEGIN_WRITE.format(schema=self.address.schema), prepare=False)
-        while cursor.nextset():
-            pass
+        author = "NULL" if self._author is None else f"'\\x{self._author.hex()}'::bytea"
+        begin = _BEGIN_WRITE.format(schema=self.address.schema, author=author)
+        cursor = self._writer.execute(begin, prepare=False)
+        while cursor.description is None:
+            cursor.nextset()
+        locked = cursor.fetchone()
+        cursor.nextset()
+        told = cursor.fetchone()
+        assert told is not None
+        self.server_clock.told(told[0])
         session = PostgresSession(self._writer, is_writer=True)
-        session.begun(head_of(cursor.fetchone()))
+        session.begun(head_of(locked), (self._author, told[1] or bytes(16)))
         return session
+
+    def _ask_time(self, connection: Connection) -> None:
+        row = connection.execute(f"SELECT {_SERVER_MS}").fetchone()
+        assert row is not None
+        self.server_clock.told(row[0])
 
     def commit(self, session: PostgresSession) -> None:
         """A note goes out in the same message, after the commit and not in it: transactions that notify commit one at a
@@ -121,6 +138,9 @@ class PostgresStore:
                     ) from error
                 time.sleep(COMMIT_CHECK_PAUSE_S)
 
+    def note_author(self, author: bytes | None) -> None:
+        self._author = author or self._author
+
     def roll_back(self) -> None:
         with suppress(psycopg.Error):  # then the connection broke, and the server has rolled back
             if not self._writer.closed and self._writer.info.transaction_status is not TransactionStatus.IDLE:
@@ -128,10 +148,12 @@ class PostgresStore:
         self._lock.release()
 
 
+_SERVER_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+# The last statement waits for no lock, so its answer is what is true while the head is locked.
 _BEGIN_WRITE = (
     "BEGIN; SET LOCAL search_path = {schema}, pg_temp;"
     f" SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_S}s';"
-    f" {HEAD} FOR UPDATE"
+    f" {HEAD} FOR UPDATE; SELECT {_SERVER_MS}, (SELECT id FROM ({LATEST}) AS latest)"
 )
 _BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = {schema}, pg_temp"
 
@@ -156,6 +178,7 @@ class PostgresWrite:
         except BaseException as failure:
             error = failure
         finally:
+            self._store.note_author(self._session.author)
             self._session.ended()
         self._store.roll_back()
         raise_explained(self._store.address.shown, error)

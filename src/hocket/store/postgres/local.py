@@ -45,3 +45,9 @@ class PostgresLocal(PostgresStatements):
 
     def set_meta(self, key: str, value: bytes) -> None:
         self._sql(upsert("meta", "key, value", "key"), (key, value))
+
+    def node_meta(self, node: bytes, key: str) -> bytes | None:
+        return self.meta(f"{key} {node.hex()}")
+
+    def set_node_meta(self, node: bytes, key: str, value: bytes) -> None:
+        self.set_meta(f"{key} {node.hex()}", value)

@@ -8,18 +8,21 @@ from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, SealedOp
 from hocket.store.postgres.locks import PostgresLocks
 from hocket.store.postgres.statements import damaged, insert_new
 
-HEAD = "SELECT wall, logical, seq, chain, settled, unsettled, rebuilding, law, last, sealed FROM head"
+HEAD = "SELECT wall, logical, seq, chain, settled, unsettled, rebuilding, law, sealed FROM head"
+# The last op of an author: its time and its id.
+LATEST = "SELECT hlc, id FROM ops WHERE substr(hlc, 13) = {author} ORDER BY hlc DESC LIMIT 1"
 _OP = "seq, id, hlc, variant, family, key, reason, settled, body, chain"
 _PUT_HEAD = (
     "UPDATE head SET wall = %s, logical = %s, seq = %s, chain = %s, settled = %s, unsettled = %s, rebuilding = %s,"
-    " law = %s, last = %s, sealed = %s"
+    " law = %s, sealed = %s"
 )
 # Arrays, so that many ops are one statement.
 _ADD_OPS = f"""
     INSERT INTO ops ({_OP})
-    SELECT %s + number, id, hlc, variant, family, key, reason, settled, body, %s
+    SELECT %s + number, id, hlc, variant, family, key, reason, settled, body, chain
     FROM unnest(%s::bytea[], %s::bytea[], %s::integer[], %s::text[], %s::bytea[], %s::integer[], %s::integer[],
-                %s::bytea[]) WITH ORDINALITY AS new (id, hlc, variant, family, key, reason, settled, body, number)"""
+                %s::bytea[], %s::bytea[])
+        WITH ORDINALITY AS new (id, hlc, variant, family, key, reason, settled, body, chain, number)"""
 _SEAL_OPS = """
     UPDATE ops SET body = new.body, chain = new.chain
     FROM unnest(%s::bigint[], %s::bytea[], %s::bytea[]) AS new (seq, body, chain)
@@ -49,15 +52,22 @@ class PostgresOps(PostgresLocks):
             self._head = head_of(self._sql(HEAD).fetchone())
         return self._head
 
+    def lock_author(self, node: bytes) -> None:
+        """From now on the head's `last` is that of this author."""
+        if self._author != node:
+            super().lock_author(node)
+            last = self._known_last[1] if self._known_last[0] == node else self.latest_of(node)[1]
+            self._head = self.head()._replace(last=last)
+
     def put_head(self, head: Head) -> None:
-        self._sql(_PUT_HEAD, head)
+        self._sql(_PUT_HEAD, (*head[:8], head.sealed))
         self._head = head
 
-    def add_ops(self, ops: Sequence[NewOp]) -> int:
+    def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes] = ()) -> int:
         last = self.head().seq if self._last_added is None else self._last_added[0]
         if ops:
             columns = [list(column) for column in zip(*ops, strict=True)]
-            self._sql(_ADD_OPS, (last, NO_LINK, *columns))
+            self._sql(_ADD_OPS, (last, *columns, list(links) or [NO_LINK] * len(ops)))
             self._last_added = last + len(ops), ops[-1].id
         return last + len(ops)
 
@@ -88,7 +98,7 @@ class PostgresOps(PostgresLocks):
         return self._ops("WHERE id BETWEEN %s AND %s AND settled = 1", op_id, op_id + b"\xff" * 8)
 
     def latest_of(self, node: bytes) -> tuple[bytes, bytes]:
-        rows = self._rows("SELECT hlc, id FROM ops WHERE substr(hlc, 13) = %s ORDER BY hlc DESC LIMIT 1", node)
+        rows = self._rows(LATEST.format(author="%s"), node)
         return (rows[0][0], rows[0][1]) if rows else (bytes(20), bytes(16))
 
     def ops_with_link(self, node: bytes, link: bytes) -> list[OpRow]:
@@ -178,4 +188,4 @@ class PostgresOps(PostgresLocks):
 def head_of(row: tuple[Any, ...] | None) -> Head:
     if row is None:
         raise damaged("it has lost the end of its log")
-    return Head(*row)
+    return Head._make((*row[:8], bytes(16), row[8]))

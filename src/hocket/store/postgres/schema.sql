@@ -4,7 +4,7 @@
 -- The truth: the ops and the head.
 CREATE TABLE head (
     one        INTEGER PRIMARY KEY CHECK (one = 1),   -- a write transaction locks this row first
-    wall       BIGINT NOT NULL,           -- the node's hybrid logical clock
+    wall       BIGINT NOT NULL,           -- the latest time of all nodes' hybrid logical clocks
     logical    BIGINT NOT NULL,
     seq        BIGINT NOT NULL,           -- how many ops there are
     chain      BYTEA  NOT NULL,           -- the last link
@@ -12,10 +12,9 @@ CREATE TABLE head (
     unsettled  BIGINT NOT NULL,           -- how many after it are not
     rebuilding BYTEA,                     -- HLC of the last op refolded, during a rebuild
     law        BIGINT NOT NULL,           -- the number of the current permissions
-    last       BYTEA  NOT NULL,           -- this node's own last op
     sealed     BIGINT NOT NULL            -- the chain reaches up to this op
 ) WITH (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-INSERT INTO head VALUES (1, 0, 0, 0, decode(repeat('00', 32), 'hex'), 0, 0, NULL, 0, decode(repeat('00', 16), 'hex'), 0);
+INSERT INTO head VALUES (1, 0, 0, 0, decode(repeat('00', 32), 'hex'), 0, 0, NULL, 0, 0);
 
 CREATE TABLE meta (key TEXT COLLATE "C" PRIMARY KEY, value BYTEA NOT NULL);
 

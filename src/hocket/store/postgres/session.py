@@ -43,9 +43,11 @@ class PostgresSession(
     note: bytes | None = None
     """What the commit tells the processes that listen."""
 
-    def begun(self, head: Head | None = None) -> None:
-        """A transaction begins; a write transaction has read the head when it locked it."""
-        self._head, self._in_transaction = head, True
+    def begun(self, head: Head | None = None, known_last: tuple[bytes | None, bytes] = (None, b"")) -> None:
+        """A transaction begins. A write transaction has read the head when it locked it, and perhaps an author's last
+        op.
+        """
+        self._head, self._known_last, self._in_transaction = head, known_last, True
 
     def ended(self) -> None:
         self._head, self._in_transaction = None, False
@@ -55,6 +57,11 @@ class PostgresSession(
 
     def carry_note(self, note: bytes) -> None:
         self.note = note
+
+    @property
+    def author(self) -> bytes | None:
+        """The author that the transaction has locked."""
+        return self._author
 
     @property
     def last_added(self) -> tuple[int, bytes] | None:

@@ -49,6 +49,8 @@ class PostgresStatements:
         self._last_added: tuple[int, bytes] | None = None
         # What the transaction has locked.
         self._author: bytes | None = None
+        # An author and its last op, which a write transaction reads when it begins.
+        self._known_last: tuple[bytes | None, bytes] = (None, b"")
         self._has_permissions = False
 
     def _sql(self, sql: str, values: Sequence[Any] = ()) -> Cursor:

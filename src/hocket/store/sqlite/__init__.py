@@ -45,6 +45,8 @@ TRIM_WAIT_MS = 250
 class SqliteStore:
     """`path` is a file, or ":memory:" for a store in memory, which is gone when this object is."""
 
+    server_clock = None
+
     def __init__(self, path: Path | str, *, create: bool = False) -> None:
         self.path = str(path)
         self._may_fill = create or self.path == ":memory:"

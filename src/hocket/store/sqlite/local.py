@@ -43,3 +43,9 @@ class LocalStatements(Statements):
 
     def set_meta(self, key: str, value: bytes) -> None:
         self._sql("REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def node_meta(self, node: bytes, key: str) -> bytes | None:
+        return self.meta(key)
+
+    def set_node_meta(self, node: bytes, key: str, value: bytes) -> None:
+        self.set_meta(key, value)

@@ -59,9 +59,10 @@ class OpStatements(LockStatements):
         self._last_added = None
         self._unlock()
 
-    def add_ops(self, ops: Sequence[NewOp]) -> int:
+    def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes] = ()) -> int:
         first = (self.head().seq if self._last_added is None else self._last_added) + 1
-        self._many(_ADD_OP, [(seq, *op, NO_LINK) for seq, op in enumerate(ops, first)])
+        chain = links or [NO_LINK] * len(ops)
+        self._many(_ADD_OP, [(seq, *op, link) for seq, (op, link) in enumerate(zip(ops, chain, strict=True), first)])
         self._last_added = first + len(ops) - 1
         return self._last_added
 

@@ -26,6 +26,8 @@ class PowerCut(BaseException):
 class SimStore:
     """A real store. `cut` tells how to cut the next commit short; `committed` is called after each."""
 
+    server_clock = None
+
     def __init__(self, store: Store, committed: Callable[[], None]) -> None:
         self.store = store
         self.cut: Cut | None = None

@@ -1,0 +1,108 @@
+"""A home and a store outside of it. A database file has the log of one node. A store in a database server may have the
+log of several: its founder, whose delegation is its first op, and the nodes that were told to share it. A node that was
+not told, a home of another user, and a second home with the same key are refused.
+"""
+
+import msgspec
+
+from hocket.errors import Conflict
+from hocket.kernel.authority import Standing
+from hocket.kernel.ids import node_id, node_text
+from hocket.log import Log
+from hocket.log.founder import founder
+from hocket.log.permissions import Permissions
+from hocket.node.home import Home
+from hocket.store import Session, Store
+from hocket.work.liveness import place_of
+
+# The store's key, for each node, of the home that uses it.
+HOME = "home"
+# A home says that it uses the store when it is opened, if the last time was longer ago than this.
+USED_MS = 60_000
+# After so long without a word, another home with the same key may take its place.
+LEFT_MS = 600_000
+
+
+class HomeInUse(msgspec.Struct, frozen=True):
+    """`place` tells homes apart: the machine and the directory."""
+
+    place: str
+    path: str
+    used_ms: int
+
+
+def check_database(home: Home, store: Store) -> None:
+    """Raises Conflict if a database file outside the home has the log of another node."""
+    if home.has_own_database() or home.server is not None:
+        return
+    with store.read() as session:
+        began = founder(session)
+    if began not in (None, node_id(home.node_key().public)):
+        raise Conflict(f"{home.database} has the log of another node; give each home a database of its own")
+
+
+def check_own_store(home: Home, store: Store) -> None:
+    """Raises Conflict if a store outside the home has the log of another node, and this node is to have its own."""
+    check_database(home, store)
+    with store.read() as session:
+        began = founder(session)
+    if home.server is not None and began not in (None, node_id(home.node_key().public)):
+        raise Conflict(
+            "the store in PostgreSQL has the log of another node, and this invitation is for a node with a store of its"
+            " own; invite with --share, or unset HOCKET_STORE"
+        )
+
+
+def check_sharing(session: Session, node: int, permissions: Permissions, now_ms: int) -> None:
+    """Raises Conflict unless this node is the founder of a shared store, or was told to share it."""
+    began, authority = founder(session), permissions.authority
+    if began is None or began == node:
+        return
+    if authority.standing(began, now_ms) is Standing.UNKNOWN:
+        raise Conflict(
+            "the store in PostgreSQL has the log of another user; choose another database, or another schema with"
+            " ?schema=NAME"
+        )
+    if node_text(began) in authority.stores(node, now_ms):
+        return
+    if authority.standing(node, now_ms) is Standing.UNKNOWN:
+        raise Conflict(
+            f"the store in PostgreSQL has the log of node {node_text(began)}, and this home's key is not in it; make an"
+            " invitation there with `hocket invite NAME --share`, and join with it in a new home"
+        )
+    raise Conflict(
+        f"node {node_text(node)} may not share the store of node {node_text(began)}, or no longer; make an"
+        " invitation there with `hocket invite NAME --share`, and join with it"
+    )
+
+
+def note_home(home: Home, log: Log) -> None:
+    """Notes that this home uses the shared store as its node. Raises Conflict if another home does so: two homes with
+    one key would take each other's workers and claims for their own.
+    """
+    author, now_ms = log.node.to_bytes(8, "big"), log.physical()
+    place = place_of(home.processes)
+    ours = HomeInUse(f"{place.host}/{place.locks}", str(home.path), now_ms)
+    with log.store.read() as session:
+        if not _is_news(session, author, ours):
+            return
+    with log.store.write() as session:
+        if _is_news(session, author, ours):
+            session.set_node_meta(author, HOME, msgspec.json.encode(ours))
+
+
+def _is_news(session: Session, author: bytes, ours: HomeInUse) -> bool:
+    noted = session.node_meta(author, HOME)
+    if noted is None:
+        return True
+    known = msgspec.json.decode(noted, type=HomeInUse)
+    if known.place == ours.place:
+        return ours.used_ms - known.used_ms > USED_MS
+    last_ms = max(known.used_ms, *(each.beat for each in session.workers(author)), 0)
+    if ours.used_ms - last_ms <= LEFT_MS:
+        raise Conflict(
+            f"node {node_text(int.from_bytes(author, 'big'))} uses this store from another home, {known.path}; give"
+            f" this home a key of its own with `hocket join`. A home that was moved is let in {LEFT_MS // 60_000}"
+            " minutes after the old one was last used"
+        )
+    return True
