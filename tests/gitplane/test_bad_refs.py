@@ -23,7 +23,7 @@ from tests.cli.fork_server import run_command
 from tests.gitplane.hands import NOW_MS, finished, manifest, submitted
 from tests.gitplane.places import Place, place
 
-pytestmark = [pytest.mark.xdist_group("git"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 BAD = JobRefs(content_id(read_manifest(manifest(666))))
 PATIENCE_S = 200

@@ -13,8 +13,6 @@ import hocket
 from hocket.errors import Usage
 from tests.work.mesh import PATIENCE_S, Mesh, Process, wait_for
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 MODULES: dict[str, Any] = {"modules": [str(Path(__file__).with_name("hung.py"))]}
 
 

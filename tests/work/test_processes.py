@@ -18,8 +18,6 @@ from hocket.store import Place, WorkerRow
 from hocket.work import claiming, cron, rescue
 from tests.work.mesh import PATIENCE_S, SOURCE, Mesh
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 OTHER = Path(__file__).with_name("submitter_process.py")
 
 

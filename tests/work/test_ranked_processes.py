@@ -12,8 +12,6 @@ from hocket.kernel.coordination_payloads import Availability
 from tests.mesh.world import until
 from tests.work.fleet import fleet, places
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 NODES = 3
 JOBS = 12
 # So many that a worker ranks first for one of them.

@@ -16,8 +16,6 @@ from hocket.work import worker as worker_module
 from hocket.work.jobs import Draft
 from tests.work.mesh import PATIENCE_S, Mesh, Process, wait_for
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 GATE = hocket.kind("step.gate", lease="60s")
 REST = hocket.kind("step.rest", lease="60s")
 COUNTS = ("attempts", "failures", "returns", "fence")
