@@ -9,7 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
-JOBS ?= 2
+# More than the cores of a small machine: many tests wait for other processes and for time.
+JOBS ?= 3
 ARGS ?=
 
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
@@ -19,8 +20,8 @@ export RUFF_CACHE_DIR := $(CURDIR)/.cache/ruff
 export MYPY_CACHE_DIR := $(CURDIR)/.cache/mypy
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 
-# Tests that share a resource or watch the clock say so with xdist_group; loadgroup keeps each group in one process.
-PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist=loadgroup -o cache_dir=.cache/pytest
+# Each process begins with an equal part of the tests and later takes some from another: modules set up their fixtures once.
+PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist=worksteal -o cache_dir=.cache/pytest
 
 .PHONY: help setup run test quick lint soak fuzz bench conformance audit pin clean
 

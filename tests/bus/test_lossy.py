@@ -214,7 +214,6 @@ def mesh(tmp_path: Path) -> Any:
         yield made
 
 
-@pytest.mark.xdist_group("processes")
 def test_a_worker_finds_what_nobody_told_it_of(mesh: Mesh) -> None:
     mesh.runtime.log._bus = MemoryBus()
     mesh.worker(constants={"CHECK_S": 0.2}).up()

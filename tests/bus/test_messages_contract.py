@@ -64,11 +64,8 @@ class MemoryServerStandIn:
     def __exit__(self, *_: object) -> None: ...
 
 
-PROCESSES = pytest.mark.xdist_group("processes")
-
-
 @pytest.fixture(
-    params=["memory", "processes", *(pytest.param(each, marks=PROCESSES) for each in ("nats", "relay"))],
+    params=["memory", "processes", "nats", "relay"],
 )
 def over(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Callable[[Opener], Awaitable[None]]], None]:
     """Runs a test on each bus."""

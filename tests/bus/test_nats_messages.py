@@ -34,7 +34,7 @@ from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
 from tests.bus.nats_server import NatsServer, connected, free_port, two_halves
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.touches("GR-05")]
+pytestmark = pytest.mark.touches("GR-05")
 
 PATIENCE_S = 20.0
 SHORT_S = 0.1

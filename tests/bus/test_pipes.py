@@ -71,7 +71,6 @@ def test_a_pipe_that_nobody_reads_any_more_is_removed_when_it_is_found(tmp_path:
     bus.close()
 
 
-@pytest.mark.xdist_group("processes")
 def test_the_pipe_of_a_killed_process_is_removed_and_a_full_one_is_no_trouble(tmp_path: Path) -> None:
     listening = process(
         "import sys, pathlib, hocket.bus.pipes as p, hocket.bus.changes as c\n"
@@ -201,7 +200,6 @@ for n in range(int(sys.argv[3])):
 """
 
 
-@pytest.mark.xdist_group("processes")
 def test_messages_of_several_processes_do_not_mix(tmp_path: Path) -> None:
     """Everything that a quick reader gets is a message that somebody sent."""
     bus = Pipes(tmp_path)

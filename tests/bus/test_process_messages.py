@@ -15,7 +15,7 @@ import hocket
 from hocket.bus import process_messages
 from hocket.bus.process_messages import ProcessMessages
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.touches("GR-05")]
+pytestmark = pytest.mark.touches("GR-05")
 
 PATIENCE_S = 30.0
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(hocket.__file__).parents[1])}

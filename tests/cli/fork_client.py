@@ -11,12 +11,20 @@ from collections.abc import Mapping, Sequence
 
 
 def ask(
-    path: str, words: Sequence[str], environment: Mapping[str, str], cwd: str, streams: Sequence[int]
+    path: str,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: str,
+    streams: Sequence[int],
+    module: str = "hocket.cli",
+    group: int | None = None,
 ) -> socket.socket:
-    """Starts a command with these standard streams. The socket gives its process id, and then its exit code."""
+    """Starts a command with these standard streams: the function `main` of a module, in a process group if one is
+    given, where 0 is a new one. The socket gives its process id, and then its exit code.
+    """
     request = os.memfd_create("request")
     try:
-        os.write(request, json.dumps([list(words), dict(environment), cwd]).encode())
+        os.write(request, json.dumps([module, list(words), dict(environment), cwd, group]).encode())
         asked = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         asked.connect(path)
         socket.send_fds(asked, [b"?"], [request, *streams])

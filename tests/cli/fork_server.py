@@ -26,7 +26,10 @@ from typing import NoReturn
 from tests.cli import fork_client
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = (sys.executable, "-m", "hocket.cli")
+MODULE = "hocket.cli"
+PROGRAM = (sys.executable, "-m", MODULE)
+# Where a command writes its output and its errors: two descriptors.
+Outputs = tuple[int, int]
 LOADED = (
     "hocket.node.local_node",
     "hocket.server.local_client",
@@ -92,17 +95,29 @@ class ForkServer:
 
 
 class ForkedProgram(subprocess.Popen[str]):
-    """A command that stays, for whoever would start it with Popen. Its stdin is at its end, its outputs are pipes."""
+    """A command that stays, for whoever would start it with Popen. Its stdin is at its end. Without `outputs`, its
+    outputs are pipes.
+    """
 
-    def __init__(self, server: ForkServer, words: Sequence[str], environment: Mapping[str, str], cwd: Path) -> None:
-        read_out, write_out = os.pipe()
-        read_err, write_err = os.pipe()
+    def __init__(
+        self,
+        server: ForkServer,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        cwd: Path,
+        outputs: Outputs | None,
+        module: str,
+        group: int | None,
+    ) -> None:
+        read_out, write_out = os.pipe() if outputs is None else (None, os.dup(outputs[0]))
+        read_err, write_err = os.pipe() if outputs is None else (None, os.dup(outputs[1]))
         theirs = (os.open(os.devnull, os.O_RDONLY), write_out, write_err)
-        self._asked = fork_client.ask(server.path, words, environment, str(cwd), theirs)
+        self._asked = fork_client.ask(server.path, words, environment, str(cwd), theirs, module, group)
         for each in theirs:
             os.close(each)
         self.args, self.pid, self.returncode = list(words), self._number(), None  # type: ignore[assignment]
-        self.stdin, self.stdout, self.stderr = None, os.fdopen(read_out), os.fdopen(read_err)
+        self.stdin = None
+        self.stdout, self.stderr = (None if each is None else os.fdopen(each) for each in (read_out, read_err))
         self.text_mode, self.encoding, self.errors, self._input = True, None, None, None
         self._communication_started = self._child_created = False  # it is no child, and Popen need not mind it
 
@@ -159,14 +174,31 @@ def run_command(
     )
 
 
-def start_command(words: Sequence[str], environment: Mapping[str, str], cwd: Path) -> "subprocess.Popen[str]":
-    """Starts `hocket` with these words and leaves it running."""
+def start_command(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path,
+    outputs: Outputs | None = None,
+    *,
+    module: str = MODULE,
+    group: int | None = None,
+) -> "subprocess.Popen[str]":
+    """Starts `hocket`, or the `main` of another module, with these words and leaves it running. Without `outputs`, its
+    outputs are pipes. `group` is its process group, where 0 is a new one.
+    """
     server = fork_server()
     if server.fits(environment):
-        return ForkedProgram(server, words, environment, cwd)
-    pipe = subprocess.PIPE
+        return ForkedProgram(server, words, environment, cwd, outputs, module, group)
+    out, err = outputs or (subprocess.PIPE, subprocess.PIPE)
     return subprocess.Popen(
-        [*PROGRAM, *words], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=cwd
+        [sys.executable, "-m", module, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        text=True,
+        env=environment,
+        cwd=cwd,
+        process_group=group,
     )
 
 
@@ -206,12 +238,18 @@ def _serve(listener: socket.socket) -> None:
 def _attend(asked: socket.socket) -> NoReturn:
     """Runs the command in one more process, and tells its number and how it ended."""
     _, fds, _, _ = socket.recv_fds(asked, 1, 4)
+    with open(fds[0], "rb") as file:
+        file.seek(0)
+        module, words, environment, cwd, group = json.load(file)
+    streams = fds[1:]
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
         asked.close()
-        _run(fds[0], fds[1:])
-    for each in fds:
+        _run(module, words, environment, cwd, streams)
+    if group is not None:
+        os.setpgid(pid, group)
+    for each in streams:
         os.close(each)
     asked.sendall(b"%d\n" % pid)
     # A client that is killed takes its command with it.
@@ -221,12 +259,8 @@ def _attend(asked: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-def _run(request: int, streams: list[int]) -> NoReturn:
-    from hocket.cli import main
-
-    with open(request, "rb") as file:
-        file.seek(0)
-        words, environment, cwd = json.load(file)
+def _run(module: str, words: list[str], environment: dict[str, str], cwd: str, streams: list[int]) -> NoReturn:
+    main = importlib.import_module(module).main
     for number, each in enumerate(streams):
         os.dup2(each, number)
         os.close(each)
@@ -236,8 +270,9 @@ def _run(request: int, streams: list[int]) -> NoReturn:
     os.chdir(cwd)
     sys.path[: 1 + before] = [cwd, *_paths(environment)]
     sys.argv[1:] = words
-    sys.orig_argv[:] = [*PROGRAM, *words]
+    sys.orig_argv[:] = [sys.executable, "-m", module, *words]
     main()
+    sys.exit()
 
 
 def _paths(environment: Mapping[str, str]) -> list[str]:

@@ -11,8 +11,6 @@ from hocket.node.variables import BUS, BUS_CREDENTIALS
 from tests.bus.nats_server import NatsServer, free_port
 from tests.cli.conftest import PATIENCE_S, Program, until
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 
 def bus_of(hocket: Program, *, is_connected: bool) -> dict[str, object]:
     """What `status` says of the one connection, once it says that it is connected, or why it is not."""

@@ -15,8 +15,6 @@ from tests.cli.conftest import Program, until
 from tests.mesh.test_commands import program as program
 from tests.mesh.test_run_elsewhere import joined
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 BEAT_MS = 100
 RATES = {
     "currency": "EUR",

@@ -36,7 +36,6 @@ def test_a_schedule_is_set_listed_replaced_and_removed(hocket: Program):
 
 
 @pytest.mark.req("LW-41")
-@pytest.mark.xdist_group("processes")
 def test_ticks_make_jobs_once_for_two_workers(hocket: Program):
     hocket("cron", "add", "pulse", "* * * * * *", "test.echo", '{"n": 1}', code=0)
     workers = [hocket.start("work", "tasks.py") for _ in range(2)]

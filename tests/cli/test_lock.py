@@ -13,8 +13,6 @@ import pytest
 from hocket.kernel.locks import KEY_CHARS_MAX
 from tests.cli.conftest import PATIENCE_S, PROGRAM, Program, until
 
-pytestmark = [pytest.mark.xdist_group("processes")]
-
 # Reads a number from a file, waits a moment, and writes the next: two at a time lose an update.
 EDIT = """
 import pathlib, sys, time

@@ -113,7 +113,6 @@ def test_rebuild_says_which_of_all_projections_were_wrong(used: Program):
 
 
 @pytest.mark.req("LW-33")
-@pytest.mark.xdist_group("processes")
 def test_rebuild_waits_for_no_worker(hocket: Program, tmp_path: Path):
     hocket.start("work", "tasks.py")
     until(lambda: hocket("status", "--json").json["workers"], "the worker")

@@ -10,8 +10,6 @@ import pytest
 
 from .conftest import Program, Result, until
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 TASKS = """
 import asyncio
 import logging

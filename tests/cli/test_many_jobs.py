@@ -33,7 +33,6 @@ def gpu(ctx):
 
 
 @pytest.mark.req("LW-41")
-@pytest.mark.xdist_group("processes")
 def test_a_handlers_options_hold_for_the_shell_a_batch_and_cron(hocket: Program) -> None:
     """They were ignored: up to four ran at once."""
     place = hocket.home.parent
@@ -63,7 +62,6 @@ def test_a_handlers_options_hold_for_the_shell_a_batch_and_cron(hocket: Program)
         assert (begin[0], end[0], begin[1]) == ("begin", "end", end[1]), "two at once"
 
 
-@pytest.mark.xdist_group("processes")
 def test_a_job_waits_for_a_worker_with_the_label_that_it_needs(hocket: Program) -> None:
     (hocket.home.parent / "limited.py").write_text(LIMITED)
     gpu = hocket.submit("limit.gpu", "--needs", "gpu")

@@ -11,8 +11,6 @@ from tests.postgres_server import server
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = [pytest.mark.xdist_group("postgres")]
-
 
 @pytest.fixture
 def hocket(tmp_path: Path) -> Program:

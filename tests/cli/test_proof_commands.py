@@ -128,7 +128,6 @@ def test_a_file_that_is_not_here_is_said(proven: Proven) -> None:
         aside.rename(blob)
 
 
-@pytest.mark.xdist_group("processes")
 def test_a_file_on_another_node_is_fetched(tmp_path: Path) -> None:
     worker = Proven(tmp_path)
     server = worker.start("serve", "--port", "0", "--json")

@@ -9,8 +9,6 @@ import pytest
 
 from tests.scenarios.machines import Machine, machines, until
 
-pytestmark = [pytest.mark.xdist_group("processes")]
-
 
 @pytest.fixture
 def one(tmp_path: Path) -> Iterator[Machine]:

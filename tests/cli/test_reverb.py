@@ -20,8 +20,6 @@ from tests.cli.test_cost import price
 from tests.server.served import Served
 from tests.server.test_metrics import samples
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 POLICY = {"cluster_id": "one", "initial_bpm": 240, "bar_len_beats": 4}
 # One bar of an hour, which has begun a minute ago.
 LONG = {"cluster_id": "one", "initial_bpm": 1, "bar_len_beats": 60, "anchor_ms": time.time_ns() // 10**6 - 60_000}

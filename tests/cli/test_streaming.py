@@ -9,8 +9,6 @@ import pytest
 
 from .conftest import Program, until
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 STREAMS = """
 import time
 from pathlib import Path

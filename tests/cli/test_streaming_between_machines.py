@@ -14,8 +14,6 @@ from tests.bus.nats_server import NatsServer
 
 from .conftest import PATIENCE_S, Program, until
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 HANDLERS = """
 import time
 from pathlib import Path

@@ -24,7 +24,6 @@ def strict(tmp_path: Path) -> Iterator[Program]:
 
 
 @pytest.mark.req("LW-46")
-@pytest.mark.xdist_group("processes")
 def test_a_strict_home_writes_none_of_our_payloads(strict: Program, tmp_path: Path):
     shown = strict("rules", "show", "--json", code=0).json
     assert shown["strict"] and shown["hash"] == RULES_HASH and shown["extensions"] is None

@@ -145,7 +145,6 @@ def test_a_payload_that_is_too_large(hocket: Program):
 
 
 @pytest.mark.touches("LW-02")
-@pytest.mark.xdist_group("processes")
 def test_wait_prints_the_result(hocket: Program):
     hocket.start("work", "tasks.py")
     result = hocket("submit", "test.echo", '{"n": [1, null]}', "--wait-for", "30s", code=0)

@@ -13,8 +13,6 @@ import pytest
 
 from .conftest import PATIENCE_S, Program, until
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 HUNG = """
 import asyncio
 import os

@@ -11,16 +11,12 @@ import subprocess
 import termios
 import time
 
-import pytest
-
 from hocket.node.runtime import Runtime
 from hocket.service import Service, locks
 from tests.cli.conftest import PATIENCE_S, Program
 from tests.cli.fork_server import PROGRAM
 from tests.cli.test_cost import price
 from tests.cli.test_reverb import LONG, keep_window
-
-pytestmark = pytest.mark.xdist_group("processes")
 
 COLUMNS, LINES = 80, 24
 

@@ -16,8 +16,6 @@ from tests.cli.conftest import TASKS, Program, until
 from tests.mesh.test_commands import program as program
 from tests.mesh.test_commands import serving
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 NESTED = """
 import hocket
 

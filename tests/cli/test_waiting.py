@@ -16,8 +16,6 @@ from hocket.node.runtime import Runtime
 
 from .conftest import PATIENCE_S, PROGRAM, Program, until
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 
 def starts(hocket: Program, *arguments: object) -> "subprocess.Popen[str]":
     """A worker that is up."""

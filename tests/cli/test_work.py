@@ -10,8 +10,6 @@ import pytest
 
 from .conftest import Program, until
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 
 def state(hocket: Program, job_id: str) -> tuple[Any, ...]:
     shown = hocket.show(job_id)

@@ -8,7 +8,6 @@ from tests.scenarios.machines import machines
 
 
 @pytest.mark.req("VX-04")
-@pytest.mark.xdist_group("processes")
 def test_a_newcomer_grants_itself_no_lock(tmp_path: Path) -> None:
     """It would give fence 1, which the coordinator may have given long ago."""
     with machines(tmp_path, "owner", "left") as [owner, left]:

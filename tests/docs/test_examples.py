@@ -16,7 +16,6 @@ from tests.docs import reader
 from tests.docs.reader import ROOT
 
 EXAMPLES = ROOT / "examples"
-pytestmark = pytest.mark.xdist_group("docs")
 
 
 def run(tmp_path: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -102,16 +101,21 @@ def test_the_tour_says_what_is_wrong(tmp_path: Path, name: str, handler: str, ri
     assert f"check failed: {said}" in done.stdout
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(
-    ("name", "where"),
-    [
-        ("tour", "workers start"),
-        ("tour_mesh", "serves at"),
-        ("tour_mesh", "both workers run"),
-        ("tour_agents", "is refused"),
-    ],
-)
+PLACES = [
+    ("tour", "workers start"),
+    ("tour_mesh", "serves at"),
+    ("tour_mesh", "both workers run"),
+    ("tour_agents", "is refused"),
+]
+# Each place and each signal, and in the soak each signal at each place.
+INTERRUPTED = [
+    pytest.param(*place, how, marks=() if number % 2 == (how is signal.SIGTERM) else pytest.mark.soak)
+    for number, place in enumerate(PLACES)
+    for how in (signal.SIGINT, signal.SIGTERM)
+]
+
+
+@pytest.mark.parametrize(("name", "where", "how"), INTERRUPTED)
 def test_an_interrupted_tour_leaves_nothing_behind(tmp_path: Path, name: str, where: str, how: signal.Signals):
     base = tmp_path / "run"
     words = [sys.executable, "-u", EXAMPLES / f"{name}.py", "--base", base]

@@ -26,7 +26,6 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.touches("VX-01")
-@pytest.mark.xdist_group("docs")
 @pytest.mark.parametrize("page", LITERAL, ids=name)
 def test_a_reader_can_follow_the_page(page: Path, tmp_path: Path):
     typed = [
@@ -43,7 +42,6 @@ def test_a_reader_can_follow_the_page(page: Path, tmp_path: Path):
 
 
 @pytest.mark.touches("VX-01", "LW-41")
-@pytest.mark.xdist_group("docs")
 @pytest.mark.parametrize("page", PROGRAMS, ids=name)
 def test_the_python_on_the_page_runs(page: Path, tmp_path: Path):
     env = reader.environment(tmp_path)

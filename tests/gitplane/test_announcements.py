@@ -17,8 +17,6 @@ from tests.bus.nats_server import NatsServer
 from tests.cli.conftest import Program
 from tests.mesh.world import Place, world
 
-pytestmark = pytest.mark.xdist_group("git")
-
 PATIENCE_S = 60.0
 MANIFEST = b'{"command": ["true"], "timeout": 60}'
 

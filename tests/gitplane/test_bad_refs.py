@@ -19,10 +19,11 @@ from hocket.gitplane.opening import open_plane
 from hocket.gitplane.verify import verify
 from hocket.kernel.manifest import content_id, read_manifest
 from hocket.node.runtime import Runtime
+from tests.cli.fork_server import run_command
 from tests.gitplane.hands import NOW_MS, finished, manifest, submitted
 from tests.gitplane.places import Place, place
 
-pytestmark = [pytest.mark.xdist_group("git"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 BAD = JobRefs(content_id(read_manifest(manifest(666))))
 PATIENCE_S = 200
@@ -153,14 +154,10 @@ def test_a_server_that_cannot_read_some_of_its_objects(tmp_path: Path, monkeypat
         assert sound == {done.refs.content_id, waiting.refs.content_id}
 
 
-def work(home: Path, here: Place) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "hocket.cli", "git", "work", here.address, "--allow-any", "--until-idle"],
-        env=here.outside | {"HOCKET_HOME": str(home), "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+def work(home: Path, here: Place) -> "subprocess.CompletedProcess[bytes]":
+    told = here.outside | {"HOCKET_HOME": str(home), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    words = ["git", "work", here.address, "--allow-any", "--until-idle"]
+    return run_command(words, None, told, Path.cwd(), PATIENCE_S)
 
 
 # A server that has one of these takes no push at all, and its git says so; nobody can push them there, either.
@@ -189,10 +186,11 @@ def test_a_worker_meets_every_bad_ref_and_does_the_other_jobs(
         plane = here.open()
         made = jobs.submit(plane, b"command: [/bin/true]\ntimeout: 30\n", NOW_MS)
         ran = work(tmp_path / "home", here)
-        assert ran.returncode == 0, ran.stderr
-        assert "1 succeeded, 0 failed" in ran.stdout, ran.stderr
-        assert "Traceback" not in ran.stderr
-        told = [line for line in ran.stderr.splitlines() if "cannot be run" in line or "damaged" in line]
+        complaints = ran.stderr.decode()
+        assert ran.returncode == 0, complaints
+        assert b"1 succeeded, 0 failed" in ran.stdout, complaints
+        assert "Traceback" not in complaints
+        told = [line for line in complaints.splitlines() if "cannot be run" in line or "damaged" in line]
         of = Counter(name for line in told for job, name in names.items() if job.hex() in line)
         assert of == Counter(
             name for name in names.values() if not name.startswith("result is") and name != NO_TRAILERS

@@ -12,7 +12,6 @@ from tests.docs import reader
 from tests.gitplane.hands import NOW_MS, finished, worker
 from tests.gitplane.places import Place
 
-pytestmark = pytest.mark.xdist_group("git")
 PAGE = reader.ROOT / "docs" / "git-plane.md"
 
 

@@ -17,7 +17,6 @@ from hocket.kernel.ids import content_hash
 from tests.gitplane.hands import CONTENTS, NOW_MS, finished, manifest, proof, seen, submitted, worker
 from tests.gitplane.places import Place
 
-pytestmark = pytest.mark.xdist_group("git")
 EXAMPLE = (
     b'command: ["/usr/bin/env", "bash", "-lc"]\nargs: ["echo", "hello"]\ntimeout: 30\nenv: { GREETING: "hello" }\n'
 )

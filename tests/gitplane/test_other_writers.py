@@ -23,8 +23,6 @@ from hocket.kernel.manifest import content_id, read_manifest
 from tests.gitplane.hands import CONTENTS, MADE, NOW_MS, finished, proof, seen, submitted, worker
 from tests.gitplane.places import Place
 
-pytestmark = pytest.mark.xdist_group("git")
-
 KEY, STRANGER = SigningKey(b"\x21" * 32), SigningKey(b"\x22" * 32)
 ZERO = "0" * 40
 ROOT = "sha256:" + hashlib.sha256(b"the policy").hexdigest()

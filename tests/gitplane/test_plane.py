@@ -28,7 +28,6 @@ from hocket.gitplane.plane import ROOT, Change, Plane
 from tests.gitplane.places import Place, http_server, place
 
 WHO = "somebody <somebody@localhost>"
-pytestmark = pytest.mark.xdist_group("git")
 
 
 def put(plane: Plane, text: str, *parents: str) -> str:

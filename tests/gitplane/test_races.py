@@ -13,7 +13,6 @@ from tests.docs.reader import ROOT
 from tests.gitplane.hands import NOW_MS, seen, submitted, worker
 from tests.gitplane.places import Place
 
-pytestmark = pytest.mark.xdist_group("git")
 RACERS = 8
 JOBS = 6
 

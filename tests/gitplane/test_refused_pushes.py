@@ -11,8 +11,9 @@ import pytest
 
 from hocket.gitplane import jobs
 from hocket.node.runtime import Runtime
+from tests.cli.fork_server import start_command
 from tests.gitplane.places import Place, place
-from tests.gitplane.test_workers import PROGRAM, manifest, until
+from tests.gitplane.test_workers import manifest, until
 
 
 @pytest.fixture
@@ -28,15 +29,10 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def started(home: Path, here: Place, said: Path, *options: str) -> "subprocess.Popen[bytes]":
+def started(home: Path, here: Place, said: Path, *options: str) -> "subprocess.Popen[str]":
+    words, told = ["git", "work", here.address, "--allow-any", *options], here.outside | {"HOCKET_HOME": str(home)}
     with said.open("wb") as file:
-        return subprocess.Popen(
-            [*PROGRAM, "git", "work", here.address, "--allow-any", *options],
-            env=here.outside | {"HOCKET_HOME": str(home)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=file,
-        )
+        return start_command(words, told, Path.cwd(), (file.fileno(), file.fileno()))
 
 
 def refuse(here: Place, condition: str = "true") -> Path:

@@ -19,8 +19,6 @@ from hocket.node.runtime import Runtime
 from tests.bus.nats_server import NatsServer
 from tests.cli.conftest import Program
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 PATIENCE_S = 60.0
 MANIFEST = b'{"command": ["true"], "timeout": 60}'
 JOB = b"\7" * 32

@@ -18,8 +18,6 @@ from tests.gitplane.hands import finished, submitted, worker
 from tests.gitplane.places import Place
 from tests.gitplane.test_workers import hocket, manifest
 
-pytestmark = pytest.mark.xdist_group("git")
-
 ONE, TWO = key_text(worker().key.public), key_text(worker("two").key.public)
 
 

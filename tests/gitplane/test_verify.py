@@ -22,8 +22,6 @@ from hocket.kernel.keys import key_text
 from tests.gitplane.hands import CONTENTS, NOW_MS, finished, manifest, proof, seen, submitted, worker
 from tests.gitplane.places import Place
 
-pytestmark = pytest.mark.xdist_group("git")
-
 
 def findings(plane: Plane) -> list[GitFinding]:
     return [finding for found in verify(plane) for finding in found.findings]

@@ -31,7 +31,7 @@ from hocket.node.local_node import fetch_for
 from hocket.node.runtime import Runtime
 from hocket.work.environment import MachineEnvironment
 from hocket.work.proofs import GIT_KIND
-from tests.cli.fork_server import PROGRAM, run_command
+from tests.cli.fork_server import run_command, start_command
 from tests.gitplane.places import Place, place
 
 PATIENCE_S = 240.0
@@ -46,14 +46,10 @@ def hocket(home: Path, *words: object, code: int = 0, environment: dict[str, str
     return out + err if code else out
 
 
-def start(home: Path, *words: object, environment: dict[str, str] | None = None) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [*PROGRAM, *map(str, words)],
-        env=(environment or dict(os.environ)) | {"HOCKET_HOME": str(home)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+def start(home: Path, *words: object, environment: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+    told = (environment or dict(os.environ)) | {"HOCKET_HOME": str(home)}
+    with open(os.devnull, "wb") as nothing:
+        return start_command(list(map(str, words)), told, Path.cwd(), (nothing.fileno(), nothing.fileno()))
 
 
 def until(look: Callable[[], Any], what: str, patience: float = PATIENCE_S) -> Any:
@@ -381,8 +377,7 @@ def test_a_job_that_was_no_good_is_looked_at_again_when_it_changes(
 
 
 def _stderr(home: Path, *words: object) -> str:
-    done = subprocess.run(
-        [*PROGRAM, *map(str, words)], env=os.environ | {"HOCKET_HOME": str(home)}, capture_output=True, text=True
-    )
+    told = os.environ | {"HOCKET_HOME": str(home)}
+    done = run_command(list(map(str, words)), None, told, Path.cwd(), PATIENCE_S)
     assert done.returncode == 0
-    return done.stderr
+    return done.stderr.decode()

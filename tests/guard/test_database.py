@@ -202,7 +202,6 @@ while True:
 
 
 @pytest.mark.req("VX-06")
-@pytest.mark.xdist_group("processes")
 def test_no_stale_write_gets_through_while_processes_are_killed(tmp_path: Path) -> None:
     path, chance = tmp_path / "rows.db", random.Random(7)
     connection = sqlite3.connect(path, isolation_level=None, timeout=60)

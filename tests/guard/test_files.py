@@ -216,7 +216,6 @@ ROUNDS = 12
 
 
 @pytest.mark.req("VX-06")
-@pytest.mark.xdist_group("processes")
 def test_processes_that_are_killed_and_frozen_lose_no_acknowledged_line(tmp_path: Path) -> None:
     """A frozen process holds up no other: lines are added while it is frozen, wherever that was."""
     path, counter, chance = tmp_path / "notes", tmp_path / "counter", random.Random(7)

@@ -10,8 +10,6 @@ import hocket
 from hocket.testing.linearizability import apart, falling_fences
 from tests.histories.runs import LASTS_MS, SECONDS, Mesh, check_history, coordinated, one_home, record
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 KIND = "history.step"
 
 

@@ -10,8 +10,6 @@ from hocket.testing.linearizability import falling_fences
 from tests.histories.locker import KEYS
 from tests.histories.runs import SECONDS, Mesh, check_history, coordinated, one_home, record
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 
 @pytest.mark.req("VX-01", "VX-03", "VX-04", "VX-06")
 @pytest.mark.parametrize("seconds", SECONDS)

@@ -17,8 +17,6 @@ from hocket.work import claiming, jobs
 from hocket.work.jobs import Draft
 from tests.log.processes import go, rest, start
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:

@@ -16,8 +16,6 @@ from hocket.log.projection import Projection
 from hocket.node.locks import lock_client
 from tests.mesh.world import WORKER, Place, enrolled, run, until
 
-pytestmark = [pytest.mark.xdist_group("processes")]
-
 
 def scope_of(place: Place, scope: str = "") -> Scope:
     with place.runtime.read() as session:

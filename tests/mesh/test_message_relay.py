@@ -24,7 +24,7 @@ from hocket.node.message_bus import NodeMessages
 from tests.mesh.test_relayed_work import machines
 from tests.mesh.world import Guest, Place, introduced, until, world
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.touches("GR-05")]
+pytestmark = pytest.mark.touches("GR-05")
 
 PATIENCE_S = 20.0
 SHORT_S = 0.2

@@ -18,7 +18,7 @@ from hocket.node.node import Node
 from hocket.work.claim_messages import CLAIMS, PASSES, read_claims_said
 from tests.cli.conftest import Program
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.touches("GR-05")]
+pytestmark = pytest.mark.touches("GR-05")
 
 PATIENCE_S = 60.0
 SHORT_S = 0.2

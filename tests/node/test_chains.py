@@ -220,7 +220,6 @@ def elsewhere(ctx):
 """
 
 
-@pytest.mark.xdist_group("processes")
 def test_a_worker_of_another_home_than_the_default_gives_its_own_node(home: Path, tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(WORKER)
     words = [sys.executable, "-m", "hocket.cli", "work", "--home", str(home), "--until-idle", "tasks.py"]

@@ -16,8 +16,6 @@ from hocket.node.runtime import Runtime
 PROCESSES = 16
 CREATORS = Path(__file__).with_name("creators.py")
 
-pytestmark = [pytest.mark.xdist_group("processes")]
-
 
 def race(verb: str, path: Path, kills: int, seed: int = 0) -> list[str]:
     """What the processes have done that were not killed."""

@@ -112,7 +112,6 @@ def test_messages_of_members_count_and_those_of_others_do_not(home: Home, monkey
     with_node(home, test)
 
 
-@pytest.mark.xdist_group("processes")
 def test_over_a_server_the_status_shows_the_connection_and_its_losses(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,6 @@ from tests.bus.nats_server import NatsServer, connected
 PATIENCE_S = 30.0
 TTL_MS = 300
 Locks = Callable[[str], LeaderLock]
-pytestmark = pytest.mark.xdist_group("processes")
 
 
 @asynccontextmanager

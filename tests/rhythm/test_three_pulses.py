@@ -15,7 +15,6 @@ from tests.bus.nats_server import NatsServer
 from tests.rhythm.pulses import Agent, Pulses, three_pulses
 from tests.scenarios.machines import Machine, machines
 
-pytestmark = [pytest.mark.xdist_group("processes")]
 BEATS = [15, pytest.param(200, marks=pytest.mark.soak)]
 
 

@@ -26,7 +26,7 @@ from hocket.log.rebuild import roster_digest
 from hocket.node.runtime import Runtime
 from hocket.store import Session, Stage
 from tests.cli.conftest import Result
-from tests.cli.fork_server import run_command
+from tests.cli.fork_server import run_command, start_command
 
 T = TypeVar("T")
 
@@ -69,16 +69,21 @@ class Process:
     def __init__(self, machine: "Machine", arguments: Sequence[object], environment: dict[str, str]) -> None:
         name = f"{arguments[0]}-{os.urandom(3).hex()}"
         self.out, self.err = machine.root / f"{name}.out", machine.root / f"{name}.err"
+        words, told, group = list(map(str, arguments)), machine.environment | environment, machine.group()
+        self.popen: subprocess.Popen[Any]
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.popen = subprocess.Popen(
-                [*MORTAL, *machine.program, *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                cwd=machine.root,
-                env=machine.environment | environment,
-                process_group=machine.group(),
-            )
+            if machine.program == _PROGRAM:
+                self.popen = start_command(words, told, machine.root, (out.fileno(), err.fileno()), group=group)
+            else:
+                self.popen = subprocess.Popen(
+                    [*MORTAL, *machine.program, *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    cwd=machine.root,
+                    env=told,
+                    process_group=group,
+                )
 
     @property
     def pid(self) -> int:

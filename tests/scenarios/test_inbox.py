@@ -26,7 +26,7 @@ from hocket.node.runtime import Runtime
 from tests.mesh.world import Place
 from tests.scenarios.machines import MORTAL, Machine, machines, until, verify
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 CONSUMER = Path(__file__).with_name("consumer.py")
 

@@ -21,7 +21,6 @@ def import_file(ctx):
 
 
 @pytest.mark.req("LW-24", "LW-41")
-@pytest.mark.xdist_group("processes")
 def test_an_invited_worker_defines_the_kinds_that_it_was_granted(tmp_path: Path) -> None:
     with machines(tmp_path, "owner", "gpu") as [owner, gpu]:
         (tmp_path / "imports.py").write_text(HANDLERS)

@@ -9,8 +9,6 @@ import pytest
 
 from tests.scenarios.machines import Machine, machines, until
 
-pytestmark = [pytest.mark.xdist_group("processes")]
-
 GRANTS = ("lock:acquire", "lock:break")
 
 

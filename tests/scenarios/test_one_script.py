@@ -11,7 +11,7 @@ import pytest
 from tests.cli.fork_server import fork_server, forked_program
 from tests.scenarios.machines import HANDLERS, MORTAL, Machine, agree, machines, verify
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 SCRIPT = Path(__file__).with_name("coordination.sh")
 

@@ -18,8 +18,6 @@ from hocket.kernel.vocabulary import ScheduleJob
 from tests.scenarios.machines import CHECKOUT, Machine, machines, until, verify
 from tests.scenarios.test_submit_only import free_port
 
-pytestmark = [pytest.mark.xdist_group("processes")]
-
 WRITER = str(Path(__file__).with_name("writer.py"))
 COORDINATION_WRITER = str(Path(__file__).with_name("coordination_writer.py"))
 JOBS = 1_000

@@ -19,8 +19,6 @@ from hocket.kernel.vocabulary import AcceptWork, CompleteJob, number_of
 from tests.scenarios.cables import Cable, namespaces, proxies
 from tests.scenarios.machines import Machine, Reason, agree, journal, machines, until, verify
 
-pytestmark = [pytest.mark.xdist_group("processes")]
-
 PORT = 7315
 ONE, OPEN, HOLD = "acme.one", "acme.open", "hold.one"
 ACTIONS = ("schedule", "claim", "complete")
@@ -80,9 +78,9 @@ def jobs(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.req("LW-09", "LW-32", "LW-37", "LW-39", "LW-40")
-def test_cut_heal_and_cut_again(mesh: Mesh, request: pytest.FixtureRequest, record_property: Callable[..., None]):
+@pytest.mark.parametrize("total", [500, pytest.param(2_000, marks=pytest.mark.soak)])
+def test_cut_heal_and_cut_again(mesh: Mesh, total: int, record_property: Callable[..., None]):
     began = time.monotonic()
-    total = 2_000 if request.node.callspec.params["mesh"] == "proxy" else 500
     owner, left, right = mesh.all
     ids = owner.submit_all(jobs(total * 4 // 10))
     # The owner has less room than the others, or it would do everything that it decides on by itself.

@@ -19,8 +19,6 @@ from tests.mesh.world import Place, enrolled, run
 from tests.mesh.world import until as until_async
 from tests.scenarios.machines import HANDLERS, MORTAL, Machine, journal, machines, until
 
-pytestmark = [pytest.mark.xdist_group("processes")]
-
 GRANTS = tuple(
     f"job:{action}:{kind}" for action in ("schedule", "claim", "complete") for kind in ("acme.", "hold.")
 ) + ("inbox:write:team/",)

@@ -14,8 +14,6 @@ import hocket
 from hocket.errors import Unreachable
 from tests.scenarios.machines import Machine, machines, until
 
-pytestmark = [pytest.mark.xdist_group("processes")]
-
 GRANTS = ("job:schedule:acme.", "job:schedule:hold.", "job:schedule:hocket.run")
 KEPT = "waits here, and the next `hocket sync`, `hocket work` or `hocket serve` here sends it"
 

@@ -19,7 +19,6 @@ import hocket
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
-pytestmark = pytest.mark.xdist_group("processes")
 
 
 class Web:

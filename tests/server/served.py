@@ -4,12 +4,13 @@ import http.client
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+from tests.cli.fork_server import run_command, start_command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PATIENCE_S = 60
@@ -54,8 +55,8 @@ class Served:
 
 
 def hocket(home: Path, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "hocket", "--home", str(home), *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(variables))
+    done = run_command(["--home", str(home), *words], None, environment(variables), ROOT, PATIENCE_S)
+    return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def environment(variables: dict[str, str]) -> dict[str, str]:
@@ -66,13 +67,13 @@ def environment(variables: dict[str, str]) -> dict[str, str]:
 @contextmanager
 def serving(home: Path, *options: str, **variables: str) -> Iterator[Served]:
     """Runs `hocket serve` for a home until the block ends."""
-    command = [sys.executable, "-m", "hocket", "--home", str(home), "serve", "--port", "0", "--json", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment(variables))
-    try:
-        assert process.stdout is not None
-        yield Served(home, json.loads(process.stdout.readline())["address"])
-    finally:
-        process.terminate()
-        assert process.wait(PATIENCE_S) == 0
-        assert process.stdout is not None
-        process.stdout.close()
+    words = ["--home", str(home), "serve", "--port", "0", "--json", *options]
+    ours, theirs = os.pipe()
+    process = start_command(words, environment(variables), ROOT, (theirs, 2))
+    os.close(theirs)
+    with open(ours) as said:
+        try:
+            yield Served(home, json.loads(said.readline())["address"])
+        finally:
+            process.terminate()
+            assert process.wait(PATIENCE_S) == 0

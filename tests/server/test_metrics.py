@@ -41,6 +41,7 @@ from hocket.server.monitoring.monitor_server import parse_address
 from hocket.service import Service
 from hocket.service.figures import figures
 from tests.bus.test_signed import ALICE, BOB, MALLORY, SUBJECT, Clock, all_of, member
+from tests.cli.fork_server import start_command
 from tests.mesh.world import Place, run
 from tests.server.served import PATIENCE_S, ROOT, Served, environment, serving
 from tests.server.served import hocket as program
@@ -95,8 +96,8 @@ def until(look: Callable[[], bool]) -> None:
 @contextmanager
 def working(home: Path, *options: str) -> Iterator[tuple[Served, "subprocess.Popen[str]"]]:
     """Runs `hocket work --metrics` until the block ends."""
-    command = [sys.executable, "-m", "hocket", "--home", str(home), "work", "--metrics", "0", "--json", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment({}))
+    words = ["--home", str(home), "work", "--metrics", "0", "--json", *options]
+    process = start_command(words, environment({}), ROOT)
     assert process.stderr is not None
     try:
         lines = map(json.loads, iter(process.stderr.readline, ""))

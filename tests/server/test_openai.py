@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +17,8 @@ from hocket.server.v1.openapi import describe
 from hocket.server.v1.table import ROUTES
 from hocket.service import Service, jobs, tokens
 from hocket.service.jobs import JobQuery
+from tests.cli.fork_server import start_command
 from tests.server.served import PATIENCE_S, ROOT, Answer, Served, environment, serving
-
-pytestmark = pytest.mark.xdist_group("processes")
 
 KIND = "test.chat"
 HANDLERS = """
@@ -74,14 +71,13 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chat]:
     with Runtime.init(root / "home", name="box") as runtime:
         token = tokens.create(Service(runtime), "chatter", ["job:schedule:test."]).token
         weak = tokens.create(Service(runtime), "reader", ["job:schedule:other."]).token
-    words = [sys.executable, "-m", "hocket", "--home", str(root / "home"), "work", str(handlers)]
-    worker = subprocess.Popen(words, cwd=ROOT, env=environment({}), stdout=subprocess.DEVNULL)
+    worker = start_command(["--home", str(root / "home"), "work", str(handlers)], environment({}), ROOT)
     try:
         with serving(root / "home", "--openai", KIND) as served:
             yield Chat(served, token, weak)
     finally:
         worker.terminate()
-        worker.wait(PATIENCE_S)
+        worker.communicate(timeout=PATIENCE_S)
 
 
 def events(answer: Answer) -> list[Any]:

@@ -213,7 +213,6 @@ def test_stores_at_one_place_exclude_each_other(shared: Place) -> None:
 
 
 @pytest.mark.req("VX-01")
-@pytest.mark.xdist_group("processes")
 def test_processes_at_one_place_exclude_each_other(shared: Place) -> None:
     children = [shared.start("add", 50) for _ in range(4)]
     for child in children:
@@ -224,7 +223,6 @@ def test_processes_at_one_place_exclude_each_other(shared: Place) -> None:
 
 
 @pytest.mark.req("VX-07")
-@pytest.mark.xdist_group("processes")
 def test_what_was_committed_survives_a_kill(shared: Place) -> None:
     for number in range(5):
         child = shared.start("commit", number)
@@ -236,7 +234,6 @@ def test_what_was_committed_survives_a_kill(shared: Place) -> None:
 
 
 @pytest.mark.req("VX-07")
-@pytest.mark.xdist_group("processes")
 def test_a_transaction_cut_short_by_a_kill_leaves_nothing(shared: Place) -> None:
     for number in range(5):
         child = shared.start("half", number)
@@ -254,7 +251,6 @@ def test_a_transaction_cut_short_by_a_kill_leaves_nothing(shared: Place) -> None
 
 
 @pytest.mark.req("VX-02")
-@pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize(("name", "turns"), [("sqlite file", 3), ("postgres", 1)])
 def test_many_processes_can_create_it_at_once(name: str, turns: int, tmp_path: Path) -> None:
     for turn in range(turns):

@@ -27,8 +27,6 @@ PASSWORD = "p%zz s3cret"
 QUOTED = "p%25zz%20s3cret"
 WAIT_S = 30.0
 
-pytestmark = pytest.mark.xdist_group("postgres")
-
 
 @pytest.fixture
 def address() -> str:

@@ -11,8 +11,6 @@ import pytest
 from tests.scenarios.machines import Machine, machines, until, verify
 from tests.versions import newer
 
-pytestmark = [pytest.mark.xdist_group("processes")]
-
 WRITE = """
 from hocket.node.runtime import Runtime
 from hocket.kernel.vocabulary import Note

@@ -20,7 +20,7 @@ from hocket.service.claims import ClaimsExplained
 from hocket.work import jobs
 from hocket.work.handlers import kind
 from tests.bus.nats_server import NatsServer
-from tests.cli.conftest import PROGRAM
+from tests.cli.fork_server import start_command
 from tests.mesh.world import Place, until, world
 from tests.work.mesh import SOURCE
 from tests.work.worker_process import HANDLERS
@@ -34,12 +34,12 @@ SLOW_MS = 20_000
 class Fleet:
     """Homes beside the coordinator's, each with worker processes: the real command, with a real server between them."""
 
-    def __init__(self, directory: Path, owner: Place, server: NatsServer) -> None:
-        self.directory, self.owner, self.server = directory, owner, server
+    def __init__(self, directory: Path, owner: Place, server: NatsServer, concurrency: int) -> None:
+        self.directory, self.owner, self.server, self._concurrency = directory, owner, server, concurrency
         self.urls = itertools.cycle([server.url])
         """Which server each worker that is started gets."""
         self.homes: dict[str, Path] = {}
-        self.processes: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self.processes: dict[str, list[subprocess.Popen[str]]] = {}
 
     @property
     def journal(self) -> Path:
@@ -59,13 +59,9 @@ class Fleet:
     def start(self, node: str) -> None:
         """Starts one more worker of the node."""
         told = {"HOCKET_TEST_JOURNAL": str(self.journal), "PYTHONPATH": SOURCE, "HOCKET_HOME": str(self.homes[node])}
+        words = ["work", HANDLERS, "--concurrency", str(self._concurrency), "--bus", next(self.urls)]
         with (self.directory / f"out-{node}").open("ab") as out:
-            process = subprocess.Popen(
-                [*PROGRAM, "work", HANDLERS, "--concurrency", "4", "--bus", next(self.urls)],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=os.environ | told,
-            )
+            process = start_command(words, os.environ | told, self.directory, (out.fileno(), out.fileno()))
         self.processes.setdefault(node, []).append(process)
 
     def kill(self, node: str) -> None:
@@ -75,7 +71,7 @@ class Fleet:
         process.wait()
 
     async def submit(self, count: int, ms: int = 0, **options: object) -> list[str]:
-        job = kind(KIND, claim="rendezvous", claim_timeout="1s", **options)  # type: ignore[arg-type]
+        job = kind(KIND, claim="rendezvous", **{"claim_timeout": "1s"} | options)  # type: ignore[arg-type]
         drafts = [job.draft({"ms": ms}) for _ in range(count)]
         made = await self.owner.node.run(lambda tx: jobs.submit(tx, drafts))
         return [ulid_text(each.job_id) for each in made]
@@ -124,7 +120,7 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(
-    directory: Path, nodes: int, workers: int = 1, server: NatsServer | None = None
+    directory: Path, nodes: int, workers: int = 1, server: NatsServer | None = None, concurrency: int = 4
 ) -> AsyncIterator[Fleet]:
     """So many nodes, and so many workers on each, which know each other. Over a server that is given, which need not
     serve, only the coordinator knows them all.
@@ -138,7 +134,7 @@ async def fleet(
             )
             owner.services.messages = bus
             owner.keep_in_touch()
-            made = Fleet(directory, owner, server)
+            made = Fleet(directory, owner, server, concurrency)
             try:
                 for number in range(nodes):
                     node = await made.add(f"n{number}")

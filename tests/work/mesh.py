@@ -18,12 +18,14 @@ from hocket.kernel.ops import decode
 from hocket.node.node import SyncNode
 from hocket.node.runtime import Runtime
 from hocket.store import Session, Stage
+from tests.cli.fork_server import start_command
 
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
 SOURCE = str(Path(hocket.__file__).parents[1])
-PROCESS = Path(__file__).with_name("worker_process.py")
+CHECKOUT = str(Path(__file__).parents[2])
+PROCESS = "tests.work.worker_process"
 
 
 def wait_for(look: Callable[[], T], what: str, patience: float = PATIENCE_S) -> T:
@@ -43,14 +45,16 @@ class Process:
     def __init__(self, mesh: "Mesh", options: dict[str, Any]) -> None:
         home, before = options.pop("home", mesh.home), options.pop("before", ())
         self.output = mesh.root / f"out-{os.urandom(4).hex()}"
+        words = [str(home), json.dumps(options)]
+        paths = f"{SOURCE}{os.pathsep}{CHECKOUT}"
+        told = os.environ | {"HOCKET_TEST_JOURNAL": str(mesh.journal_path), "PYTHONPATH": paths}
+        self.popen: subprocess.Popen[Any]
         with self.output.open("wb") as out:
-            self.popen = subprocess.Popen(
-                [*before, sys.executable, str(PROCESS), str(home), json.dumps(options)],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"HOCKET_TEST_JOURNAL": str(mesh.journal_path), "PYTHONPATH": SOURCE},
-                cwd=mesh.root,
-            )
+            if before:
+                command = [*before, sys.executable, "-m", PROCESS, *words]
+                self.popen = subprocess.Popen(command, stdout=out, stderr=out, env=told, cwd=mesh.root)
+            else:
+                self.popen = start_command(words, told, mesh.root, (out.fileno(), out.fileno()), module=PROCESS)
         self.pid = self.popen.pid
         self._mesh = mesh
 
@@ -76,7 +80,8 @@ class Process:
     def suspend(self) -> None:
         """Stops it, and waits until every thread has stopped: one that is in the middle of a commit ends that first."""
         self.signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+        threads = Path(f"/proc/{self.pid}/task")
+        wait_for(lambda: {_state(each) for each in threads.iterdir()} == {"T"}, "a worker to stop")
 
     def kill(self) -> None:
         self.popen.kill()
@@ -100,6 +105,10 @@ class Process:
     def cpu_s(self) -> float:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _state(process: Path) -> str:
+    return (process / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 class Mesh:

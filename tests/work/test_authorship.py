@@ -156,7 +156,6 @@ def works(runtime: Runtime) -> None:
 
 
 @pytest.mark.req("LW-44")
-@pytest.mark.xdist_group("processes")
 def test_a_members_schedule_runs_no_command_on_the_owners_machine(people: People, tmp_path: Path) -> None:
     """`job:schedule` on a phone and `cron add … hocket.run` ran a command there: the machine that ticked wrote the job,
     and took it for its own.
@@ -173,7 +172,6 @@ def test_a_members_schedule_runs_no_command_on_the_owners_machine(people: People
 
 
 @pytest.mark.req("LW-44")
-@pytest.mark.xdist_group("processes")
 def test_the_owners_schedule_runs_though_a_member_wrote_its_tick_down(people: People, tmp_path: Path) -> None:
     phone = people.join(people.invite("phone", ["job:schedule:acme.", "ops:read"]), "phone")
     people.owner.log.run(lambda tx: cron.add(tx, plan("ours", tmp_path / "mine")))
@@ -187,7 +185,6 @@ def test_the_owners_schedule_runs_though_a_member_wrote_its_tick_down(people: Pe
 
 
 @pytest.mark.req("LW-44")
-@pytest.mark.xdist_group("processes")
 def test_a_members_retry_runs_no_command_on_the_owners_machine(people: People, tmp_path: Path) -> None:
     phone = people.join(people.invite("phone", ["job:schedule"]), "phone")
     owner = people.owner

@@ -16,8 +16,6 @@ from hocket.kernel.vocabulary import ClaimWork, CompleteJob, YieldWork
 from hocket.store import JobFilter
 from tests.work.mesh import Mesh, Process
 
-pytestmark = [pytest.mark.xdist_group("processes")]
-
 WORKERS = 4
 LEASE_MS = 60_000
 REST = hocket.kind("step.rest", lease=f"{LEASE_MS}ms")

@@ -9,8 +9,6 @@ from hocket.kernel.coordination_payloads import Availability
 from hocket.work.handlers import kind
 from tests.work.mesh import Mesh, Process, wait_for
 
-pytestmark = [pytest.mark.xdist_group("processes")]
-
 ACTIVE, DRAINING, QUARANTINED = Availability
 OFTEN = {"BEAT_S": 0.05}
 

@@ -8,7 +8,7 @@ import pytest
 
 from bench import grid
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.touches("GR-10")

@@ -35,8 +35,6 @@ from hocket.work.liveness import (
 from tests.log.roster.world import new_log
 from tests.work.mesh import SOURCE
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 HERE = Place("machine", "this start", "first namespace", "directory")
 CLONE = HERE._replace(boot="start of the copy")
 REBOOTED = HERE._replace(boot="next start")

@@ -27,7 +27,7 @@ from hocket.work.runner import Context
 from hocket.work.worker import Worker, WorkerOptions
 from tests.mesh.world import Place, until, world
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.touches("GR-10")]
+pytestmark = pytest.mark.touches("GR-10")
 
 KIND = "test.open"
 

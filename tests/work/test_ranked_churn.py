@@ -10,7 +10,7 @@ import pytest
 
 from tests.work.fleet import SLOW_MS, Fleet, fleet
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROUND_S = 10
 LEASE_MS = 10_000

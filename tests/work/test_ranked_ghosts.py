@@ -10,7 +10,7 @@ import pytest
 from hocket.work.members import EXPIRY_MS
 from tests.work.fleet import SLOW_MS, fleet, places
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 JOBS = 12
 

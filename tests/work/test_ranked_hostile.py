@@ -31,7 +31,7 @@ from tests.bus.nats_server import connected
 from tests.mesh.world import Guest, Place
 from tests.work.fleet import KIND, SLOW_MS, Fleet, fleet, places
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 COUNT = 40
 HELD = 3

@@ -9,7 +9,7 @@ import pytest
 from tests.mesh.world import until
 from tests.work.fleet import PATIENCE_S, Fleet, fleet
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 JOBS = 8
 

@@ -11,7 +11,7 @@ import pytest
 from tests.bus.nats_server import NatsServer, two_halves
 from tests.work.fleet import Fleet, fleet
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 JOBS = 8
 

@@ -32,7 +32,7 @@ PATIENCE_S = 90.0
 # A job with this number never ends.
 BLOCKS = 1_000
 
-pytestmark = [pytest.mark.touches("GR-10"), pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.touches("GR-10")
 
 
 class Grid(NamedTuple):

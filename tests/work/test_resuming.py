@@ -121,7 +121,6 @@ with hocket.open(sys.argv[1]) as node:
 """
 
 
-@pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_that_dies_or_hangs_leaves_its_checkpoint_to_another(tmp_path: Path, how: signal.Signals) -> None:
     hocket.init(tmp_path / "home")

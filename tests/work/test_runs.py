@@ -131,7 +131,6 @@ def test_a_thread_looks_at_the_lease_of_each_run_that_it_starts(runs: Runs) -> N
 
 
 @pytest.mark.req("LW-18")
-@pytest.mark.xdist_group("processes")
 def test_a_thawed_worker_starts_nothing_whose_lease_has_ended(mesh: Mesh) -> None:
     mesh.node.submit_many([("hung.stamp", {})] * 150)
     worker = mesh.worker(**MODULES, concurrency=2, constants={"QUEUED_MAX_S": PATIENCE_S}).up()

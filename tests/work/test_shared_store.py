@@ -14,8 +14,6 @@ import hocket
 from hocket.work.liveness import place_of
 from tests.work.mesh import PATIENCE_S, Mesh, wait_for
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 QUICK = {"BEAT_S": 0.2, "SILENT_S": 2.0}
 REST = hocket.kind("step.rest", lease="10m")
 

@@ -10,8 +10,6 @@ import pytest
 import hocket
 from tests.work.mesh import PATIENCE_S, Mesh, wait_for
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 HUNG = str(Path(__file__).with_name("hung.py"))
 MODULES: dict[str, Any] = {"modules": [HUNG]}
 # The second says what happens to a handler that does not stop.

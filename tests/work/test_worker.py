@@ -16,8 +16,6 @@ from hocket.work import worker as worker_module
 from hocket.work.jobs import Draft
 from tests.work.mesh import PATIENCE_S, Mesh, Process, wait_for
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 GATE = hocket.kind("step.gate", lease="60s")
 REST = hocket.kind("step.rest", lease="60s")
 COUNTS = ("attempts", "failures", "returns", "fence")
@@ -77,7 +75,8 @@ def test_when_the_grace_is_over_everything_is_handed_back(mesh: Mesh) -> None:
 
 @pytest.mark.req("LW-18", "LW-37")
 def test_a_killed_workers_jobs_restart_soon_whatever_the_lease(mesh: Mesh) -> None:
-    handle = mesh.node.submit(hocket.kind("step.rest", lease="1d"), ms=1_500)
+    gate = mesh.root / "gate"
+    handle = mesh.node.submit(hocket.kind("step.gate", lease="1d"), path=str(gate))
     first = mesh.worker().up()
     mesh.wait_journal("start")
     second = mesh.worker().up()
@@ -85,7 +84,8 @@ def test_a_killed_workers_jobs_restart_soon_whatever_the_lease(mesh: Mesh) -> No
     killed = time.time()
     again = mesh.wait_journal("start", 2)[1]
     assert (again["pid"], again["fence"]) == (second.pid, 2)
-    assert again["at"] - killed < 86_400 / 20_000
+    assert again["at"] - killed < 86_400 / 2_000
+    gate.touch()
     assert handle.result(PATIENCE_S) == 2
 
 
@@ -286,7 +286,7 @@ def test_a_worker_with_slow_jobs_does_not_take_and_hand_back_the_rest_for_ever(m
 
 @pytest.mark.req("LW-08")
 def test_a_lease_shorter_than_the_workers_rounds_is_renewed_in_time(mesh: Mesh) -> None:
-    handle = mesh.node.submit(hocket.kind("step.rest", lease="900ms"), ms=2_500)
+    handle = mesh.node.submit(hocket.kind("step.rest", lease="2s"), ms=5_000)
     worker = mesh.worker(constants={"ROUND_S": 30}).up()
     assert handle.result(PATIENCE_S) == 1
     assert worker.stop() == 0

@@ -1,5 +1,5 @@
-"""A worker process for the tests: `worker_process.py HOME [OPTIONS]`, where the options are a JSON object of
-`Node.work`, `modules` (files with handlers), and `constants` that replace those of the modules here. It says `up`
+"""A worker process for the tests: `python -m tests.work.worker_process HOME [OPTIONS]`. The options are a JSON object
+of `Node.work`, `modules` (files with handlers), and `constants` that replace those of the modules here. It says `up`
 when its handlers are loaded, and each notice on a line of its own.
 """
 
@@ -21,7 +21,8 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def main(home: str, options: dict[str, object]) -> None:
+def main() -> None:
+    home, options = sys.argv[1], json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
     for name, value in options.pop("constants", {}).items():
         modules = [
             each
@@ -42,4 +43,4 @@ def main(home: str, options: dict[str, object]) -> None:
 if __name__ == "__main__":
     # A test run that is itself killed leaves nobody behind.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    main(sys.argv[1], json.loads(sys.argv[2]) if len(sys.argv) > 2 else {})
+    main()

@@ -2,6 +2,8 @@
 end, and it does nothing that it was not granted.
 """
 
+from collections.abc import Callable
+
 import pytest
 
 from hocket.kernel.reasons import Reason
@@ -10,6 +12,7 @@ from hocket.testing.sim import hostile
 from tests.trust.plants import any_member_revokes, jobs_have_any_id, links_are_not_checked
 
 ALL = sim.FAULTS
+Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 @pytest.mark.req("LW-43")
@@ -56,8 +59,8 @@ def test_it_is_hostile_indeed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ops reach the logs, and are refused there for many reasons."""
     reasons, _ = seen_by_victims(monkeypatch)
     wanted = {Reason.UNBOUND, Reason.UNAUTHORISED, Reason.OWNER_ONLY, Reason.NOT_ARBITER}
-    for seed in range(6):
-        sim.run(seed, nodes=3, minutes=0.3, faults=["hostile"], jobs=6)
+    for seed in range(1, 12):  # three of them do
+        sim.run(seed, nodes=2, minutes=0.1, faults=["hostile"], jobs=3)
         if reasons >= wanted:
             return
     pytest.fail(f"only for {reasons}")
@@ -74,10 +77,17 @@ def test_it_is_found_to_have_two_histories(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("plant", [jobs_have_any_id, any_member_revokes])
-def test_a_planted_mistake_lets_it_through(plant: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)  # type: ignore[operator]
-    assert any(sim.run(seed, nodes=3, minutes=0.3, faults=["hostile"], jobs=6).violations for seed in range(40))
+@pytest.mark.parametrize(
+    ("plant", "nodes", "minutes", "jobs", "first"),
+    [(jobs_have_any_id, 2, 0.1, 3, 3), (any_member_revokes, 3, 0.2, 4, 1)],
+)
+def test_a_planted_mistake_lets_it_through(
+    plant: Plant, nodes: int, minutes: float, jobs: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first seed finds it, in a small mesh."""
+    plant(monkeypatch)
+    seeds = range(first, first + 40)
+    assert any(sim.run(seed, nodes=nodes, minutes=minutes, faults=["hostile"], jobs=jobs).violations for seed in seeds)
 
 
 @pytest.mark.timeout(600)
@@ -89,5 +99,5 @@ def test_links_that_are_not_checked_let_two_histories_through(monkeypatch: pytes
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    first, second = (sim.run(3, nodes=3, minutes=0.2, faults=["hostile"], jobs=4) for _ in range(2))
+    first, second = (sim.run(3, nodes=3, minutes=0.1, faults=["hostile"], jobs=3) for _ in range(2))
     assert first.digest == second.digest

@@ -33,7 +33,7 @@ SOURCE = str(Path(hocket.__file__).parents[1])
 def test_a_seed_gives_the_same_run_wherever_the_program_lies(tmp_path: Path) -> None:
     """An op's id follows from its content, so nothing of this machine may come into an op."""
     shutil.copytree(Path(hocket.__file__).parent, tmp_path / "hocket", ignore=shutil.ignore_patterns("__pycache__"))
-    code = "from hocket.testing import sim; print(sim.run(3, nodes=3, minutes=0.5, jobs=8).digest)"
+    code = "from hocket.testing import sim; print(sim.run(3, nodes=3, minutes=0.2, jobs=4).digest)"
     done = [
         subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True)
         for path in (SOURCE, str(tmp_path))
@@ -79,7 +79,7 @@ def test_one_node_is_a_mesh_too() -> None:
 
 
 def test_the_same_seed_gives_the_same_trace_in_every_process() -> None:
-    code = "from hocket.testing import sim; print(sim.run(4, nodes=3, minutes=0.3, jobs=8).digest)"
+    code = "from hocket.testing import sim; print(sim.run(4, nodes=3, minutes=0.15, jobs=4).digest)"
     digests = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -90,8 +90,8 @@ def test_the_same_seed_gives_the_same_trace_in_every_process() -> None:
         ).stdout
         for hashing in ("1", "2")
     }
-    assert digests == {sim.run(4, nodes=3, minutes=0.3, jobs=8).digest + "\n"}
-    assert sim.run(5, nodes=3, minutes=0.3, jobs=8).digest + "\n" not in digests
+    assert digests == {sim.run(4, nodes=3, minutes=0.15, jobs=4).digest + "\n"}
+    assert sim.run(5, nodes=3, minutes=0.15, jobs=4).digest + "\n" not in digests
 
 
 def test_a_violation_is_shown_with_its_seed_and_what_led_to_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,15 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from hocket.node.runtime import Runtime
+from tests.cli.fork_server import run_command
 
+PATIENCE_S = 60.0
 TASKS = """
 import hocket
 
@@ -29,14 +30,8 @@ class Program:
         self.home = home
 
     def __call__(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[bytes]:
-        done = subprocess.run(
-            [sys.executable, "-m", "hocket.cli", *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=os.environ | {"HOCKET_HOME": str(self.home)},
-            cwd=self.home.parent,
-            timeout=60,
-        )
+        told = os.environ | {"HOCKET_HOME": str(self.home)}
+        done = run_command(list(map(str, arguments)), None, told, self.home.parent, PATIENCE_S)
         assert done.returncode == code, done
         assert b"Traceback" not in done.stderr and b"\x1b" not in done.stderr
         return done

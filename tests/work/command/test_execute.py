@@ -13,8 +13,6 @@ import pytest
 from hocket.work.command.execute import CommandRunner
 from tests.work.command.bench import Bench, children, descriptors, never, now_ms, wait_for
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 
 def test_the_end_of_a_command_is_told(bench: Bench) -> None:
     before = now_ms()

@@ -16,8 +16,6 @@ from hocket.work.command.metering import UsageMeter
 from hocket.work.command.process_tree import Process, Tree
 from tests.work.command.bench import MIB, Bench, bench_in, children, never, now_ms, wait_for
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 BURN = """
 import os, sys, time
 def burn(seconds):

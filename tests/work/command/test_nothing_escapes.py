@@ -29,8 +29,6 @@ from tests.work.command.bench import (
     wait_for,
 )
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 ROOT = Path(__file__).resolve().parents[3]
 
 # Each leaves a process behind that would sleep for an hour, and says so when it is there.

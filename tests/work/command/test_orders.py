@@ -171,7 +171,6 @@ def bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("bubblewrap")
-@pytest.mark.xdist_group("processes")
 def test_a_command_in_a_sandbox_sees_its_room_and_little_else(bench: Bench, workdir: Workdir, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     script = f"""

@@ -12,7 +12,7 @@ import pytest
 from hocket.work.command.execute import CommandRunner
 from tests.work.command.bench import Bench, never, now_ms, ready, wait_for
 
-pytestmark = [pytest.mark.touches("GT-01"), pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.touches("GT-01")
 
 ROOT = Path(__file__).resolve().parents[3]
 

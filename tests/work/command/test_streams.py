@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from hocket.work.command.streams import END_BYTES_MAX, Keeping
 from tests.work.command.bench import MIB, PATIENCE_S, Bench, never, now_ms, wait_for
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 
 def test_output_is_heard_while_the_command_runs(bench: Bench) -> None:
     gate = bench.work / "gate"

@@ -15,7 +15,7 @@ from tests.work.artifacts.handlers import content, of_job
 from tests.work.inference.endpoint import Endpoint, Handler, chat, endpoint
 from tests.work.mesh import Mesh, mesh_in, wait_for
 
-pytestmark = [pytest.mark.touches("LW-35"), pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.touches("LW-35")
 
 HANDLERS = str(Path(__file__).with_name("asking.py"))
 
