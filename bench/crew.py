@@ -82,6 +82,7 @@ def drain(
     return {
         "seconds": max(report["last"] for report in reports) - start,
         "peak_kib": [report["peak_kib"] for report in reports],
+        "cpu_s": sum(report["cpu_s"] for report in reports),
     }
 
 

@@ -18,6 +18,7 @@ _SAMPLE = struct.Struct("<qd")
 _ticks = itertools.count(1)  # next() on it is atomic, `+= 1` in several threads is not
 _done = 0
 _last = 0.0
+_cpu_began = 0.0
 _sender: socket.socket | None = None
 
 
@@ -37,6 +38,8 @@ def wait_for_gate() -> None:
     (home() / f"ready-{os.getpid()}").touch()
     while not (home() / "gate").exists():
         time.sleep(0.001)
+    global _cpu_began
+    _cpu_began = time.process_time()
 
 
 def hit() -> None:
@@ -60,7 +63,8 @@ def report_at_exit() -> None:
 
 
 def report() -> None:
-    figures = {"done": _done, "last": _last, "peak_kib": peak_kib()}
+    cpu_s = time.process_time() - _cpu_began
+    figures = {"done": _done, "last": _last, "peak_kib": peak_kib(), "cpu_s": cpu_s}
     (home() / f"report-{os.getpid()}.json").write_text(json.dumps(figures))
 
 

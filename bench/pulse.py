@@ -1,6 +1,6 @@
-"""Beats: how late they come, how long a cluster is without a leader, and how far a pulse's clock drifts. Pulses are
-real processes; what is measured is what another process hears on the bus. `python -m bench.pulse --minutes 10` measures
-only the lateness, for longer.
+"""Beats: how late they come, how long a cluster is without a leader, how far a pulse's clock drifts, and what a tempo
+costs a worker. Pulses are real processes; what is measured is what another process hears on the bus. `python -m
+bench.pulse --minutes 10` measures only the lateness, for longer.
 """
 
 from __future__ import annotations
@@ -8,15 +8,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import hocket
+from bench import ours
 from bench.subject import Result
 from hocket.kernel.beats.messages import PulseMessage
 from hocket.kernel.beats.policy import make_policy
@@ -34,11 +36,13 @@ LEADS = "this pulse leads"
 _BUSY = "while True: pass"
 
 
-class _PulseProcess:
-    def __init__(self, home: Path, policy: Path) -> None:
-        self._said = home.parent / f"pulse-{os.urandom(4).hex()}"
+class _Command:
+    """`hocket pulse` or `hocket reverb`, in a process of its own."""
+
+    def __init__(self, home: Path, *words: str) -> None:
+        self._said = home.parent / f"{words[0]}-{os.urandom(4).hex()}"
         with self._said.open("wb") as said:
-            command = [sys.executable, "-m", "hocket.cli", "--home", str(home), "pulse", "--policy", str(policy), "-v"]
+            command = [sys.executable, "-m", "hocket.cli", "--home", str(home), *words, "-v"]
             self.popen = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
 
     def said(self, text: str) -> bool:
@@ -51,11 +55,11 @@ class _PulseProcess:
 
 
 @contextmanager
-def _pulses(home: Path, bpm: int, count: int) -> Iterator[tuple[Path, Path, list[_PulseProcess]]]:
+def _pulses(home: Path, bpm: int, count: int) -> Iterator[tuple[Path, Path, list[_Command]]]:
     node_home, policy = home / "home", home / "tempo.yaml"
     hocket.init(node_home)
     policy.write_text(f"cluster_id: bench\ninitial_bpm: {bpm}\n")
-    pulses = [_PulseProcess(node_home, policy) for _ in range(count)]
+    pulses = [_Command(node_home, "pulse", "--policy", str(policy)) for _ in range(count)]
     try:
         yield node_home, policy, pulses
     finally:
@@ -106,7 +110,7 @@ def failover(home: Path, times: int) -> Result:
         return asyncio.run(_failover(node_home, policy, pulses, times))
 
 
-async def _failover(home: Path, policy: Path, pulses: list[_PulseProcess], times: int) -> Result:
+async def _failover(home: Path, policy: Path, pulses: list[_Command], times: int) -> Result:
     beats = []
     async with _heard(home) as queue:
         for _ in range(times):
@@ -120,7 +124,7 @@ async def _failover(home: Path, policy: Path, pulses: list[_PulseProcess], times
             while (message := await _next(queue)).degraded or message.fence <= fence:
                 pass
             beats.append((time.monotonic() - began) / (message.frame.beat_ms / 1000))
-            pulses[place] = _PulseProcess(home, policy)
+            pulses[place] = _Command(home, "pulse", "--policy", str(policy))
     return {"beats": beats, "beats_max": max(beats)}
 
 
@@ -148,6 +152,47 @@ def drift(home: Path) -> Result:
         "hour_pct": 100 * abs(passed_s - (wall[0] - begin_s)) / HOUR_S,
         "beat_pct": 100 * longest / (tempo.beat_ms / 1000),
     }
+
+
+def drain(home: Path, count: int, rounds: int) -> Result:
+    """Drains without a tempo, with a pulse, and with a pulse and a reverb, in rounds whose order rotates. With a pulse
+    the worker has a tempo and tells what it runs. The ratios are the medians of each round's.
+    """
+    sides: dict[str, tuple[str, ...]] = {"plain": (), "pulse": ("pulse",), "reverb": ("pulse", "reverb")}
+    drained: dict[str, list[Result]] = {side: [] for side in sides}
+    for side, commands in sides.items():
+        hocket.init(home / side / "node")
+        if commands:
+            (home / side / "node" / "tempo.yaml").write_text(f"cluster_id: bench\ninitial_bpm: {FAILOVER_BPM}\n")
+    for number in range(rounds):
+        turn = number % len(sides)
+        for side in [*sides][turn:] + [*sides][:turn]:
+            with _running(home / side / "node", sides[side]):
+                drained[side].append(ours.drain(home / side, count, processes=1))
+
+    def ratio(side: str, name: str) -> float:
+        both = zip(drained["plain"], drained[side], strict=True)
+        return statistics.median(plain[name] / other[name] for plain, other in both)
+
+    rates = {f"{side}_rate": statistics.median(count / each["seconds"] for each in drained[side]) for side in sides}
+    cpu = {"cpu_us": statistics.median(each["cpu_s"] for each in drained["plain"]) / count * 1_000_000}
+    ratios = {f"{side}_ratio": ratio(side, "seconds") for side in ("pulse", "reverb")}
+    return rates | ratios | cpu | {f"{side}_cpu_ratio": ratio(side, "cpu_s") for side in ("pulse", "reverb")}
+
+
+@contextmanager
+def _running(node_home: Path, commands: Sequence[str]) -> Iterator[None]:
+    """A pulse that leads, a reverb that listens."""
+    says = {"pulse": LEADS, "reverb": "reports the bars"}
+    with ExitStack() as stack:
+        for command in commands:
+            process = _Command(node_home, command)
+            stack.callback(process.kill)
+            deadline = time.monotonic() + WAIT_S
+            while not process.said(says[command]):
+                assert time.monotonic() < deadline, f"{command} did not start"
+                time.sleep(0.02)
+        yield
 
 
 def main() -> None:

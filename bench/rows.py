@@ -53,6 +53,7 @@ class Size:
     counted: int = 10_000
     beats_s: float = 60.0
     failovers: int = 10
+    tempo_rounds: int = 5
     status_claims: int = 200_000
     agents: int = 10_000
     repeat: int = 3
@@ -89,6 +90,7 @@ QUICK = Size(
     counted=400,
     beats_s=10.0,
     failovers=3,
+    tempo_rounds=1,
     status_claims=20_000,
     agents=1_000,
     repeat=1,
@@ -226,6 +228,19 @@ def pulse_rows(size: Size) -> list[Row]:
             {},
             Figure("hour_pct", "how far a pulse's clock is off after an hour", "%", True),
             Figure("beat_pct", "  the beat that differs most from its length", "%", True),
+        ),
+        row(
+            "tempo-drain",
+            "no-op jobs/s, 1 worker process without a tempo",
+            "drain",
+            {"count": size.drain, "rounds": size.tempo_rounds},
+            Figure("plain_rate", "no-op jobs/s, 1 worker process without a tempo", "/s"),
+            Figure("pulse_rate", "  with a tempo of 60 and a pulse", "/s"),
+            Figure("pulse_ratio", "  with : without", "×"),
+            Figure("pulse_cpu_ratio", "  with : without, jobs for each second of the worker's processor time", "×"),
+            Figure("reverb_rate", "  with a pulse and a reverb", "/s"),
+            Figure("reverb_ratio", "  with : without", "×"),
+            Figure("reverb_cpu_ratio", "  with : without, jobs for each second of the worker's processor time", "×"),
         ),
     ]
 
@@ -386,7 +401,13 @@ def reverb_rows(size: Size) -> list[Row]:
         return Row(key, title, function, arguments, ours_only=True, module=REVERB, figures=figures)
 
     agents = f"{size.agents:,} agents"
-    title, signed = f"StatusClaims/s into windows, {agents}", "  with their signatures checked"
+    title = f"StatusClaims/s into windows, {agents}"
+
+    def signed(together: int) -> Row:
+        title = f"  with the signatures of messages checked, {together} claims in each"
+        arguments = {"count": size.status_claims // 10, "agents": size.agents, "together": together}
+        return row(f"reverb-signed-{together}", title, "signed", arguments, Figure("rate", title, "/s"))
+
     return [
         row(
             "reverb",
@@ -395,13 +416,7 @@ def reverb_rows(size: Size) -> list[Row]:
             {"count": size.status_claims, "agents": size.agents},
             Figure("rate", title, "/s"),
         ),
-        row(
-            "reverb-signed",
-            signed,
-            "signed",
-            {"count": size.status_claims // 10, "agents": size.agents},
-            Figure("rate", signed, "/s"),
-        ),
+        *(signed(together) for together in (1, 4, 16, 64)),
         row(
             "reverb-memory",
             f"memory of 32 windows, {agents}",

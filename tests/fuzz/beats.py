@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from hocket.kernel.beats.file_fields import BadField
-from hocket.kernel.beats.messages import BeatFrame, StatusClaim, from_json, make_frame, to_json
+from hocket.kernel.beats.messages import BeatFrame, StatusClaim, batch_decoder, from_json, make_frame, to_json
 from hocket.kernel.beats.policy import TempoPolicy, make_policy, policy_hash, policy_json, read_policy
 from hocket.kernel.beats.reverb import BarWindows, WindowContent, content_parts, decode_content
 from hocket.kernel.beats.score import Score, parse_score, phrase_phases, read_score, score_json
@@ -43,7 +43,7 @@ _FRAME = make_frame("one", _TEMPO, POLICY.phases, policy_hash(POLICY, _TEMPO), A
 _CLAIM = {"agent_id": "a", "task_id": "t", "beat_index": 3, "state": "done", "beats_left": -2, "progress": 0.4}
 _CLAIM |= {"notes": "", "hlc": hlc_text(Hlc(AT, 17, 0)), "bar": 1, "beat": 2}
 FRAMES = [by_punctuation(to_json(_FRAME))]
-CLAIMS = [by_punctuation(json.dumps(_CLAIM).encode())]
+CLAIMS = [by_punctuation(json.dumps(each).encode()) for each in (_CLAIM, [_CLAIM, _CLAIM | {"task_id": "u"}])]
 
 
 def _windows() -> BarWindows:
@@ -81,10 +81,10 @@ def _hold_frame(data: bytes, frame: BeatFrame) -> bool:
     return True
 
 
-def _hold_claim(data: bytes, claim: StatusClaim) -> bool:
+def _hold_claims(data: bytes, claims: list[StatusClaim]) -> bool:
     windows = _windows()
-    if windows.add(claim, AT):
-        assert windows.reports()[0].tasks == 1
+    counted = {(each.agent_id, each.task_id) for each in claims if windows.add(each, AT)}
+    assert {*counted} == set() or sum(each.tasks for each in windows.reports()) >= len(counted)
     return True
 
 
@@ -115,6 +115,6 @@ TARGETS = (
         lambda rng: Damage(rng, ADDRESSES, (b"^^", b"~~", b";", b"9" * 30, b"=", b"\xc2\xa0")),
     ),
     Target("beat-frame", lambda data: from_json(data, BeatFrame), (Malformed,), _hold_frame, FRAMES, _json(FRAMES)),
-    Target("status-claim", lambda data: from_json(data, StatusClaim), (Malformed,), _hold_claim, CLAIMS, _json(CLAIMS)),
+    Target("status-claim", batch_decoder(StatusClaim), (Malformed,), _hold_claims, CLAIMS, _json(CLAIMS)),
     Target("window-content", decode_content, (Malformed,), _hold_content, CONTENTS, _json(CONTENTS)),
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import hocket
+from hocket.coordination.locks import read_scope
 from hocket.errors import Usage
 from hocket.kernel.beats.phases import hold_end
 from hocket.kernel.beats.policy import read_policy
@@ -64,6 +65,32 @@ def test_a_lease_in_beats_is_an_option_like_others() -> None:
     for bad in ("0b", "100001b", "-1b", "b"):
         with pytest.raises(Usage, match="bad lease"):
             policy(DEFAULT, lease=bad)
+
+
+@pytest.mark.req("BB-09")
+def test_each_renewal_of_a_lock_in_beats_is_counted_anew(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def spied(runtime: Runtime, length: str | float) -> int:
+        now_ms = runtime.log.physical()
+        asked.append((now_ms, length_ms(runtime, length)))
+        return asked[-1][1]
+
+    async def main() -> None:
+        monkeypatch.setattr("hocket.node.node.length_ms", spied)
+        async with asyncio.timeout(PATIENCE_S), hocket.open(home) as node:
+            async with node.lock("k", agent="a", ttl="2b") as held:
+                deadlines: dict[int, int] = {}
+                while len(deadlines) < 3:
+                    scope = await node.peek(lambda session: read_scope(session, ""))
+                    assert scope is not None and not held.lost.is_set()
+                    deadlines.setdefault(scope.holds[0].deadline, node.log.physical())
+                    await asyncio.sleep(0.02)
+            assert len(asked) > len(deadlines), "when it was made, when the block began, and for each renewal"
+            for deadline_ms, seen_ms in deadlines.items():
+                assert any(at_ms + lasts_ms <= deadline_ms <= seen_ms + lasts_ms for at_ms, lasts_ms in asked)
+
+    asyncio.run(main())
 
 
 @pytest.mark.req("BB-09")

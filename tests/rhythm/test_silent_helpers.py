@@ -3,8 +3,7 @@ each broken promise is counted.
 """
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,29 +26,48 @@ SCORE = {
     "wait_budget": {"help": BUDGET_BEATS},
     "escalation": {"on_wait_exhausted": ["fallback:alone"]},
 }
-# How much later than its budget a wait may seem to end, on a machine that does other things too.
-SLACK_S = 10.0
-waited: dict[str, float] = {}
+# Promises fail before the budget of the wait is spent, or after that.
+FAIL_AFTER = (2, 5)
+# More turns than an event loop makes between the end of a wait's time and the handler's next step.
+TURNS = 20
+began: set[str] = set()
+ended: set[str] = set()
+overdue: set[str] = set()
+
+
+async def watched(job_id: str, awaited: Awaitable[Any]) -> Any:
+    """Looks in the event loop of the wait, when the whole budget is spent since the wait began, whether it has ended. A
+    loop that is late is late for both, so a busy machine changes nothing.
+    """
+    loop = asyncio.get_running_loop()
+
+    def look(turns: int) -> None:
+        if turns:
+            loop.call_soon(look, turns - 1)
+        elif job_id not in ended:
+            overdue.add(job_id)
+
+    began.add(job_id)
+    loop.call_later(BUDGET_BEATS * BEAT_S, look, TURNS)
+    return await awaited
 
 
 @hocket.job("silent.async", score=SCORE)
 async def asks(ctx: hocket.Context) -> Any:
     ctx.set_fallback("alone", {"by": ctx.job_id})
-    before = time.monotonic()
     try:
-        await ctx.wait_for(ctx.ask_help("helper", ctx.job_id), budget="help")
+        await ctx.wait_for(watched(ctx.job_id, ctx.ask_help("helper", ctx.job_id)), budget="help")
     finally:
-        waited[ctx.job_id] = time.monotonic() - before
+        ended.add(ctx.job_id)
 
 
 @hocket.job("silent.plain", score=SCORE)
 def asks_in_a_thread(ctx: hocket.Context) -> Any:
     ctx.set_fallback("alone", {"by": ctx.job_id})
-    before = time.monotonic()
     try:
-        ctx.wait_for(ctx.ask_help("helper", ctx.job_id), budget="help")
+        ctx.wait_for(watched(ctx.job_id, ctx.ask_help("helper", ctx.job_id)), budget="help")
     finally:
-        waited[ctx.job_id] = time.monotonic() - before
+        ended.add(ctx.job_id)
 
 
 @asynccontextmanager
@@ -74,7 +92,7 @@ async def promise_and_fall_silent(node: Node, requests: int) -> dict[str, str]:
     while len(promised) < requests:
         for message in await node.inbox("helper").claim(20, wait=PATIENCE_S):
             agent = f"silent-{len(promised)}"
-            made = make_promise(message.id, 1, 2, 0.9, "fallback")
+            made = make_promise(message.id, 1, FAIL_AFTER[len(promised) % 2], 0.9, "fallback")
             await node.send(
                 message.data.sender_address,
                 to_json(made),
@@ -87,7 +105,8 @@ async def promise_and_fall_silent(node: Node, requests: int) -> dict[str, str]:
 
 
 async def show(home: Path, workers: int, jobs: int) -> None:
-    waited.clear()
+    for each in (began, ended, overdue):
+        each.clear()
     async with mesh(home, workers) as (node, queue):
         silent = asyncio.create_task(promise_and_fall_silent(node, jobs))
         handles = [await node.submit((asks, asks_in_a_thread)[n % 2]) for n in range(jobs)]
@@ -95,7 +114,6 @@ async def show(home: Path, workers: int, jobs: int) -> None:
             assert await handle.result() == {"by": handle.job_id}
             (record,) = (await handle.status())["degraded"]
             assert (record["wait"], record["step"], record["fallback"]) == ("help", "fallback", "alone")
-            assert record["waited_ms"] <= (BUDGET_BEATS * BEAT_S + SLACK_S) * 1000
         promised = await silent
         broken: dict[str, str] = {}
         while len(broken) < jobs:
@@ -103,7 +121,8 @@ async def show(home: Path, workers: int, jobs: int) -> None:
             assert heard is not None and heard.message.outcome is PromiseOutcome.BROKEN
             broken[heard.message.thread_id] = heard.message.agent_id.partition("@")[0]
         assert broken == promised
-        assert len(waited) == jobs and max(waited.values()) <= BUDGET_BEATS * BEAT_S + SLACK_S
+        assert began == ended and len(ended) == jobs
+        assert not overdue, "they waited longer than their budget"
 
 
 @pytest.mark.req("BB-07", "BB-08")

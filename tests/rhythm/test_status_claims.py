@@ -147,6 +147,22 @@ def test_a_bad_policy_is_refused_with_its_line(home: Path) -> None:
         tempo_policy(Home(home), home / "nowhere.yaml")
 
 
+@pytest.mark.req("BB-06")
+def test_the_claims_of_a_beat_go_in_one_message(home: Path) -> None:
+    async def main() -> None:
+        async with listening(home, StatusClaim) as (node, queue):
+            for _ in range(3):
+                await node.submit(held)
+            tasks: dict[Hlc, set[str]] = {}
+            while max(map(len, tasks.values()), default=0) < 3:
+                heard = await queue.get(PATIENCE_S)
+                assert heard is not None
+                tasks.setdefault(heard.at, set()).add(heard.message.task_id)
+            go.set()
+
+    asyncio.run(main())
+
+
 def test_a_storm_of_ends_is_bounded() -> None:
     async def main() -> None:
         beats = LocalBeats(make_policy("choir", 1), lambda: 0)

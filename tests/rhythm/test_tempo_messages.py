@@ -27,7 +27,7 @@ from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.envelope import DATA_BYTES_MAX, Drop
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.keys import SigningKey
-from hocket.rhythm.tempo_messages import TOPICS, TempoMessages
+from hocket.rhythm.tempo_messages import ARRAY_BYTES_MAX, TOPICS, TempoMessages
 
 PATIENCE_S = 20.0
 MESH = "did:key:zMesh"
@@ -81,6 +81,49 @@ def test_each_message_arrives_as_its_type_with_its_author(message: msgspec.Struc
         assert await elsewhere.get(0.01) is None
         here.close()
         assert await here.get(PATIENCE_S) is None
+
+    asyncio.run(test())
+
+
+@pytest.mark.req("BB-02")
+def test_messages_that_are_published_together_are_signed_together() -> None:
+    async def test() -> None:
+        server = MemoryServer()
+        (_, alice), (bob_bus, bob) = member(server, ALICE), member(server, BOB)
+        queue = await bob.subscribe(StatusClaim, "acme")
+        sealed = await bob_bus.subscribe(subject_name(MESH, "status", "acme"))
+        claims = [msgspec.structs.replace(CLAIM, task_id=f"{n}", notes="é" * 500) for n in range(100)]
+        await alice.publish_all(claims, "acme")
+        heard = [await queue.get(PATIENCE_S) for _ in claims]
+        assert [each and each.message for each in heard] == claims
+        assert {each.at.node for each in heard if each is not None} == {NODE}
+        sizes = []
+        while (found := await sealed.get(0.01)) is not None:
+            sizes.append(len(found.data))
+        assert max(sizes) <= ARRAY_BYTES_MAX and len(sizes) == 100 // 14 + 1
+        await alice.publish_all([], "acme")
+        assert await queue.get(0.01) is None
+        await alice.publish_all(claims[:2], "acme")
+        assert await queue.get(PATIENCE_S) is not None
+        queue.close()
+        assert await queue.get(PATIENCE_S) is None
+
+    asyncio.run(test())
+
+
+@pytest.mark.req("BB-02")
+def test_of_messages_that_come_together_all_count_or_none() -> None:
+    async def test() -> None:
+        server = MemoryServer()
+        (alice_bus, alice), (_, bob) = member(server, ALICE), member(server, BOB)
+        claims, loads = await bob.subscribe(StatusClaim), await bob.subscribe(NodeLoad)
+        good = to_json(CLAIM)
+        for data in (b"[]", b"[" + good, b"[" + good + b",{}]", b"[[" + good + b"]]", b"[" + good + b",null]"):
+            await alice_bus.publish(subject_name(MESH, "status", "one"), data)
+        own, other = (NodeLoad(node_text(node_id(key.public)), 3, 1, 2, HLC) for key in (ALICE, BOB))
+        await alice.publish_all([own, other], "one")
+        assert await claims.get(0.01) is None and claims.refused == 5
+        assert await loads.get(0.01) is None and loads.refused == 1
 
     asyncio.run(test())
 

@@ -6,14 +6,14 @@ from before it asked, so it stops before any other agent can get the lock. `held
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, closing, contextmanager
 from typing import Generic, TypedDict, TypeVar, Unpack
 
 from hocket.bus.changes import about
 from hocket.coordination.lock_processes import LockProcesses
-from hocket.coordination.locks import LockClient, LockLost, read_scope, wanted
+from hocket.coordination.locks import LockClient, LockLost, Wanted, read_scope, wanted
 from hocket.errors import HocketError, Unreachable, Usage
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import node_text
@@ -32,10 +32,10 @@ _LOG = logging.getLogger("hocket")
 
 
 class LockOptions(TypedDict, total=False):
-    """`ttl`: how long the lock lasts if this program dies without a trace; by default 30 s if all keys begin with
-    `file:`, else 5 minutes. `wait`: how long to wait in the queue; by default not at all. `shared`: with other shared
-    holders. `scope`: what the keys belong to, such as a repository. `cancel`: if the lock is lost, the block is
-    cancelled and raises LockLost.
+    """`ttl`: how long the lock lasts if this program dies without a trace, or "4b" in beats of the home's tempo; by
+    default 30 s if all keys begin with `file:`, else 5 minutes. `wait`: how long to wait in the queue; by default not
+    at all. `shared`: with other shared holders. `scope`: what the keys belong to, such as a repository. `cancel`: if
+    the lock is lost, the block is cancelled and raises LockLost.
     """
 
     ttl: str | float | None
@@ -55,7 +55,7 @@ class HeldLock(Generic[E]):
 
 class NodeLock:
     """The context manager of one lock. Raises LockHeld if others have it, Unreachable if the arbiter does not
-    answer.
+    answer. `length_ms` is how long a hold lasts that is taken now; if it is in beats, each renewal has another length.
     """
 
     def __init__(
@@ -64,13 +64,14 @@ class NodeLock:
         processes: LockProcesses,
         keys: Sequence[str],
         agent: str,
+        length_ms: Callable[[str | float], int],
         **options: Unpack[LockOptions],
     ) -> None:
-        self._access = access
-        self._ttl_ms = None if options.get("ttl") is None else _ms(options["ttl"], "ttl")
-        wait_ms = _ms(options["wait"], "wait") if "wait" in options else 0
+        self._access, self._length_ms, self._ttl = access, length_ms, options.get("ttl")
+        wait_ms = _ms(duration_ms, options["wait"], "wait") if "wait" in options else 0
         shared, scope = options.get("shared", False), options.get("scope", "")
-        self._wanted = wanted(keys, agent, self._ttl_ms, shared=shared, wait_ms=wait_ms, scope=scope)
+        ttl_ms = None if self._ttl is None else _ms(length_ms, self._ttl, "ttl")
+        self._wanted = wanted(keys, agent, ttl_ms, shared=shared, wait_ms=wait_ms, scope=scope)
         self._cancels = options.get("cancel", False)
         self._client = lock_client(access, processes)
         self._was_cancelled = False
@@ -82,7 +83,7 @@ class NodeLock:
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> HeldLock[asyncio.Event]:
-        loop, asked = asyncio.get_running_loop(), self._wanted
+        loop, asked = asyncio.get_running_loop(), self._from_now()
         asked_at, lasts_s = loop.time(), asked.ttl_ms / 1000
         granted = await self._client.acquire(asked, is_bound=True)
         hold, self._request = granted.hold, granted.request
@@ -93,10 +94,12 @@ class NodeLock:
             if granted.is_elsewhere or left_s < min(LEFT_S_MIN, lasts_s / 2):
                 # It was granted at a time that this clock does not know, or long ago.
                 try:
+                    asked = self._from_now()
                     hold = await self._client.renew(asked.scope, None, asked.agent, hold.fence, asked.ttl_ms)
                 except BaseException:
                     await asyncio.shield(self._client.give_up(self._request))
                     raise
+                lasts_s = asked.ttl_ms / 1000
             else:
                 lasts_s = left_s
         self._lease = Lease(lasts_s, asked_at)
@@ -105,6 +108,12 @@ class NodeLock:
         # Most blocks end before there is anything to do.
         self._timer = loop.call_later(min(LOOK_S, lasts_s / 10), self._start_keeper)
         return self._held
+
+    def _from_now(self) -> Wanted:
+        """What is asked for. A hold in beats ends on a beat, so its length depends on the time."""
+        if self._ttl is not None:
+            self._wanted = self._wanted._replace(ttl_ms=self._length_ms(self._ttl))
+        return self._wanted
 
     def _start_keeper(self) -> None:
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
@@ -149,9 +158,10 @@ class NodeLock:
         self._lose()
 
     async def _renew(self, now: float) -> None:
-        lease, asked = self._lease, self._wanted
+        lease = self._lease
         lease.renewing()
         try:
+            asked = self._from_now()
             await self._client.renew(asked.scope, None, asked.agent, self._held.fence, asked.ttl_ms)
         except LockLost:
             lease.end()
@@ -220,8 +230,8 @@ async def _pass_on(lost: asyncio.Event, told: threading.Event) -> None:
     told.set()
 
 
-def _ms(text: str | float | None, what: str) -> int:
+def _ms(parse: Callable[[str | float], int], text: str | float, what: str) -> int:
     try:
-        return duration_ms(text or 0)
+        return parse(text)
     except ValueError as error:
         raise Usage(f"bad {what}: {error}") from None

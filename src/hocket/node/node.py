@@ -15,6 +15,7 @@ from contextlib import (
     asynccontextmanager,
     closing,
 )
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from hocket.bus.changes import ANYTHING, Changes
@@ -55,7 +56,7 @@ from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.node.stream_news import StreamNews
 from hocket.node.tempo_policy import tempo_policy
-from hocket.node.worker_tempo import in_tempo
+from hocket.node.worker_tempo import in_tempo, length_ms
 from hocket.store import Session
 from hocket.work import bulk, chains, jobs
 from hocket.work.bulk import CANCEL, RETRY, BulkChange, Changed, Which
@@ -184,7 +185,7 @@ class Node(LocalNode):
 
     def lock(self, *keys: str, agent: str, **options: Unpack[LockOptions]) -> NodeLock:
         """Holds these keys, all at once, in an `async with` block. See `LockOptions`."""
-        return NodeLock(self, self.lock_processes, keys, agent, **options)
+        return NodeLock(self, self.lock_processes, keys, agent, partial(length_ms, self.runtime), **options)
 
     async def send(
         self,

@@ -17,8 +17,12 @@ class BeatNow(NamedTuple):
     at_ms: int
     tempo: Tempo
     beat: Beat
-    phase: PhaseSpan
+    phases: Phases
     is_degraded: bool
+
+    @property
+    def phase(self) -> PhaseSpan:
+        return phase_at(self.phases, self.tempo.bar_len, self.beat.index)
 
     @property
     def next_ms(self) -> int:
@@ -60,8 +64,7 @@ class LocalBeats:
 
 
 def beat_now(policy: TempoPolicy, tempo: Tempo, at_ms: int, *, is_degraded: bool) -> BeatNow:
-    beat = beat_at(tempo, at_ms)
-    return BeatNow(at_ms, tempo, beat, phase_at(policy.phases, tempo.bar_len, beat.index), is_degraded)
+    return BeatNow(at_ms, tempo, beat_at(tempo, at_ms), policy.phases, is_degraded)
 
 
 def hold_ms(now: BeatNow, phases: Phases, beats: int) -> int:

@@ -28,8 +28,8 @@ from hocket.rhythm.window_archive import keep, kept_reports, kept_window
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess
 
-# How many claims may wait to be counted; more than the agents of a large fleet send in a beat.
-CLAIMS_WAITING_MAX = 50_000
+# How many messages with claims may wait to be counted; more than the workers of a large fleet send in a beat.
+CLAIMS_WAITING_MAX = 20_000
 # At a tempo with bars shorter than this, one transaction has the reports of several.
 KEEP_MS_MIN = 1_000
 _LONG_S = 3600.0

@@ -1,10 +1,12 @@
 """The beats of one run: where it is in its score, and how long it may still wait. A phrase begins with the first beat
-after its handler has started, and keeps the tempo that is in force then, so its end does not move.
+after its handler has started, and keeps the tempo that is in force then, so its end does not move. A short job without
+a score never asks which beat it is, so that a tempo costs it next to nothing.
 """
 
 import math
 import threading
 from collections.abc import Callable
+from functools import cached_property
 
 import msgspec
 
@@ -19,10 +21,10 @@ from hocket.kernel.beats.score import (
     phrase_place,
     wait_end,
 )
-from hocket.kernel.beats.tempo import BPM_DEFAULT, Beat, next_beat
+from hocket.kernel.beats.tempo import BPM_DEFAULT, Beat, Tempo, next_beat
 from hocket.kernel.budgets import capped_score, hard_end_ms
 from hocket.kernel.roster import Job
-from hocket.rhythm.beat_source import BeatSource, LocalBeats
+from hocket.rhythm.beat_source import BeatNow, BeatSource, LocalBeats
 
 # The cluster of a job whose worker has no tempo: its score's own.
 ALONE = "local"
@@ -49,17 +51,24 @@ class ScoreKeeper:
         self.has_begun = False
         self.progress = 0.0
         """The part of its work that the handler has reported as done."""
-        now = beats.now()
         self.score: Score | None = None
         if job.policy.score is not None:
-            self.score = fitted_score(capped_score(job.policy.score, job.policy.budget), now.tempo.bar_len)
+            bar_len = beats.now().tempo.bar_len
+            self.score = fitted_score(capped_score(job.policy.score, job.policy.budget), bar_len)
         self.phrase = job.failures
-        self.tempo = now.tempo
-        self._start_ms = now.next_ms
-        self._window_ms = now.beat.window_ms
+        self._bar_seen_ms = 0
         self._waits = Waits()
         self._began_ms: list[tuple[str, int]] = []
         self._lock = threading.Lock()
+
+    @cached_property
+    def _begun(self) -> BeatNow:
+        """When the phrase began. A job without a score has no phrase: this is when it was first asked for."""
+        return self._beats.now()
+
+    @property
+    def tempo(self) -> Tempo:
+        return self._begun.tempo
 
     @property
     def beat(self) -> Beat:
@@ -78,25 +87,28 @@ class ScoreKeeper:
         return bool(self._began_ms)
 
     def begin(self) -> float:
-        now = self._beats.now()
-        self.tempo, self._window_ms = now.tempo, now.beat.window_ms
-        self._start_ms = next_beat(now.tempo, now.at_ms)
+        if self.score is not None:
+            self._begun = self._beats.now()
         self.has_begun = True
         self._changed()
         if self.score is None:
             return math.inf
-        return (self._start_ms + self._phrase_beats * self.beat_ms - now.at_ms) / 1000
+        return (self._start_ms + self._phrase_beats * self.beat_ms - self._begun.at_ms) / 1000
 
     def left_s(self) -> float:
-        end_ms = hard_end_ms(self.tempo, self._job.policy.budget, self._job.scheduled.wall)
-        return max(0.0, (end_ms - self.now_ms) / 1000)
+        if (budget := self._job.policy.budget) is None:
+            return math.inf
+        return max(0.0, (hard_end_ms(self.tempo, budget, self._job.scheduled.wall) - self.now_ms) / 1000)
 
     @property
     def place(self) -> PhrasePlace:
-        now = self._beats.now()
+        return self.place_at(self._beats.now())
+
+    def place_at(self, now: BeatNow) -> PhrasePlace:
         if self.score is None:
-            left = now.phase.end - now.beat.index
-            return PhrasePlace(now.phase.name, left, left)
+            phase = now.phase
+            left = phase.end - now.beat.index
+            return PhrasePlace(phase.name, left, left)
         beats = self._beats_at(now.at_ms)
         over = max(self._phrase_beats - beats - 1, -BEATS_MAX)
         last = PhrasePlace(next(reversed(self.score.phases)), over, over)
@@ -125,9 +137,13 @@ class ScoreKeeper:
             self.progress = float(value)
 
     def has_new_bar(self) -> bool:
-        window_ms = self.beat.window_ms
-        is_new, self._window_ms = window_ms > self._window_ms, max(window_ms, self._window_ms)
-        return is_new
+        seen_ms = max(self._begun.beat.window_ms, self._bar_seen_ms)
+        self._bar_seen_ms = self.beat.window_ms
+        return self._bar_seen_ms > seen_ms
+
+    @property
+    def _start_ms(self) -> int:
+        return next_beat(self.tempo, self._begun.at_ms)
 
     @property
     def _phrase_beats(self) -> int:

@@ -44,6 +44,7 @@ class StatusClaims:
         self._ended: dict[str, StatusClaim] = {}
         self._room = CHANGES_MAX
         self._changed = asyncio.Event()
+        self._is_woken = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def keeper(self, job: Job) -> ScoreKeeper:
@@ -53,8 +54,11 @@ class StatusClaims:
         return made
 
     def changed(self) -> None:
-        """May be called from any thread."""
-        if (loop := self._loop) is not None:
+        """May be called from any thread. A worker of short jobs calls it often, and to wake the loop takes long: so it
+        is woken once for all changes that the next messages tell.
+        """
+        if (loop := self._loop) is not None and not self._is_woken:
+            self._is_woken = True
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._changed.set)
 
@@ -76,7 +80,7 @@ class StatusClaims:
         state = ClaimState.DONE if isinstance(event, RunFinished) else ClaimState.FAILED
         if len(self._ended) < CHANGES_MAX:
             self._ended[event.job_id] = self._claim(event.job_id, kept, state)
-        self._changed.set()
+        self.changed()
 
     async def send(self, messages: TempoMessages) -> None:
         """Sends for ever."""
@@ -86,15 +90,17 @@ class StatusClaims:
         try:
             while True:
                 await asyncio.wait((beat, changed), return_when=asyncio.FIRST_COMPLETED)
-                if changed.done():
-                    self._changed.clear()
-                    changed = asyncio.ensure_future(self._changed.wait())
                 if is_beat := beat.done():
                     beat.result()
                     beat = asyncio.ensure_future(self._beats.next_beat())
                     self._room = CHANGES_MAX
-                for message in self._due(is_beat):
-                    await messages.publish(message, self._beats.policy.cluster_id)
+                if changed.done():
+                    self._changed.clear()
+                    changed = asyncio.ensure_future(self._changed.wait())
+                self._is_woken = False
+                await messages.publish_all(self._due(is_beat), self._beats.policy.cluster_id)
+                if not self._room:  # the rest is for the next beat
+                    self._is_woken = True
                 if is_beat:
                     await messages.publish(await self._load(), self._beats.policy.cluster_id)
                 await asyncio.sleep(CHANGES_APART_S)
@@ -114,12 +120,13 @@ class StatusClaims:
         return [self._ended.pop(job_id) for job_id in ended] + [self._claim(*each) for each in running]
 
     def _claim(self, job_id: str, kept: ScoreKeeper, state: ClaimState) -> StatusClaim:
+        now = self._beats.now()
         return StatusClaim(
             agent_id=self._agent_id,
             task_id=job_id,
-            beat_index=kept.beat.index,
+            beat_index=now.beat.index,
             state=state,
-            beats_left=kept.place.beats_left,
+            beats_left=kept.place_at(now).beats_left,
             progress=1.0 if state is ClaimState.DONE else kept.progress,
             notes="",
             hlc=hlc_text(self._reading()),

@@ -3,6 +3,7 @@ and `beat` of older programs. The envelope of the bus says who sent a message an
 JSON Schema of each type, made from it; `__post_init__` checks what a schema cannot say.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
@@ -214,6 +215,20 @@ def from_json(data: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"not a {kind.__name__}: {error}") from None
+
+
+def batch_decoder(kind: type[T]) -> Callable[[bytes], list[T]]:
+    """Reads a message of this type, or a JSON array of them. Raises Malformed."""
+    decoder: msgspec.json.Decoder[T | list[T]] = msgspec.json.Decoder(kind | list[kind])  # type: ignore[valid-type]
+
+    def decode(data: bytes) -> list[T]:
+        try:
+            found = decoder.decode(data)
+        except (ValueError, RecursionError) as error:
+            raise Malformed(f"not a {kind.__name__}, nor an array of them: {error}") from None
+        return found if isinstance(found, list) else [found]
+
+    return decode
 
 
 def message_schema(kind: type) -> dict[str, Any]:
