@@ -391,6 +391,27 @@ def test_jobs_are_found_by_the_end_of_their_ids(place: Place) -> None:
         assert session.job_ids_ending(b"no such end") == []
 
 
+@pytest.mark.req("GR-07")
+def test_ready_jobs_that_are_left_to_others_are_left_out(place: Place) -> None:
+    waiting = [entry(number, "k", Stage.READY) for number in range(1, 10)]
+    with place.store.write() as session:
+        session.put_jobs(waiting)
+    asked: list[tuple[bytes, int]] = []
+
+    def is_odd(job_id: bytes, fence: int) -> bool:
+        asked.append((job_id, fence))
+        return job_id in [numbered(number) for number in (1, 3, 5, 7, 9)]
+
+    with place.store.write() as session:
+        session.lock_permissions(exclusive=False)
+        first = session.take_ready("k", 3, None, is_odd)
+        assert [each.job.id for each, _ in first] == [numbered(2), numbered(4), numbered(6)]
+        assert set(asked) <= {(each.job.id, each.job.fence) for each in waiting}
+        assert [each.job.id for each, _ in session.take_ready("k", 3, first[-1][0], is_odd)] == [numbered(8)]
+        assert session.take_ready("k", 3, None, lambda job_id, fence: True) == []
+        assert [each.job.id for each, _ in session.take_ready("k", 1)] == [numbered(1)]
+
+
 @pytest.mark.req("LW-17")
 def test_counts_follow_every_change_of_a_job(place: Place) -> None:
     def counts() -> dict[tuple[Stage, Outcome | None], int]:

@@ -22,6 +22,7 @@ from hocket.kernel.policy import DEFAULT
 from hocket.kernel.rendezvous import AnnouncedClaim, rank, rank_sticky, rank_weighted, seed_of
 from hocket.kernel.roster import Job, State
 from hocket.kernel.signing import is_marked
+from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import Place, Stage, WorkerRow
 from hocket.work import claiming, jobs
@@ -163,6 +164,78 @@ def test_a_claim_takes_only_the_jobs_whose_turn_it_is_and_says_when_the_next_one
     assert taken.again_at is not None and taken.again_at > fleet.log.physical()
     fleet.later_ms += TIMEOUT_MS + 1
     assert {each.job.id for each in claims(ids[0]).taken} == mine[ids[1]]
+
+
+class Looker:
+    """A worker that looks at the queue without taking anything."""
+
+    def __init__(self, fleet: Fleet, id: str) -> None:
+        self._fleet, self._order = fleet, fleet.orders[id]
+
+    def look(self) -> tuple[set[bytes], int | None]:
+        """The jobs that it had to read, and when to look again."""
+        read: set[bytes] = set()
+
+        def look(tx: Transaction) -> claiming.Claims:
+            def may_claim_at(job: Job, schedule: bytes) -> int:
+                read.add(job.id)
+                return max(self._order.may_claim_at(tx, job, schedule), tx.now + 1)
+
+            left_until = self._order.look(tx)
+            return claiming.claim(tx, 1, 100, lambda kind: LEASE_MS, may_claim_at=may_claim_at, left_until=left_until)
+
+        return read, self._fleet.log.run(look).again_at
+
+
+@pytest.mark.req("GR-07")
+def test_jobs_that_are_left_to_others_are_not_read_again_until_their_turn(fleet: Fleet) -> None:
+    own, other = (fleet.worker(name) for name in ("one", "two"))
+    waiting = fleet.submit(12)
+    theirs = {job.id for job in waiting if fleet.first(job) == other}
+    mine = {job.id for job in waiting} - theirs
+    looker = Looker(fleet, own)
+    assert looker.look()[0] == mine  # `first` has asked about all before
+    again_at = looker.look()[1]
+    assert again_at is not None
+    new = fleet.submit(12)
+    assert looker.look()[0] == mine | {job.id for job in new}
+    fleet.later_ms += TIMEOUT_MS + 1
+    assert looker.look()[0] == mine | theirs | {job.id for job in new}
+
+
+@pytest.mark.req("GR-07")
+def test_the_next_look_is_when_the_first_job_that_is_left_to_others_may_be_claimed(fleet: Fleet) -> None:
+    own, other = (fleet.worker(name) for name in ("one", "two"))
+    job = next(each for each in fleet.submit(12) if fleet.first(each) == other)
+    fleet.log.run(
+        lambda tx: claiming.claim(tx, 1, 100, lambda kind: LEASE_MS, wants=lambda each, op: each.id != job.id)
+    )
+    looker = Looker(fleet, own)
+    assert looker.look() == (set(), job.scheduled.wall + TIMEOUT_MS)
+
+
+@pytest.mark.req("GR-06", "GR-07")
+@pytest.mark.parametrize("change", ["the winner dies", "the winner passes", "the job comes back"])
+def test_jobs_that_are_left_to_others_are_read_again_when_something_changes(fleet: Fleet, change: str) -> None:
+    own, other = (fleet.worker(name) for name in ("one", "two"))
+    theirs = [job for job in fleet.submit(12) if fleet.first(job) == other]
+    looker = Looker(fleet, own)
+    assert not looker.look()[0] & {job.id for job in theirs}
+    changed = {theirs[0].id}
+    if change == "the winner dies":
+        fleet.die(other)
+        fleet.later_ms += REFRESH_MS
+        changed = {job.id for job in theirs}
+    elif change == "the winner passes":
+        fleet.orders[own].heard.hear_pass(theirs[0].id, theirs[0].fence, other)
+    else:
+        fleet.log.run(
+            lambda tx: claiming.claim(tx, 1, 1, lambda kind: LEASE_MS, wants=lambda job, op: job.id in changed)
+        )
+        held = fleet.job(theirs[0].id)
+        assert held.claim_op is not None
+        fleet.log.run(lambda tx: jobs.hand_back(tx, jobs.Held(held.id, held.claim_op), "a test"))
+    assert looker.look()[0] & {job.id for job in theirs} == changed
 
 
 def test_a_job_that_comes_back_is_ranked_from_then_on(fleet: Fleet) -> None:

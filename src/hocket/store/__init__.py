@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from hocket.errors import Usage
 from hocket.store.artifacts import Artifact, ArtifactSession
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
-from hocket.store.jobs import JobEntry, JobFilter, JobSession, QueueSession, Stage
+from hocket.store.jobs import IsLeft, JobEntry, JobFilter, JobSession, QueueSession, Stage
 from hocket.store.listening import NOTE_BYTES_MAX, NoteListener, NoteSession, WakeUp
 from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.lock_requests import BoundRequest, LockRequestSession
@@ -47,6 +47,7 @@ __all__ = [
     "Head",
     "IntakeSession",
     "Invitation",
+    "IsLeft",
     "JobEntry",
     "JobFilter",
     "JobSession",

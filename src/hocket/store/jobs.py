@@ -1,6 +1,6 @@
 """The roster, and the queue that workers take jobs from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -35,6 +35,10 @@ class JobFilter(NamedTuple):
     kind: str | None = None
     beyond: bytes | None = None
     newest_first: bool = True
+
+
+IsLeft = Callable[[bytes, int], bool]
+"""Whether the job with this id and fence is left to others."""
 
 
 class JobSession(Protocol):
@@ -83,8 +87,12 @@ class QueueSession(Protocol):
     def ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
         """The most urgent jobs of a kind, each with its ScheduleJob op (None if that is not stored yet)."""
 
-    def take_ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
-        """The same, locked: leaves out jobs that another transaction has locked."""
+    def take_ready(
+        self, kind: str, limit: int, after: JobEntry | None = None, is_left: IsLeft | None = None
+    ) -> list[tuple[JobEntry, bytes | None]]:
+        """The same, locked: leaves out jobs that another transaction has locked, and those that the caller has left to
+        others, of which no more than id and fence is read.
+        """
 
     def claimed_count(self, kind: str) -> int: ...
     def claimed(self) -> list[JobEntry]: ...

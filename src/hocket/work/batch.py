@@ -133,8 +133,9 @@ class BatchRunner:
             lease_of = self._handlers.lease_of if only is None else {only: self._handlers.lease_of(only)}.get
             wants = functools.partial(self._wants, tx)
             may_claim_at = functools.partial(self._order.may_claim_at, tx)
+            left_until = self._order.look(tx)
             claims = claiming.claim(
-                tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants, may_claim_at, self._hold_ms
+                tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants, may_claim_at, self._hold_ms, left_until
             )
         passes = self._passes(tx) if turn.passing else ()
         is_idle = not claims.taken and not claims.wanted and self._until_idle

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hocket.kernel.candidates import Candidates, node_of
+from hocket.kernel.candidates import EPOCH_MS, Candidates, node_of
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode
@@ -97,6 +97,23 @@ class _ReadyJob(NamedTuple):
     key: str | None
 
 
+class _LeftJob(NamedTuple):
+    """A job that is left to others until a time, unless more workers than these pass it on."""
+
+    fence: int
+    until_ms: int
+    passed: frozenset[str]
+
+
+class _LeftJobs:
+    """The jobs that are left to others because these candidates come first."""
+
+    def __init__(self, candidates: Candidates) -> None:
+        self.candidates = candidates
+        self.job_ids: list[bytes] = []
+        self.until_ms = 0
+
+
 class ClaimOrder:
     """The turns of one worker. Use it inside transactions of the log."""
 
@@ -104,6 +121,37 @@ class ClaimOrder:
         self.worker, self.members, self.heard = worker, members, heard
         self._known: dict[bytes, _ReadyJob] = {}
         self._ranks: dict[bytes, tuple[Candidates, frozenset[str], int]] = {}
+        self._left: dict[bytes, _LeftJob] = {}
+        # By the kind, the epoch of the announcement and the labels that the jobs need.
+        self._left_to: dict[tuple[str, int, tuple[str, ...]], _LeftJobs] = {}
+
+    def look(self, tx: Transaction) -> Callable[[bytes, int], int]:
+        """Call this before a look at the queue. The returned function says until when this worker leaves a job, by its
+        id and fence, to others, if it has asked `may_claim_at` before and nothing has changed since.
+        """
+        self.members.refresh(tx.session, tx.physical)
+        for (kind, epoch, needs), left in list(self._left_to.items()):
+            is_over = left.until_ms <= tx.now
+            if is_over or self.members.candidates(kind, epoch * EPOCH_MS, needs) != left.candidates:
+                del self._left_to[kind, epoch, needs]
+                for job_id in left.job_ids:
+                    self._left.pop(job_id, None)
+        return self._left_until
+
+    def _left_until(self, job_id: bytes, fence: int) -> int:
+        left = self._left.get(job_id)
+        if left is None or left.fence != fence or left.passed != self.heard.passed(job_id, fence):
+            return 0
+        return left.until_ms
+
+    def _leave(self, job: Job, candidates: Candidates, passed: frozenset[str], until_ms: int) -> None:
+        key = job.kind, candidates.epoch, job.policy.needs
+        left_to = self._left_to.get(key)
+        if left_to is None or left_to.candidates is not candidates:
+            left_to = self._left_to[key] = _LeftJobs(candidates)
+        left_to.job_ids.append(job.id)
+        left_to.until_ms = max(left_to.until_ms, until_ms)
+        self._left[job.id] = _LeftJob(job.fence, until_ms, passed)
 
     def may_claim_at(self, tx: Transaction, job: Job, schedule: bytes) -> int:
         """When this worker may claim a ready job, by the clock of the log; any time that has passed means now."""
@@ -115,19 +163,24 @@ class ClaimOrder:
                 known = self._know(tx, job, schedule)
             except NotSigned:
                 return tx.now + UNSIGNED_MS
-        rank = self._rank(tx, job, known)
+        candidates, passed = self._candidates(tx, job, known), self.heard.passed(job.id, job.fence)
+        rank = self._rank(tx, job, known, candidates, passed)
         timeout_ms = job.policy.claim_timeout_ms
         at = may_try_at(rank, known.ready_ms, timeout_ms)
         if rank == 0 and not job.policy.open:
             return at  # the arbiter decides between two claims: a lie costs this worker nothing
-        return max(at, self.heard.claimed_until(job.id, job.fence, self.worker, timeout_ms))
+        at = max(at, self.heard.claimed_until(job.id, job.fence, self.worker, timeout_ms))
+        if known.key is None and at > tx.now:
+            self._leave(job, candidates, passed, at)
+        return at
 
     def rank(self, tx: Transaction, job: Job, schedule: bytes) -> int | None:
         """This worker's rank for a ready job; None if it has no seed yet."""
         try:
-            return self._rank(tx, job, self._know(tx, job, schedule))
+            known = self._know(tx, job, schedule)
         except NotSigned:
             return None
+        return self._rank(tx, job, known, self._candidates(tx, job, known), self.heard.passed(job.id, job.fence))
 
     def _know(self, tx: Transaction, job: Job, schedule: bytes) -> _ReadyJob:
         if job.scheduled.node == tx.node and is_marked(schedule):
@@ -135,15 +188,16 @@ class ClaimOrder:
         key = None if job.policy.claim != "sticky" else sticky_key(job, decode(schedule))
         known = _ReadyJob(job.fence, ready_since(job, tx.projection.jobs.succeeded), seed_in(schedule), key)
         if len(self._known) >= REMEMBERED_MAX:
-            self._known.clear()
-            self._ranks.clear()
+            for remembered in (self._known, self._ranks, self._left, self._left_to):
+                remembered.clear()
         self._known[job.id] = known
         return known
 
-    def _rank(self, tx: Transaction, job: Job, known: _ReadyJob) -> int:
+    def _candidates(self, tx: Transaction, job: Job, known: _ReadyJob) -> Candidates:
         self.members.refresh(tx.session, tx.physical)
-        candidates = self.members.candidates(job.kind, tx.physical - (tx.now - known.ready_ms), job.policy.needs)
-        passed = self.heard.passed(job.id, job.fence)
+        return self.members.candidates(job.kind, tx.physical - (tx.now - known.ready_ms), job.policy.needs)
+
+    def _rank(self, tx: Transaction, job: Job, known: _ReadyJob, candidates: Candidates, passed: frozenset[str]) -> int:
         if known.key is not None:
             workers = rank_sticky(known.key, candidates.weights, loads(tx.session, job.kind, candidates))
             left = [each for each in workers if each not in passed]

@@ -12,7 +12,7 @@ from hocket.kernel.roster import Job
 from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import ClaimWork
 from hocket.log import SETTLE_STEP, Transaction
-from hocket.store import JobEntry
+from hocket.store import IsLeft, JobEntry
 from hocket.work.claim_order import is_ranked
 from hocket.work.jobs import NEVER, Claim, Draft, Offer, must, submit_one
 from hocket.work.run_spans import spent_ms
@@ -45,6 +45,10 @@ HoldMs = Callable[[int], int]
 """How many milliseconds a lease of so many beats lasts that is taken or renewed now."""
 
 
+LeftUntil = Callable[[bytes, int], int]
+"""Until when a claimer has left the job with this id and fence to others; any time that has passed if it has not."""
+
+
 def whole_beats(beats: int) -> int:
     """For a worker without a tempo."""
     return min(beats * BEAT_MS_DEFAULT, LEASE_MS_MAX)
@@ -59,11 +63,12 @@ def claim(
     wants: Callable[[Job, bytes], bool] = lambda job, schedule: True,
     may_claim_at: Callable[[Job, bytes], int] = lambda job, schedule: 0,
     hold_ms: HoldMs = whole_beats,
+    left_until: LeftUntil | None = None,
 ) -> Claims:
     """Claims up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` returns a lease. Takes only
     jobs that the claimer `wants`, by the job and the op that carries the payload, and not before it `may_claim_at`.
     Skips jobs that another node arbitrates unless `offering`; then it offers claims on them. `hold_ms` is how long a
-    lease lasts that is counted in beats.
+    lease lasts that is counted in beats. Jobs that are `left_until` later are not read again until then.
     """
     tx.settle(SETTLE_STEP)
     tx.projection.flush()
@@ -77,7 +82,15 @@ def claim(
     turns: list[int] = []
     roster = tx.projection.jobs
     claims_all = tx.decides(DEFAULT) or (offering and not tx.is_uninformed)
-    for entry, schedule in _by_urgency(tx, kinds, limit + len(offered)):
+
+    def is_left(job_id: bytes, fence: int) -> bool:
+        assert left_until is not None
+        at = left_until(job_id, fence)
+        if at > tx.now:
+            turns.append(at)
+        return at > tx.now
+
+    for entry, schedule in _by_urgency(tx, kinds, limit + len(offered), is_left if left_until else None):
         job = roster.know(entry).job
         if job.id in offered or not (claims_all or job.policy.open):
             continue
@@ -132,14 +145,16 @@ def take(tx: Transaction, draft: Draft, worker: int, lease_ms: int) -> Claim:
     return Claim(job, tx.body(job.schedule_op))
 
 
-def _by_urgency(tx: Transaction, kinds: list[str], page: int) -> Iterator[tuple[JobEntry, bytes | None]]:
+def _by_urgency(
+    tx: Transaction, kinds: list[str], page: int, is_left: IsLeft | None
+) -> Iterator[tuple[JobEntry, bytes | None]]:
     """The ready jobs of those kinds, each with its ScheduleJob op, up to a limit. Reads page by page, since the first
     jobs may be for other workers.
     """
 
     def of(kind: str) -> Iterator[tuple[JobEntry, bytes | None]]:
         last: JobEntry | None = None
-        while rows := tx.session.take_ready(kind, page, last):
+        while rows := tx.session.take_ready(kind, page, last, is_left):
             yield from rows
             if len(rows) < page:
                 return

@@ -7,7 +7,7 @@ from typing import Any
 from hocket.kernel.clock import pack
 from hocket.kernel.roster import Outcome
 from hocket.store.job_columns import JOB_COLUMNS, job_entry, job_row
-from hocket.store.jobs import JobEntry, JobFilter, Stage
+from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
 from hocket.store.postgres.locks import PostgresLocks
 from hocket.store.postgres.statements import insert, insert_new, upsert
 
@@ -156,9 +156,17 @@ class PostgresJobs(PostgresLocks):
         )
         return [(job_entry(row[:-1]), row[-1]) for row in rows]
 
-    def take_ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
+    def take_ready(
+        self, kind: str, limit: int, after: JobEntry | None = None, is_left: IsLeft | None = None
+    ) -> list[tuple[JobEntry, bytes | None]]:
         self.lock_subjects(())
-        return self.ready(kind, limit, after)
+        found = rows = self.ready(kind, limit, after)
+        if is_left is not None:
+            found = []
+            while rows and len(found) < limit:
+                found += [row for row in rows if not is_left(row[0].job.id, row[0].job.fence)]
+                rows = self.ready(kind, limit, rows[-1][0])
+        return found[:limit]
 
     def claimed_count(self, kind: str) -> int:
         return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = %s", kind))

@@ -7,7 +7,7 @@ from typing import Any
 from hocket.kernel.clock import pack
 from hocket.kernel.roster import Outcome
 from hocket.store.job_columns import JOB_COLUMNS, job_entry, job_row
-from hocket.store.jobs import JobEntry, JobFilter, Stage
+from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
 from hocket.store.sqlite.locks import LockStatements
 
 CLAIMED_REMEMBERED = 4_096
@@ -176,6 +176,11 @@ class JobStatements(LockStatements):
         ]
 
     def ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
+        return self._ready(kind, limit, after)
+
+    def _ready(
+        self, kind: str, limit: int, after: JobEntry | None, among: str = ""
+    ) -> list[tuple[JobEntry, bytes | None]]:
         beyond = ""
         place: tuple[object, ...] = ()
         if after is not None:
@@ -183,14 +188,20 @@ class JobStatements(LockStatements):
             place = (after.job.policy.priority, after.job.policy.priority, pack(after.job.scheduled))
         rows = self._sql(
             f"""SELECT {_JOB_OF_J}, ops.body FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
-                WHERE j.stage = 0 AND j.kind = ? {beyond} ORDER BY j.priority DESC, j.scheduled LIMIT ?""",
+                WHERE j.stage = 0 AND j.kind = ? {beyond} {among} ORDER BY j.priority DESC, j.scheduled LIMIT ?""",
             (kind, *place, limit),
         )
         return [(job_entry(row[:-1]), row[-1]) for row in rows]
 
-    def take_ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
+    def take_ready(
+        self, kind: str, limit: int, after: JobEntry | None = None, is_left: IsLeft | None = None
+    ) -> list[tuple[JobEntry, bytes | None]]:
         self.lock_subjects(())
-        found = self.ready(kind, limit, after)
+        if is_left is not None and self._is_left is None:
+            # Once: each registration makes SQLite prepare every statement again.
+            self._connection.create_scalar_function("is_left", lambda *job: self._is_left and self._is_left(*job), 2)
+        self._is_left = is_left or self._is_left
+        found = self._ready(kind, limit, after, "" if is_left is None else "AND NOT is_left(j.id, j.fence)")
         self._unended.update(entry.job.id for entry, _ in found)
         return found
 

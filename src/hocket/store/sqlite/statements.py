@@ -9,7 +9,7 @@ import apsw
 
 from hocket.errors import StoreError
 from hocket.kernel.subjects import Subject
-from hocket.store.jobs import JobEntry
+from hocket.store.jobs import IsLeft, JobEntry
 from hocket.store.ops import Head
 
 # The errors of a good statement if the schema or the text in the file is damaged.
@@ -42,6 +42,8 @@ class Statements:
         self._last_added: int | None = None
         # Jobs that the transaction knows to have no outcome.
         self._unended: set[bytes] = set()
+        # Which ready jobs the last caller that said so has left to others.
+        self._is_left: IsLeft | None = None
         # What the transaction has locked.
         self._author: bytes | None = None
         self._has_permissions = False
