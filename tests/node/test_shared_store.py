@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import pytest
 from hocket.errors import Conflict, Usage
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.ids import node_text, ulid_text
+from hocket.kernel.ops import NO_ID, decode, link_to
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.log.audit import verify
 from hocket.log.lost_past import rewind
+from hocket.log.machine_clock import MachineClock
 from hocket.mesh.membership import members, reissue, revoke
 from hocket.node import shared_store
 from hocket.node.runtime import Runtime
@@ -83,6 +86,10 @@ def test_every_op_is_signed_by_its_author_and_linked_when_it_is_committed(nodes:
     assert head.sealed == head.seq == len(rows)
     assert {row.hlc[12:] for row in rows} == {each.log.node.to_bytes(8, "big") for each in nodes.all}
     assert [row.hlc for row in rows] == sorted(row.hlc for row in rows)
+    last: dict[int, bytes] = {}
+    for op in (decode(row.body) for row in rows):
+        assert op.link == link_to(last.get(op.node_id, NO_ID)), "each author's ops are one sequence"
+        last[op.node_id] = op.id
     for runtime in nodes.all:
         # Without `signed`, which signs what this node has only marked.
         audit = verify(runtime.store, user=runtime.log.user, is_bound=True)
@@ -121,16 +128,18 @@ def test_leases_go_by_the_stores_clock_on_machines_an_hour_apart(
     nodes: Sharers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process of each home believes another time of day."""
-    import time
-
     real = time.time
+
+    def reopened(name: str, off_s: int) -> Runtime:
+        monkeypatch.setattr(time, "time", lambda: real() + off_s)
+        monkeypatch.setitem(MachineClock.__init__.__kwdefaults__, "clock", time.time)
+        return Runtime.open(nodes.directory / name)
+
     submit(nodes.founder)
     nodes.second.close()
     nodes.third.close()
-    monkeypatch.setattr(time, "time", lambda: real() + 3600)
-    ahead = nodes.second = Runtime.open(nodes.directory / "second")
-    monkeypatch.setattr(time, "time", lambda: real() - 3600)
-    behind = nodes.third = Runtime.open(nodes.directory / "third")
+    ahead = nodes.second = reopened("second", 3600)
+    behind = nodes.third = reopened("third", -3600)
     assert abs(ahead.log.physical() - behind.log.physical()) < 60_000
     taken = take(behind, lease_ms=30_000)
     assert len(taken) == 1
