@@ -5,7 +5,7 @@ which syncs with one of them.
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
@@ -71,10 +71,13 @@ def test_each_node_shows_the_workers_of_all_and_one_can_be_drained(three: Three)
     first, second, third, _ = three
     worker = second.start("work", "tasks.py")
 
-    def live() -> dict[str, str]:
-        return {each["name"]: each["grade"] for each in third("nodes", "--live", "--json", code=0).json}
+    def live() -> dict[str, dict[str, Any]]:
+        return {each["name"]: each for each in third("nodes", "--live", "--json", code=0).json}
 
-    until(lambda: live().get("second") == "live", "the worker of the second machine")
+    until(lambda: live()["second"]["grade"] == "live", "the second machine's worker")
+    # The first runs a server and no worker. It says itself that it is there, and what its machine has.
+    assert live()["first"]["grade"] == "live" and live()["first"]["capabilities"]["cpus"]
+    until(lambda: live()["second"]["capabilities"]["cpus"], "the second machine's own word")
     job_id = third.submit("test.echo", '{"n": 2}')
     until(lambda: first.show(job_id)["outcome"] == "succeeded", "the job")
     worker.terminate()

@@ -14,9 +14,10 @@ from hocket.kernel.authority import (
     counting_revocations,
     need_of,
 )
-from hocket.kernel.capabilities import READERS
+from hocket.kernel.capabilities import READERS, sharing
 from hocket.kernel.clock import Hlc
 from hocket.kernel.coordination_payloads import BreakLock, SetAvailability
+from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import STRICT
@@ -374,6 +375,35 @@ def test_a_time_range_holds_its_start_and_not_its_end() -> None:
     granted = job("Claim", time_range=[10, 20])
     refused = [refusal(granted, at=at) for at in (9, 10, 19, 20)]
     assert refused == [Reason.UNAUTHORISED, None, None, Reason.UNAUTHORISED]
+
+
+SHARES = sharing(1)
+
+
+@pytest.mark.req("LW-24", "LW-39")
+def test_only_owners_and_those_who_share_a_store_let_others_share_it() -> None:
+    everything = (Capability("Ops", "*", {}),)
+    chain = [
+        OWNER,
+        made(2, did(1), 2, *everything, SHARES, prf=[1]),
+        made(3, did(2), 3, *everything, SHARES, prf=[2]),
+        made(4, did(1), 4, *everything, prf=[1]),
+        made(5, did(4), 5, *everything, SHARES, prf=[4]),
+        made(6, did(2), 6, *everything, sharing(4), prf=[2]),
+    ]
+    authority = Authority(USER, chain, ())
+    assert all(authority.fault(each) is None for each in chain)
+    assert [authority.share_store(1, node, 5) for node in range(1, 7)] == [True, True, True, False, False, False]
+    assert authority.stores(6, 5) == {node_text(6)}
+
+
+@pytest.mark.req("LW-39")
+def test_a_store_is_shared_as_long_as_the_delegation_is_in_force() -> None:
+    worker = made(2, did(1), 2, SHARES, prf=[1], nbf=10, exp=20)
+    times = (9_999, 10_000, 19_999, 20_000)
+    assert [Authority(USER, [OWNER, worker], ()).share_store(1, 2, at) for at in times] == [False, True, True, False]
+    assert not Authority(USER, [OWNER, worker], {worker.cid}).share_store(1, 2, 15_000)
+    assert not Authority(USER, [OWNER], ()).share_store(1, 2, 15_000)
 
 
 @pytest.mark.req("LW-26")

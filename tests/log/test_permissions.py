@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from hocket.bus.changes import ANYTHING, CLAIM, LOG, about
+from hocket.kernel.capabilities import sharing
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey
@@ -356,6 +357,49 @@ def test_an_acceptance_by_anybody_else_is_void() -> None:
     own = mesh.other(4, AcceptWork(J, claim.id))
     log = everywhere_the_same(mesh.ops[1:])
     assert reason(log, own) == Reason.NOT_ARBITER
+
+
+SHARED = token((*GRANTS, sharing(NODES[OWNER])))
+
+
+@pytest.mark.req("LW-39", "VX-18")
+def test_a_node_that_shares_the_coordinators_store_decides_whenever_its_delegation_arrives() -> None:
+    mesh = Mesh()
+    mesh.owner(1, DesignateCoordinator(NODES[OWNER]))
+    mesh.owner(2, ScheduleJob(J, "acme.render.x", b"", b""))
+    before = [*INTRODUCTIONS, *mesh.ops]
+    shared = mesh.owner(3, mesh.delegation(SHARED))
+    claim = mesh.worker(4, ClaimWork(J, WORKER_NODE, 1_000))
+    offered = mesh.other(5, ClaimWork(J, NODES[OTHER], 1_000))
+    ended = mesh.worker(6, CompleteJob(J, (), (), Telemetry(1)), (claim.id,))
+    log = everywhere_the_same([shared, claim, offered, ended], before)
+    assert reason(log, claim) == reason(log, ended) == 0 and reason(log, offered) == Reason.OFFERED
+
+
+@pytest.mark.req("LW-39", "VX-18")
+def test_a_node_that_shares_the_store_accepts_what_others_offer() -> None:
+    mesh = Mesh(SHARED)
+    mesh.owner(1, DesignateCoordinator(NODES[OWNER]))
+    mesh.owner(2, ScheduleJob(J, "acme.render.x", b"", b""))
+    before = [*INTRODUCTIONS, *mesh.ops]
+    offered = mesh.other(3, ClaimWork(J, NODES[OTHER], 1_000))
+    accepted = mesh.worker(4, AcceptWork(J, offered.id))
+    late = mesh.owner(5, ClaimWork(J, NODES[OWNER], 1_000))
+    log = everywhere_the_same([offered, accepted, late], before)
+    assert reason(log, accepted) == 0 and reason(log, late) == Reason.ALREADY_CLAIMED
+
+
+@pytest.mark.req("LW-39", "VX-18")
+def test_a_coordinator_elsewhere_ends_the_decisions_of_those_who_share_a_store() -> None:
+    mesh = Mesh(SHARED)
+    mesh.owner(1, DesignateCoordinator(NODES[OWNER]))
+    mesh.owner(2, ScheduleJob(J, "acme.render.x", b"", b""))
+    before = [*INTRODUCTIONS, *mesh.ops]
+    held = mesh.worker(3, ClaimWork(J, WORKER_NODE, 1_000))
+    moved = mesh.owner(4, DesignateCoordinator(NODES[OTHER]))
+    ended = mesh.worker(5, CompleteJob(J, (), (), Telemetry(1)), (held.id,))
+    log = everywhere_the_same([held, moved, ended], before)
+    assert reason(log, held) == 0 and reason(log, ended) == Reason.OFFERED
 
 
 @pytest.mark.req("LW-13", "LW-01")

@@ -2,18 +2,23 @@
 
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from hocket.errors import Conflict, Usage
+from hocket.kernel.authority import revoke_root
 from hocket.kernel.ids import node_text, ulid_text
+from hocket.kernel.ops import NO_ID, decode, link_to
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.log.audit import verify
 from hocket.log.lost_past import rewind
+from hocket.log.machine_clock import MachineClock
+from hocket.mesh.membership import members, reissue, revoke
 from hocket.node import shared_store
 from hocket.node.runtime import Runtime
 from hocket.store import open as open_store
@@ -81,6 +86,10 @@ def test_every_op_is_signed_by_its_author_and_linked_when_it_is_committed(nodes:
     assert head.sealed == head.seq == len(rows)
     assert {row.hlc[12:] for row in rows} == {each.log.node.to_bytes(8, "big") for each in nodes.all}
     assert [row.hlc for row in rows] == sorted(row.hlc for row in rows)
+    last: dict[int, bytes] = {}
+    for op in (decode(row.body) for row in rows):
+        assert op.link == link_to(last.get(op.node_id, NO_ID)), "each author's ops are one sequence"
+        last[op.node_id] = op.id
     for runtime in nodes.all:
         # Without `signed`, which signs what this node has only marked.
         audit = verify(runtime.store, user=runtime.log.user, is_bound=True)
@@ -90,7 +99,8 @@ def test_every_op_is_signed_by_its_author_and_linked_when_it_is_committed(nodes:
 @pytest.mark.req("LW-39")
 def test_a_claim_that_many_nodes_want_is_decided_once(nodes: Sharers) -> None:
     wanted = {submit(nodes.founder) for _ in range(12)}
-    won: list[tuple[int, bytes]] = []
+    first = [taken for each in nodes.all for taken in take(each)]
+    won = [(number, taken.job.id) for number, taken in enumerate(first)]
     failed: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -106,7 +116,7 @@ def test_a_claim_that_many_nodes_want_is_decided_once(nodes: Sharers) -> None:
         each.start()
     for each in threads:
         each.join(60)
-    assert not failed
+    assert not failed and len(first) == 3
     assert sorted(job_id for _, job_id in won) == sorted(wanted)
     assert {job_of(nodes.third, job_id).fence for job_id in wanted} == {1}
     with nodes.founder.read() as session:
@@ -118,16 +128,18 @@ def test_leases_go_by_the_stores_clock_on_machines_an_hour_apart(
     nodes: Sharers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process of each home believes another time of day."""
-    import time
-
     real = time.time
+
+    def reopened(name: str, off_s: int) -> Runtime:
+        monkeypatch.setattr(time, "time", lambda: real() + off_s)
+        monkeypatch.setitem(MachineClock.__init__.__kwdefaults__, "clock", time.time)
+        return Runtime.open(nodes.directory / name)
+
     submit(nodes.founder)
     nodes.second.close()
     nodes.third.close()
-    monkeypatch.setattr(time, "time", lambda: real() + 3600)
-    ahead = nodes.second = Runtime.open(nodes.directory / "second")
-    monkeypatch.setattr(time, "time", lambda: real() - 3600)
-    behind = nodes.third = Runtime.open(nodes.directory / "third")
+    ahead = nodes.second = reopened("second", 3600)
+    behind = nodes.third = reopened("third", -3600)
     assert abs(ahead.log.physical() - behind.log.physical()) < 60_000
     taken = take(behind, lease_ms=30_000)
     assert len(taken) == 1
@@ -180,6 +192,33 @@ def test_a_node_takes_nothing_off_a_log_that_others_share(nodes: Sharers) -> Non
     rewind(nodes.founder.log, job_id)
     with nodes.founder.store.read() as session:
         assert session.head() == before
+
+
+@pytest.mark.req("VX-18")
+def test_a_revoked_node_decides_no_more_and_its_decisions_are_undone(nodes: Sharers, tmp_path: Path) -> None:
+    job_id = submit(nodes.founder)
+    finish(nodes.third, take(nodes.third)[0])
+    third = node_text(nodes.third.log.node)
+    with nodes.founder.read() as session:
+        roles = {each.id: each.roles for each in members(nodes.founder.log, session)}
+    assert "sharer" in roles[third] and "sharer" not in roles[node_text(nodes.founder.log.node)]
+    revoke(nodes.founder.log, third)
+    assert job_of(nodes.second, job_id).state is State.PENDING
+    assert "may not share the store" in refused(lambda: Runtime.open(tmp_path / "third"))
+    assert len(take(nodes.second)) == 1 and nodes.second.rebuild().unchanged
+
+
+@pytest.mark.req("VX-18")
+def test_a_node_with_a_new_root_delegation_still_shares_the_store(nodes: Sharers) -> None:
+    second = nodes.second
+    old = second.log.authority().held(second.log.node)[0]
+    user = second.home.user_key()
+    reissue(second.log, user, second.home.node_key().public, "renamed")
+    second.log.run(lambda tx: tx.author(revoke_root(user, old.cid)))
+    second.close()
+    nodes.second = Runtime.open(nodes.directory / "second")
+    submit(nodes.founder)
+    assert len(take(nodes.second)) == 1
 
 
 # Who may use the store.

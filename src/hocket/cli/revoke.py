@@ -31,7 +31,8 @@ def revoke(
     invite the machine again.
 
     Revoking is retroactive: ops of the node no longer count, including jobs that it submitted. What the coordinator
-    accepted from the node stands. If the node was the coordinator, its decisions are undone.
+    accepted from the node stands. If the node was the coordinator, or shared its store, its decisions are
+    undone, and jobs that it completed run again.
 
     The node that invited a node may revoke it, and so may any node above that. A node that the user's own key admitted,
     such as the owner's second node, is revoked with that key, from a home that has it.
@@ -53,6 +54,11 @@ def revoke(
     say(f"{done.called} is revoked ({counted(done.delegations, 'delegation')})")
     for each in done.cascade:
         say(f"{each.called} has lost the rights that it held through this node")
+    if "sharer" in done.roles:
+        say(
+            "it shared the coordinator's store, so its decisions are undone, and jobs that it completed run again",
+            "warn",
+        )
     if "coordinator" in done.roles:
         say("it was the coordinator, so no node decides claims now; `hocket coordinator` designates another", "warn")
     say("its ops no longer count, including jobs that it submitted; what the coordinator accepted from it stands")
@@ -61,5 +67,10 @@ def revoke(
 
 def _explain(planned: "Revoking") -> None:
     say(f"{planned.called} ({planned.node}) loses {counted(planned.delegations, 'delegation')}")
+    if "sharer" in planned.roles:
+        say(
+            "it shares the coordinator's store: jobs that it completed will run again; `hocket drain` retires a node",
+            "warn",
+        )
     for each in planned.cascade:
         say(f"{each.called} ({each.node}) loses the rights that it holds through this node")

@@ -120,14 +120,15 @@ def known_nodes(session: Session, liveness: Liveness, log: Log, hardware: Hardwa
     """This node first, and what others have said, however long ago."""
     others = {each.node: each for each in map(read_presence, session.presence())}
     for near in _sharing(session, log.node):
-        if near.node not in others or others[near.node].heard_ms < near.heard_ms:
-            others[near.node] = near
+        told = others.get(near.node, near)
+        said = msgspec.structs.replace(near.said, hardware=told.said.hardware)
+        others[near.node] = near._replace(said=said, heard_ms=max(near.heard_ms, told.heard_ms))
     here = own_presence(session, liveness, log, hardware)
     return [here, *(each for node, each in sorted(others.items()) if node != log.node)]
 
 
 def _sharing(session: Session, node: int) -> list[NodePresence]:
-    """The other nodes with workers in this store. They need not tell: their workers' rows are here."""
+    """The other nodes with workers in this store: the rows of those tell more than what the nodes last said."""
     rows: dict[bytes, list[WorkerRow]] = {}
     for row in session.workers():
         if row.node != node.to_bytes(8, "big"):

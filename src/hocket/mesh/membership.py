@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hocket.errors import Conflict, NotAuthorised, NotFound, Usage
 from hocket.kernel.authority import Standing, revoke_root
-from hocket.kernel.capabilities import grant_of
+from hocket.kernel.capabilities import grant_of, sharing
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.entitlement import quota_of
 from hocket.kernel.ids import content_hash, node_text
@@ -21,6 +21,7 @@ from hocket.kernel.rules import Bounds
 from hocket.kernel.ucan import ROOT, Capability, Delegation, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload, RevokeUcan, RouteKind
 from hocket.log import Log, Transaction
+from hocket.log.founder import founder
 from hocket.log.permissions import Permissions
 from hocket.mesh.names import HERE, ID_DIGITS_MIN, likeness, names
 from hocket.store import OpSession, OverQuota, RegisterSession, Session, WrittenTotals
@@ -204,6 +205,8 @@ def _roles(permissions: Permissions, node: int, now: int, coordinator: int | Non
         roles.append("owner")
     if node == coordinator:
         roles.append("coordinator")
+    elif coordinator is not None and permissions.authority.share_store(coordinator, node, now):
+        roles.append("sharer")
     in_force = [
         each
         for each in permissions.authority.held(node)
@@ -371,7 +374,9 @@ def reissue(log: Log, user: SigningKey, public: bytes, name: str | None) -> Dele
         raise NotAuthorised("the user's key is another user's")
 
     def request(tx: Transaction) -> bytes:
-        token = issue(user, public, ROOT, tx.now // 1000, None, name=name)
+        began = founder(tx.session) if log.is_shared else None
+        grants = ROOT if began is None or began == tx.node else (*ROOT, sharing(began))
+        token = issue(user, public, grants, tx.now // 1000, None, name=name)
         if any(each.cid == content_hash(token) for each in tx.projection.permissions.delegations):
             raise Conflict("the same delegation was made within the last second; try again in a second")
         _author(tx, DelegateUcan(content_hash(token), token), "the delegation does not count")

@@ -236,14 +236,15 @@ class PeerExchange:
         with log.store.read() as session:
             reading = _reading(log, session)
             own, has_gaps = own_frontier(session), session.meta(GAPS) is not None
-            is_news = session.meta(READING) != reading
+            author = log.node.to_bytes(8, "big")
+            is_news = session.node_meta(author, READING) != reading
         if is_news or (not is_whole and not has_gaps and len(own) > 1):
             with log.store.write() as session:
-                if session.meta(READING) not in (None, reading) and (has_gaps or not is_whole):
+                if session.node_meta(author, READING) not in (None, reading) and (has_gaps or not is_whole):
                     # Ops that were withheld from this node may be readable now.
                     for peer in session.peers():
                         session.put_peer(peer._replace(pulled=encode_frontier({})))
-                session.set_meta(READING, reading)
+                session.set_node_meta(author, READING, reading)
                 if not is_whole and len(own) > 1:
                     session.set_meta(GAPS, b"1")
                     has_gaps = True
@@ -396,13 +397,14 @@ class PeerExchange:
 
     async def _keep(self, kept: Frontier, reading: bytes) -> None:
         client, encoded, delivered = self.client, encode_frontier(kept), self._delivered
+        own = self._access.log.node
         found = await look(self._access, lambda session: peers.find(session, client.address))
         if found is None or found.pulled == encoded:
             return
 
         def change(session: Session) -> None:
             # If this node may read more by now, it asks for everything again, and this cursor does not count.
-            if session.meta(READING) == reading:
+            if session.node_meta(own.to_bytes(8, "big"), READING) == reading:
                 peers.change(session, client.address, lambda peer: peer._replace(pulled=encoded))
             if client.node is not None and delivered not in (None, self._noted):
                 note_delivered(session, client.node, delivered)

@@ -18,6 +18,7 @@ from hocket.bus.changes import ANYTHING, Changes
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
 from hocket.coordination.lock_processes import LockProcesses, LockSweep
+from hocket.coordination.shared_presence import SharedPresence
 from hocket.errors import Unreachable, Usage
 from hocket.events import Emit, StepFailed, ignore
 from hocket.kernel.parts import Part
@@ -276,6 +277,7 @@ class LocalNode:
         sweep = SweepLoop(self, self.environment, emit)
         clock = ClockWatch(self, self.environment, self.runtime.machine_clock, emit)
         locks = LockSweep(self, self.environment, emit)
+        presence = SharedPresence(self, self.environment)
         await sweep.look()
         async with (
             _beside(supervised("the sweep of leases and schedules", sweep.run, emit, self.environment)),
@@ -283,6 +285,7 @@ class LocalNode:
             _beside(supervised("handing over secrets", hand_over.run, emit, self.environment)),
             _beside(supervised("comparing clocks", clock.run, emit, self.environment)),
             _beside(supervised("the sweep of locks", locks.run, emit, self.environment)),
+            _beside(supervised("telling nodes that share the store", presence.run, emit, self.environment)),
             _beside(supervised("announcing git jobs", self.announce_git_jobs, emit, self.environment)),
         ):
             yield
