@@ -44,6 +44,8 @@ from hocket.node.variables import (
 from hocket.store import Session, Store
 from hocket.store import open as open_store
 from hocket.store.guarded import GuardedStore
+from hocket.store.secrecy import without_password
+from hocket.store.unlogged import MOVING
 from hocket.work import jobs, view
 from hocket.work.blobs import Blobs
 from hocket.work.command.secrets import Secrets
@@ -123,6 +125,7 @@ class Runtime:
         home.shut_out_others()
         check_scope(home.user_did())
         store = open_store(home.store_address)
+        _check_whole(home, store)
         if home.server is not None:
             _check_database(home, store)
         runtime = cls(home, store, _helpers())
@@ -339,12 +342,7 @@ class Runtime:
 
     def _nobody_works(self, before: str) -> None:
         with self.read() as session:
-            now = max(session.head().wall, time.time_ns() // 1_000_000)
-            liveness = self.liveness()
-            running = [each for each in session.workers() if standing(liveness, each, now) is WorkerState.RUNNING]
-        if running:
-            pids = ", ".join(str(each.pid) for each in running)
-            raise Conflict(f"workers are running (process {pids}); stop them before {before}")
+            check_idle(session, self.liveness(), before)
 
     def liveness(self) -> Liveness:
         """Which workers are alive, as seen from this process."""
@@ -399,6 +397,15 @@ class Runtime:
         return Commands(premises, allowance)
 
 
+def check_idle(session: Session, liveness: Liveness, before: str) -> None:
+    """Raises Conflict if workers of this store are running."""
+    now = max(session.head().wall, time.time_ns() // 1_000_000)
+    running = [each for each in session.workers() if standing(liveness, each, now) is WorkerState.RUNNING]
+    if running:
+        pids = ", ".join(str(each.pid) for each in running)
+        raise Conflict(f"workers are running (process {pids}); stop them before {before}")
+
+
 def _put_rules(store: Store, rules: Rules) -> None:
     """Stores the rules of a new home. A half-created home that already has ops keeps its rules."""
     with store.write() as session:
@@ -421,6 +428,16 @@ def _check_database(home: Home, store: Store) -> None:
         if not isinstance(payload, DelegateUcan) or read_ucan(payload.ucan_bytes).node != ours:
             where = home.database if home.server is None else "the store in PostgreSQL"
             raise Conflict(f"{where} has the log of another node; give each home a database of its own")
+
+
+def _check_whole(home: Home, store: Store) -> None:
+    """Raises Conflict if the store is the target of a move that has not ended."""
+    with store.read() as session:
+        is_unfinished = bool(session.meta(MOVING))
+    if is_unfinished:
+        store.close()
+        where = without_password(str(home.store_address))
+        raise Conflict(f"{where} has only a part of a log that is being moved there; run `hocket store move` again")
 
 
 def _clock(store: Store) -> MachineClock:

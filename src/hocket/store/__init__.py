@@ -28,6 +28,7 @@ from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession
 from hocket.store.rows import RowSession
 from hocket.store.subjects import SubjectRow, SubjectSession
 from hocket.store.tokens import AnswerRow, TokenRow, TokenSession
+from hocket.store.unlogged import UnloggedSession
 
 __all__ = [
     "MEMORY",
@@ -79,6 +80,7 @@ __all__ = [
     "SubjectSession",
     "TokenRow",
     "TokenSession",
+    "UnloggedSession",
     "WorkerRow",
     "WrittenTotals",
     "is_server",
@@ -108,6 +110,7 @@ class Session(
     LocalSession,
     TokenSession,
     LockRequestSession,
+    UnloggedSession,
     Protocol,
 ):
     """What a transaction can read, and a write transaction also write."""

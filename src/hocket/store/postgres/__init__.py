@@ -11,7 +11,7 @@ from contextlib import suppress
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from hocket.errors import StoreError
+from hocket.errors import StoreError, StoreMoved
 from hocket.store.migration import Migration
 from hocket.store.postgres.address import DatabaseAddress, read_address
 from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S, connecting, first_line, raise_explained
@@ -78,6 +78,8 @@ class PostgresStore:
             pass
         session = PostgresSession(self._writer, is_writer=True)
         session.begun(head_of(cursor.fetchone()))
+        if (address := session.moved_to()) is not None:
+            raise StoreMoved(self.address.shown, address)
         return session
 
     def commit(self, session: PostgresSession) -> None:
