@@ -46,6 +46,20 @@ class StaleFence(Conflict):
         return StaleFence, (self.resource, self.fence, self.newest)
 
 
+class StoreMoved(Conflict):
+    """The store was moved, and takes no more changes. Nothing was written."""
+
+    def __init__(self, store: str, address: str) -> None:
+        super().__init__(
+            f"{store} was moved to {address} and takes no more changes; use that store (HOCKET_STORE, HOCKET_DB_PATH or"
+            " the home's file `store` name it)"
+        )
+        self.store, self.address = store, address
+
+    def __reduce__(self) -> tuple[type["StoreMoved"], tuple[str, str]]:
+        return StoreMoved, (self.store, self.address)
+
+
 class NotAuthorised(HocketError):
     exit_code = 4
 

@@ -3,6 +3,7 @@ each broken promise is counted.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path

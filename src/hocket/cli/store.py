@@ -1,19 +1,22 @@
 """`hocket store`: the database behind a node."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.output import emit, say
+from hocket.cli.output import Progress, emit, notice, on_terminal, progress, say
 from hocket.cli.settings import HomeOption, JsonOption, settings
+from hocket.kernel.plurals import counted
 
 app = new_app()
 
 
 @app.callback()
 def store() -> None:
-    """Bring the tables of a store to the current version."""
+    """Bring the tables of a store to the current version, or move the log into another store."""
 
 
 @app.command()
@@ -46,3 +49,48 @@ def migrate(
         say(f"{where} has version {done.current} now; it had {done.version or 'none'}")
     else:
         say(f"{where} has version {done.current}; nothing to do")
+
+
+@app.command()
+def move(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The home's store: its file, or postgresql://...")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The new store, empty: postgresql://..., or the file.")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move the node's log into another store, from SQLite to PostgreSQL or back. Stop its workers and servers first.
+
+    Every op is copied with its number, signature and link, and verified. Then the old store is marked as moved and
+    refuses changes, and the home uses the new one. If the command was interrupted, repeat it: it goes on where it was.
+
+    \b
+      hocket store move ~/.hocket/log.db postgresql://hocket@db.example/hocket
+      hocket store move postgresql://hocket@db.example/hocket ~/.hocket/log.db
+    """
+    from hocket.node.home import Home, default_home
+    from hocket.node.store_move import move
+
+    with _progress() as bar:
+        done = move(Home(settings.home or default_home()), source, target, bar)
+    emit(done._asdict())
+    say(f"moved {counted(done.ops, 'op')} from {done.source} to {done.target}")
+    if done.to_change is not None:
+        notice(done.to_change)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar on a terminal, or else a line for each tenth."""
+    if settings.as_json or on_terminal():
+        with progress("moving") as bar:
+            yield bar
+        return
+    told = 0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if done * 10 // total > told:
+            told = done * 10 // total
+            say(f"copied {done} of {counted(total, 'op')}")
+
+    yield tell

@@ -154,6 +154,10 @@ class Log:
             session, self._signer, self.permissions_reader, self._wall, self.physical(), self.new_id, self._outbox
         )
 
+    def begin(self, session: Session) -> Transaction:
+        """A transaction in a session of the caller's, who closes it."""
+        return self._transaction(session)
+
     def _short_transaction(self, session: Session) -> LockTransaction:
         session.lock_author(self._author)
         session.lock_permissions(exclusive=False)

@@ -59,7 +59,7 @@ def verify(
     """
     with store.read() as session:
         head = session.head()
-        auditor = _Auditor(user, signed, is_bound, expected, helpers)
+        auditor = Auditor(user, signed, is_bound, expected, helpers)
         auditor.findings += [AuditFinding(None, None, f"the database is damaged: {what}") for what in _damage(session)]
         try:
             auditor.walk(session, head, progress)
@@ -76,14 +76,16 @@ def _damage(session: Session) -> list[str]:
         return [str(error)]
 
 
-class _Auditor:
+class Auditor:
+    """Checks the ops of a log in their order, from the first one, and collects what is wrong."""
+
     def __init__(
         self,
         user: str,
         signed: Callable[[bytes], bytes],
         is_bound: bool,
-        expected: tuple[int, bytes] | None,
-        helpers: Executor | None,
+        expected: tuple[int, bytes] | None = None,
+        helpers: Executor | None = None,
     ) -> None:
         self._user = user
         self._signed = signed
@@ -103,14 +105,21 @@ class _Auditor:
             self.findings.append(AuditFinding(None if row is None else row.seq, op_id, what))
 
     def walk(self, session: Session, head: Head, progress: Callable[[int, int], None]) -> None:
-        self._meet(session)
+        self.meet(session)
         while rows := session.ops_after(self.seq, BATCH):
-            rows = [row if row.seq <= head.sealed else self._complete(row) for row in rows]
-            ops = [self._decoded(row) for row in rows]
-            signed = self._signatures(rows, ops)
-            for row, op, is_signed in zip(rows, ops, signed, strict=True):
-                self._check(row, op, is_signed, row.seq <= head.sealed)
+            self.take([row if row.seq <= head.sealed else self._complete(row) for row in rows], head)
             progress(self.count, head.seq)
+
+    def resume(self, seq: int, chain: bytes) -> None:
+        """Goes on after an op that was found good before, with its link."""
+        self.seq, self._chain = seq, chain
+
+    def take(self, rows: Sequence[OpRow], head: Head) -> None:
+        """Checks the next ops of the log."""
+        ops = [self._decoded(row) for row in rows]
+        signed = self._signatures(rows, ops)
+        for row, op, is_signed in zip(rows, ops, signed, strict=True):
+            self._check(row, op, is_signed, row.seq <= head.sealed)
 
     def _complete(self, row: OpRow) -> OpRow:
         """An unsealed op as it will be when sealed, except for its link."""
@@ -165,7 +174,7 @@ class _Auditor:
         except Malformed:
             return None
 
-    def _meet(self, session: Session) -> None:
+    def meet(self, session: Session) -> None:
         """Collects the keys of the nodes whose delegations lead back to the user. A node writes its own delegation
         before those that it depends on, so this reads all of them before the first op is verified.
         """

@@ -206,15 +206,27 @@ class Home:
             os.close(lock_file)
 
     def new_store(self, server: str | None = None) -> str | Path:
-        """The address for the new store. In a server, notes the address without its password. Otherwise creates the
-        database as an empty file, because SQLite copies that file's permissions to the files beside it.
-        """
+        """The address for the new store. In a server, notes the address without its password."""
         self.server = server or self.server
         if self.server is not None:
-            _write(self._store, without_password(self.server))
+            self.use_store(self.server)
         else:
-            os.close(os.open(self.database, os.O_RDWR | os.O_CREAT, 0o600))
+            self.new_database()
         return self.store_address
+
+    def use_store(self, address: str | None) -> None:
+        """From now on the home's store is that of a database server, or else the home's own file."""
+        if address is not None:
+            _write(self._store, without_password(address))
+        else:
+            self._store.unlink(missing_ok=True)
+            sync_directory(self.path)
+
+    def new_database(self) -> None:
+        """Creates the database as an empty file, because SQLite copies that file's permissions to the files beside
+        it.
+        """
+        os.close(os.open(self.database, os.O_RDWR | os.O_CREAT, 0o600))
 
     # Whose node this is.
 

@@ -50,6 +50,8 @@ from hocket.store import Session, Store
 from hocket.store import listener as store_listener
 from hocket.store import open as open_store
 from hocket.store.guarded import GuardedStore
+from hocket.store.secrecy import without_password
+from hocket.store.unlogged import MOVING
 from hocket.work import jobs, view
 from hocket.work.blobs import Blobs
 from hocket.work.command.secrets import Secrets
@@ -133,6 +135,7 @@ class Runtime:
         home.shut_out_others()
         check_scope(home.user_did())
         store = open_store(home.store_address)
+        _check_whole(home, store)
         runtime = cls(home, store, _helpers())
         runtime._check_store_and_variables()
         if runtime.machine_clock is not None:
@@ -403,12 +406,7 @@ class Runtime:
 
     def _nobody_works(self, before: str) -> None:
         with self.read() as session:
-            now = max(session.head().wall, self.log.physical())
-            liveness = self.liveness()
-            running = [each for each in session.workers() if standing(liveness, each, now) is WorkerState.RUNNING]
-        if running:
-            pids = ", ".join(str(each.pid) for each in running)
-            raise Conflict(f"workers are running (process {pids}); stop them before {before}")
+            check_idle(session, self.liveness(), self.log.physical(), before)
 
     def liveness(self) -> Liveness:
         """Which workers are alive, as seen from this process."""
@@ -462,6 +460,15 @@ class Runtime:
         return Commands(premises, allowance)
 
 
+def check_idle(session: Session, liveness: Liveness, now_ms: int, before: str) -> None:
+    """Raises Conflict if workers of this store are running."""
+    now = max(session.head().wall, now_ms)
+    running = [each for each in session.workers() if standing(liveness, each, now) is WorkerState.RUNNING]
+    if running:
+        pids = ", ".join(str(each.pid) for each in running)
+        raise Conflict(f"workers are running (process {pids}); stop them before {before}")
+
+
 def _put_rules(home: Home, store: Store, rules: Rules) -> None:
     """Stores the rules of a new home. A half-created home that already has ops keeps its rules, and so does a store
     that other nodes share.
@@ -487,6 +494,16 @@ def _origin(processes: Path) -> bytes:
     if not (place.boot and place.locks):
         return os.urandom(ORIGIN_BYTES)
     return hashlib.sha256(f"{place.host} {place.boot} {place.locks}".encode()).digest()[:ORIGIN_BYTES]
+
+
+def _check_whole(home: Home, store: Store) -> None:
+    """Raises Conflict if the store is the target of a move that has not ended."""
+    with store.read() as session:
+        is_unfinished = bool(session.meta(MOVING))
+    if is_unfinished:
+        store.close()
+        where = without_password(str(home.store_address))
+        raise Conflict(f"{where} has only a part of a log that is being moved there; run `hocket store move` again")
 
 
 def _clock(store: Store) -> MachineClock:

@@ -29,6 +29,7 @@ from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession
 from hocket.store.rows import RowSession
 from hocket.store.subjects import SubjectRow, SubjectSession
 from hocket.store.tokens import AnswerRow, TokenRow, TokenSession
+from hocket.store.unlogged import UnloggedSession
 
 __all__ = [
     "MEMORY",
@@ -84,6 +85,7 @@ __all__ = [
     "SubjectSession",
     "TokenRow",
     "TokenSession",
+    "UnloggedSession",
     "WakeUp",
     "WorkerRow",
     "WrittenTotals",
@@ -116,6 +118,7 @@ class Session(
     TokenSession,
     LockRequestSession,
     NoteSession,
+    UnloggedSession,
     Protocol,
 ):
     """What a transaction can read, and a write transaction also write."""

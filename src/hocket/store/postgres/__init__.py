@@ -11,7 +11,7 @@ from contextlib import suppress
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from hocket.errors import StoreError
+from hocket.errors import StoreError, StoreMoved
 from hocket.store.migration import Migration
 from hocket.store.postgres.address import DatabaseAddress, read_address
 from hocket.store.postgres.clock import ServerClock
@@ -95,6 +95,8 @@ class PostgresStore:
         self.server_clock.told(told[0])
         session = PostgresSession(self._writer, is_writer=True)
         session.begun(head_of(locked), (self._author, told[1] or bytes(16)))
+        if (address := session.moved_to()) is not None:
+            raise StoreMoved(self.address.shown, address)
         return session
 
     def _ask_time(self, connection: Connection) -> None:

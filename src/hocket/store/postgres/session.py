@@ -1,5 +1,8 @@
 """All statements of the PostgreSQL store in one session."""
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 from psycopg import errors
 
 from hocket.store.ops import Head
@@ -15,9 +18,13 @@ from hocket.store.postgres.peers import PostgresPeers
 from hocket.store.postgres.presence import PostgresPresence
 from hocket.store.postgres.registers import PostgresRegisters
 from hocket.store.postgres.rows import PostgresRows
+from hocket.store.postgres.statements import insert
 from hocket.store.postgres.subjects import PostgresSubjects
 from hocket.store.postgres.tokens import PostgresTokens
+from hocket.store.unlogged import KEPT, MOVED
 
+# Stands in the head of a moved store, which each write transaction reads first, in place of a rebuild's progress.
+IS_MOVED = b"moved"
 _PROJECTIONS = (
     *("jobs", "finished", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
     *("evictions", "delegations", "revocations", "coordinators", "forks", "written"),
@@ -86,3 +93,20 @@ class PostgresSession(
             except (errors.DataCorrupted, errors.IndexCorrupted, errors.UndefinedTable) as error:
                 found.append(first_line(error))
         return found
+
+    def unlogged(self, table: str) -> Iterator[tuple[Any, ...]]:
+        yield from self._rows(f"SELECT {KEPT[table].columns} FROM {table} ORDER BY {KEPT[table].order}")
+
+    def put_unlogged(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        self._sql(f"DELETE FROM {table}")
+        self._many(insert(table, KEPT[table].columns), list(rows))
+
+    def mark_moved(self, address: str) -> None:
+        self.set_meta(MOVED, address.encode())
+        self.put_head(self.head()._replace(rebuilding=IS_MOVED))
+
+    def moved_to(self) -> str | None:
+        """Where a write transaction finds its store moved to, if it was."""
+        if self.head().rebuilding != IS_MOVED:
+            return None
+        return (self.meta(MOVED) or b"another store").decode()

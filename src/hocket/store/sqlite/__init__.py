@@ -16,11 +16,11 @@ from typing import TypeVar
 
 import apsw
 
-from hocket.errors import StoreError, StoreLocked
+from hocket.errors import StoreError, StoreLocked, StoreMoved
 from hocket.store.disk import is_full
 from hocket.store.lock_holder import lock_holder
 from hocket.store.migration import Migration
-from hocket.store.sqlite.session import SqliteSession
+from hocket.store.sqlite.session import MOVED_TO, SqliteSession
 
 T = TypeVar("T")
 
@@ -381,6 +381,8 @@ def _explain(path: str, error: BaseException) -> None:
         raise StoreLocked(_locked(path)) from error
     if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError | apsw.CantOpenError) and is_full(path)):
         raise StoreError(f"{path} {_FULL}") from error
+    if isinstance(error, apsw.ConstraintError) and MOVED_TO in str(error):
+        raise StoreMoved(path, str(error).partition(MOVED_TO)[2]) from error
     for kinds, sentence in _SENTENCES:
         if isinstance(error, kinds):
             raise StoreError(f"{path} {sentence.format(error=error)}") from error

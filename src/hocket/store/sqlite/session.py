@@ -1,5 +1,8 @@
 """All statements of the SQLite store in one session."""
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 from hocket.store.sqlite.artifacts import ArtifactStatements
 from hocket.store.sqlite.intake import IntakeStatements
 from hocket.store.sqlite.jobs import JobStatements
@@ -14,7 +17,10 @@ from hocket.store.sqlite.rows import RowStatements
 from hocket.store.sqlite.statements import UNREADABLE
 from hocket.store.sqlite.subjects import SubjectStatements
 from hocket.store.sqlite.tokens import TokenStatements
+from hocket.store.unlogged import KEPT, MOVED
 
+# How the error of a trigger begins that refuses a write to a moved store. The address follows.
+MOVED_TO = "this store was moved to "
 _PROJECTIONS = (
     *("jobs", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
     *("evictions", "delegations", "revocations", "coordinators", "forks", "written"),
@@ -52,3 +58,21 @@ class SqliteSession(
             return [row[0] for row in self._sql("PRAGMA integrity_check(20)") if row[0] != "ok"]
         except UNREADABLE as error:
             return [str(error)]
+
+    def unlogged(self, table: str) -> Iterator[tuple[Any, ...]]:
+        yield from self._sql(f"SELECT {KEPT[table].columns} FROM {table} ORDER BY {KEPT[table].order}")
+
+    def put_unlogged(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        columns = KEPT[table].columns
+        self._sql(f"DELETE FROM {table}")
+        self._many(f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * (columns.count(',') + 1))})", rows)
+
+    def mark_moved(self, address: str) -> None:
+        """Triggers refuse the writes, also those of processes that have the file open, and of older programs."""
+        self._sql("REPLACE INTO meta VALUES (?, ?)", (MOVED, address.encode()))
+        told = (MOVED_TO + address).replace("'", "''")
+        tables = self._sql("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%'").fetchall()
+        for (table,) in tables:
+            for act in ("INSERT", "UPDATE", "DELETE"):
+                trigger = f"CREATE TRIGGER moved_{act}_{table} BEFORE {act} ON {table}"
+                self._sql(f"{trigger} BEGIN SELECT RAISE(ABORT, '{told}'); END")

@@ -1,0 +1,130 @@
+"""Copies a log from one store into another, op by op: each with its number, its signature and its link. It verifies the
+ops on the way, reads back what it has written, and folds them as ops from elsewhere are folded. Every step is one
+transaction, so a copy that was killed goes on where it ended.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hocket.errors import Conflict, StoreError
+from hocket.kernel.vocabulary import DelegateUcan, number_of
+from hocket.log import Log
+from hocket.log.audit import Auditor
+from hocket.log.naming import keyed
+from hocket.log.sealing import LogEnd
+from hocket.store import Head, NewOp, OpRow, Session, Store
+from hocket.store.unlogged import KEPT, OF_NODE
+
+# So many ops are copied in one transaction.
+STEP = 500
+_DELEGATION = number_of(DelegateUcan)
+
+
+class CopyProgress(NamedTuple):
+    """`ops` of the source's `sealed` are in the copy."""
+
+    ops: int
+    sealed: int
+
+
+def origin(session: Session) -> bytes:
+    """What tells logs apart: the link of the first op. Empty for an empty log."""
+    first = session.op_seq(1)
+    return b"" if first is None else first.chain
+
+
+class StoreCopy:
+    """`log` is that of the copy, which has the rules of the source already."""
+
+    def __init__(self, source: Store, log: Log, shown: str) -> None:
+        self._source, self._log, self._shown = source, log, shown
+        self._auditor = Auditor(log.user, lambda op: op, log.rules.bounds is not None)
+        self._has_met = False
+
+    def step(self) -> CopyProgress:
+        """Copies the next sealed ops, if there are any."""
+        with self._source.read() as session:
+            return self.step_in(session)
+
+    def step_in(self, session: Session) -> CopyProgress:
+        """The same within a transaction of the source."""
+        head = session.head()
+        with self._log.store.read() as there:
+            done = there.head()
+        self._check_same(session, head, done)
+        rows = session.ops_after(done.seq, min(STEP, head.sealed - done.seq)) if head.sealed > done.seq else []
+        if rows:
+            self._verify(session, rows, head, done)
+            copy_in(self._log, rows)
+        return CopyProgress(rows[-1].seq if rows else done.seq, head.sealed)
+
+    def _check_same(self, session: Session, head: Head, done: Head) -> None:
+        """Raises Conflict if the copy is one of another log, or of another history of this one."""
+        last = session.op_seq(done.seq) if done.seq else None
+        if done.seq and (done.seq > head.sealed or last is None or last.chain != done.chain):
+            raise Conflict(f"{self._shown} is a copy of another log; choose another place for the copy, or remove it")
+
+    def _verify(self, session: Session, rows: Sequence[OpRow], head: Head, done: Head) -> None:
+        auditor = self._auditor
+        if not self._has_met or any(row.variant == _DELEGATION for row in rows):
+            auditor.meet(session)
+            self._has_met = True
+        auditor.resume(done.seq, done.chain)
+        auditor.take(rows, head)
+        if auditor.findings:
+            found = auditor.findings[0]
+            raise StoreError(
+                f"op {found.seq} was not copied: {found.what}; `hocket log verify` shows all that is wrong"
+            )
+
+
+def copy_in(log: Log, rows: Sequence[OpRow]) -> None:
+    """Takes sealed ops over from another store of the same log, in their order there."""
+    ops = [keyed(row) for row in rows]
+
+    def append(session: Session, head: Head, new: Sequence[NewOp]) -> LogEnd:
+        seq = session.add_ops(new, [row.chain for row in rows])
+        return LogEnd(seq, seq, rows[-1].chain)
+
+    with log.store.write() as session:
+        if session.head().seq + 1 != rows[0].seq:
+            return  # another process was faster
+        tx = log.begin(session)
+        tx.lock_permissions_for(op.payload for op in ops)
+        session.order_ops()
+        tx.projection.prepare(ops)
+        for row, op in zip(rows, ops, strict=True):
+            tx.hear(op.timestamp)
+            tx.admit(op, row.body)
+        tx.projection.settle()
+        tx.close(append)
+        written = session.ops_after(rows[0].seq - 1, len(rows))
+        if [_copied(row) for row in written] != [_copied(row) for row in rows]:
+            raise StoreError(
+                f"the ops from number {rows[0].seq} on were not stored as they are; nothing of them was kept"
+            )
+
+
+def _copied(row: OpRow) -> tuple[int, bytes, bytes, bytes, bytes]:
+    return row.seq, row.id, row.hlc, row.body, row.chain
+
+
+def copy_unlogged(source: Session, target: Session, node: int, marks: Mapping[str, bytes]) -> None:
+    """Replaces what the target has on no log by what the source has, for this node. `marks` are settings of the
+    target's own.
+    """
+    author = node.to_bytes(8, "big")
+    settings = {key: source.node_meta(author, key) for key in OF_NODE}
+    for table in KEPT:
+        rows = source.unlogged(table)
+        target.put_unlogged(table, (row for row in rows if table != "meta" or not _is_of_node(row[0])))
+    for key, value in settings.items():
+        if value is not None:
+            target.set_node_meta(author, key, value)
+    for key, value in marks.items():
+        target.set_meta(key, value)
+
+
+def _is_of_node(key: str) -> bool:
+    """Whether a setting is a node's. Stores that nodes share name the node, others do not."""
+    return key.partition(" ")[0] in OF_NODE

@@ -1,0 +1,51 @@
+"""What a store keeps beside the log, and what becomes of it when the store is moved or copied. The ops and the head are
+copied as they are, and what is derived from the ops is derived again.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+# The store's key of the address to which it was moved. Such a store refuses writes.
+MOVED = "moved"
+# The store's key of the store from which an unfinished move copies.
+MOVING = "moving"
+
+
+class UnloggedTable(NamedTuple):
+    """Rows are copied in this order."""
+
+    columns: str
+    order: str
+
+
+# Must survive a move.
+KEPT = {
+    "meta": UnloggedTable("key, value", "key"),
+    "refusals": UnloggedTable("op_id, author, reason, wall", "number"),
+    "held": UnloggedTable("id, wall, body, author", "id"),
+    "late": UnloggedTable("id, author, hlc, received, body", "id"),
+    "over_quota": UnloggedTable("node, wall, ops", "node"),
+    "rates": UnloggedTable("kind, due", "kind"),
+    # The node releases the locks of processes that have ended.
+    "lock_requests": UnloggedTable("op, node, scope, process, until, host, boot, namespace, locks", "op"),
+    "peers": UnloggedTable("address, node, pulled, state, detail, seen, added", "address"),
+    "programs": UnloggedTable("node, knows", "node"),
+    "invitations": UnloggedTable("secret_hash, name, grants, expires, used_by, made", "secret_hash"),
+    "tokens": UnloggedTable("name, id, hash, grants, made, expires, revoked, used", "name"),
+    "answers": UnloggedTable("token, key, request, status, body, made", "token, key"),
+}
+# The settings that each node has for itself where nodes share a store.
+OF_NODE = ("address", "behind", "delivered", "home", "reading", "shared")
+# Ends with the processes that wrote it, which must have stopped before a move, or expires within seconds.
+LEFT = ("workers", "offers", "presence", "agents")
+
+
+class UnloggedSession(Protocol):
+    def unlogged(self, table: str) -> Iterator[tuple[Any, ...]]:
+        """The rows of a table in `KEPT`."""
+
+    def put_unlogged(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Replaces all rows of a table in `KEPT`."""
+
+    def mark_moved(self, address: str) -> None:
+        """From now on every write transaction raises StoreMoved with this address. Reads go on."""
