@@ -4,9 +4,9 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from hocket.log.audit import Audit, verify
 from hocket.log.machine_clock import MachineClock
 from hocket.log.permissions import PermissionsReader
 from hocket.log.rebuild import Rebuilt, rebuild
+from hocket.log.replica import ReplicatedStore
 from hocket.log.steady_clock import SteadyWall
 from hocket.log.transaction import NEWCOMER, Wall
 from hocket.node.home import Ask, Home, Remembered, default_home, read_user_key
@@ -40,12 +41,14 @@ from hocket.node.variables import (
     given,
     is_on,
     new_node_name,
+    read_address,
+    replica_path,
 )
-from hocket.store import Session, Store
+from hocket.store import Session, Store, read_replica
 from hocket.store import open as open_store
 from hocket.store.guarded import GuardedStore
 from hocket.store.secrecy import without_password
-from hocket.store.unlogged import MOVING
+from hocket.store.unlogged import MOVING, REPLICA
 from hocket.work import jobs, view
 from hocket.work.blobs import Blobs
 from hocket.work.command.secrets import Secrets
@@ -96,6 +99,9 @@ class Runtime:
         randomness: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.home = home
+        self.replica = store if isinstance(store, ReplicatedStore) else None
+        url = read_address(home.server)
+        self._read_replica = None if url is None else read_replica(store, url, home.path / "read_position")
         if is_on(DB_CIRCUIT_BREAKER):
             self.store_breaker = StoreBreaker(home.processes)
             store = GuardedStore(store, self.store_breaker)
@@ -124,7 +130,7 @@ class Runtime:
         home.check()
         home.shut_out_others()
         check_scope(home.user_did())
-        store = open_store(home.store_address)
+        store = _opened(home)
         _check_whole(home, store)
         if home.server is not None:
             _check_database(home, store)
@@ -229,6 +235,8 @@ class Runtime:
         flush_traces()
         if self._helpers is not None:
             self._helpers.shutdown()
+        if self._read_replica is not None:
+            self._read_replica.close()
         self.store.close()
         if self.store_breaker is not None:
             self.store_breaker.close()
@@ -244,21 +252,38 @@ class Runtime:
         self.log.settle()
         return self.store.read()
 
+    @contextmanager
+    def view(self) -> Iterator[Session]:
+        """The same for lists and pages: a replica may answer, if it has what this process wrote."""
+        if self.replica is not None and self.replica.refresh():
+            with self.replica.copy() as session:
+                yield session
+                return
+        found = None if self._read_replica is None else self._read_replica.read()
+        if found is not None:
+            with found as session:
+                # A replica cannot fold what is not folded yet.
+                if session.head().unsettled == 0:
+                    yield session
+                    return
+        with self.read() as session:
+            yield session
+
     def submit(self, drafts: Sequence[Draft]) -> list[Submitted]:
         """Submits all jobs in one transaction, or none."""
         return self.log.run(lambda tx: jobs.submit(tx, drafts))
 
     def find(self, prefix: str) -> bytes:
         """The id of the one job whose id begins or ends with this text."""
-        with self.read() as session:
+        with self.view() as session:
             return view.find(session, prefix).job.id
 
     def show(self, prefix: str) -> dict[str, Any]:
-        with self.read() as session:
+        with self.view() as session:
             return view.full(session, view.find(session, prefix))
 
     def brief(self, job_id: bytes) -> dict[str, Any]:
-        with self.read() as session:
+        with self.view() as session:
             entry = session.job(job_id)
             if entry is None:
                 raise Usage(f"no job {ulid_text(job_id)}")
@@ -430,14 +455,34 @@ def _check_database(home: Home, store: Store) -> None:
             raise Conflict(f"{where} has the log of another node; give each home a database of its own")
 
 
+def _opened(home: Home) -> Store:
+    """The home's store, with its replica if there is one."""
+    path, address = replica_path(home.server), home.store_address
+    if path is None:
+        return open_store(address)
+
+    def log_of(store: Store) -> Log:
+        return Log(store, home.node_key(), home.user_did(), wall=SteadyWall(), randomness=os.urandom)
+
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise StoreError(f"cannot create the replica {path}: {error.strerror}") from error
+    return ReplicatedStore(path, open_store(path, create=True), lambda: open_store(address), log_of)
+
+
 def _check_whole(home: Home, store: Store) -> None:
-    """Raises Conflict if the store is the target of a move that has not ended."""
+    """Raises Conflict if the store is a copy: the target of a move that has not ended, or a replica."""
     with store.read() as session:
-        is_unfinished = bool(session.meta(MOVING))
+        is_unfinished, is_replica = bool(session.meta(MOVING)), session.meta(REPLICA) is not None
+    where, why = without_password(str(home.store_address)), ""
     if is_unfinished:
+        why = "has only a part of a log that is being moved there; run `hocket store move` again"
+    elif is_replica and not isinstance(store, ReplicatedStore):
+        why = "is a replica of another store, which takes the changes; use that one"
+    if why:
         store.close()
-        where = without_password(str(home.store_address))
-        raise Conflict(f"{where} has only a part of a log that is being moved there; run `hocket store move` again")
+        raise Conflict(f"{where} {why}")
 
 
 def _clock(store: Store) -> MachineClock:
