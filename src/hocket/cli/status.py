@@ -130,6 +130,8 @@ def _fields(shown: NodeStatus) -> list[tuple[str, object]]:
         ("clock", shown.clock),
         ("chain head", shown.chain_head),
     ]
+    if shown.replica is not None:
+        pairs.append(("replica", f"{shown.replica.path}, {span(max(0, now - shown.replica.followed_ms))} old"))
     if shown.rebuilding:
         pairs.append(("rebuild", "under way or interrupted; run `hocket log rebuild` to finish it"))
     pairs += [

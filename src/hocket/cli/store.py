@@ -15,8 +15,13 @@ app = new_app()
 
 
 @app.callback()
-def store() -> None:
-    """Bring the tables of a store to the current version, or move the log into another store."""
+def store(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Bring the tables of a store to the current version, or move the log into another store.
+
+    \b
+      hocket store migrate --dry-run
+      hocket store move ~/.hocket/log.db postgresql://hocket@db.example/hocket
+    """
 
 
 @app.command()

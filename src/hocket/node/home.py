@@ -28,7 +28,7 @@ _OTHERS = 0o077
 # Everything that Hocket puts into a home. It ignores other files.
 _PARTS = (
     *("log.db", "log.db-wal", "log.db-shm", "log.db-journal", "processes", "blobs", "runs", "output", "secrets", "git"),
-    "messages",
+    *("messages", "read_position"),
     *("config.toml", "store", "tempo.yaml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
 )
 

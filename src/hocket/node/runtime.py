@@ -5,9 +5,9 @@
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from hocket.log.founder import founder
 from hocket.log.machine_clock import MachineClock
 from hocket.log.permissions import PermissionsReader
 from hocket.log.rebuild import Rebuilt, rebuild
+from hocket.log.replica import ReplicatedStore
 from hocket.log.steady_clock import SteadyWall
 from hocket.log.transaction import NEWCOMER, Wall
 from hocket.node.home import Ask, Home, Remembered, default_home, read_user_key
@@ -45,13 +46,15 @@ from hocket.node.variables import (
     is_on,
     listen_address,
     new_node_name,
+    read_address,
+    replica_path,
 )
-from hocket.store import Session, Store
+from hocket.store import Session, Store, read_replica
 from hocket.store import listener as store_listener
 from hocket.store import open as open_store
 from hocket.store.guarded import GuardedStore
 from hocket.store.secrecy import without_password
-from hocket.store.unlogged import MOVING
+from hocket.store.unlogged import MOVING, REPLICA
 from hocket.work import jobs, view
 from hocket.work.blobs import Blobs
 from hocket.work.command.secrets import Secrets
@@ -104,6 +107,9 @@ class Runtime:
         randomness: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.home = home
+        self.replica = store if isinstance(store, ReplicatedStore) else None
+        url = read_address(home.server)
+        self._read_replica = None if url is None else read_replica(store, url, home.path / "read_position")
         if is_on(DB_CIRCUIT_BREAKER):
             self.store_breaker = StoreBreaker(home.processes)
             store = GuardedStore(store, self.store_breaker)
@@ -134,7 +140,7 @@ class Runtime:
         home.check()
         home.shut_out_others()
         check_scope(home.user_did())
-        store = open_store(home.store_address)
+        store = _opened(home)
         _check_whole(home, store)
         runtime = cls(home, store, _helpers())
         runtime._check_store_and_variables()
@@ -278,6 +284,8 @@ class Runtime:
         flush_traces()
         if self._helpers is not None:
             self._helpers.shutdown()
+        if self._read_replica is not None:
+            self._read_replica.close()
         self.store.close()
         if self.store_breaker is not None:
             self.store_breaker.close()
@@ -293,21 +301,38 @@ class Runtime:
         self.log.settle()
         return self.store.read()
 
+    @contextmanager
+    def view(self) -> Iterator[Session]:
+        """The same for lists and pages: a replica may answer, if it has what this process wrote."""
+        if self.replica is not None and self.replica.refresh():
+            with self.replica.copy() as session:
+                yield session
+                return
+        found = None if self._read_replica is None else self._read_replica.read()
+        if found is not None:
+            with found as session:
+                # A replica cannot fold what is not folded yet.
+                if session.head().unsettled == 0:
+                    yield session
+                    return
+        with self.read() as session:
+            yield session
+
     def submit(self, drafts: Sequence[Draft]) -> list[Submitted]:
         """Submits all jobs in one transaction, or none."""
         return self.log.run(lambda tx: jobs.submit(tx, drafts))
 
     def find(self, prefix: str) -> bytes:
         """The id of the one job whose id begins or ends with this text."""
-        with self.read() as session:
+        with self.view() as session:
             return view.find(session, prefix).job.id
 
     def show(self, prefix: str) -> dict[str, Any]:
-        with self.read() as session:
+        with self.view() as session:
             return view.full(session, view.find(session, prefix))
 
     def brief(self, job_id: bytes) -> dict[str, Any]:
-        with self.read() as session:
+        with self.view() as session:
             entry = session.job(job_id)
             if entry is None:
                 raise Usage(f"no job {ulid_text(job_id)}")
@@ -387,7 +412,11 @@ class Runtime:
     def _check_sharing(self) -> None:
         with self.store.read() as session:
             check_sharing(session, self.log.node, self.log.permissions(session), self.log.physical())
-        note_home(self.home, self.log)
+        try:
+            note_home(self.home, self.log)
+        except StoreError:
+            if self.replica is None:  # which answers reads while the server is away
+                raise
 
     def _add_coordinator(self, text: str) -> None:
         """Makes the server at this address a peer, unless it is one. The coordinator itself needs none."""
@@ -496,14 +525,36 @@ def _origin(processes: Path) -> bytes:
     return hashlib.sha256(f"{place.host} {place.boot} {place.locks}".encode()).digest()[:ORIGIN_BYTES]
 
 
+def _opened(home: Home) -> Store:
+    """The home's store, with its replica if there is one."""
+    path, address = replica_path(home.server), home.store_address
+    if path is None:
+        return open_store(address)
+
+    node = node_id(home.node_key().public)
+
+    def log_of(store: Store) -> Log:
+        return Log(store, home.node_key(), home.user_did(), wall=SteadyWall(), randomness=os.urandom)
+
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise StoreError(f"cannot create the replica {path}: {error.strerror}") from error
+    return ReplicatedStore(path, open_store(path, create=True), lambda: open_store(address), log_of, node)
+
+
 def _check_whole(home: Home, store: Store) -> None:
-    """Raises Conflict if the store is the target of a move that has not ended."""
+    """Raises Conflict if the store is a copy: the target of a move that has not ended, or a replica."""
     with store.read() as session:
-        is_unfinished = bool(session.meta(MOVING))
+        is_unfinished, is_replica = bool(session.meta(MOVING)), session.meta(REPLICA) is not None
+    where, why = without_password(str(home.store_address)), ""
     if is_unfinished:
+        why = "has only a part of a log that is being moved there; run `hocket store move` again"
+    elif is_replica and not isinstance(store, ReplicatedStore):
+        why = "is a replica of another store, which takes the changes; use that one"
+    if why:
         store.close()
-        where = without_password(str(home.store_address))
-        raise Conflict(f"{where} has only a part of a log that is being moved there; run `hocket store move` again")
+        raise Conflict(f"{where} {why}")
 
 
 def _clock(store: Store) -> MachineClock:

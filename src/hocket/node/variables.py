@@ -19,6 +19,8 @@ MESH_SCOPE_ID = "HOCKET_MESH_SCOPE_ID"
 MESH_TOKEN = "HOCKET_MESH_TOKEN"
 STORE = "HOCKET_STORE"
 STORE_LISTEN = "HOCKET_STORE_LISTEN"
+STORE_READ = "HOCKET_STORE_READ"
+REPLICA = "HOCKET_REPLICA"
 DB_URL = "HOCKET_DB_URL"
 DB_PATH = "HOCKET_DB_PATH"
 DB_TOKEN = "HOCKET_DB_TOKEN"
@@ -30,7 +32,8 @@ RATES = "HOCKET_RATES"
 
 ALL = (
     *(MESH_ENABLED, MESH_NODE_ID, MESH_CONTROL_ADDR, MESH_SCOPE_ID, MESH_TOKEN),
-    *(STORE, STORE_LISTEN, DB_URL, DB_PATH, DB_TOKEN, DB_CIRCUIT_BREAKER),
+    *(STORE, STORE_LISTEN, STORE_READ, REPLICA),
+    *(DB_URL, DB_PATH, DB_TOKEN, DB_CIRCUIT_BREAKER),
     *(BUS, BUS_CREDENTIALS, BUS_CA),
     *(RATES, TRACES),
 )
@@ -70,6 +73,29 @@ def listen_address() -> str | None:
     if address is not None and address.partition("://")[0] not in POSTGRES_SCHEMES:
         raise Usage(f"bad {STORE_LISTEN}: write postgresql://user@host/database, past the pooler")
     return address
+
+
+def read_address(server: str | None) -> str | None:
+    """The address of the server that answers reads, if it is another one."""
+    address = _beside(STORE_READ, server)
+    if address is not None and not is_server(address):
+        raise Usage(f"bad {STORE_READ}: write postgresql://user@host/database")
+    if address is not None and given(REPLICA) is not None:
+        raise Usage(f"{STORE_READ} and {REPLICA} both say where to read; set one of them")
+    return address
+
+
+def replica_path(server: str | None) -> Path | None:
+    """The file of the local replica of a store in a database server."""
+    path = _beside(REPLICA, server)
+    return None if path is None else Path(path).expanduser().absolute()
+
+
+def _beside(name: str, server: str | None) -> str | None:
+    value = given(name)
+    if value is not None and server is None:
+        raise Usage(f"{name} is for a store in PostgreSQL, and this home has its own file; unset it")
+    return value
 
 
 def checked_server(address: str) -> str:

@@ -2,6 +2,7 @@
 the MCP server, use these and never read the store themselves. Each module has one group, as functions on a `Service`.
 """
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 
 from hocket.errors import NotAuthorised
+from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text
 from hocket.mesh.names import names
 from hocket.node.runtime import Runtime
@@ -63,6 +65,9 @@ class Service:
 
     def __exit__(self, *_: object) -> None:
         self.end_delivery()
+        if (replica := self.runtime.replica) is not None and (state := replica.state).error is not None:
+            age = span(max(0, int(time.time() * 1000) - state.followed_ms))
+            self._warn(f"this was read from the replica {state.path}, which is {age} old: {state.error}")
         self.runtime.close()
 
     def acting_as(self, principal: Principal) -> "Service":
@@ -114,8 +119,8 @@ class Service:
             self.delivery.wrote(to)
 
     def read(self) -> AbstractContextManager[Session]:
-        """A view whose projections include every op on the log."""
-        return self.runtime.read()
+        """A view for lists and pages. A replica may answer."""
+        return self.runtime.view()
 
     def names(self, session: Session) -> dict[str, str]:
         """The names of the mesh's nodes that have one, by their ids."""

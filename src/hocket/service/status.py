@@ -112,6 +112,17 @@ class OutboxStatus(ServiceAnswer, frozen=True):
     ops_max: int
 
 
+class ReplicaStatus(ServiceAnswer, frozen=True):
+    """The local copy that answers reads: up to which op it has the log, and when that was all. `error` says why it
+    cannot follow the store now.
+    """
+
+    path: str
+    ops: int
+    followed_ms: int
+    error: str | None
+
+
 class NodeStatus(ServiceAnswer, frozen=True):
     node: str
     name: str | None
@@ -143,6 +154,7 @@ class NodeStatus(ServiceAnswer, frozen=True):
     breakers: list[BreakerStatus]
     buses: list[BusStatus]
     outbox: OutboxStatus
+    replica: ReplicaStatus | None
 
 
 def status(service: Service) -> NodeStatus:
@@ -188,6 +200,7 @@ def status(service: Service) -> NodeStatus:
             breakers=breakers_of(session, home),
             buses=[BusStatus(*msgspec.structs.astuple(each)) for each in running_buses(home.processes)],
             outbox=_outbox(service, session),
+            replica=None if service.runtime.replica is None else ReplicaStatus(*service.runtime.replica.state),
         )
 
 

@@ -72,6 +72,7 @@ __all__ = [
     "PresenceSession",
     "QueueSession",
     "QueuedDelivery",
+    "ReadReplica",
     "Refusal",
     "RegisterSession",
     "Revoked",
@@ -93,6 +94,7 @@ __all__ = [
     "listener",
     "open",
     "planned",
+    "read_replica",
 ]
 
 # The address of a store in memory, which is gone when it is closed.
@@ -149,6 +151,16 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
+class ReadReplica(Protocol):
+    """A copy of a store, which another program keeps."""
+
+    def read(self) -> AbstractContextManager[Session] | None:
+        """A view, or None if the copy cannot give one now that has what this home wrote."""
+
+    def close(self) -> None:
+        """Call it after the last write, before the store is closed."""
+
+
 def open(url: Path | str, *, create: bool = False) -> Store:
     """The store at an address: `sqlite:///srv/log.db`, or a plain path, which means SQLite too, or
     `postgresql://user@host/database`. Brings its tables to the current version. Creates a missing store only with
@@ -174,6 +186,17 @@ def planned(url: Path | str) -> Migration:
     from hocket.store.sqlite import planned as planned_here
 
     return planned_here(str(path))
+
+
+def read_replica(primary: Store, url: str, noted: Path) -> ReadReplica:
+    """A streaming replica of a store in PostgreSQL. In the file `noted` the processes of a home tell each other how far
+    the primary was when they last wrote to it.
+    """
+    from hocket.store.postgres import PostgresStore
+    from hocket.store.postgres.read_replica import StreamingReplica
+
+    assert isinstance(primary, PostgresStore)
+    return StreamingReplica(primary, url, noted)
 
 
 def is_server(url: Path | str) -> bool:

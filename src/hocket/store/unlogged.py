@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 MOVED = "moved"
 # The store's key of the store from which an unfinished move copies.
 MOVING = "moving"
+# The store's key of the store of which it is a replica.
+REPLICA = "replica"
 
 
 class UnloggedTable(NamedTuple):

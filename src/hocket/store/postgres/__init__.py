@@ -49,6 +49,8 @@ class PostgresStore:
             raise_explained(address.shown, error)
         self._writer = connection
         self._readers = PostgresReaders(self.address)
+        # How many write transactions this process has committed.
+        self.commits = 0
 
     def write(self) -> "PostgresWrite":
         return PostgresWrite(self)
@@ -115,7 +117,12 @@ class PostgresStore:
             is_doubtful = self._writer.closed or note
             if not is_doubtful or session.last_added is None or not self._was_committed(session, error):
                 raise
+        self.commits += 1
         self._lock.release()
+
+    def position(self) -> int:
+        """How far the server's write-ahead log is. It contains all that this process has committed."""
+        return self._readers.position()
 
     def _was_committed(self, session: PostgresSession, broken: psycopg.OperationalError) -> bool:
         """Whether the last op of a transaction is on the log, asked over a new connection. The lock of the head answers
@@ -158,6 +165,11 @@ _BEGIN_WRITE = (
     f" {HEAD} FOR UPDATE; SELECT {_SERVER_MS}, (SELECT id FROM ({LATEST}) AS latest)"
 )
 _BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = {schema}, pg_temp"
+
+_POSITION = (
+    "SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
+    " - '0/0'::pg_lsn)::bigint"
+)
 
 
 class PostgresWrite:
@@ -264,6 +276,17 @@ class PostgresReaders:
             if not reader.connection.closed:
                 self._free.append(reader)
             self._places.release()
+
+    def position(self) -> int:
+        """How far the server's write-ahead log is, or how far a replica has replayed it."""
+        try:
+            reader = self.take()
+        except psycopg.Error as error:
+            raise_explained(self._address.shown, error)
+        try:
+            return int(next(iter(reader.connection.execute(_POSITION)))[0])
+        finally:
+            self.give_back(reader)
 
     def close(self) -> None:
         """Waits for the current readers, at most as long as for a lock."""
