@@ -25,7 +25,7 @@ BEATS = [15, pytest.param(200, marks=pytest.mark.soak)]
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
     path = tmp_path / "tempo.yaml"
-    path.write_text("cluster_id: one\ninitial_bpm: 150\nbar_len_beats: 4\n")
+    path.write_text("cluster_id: one\ninitial_bpm: 75\nbar_len_beats: 4\n")
     return path
 
 

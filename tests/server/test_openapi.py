@@ -75,7 +75,7 @@ UNCHECKED = [positive_data_acceptance]
 @settings(max_examples=max(1, settings.default.max_examples // 4))
 def test_the_api_does_what_its_description_says(case: Case, target: Target):
     headers = {"Authorization": f"Bearer {target.token}"}
-    case.call_and_validate(base_url=target.address, headers=headers, excluded_checks=UNCHECKED)
+    case.call_and_validate(base_url=target.address, headers=headers, excluded_checks=UNCHECKED, timeout=PATIENCE_S)
 
 
 def test_the_server_serves_this_description_without_a_token(served: Served):
