@@ -12,21 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hocket
+from hocket.bus.memory_messages import MemoryMessages, MemoryServer
+from hocket.bus.signed import SignedMessages
 from hocket.errors import Usage
 from hocket.kernel.beats.messages import PromiseOutcome, PromiseResult, to_json
 from hocket.kernel.beats.promise_record import HALF_LIFE_MS, PromiseRecord, weighed
-from hocket.kernel.clock import hlc_text
-from hocket.kernel.ids import node_text
+from hocket.kernel.clock import Hlc, hlc_text
+from hocket.kernel.ids import node_id, node_text
+from hocket.kernel.keys import SigningKey
 from hocket.kernel.rendezvous import WEIGHT_MIN
 from hocket.node.inbox import ReceivedMessage
 from hocket.node.node import Node
-from hocket.rhythm.promise_watch import AGENTS_MAX, PromiseCounts
+from hocket.rhythm.promise_watch import AGENTS_MAX, PromiseCounts, PromiseWatch
 from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
 from hocket.work.serving import read_serving
 from hocket.work.tempo_context import make_promise
 
 PATIENCE_S = 30.0
-POLICY = "cluster_id: choir\ninitial_bpm: 1200\nbar_len_beats: 8\n"
+POLICY = "cluster_id: choir\ninitial_bpm: 240\nbar_len_beats: 8\n"
 SCORE = {"phases": {"work": 8}, "wait_budget": {"help": 8}}
 
 
@@ -199,6 +202,36 @@ def test_broken_promises_lower_the_weight_of_a_worker_that_weighs_them(tmp_path:
                     await asyncio.sleep(0.01)
 
     asyncio.run(main())
+
+
+@pytest.mark.req("BB-08")
+def test_who_promised_is_released_when_another_agent_has_helped() -> None:
+    async def answered_at(thread_id: str, agent_id: str) -> int | None:
+        raise AssertionError("the thread is closed")
+
+    async def main() -> None:
+        server, key = MemoryServer(), SigningKey(bytes(32))
+        bus = SignedMessages(MemoryMessages(server), key, "mesh", {node_id(key.public): key.public}.get, lambda: 0)
+        watch = PromiseWatch(TempoMessages(bus, "mesh"), "choir", lambda: Hlc(0, 0, 0), lambda: 0, answered_at)
+        made = make_promise("thread", 1, 2, 0.9, "fallback")
+        for agent in ("a@node", "b@node"):
+            watch.promised(agent, made, 0, 1_000_000)
+        watch.answered("thread", "a@node", 1)
+        while watch.counts.of("a@node") == PromiseRecord():
+            await asyncio.sleep(0)
+        assert watch.counts.of("a@node").kept == 1
+        assert watch.counts.of("b@node") == PromiseRecord() and not watch._open
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+@pytest.mark.req("BB-08")
+def test_a_node_is_as_reliable_as_its_worst_agent() -> None:
+    counts = PromiseCounts()
+    for agent, outcome in (("a@one", PromiseOutcome.BROKEN), ("b@one", PromiseOutcome.KEPT), ("a@two", "late")):
+        counts.add(PromiseResult("t", agent, PromiseOutcome(outcome), "1970-01-01T00:00:00.000Z+0"), 0)
+    assert counts.of_node("one", 0) == counts.of("a@one").reliability(0) < counts.of("b@one").reliability(0)
+    assert counts.of_node("one", 0) < counts.of_node("two", 0) < counts.of_node("three", 0) == 1.0
 
 
 def test_counts_are_bounded_and_each_result_counts_once() -> None:

@@ -85,6 +85,17 @@ def test_a_score_shrinks_to_the_bars_of_the_cluster() -> None:
     assert kept.score is not None and kept.score.phases == {"plan": 1, "work": 2, "review": 1}
 
 
+@pytest.mark.req("BB-06")
+def test_only_a_number_from_0_to_1_is_progress() -> None:
+    _, kept = keeper(0)
+    kept.report(b"0.25")
+    for other in (b"1.01", b"-0.1", b"true", b'"0.5"', b"null", b'{"stage":1}'):
+        kept.report(other)
+        assert kept.progress == 0.25
+    kept.report(b"1")
+    assert kept.progress == 1.0
+
+
 def test_without_a_score_the_phase_is_the_clusters() -> None:
     clock, kept = keeper(BEAT_MS, None)
     assert kept.begin() == math.inf

@@ -62,6 +62,14 @@ def overruns(ctx: hocket.Context) -> Any:
         time.sleep(0.005)
 
 
+AGAIN = {"retry": {"max_phrases": 2}, "escalation": {"on_wait_exhausted": ["defer:next-phrase"]}}
+
+
+@hocket.job("score.again", backoff="10ms", score=FAST | {"tempo": 240} | AGAIN)
+async def waits_again(ctx: hocket.Context) -> Any:
+    return await ctx.wait_for(never(), budget="io", fallback="guess")
+
+
 @hocket.job("score.overruns", score=FAST | {"escalation": {"on_overrun": ["fallback:coarse"]}})
 async def overruns_with_fallback(ctx: hocket.Context) -> Any:
     ctx.set_fallback("coarse", "so far")
@@ -145,6 +153,16 @@ def test_without_a_fallback_of_its_own_the_job_ends_with_the_scores(tmp_path: Pa
             await failing.result()
         (record,) = await degraded(node, failing.job_id)
         assert record["step"] == "fail"
+
+    run(tmp_path / "home", act)
+
+
+@pytest.mark.req("BB-07")
+def test_a_score_that_defers_goes_before_the_fallback_of_a_wait(tmp_path: Path) -> None:
+    async def act(node: Node) -> None:
+        handle = await node.submit(waits_again)
+        assert await handle.result() == "guess"
+        assert [each["step"] for each in await degraded(node, handle.job_id)] == ["defer", "fallback"]
 
     run(tmp_path / "home", act)
 

@@ -2,17 +2,17 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import pytest
 
 import hocket
 from hocket.errors import Usage
-from hocket.events import RunFinished
+from hocket.events import JobHandedBack, LeaseLost, RunFinished
 from hocket.kernel.beats.messages import ClaimState, NodeLoad, StatusClaim
 from hocket.kernel.beats.policy import make_policy
 from hocket.kernel.clock import Hlc
@@ -163,6 +163,43 @@ def test_the_claims_of_a_beat_go_in_one_message(home: Path) -> None:
     asyncio.run(main())
 
 
+class Published:
+    """Takes the place of the bus."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[StatusClaim] = asyncio.Queue()
+
+    async def publish_all(self, messages: Sequence[StatusClaim], lane: str) -> None:
+        for each in messages:
+            self.queue.put_nowait(each)
+
+
+@pytest.mark.req("BB-06")
+def test_every_change_is_told_without_a_beat_and_a_lost_run_no_more() -> None:
+    async def main() -> None:
+        beats = LocalBeats(make_policy("choir", 1), lambda: 0)  # its next beat never comes
+        claims, bus = StatusClaims(beats, "a", 1, lambda: HLC, lambda: asyncio.sleep(0, 0)), Published()
+        emit = claims.listening(lambda event: None)
+        task = asyncio.create_task(claims.send(cast(TempoMessages, bus)))
+        await asyncio.sleep(0)
+        jobs = [Job(n.to_bytes(16, "big"), "k", b"", HLC, DEFAULT, HLC) for n in range(3)]
+        for job in jobs:
+            await asyncio.to_thread(claims.keeper(job).begin)
+            told = await asyncio.wait_for(bus.queue.get(), PATIENCE_S)
+            assert (told.task_id, told.state) == (ulid_text(job.id), ClaimState.EXECUTING)
+        first, second, third = (ulid_text(job.id) for job in jobs)
+        emit(LeaseLost(first, "too late"))
+        emit(JobHandedBack(second, "k", 1))
+        emit(RunFinished(third, "k", 1))
+        told = await asyncio.wait_for(bus.queue.get(), PATIENCE_S)
+        assert (told.task_id, told.state, told.progress) == (third, ClaimState.DONE, 1.0)
+        assert claims._due(is_beat=True) == [] and bus.queue.empty()
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(main())
+
+
 def test_a_storm_of_ends_is_bounded() -> None:
     async def main() -> None:
         beats = LocalBeats(make_policy("choir", 1), lambda: 0)
@@ -175,6 +212,7 @@ def test_a_storm_of_ends_is_bounded() -> None:
                 emit(RunFinished(ulid_text(job.id), "storm", 1))
         told = claims._due(is_beat=False)
         assert [each.state for each in told] == [ClaimState.DONE] * CHANGES_MAX
+        assert not claims._ended, "more than a beat tells are not kept"
         assert claims._due(is_beat=False) == []
         assert [each.state for each in claims._due(is_beat=True)] == [ClaimState.EXECUTING] * (CHANGES_MAX // 2)
 
