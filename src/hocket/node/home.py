@@ -25,9 +25,11 @@ from hocket.store.secrecy import without_password
 ENVIRONMENT = "HOCKET_HOME"
 
 _OTHERS = 0o077
+_DATABASE_ENDS = ("", "-wal", "-shm", "-journal", "-waiting")
 # Everything that Hocket puts into a home. It ignores other files.
 _PARTS = (
-    *("log.db", "log.db-wal", "log.db-shm", "log.db-journal", "processes", "blobs", "runs", "output", "secrets", "git"),
+    *(f"log.db{end}" for end in _DATABASE_ENDS),
+    *("processes", "blobs", "runs", "output", "secrets", "git"),
     *("messages", "read_position"),
     *("config.toml", "store", "tempo.yaml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
 )
@@ -125,7 +127,7 @@ class Home:
 
     def _parts(self) -> list[Path]:
         """Everything that Hocket puts into a home, and the database if it is elsewhere."""
-        beside = [self.database.with_name(self.database.name + end) for end in ("", "-wal", "-shm", "-journal")]
+        beside = [self.database.with_name(self.database.name + end) for end in _DATABASE_ENDS]
         return [self.path / name for name in _PARTS] + ([] if self.has_own_database() else beside)
 
     def has_own_database(self) -> bool:

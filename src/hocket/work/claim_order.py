@@ -125,10 +125,13 @@ class ClaimOrder:
         # By the kind, the epoch of the announcement and the labels that the jobs need.
         self._left_to: dict[tuple[str, int, tuple[str, ...]], _LeftJobs] = {}
 
-    def look(self, tx: Transaction) -> Callable[[bytes, int], int]:
+    def look(self, tx: Transaction) -> Callable[[bytes, int], int] | None:
         """Call this before a look at the queue. The returned function says until when this worker leaves a job, by its
-        id and fence, to others, if it has asked `may_claim_at` before and nothing has changed since.
+        id and fence, to others, if it has asked `may_claim_at` before and nothing has changed since. None if it leaves
+        none.
         """
+        if not self._left_to:
+            return None
         self.members.refresh(tx.session, tx.physical)
         for (kind, epoch, needs), left in list(self._left_to.items()):
             is_over = left.until_ms <= tx.now
@@ -136,7 +139,7 @@ class ClaimOrder:
                 del self._left_to[kind, epoch, needs]
                 for job_id in left.job_ids:
                     self._left.pop(job_id, None)
-        return self._left_until
+        return self._left_until if self._left_to else None
 
     def _left_until(self, job_id: bytes, fence: int) -> int:
         left = self._left.get(job_id)

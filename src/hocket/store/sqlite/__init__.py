@@ -1,7 +1,7 @@
 """The default store: one SQLite file in WAL mode with `synchronous=FULL`, shared by every process of a node. A commit
 is on the disk when it returns. SQLite's lock, taken at the start of a transaction, lets one writer in at a time. A
-process that finds it taken tries again after a short random time, because SQLite's own waiting lets some processes
-starve.
+process that finds it taken sleeps until the writer wakes it (`write_hints`), because SQLite's own waiting lets some
+processes starve.
 """
 
 import functools
@@ -21,6 +21,7 @@ from hocket.store.disk import is_full
 from hocket.store.lock_holder import lock_holder
 from hocket.store.migration import Migration
 from hocket.store.sqlite.session import MOVED_TO, SqliteSession
+from hocket.store.sqlite.write_hints import WriteHints
 
 T = TypeVar("T")
 
@@ -29,6 +30,9 @@ VERSION = 9
 _SCHEMA = ("schema.sql", *(f"schema_{version}.sql" for version in range(2, VERSION + 1)))
 LOCK_WAIT_S = 30.0
 RETRY_MIN_S, RETRY_MAX_S = 0.0001, 0.002
+# A process that waits to write and is not woken tries again after this long, and up to twice that: a writer that was
+# killed wakes nobody.
+UNWOKEN_S = 0.01
 CACHE_KIB = 16_384
 # A reader's cache is useless once another process has written.
 READER_CACHE_KIB = 4_096
@@ -52,6 +56,7 @@ class SqliteStore:
         self._may_fill = create or self.path == ":memory:"
         flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
         self._write_lock = threading.RLock()
+        self._hints: WriteHints | None = None if self.path == ":memory:" else WriteHints(self.path)
         with _explained(self.path), _readable(self.path):
             self._writer = self._connect(flags)
             _persist(lambda: _version(self._writer, self.path))
@@ -68,7 +73,7 @@ class SqliteStore:
             self._readers = ReadPool(lambda: self._connect(apsw.SQLITE_OPEN_READWRITE, READER_CACHE_KIB), self.path)
 
     def write(self) -> "WriteTransaction":
-        return WriteTransaction(self._writer, self._write_session, self._write_lock, self.path)
+        return WriteTransaction(self._writer, self._write_session, self._write_lock, self.path, self._hints)
 
     def read(self) -> "ReadTransaction":
         return ReadTransaction(self._readers, self.path)
@@ -92,6 +97,8 @@ class SqliteStore:
         self._readers.close()
         with self._write_lock:
             self._writer.close()
+            if self._hints is not None:
+                self._hints.close()
 
     def _connect(self, flags: int, cache_kib: int = CACHE_KIB) -> apsw.Connection:
         connection = apsw.Connection(self.path, flags=flags, statementcachesize=STATEMENTS)
@@ -175,13 +182,21 @@ def _copy(database: bytes, to: apsw.Connection) -> None:
 class WriteTransaction:
     """One write transaction. It is a class and not a generator, because that is faster and every append needs one."""
 
-    __slots__ = ("_connection", "_lock", "_path", "_session")
+    __slots__ = ("_connection", "_hints", "_lock", "_path", "_session")
 
-    def __init__(self, connection: apsw.Connection, session: SqliteSession, lock: threading.RLock, path: str) -> None:
+    def __init__(
+        self,
+        connection: apsw.Connection,
+        session: SqliteSession,
+        lock: threading.RLock,
+        path: str,
+        hints: WriteHints | None,
+    ) -> None:
         self._connection = connection
         self._session = session
         self._lock = lock
         self._path = path
+        self._hints = hints
 
     def __enter__(self) -> SqliteSession:
         self._lock.acquire()
@@ -189,7 +204,7 @@ class WriteTransaction:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
             except apsw.BusyError:
-                _persist(lambda: self._connection.execute("BEGIN IMMEDIATE"))
+                _persist(lambda: self._connection.execute("BEGIN IMMEDIATE"), self._rest)
         except BaseException as error:
             self._lock.release()
             _explain(self._path, error)
@@ -209,9 +224,15 @@ class WriteTransaction:
                 self._session.undone()
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
+            if self._hints is not None:
+                self._hints.written()
             self._lock.release()
         _explain(self._path, error)
         raise error
+
+    def _rest(self) -> None:
+        assert self._hints is not None, "a store in memory has one writer"
+        self._hints.wait(UNWOKEN_S * random.uniform(1, 2))
 
 
 class ReadConnection:
@@ -345,8 +366,12 @@ def _set(connection: apsw.Connection, *pragmas: str) -> None:
         _persist(functools.partial(connection.execute, f"PRAGMA {pragma}"))
 
 
-def _persist(act: Callable[[], T]) -> T:
-    """Tries again, after short random times, while another process holds the lock."""
+def _rest_briefly() -> None:
+    time.sleep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))
+
+
+def _persist(act: Callable[[], T], rest: Callable[[], None] = _rest_briefly) -> T:
+    """Tries again after each rest, while another process holds the lock."""
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
@@ -354,7 +379,7 @@ def _persist(act: Callable[[], T]) -> T:
         except apsw.BusyError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))
+            rest()
 
 
 @contextmanager
