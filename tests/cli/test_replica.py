@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hocket.kernel.ids import parse_ulid
+from hocket.kernel.policy import DEFAULT
+from hocket.log import replica
+from hocket.node.runtime import Runtime
+from hocket.work.jobs import Draft
 from tests.cli.conftest import TASKS, Program, until
 from tests.cli.fork_server import start_command
 from tests.postgres_server import server
@@ -68,6 +73,25 @@ def test_reads_are_local_and_writes_go_to_the_server_and_are_read_at_once(
         server().start()
     other = hocket("submit", "test.echo", environment=here, code=0).job_id
     assert {each["job_id"] for each in hocket("jobs", "--json", environment=here, code=0).json} == {job_id, other}
+
+
+@pytest.mark.req("VX-14")
+def test_a_process_reads_what_it_wrote_however_young_the_replica_is(
+    hocket: Program, here: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOCKET_REPLICA", here["HOCKET_REPLICA"])
+    monkeypatch.setattr(replica, "FOLLOW_MS", 3_600_000)
+    with Runtime.open(hocket.home) as runtime:
+        with runtime.view() as session:
+            assert session.head().seq == copied(here)
+        (made,) = runtime.submit([Draft("test.echo", b"{}", DEFAULT)])
+        with runtime.view() as session:
+            assert session.job(made.job_id) is not None
+        # Of others it learns when the replica is old enough.
+        other = hocket.submit("test.echo")
+        monkeypatch.setattr(replica, "FOLLOW_MS", 0)
+        with runtime.view() as session:
+            assert session.job(parse_ulid(other)) is not None
 
 
 @pytest.mark.req("VX-14")

@@ -211,6 +211,24 @@ def test_a_move_that_ends_anywhere_is_finished_by_the_next(
 
 
 @pytest.mark.req("VX-18")
+def test_what_others_write_while_the_ops_are_copied_moves_too(
+    used: Program, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_copy, "STEP", 20)
+    written: list[str] = []
+
+    def write(done: int, total: int) -> None:
+        if not written:
+            used("token", "create", "late", "--may", "job:read:test.", code=0)
+            written.append(used.submit("test.echo"))
+
+    move(Home(used.home), str(used.home / "log.db"), address, write)
+    assert used.show(written[0])["state"] == "pending"
+    assert [each["name"] for each in used("token", "list", "--json", code=0).json] == ["late"]
+    used("log", "verify", code=0)
+
+
+@pytest.mark.req("VX-18")
 def test_a_process_that_is_killed_again_and_again_moves_everything(hocket: Program, address: str) -> None:
     lines = [{"kind": "test.echo", "payload": {"n": n}} for n in range(4_000)]
     hocket("submit", "--batch", "-", input="\n".join(map(json.dumps, lines)), code=0)

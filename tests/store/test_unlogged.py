@@ -1,0 +1,68 @@
+"""What a store keeps beside the log can be copied to any other store, and a store that was moved refuses writes."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hocket import store as stores
+from hocket.errors import StoreMoved
+from hocket.store import LateOp, OverQuota, Refusal, Store, TokenRow
+from hocket.store.unlogged import KEPT
+from tests.stores import STORES
+
+pytestmark = [pytest.mark.xdist_group("postgres")]
+NODE = bytes(range(8))
+
+
+@pytest.fixture(params=STORES)
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return STORES[request.param].address(tmp_path)
+
+
+@pytest.fixture
+def store(address: str) -> Iterator[Store]:
+    with closing(stores.open(address, create=True)) as opened:
+        yield opened
+
+
+def furnish(store: Store) -> None:
+    with store.write() as session:
+        session.set_meta("a", b"\0\1")
+        session.refuse([Refusal(bytes([n] * 16), NODE, n, 5) for n in (2, 1, 3)])
+        session.hold(b"i" * 16, 7, b"body", NODE)
+        session.hold_late(LateOp(b"l" * 16, NODE, b"h" * 20, 9, b"body"))
+        session.put_over_quota(OverQuota(NODE, 3, 4))
+        session.set_rate("acme.render", 11)
+        session.put_token(TokenRow("program", "id", b"hash", b"[]", 1, None))
+
+
+@pytest.mark.req("VX-18")
+def test_every_table_is_copied_to_every_kind_of_store(store: Store) -> None:
+    furnish(store)
+    for kind in STORES.values():
+        with closing(kind.new()) as other, store.read() as source, other.write() as target:
+            for table in KEPT:
+                target.put_unlogged(table, source.unlogged(table))
+            assert all(list(target.unlogged(table)) == list(source.unlogged(table)) for table in KEPT)
+            assert [each.reason for each in target.refusals(3)] == [3, 1, 2]
+            assert target.rate("acme.render") == 11 and target.held_of(NODE) == 1
+
+
+@pytest.mark.req("VX-18")
+def test_a_moved_store_refuses_every_write_also_of_those_who_have_it_open(address: str, store: Store) -> None:
+    furnish(store)
+    with closing(stores.open(address)) as before, before.read():
+        with store.write() as session:
+            session.mark_moved("somewhere's else")
+        for each in (store, before):
+            with pytest.raises(StoreMoved, match="was moved to somewhere's else and takes no more changes"):
+                with each.write() as session:
+                    session.set_meta("a", b"2")
+    with closing(stores.open(address)) as after:
+        with pytest.raises(StoreMoved):
+            with after.write() as session:
+                session.put_head(session.head()._replace(seq=1))
+        with after.read() as session:
+            assert session.meta("a") == b"\0\1" and session.head().seq == 0
