@@ -43,8 +43,8 @@ class PostgresSession(
     note: bytes | None = None
     """What the commit tells the processes that listen."""
 
-    def begun(self, head: Head | None = None) -> None:
-        """A transaction begins; a write transaction has read the head when it locked it."""
+    def begun(self, head: Head) -> None:
+        """A transaction begins, which has read the head."""
         self._head, self._in_transaction = head, True
 
     def ended(self) -> None:
@@ -52,6 +52,7 @@ class PostgresSession(
         self._last_added = None
         self._author, self._has_permissions = None, False
         self.note = None
+        self._waiting.clear()
 
     def carry_note(self, note: bytes) -> None:
         self.note = note
@@ -67,7 +68,7 @@ class PostgresSession(
     def drop_projections(self) -> None:
         # Not TRUNCATE: readers would wait for it, and see empty tables in an older view.
         for table in _PROJECTIONS:
-            self._sql(f"DELETE FROM {table}")
+            self._put(f"DELETE FROM {table}")
 
     def damage(self) -> list[str]:
         """PostgreSQL checks its pages when it reads them, so this reads them all."""
