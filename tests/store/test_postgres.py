@@ -297,6 +297,7 @@ def test_a_change_that_fails_later_is_explained_and_nothing_is_kept(
     assert note(store) == b"4"
 
 
+@pytest.mark.touches("VX-18")
 def test_a_transaction_reads_what_it_has_changed(store: PostgresStore) -> None:
     with store.write() as session:
         for n in range(statements.WAITING_MAX + 10):
