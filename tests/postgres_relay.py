@@ -95,6 +95,7 @@ class Relay:
         asking, answering = Messages(), Messages()
         open_questions = 0
         is_begun = False
+        before = b""
         data = first
         while True:
             for kind, _ in asking.read(data):
@@ -102,7 +103,9 @@ class Relay:
                 if kind == TERMINATE:
                     return False
                 open_questions += kind in (QUERY, SYNC)
-                self.waits += kind in (QUERY, SYNC, FLUSH)
+                # A flush right after a sync asks for nothing new.
+                self.waits += kind in (QUERY, SYNC) or (kind == FLUSH and before != SYNC)
+                before = kind
             backend.socket.sendall(data)
             data = b""
             ready, _, _ = select.select([client, backend.socket], [], [])

@@ -18,7 +18,7 @@ from hocket.kernel.subjects import JOB
 from hocket.store import NOTE_BYTES_MAX, Store, WakeUp
 from tests.postgres_server import prepared, server
 
-pytestmark = [pytest.mark.touches("VX-01"), pytest.mark.xdist_group("postgres")]
+pytestmark = pytest.mark.touches("VX-01")
 
 PATIENCE_S = 30.0
 RENDER = Changes(frozenset(("acme.render",)))

@@ -10,8 +10,6 @@ from tests.cli.conftest import TASKS, Program, until
 from tests.postgres_replica import StreamingReplica
 from tests.postgres_server import server
 
-pytestmark = [pytest.mark.xdist_group("postgres")]
-
 
 @pytest.fixture
 def hocket(tmp_path: Path) -> Program:

@@ -17,8 +17,6 @@ from tests.cli.conftest import TASKS, Program, until
 from tests.cli.fork_server import start_command
 from tests.postgres_server import server
 
-pytestmark = [pytest.mark.xdist_group("postgres")]
-
 
 @pytest.fixture
 def hocket(tmp_path: Path) -> Program:

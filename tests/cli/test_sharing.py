@@ -13,8 +13,6 @@ import pytest
 from tests.cli.conftest import PATIENCE_S, TASKS, Program, until
 from tests.postgres_server import server
 
-pytestmark = [pytest.mark.xdist_group("postgres")]
-
 
 class Three(NamedTuple):
     first: Program

@@ -11,8 +11,6 @@ from hocket.store.postgres import migration
 from tests.cli.conftest import TASKS, Program
 from tests.postgres_server import server
 
-pytestmark = [pytest.mark.xdist_group("postgres")]
-
 # The rights that docs/postgres.md lists.
 DOCS = Path(__file__).parents[2] / "docs"
 RIGHTS = (

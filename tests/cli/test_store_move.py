@@ -22,8 +22,6 @@ from hocket.store import Store, unlogged
 from tests.cli.conftest import PROGRAM, Program, until
 from tests.postgres_server import server
 
-pytestmark = [pytest.mark.xdist_group("postgres")]
-
 
 @pytest.fixture
 def address() -> str:

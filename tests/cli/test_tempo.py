@@ -13,8 +13,6 @@ from hocket.work.serving import read_serving
 from tests.cli.conftest import Program, until
 from tests.cli.test_reverb import say
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 POLICY = "cluster_id: acme\ninitial_bpm: 60\nbar_len_beats: 5\n"
 HANDLER = """
 import hocket

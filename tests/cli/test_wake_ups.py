@@ -15,8 +15,6 @@ from tests.cli.conftest import PATIENCE_S, TASKS, Program, until
 from tests.postgres_relay import Relay
 from tests.postgres_server import server
 
-pytestmark = [pytest.mark.xdist_group("postgres")]
-
 SLOW_WORKER = """
 import sys
 from hocket.cli import main

@@ -30,8 +30,6 @@ from tests.node.sharers import Sharers
 from tests.postgres_server import server
 from tests.stores import raw
 
-pytestmark = [pytest.mark.xdist_group("postgres")]
-
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Sharers]:

@@ -18,7 +18,7 @@ from tests.log.roster.world import READER, introduction, new_log
 from tests.postgres_relay import Relay
 from tests.postgres_server import prepared, server
 
-pytestmark = [pytest.mark.touches("VX-18"), pytest.mark.xdist_group("postgres")]
+pytestmark = pytest.mark.touches("VX-18")
 
 PATIENCE_S = 30.0
 RENDER = Changes(frozenset(("acme.render",)))

@@ -16,10 +16,11 @@ import pytest
 from hocket import store as stores
 from hocket.breakers import CircuitBreaker
 from hocket.errors import HocketError, StoreCircuitOpen, StoreError, StoreLocked, Usage
+from hocket.log import Transaction
 from hocket.log.audit import verify
 from hocket.store import postgres
 from hocket.store.guarded import GuardedStore
-from hocket.store.postgres import PostgresStore, migration
+from hocket.store.postgres import PostgresStore, migration, statements
 from tests.log.roster.world import READER, introduction, new_log
 from tests.postgres_server import prepared, server
 
@@ -269,6 +270,55 @@ def test_a_process_that_stops_in_a_transaction_does_not_hold_up_others(
                 session.set_meta("b", b"1")
         assert note(other) == b"2"
     put(store, b"3")
+
+
+# Changes wait for the next statement that reads, or for the commit.
+
+
+@pytest.mark.touches("VX-18")
+@pytest.mark.parametrize(("reads", "more"), [(True, 1), (False, 1), (False, 900)])
+def test_a_change_that_fails_later_is_explained_and_nothing_is_kept(
+    store: PostgresStore, reads: bool, more: int
+) -> None:
+    """Also if the error comes while the rest is still being sent."""
+    put(store, b"1")
+    with pytest.raises(StoreError, match=r"is damaged \(relation .nowhere. does not exist"):
+        with store.write() as session:
+            session.set_meta("a", b"2")
+            session._put("DELETE FROM nowhere")
+            for _ in range(more):
+                session.set_meta("a", bytes(20_000))
+            if reads:
+                session.meta("a")
+    assert note(store) == b"1"
+    put(store, b"4")
+    assert note(store) == b"4"
+
+
+@pytest.mark.touches("VX-18")
+def test_a_transaction_reads_what_it_has_changed(store: PostgresStore) -> None:
+    with store.write() as session:
+        for n in range(statements.WAITING_MAX + 10):
+            session.set_meta("a", b"%d" % n)
+        assert session.meta("a") == b"1009"
+    assert note(store) == b"1009"
+
+
+@pytest.mark.touches("VX-18")
+def test_a_commit_whose_note_cannot_be_sent_is_a_commit(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'too many notifications'; END $$"
+    monkeypatch.setattr(postgres, "notification", lambda address, note: (full, ()))
+
+    def introduce(tx: Transaction) -> None:
+        tx.author(introduction(READER).payload)
+        tx.session.carry_note(b"note")
+
+    log = new_log(store)
+    log.run(introduce)
+    with store.read() as session:
+        assert session.head().seq == 1
+    log.append_plain("k", b"{}")
+    assert verify(store, user=log.user).findings == []
 
 
 # Connections that break.

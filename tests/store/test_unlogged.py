@@ -12,7 +12,6 @@ from hocket.store import LateOp, OverQuota, Refusal, Store, TokenRow
 from hocket.store.unlogged import KEPT
 from tests.stores import STORES
 
-pytestmark = [pytest.mark.xdist_group("postgres")]
 NODE = bytes(range(8))
 
 

@@ -17,8 +17,6 @@ from hocket.node.runtime import Runtime
 from tests.postgres_server import Server
 from tests.work.mesh import Mesh, Process, mesh_in, wait_for
 
-pytestmark = [pytest.mark.xdist_group("processes")]
-
 NODES = 6
 REST = hocket.kind("step.rest", lease="60s")
 

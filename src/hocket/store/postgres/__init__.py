@@ -1,5 +1,6 @@
 """A store in a PostgreSQL database, for nodes that share one. Write transactions exclude each other: each begins by
-locking the row of the head, which it needs anyway, and PostgreSQL lets one in at a time. Reads are consistent views,
+locking the row of the head, which it needs anyway, and PostgreSQL lets one in at a time. Only a statement
+that reads waits for the server: changes go out with the next of those, or with the commit. Reads are consistent views,
 and wait for nothing. A commit is on the server's disk when it returns. A connection that broke is made again at the
 next transaction. If it breaks during a commit, the store looks whether the transaction's last op is on the log.
 """
@@ -13,6 +14,7 @@ from psycopg.pq import TransactionStatus
 
 from hocket.errors import StoreError, StoreMoved
 from hocket.store.migration import Migration
+from hocket.store.ops import Head
 from hocket.store.postgres.address import DatabaseAddress, read_address
 from hocket.store.postgres.clock import ServerClock
 from hocket.store.postgres.connecting import connect, is_pooled
@@ -27,6 +29,8 @@ READERS_MAX = 8
 # How long a process looks for the answer after a connection broke during a commit.
 COMMIT_CHECK_S = 30.0
 COMMIT_CHECK_PAUSE_S = 0.2
+# What NOTIFY raises if a listener that is stopped somewhere has let the notifications pile up.
+QUEUE_FULL = psycopg.errors.ProgramLimitExceeded
 
 
 class PostgresStore:
@@ -110,11 +114,11 @@ class PostgresStore:
         """A note goes out in the same message, after the commit and not in it: transactions that notify commit one at a
         time in the whole server, and those that cannot are undone.
         """
-        note = "" if session.note is None else notification(self.address, session.note)
         try:
-            self._writer.execute(f"COMMIT; {note}", prepare=False)
+            note = () if session.note is None else (notification(self.address, session.note),)
+            session.send(("COMMIT", ()), *note)
         except psycopg.OperationalError as error:
-            is_doubtful = self._writer.closed or note
+            is_doubtful = self._writer.closed or isinstance(error, QUEUE_FULL)
             if not is_doubtful or session.last_added is None or not self._was_committed(session, error):
                 raise
         self.commits += 1
@@ -164,7 +168,16 @@ _BEGIN_WRITE = (
     f" SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_S}s';"
     f" {HEAD} FOR UPDATE; SELECT {_SERVER_MS}, (SELECT id FROM ({LATEST}) AS latest)"
 )
-_BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = {schema}, pg_temp"
+_BEGIN_READ = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = {{schema}}, pg_temp; {HEAD}"
+
+
+def _begun(connection: Connection, statements: str) -> Head:
+    """Begins a transaction with statements that go out as one message, the last of which reads the head."""
+    cursor = connection.execute(statements, prepare=False)
+    while cursor.nextset():
+        pass
+    return head_of(cursor.fetchone())
+
 
 _POSITION = (
     "SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
@@ -212,8 +225,7 @@ class PostgresReader:
     def begin(self, schema: str) -> None:
         """A view within a view is the same view."""
         if self._depth == 0:
-            self.connection.execute(_BEGIN_READ.format(schema=schema), prepare=False)
-            self.session.begun()
+            self.session.begun(_begun(self.connection, _BEGIN_READ.format(schema=schema)))
         self._depth += 1
 
     def end(self) -> bool:

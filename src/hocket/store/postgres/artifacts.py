@@ -14,7 +14,7 @@ class PostgresArtifacts(PostgresStatements):
         self._many(insert_new("artifacts", _ARTIFACT), artifacts)
 
     def drop_artifact(self, artifact_id: bytes) -> None:
-        self._sql("DELETE FROM artifacts WHERE id = %s", (artifact_id,))
+        self._put("DELETE FROM artifacts WHERE id = %s", (artifact_id,))
 
     def artifact(self, artifact_id: bytes) -> Artifact | None:
         return next(iter(self._artifacts("WHERE id = %s", artifact_id)), None)
@@ -50,10 +50,10 @@ class PostgresArtifacts(PostgresStatements):
         return [Artifact(*row) for row in self._rows(f"SELECT {_ARTIFACT} FROM artifacts {tail}", *values)]
 
     def add_eviction(self, op_id: bytes, artifact_id: bytes) -> None:
-        self._sql(insert_new("evictions", "op, artifact"), (op_id, artifact_id))
+        self._put(insert_new("evictions", "op, artifact"), (op_id, artifact_id))
 
     def drop_eviction(self, op_id: bytes) -> None:
-        self._sql("DELETE FROM evictions WHERE op = %s", (op_id,))
+        self._put("DELETE FROM evictions WHERE op = %s", (op_id,))
 
     def is_evicted(self, artifact_id: bytes) -> bool:
         return bool(self._one("SELECT EXISTS (SELECT 1 FROM evictions WHERE artifact = %s)", artifact_id))

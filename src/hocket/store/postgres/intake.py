@@ -13,7 +13,7 @@ _LATE = "id, author, hlc, received, body"
 class PostgresIntake(PostgresStatements):
     def refuse(self, refusals: Sequence[Refusal]) -> None:
         self._many(insert("refusals", "op_id, author, reason, wall"), refusals)
-        self._sql(
+        self._put(
             "DELETE FROM refusals WHERE number <= (SELECT max(number) FROM refusals) - %s", (intake.REFUSALS_KEPT,)
         )
 
@@ -29,7 +29,7 @@ class PostgresIntake(PostgresStatements):
         return counts
 
     def hold(self, op_id: bytes, wall: int, body: bytes, author: bytes = b"") -> None:
-        self._sql(insert_new("held", "id, wall, body, author"), (op_id, wall, body, author))
+        self._put(insert_new("held", "id, wall, body, author"), (op_id, wall, body, author))
 
     def held_of(self, author: bytes) -> int:
         return int(self._one("SELECT count(*) FROM held WHERE author = %s", author))
@@ -38,7 +38,7 @@ class PostgresIntake(PostgresStatements):
         return self._column("SELECT body FROM held WHERE wall <= %s ORDER BY wall LIMIT %s", wall, limit)
 
     def drop_held(self, op_ids: Sequence[bytes]) -> None:
-        self._sql("DELETE FROM held WHERE id = ANY(%s)", (list(op_ids),))
+        self._put("DELETE FROM held WHERE id = ANY(%s)", (list(op_ids),))
 
     def held(self) -> tuple[int, int | None]:
         ((count, first),) = self._rows("SELECT count(*), min(wall) FROM held")
@@ -48,7 +48,7 @@ class PostgresIntake(PostgresStatements):
         return {row[0] for row in self._among("SELECT id FROM held WHERE id = ANY(%s)", op_ids)}
 
     def hold_late(self, late: LateOp) -> None:
-        self._sql(insert_new("late", _LATE), late)
+        self._put(insert_new("late", _LATE), late)
 
     def late_count(self, node: bytes) -> int:
         return int(self._one("SELECT count(*) FROM late WHERE author = %s", node))
@@ -58,10 +58,10 @@ class PostgresIntake(PostgresStatements):
         return [LateOp(*row) for row in self._rows(f"SELECT {_LATE} FROM late {whose} ORDER BY hlc", *values)]
 
     def drop_late(self, op_ids: Sequence[bytes]) -> None:
-        self._sql("DELETE FROM late WHERE id = ANY(%s)", (list(op_ids),))
+        self._put("DELETE FROM late WHERE id = ANY(%s)", (list(op_ids),))
 
     def add_written(self, node: bytes, written: WrittenTotals) -> None:
-        self._sql(
+        self._put(
             insert("written", "node, ops, bytes") + " ON CONFLICT (node) DO UPDATE"
             " SET ops = written.ops + excluded.ops, bytes = written.bytes + excluded.bytes",
             (node, *written),
@@ -82,7 +82,7 @@ class PostgresIntake(PostgresStatements):
         )
 
     def put_over_quota(self, noted: OverQuota) -> None:
-        self._sql(upsert("over_quota", "node, wall, ops", "node"), noted)
+        self._put(upsert("over_quota", "node, wall, ops", "node"), noted)
 
     def over_quota(self) -> dict[bytes, OverQuota]:
         return {row[0]: OverQuota(*row) for row in self._rows("SELECT node, wall, ops FROM over_quota")}

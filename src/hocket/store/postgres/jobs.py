@@ -1,7 +1,6 @@
 """The statements about the roster and the queue."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hocket.kernel.clock import pack
@@ -9,15 +8,18 @@ from hocket.kernel.roster import Outcome
 from hocket.store.job_columns import JOB_COLUMNS, job_entry, job_row
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
 from hocket.store.postgres.locks import PostgresLocks
-from hocket.store.postgres.statements import insert, insert_new, upsert
+from hocket.store.postgres.statements import insert_new, upsert
 
 _JOB_OF_J = ", ".join("j." + column.strip() for column in JOB_COLUMNS.split(","))
 _PUT_JOB = upsert("jobs", JOB_COLUMNS, "id")
-_ENDS = "SELECT kind, outcome FROM jobs WHERE outcome IS NOT NULL AND id = ANY(%s)"
-_ADD_ENDED = (
-    insert("finished", "kind, outcome, jobs")
-    + " ON CONFLICT (kind, outcome) DO UPDATE SET jobs = finished.jobs + excluded.jobs"
-)
+# Adds the ends that these jobs get, and subtracts those that they had.
+_COUNT_ENDED = """
+    INSERT INTO finished (kind, outcome, jobs)
+    SELECT kind, outcome, sum(ends) FROM (
+        SELECT kind, outcome, 1 AS ends FROM unnest(%s::text[], %s::integer[]) AS new (kind, outcome)
+        UNION ALL SELECT kind, outcome, -1 FROM jobs WHERE outcome IS NOT NULL AND id = ANY(%s)) AS changed
+    GROUP BY kind, outcome HAVING sum(ends) <> 0
+    ON CONFLICT (kind, outcome) DO UPDATE SET jobs = finished.jobs + excluded.jobs"""
 # A delayed job that was claimed before waits for its next run: it failed, was returned, or was postponed.
 _RESTING = "stage = 1 AND fence > 0"
 # Each kind once, by hopping through the index from kind to kind.
@@ -42,18 +44,15 @@ class PostgresJobs(PostgresLocks):
         self._many(_PUT_JOB, [job_row(entry) for entry in entries])
 
     def _count_finished(self, entries: Sequence[JobEntry]) -> None:
-        """Keeps count of the jobs that have ended: adds the new ends, subtracts the old ones."""
-        added = Counter((each.job.kind, int(each.job.outcome)) for each in entries if each.job.outcome is not None)
-        added.subtract((kind, outcome) for kind, outcome in self._rows(_ENDS, [each.job.id for each in entries]))
-        self._add_finished(added)
-
-    def _add_finished(self, added: Mapping[tuple[str, int], int]) -> None:
-        self._many(_ADD_ENDED, [(*end, count) for end, count in sorted(added.items()) if count])
+        """Keeps count of the jobs that have ended, before their rows change."""
+        ends = [(each.job.kind, int(each.job.outcome)) for each in entries if each.job.outcome is not None]
+        ids = [each.job.id for each in entries]
+        self._put(_COUNT_ENDED, ([kind for kind, _ in ends], [outcome for _, outcome in ends], ids))
 
     def drop_job(self, job_id: bytes) -> None:
-        self._add_finished({(kind, outcome): -1 for kind, outcome in self._rows(_ENDS, [job_id])})
-        self._sql("DELETE FROM jobs WHERE id = %s", (job_id,))
-        self._sql("DELETE FROM after WHERE job = %s", (job_id,))
+        self._put(_COUNT_ENDED, ([], [], [job_id]))
+        self._put("DELETE FROM jobs WHERE id = %s", (job_id,))
+        self._put("DELETE FROM after WHERE job = %s", (job_id,))
 
     def job_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
         return self._column("SELECT id FROM jobs WHERE id BETWEEN %s AND %s ORDER BY id LIMIT %s", low, high, limit)
@@ -216,7 +215,7 @@ class PostgresJobs(PostgresLocks):
         return self._one("SELECT due FROM rates WHERE kind = %s", kind) or 0
 
     def set_rate(self, kind: str, due: int) -> None:
-        self._sql(upsert("rates", "kind, due", "kind"), (kind, due))
+        self._put(upsert("rates", "kind, due", "kind"), (kind, due))
 
     def _jobs(self, tail: str, *values: Any) -> list[JobEntry]:
         return [job_entry(row) for row in self._rows(f"SELECT {JOB_COLUMNS} FROM jobs {tail}", *values)]

@@ -16,15 +16,15 @@ from hocket.store.listening import WakeUp
 from hocket.store.postgres.address import DatabaseAddress, read_address
 from hocket.store.postgres.connecting import connect, is_pooled
 from hocket.store.postgres.faults import raise_explained
-from hocket.store.postgres.statements import Connection
+from hocket.store.postgres.statements import Connection, Statement
 
 # A server that vanished without a word is noticed after about a minute.
 _KEEP_ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
 
-def notification(address: DatabaseAddress, note: bytes) -> str:
+def notification(address: DatabaseAddress, note: bytes) -> Statement:
     """The statement that sends a note."""
-    return f"NOTIFY {_channel(address)}, '{base64.b64encode(note).decode()}'"
+    return "SELECT pg_notify(%s, %s)", (address.schema, base64.b64encode(note).decode())
 
 
 class PostgresListener:
@@ -47,7 +47,7 @@ class PostgresListener:
             if is_pooled(connection):
                 connection.close()
                 return WakeUp.POLLING
-            connection.execute(f"LISTEN {_channel(self._address)}", prepare=False)
+            connection.execute(f'LISTEN "{self._address.schema}"', prepare=False)
         except psycopg.Error as error:
             connection.close()
             raise_explained(self._address.shown, error)
@@ -88,10 +88,6 @@ class PostgresListener:
             with suppress(psycopg.Error):
                 self._connection.close()
             self._connection = None
-
-
-def _channel(address: DatabaseAddress) -> str:
-    return f'"{address.schema}"'
 
 
 def _note(payload: str) -> bytes:

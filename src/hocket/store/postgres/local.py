@@ -21,10 +21,10 @@ class PostgresLocal(PostgresStatements):
         return [WorkerRow._make((*row[:6], Place(*row[6:10]), row[10])) for row in rows]
 
     def drop_worker(self, number: int) -> None:
-        self._sql("DELETE FROM workers WHERE number = %s", (number,))
+        self._put("DELETE FROM workers WHERE number = %s", (number,))
 
     def put_offer(self, op_id: bytes, job_id: bytes, worker: int) -> None:
-        self._sql(upsert("offers", "op, job, worker", "op"), (op_id, job_id, worker))
+        self._put(upsert("offers", "op, job, worker", "op"), (op_id, job_id, worker))
 
     def offered_jobs(self) -> set[bytes]:
         return set(self._column("SELECT job FROM offers"))
@@ -34,17 +34,17 @@ class PostgresLocal(PostgresStatements):
         return worker
 
     def drop_offer(self, op_id: bytes) -> None:
-        self._sql("DELETE FROM offers WHERE op = %s", (op_id,))
+        self._put("DELETE FROM offers WHERE op = %s", (op_id,))
 
     def drop_offers_of(self, worker: int) -> None:
-        self._sql("DELETE FROM offers WHERE worker = %s", (worker,))
+        self._put("DELETE FROM offers WHERE worker = %s", (worker,))
 
     def meta(self, key: str) -> bytes | None:
         value: bytes | None = self._one("SELECT value FROM meta WHERE key = %s", key)
         return value
 
     def set_meta(self, key: str, value: bytes) -> None:
-        self._sql(upsert("meta", "key, value", "key"), (key, value))
+        self._put(upsert("meta", "key, value", "key"), (key, value))
 
     def node_meta(self, node: bytes, key: str) -> bytes | None:
         return self.meta(f"{key} {node.hex()}")

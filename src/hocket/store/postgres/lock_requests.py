@@ -9,11 +9,11 @@ _REQUEST = "op, node, scope, process, until, host, boot, namespace, locks"
 
 class PostgresLockRequests(PostgresStatements):
     def put_lock_request(self, request: BoundRequest) -> None:
-        self._sql(upsert("lock_requests", _REQUEST, "op"), (*request[:5], *request.place))
+        self._put(upsert("lock_requests", _REQUEST, "op"), (*request[:5], *request.place))
 
     def lock_requests(self, node: bytes) -> list[BoundRequest]:
         rows = self._rows(f"SELECT {_REQUEST} FROM lock_requests WHERE node = %s", node)
         return [BoundRequest._make((*row[:5], Place(*row[5:]))) for row in rows]
 
     def drop_lock_request(self, op_id: bytes) -> None:
-        self._sql("DELETE FROM lock_requests WHERE op = %s", (op_id,))
+        self._put("DELETE FROM lock_requests WHERE op = %s", (op_id,))

@@ -25,13 +25,13 @@ class PostgresMessages(PostgresStatements):
     def put_message(self, message: Message, depth: int) -> None:
         changed = "last = excluded.last, state = excluded.state"
         place = (message.id, message.to, message.thread, message.reply_to, depth)
-        self._sql(
+        self._put(
             f"{insert('messages', _MESSAGE)} ON CONFLICT (id) DO UPDATE SET {changed}",
             (*place, pack(message.last), _encode(message)),
         )
 
     def drop_message(self, message_id: bytes) -> list[QueuedDelivery]:
-        self._sql("DELETE FROM messages WHERE id = %s", (message_id,))
+        self._put("DELETE FROM messages WHERE id = %s", (message_id,))
         return self._deliveries_by(f"DELETE FROM deliveries WHERE message = %s RETURNING {_DELIVERY}", message_id)
 
     def reply_depth(self, message_id: bytes) -> int | None:
@@ -61,10 +61,10 @@ class PostgresMessages(PostgresStatements):
         return self._column("SELECT id FROM messages WHERE id BETWEEN %s AND %s ORDER BY id LIMIT %s", low, high, limit)
 
     def put_delivery(self, delivery: QueuedDelivery) -> None:
-        self._sql(upsert("deliveries", _DELIVERY, "queue, message"), delivery)
+        self._put(upsert("deliveries", _DELIVERY, "queue, message"), delivery)
 
     def drop_delivery(self, queue: str, message_id: bytes) -> None:
-        self._sql("DELETE FROM deliveries WHERE queue = %s AND message = %s", (queue, message_id))
+        self._put("DELETE FROM deliveries WHERE queue = %s AND message = %s", (queue, message_id))
 
     def deliveries_ready(self, queue: str, limit: int) -> list[QueuedDelivery]:
         return self._queued("stage = 0 AND queue = %s ORDER BY priority DESC, sent LIMIT %s", queue, limit)
@@ -102,7 +102,7 @@ class PostgresMessages(PostgresStatements):
         return self._one("SELECT number FROM group_cursors WHERE queue = %s", queue) or 0
 
     def set_group_cursor(self, queue: str, number: int) -> None:
-        self._sql(upsert("group_cursors", "queue, number", "queue"), (queue, number))
+        self._put(upsert("group_cursors", "queue, number", "queue"), (queue, number))
 
     def _queued(self, where: str, *values: Any) -> list[QueuedDelivery]:
         return self._deliveries_by(f"SELECT {_DELIVERY} FROM deliveries WHERE {where}", *values)

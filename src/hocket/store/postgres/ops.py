@@ -60,14 +60,14 @@ class PostgresOps(PostgresLocks):
             self._head = self.head()._replace(last=last)
 
     def put_head(self, head: Head) -> None:
-        self._sql(_PUT_HEAD, (*head[:8], head.sealed))
+        self._put(_PUT_HEAD, (*head[:8], head.sealed))
         self._head = head
 
     def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes] = ()) -> int:
         last = self.head().seq if self._last_added is None else self._last_added[0]
         if ops:
             columns = [list(column) for column in zip(*ops, strict=True)]
-            self._sql(_ADD_OPS, (last, *columns, list(links) or [NO_LINK] * len(ops)))
+            self._put(_ADD_OPS, (last, *columns, list(links) or [NO_LINK] * len(ops)))
             self._last_added = last + len(ops), ops[-1].id
         return last + len(ops)
 
@@ -75,14 +75,14 @@ class PostgresOps(PostgresLocks):
         return self._sql(_SEAL_OPS, [[each[i] for each in ops] for i in range(3)]).rowcount
 
     def drop_ops(self, first: int) -> None:
-        self._sql("DELETE FROM ops WHERE seq >= %s", (first,))
+        self._put("DELETE FROM ops WHERE seq >= %s", (first,))
         self._last_added = None
 
     def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]:
         return self._ops("WHERE seq > %s AND settled = 0 ORDER BY seq LIMIT %s", after, limit)
 
     def mark_settled(self, first: int, last: int) -> None:
-        self._sql("UPDATE ops SET settled = 1 WHERE seq BETWEEN %s AND %s AND settled = 0", (first, last))
+        self._put("UPDATE ops SET settled = 1 WHERE seq BETWEEN %s AND %s AND settled = 0", (first, last))
 
     def order_ops(self) -> None:
         """The schema has this index from the start: many nodes write here."""
@@ -163,7 +163,7 @@ class PostgresOps(PostgresLocks):
     def set_reasons(self, reasons: Iterable[tuple[int, bytes]]) -> None:
         chosen = list(reasons)
         if chosen:
-            self._sql(_SET_REASONS, ([int(reason) for reason, _ in chosen], [op_id for _, op_id in chosen]))
+            self._put(_SET_REASONS, ([int(reason) for reason, _ in chosen], [op_id for _, op_id in chosen]))
 
     def frontier(self) -> dict[bytes, bytes]:
         return {node: hlc for node, hlc in self._rows(_FRONTIER)}
@@ -176,7 +176,7 @@ class PostgresOps(PostgresLocks):
         return self._ops("WHERE reason <> 0 AND reason = ANY(%s) ORDER BY seq", wanted)
 
     def cite(self, dep: bytes, op_id: bytes) -> None:
-        self._sql(insert_new("cites", "dep, op"), (dep, op_id))
+        self._put(insert_new("cites", "dep, op"), (dep, op_id))
 
     def citing(self, dep: bytes) -> list[bytes]:
         return self._column("SELECT op FROM cites WHERE dep = %s", dep)

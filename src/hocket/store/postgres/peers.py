@@ -9,7 +9,7 @@ _INVITATION = "secret_hash, name, grants, expires, used_by, made"
 
 class PostgresPeers(PostgresStatements):
     def put_peer(self, peer: Peer) -> None:
-        self._sql(upsert("peers", _PEER, "address"), peer)
+        self._put(upsert("peers", _PEER, "address"), peer)
 
     def drop_peer(self, address: str) -> bool:
         return self._sql("DELETE FROM peers WHERE address = %s", (address,)).rowcount > 0
@@ -21,10 +21,10 @@ class PostgresPeers(PostgresStatements):
         return {node: knows for node, knows in self._rows("SELECT node, knows FROM programs")}
 
     def set_program(self, node: bytes, knows: str) -> None:
-        self._sql(upsert("programs", "node, knows", "node"), (node, knows))
+        self._put(upsert("programs", "node, knows", "node"), (node, knows))
 
     def put_invitation(self, invitation: Invitation) -> None:
-        self._sql(upsert("invitations", _INVITATION, "secret_hash"), invitation)
+        self._put(upsert("invitations", _INVITATION, "secret_hash"), invitation)
 
     def invitation(self, secret_hash: bytes) -> Invitation | None:
         sql = f"SELECT {_INVITATION} FROM invitations WHERE secret_hash = %s"

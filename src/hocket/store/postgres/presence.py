@@ -14,7 +14,7 @@ class PostgresPresence(PostgresStatements):
         return [Presence(node, said, heard, tuple(seen)) for node, said, heard, seen in rows]
 
     def put_presence(self, presence: Presence) -> None:
-        self._sql(
+        self._put(
             insert("presence", "node, said, heard, seen") + " ON CONFLICT (node) DO UPDATE"
             " SET said = excluded.said, heard = excluded.heard, seen = excluded.seen"
             " WHERE excluded.heard >= presence.heard",
@@ -28,11 +28,11 @@ class PostgresPresence(PostgresStatements):
         )
 
     def drop_presence(self, before: int, after: int) -> None:
-        self._sql("DELETE FROM presence WHERE heard < %s OR heard > %s", (before, after))
-        self._sql("DELETE FROM agents WHERE seen < %s OR seen > %s", (before, after))
+        self._put("DELETE FROM presence WHERE heard < %s OR heard > %s", (before, after))
+        self._put("DELETE FROM agents WHERE seen < %s OR seen > %s", (before, after))
 
     def put_agent(self, agent: AgentRow) -> None:
-        self._sql(upsert("agents", _AGENT, "node, name"), agent)
+        self._put(upsert("agents", _AGENT, "node, name"), agent)
 
     def agents(self, node: bytes) -> list[AgentRow]:
         sql = f"SELECT {_AGENT} FROM agents WHERE node = %s ORDER BY seen DESC, name"

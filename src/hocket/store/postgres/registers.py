@@ -8,7 +8,7 @@ _SCHEDULE = "name, hlc, cron, timezone, kind, payload, policy, last_tick, op"
 
 class PostgresRegisters(PostgresStatements):
     def bind(self, node: bytes, public: bytes, issuer: str, hlc: bytes) -> None:
-        self._sql(insert_new("nodes", "node, public, issuer, hlc"), (node, public, issuer, hlc))
+        self._put(insert_new("nodes", "node, public, issuer, hlc"), (node, public, issuer, hlc))
 
     def nodes(self) -> dict[bytes, tuple[bytes, str]]:
         rows = self._rows("SELECT node, public, issuer FROM nodes")
@@ -33,7 +33,7 @@ class PostgresRegisters(PostgresStatements):
         return [Revoked(*row) for row in self._rows("SELECT op, cid, hlc, root FROM revocations ORDER BY hlc")]
 
     def set_coordinator(self, coordinator: Coordinator) -> None:
-        self._sql(upsert("coordinators", "hlc, op, node, pin", "hlc"), coordinator)
+        self._put(upsert("coordinators", "hlc, op, node, pin", "hlc"), coordinator)
 
     def drop_coordinator(self, op_id: bytes) -> None:
         self._drop("coordinators", op_id)
@@ -54,10 +54,10 @@ class PostgresRegisters(PostgresStatements):
         return self._sql(f"DELETE FROM {table} WHERE op = %s", (op_id,)).rowcount > 0
 
     def set_route(self, kind: str, hlc: bytes, node: bytes | None) -> None:
-        self._sql(upsert("routes", "kind, hlc, node", "kind, hlc"), (kind, hlc, node))
+        self._put(upsert("routes", "kind, hlc, node", "kind, hlc"), (kind, hlc, node))
 
     def drop_route(self, kind: str, hlc: bytes) -> None:
-        self._sql("DELETE FROM routes WHERE kind = %s AND hlc = %s", (kind, hlc))
+        self._put("DELETE FROM routes WHERE kind = %s AND hlc = %s", (kind, hlc))
 
     def has_routes(self) -> bool:
         return bool(self._one("SELECT EXISTS (SELECT 1 FROM routes)"))
@@ -73,10 +73,10 @@ class PostgresRegisters(PostgresStatements):
 
     def set_schedule(self, schedule: Schedule, counts: bool) -> None:
         sql = f"{insert('schedules', f'{_SCHEDULE}, counts')} ON CONFLICT (op) DO UPDATE SET counts = excluded.counts"
-        self._sql(sql, (*schedule, int(counts)))
+        self._put(sql, (*schedule, int(counts)))
 
     def strike_schedule(self, op_id: bytes) -> None:
-        self._sql("UPDATE schedules SET counts = 0 WHERE op = %s", (op_id,))
+        self._put("UPDATE schedules SET counts = 0 WHERE op = %s", (op_id,))
 
     def schedules(self) -> list[Schedule]:
         latest = f"SELECT DISTINCT ON (name) {_SCHEDULE} FROM schedules WHERE counts = 1 ORDER BY name, hlc DESC"
@@ -100,7 +100,7 @@ class PostgresRegisters(PostgresStatements):
         return self._column("SELECT op FROM schedules WHERE substr(hlc, 13) = %s", node)
 
     def ticked(self, op_id: bytes, tick: int) -> None:
-        self._sql("UPDATE schedules SET last_tick = greatest(last_tick, %s) WHERE op = %s", (tick, op_id))
+        self._put("UPDATE schedules SET last_tick = greatest(last_tick, %s) WHERE op = %s", (tick, op_id))
 
     def set_last_tick(self, op_id: bytes, tick: int) -> None:
-        self._sql("UPDATE schedules SET last_tick = %s WHERE op = %s", (tick, op_id))
+        self._put("UPDATE schedules SET last_tick = %s WHERE op = %s", (tick, op_id))

@@ -50,10 +50,8 @@ class PostgresSession(
     note: bytes | None = None
     """What the commit tells the processes that listen."""
 
-    def begun(self, head: Head | None = None, known_last: tuple[bytes | None, bytes] = (None, b"")) -> None:
-        """A transaction begins. A write transaction has read the head when it locked it, and perhaps an author's last
-        op.
-        """
+    def begun(self, head: Head, known_last: tuple[bytes | None, bytes] = (None, b"")) -> None:
+        """A transaction begins, which has read the head. A write transaction has read an author's last op, too."""
         self._head, self._known_last, self._in_transaction = head, known_last, True
 
     def ended(self) -> None:
@@ -61,6 +59,7 @@ class PostgresSession(
         self._last_added = None
         self._author, self._has_permissions = None, False
         self.note = None
+        self._waiting.clear()
 
     def carry_note(self, note: bytes) -> None:
         self.note = note
@@ -81,7 +80,7 @@ class PostgresSession(
     def drop_projections(self) -> None:
         # Not TRUNCATE: readers would wait for it, and see empty tables in an older view.
         for table in _PROJECTIONS:
-            self._sql(f"DELETE FROM {table}")
+            self._put(f"DELETE FROM {table}")
 
     def damage(self) -> list[str]:
         """PostgreSQL checks its pages when it reads them, so this reads them all."""

@@ -12,9 +12,12 @@ from hocket.store.ops import Head
 
 # A list that could be the whole table is read in pages of this many rows.
 PAGE_ROWS = 1_000
+# Changes that a transaction gathers before it sends them.
+WAITING_MAX = 1_000
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Cursor = psycopg.Cursor[tuple[Any, ...]]
+Statement = tuple[str, Sequence[Any]]
 
 
 def damaged(how: str) -> StoreError:
@@ -37,6 +40,33 @@ def upsert(table: str, columns: str, key: str) -> str:
     return f"{insert(table, columns)} ON CONFLICT ({key}) DO UPDATE SET {changes}"
 
 
+def run_together(connection: Connection, statements: Sequence[Statement]) -> Cursor:
+    """Runs statements in one round trip, and gives the last one's cursor. Raises the error of the first that fails; the
+    server skips those after it. They leave in one go: PostgreSQL's limit for idle transactions does not count while it
+    waits for the rest of a pipeline.
+    """
+    failure: psycopg.Error | None = None
+    try:
+        with connection.pipeline():
+            try:
+                for sql, values in statements:
+                    cursor = connection.execute(sql, values, binary=True)
+            except psycopg.Error as error:
+                failure = error
+    except psycopg.Error as error:
+        raise failure or first_of(error) from None
+    if failure is not None:
+        raise failure
+    return cursor
+
+
+def first_of(error: BaseException) -> BaseException:
+    """The error that aborted a pipeline, if this is only its consequence."""
+    while isinstance(error, psycopg.errors.PipelineAborted) and error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
 class PostgresStatements:
     """`is_writer` is for the session of write transactions, which exclude every other writer."""
 
@@ -52,15 +82,33 @@ class PostgresStatements:
         # An author and its last op, which a write transaction reads when it begins.
         self._known_last: tuple[bytes | None, bytes] = (None, b"")
         self._has_permissions = False
+        # Statements that go out with the next one that is waited for.
+        self._waiting: list[Statement] = []
 
     def _sql(self, sql: str, values: Sequence[Any] = ()) -> Cursor:
-        return self._connection.execute(sql, values, binary=True)
+        """Waits for the answer."""
+        if not self._waiting:
+            return self._connection.execute(sql, values, binary=True)
+        waiting, self._waiting = self._waiting, []
+        return run_together(self._connection, (*waiting, (sql, values)))
+
+    def _put(self, sql: str, values: Sequence[Any] = ()) -> None:
+        """A change that nobody waits for. It goes out with the next statement that is waited for, or with the commit,
+        and only then raises an error.
+        """
+        self._waiting.append((sql, values))
+        if len(self._waiting) >= WAITING_MAX:
+            self.send()
+
+    def send(self, *last: Statement) -> None:
+        """Sends what waits, and these after it."""
+        waiting, self._waiting = self._waiting, []
+        if statements := (*waiting, *last):
+            run_together(self._connection, statements)
 
     def _many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        if len(rows) == 1:
-            self._sql(sql, rows[0])
-        elif rows:
-            self._connection.cursor().executemany(sql, rows)
+        for row in rows:
+            self._put(sql, row)
 
     def _one(self, sql: str, *values: Any) -> Any:
         """The first column of the first row, or None."""

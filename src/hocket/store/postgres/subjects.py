@@ -11,10 +11,10 @@ class PostgresSubjects(PostgresStatements):
         return state
 
     def put_subject(self, row: SubjectRow) -> None:
-        self._sql(upsert("subjects", "family, key, last, state", "family, key"), (*row.subject, row.last, row.state))
+        self._put(upsert("subjects", "family, key, last, state", "family, key"), (*row.subject, row.last, row.state))
 
     def drop_subject(self, subject: Subject) -> None:
-        self._sql("DELETE FROM subjects WHERE family = %s AND key = %s", subject)
+        self._put("DELETE FROM subjects WHERE family = %s AND key = %s", subject)
 
     def subject_states(self, family: str, without: bytes) -> list[bytes]:
         return self._column("SELECT state FROM subjects WHERE family = %s AND key <> %s ORDER BY key", family, without)

@@ -9,7 +9,7 @@ _ANSWER = "token, key, request, status, body, made"
 
 class PostgresTokens(PostgresStatements):
     def put_token(self, token: TokenRow) -> None:
-        self._sql(upsert("tokens", _TOKEN, "name"), token)
+        self._put(upsert("tokens", _TOKEN, "name"), token)
 
     def token(self, id: str) -> TokenRow | None:
         row = self._sql(f"SELECT {_TOKEN} FROM tokens WHERE id = %s", (id,)).fetchone()
@@ -19,7 +19,7 @@ class PostgresTokens(PostgresStatements):
         return [TokenRow(*row) for row in self._sql(f"SELECT {_TOKEN} FROM tokens ORDER BY made, name")]
 
     def put_answer(self, answer: AnswerRow) -> None:
-        self._sql(upsert("answers", _ANSWER, "token, key"), answer)
+        self._put(upsert("answers", _ANSWER, "token, key"), answer)
 
     def answer(self, token: str, key: str) -> AnswerRow | None:
         row = self._sql(f"SELECT {_ANSWER} FROM answers WHERE token = %s AND key = %s", (token, key)).fetchone()
@@ -29,7 +29,7 @@ class PostgresTokens(PostgresStatements):
         return int(self._one("SELECT count(*) FROM answers WHERE token = %s", token))
 
     def drop_answer(self, token: str, key: str) -> None:
-        self._sql("DELETE FROM answers WHERE token = %s AND key = %s", (token, key))
+        self._put("DELETE FROM answers WHERE token = %s AND key = %s", (token, key))
 
     def drop_answers(self, before: int) -> None:
-        self._sql("DELETE FROM answers WHERE made < %s", (before,))
+        self._put("DELETE FROM answers WHERE made < %s", (before,))
