@@ -26,10 +26,7 @@ NEVER_S = 40.0
 PATIENCE_S = 20.0
 _CHILD = Path(__file__).with_name("child.py")
 
-pytestmark = [
-    pytest.mark.xdist_group("processes"),
-    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere processes try again by themselves"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere processes try again by themselves")
 
 
 @pytest.fixture
