@@ -113,6 +113,11 @@ class ReplicatedStore:
         """A view of the copy as it is."""
         return self._copy.read()
 
+    def check(self) -> None:
+        """Raises Conflict if the copy is that of another store."""
+        with self._following:
+            self._begin(self.primary)
+
     def refresh(self) -> bool:
         """Follows the server if the copy is old or this process has written. Whether the copy has what this process
         wrote. Raises Conflict if the copy is that of another store.

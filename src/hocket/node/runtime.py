@@ -410,8 +410,13 @@ class Runtime:
             raise
 
     def _check_sharing(self) -> None:
-        with self.store.read() as session:
-            check_sharing(session, self.log.node, self.log.permissions(session), self.log.physical())
+        try:
+            with self.store.read() as session:
+                check_sharing(session, self.log.node, self.log.permissions(session), self.log.physical())
+        except Conflict:
+            if self.replica is not None:
+                self.replica.check()
+            raise
         try:
             note_home(self.home, self.log)
         except StoreError:
