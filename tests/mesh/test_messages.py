@@ -64,7 +64,7 @@ def test_a_message_is_delivered_at_once_to_the_node_that_it_is_for(tmp_path: Pat
         await know_each_other(a, b)
         # Ordinary exchanges would bring it, too.
         a.exchanges.transport = recording = Recording(a.transport, wire.EXCHANGE, wire.OPS)
-        a.exchanges._lines.clear()
+        a.exchanges._peers.clear()
         syncing = a.keep_in_touch()
         await until(lambda: syncing.is_on)
         sent = await a.node.send(at(b), "hello", agent="writer", type="greeting")
@@ -88,7 +88,7 @@ def test_after_three_tries_the_next_exchange_brings_the_message(
     async def test(a: Place, b: Place) -> None:
         await know_each_other(a, b)
         a.exchanges.transport = recording = Recording(a.transport, wire.DELIVER)
-        a.exchanges._lines.clear()
+        a.exchanges._peers.clear()
         sent = await a.node.send(at(b), "hello")
         assert not await message_delivery.DirectDelivery(a.node, a.exchanges).deliver_all([b.id])
         assert recording.paths.count(wire.DELIVER) == 3
