@@ -105,7 +105,7 @@ def test_a_reverb_reports_what_other_nodes_say_on_nats(
             return [each for each in windows if each["states"]["done"]]
 
         (window,) = until(reported, "a report of the job")
-        assert (window["tempo_bpm"], window["bar_len_beats"]) == (150, 4)
+        assert (window["tempo_bpm"], window["bar_len_beats"]) == (75, 4)
         assert (window["tasks"], window["agents"]) == (1, 1)
         until(lambda: any(each["nodes"] == 1 for each in a("report", "--json").json["windows"]), "the node's load")
 
