@@ -2,7 +2,6 @@
 machine: it has the same keys and store, and processes of its own. Its worker hardly ever looks on its own.
 """
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,8 +36,8 @@ def hocket(tmp_path: Path) -> Program:
 def elsewhere(hocket: Program, tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A worker on the other machine that has looked once and found nothing."""
     there = tmp_path / "there"
-    shutil.copytree(hocket.home, there, ignore=shutil.ignore_patterns("processes"))
-    (there / "processes").mkdir(mode=0o700)
+    address = (hocket.home / "store").read_text().strip()
+    Program(there)("init", "--store", address, "--user-key", str(hocket.home / "user.key"), code=0)
     environment = hocket.environment(there)
     worker = subprocess.Popen([sys.executable, "-c", SLOW_WORKER], env=environment, cwd=tmp_path)
     try:

@@ -124,8 +124,8 @@ def check_draft(draft: MessageDraft) -> MessageDraft:
         )
     if len(draft.type) > TYPE_CHARS_MAX or not draft.type.isprintable():
         raise Usage(f"illegal type {draft.type!r}; use at most {TYPE_CHARS_MAX} printable characters")
-    if abs(draft.priority) > PRIORITY_MAX:
-        raise Usage(f"a priority lies between -{PRIORITY_MAX} and {PRIORITY_MAX}, not at {draft.priority}")
+    if not 0 <= draft.priority <= PRIORITY_MAX:
+        raise Usage(f"a message's priority lies between 0 and {PRIORITY_MAX}, not at {draft.priority}")
     if not 0 < draft.ttl_ms <= TTL_MS_MAX:
         raise Usage(f"the ttl must be more than 0 and at most {TTL_MS_MAX // 86_400_000} days")
     if len(draft.attachments) > ATTACHMENTS_MAX:

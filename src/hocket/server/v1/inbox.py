@@ -55,7 +55,7 @@ class MessageToSend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Annotated[str, msgspec.Meta(max_length=TYPE_CHARS_MAX)] = ""
     thread: MessageId | None = None
     reply_to: MessageId | None = None
-    priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
+    priority: Annotated[int, msgspec.Meta(ge=0, le=PRIORITY_MAX)] = 0
     ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=TTL_MS_MAX)] | None = None
     attachments: Annotated[list[AttachmentToSend], msgspec.Meta(max_length=ATTACHMENTS_MAX)] = []
     agent: AgentName | None = None
