@@ -130,7 +130,7 @@ BAD_REQUESTS = [
     (("send", "editor", "hello", "--ttl", "0"), "the ttl must be"),
     (("send", "editor", "hello", "--ttl", "9999d"), "the ttl must be"),
     (("send", "editor", "hello", "--ttl", "abc"), "not a duration"),
-    (("send", "editor", "hello", "--priority", "99999999"), "a priority lies between"),
+    (("send", "editor", "hello", "--priority", "99999999"), "priority lies between"),
     (("send", "editor", "hello", "--thread", "xyz!"), "is not the id of a message"),
     (("send", "editor", "hello", "--reply-to", "01ARZ3NDEKTSV4RRFFQ69G5FAV"), "no message"),
     (("send", "editor", "@/nowhere/at/all"), "cannot read the message"),
