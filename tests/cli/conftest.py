@@ -180,3 +180,13 @@ def hocket(fresh_home: Path, tmp_path: Path) -> Iterator[Program]:
 def used(used_home: Path, tmp_path: Path) -> Program:
     """The program on a used home of its own."""
     return Program(copied(used_home, tmp_path))
+
+
+def home_in_postgres(directory: Path) -> Program:
+    """A program whose new home has its store in PostgreSQL, with `tasks.py` beside it."""
+    from tests.postgres_server import server
+
+    (directory / "tasks.py").write_text(TASKS)
+    program = Program(directory / "home")
+    program("init", "--store", server().new_database(), code=0)
+    return program

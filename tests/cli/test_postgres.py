@@ -5,7 +5,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.cli.conftest import TASKS, Program
+from tests.cli.conftest import Program, home_in_postgres
 from tests.docs import reader
 from tests.postgres_server import server
 
@@ -15,10 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def hocket(tmp_path: Path) -> Program:
     """A node whose home remembers its store."""
-    (tmp_path / "tasks.py").write_text(TASKS)
-    program = Program(tmp_path / "home")
-    program("init", "--store", server().new_database(), code=0)
-    return program
+    return home_in_postgres(tmp_path)
 
 
 @pytest.mark.req("VX-18")

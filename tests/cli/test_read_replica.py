@@ -6,17 +6,14 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from tests.cli.conftest import TASKS, Program, until
+from tests.cli.conftest import Program, home_in_postgres, until
 from tests.postgres_replica import StreamingReplica
 from tests.postgres_server import server
 
 
 @pytest.fixture
 def hocket(tmp_path: Path) -> Program:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    program = Program(tmp_path / "home")
-    program("init", "--store", server().new_database(), code=0)
-    return program
+    return home_in_postgres(tmp_path)
 
 
 @pytest.fixture

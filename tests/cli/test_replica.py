@@ -13,17 +13,14 @@ from hocket.kernel.policy import DEFAULT
 from hocket.log import replica
 from hocket.node.runtime import Runtime
 from hocket.work.jobs import Draft
-from tests.cli.conftest import TASKS, Program, until
+from tests.cli.conftest import Program, home_in_postgres, until
 from tests.cli.fork_server import start_command
 from tests.postgres_server import server
 
 
 @pytest.fixture
 def hocket(tmp_path: Path) -> Program:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    program = Program(tmp_path / "home")
-    program("init", "--store", server().new_database(), code=0)
-    return program
+    return home_in_postgres(tmp_path)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import PATIENCE_S, TASKS, Program, until
+from tests.cli.conftest import PATIENCE_S, Program, home_in_postgres, until
 from tests.postgres_relay import Relay
 from tests.postgres_server import server
 
@@ -26,10 +26,7 @@ main()
 
 @pytest.fixture
 def hocket(tmp_path: Path) -> Program:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    program = Program(tmp_path / "home")
-    program("init", "--store", server().new_database(), code=0)
-    return program
+    return home_in_postgres(tmp_path)
 
 
 @pytest.fixture

@@ -1,15 +1,24 @@
 """What a store keeps beside the log can be copied to any other store, and a store that was moved refuses writes."""
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+import hocket
 from hocket import store as stores
 from hocket.errors import StoreMoved
+from hocket.log import outbox
+from hocket.log.intake import BEHIND
+from hocket.log.outbox import SHARED
+from hocket.log.store_copy import copy_unlogged
+from hocket.mesh.peer_exchange import READING
+from hocket.mesh.peers import ADDRESS
+from hocket.node.shared_store import HOME
 from hocket.store import LateOp, OverQuota, Refusal, Store, TokenRow
-from hocket.store.unlogged import KEPT
+from hocket.store.unlogged import KEPT, OF_NODE
 from tests.stores import STORES
 
 NODE = bytes(range(8))
@@ -47,6 +56,32 @@ def test_every_table_is_copied_to_every_kind_of_store(store: Store) -> None:
             assert all(list(target.unlogged(table)) == list(source.unlogged(table)) for table in KEPT)
             assert [each.reason for each in target.refusals(3)] == [3, 1, 2]
             assert target.rate("acme.render") == 11 and target.held_of(NODE) == 1
+
+
+@pytest.mark.req("VX-18")
+def test_a_node_takes_its_own_settings_along_and_nobody_elses(store: Store) -> None:
+    with store.write() as session:
+        session.set_meta("a", b"1")
+        for key in OF_NODE:
+            session.set_node_meta(NODE, key, key.encode())
+    for kind in STORES.values():
+        with closing(kind.new()) as other, store.read() as source, other.write() as target:
+            copy_unlogged(source, target, int.from_bytes(NODE, "big"), {"mark": b"2"})
+            assert {key: target.node_meta(NODE, key) for key in OF_NODE} == {key: key.encode() for key in OF_NODE}
+            assert target.meta("a") == b"1" and target.meta("mark") == b"2"
+
+
+@pytest.mark.req("VX-18")
+def test_every_setting_of_a_node_is_known() -> None:
+    """A setting that is missing in the list would be lost when a log moves to a store that nodes share."""
+    source = Path(hocket.__file__).parent
+    used = {
+        name
+        for file in source.rglob("*.py")
+        for name in re.findall(r"node_meta\([^\n]*?, ([A-Z_]+)[,)]", file.read_text())
+    }
+    values = {ADDRESS, BEHIND, HOME, READING, SHARED, outbox._DELIVERED}
+    assert used == {"ADDRESS", "BEHIND", "HOME", "READING", "SHARED", "_DELIVERED"} and values == {*OF_NODE}
 
 
 @pytest.mark.req("VX-18")

@@ -68,17 +68,13 @@ class CountingStore:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.read, self.close, self.trim = store.read, store.close, store.trim
+        self.server_clock = store.server_clock
         self.writes = 0
 
     def write(self) -> AbstractContextManager[Session]:
         self.writes += 1
         return self._store.write()
-
-    def read(self) -> AbstractContextManager[Session]:
-        return self._store.read()
-
-    def close(self) -> None:
-        self._store.close()
 
 
 class Member:

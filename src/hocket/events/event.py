@@ -1,4 +1,4 @@
-"""What every event has, and how events reach whoever listens."""
+"""What every event has, and how events reach their listeners."""
 
 from collections.abc import Callable
 from typing import ClassVar

@@ -112,7 +112,7 @@ class Log:
 
     def run(self, request: Callable[[Transaction], T]) -> T:
         """Runs one request in its own transaction, and raises its error."""
-        return self._run(self._transaction, request)
+        return self._run(self.begin, request)
 
     def run_short(self, request: Callable[[LockTransaction], T]) -> T:
         """Runs one request about locks in its own transaction, which is short if this node is the arbiter."""
@@ -138,7 +138,7 @@ class Log:
         """
         with self.store.write() as session:
             for request in requests:
-                transaction = self._transaction(session)
+                transaction = self.begin(session)
                 request(transaction)
                 transaction.close(self._sealer.append)
                 # A transaction and its projection refer to each other, and would be freed much later.
@@ -149,14 +149,11 @@ class Log:
             self._bus.publish(ANYTHING)
         self.seal()
 
-    def _transaction(self, session: Session) -> Transaction:
+    def begin(self, session: Session) -> Transaction:
+        """A transaction in a session of the caller's, who closes it."""
         return Transaction(
             session, self._signer, self.permissions_reader, self._wall, self.physical(), self.new_id, self._outbox
         )
-
-    def begin(self, session: Session) -> Transaction:
-        """A transaction in a session of the caller's, who closes it."""
-        return self._transaction(session)
 
     def _short_transaction(self, session: Session) -> LockTransaction:
         session.lock_author(self._author)
@@ -167,7 +164,7 @@ class Log:
         now = self._wall(head.wall)
         permissions = self.permissions_reader.read(session, head.permissions_state)
         if self.rules.bounds is None or permissions.arbiter(Hlc(now, U32_MAX, self.node)) != self.node:
-            return self._transaction(session)
+            return self.begin(session)
         return ShortTransaction(session, head, self._signer, permissions, now, self.physical())
 
     def append_plain(self, kind: str, payload: bytes) -> bytes | None:

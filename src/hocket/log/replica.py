@@ -36,8 +36,8 @@ class ReplicaState(NamedTuple):
 
 
 class ReplicatedStore:
-    """`open_primary` connects to the server; it is called when that is needed first. `log_of` gives the log of a store
-    for this `node`.
+    """`open_primary` connects to the server; it is called when that is needed first. `log_of` gives the log of this
+    node in a store.
     """
 
     def __init__(
@@ -46,11 +46,10 @@ class ReplicatedStore:
         copy: Store,
         open_primary: Callable[[], Store],
         log_of: Callable[[Store], Log],
-        node: int,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._path, self._copy, self._open_primary, self._log_of = path, copy, open_primary, log_of
-        self._node, self._clock_ms = node, clock_ms
+        self._clock_ms = clock_ms
         self._lock, self._following = Lock(), Lock()
         self._primary: Store | None = None
         self._copying: StoreCopy | None = None
@@ -167,7 +166,7 @@ class ReplicatedStore:
             # Another process may have copied more since.
             if session.head().seq <= source.head().sealed:
                 marks = {REPLICA: origin(source), FOLLOWED: str(now).encode()}
-                copy_unlogged(source, session, self._node, marks)
+                copy_unlogged(source, session, self._log_of(self._copy).node, marks)
             return session.head().seq >= source.head().seq
 
     def _begin(self, primary: Store) -> None:
@@ -178,4 +177,4 @@ class ReplicatedStore:
                 what = "a store of its own" if not found else "the replica of another store"
                 raise Conflict(f"{self._path} is {what}; name another file, or remove it, and it is made anew")
             if not found:
-                copy_unlogged(source, session, self._node, {REPLICA: origin(source)})
+                copy_unlogged(source, session, self._log_of(self._copy).node, {REPLICA: origin(source)})

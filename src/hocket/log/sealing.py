@@ -24,8 +24,6 @@ from hocket.store import Head, NewOp, SealedOp, Session, Store
 GATHER_S = 0.002
 # Signatures wait this long for a transaction that takes them along.
 CARRY_S = 0.02
-# If the last transactions came at most this far apart, signatures wait for another one, up to twice as long.
-PACE_S_MAX = 0.25
 # If the chain does not grow for this time, and up to twice that, the process that wrote its next op was killed. The
 # processes of a node wait for different times, so that one of them signs for it and not all.
 ABANDONED_S = 1.0
@@ -116,8 +114,6 @@ class BackgroundSealer:
         self._written = 0
         self._joined_at = 0.0
         self._moved_at = 0.0
-        # When the last transaction took signatures along, and how long after the one before.
-        self._carried_at = self._pace_s = 0.0
         # The end of the chain as last seen, and until when it may stay there.
         self._seen = -1
         self._patient_until = 0.0
@@ -143,8 +139,6 @@ class BackgroundSealer:
 
     def _carry(self, session: Session, head: Head) -> tuple[int, bytes]:
         """Seals what is signed, inside a transaction that is under way. Gives the new end of the chain."""
-        now = time.monotonic()
-        self._carried_at, self._pace_s = now, now - self._carried_at
         if head.seq > self._written > 0:
             self._joined_at = time.monotonic()
         self._forget_sealed(head.sealed)
@@ -239,11 +233,6 @@ class BackgroundSealer:
         self._wake.clear()
         time.sleep(GATHER_S)
 
-    @property
-    def _carry_s(self) -> float:
-        """How long signatures wait for a transaction: longer than usual if those come at a steady, slower pace."""
-        return max(CARRY_S, 2 * self._pace_s) if self._pace_s <= PACE_S_MAX else CARRY_S
-
     def _look_after(self) -> None:
         marked: dict[int, bytes] = {}
         while self._marked:
@@ -253,7 +242,7 @@ class BackgroundSealer:
             is_alone = time.monotonic() - self._joined_at > ALONE_S
             self._signed.update(zip(marked, self._batches.signed(list(marked.values()), is_alone), strict=True))
         unsealed = list(self._signed)
-        if not unsealed or time.monotonic() - self._moved_at < self._carry_s:
+        if not unsealed or time.monotonic() - self._moved_at < CARRY_S:
             return
         with self._store.read() as session:
             sealed = session.head().sealed

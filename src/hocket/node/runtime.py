@@ -2,7 +2,6 @@
 `node` offers the same to async and to synchronous programs.
 """
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,11 +10,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket.bus.pipes import Pipes
-from hocket.bus.shared import ORIGIN_BYTES, SharedBus
 from hocket.errors import Conflict, StoreError, Usage
 from hocket.kernel.capabilities import sharing
-from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
+from hocket.kernel.ids import content_hash, node_text, ulid_text
 from hocket.kernel.keys import did_key
 from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
 from hocket.kernel.rules import HOCKET, SKEW_MS_DEFAULT, STRICT, Rules, decode_kept_rules, encode_rules
@@ -31,6 +28,7 @@ from hocket.log.replica import ReplicatedStore
 from hocket.log.steady_clock import SteadyWall
 from hocket.log.transaction import NEWCOMER, Wall
 from hocket.node.home import Ask, Home, Remembered, default_home, read_user_key
+from hocket.node.home_store import bus_of, check_idle, check_whole, opened_store, put_rules
 from hocket.node.rates import rates_of
 from hocket.node.shared_store import check_database, check_own_store, check_sharing, note_home
 from hocket.node.store_breaker import StoreBreaker
@@ -44,22 +42,17 @@ from hocket.node.variables import (
     check_scope,
     given,
     is_on,
-    listen_address,
     new_node_name,
     read_address,
-    replica_path,
 )
 from hocket.store import Session, Store, read_replica
-from hocket.store import listener as store_listener
 from hocket.store import open as open_store
 from hocket.store.guarded import GuardedStore
-from hocket.store.secrecy import without_password
-from hocket.store.unlogged import MOVING, REPLICA
 from hocket.work import jobs, view
 from hocket.work.blobs import Blobs
 from hocket.work.command.secrets import Secrets
 from hocket.work.jobs import Draft, Submitted
-from hocket.work.liveness import Liveness, WorkerState, machine_liveness, place_of, standing
+from hocket.work.liveness import Liveness, machine_liveness
 from hocket.work.output_files import OutputFiles
 from hocket.work.run_outputs import RunServices
 from hocket.work.tracing import flush_traces
@@ -114,7 +107,7 @@ class Runtime:
             self.store_breaker = StoreBreaker(home.processes)
             store = GuardedStore(store, self.store_breaker)
         self.store = store
-        self.bus = _bus(home)
+        self.bus = bus_of(home)
         self.blobs = Blobs(home.blobs)
         self.output = OutputFiles(home.output)
         self.secrets = Secrets(home.secrets)
@@ -140,8 +133,8 @@ class Runtime:
         home.check()
         home.shut_out_others()
         check_scope(home.user_did())
-        store = _opened(home)
-        _check_whole(home, store)
+        store = opened_store(home)
+        check_whole(home, store)
         runtime = cls(home, store, _helpers())
         runtime._check_store_and_variables()
         if runtime.machine_clock is not None:
@@ -182,7 +175,7 @@ class Runtime:
             home.ensure_keys(user, known.passphrase)
             store = open_store(home.new_store(server), create=True)
             check_database(home, store)
-            _put_rules(home, store, STRICT if strict else HOCKET)
+            put_rules(home, store, STRICT if strict else HOCKET)
             runtime = cls(home, store, _helpers())
             runtime.log.run(lambda tx: runtime.introduce(tx, known, called))
             if runtime.log.is_shared:
@@ -492,74 +485,6 @@ class Runtime:
             rates_of(self.home),
         )
         return Commands(premises, allowance)
-
-
-def check_idle(session: Session, liveness: Liveness, now_ms: int, before: str) -> None:
-    """Raises Conflict if workers of this store are running."""
-    now = max(session.head().wall, now_ms)
-    running = [each for each in session.workers() if standing(liveness, each, now) is WorkerState.RUNNING]
-    if running:
-        pids = ", ".join(str(each.pid) for each in running)
-        raise Conflict(f"workers are running (process {pids}); stop them before {before}")
-
-
-def _put_rules(home: Home, store: Store, rules: Rules) -> None:
-    """Stores the rules of a new home. A half-created home that already has ops keeps its rules, and so does a store
-    that other nodes share.
-    """
-    with store.write() as session:
-        kept = session.meta(RULES)
-        if kept is None or session.head().seq == 0:
-            session.set_meta(RULES, encode_rules(rules))
-        elif founder(session) == node_id(home.node_key().public) and kept != encode_rules(rules):
-            has = "strict" if decode_kept_rules(kept).is_strict else "not strict"
-            raise Conflict(f"the half-created home has other rules (it is {has}); choose another --home")
-
-
-def _bus(home: Home) -> Pipes | SharedBus:
-    pipes = Pipes(home.processes)
-    listener = None if home.server is None else store_listener(home.server, listen_address())
-    return pipes if listener is None else SharedBus(pipes, listener, _origin(home.processes))
-
-
-def _origin(processes: Path) -> bytes:
-    """The same for all processes that use this directory on this machine, and for no others."""
-    place = place_of(processes)
-    if not (place.boot and place.locks):
-        return os.urandom(ORIGIN_BYTES)
-    return hashlib.sha256(f"{place.host} {place.boot} {place.locks}".encode()).digest()[:ORIGIN_BYTES]
-
-
-def _opened(home: Home) -> Store:
-    """The home's store, with its replica if there is one."""
-    path, address = replica_path(home.server), home.store_address
-    if path is None:
-        return open_store(address)
-
-    node = node_id(home.node_key().public)
-
-    def log_of(store: Store) -> Log:
-        return Log(store, home.node_key(), home.user_did(), wall=SteadyWall(), randomness=os.urandom)
-
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    except OSError as error:
-        raise StoreError(f"cannot create the replica {path}: {error.strerror}") from error
-    return ReplicatedStore(path, open_store(path, create=True), lambda: open_store(address), log_of, node)
-
-
-def _check_whole(home: Home, store: Store) -> None:
-    """Raises Conflict if the store is a copy: the target of a move that has not ended, or a replica."""
-    with store.read() as session:
-        is_unfinished, is_replica = bool(session.meta(MOVING)), session.meta(REPLICA) is not None
-    where, why = without_password(str(home.store_address)), ""
-    if is_unfinished:
-        why = "has only a part of a log that is being moved there; run `hocket store move` again"
-    elif is_replica and not isinstance(store, ReplicatedStore):
-        why = "is a replica of another store, which takes the changes; use that one"
-    if why:
-        store.close()
-        raise Conflict(f"{where} {why}")
 
 
 def _clock(store: Store) -> MachineClock:

@@ -3,7 +3,6 @@ excludes writers, copies the rest and marks the old store as moved, and the home
 repeated, so a move that was killed anywhere is finished by the next one.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,10 +14,10 @@ from hocket.errors import Conflict, Usage
 from hocket.kernel.ids import node_id, node_text
 from hocket.log import Log
 from hocket.log.founder import writers
-from hocket.log.steady_clock import SteadyWall
 from hocket.log.store_copy import StoreCopy, copy_unlogged, origin
 from hocket.node.home import Home
-from hocket.node.runtime import Progress, check_idle
+from hocket.node.home_store import check_idle, log_in
+from hocket.node.runtime import Progress
 from hocket.node.servers import running_servers
 from hocket.node.variables import DB_PATH, DB_URL, STORE, given, named_store
 from hocket.store import Store, is_server
@@ -117,13 +116,13 @@ def _opened(home: Home, new: str) -> Iterator[Store]:
 
 
 def _copy(home: Home, kept: Store, fresh: Store, old: str, new: str, progress: Progress) -> int:
-    with closing(_log(home, kept)) as log:
+    with closing(log_in(kept, home)) as log:
         if is_server(old) and not is_server(new):
             _check_alone(kept, log)
         log.settle()
         log.seal()
         _begin(kept, fresh, log.node, without_password(new))
-        copy = StoreCopy(kept, _log(home, fresh), without_password(new))
+        copy = StoreCopy(kept, log_in(fresh, home), without_password(new))
         for _ in range(ENDS_MAX):
             while (done := copy.step()).ops < done.sealed:
                 progress(done.ops, done.sealed)
@@ -169,7 +168,3 @@ def _ended(kept: Store, fresh: Store, copy: StoreCopy, node: int, shown: str) ->
             session.put_head(copied._replace(wall=clock[0], logical=clock[1]))
         source.mark_moved(shown)
     return True
-
-
-def _log(home: Home, store: Store) -> Log:
-    return Log(store, home.node_key(), home.user_did(), wall=SteadyWall(), randomness=os.urandom)

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from hocket.errors import Usage
-from hocket.store import POSTGRES_SCHEMES, is_server
+from hocket.store import is_server
 from hocket.store.secrecy import has_password, without_password
 from hocket.work.tracing import TRACES
 
@@ -60,7 +60,7 @@ def server_address(noted: Path) -> str | None:
     address = given(STORE)
     if address is None:
         return noted.read_text().strip() if noted.is_file() else None
-    if address.partition("://")[0] not in POSTGRES_SCHEMES:
+    if not is_server(address):
         raise Usage(f"bad {STORE}: write postgresql://user@host/database; for a file, set {DB_PATH}")
     if others := [name for name in (DB_URL, DB_PATH) if given(name) is not None]:
         raise Usage(f"{STORE} and {others[0]} name two different databases; set one of them")
@@ -70,7 +70,7 @@ def server_address(noted: Path) -> str | None:
 def listen_address() -> str | None:
     """The way to the database past a pooler, for notifications; None for the store's own address."""
     address = given(STORE_LISTEN)
-    if address is not None and address.partition("://")[0] not in POSTGRES_SCHEMES:
+    if address is not None and not is_server(address):
         raise Usage(f"bad {STORE_LISTEN}: write postgresql://user@host/database, past the pooler")
     return address
 
@@ -100,7 +100,7 @@ def _beside(name: str, server: str | None) -> str | None:
 
 def checked_server(address: str) -> str:
     """An address from the command line, which every user of the machine can read."""
-    if address.partition("://")[0] not in POSTGRES_SCHEMES:
+    if not is_server(address):
         raise Usage("bad --store: write postgresql://user@host/database")
     if has_password(address):
         raise Usage(

@@ -35,7 +35,6 @@ __all__ = [
     "MEMORY",
     "NOTE_BYTES_MAX",
     "NO_LINK",
-    "POSTGRES_SCHEMES",
     "AgentRow",
     "AnswerRow",
     "Artifact",
@@ -100,7 +99,7 @@ __all__ = [
 # The address of a store in memory, which is gone when it is closed.
 MEMORY = ":memory:"
 # How the addresses of stores in PostgreSQL begin: libpq knows both.
-POSTGRES_SCHEMES = ("postgresql", "postgres")
+_POSTGRES_SCHEMES = ("postgresql", "postgres")
 
 
 class Session(
@@ -202,7 +201,7 @@ def read_replica(primary: Store, url: str, noted: Path) -> ReadReplica:
 def is_server(url: Path | str) -> bool:
     """Whether a database server has the store of this address."""
     scheme, separator, _ = str(url).partition("://")
-    return bool(separator) and scheme in POSTGRES_SCHEMES
+    return bool(separator) and scheme in _POSTGRES_SCHEMES
 
 
 def _file(url: Path | str) -> Path | str:
@@ -222,7 +221,7 @@ def listener(url: Path | str, direct: str | None = None) -> NoteListener | None:
     """Hears the notes of the store at an address; `direct` is the way past a pooler. None for a store of one machine,
     which carries none.
     """
-    if str(url).partition("://")[0] not in POSTGRES_SCHEMES:
+    if not is_server(url):
         return None
     from hocket.store.postgres.listening import PostgresListener
 

@@ -1,0 +1,91 @@
+"""The store of a home as its processes use it: opened with its replica, checked, and the bus beside it."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from hocket.bus.pipes import Pipes
+from hocket.bus.shared import ORIGIN_BYTES, SharedBus
+from hocket.errors import Conflict, StoreError
+from hocket.kernel.ids import node_id
+from hocket.kernel.rules import Rules, decode_kept_rules, encode_rules
+from hocket.log import RULES, Log
+from hocket.log.founder import founder
+from hocket.log.replica import ReplicatedStore
+from hocket.log.steady_clock import SteadyWall
+from hocket.node.home import Home
+from hocket.node.variables import listen_address, replica_path
+from hocket.store import Session, Store, listener
+from hocket.store import open as open_store
+from hocket.store.secrecy import without_password
+from hocket.store.unlogged import MOVING, REPLICA
+from hocket.work.liveness import Liveness, WorkerState, place_of, standing
+
+
+def opened_store(home: Home) -> Store:
+    """The home's store, with its replica if there is one."""
+    path, address = replica_path(home.server), home.store_address
+    if path is None:
+        return open_store(address)
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise StoreError(f"cannot create the replica {path}: {error.strerror}") from error
+    return ReplicatedStore(
+        path, open_store(path, create=True), lambda: open_store(address), lambda store: log_in(store, home)
+    )
+
+
+def log_in(store: Store, home: Home) -> Log:
+    """The log of this home's node in a store, without a bus and without threads."""
+    return Log(store, home.node_key(), home.user_did(), wall=SteadyWall(), randomness=os.urandom)
+
+
+def check_whole(home: Home, store: Store) -> None:
+    """Raises Conflict if the store is a copy: the target of a move that has not ended, or a replica."""
+    with store.read() as session:
+        is_unfinished, is_replica = bool(session.meta(MOVING)), session.meta(REPLICA) is not None
+    where, why = without_password(str(home.store_address)), ""
+    if is_unfinished:
+        why = "has only a part of a log that is being moved there; run `hocket store move` again"
+    elif is_replica and not isinstance(store, ReplicatedStore):
+        why = "is a replica of another store, which takes the changes; use that one"
+    if why:
+        store.close()
+        raise Conflict(f"{where} {why}")
+
+
+def check_idle(session: Session, liveness: Liveness, now_ms: int, before: str) -> None:
+    """Raises Conflict if workers of this store are running."""
+    now = max(session.head().wall, now_ms)
+    running = [each for each in session.workers() if standing(liveness, each, now) is WorkerState.RUNNING]
+    if running:
+        pids = ", ".join(str(each.pid) for each in running)
+        raise Conflict(f"workers are running (process {pids}); stop them before {before}")
+
+
+def put_rules(home: Home, store: Store, rules: Rules) -> None:
+    """Stores the rules of a new home. A half-created home that already has ops keeps its rules, and so does a store
+    that other nodes share.
+    """
+    with store.write() as session:
+        kept = session.meta(RULES)
+        if kept is None or session.head().seq == 0:
+            session.set_meta(RULES, encode_rules(rules))
+        elif founder(session) == node_id(home.node_key().public) and kept != encode_rules(rules):
+            has = "strict" if decode_kept_rules(kept).is_strict else "not strict"
+            raise Conflict(f"the half-created home has other rules (it is {has}); choose another --home")
+
+
+def bus_of(home: Home) -> Pipes | SharedBus:
+    pipes = Pipes(home.processes)
+    notes = None if home.server is None else listener(home.server, listen_address())
+    return pipes if notes is None else SharedBus(pipes, notes, _origin(home.processes))
+
+
+def _origin(processes: Path) -> bytes:
+    """The same for all processes that use this directory on this machine, and for no others."""
+    place = place_of(processes)
+    if not (place.boot and place.locks):
+        return os.urandom(ORIGIN_BYTES)
+    return hashlib.sha256(f"{place.host} {place.boot} {place.locks}".encode()).digest()[:ORIGIN_BYTES]
