@@ -35,8 +35,8 @@ class Counted:
         self.server_clock = store.server_clock
 
     @contextmanager
-    def write(self) -> Iterator[Session]:
-        with self._store.write() as session:
+    def write(self, author: bytes | None = None, *, at_end: bool = False) -> Iterator[Session]:
+        with self._store.write(author, at_end=at_end) as session:
             yield session
         self.writes += 1
 

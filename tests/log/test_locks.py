@@ -40,6 +40,10 @@ class WatchedSession:
         self.locked |= set(named)
         self._session.lock_subjects(named)
 
+    def try_lock(self, subject: Subject) -> bool:
+        self.lock_subjects((subject,))
+        return self._session.try_lock(subject)
+
     def take_ready(self, *asked: Any) -> list[tuple[JobEntry, bytes | None]]:
         found = self._session.take_ready(*asked)
         self.locked |= {(JOB, entry.job.id) for entry, _ in found}
@@ -73,8 +77,8 @@ class WatchedStore:
         self.transactions: list[WatchedSession] = []
 
     @contextmanager
-    def write(self) -> Iterator[Session]:
-        with self._store.write() as session:
+    def write(self, author: bytes | None = None, *, at_end: bool = False) -> Iterator[Session]:
+        with self._store.write(author, at_end=at_end) as session:
             watched = WatchedSession(session)
             yield cast(Session, watched)
         if watched.decides:

@@ -200,7 +200,7 @@ class FailsOnce:
         self.read, self.close, self.trim = store.read, store.close, store.trim
         self.fails_at = 0
 
-    def write(self) -> AbstractContextManager[Session]:
+    def write(self, author: bytes | None = None, *, at_end: bool = False) -> AbstractContextManager[Session]:
         self.fails_at -= 1
         if self.fails_at == 0:
             raise StoreError("the disk is full")

@@ -72,7 +72,7 @@ class CountingStore:
         self.server_clock = store.server_clock
         self.writes = 0
 
-    def write(self) -> AbstractContextManager[Session]:
+    def write(self, author: bytes | None = None, *, at_end: bool = False) -> AbstractContextManager[Session]:
         self.writes += 1
         return self._store.write()
 

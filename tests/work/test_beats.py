@@ -40,7 +40,7 @@ class Host(Line):
             asyncio.create_task(SweepLoop(self, environment, lambda text: None).run()),
         ]
 
-    async def run(self, request: Callable[[Any], Any]) -> Any:
+    async def run(self, request: Callable[[Any], Any], *, beside: bool = False) -> Any:
         if self._is_over:
             raise asyncio.CancelledError
         return await super().run(request)

@@ -108,7 +108,7 @@ class Line:
             None, self._here.log.reading, self._here.log.new_id, self._here.environment.monotonic, lambda: False
         )  # type: ignore[arg-type]
 
-    async def run(self, request: Callable[[Transaction], Any]) -> Any:
+    async def run(self, request: Callable[[Transaction], Any], *, beside: bool = False) -> Any:
         await asyncio.sleep(0)
         return self._here.log.run(request)
 

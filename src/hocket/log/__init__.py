@@ -7,6 +7,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -35,7 +36,7 @@ from hocket.log.projectors import defaults_of
 from hocket.log.sealing import BackgroundSealer, Sealer, SharedSealer, signed
 from hocket.log.short_transaction import LockTransaction, ShortTransaction
 from hocket.log.transaction import Transaction, Wall, being_rebuilt, next_stamp
-from hocket.store import Head, NewOp, Session, Store
+from hocket.store import Head, MustBeAlone, NewOp, Session, Store
 
 __all__ = ["SETTLE_STEP", "Admission", "LockTransaction", "Log", "Transaction"]
 
@@ -93,13 +94,13 @@ class Log:
         self._id_lock = threading.Lock()
         self._authors: set[int] = set()
 
-    def commit(self, requests: Sequence[Request]) -> list[Any]:
+    def commit(self, requests: Sequence[Request], *, beside: bool = False) -> list[Any]:
         """Runs the requests in one durable transaction and returns their results in order. If a request raises, its
         result is the error and it changes nothing; the other requests still count. An error of the store is raised, and
-        nothing is kept.
+        nothing is kept. `beside` is as in `run`.
         """
         try:
-            return self.run(lambda tx: [request(tx) for request in requests])
+            return self.run(lambda tx: [request(tx) for request in requests], beside=beside)
         except StoreError:
             raise
         except Exception as error:
@@ -107,19 +108,30 @@ class Log:
                 return [error]
         results: list[Any] = []
         for request in requests:
-            results += self.commit([request])
+            results += self.commit([request], beside=beside)
         return results
 
-    def run(self, request: Callable[[Transaction], T]) -> T:
-        """Runs one request in its own transaction, and raises its error."""
+    def run(self, request: Callable[[Transaction], T], *, beside: bool = False) -> T:
+        """Runs one request in its own transaction, and raises its error. In a store that nodes share, the transaction
+        may run `beside` those of other nodes, if the request only submits jobs, or claims, ends and renews them.
+        Otherwise it is undone, and the request runs again alone.
+        """
+        if beside and self._can_be_beside:
+            with suppress(MustBeAlone):
+                return self._run(self.begin, request, self._author)
         return self._run(self.begin, request)
+
+    @property
+    def _can_be_beside(self) -> bool:
+        """Ids that are not bound to content must be compared with those of all others."""
+        return self.is_shared and self.rules.bounds is not None
 
     def run_short(self, request: Callable[[LockTransaction], T]) -> T:
         """Runs one request about locks in its own transaction, which is short if this node is the arbiter."""
         return self._run(self._short_transaction, request)
 
-    def _run(self, begin: Callable[[Session], X], request: Callable[[X], T]) -> T:
-        with self.store.write() as session:
+    def _run(self, begin: Callable[[Session], X], request: Callable[[X], T], author: bytes | None = None) -> T:
+        with self.store.write(author) as session:
             transaction = begin(session)
             result = request(transaction)
             first, ops = transaction.close(self._sealer.append)
@@ -172,7 +184,8 @@ class Log:
         the commonest op: the op always counts, so it is only put on the log. The next transaction that reads the roster
         folds and indexes many such ops at once. Returns None, and writes nothing, if the kind has options.
         """
-        with self.store.write() as session:
+        author = self._author if self._can_be_beside else None
+        with self.store.write(author, at_end=True) as session:
             session.lock_author(self._author)
             session.lock_permissions(exclusive=False)
             head = session.head()

@@ -18,6 +18,7 @@ GROUP_MAX = 1_000
 class _Waiting(NamedTuple):
     request: Callable[[Transaction], Any]
     alone: Callable[[], Any] | None
+    beside: bool
     done: asyncio.Future[Any]
 
 
@@ -34,13 +35,15 @@ class Committer:
         self._room = asyncio.Semaphore(REQUESTS_MAX)
         self._flushing: asyncio.Task[None] | None = None
 
-    async def run(self, request: Callable[[Transaction], T], alone: Callable[[], T] | None = None) -> T:
+    async def run(
+        self, request: Callable[[Transaction], T], alone: Callable[[], T] | None = None, *, beside: bool = False
+    ) -> T:
         """Returns the request's result once it is durable. `alone` does the same in a shorter way; it is used if no
-        other request waits.
+        other request waits. `beside` is as in `Log.run`.
         """
         async with self._room:
             done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-            self._waiting.append(_Waiting(request, alone, done))
+            self._waiting.append(_Waiting(request, alone, beside, done))
             if self._flushing is None:
                 self._flushing = asyncio.create_task(self._flush())
                 self._flushing.add_done_callback(self._flushed)
@@ -55,7 +58,7 @@ class Committer:
                 results = await loop.run_in_executor(self._executor, self._commit, group)
             except Exception as error:
                 results = [error] * len(group)
-            for (_, _, done), result in zip(group, results, strict=True):
+            for (*_, done), result in zip(group, results, strict=True):
                 if done.cancelled():
                     continue
                 if isinstance(result, Exception):
@@ -75,7 +78,7 @@ class Committer:
     def _commit(self, group: list[_Waiting]) -> list[Any]:
         if len(group) == 1 and (alone := group[0].alone) is not None:
             return [alone()]
-        return self._log.commit([each.request for each in group])
+        return self._log.commit([each.request for each in group], beside=all(each.beside for each in group))
 
     async def close(self) -> None:
         while self._flushing is not None:

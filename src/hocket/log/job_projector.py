@@ -221,6 +221,9 @@ class JobProjector:
         return None if offer is None else self._session.offered_by(offer)
 
     def _scheduled(self, job: Job) -> None:
+        if job.policy.after or job.policy.set_by() is not None or job.id not in self._new:
+            # Others have to notice that jobs depend on each other, and may make the same tick or the same job.
+            self._session.lock_all()
         if job.policy.after:
             self._any_after = True
             self._session.set_after(job.id, job.policy.dependencies())

@@ -389,6 +389,7 @@ class Projection:
     def settle(self) -> None:
         """Judges until nothing is left to judge. This ends, because a verdict depends on earlier ops alone."""
         while self._again or self._doubted:
+            self._session.lock_all()
             if self._again:
                 self._refold(*self._again.popitem(last=False))
             else:

@@ -93,7 +93,7 @@ def rebuild(
         session.order_ops()
         if head.rebuilding in (None, START):
             session.drop_projections()
-            session.mark_settled(head.settled + 1, head.seq)
+            session.mark_settled([op.seq for op in session.unsettled_ops(head.settled, None)])
             permissions = _legislate(session, permissions_reader, now)
             session.put_head(
                 head._replace(settled=head.seq, unsettled=0, rebuilding=START, permissions_state=permissions)

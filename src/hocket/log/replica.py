@@ -60,9 +60,9 @@ class ReplicatedStore:
     # What a store does.
 
     @contextmanager
-    def write(self) -> Iterator[Session]:
+    def write(self, author: bytes | None = None, *, at_end: bool = False) -> Iterator[Session]:
         try:
-            with self.primary.write() as session:
+            with self.primary.write(author, at_end=at_end) as session:
                 yield session
         finally:
             self._writes += 1

@@ -20,8 +20,16 @@ from hocket.kernel.signing import OpSigner
 from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import (
     EXTENSION_BASE,
+    ClaimWork,
+    CompleteJob,
+    CreateArtifact,
+    FailWork,
     Payload,
+    PostponeWork,
+    ReportProgress,
+    SaveCheckpoint,
     ScheduleJob,
+    YieldWork,
     discriminant,
 )
 from hocket.log.naming import ID_BYTES, is_taken, keyed
@@ -39,6 +47,21 @@ Wall = Callable[[int], int]
 Append = Callable[[Session, Head, Sequence[NewOp]], LogEnd]
 
 
+# What may be written beside transactions of other nodes: ops about jobs that the transaction has locked or made, and
+# what a run leaves behind. All other transactions rely on everything else without locking it.
+BESIDE_PAYLOADS = frozenset(
+    (
+        ClaimWork,
+        CompleteJob,
+        CreateArtifact,
+        FailWork,
+        PostponeWork,
+        ReportProgress,
+        SaveCheckpoint,
+        ScheduleJob,
+        YieldWork,
+    )
+)
 PERMISSION_PAYLOADS = frozenset((*GrantRegister.payloads, *CoordinatorRegister.payloads, *RouteRegister.payloads))
 _NO_SUBJECT = (JOB, None)
 # The store's key for: this node has not always received every op.
@@ -182,6 +205,8 @@ class Transaction:
             return Reason.STRICT
         if type(payload) in PERMISSION_PAYLOADS:
             self.session.lock_permissions(exclusive=True)
+        if self.session.is_beside:
+            self._check_beside(payload)
         stamp = next_stamp(self._clock, self._wall_now)
         op, body = self._named(stamp, payload, deps, about)
         projection = self.projection
@@ -194,6 +219,20 @@ class Transaction:
         self._drafts.append(OpDraft(op, self._signer.for_log(body, at_once=at_once), is_received=False))
         self._follow_up(op)
         return op
+
+    def _check_beside(self, payload: Payload) -> None:
+        """Beside others: locks what the payload is about. Another node may have written about it since this transaction
+        began, and this op must be later.
+        """
+        if type(payload) not in BESIDE_PAYLOADS:
+            self.session.lock_all()
+        subject = subject_of(payload)
+        if subject is None or subject.key == NO_ID:
+            return
+        projector = self.projection.projectors[subject.family]
+        state = projector.state(subject.key)
+        if state is not None and (last := projector.family.last(state)) >= self._clock:
+            self.hear(last)
 
     def _follow_up(self, op: Op) -> None:
         """Writes what belongs to an op that counts, such as the message about a conflict, if this node may."""
@@ -260,7 +299,7 @@ class Transaction:
             self.projection.jobs.expect_new(op.payload.job_id)
             self.projection.replayed(op)
         if rows:
-            self.session.mark_settled(rows[0].seq, rows[-1].seq)
+            self.session.mark_settled([row.seq for row in rows])
             self.projection.flush()
         self.unsettled -= len(rows)
         self._settled = rows[-1].seq if len(rows) == limit else self._head.seq
@@ -376,20 +415,22 @@ class Transaction:
             reason, subject = self.projection.standing(op.id)
             family, key = subject or _NO_SUBJECT
             ops.append(NewOp(op.id, pack(op.timestamp), discriminant(op.payload), family, key, reason, 1, body))
-        last, sealed, chain = append(self.session, self._head, ops)
+        folded = self._head.unsettled - self.unsettled
+        is_longer = bool(ops or folded) or self._clock[:2] != self._head[:2]
+        now = self.session.lock_end() if is_longer else self._head
+        last, sealed, chain = append(self.session, now, ops)
         if ops:
             self._count()
         if self._projection is not None:
             self._projection.flush()
         if self._refusals:
             self.session.refuse(self._refusals)
-        settled = self._settled if self.unsettled else last
-        permissions_state = (
-            self._head.permissions_state if self._projection is None else self._projection.permissions_state
-        )
-        wall, logical, _ = self._clock
-        head = Head(wall, logical, last, chain, settled, self.unsettled, None, permissions_state, self._last, sealed)
-        if head != self._head:
+        unsettled = now.unsettled - folded
+        settled = last if unsettled == 0 else now.settled if self.session.is_beside else self._settled
+        permissions_state = now.permissions_state if self._projection is None else self._projection.permissions_state
+        wall, logical = max((now.wall, now.logical), self._clock[:2])
+        head = Head(wall, logical, last, chain, settled, unsettled, None, permissions_state, self._last, sealed)
+        if head != now:
             self.session.put_head(head)
         return last - len(ops) + 1, [op.body for op in ops]
 

@@ -312,10 +312,12 @@ class LocalNode:
                 yield
             self.reach = None
 
-    async def run(self, request: Callable[[Transaction], T]) -> T:
-        """Runs a request in a transaction of the log, together with other waiting requests."""
+    async def run(self, request: Callable[[Transaction], T], *, beside: bool = False) -> T:
+        """Runs a request in a transaction of the log, together with other waiting requests. `beside` is as in
+        `Log.run`.
+        """
         still_open(self._runtime)
-        return await self._committer.run(request)
+        return await self._committer.run(request, beside=beside)
 
     async def run_short(self, request: Callable[[LockTransaction], T]) -> T:
         """The same for a request about locks, which runs in a short transaction unless other requests wait."""

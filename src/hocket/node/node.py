@@ -111,7 +111,9 @@ class Node(LocalNode):
         # The job has no special options, so it takes the fast path, unless other submits wait to share a commit.
         submit: Callable[[Transaction], bytes] = lambda tx: jobs.submit(tx, [draft])[0].job_id  # noqa: E731
         made = await self._committer.run(
-            submit, alone=lambda: log.append_plain(draft.kind, draft.payload) or log.run(submit)
+            submit,
+            alone=lambda: log.append_plain(draft.kind, draft.payload) or log.run(submit, beside=True),
+            beside=True,
         )
         self.wrote()
         return Handle(self, made, created=True, signature=job_type.signature)
@@ -130,7 +132,7 @@ class Node(LocalNode):
 
     async def _submit(self, types: list[JobType], drafts: list[Draft], submit: SubmitDrafts) -> list[Handle]:
         await self._check_budgets(drafts)
-        made = await self.run(lambda tx: submit(tx, drafts))
+        made = await self.run(lambda tx: submit(tx, drafts), beside=True)
         self.wrote()
         return [Handle(self, *each, type.signature) for type, each in zip(types, made, strict=True)]
 
@@ -388,7 +390,7 @@ class SyncNode:
     def _submit(self, types: list[JobType], drafts: list[Draft], submit: SubmitDrafts) -> list[SyncHandle]:
         runtime = self.runtime
         self.call(lambda: check_budgets(runtime, drafts))
-        made = self.call(lambda: runtime.log.run(lambda tx: submit(tx, drafts)))
+        made = self.call(lambda: runtime.log.run(lambda tx: submit(tx, drafts), beside=True))
         self.wrote()
         return [SyncHandle(self, *each, type.signature) for type, each in zip(types, made, strict=True)]
 

@@ -313,7 +313,7 @@ class Runtime:
 
     def submit(self, drafts: Sequence[Draft]) -> list[Submitted]:
         """Submits all jobs in one transaction, or none."""
-        return self.log.run(lambda tx: jobs.submit(tx, drafts))
+        return self.log.run(lambda tx: jobs.submit(tx, drafts), beside=True)
 
     def find(self, prefix: str) -> bytes:
         """The id of the one job whose id begins or ends with this text."""

@@ -19,7 +19,7 @@ from hocket.store.jobs import IsLeft, JobEntry, JobFilter, JobSession, QueueSess
 from hocket.store.listening import NOTE_BYTES_MAX, NoteListener, NoteSession, WakeUp
 from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.lock_requests import BoundRequest, LockRequestSession
-from hocket.store.locks import LockMisuse, LockSession
+from hocket.store.locks import LockMisuse, LockSession, MustBeAlone
 from hocket.store.messages import DeliveryStage, MessageSession, QueuedDelivery
 from hocket.store.migration import Migration
 from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
@@ -58,6 +58,7 @@ __all__ = [
     "LockSession",
     "MessageSession",
     "Migration",
+    "MustBeAlone",
     "NewOp",
     "NoteListener",
     "NoteSession",
@@ -138,8 +139,11 @@ class Store(Protocol):
         which goes by its machine's clock.
         """
 
-    def write(self) -> AbstractContextManager[Session]:
-        """A write transaction: excludes every other one, is durable when it ends, and is undone when it raises."""
+    def write(self, author: bytes | None = None, *, at_end: bool = False) -> AbstractContextManager[Session]:
+        """A write transaction: excludes every other one, is durable when it ends, and is undone when it raises. With
+        the id of the node that writes, a shared store lets it run beside those of other authors. `at_end` is for a
+        transaction that only appends to the log: it begins with the end of the log locked.
+        """
 
     def read(self) -> AbstractContextManager[Session]:
         """One consistent view; it does not block writers."""

@@ -21,8 +21,8 @@ class GuardedStore:
     def server_clock(self) -> Callable[[], float] | None:
         return self._store.server_clock
 
-    def write(self) -> "GuardedWrite":
-        return GuardedWrite(self._store.write(), self.breaker)
+    def write(self, author: bytes | None = None, *, at_end: bool = False) -> "GuardedWrite":
+        return GuardedWrite(self._store.write(author, at_end=at_end), self.breaker)
 
     def read(self) -> AbstractContextManager[Session]:
         return self._store.read()

@@ -94,6 +94,10 @@ class QueueSession(Protocol):
         others, of which no more than id and fence is read.
         """
 
+    @property
+    def has_skipped(self) -> bool:
+        """Whether `take_ready` found no job of a kind, perhaps because other transactions have locked all."""
+
     def claimed_count(self, kind: str) -> int: ...
     def claimed(self) -> list[JobEntry]: ...
 

@@ -1,6 +1,7 @@
 """Locks. A write transaction locks what it will decide on before it reads it. All transactions lock in one order: the
-author, the permissions, then subjects. A store whose write transactions exclude each other anyway has nothing to lock
-and only checks the order; a store that many nodes share locks no more than the transaction names.
+author, the permissions, then subjects, then the end of the log. A transaction that is alone has nothing to lock, and
+only checks the order. In a store that nodes share, transactions of different authors can run beside each other; such a
+one locks what it names, and is undone if it turns out that it has to be alone.
 """
 
 from collections.abc import Iterable
@@ -13,8 +14,23 @@ class LockMisuse(RuntimeError):
     """The program locked in the wrong order, or outside a write transaction."""
 
 
+class MustBeAlone(Exception):
+    """Undoes a transaction that runs beside others, and would change more than those expect. Its request runs again in
+    a transaction that is alone.
+    """
+
+
 class LockSession(Protocol):
     """Locks end with the transaction. Locking again has no effect. Each method raises LockMisuse."""
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether transactions of other authors may run at the same time."""
+
+    def lock_all(self) -> None:
+        """Call it before changing something that transactions rely on without locking it. Raises MustBeAlone in a
+        transaction that runs beside others.
+        """
 
     def lock_author(self, node: bytes) -> None:
         """This node's clock and the end of its own history. It comes first, if the transaction writes ops of a node."""
@@ -28,3 +44,6 @@ class LockSession(Protocol):
         """Call it before reading their state: the subjects of ops, and what spans several, a unique key or a kind's
         limit. One call locks in the order of family and key.
         """
+
+    def try_lock(self, subject: Subject) -> bool:
+        """The same without waiting: False if another transaction has locked the subject."""

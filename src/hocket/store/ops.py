@@ -81,6 +81,11 @@ class OpRow(NamedTuple):
 
 class OpSession(Protocol):
     def head(self) -> Head: ...
+    def lock_end(self) -> Head:
+        """The head as it is now. From here on no other transaction changes it. Nothing is locked after this, so that a
+        transaction beside others holds them up only while it commits.
+        """
+
     def put_head(self, head: Head) -> None: ...
 
     def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes] = ()) -> int:
@@ -97,7 +102,8 @@ class OpSession(Protocol):
         """Removes the ops with these numbers and above. The caller puts the new end of the log into the head."""
 
     def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]: ...
-    def mark_settled(self, first: int, last: int) -> None: ...
+    def mark_settled(self, seqs: Sequence[int]) -> None:
+        """Takes the numbers of ops that `unsettled_ops` has given, and that are folded now."""
 
     def order_ops(self) -> None:
         """Creates, for good, an index by author and time. A node with only its own ops never needs it, and saves the

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Arbiter(Protocol):
-    async def run(self, request: Callable[[Transaction], T]) -> T:
+    async def run(self, request: Callable[[Transaction], T], *, beside: bool = False) -> T:
         """Runs a request in a transaction of the node's own log."""
 
     async def consult(self, offers: Sequence[Offer], *, is_urgent: bool = False) -> list[Decision]:

@@ -19,6 +19,8 @@ from hocket.work.run_spans import spent_ms
 
 # How many unsuitable jobs a claim skips at most.
 LOOKED_AT_MAX = 5_000
+# After so long a claimer looks again for jobs, or for room within a limit, that another node's transaction had locked.
+HIDDEN_MS = 20
 
 
 class OfferedClaim(NamedTuple):
@@ -117,7 +119,8 @@ def claim(
             taken.append(Claim(roster.assign(job.id, worker), body, spent))
         if len(taken) + len(wanted) == limit:
             return Claims(taken, tx.now, wanted)
-    again = [*turns, tx.session.next_ready_at(), tx.now if tx.unsettled else None]
+    hidden = tx.now + HIDDEN_MS if tx.session.has_skipped else None
+    again = [*turns, tx.session.next_ready_at(), tx.now if tx.unsettled else None, hidden]
     return Claims(taken, _earliest(again), wanted)
 
 
@@ -172,8 +175,8 @@ def turn(tx: Transaction, job: Job) -> int:
     """When the limits that this job states, or else those of its kind, leave room for one more: now, or later."""
     defaults = tx.projection.defaults(job.kind)
     concurrency, rate = job.policy.concurrency or defaults.concurrency, job.policy.rate or defaults.rate
-    if concurrency is not None or rate is not None:
-        tx.session.lock_subjects((Subject("limit", job.kind.encode()),))
+    if (concurrency is not None or rate is not None) and not tx.session.try_lock(Subject("limit", job.kind.encode())):
+        return tx.now + HIDDEN_MS
     if concurrency is not None:
         tx.projection.flush()
         if tx.session.claimed_count(job.kind) >= concurrency:

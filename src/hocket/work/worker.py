@@ -270,13 +270,13 @@ class Worker:
             loop.call_soon_threadsafe(self._wake.set)
 
     async def bring(self, request: Callable[[Transaction], T]) -> T:
-        """Runs a request in one transaction with the next turn, so that a job which it submits is claimed with it."""
+        """Submits a job by a request, in one transaction with the next turn, so that the job is claimed with it."""
         if self._loop is not None:
             let_in: asyncio.Future[None] = self._loop.create_future()
             self._guests.append(let_in)
             self._wake.set()
             await let_in
-        return await self._access.run(request)
+        return await self._access.run(request, beside=True)
 
     def _let_guests_in(self) -> bool:
         guests, self._guests = self._guests, []
@@ -366,7 +366,7 @@ class Worker:
             await asyncio.sleep(0)  # their requests go first
         try:
             try:
-                turned = await self._access.run(lambda tx: self._transact(tx, self._sign, turn))
+                turned = await self._access.run(lambda tx: self._transact(tx, self._sign, turn), beside=True)
                 self._store_failures = 0
                 return turned
             except StoreError:

@@ -1,8 +1,8 @@
-"""A store in a PostgreSQL database, for nodes that share one. Write transactions exclude each other: each begins by
-locking the row of the head, which it needs anyway, and PostgreSQL lets one in at a time. Only a statement
-that reads waits for the server: changes go out with the next of those, or with the commit. Reads are consistent views,
-and wait for nothing. A commit is on the server's disk when it returns. A connection that broke is made again at the
-next transaction. If it breaks during a commit, the store looks whether the transaction's last op is on the log.
+"""A store in a PostgreSQL database, for nodes that share one. A write transaction is alone, or it runs beside those of
+other authors: see `locks`. Only a statement that reads waits for the server: changes go out with the next of those, or
+with the commit. Reads are consistent views, and wait for nothing. A commit is on the server's disk when it returns. A
+connection that broke is made again at the next transaction. If it breaks during a commit, the store looks whether the
+transaction's last op is on the log.
 """
 
 import threading
@@ -13,6 +13,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from hocket.errors import StoreError, StoreMoved
+from hocket.store.locks import MustBeAlone
 from hocket.store.migration import Migration
 from hocket.store.ops import Head
 from hocket.store.postgres.address import DatabaseAddress, read_address
@@ -20,6 +21,7 @@ from hocket.store.postgres.clock import ServerClock
 from hocket.store.postgres.connecting import connect, is_pooled
 from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S, first_line, raise_explained
 from hocket.store.postgres.listening import notification
+from hocket.store.postgres.locks import lock_key
 from hocket.store.postgres.migration import check_and_migrate, planned_migration
 from hocket.store.postgres.ops import HEAD, LATEST, head_of
 from hocket.store.postgres.session import PostgresSession
@@ -40,6 +42,7 @@ class PostgresStore:
         self.server_clock = ServerClock()
         # The author of the last transaction, which is most likely that of the next one.
         self._author: bytes | None = None
+        self._all = lock_key(address.schema, b"all")
         connection = connect(address)
         try:
             if is_pooled(connection):
@@ -56,8 +59,8 @@ class PostgresStore:
         # How many write transactions this process has committed.
         self.commits = 0
 
-    def write(self) -> "PostgresWrite":
-        return PostgresWrite(self)
+    def write(self, author: bytes | None = None, *, at_end: bool = False) -> "PostgresWrite":
+        return PostgresWrite(self, author, at_end)
 
     def read(self) -> "PostgresRead":
         return PostgresRead(self._readers, self.address.shown)
@@ -70,37 +73,49 @@ class PostgresStore:
         with self._lock:
             self._writer.close()
 
-    def begin(self) -> PostgresSession:
-        """Locks the store against other threads and processes, after a new connection if the last one broke."""
+    def begin(self, author: bytes | None, at_end: bool) -> PostgresSession:
+        """Locks the store against other threads, and other processes or those of the author, after a new connection if
+        the last one broke.
+        """
         self._lock.acquire()
         if not self._writer.closed and self._writer.info.transaction_status is not TransactionStatus.IDLE:
             self._lock.release()
             raise RuntimeError("a write transaction cannot begin within another one of the same thread")
         try:
             try:
-                return self._begin()
+                return self._begin(author, at_end)
             except psycopg.OperationalError:
                 if not self._writer.closed:
                     raise
                 self._writer = connect(self.address)
-                return self._begin()
+                return self._begin(author, at_end)
         except BaseException as error:
             self.roll_back()
             raise_explained(self.address.shown, error)
 
-    def _begin(self) -> PostgresSession:
-        author = "NULL" if self._author is None else f"'\\x{self._author.hex()}'::bytea"
-        begin = _BEGIN_WRITE.format(schema=self.address.schema, author=author)
-        cursor = self._writer.execute(begin, prepare=False)
-        while cursor.description is None:
-            cursor.nextset()
-        locked = cursor.fetchone()
-        cursor.nextset()
-        told = cursor.fetchone()
+    def _begin(self, author: bytes | None = None, at_end: bool = False) -> PostgresSession:
+        schema, is_beside = self.address.schema, author is not None
+        locks = f"SELECT pg_advisory_xact_lock({self._all})"
+        if author is not None:
+            self._author = author
+            own = lock_key(schema, b"author", author)
+            locks = f"SELECT pg_advisory_xact_lock({own}); SELECT pg_advisory_xact_lock_shared({self._all})"
+        whose = "NULL" if self._author is None else f"'\\x{self._author.hex()}'::bytea"
+        head = HEAD if is_beside and not at_end else f"{HEAD} FOR UPDATE"
+        cursor = self._writer.execute(
+            _BEGIN_WRITE.format(schema=schema, locks=locks, head=head, author=whose), prepare=False
+        )
+        answers = []
+        while True:
+            if cursor.description is not None:
+                answers.append(cursor.fetchone())
+            if not cursor.nextset():
+                break
+        *_, found, told = answers
         assert told is not None
         self.server_clock.told(told[0])
-        session = PostgresSession(self._writer, is_writer=True)
-        session.begun(head_of(locked), (self._author, told[1] or bytes(16)))
+        session = PostgresSession(self._writer, schema, is_writer=True, is_beside=is_beside)
+        session.begun(head_of(found), (self._author, told[1] or bytes(16)), has_end=not is_beside or at_end)
         if (address := session.moved_to()) is not None:
             raise StoreMoved(self.address.shown, address)
         return session
@@ -129,8 +144,8 @@ class PostgresStore:
         return self._readers.position()
 
     def _was_committed(self, session: PostgresSession, broken: psycopg.OperationalError) -> bool:
-        """Whether the last op of a transaction is on the log, asked over a new connection. The lock of the head answers
-        only when the old transaction has ended, one way or the other.
+        """Whether the last op of a transaction is on the log, asked over a new connection in a transaction that is
+        alone: the old one has ended by then, one way or the other.
         """
         assert session.last_added is not None
         seq, op_id = session.last_added
@@ -162,11 +177,12 @@ class PostgresStore:
 
 
 _SERVER_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
-# The last statement waits for no lock, so its answer is what is true while the head is locked.
+# The last statement waits for no lock, so its answer is what is true while the others are held.
 _BEGIN_WRITE = (
     "BEGIN; SET LOCAL search_path = {schema}, pg_temp;"
     f" SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_S}s';"
-    f" {HEAD} FOR UPDATE; SELECT {_SERVER_MS}, (SELECT id FROM ({LATEST}) AS latest)"
+    " {locks}; {head};"
+    f" SELECT {_SERVER_MS}, (SELECT id FROM ({LATEST}) AS latest)"
 )
 _BEGIN_READ = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = {{schema}}, pg_temp; {HEAD}"
 
@@ -188,13 +204,13 @@ _POSITION = (
 class PostgresWrite:
     """One write transaction."""
 
-    __slots__ = ("_session", "_store")
+    __slots__ = ("_at_end", "_author", "_session", "_store")
 
-    def __init__(self, store: PostgresStore) -> None:
-        self._store = store
+    def __init__(self, store: PostgresStore, author: bytes | None, at_end: bool) -> None:
+        self._store, self._author, self._at_end = store, author, at_end
 
     def __enter__(self) -> PostgresSession:
-        self._session = self._store.begin()
+        self._session = self._store.begin(self._author, self._at_end)
         return self._session
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -208,24 +224,27 @@ class PostgresWrite:
             self._store.note_author(self._session.author)
             self._session.ended()
         self._store.roll_back()
+        if self._author is not None and isinstance(error, psycopg.errors.DeadlockDetected):
+            raise MustBeAlone from error
         raise_explained(self._store.address.shown, error)
 
 
 class PostgresReader:
     """A connection that reads, for one thread at a time."""
 
-    __slots__ = ("_depth", "connection", "session", "thread")
+    __slots__ = ("_depth", "_schema", "connection", "session", "thread")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, schema: str) -> None:
         self.connection = connection
-        self.session = PostgresSession(connection)
+        self.session = PostgresSession(connection, schema)
+        self._schema = schema
         self.thread = 0
         self._depth = 0
 
-    def begin(self, schema: str) -> None:
+    def begin(self) -> None:
         """A view within a view is the same view."""
         if self._depth == 0:
-            self.session.begun(_begun(self.connection, _BEGIN_READ.format(schema=schema)))
+            self.session.begun(_begun(self.connection, _BEGIN_READ.format(schema=self._schema)))
         self._depth += 1
 
     def end(self) -> bool:
@@ -255,7 +274,7 @@ class PostgresReaders:
         thread = threading.get_ident()
         reader = self._taken.get(thread)
         if reader is not None:
-            reader.begin(self._address.schema)
+            reader.begin()
             return reader
         if not self._places.acquire(timeout=LOCK_WAIT_S):
             raise StoreError(f"{self._address.shown} has {READERS_MAX} readers that do not end; what do they wait for?")
@@ -274,12 +293,12 @@ class PostgresReaders:
         while self._free:
             reader = self._free.pop()
             try:
-                reader.begin(self._address.schema)
+                reader.begin()
                 return reader
             except psycopg.OperationalError:
                 reader.connection.close()
-        reader = PostgresReader(connect(self._address))
-        reader.begin(self._address.schema)
+        reader = PostgresReader(connect(self._address), self._address.schema)
+        reader.begin()
         return reader
 
     def give_back(self, reader: PostgresReader) -> None:

@@ -12,14 +12,15 @@ from hocket.store.postgres.statements import insert_new, upsert
 
 _JOB_OF_J = ", ".join("j." + column.strip() for column in JOB_COLUMNS.split(","))
 _PUT_JOB = upsert("jobs", JOB_COLUMNS, "id")
-# Adds the ends that these jobs get, and subtracts those that they had.
+# Adds the ends that these jobs get, and subtracts those that they had. Each author has rows of its own, so that nobody
+# waits for the counts of others.
 _COUNT_ENDED = """
-    INSERT INTO finished (kind, outcome, jobs)
-    SELECT kind, outcome, sum(ends) FROM (
+    INSERT INTO finished (author, kind, outcome, jobs)
+    SELECT %s, kind, outcome, sum(ends) FROM (
         SELECT kind, outcome, 1 AS ends FROM unnest(%s::text[], %s::integer[]) AS new (kind, outcome)
         UNION ALL SELECT kind, outcome, -1 FROM jobs WHERE outcome IS NOT NULL AND id = ANY(%s)) AS changed
     GROUP BY kind, outcome HAVING sum(ends) <> 0
-    ON CONFLICT (kind, outcome) DO UPDATE SET jobs = finished.jobs + excluded.jobs"""
+    ON CONFLICT (author, kind, outcome) DO UPDATE SET jobs = finished.jobs + excluded.jobs"""
 # A delayed job that was claimed before waits for its next run: it failed, was returned, or was postponed.
 _RESTING = "stage = 1 AND fence > 0"
 # Each kind once, by hopping through the index from kind to kind.
@@ -31,12 +32,26 @@ _READY_KINDS = """
     SELECT kind FROM kinds WHERE kind IS NOT NULL"""
 
 
+# Leaves out what another transaction has locked.
+_PROMOTE = """
+    UPDATE jobs SET stage = 0
+    WHERE id IN (SELECT id FROM jobs WHERE stage = 1 AND ready_at <= %s FOR UPDATE SKIP LOCKED)"""
+_ENDED_BY_KIND = "SELECT kind, outcome, sum(jobs)::bigint FROM finished GROUP BY kind, outcome HAVING sum(jobs) > 0"
+
+
 class PostgresJobs(PostgresLocks):
+    has_skipped = False
+
+    @property
+    def _locking(self) -> str:
+        return "FOR UPDATE" if self.is_beside else ""
+
     def job(self, job_id: bytes) -> JobEntry | None:
-        return next(iter(self._jobs("WHERE id = %s", job_id)), None)
+        return next(iter(self._jobs(f"WHERE id = %s {self._locking}", job_id)), None)
 
     def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]:
-        found = {each.job.id: each for each in self._jobs("WHERE id = ANY(%s)", list(job_ids))}
+        rows = self._jobs(f"WHERE id = ANY(%s) ORDER BY id {self._locking}", list(job_ids))
+        found = {each.job.id: each for each in rows}
         return [found[job_id] for job_id in job_ids if job_id in found]
 
     def put_jobs(self, entries: Sequence[JobEntry]) -> None:
@@ -47,10 +62,13 @@ class PostgresJobs(PostgresLocks):
         """Keeps count of the jobs that have ended, before their rows change."""
         ends = [(each.job.kind, int(each.job.outcome)) for each in entries if each.job.outcome is not None]
         ids = [each.job.id for each in entries]
-        self._put(_COUNT_ENDED, ([kind for kind, _ in ends], [outcome for _, outcome in ends], ids))
+        self._put_ends([kind for kind, _ in ends], [outcome for _, outcome in ends], ids)
+
+    def _put_ends(self, kinds: list[str], outcomes: list[int], ids: list[bytes]) -> None:
+        self._put(_COUNT_ENDED, (self._author or b"", kinds, outcomes, ids))
 
     def drop_job(self, job_id: bytes) -> None:
-        self._put(_COUNT_ENDED, ([], [], [job_id]))
+        self._put_ends([], [], [job_id])
         self._put("DELETE FROM jobs WHERE id = %s", (job_id,))
         self._put("DELETE FROM after WHERE job = %s", (job_id,))
 
@@ -115,7 +133,7 @@ class PostgresJobs(PostgresLocks):
         found: dict[tuple[Stage, Outcome | None, str], int] = {
             (stage, None, kind): count for stage, kind, count in self._unended("stage, kind")
         }
-        for kind, outcome, count in self._rows("SELECT kind, outcome, jobs FROM finished WHERE jobs > 0"):
+        for kind, outcome, count in self._rows(_ENDED_BY_KIND):
             found[Stage.DONE, Outcome(outcome), kind] = count
         return found
 
@@ -137,12 +155,17 @@ class PostgresJobs(PostgresLocks):
         return self._column("SELECT job FROM after WHERE dependency = %s", job_id)
 
     def promote(self, now: int) -> int:
-        return self._sql("UPDATE jobs SET stage = 0 WHERE stage = 1 AND ready_at <= %s", (now,)).rowcount
+        return self._sql(_PROMOTE, (now,)).rowcount
 
     def ready_kinds(self) -> list[str]:
         return self._column(_READY_KINDS)
 
     def ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
+        return self._ready(kind, limit, after)
+
+    def _ready(
+        self, kind: str, limit: int, after: JobEntry | None, lock: str = ""
+    ) -> list[tuple[JobEntry, bytes | None]]:
         beyond = ""
         place: tuple[object, ...] = ()
         if after is not None:
@@ -150,7 +173,7 @@ class PostgresJobs(PostgresLocks):
             place = (after.job.policy.priority, after.job.policy.priority, pack(after.job.scheduled))
         rows = self._rows(
             f"""SELECT {_JOB_OF_J}, ops.body FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
-                WHERE j.stage = 0 AND j.kind = %s {beyond} ORDER BY j.priority DESC, j.scheduled LIMIT %s""",
+                WHERE j.stage = 0 AND j.kind = %s {beyond} ORDER BY j.priority DESC, j.scheduled LIMIT %s {lock}""",
             *(kind, *place, limit),
         )
         return [(job_entry(row[:-1]), row[-1]) for row in rows]
@@ -159,12 +182,14 @@ class PostgresJobs(PostgresLocks):
         self, kind: str, limit: int, after: JobEntry | None = None, is_left: IsLeft | None = None
     ) -> list[tuple[JobEntry, bytes | None]]:
         self.lock_subjects(())
-        found = rows = self.ready(kind, limit, after)
+        lock = "FOR UPDATE OF j SKIP LOCKED" if self.is_beside else ""
+        found = rows = self._ready(kind, limit, after, lock)
+        self.has_skipped |= self.is_beside and after is None and not rows
         if is_left is not None:
             found = []
             while rows and len(found) < limit:
                 found += [row for row in rows if not is_left(row[0].job.id, row[0].job.fence)]
-                rows = self.ready(kind, limit, rows[-1][0])
+                rows = self._ready(kind, limit, rows[-1][0], lock)
         return found[:limit]
 
     def claimed_count(self, kind: str) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hocket.kernel.subjects import Subject
+from hocket.store.locks import LockMisuse
 from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, SealedOp
 from hocket.store.postgres.locks import PostgresLocks
 from hocket.store.postgres.statements import damaged, insert_new
@@ -59,17 +60,31 @@ class PostgresOps(PostgresLocks):
             last = self._known_last[1] if self._known_last[0] == node else self.latest_of(node)[1]
             self._head = self.head()._replace(last=last)
 
+    def lock_end(self) -> Head:
+        """What was changed so far goes out with this, so that the lock is held for one more message, the commit."""
+        if not self._has_end:
+            last = self.head().last
+            self._head = head_of(self._sql(f"{HEAD} FOR UPDATE").fetchone())._replace(last=last)
+            self._has_end = True
+        return self.head()
+
     def put_head(self, head: Head) -> None:
+        self._check_end()
         self._put(_PUT_HEAD, (*head[:8], head.sealed))
         self._head = head
 
     def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes] = ()) -> int:
+        self._check_end()
         last = self.head().seq if self._last_added is None else self._last_added[0]
         if ops:
             columns = [list(column) for column in zip(*ops, strict=True)]
             self._put(_ADD_OPS, (last, *columns, list(links) or [NO_LINK] * len(ops)))
             self._last_added = last + len(ops), ops[-1].id
         return last + len(ops)
+
+    def _check_end(self) -> None:
+        if not self._has_end:
+            raise LockMisuse("lock the end of the log before it changes")
 
     def seal_ops(self, ops: Sequence[SealedOp]) -> int:
         return self._sql(_SEAL_OPS, [[each[i] for each in ops] for i in range(3)]).rowcount
@@ -79,10 +94,12 @@ class PostgresOps(PostgresLocks):
         self._last_added = None
 
     def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]:
-        return self._ops("WHERE seq > %s AND settled = 0 ORDER BY seq LIMIT %s", after, limit)
+        """A transaction beside others leaves them those that they are folding."""
+        lock = "FOR UPDATE SKIP LOCKED" if self.is_beside else ""
+        return self._ops(f"WHERE seq > %s AND settled = 0 ORDER BY seq LIMIT %s {lock}", after, limit)
 
-    def mark_settled(self, first: int, last: int) -> None:
-        self._put("UPDATE ops SET settled = 1 WHERE seq BETWEEN %s AND %s AND settled = 0", (first, last))
+    def mark_settled(self, seqs: Sequence[int]) -> None:
+        self._put("UPDATE ops SET settled = 1 WHERE seq = ANY(%s)", (list(seqs),))
 
     def order_ops(self) -> None:
         """The schema has this index from the start: many nodes write here."""

@@ -50,14 +50,17 @@ class PostgresSession(
     note: bytes | None = None
     """What the commit tells the processes that listen."""
 
-    def begun(self, head: Head, known_last: tuple[bytes | None, bytes] = (None, b"")) -> None:
-        """A transaction begins, which has read the head. A write transaction has read an author's last op, too."""
-        self._head, self._known_last, self._in_transaction = head, known_last, True
+    def begun(self, head: Head, known_last: tuple[bytes | None, bytes] = (None, b""), has_end: bool = False) -> None:
+        """A transaction begins, which has read the head. A write transaction has read an author's last op, too, and may
+        have locked the end of the log.
+        """
+        self._head, self._known_last, self._has_end, self._in_transaction = head, known_last, has_end, True
 
     def ended(self) -> None:
         self._head, self._in_transaction = None, False
         self._last_added = None
         self._author, self._has_permissions = None, False
+        self._locked.clear()
         self.note = None
         self._waiting.clear()
 

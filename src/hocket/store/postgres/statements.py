@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 
 from hocket.errors import StoreError
+from hocket.kernel.subjects import Subject
 from hocket.store.ops import Head
 
 # A list that could be the whole table is read in pages of this many rows.
@@ -68,10 +69,16 @@ def first_of(error: BaseException) -> BaseException:
 
 
 class PostgresStatements:
-    """`is_writer` is for the session of write transactions, which exclude every other writer."""
+    """`is_writer` is for the session of write transactions. `is_beside` is whether transactions of other authors may
+    run at the same time.
+    """
 
-    def __init__(self, connection: Connection, is_writer: bool = False) -> None:
+    def __init__(
+        self, connection: Connection, schema: str, *, is_writer: bool = False, is_beside: bool = False
+    ) -> None:
         self._connection = connection
+        self._schema = schema
+        self.is_beside = is_beside
         self._is_writer = is_writer
         self._in_transaction = False
         self._head: Head | None = None
@@ -82,6 +89,8 @@ class PostgresStatements:
         # An author and its last op, which a write transaction reads when it begins.
         self._known_last: tuple[bytes | None, bytes] = (None, b"")
         self._has_permissions = False
+        self._locked: set[Subject] = set()
+        self._has_end = False
         # Statements that go out with the next one that is waited for.
         self._waiting: list[Statement] = []
 

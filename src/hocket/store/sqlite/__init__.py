@@ -72,7 +72,8 @@ class SqliteStore:
         else:
             self._readers = ReadPool(lambda: self._connect(apsw.SQLITE_OPEN_READWRITE, READER_CACHE_KIB), self.path)
 
-    def write(self) -> "WriteTransaction":
+    def write(self, author: bytes | None = None, *, at_end: bool = False) -> "WriteTransaction":
+        """Always alone."""
         return WriteTransaction(self._writer, self._write_session, self._write_lock, self.path, self._hints)
 
     def read(self) -> "ReadTransaction":

@@ -8,6 +8,11 @@ from hocket.store.sqlite.statements import Statements
 
 
 class LockStatements(Statements):
+    is_beside = has_skipped = False
+
+    def lock_all(self) -> None:
+        self._check_writing()
+
     def lock_author(self, node: bytes) -> None:
         self._check_writing()
         if self._author != node and (self._author is not None or self._has_permissions):
@@ -21,6 +26,10 @@ class LockStatements(Statements):
     def lock_subjects(self, subjects: Iterable[Subject]) -> None:
         if not self._has_permissions:
             raise LockMisuse("lock the author and the permissions before a subject, in a write transaction")
+
+    def try_lock(self, subject: Subject) -> bool:
+        self.lock_subjects((subject,))
+        return True
 
     def _unlock(self) -> None:
         self._author, self._has_permissions = None, False

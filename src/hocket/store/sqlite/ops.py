@@ -38,6 +38,9 @@ class OpStatements(LockStatements):
         self._states.clear()
         return self._head
 
+    def lock_end(self) -> Head:
+        return self.head()
+
     def put_head(self, head: Head) -> None:
         self._sql(_PUT_HEAD, head)
         self._head, self._head_seen = head, True
@@ -81,8 +84,9 @@ class OpStatements(LockStatements):
     def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]:
         return self._ops("WHERE seq > ? AND settled = 0 ORDER BY seq LIMIT ?", after, -1 if limit is None else limit)
 
-    def mark_settled(self, first: int, last: int) -> None:
-        self._sql("UPDATE ops SET settled = 1 WHERE seq BETWEEN ? AND ? AND settled = 0", (first, last))
+    def mark_settled(self, seqs: Sequence[int]) -> None:
+        if seqs:
+            self._sql("UPDATE ops SET settled = 1 WHERE seq BETWEEN ? AND ? AND settled = 0", (seqs[0], seqs[-1]))
 
     def order_ops(self) -> None:
         self._sql("CREATE INDEX IF NOT EXISTS ops_by_author ON ops (substr(hlc, 13), hlc)")

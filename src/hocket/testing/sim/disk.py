@@ -36,7 +36,7 @@ class SimStore:
         """How many ops of the log came with `copy`."""
         self.committed = committed
 
-    def write(self) -> "SimWrite":
+    def write(self, author: bytes | None = None, *, at_end: bool = False) -> "SimWrite":
         return SimWrite(self)
 
     def read(self) -> AbstractContextManager[Session]:

@@ -174,7 +174,7 @@ class Up(Node):
     def _emit(self, event: Event) -> None:
         self.node.witness.emitted(self.node.number, event)
 
-    async def run(self, request: Callable[[Transaction], T]) -> T:
+    async def run(self, request: Callable[[Transaction], T], *, beside: bool = False) -> T:
         """As every node does it; once the answer is here, the written ops count as acknowledged."""
         return await self._noted(super().run, request)
 
