@@ -136,8 +136,8 @@ def test_a_node_with_a_file_of_its_own_accepts_what_each_of_them_decides(three: 
 
 @pytest.mark.req("VX-18")
 def test_a_store_that_others_share_is_not_moved_into_a_file(three: Three) -> None:
-    file = three.first.home / "log.db"
-    refused = three.first("store", "move", three.store, file, code=3).sentence
+    file = three.second.home / "log.db"
+    refused = three.second("store", "move", three.store, file, code=3).sentence
     assert "shares this store" in refused and "another server" in refused
     job_id = three.third.submit("test.echo")
     assert three.first.show(job_id)["state"] == "pending"

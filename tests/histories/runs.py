@@ -4,6 +4,7 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -85,18 +86,19 @@ def record(mesh: Mesh, directory: Path, client: str, given: str, resources: list
     for note in sorted(set(notes)):
         print(f"  {notes.count(note)}× {note}")
     assert written > 20
-    return _without_guesses(history)
+    return _without_guesses(history, mesh.is_alone)
 
 
-def _without_guesses(history: list[Call]) -> list[Call]:
+def _without_guesses(history: list[Call], is_alone: bool) -> list[Call]:
     """The history without requests that have no answer, and without refusals that such a request may have caused.
-    Otherwise the search would have to guess when each of them was granted; in a mesh that can be much later, when its
-    node reaches the coordinator. They explain nothing but refusals.
+    Otherwise the search would have to guess when each of them was granted. They explain nothing but refusals. In a mesh
+    a request can be granted much later, when its node reaches the coordinator, even if its client has given up: that
+    word may come later still.
     """
     requests = [call for call in history if isinstance(call.op, Acquire)]
     ended = {call.op.hold: call.end for call in history if isinstance(call.op, Expire)}
     guesses = [
-        (call, min(ended[call.op.hold], call.end + LASTS_MS / 1000 + SLACK_S))
+        (call, min(ended[call.op.hold], call.end + LASTS_MS / 1000 + SLACK_S) if is_alone else inf)
         for call in requests
         if call.result is UNKNOWN
     ]

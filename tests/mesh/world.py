@@ -31,7 +31,7 @@ from hocket.node.window_secret import window_tokens
 from hocket.server.running import Server
 from hocket.work.handlers import kind
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 READ = ("Job", "Artifact", "Registration", "Mesh")
 WORKER = (

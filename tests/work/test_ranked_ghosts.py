@@ -24,19 +24,21 @@ def test_names_of_killed_workers_win_nothing_after_they_have_expired(tmp_path: P
         async with fleet(tmp_path, 2) as at:
             made: dict[str, set[str]] = {}
             ghosts: set[str] = set()
+            known = 0
             for number in range(restarts):
                 ghost = next(iter(at.homes))
                 ghosts.add(ghost)
                 at.kill(ghost)
                 del at.homes[ghost]
                 (probe,) = await at.submit(1, not_before="+1h")
-                assert ghost in places(at.explained(probe)), "nobody knew the worker that was killed"
+                known += ghost in places(at.explained(probe))
                 node = await at.add(f"again{number}")
                 (job,) = await at.submit(1, lease="5s")
                 made[job] = {*ghosts}
                 async with asyncio.timeout(60):
                     while node not in places(at.explained(job)):
                         await asyncio.sleep(0.02)
+            assert known, "each name had expired before the job was there, which shows nothing"
             for told in await at.finished([*made]):
                 assert told.holder not in made[told.job_id]
                 (wait_ms,) = [each.after_ms for each in told.tried if each.result.startswith("accepted")][-1:]

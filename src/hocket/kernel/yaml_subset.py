@@ -116,6 +116,9 @@ def _yaml(text: str) -> object:
     if found := _LINE_ENDS.search(text):
         line = text.count("\n", 0, found.start()) + 1
         raise BadText(f"line {line}: the character U+{ord(found[0]):04X} ends a line for some YAML readers; escape it")
+    if (at := text.find("\ufeff", 1)) > 0:
+        # One parser takes it for a part of a word, the other passes over it.
+        raise BadText(f"line {text.count(chr(10), 0, at) + 1}: the character U+FEFF stands inside the text; escape it")
     # The two parsers read the same language, but only the one in C is fast enough for a megabyte.
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     events: Iterator[Any] = iter(yaml.parse(text, Loader=loader))

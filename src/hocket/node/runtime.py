@@ -253,7 +253,7 @@ class Runtime:
         """
         if tx.node.to_bytes(8, "big") in tx.session.nodes():
             return
-        began = founder(tx.session)
+        began = founder(tx.session) if self.log.is_shared else None
         if began is not None and self.home.made_user():
             raise Conflict(
                 f"the store in PostgreSQL has the log of node {node_text(began)} already; to share it, join with an"
