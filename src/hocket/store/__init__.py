@@ -1,8 +1,9 @@
 """Keeps the log and everything derived from it. This is the contract of every store, by concern; `sqlite` is the
-default store, and `postgres` the one in a database server. A store decides nothing: it runs write transactions that
-exclude each other, and remembers. The ops are the truth, together with the head (the clock and the chain's end). Jobs,
-dependencies, routes, nodes, schedules and artifacts are derived: they can be dropped and rebuilt. Worker processes,
-rate counters, peers, invitations, presence and the tokens of programs concern this node alone and are on no log.
+default store, and `postgres` the one in a database server. A store decides nothing: it runs write transactions, which
+exclude each other or lock what they decide on, and remembers. The ops are the truth, together with the head (the clock
+and the chain's end). Jobs, dependencies, routes, nodes, schedules and artifacts are derived: they can be dropped and
+rebuilt. Worker processes, rate counters, peers, invitations, presence and the tokens of programs concern this node
+alone and are on no log.
 """
 
 import re
