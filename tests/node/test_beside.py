@@ -196,6 +196,7 @@ def test_both_count_what_they_end(nodes: Sharers) -> None:
         for each in mine:
             complete(tx, each)
         tx.projection.flush()
+        assert tx.session.claimed_count(KIND) == 2, "the counts are with the server"
         beside(nodes.third, lambda other: [complete(other, each) for each in theirs])
 
     beside(nodes.second, first)
