@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import os
 import platform
@@ -23,15 +22,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.rows import OURS, QUICK, Figure, Row, Size, rows
+from bench.postgres_rows import postgres_rows
+from bench.rows import ON_POSTGRES, OURS, POSTGRES, QUICK, Figure, Lineup, Row, Size, rows
 
-PEERS = ("bench.peers.huey", "bench.peers.litequeue", "bench.peers.apsw")
-REFERENCE = "bench.peers.huey"
+if TYPE_CHECKING:
+    from bench.databases import Databases
+
 EMPTY = "ours, empty log"  # the other side of the rows on the full log: ours again, in the same repetition
 EARLIER = "ours, earlier"  # ours at another commit, with that commit's own harness
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,15 +49,12 @@ class Figures:
         return statistics.median(of(result) for result in self.results) if self.results else None
 
 
-def load_subjects() -> tuple[dict[str, ModuleType], list[str]]:
-    """Every subject that imports here, ours first, and a word on each that does not."""
+def load_subjects(lineup: Lineup) -> tuple[dict[str, ModuleType], list[str]]:
+    """Every subject that imports here, ours first, and a word on each that does not. Ours is OURS in every lineup."""
     found, missing = {}, []
-    for name in (OURS, *PEERS):
-        if importlib.util.find_spec(name) is None:
-            missing.append(f"{name} does not exist yet")
-            continue
+    for name in (lineup.ours, *lineup.peers):
         try:
-            found[name] = importlib.import_module(name)
+            found[OURS if name == lineup.ours else name] = importlib.import_module(name)
         except ImportError as error:
             missing.append(f"{name} cannot be imported: {error}")
     return found, missing
@@ -97,18 +95,35 @@ def checkout(revision: str, directory: Path) -> Iterator[Path]:
         subprocess.run([*git, "remove", "--force", str(root)], check=True)
 
 
+@dataclass(frozen=True)
+class FullStore:
+    """The home of the node, the address of its database, and what filling it gave."""
+
+    home: Path
+    address: str
+    result: dict[str, Any]
+
+
 class Run:
-    """`earlier` is the checkout of another commit to compare with."""
+    """`earlier` is the checkout of another commit to compare with. `databases` are those of the PostgreSQL server."""
 
     def __init__(
-        self, directory: Path, size: Size, timeout_s: float, say: Callable[[str], None], earlier: Path | None = None
+        self,
+        directory: Path,
+        size: Size,
+        timeout_s: float,
+        say: Callable[[str], None],
+        earlier: Path | None = None,
+        databases: Databases | None = None,
     ) -> None:
         self.directory = directory
         self.size = size
         self.timeout_s = timeout_s
         self.say = say
         self._earlier = earlier
+        self._databases = databases
         self._full: dict[Path, Path] = {}
+        self._full_stores: dict[Path, FullStore] = {}
 
     def full_home(self, root: Path) -> Path:
         """The home with many finished jobs, made once for each program, since filling it takes long."""
@@ -119,21 +134,43 @@ class Run:
             self._full[root] = home
         return self._full[root]
 
+    def full_store(self, root: Path) -> FullStore:
+        """The same in PostgreSQL: a home, and the database with its finished jobs."""
+        assert self._databases is not None
+        if root not in self._full_stores:
+            home = Path(tempfile.mkdtemp(prefix="full-", dir=self.directory))
+            self.say(f"filling a store in PostgreSQL with {self.size.finished:,} finished jobs")
+            address = self._databases.make()
+            with self._databases.used(address):
+                result = measure(POSTGRES, "fill", home, {"finished": self.size.finished}, self.timeout_s * 4, root)
+            self._full_stores[root] = FullStore(home / "node", address, result)
+        return self._full_stores[root]
+
     def once(self, name: str, row: Row) -> dict[str, Any]:
-        subject = row.module if name in (OURS, EMPTY, EARLIER) else name
         root = self._earlier if name == EARLIER and self._earlier is not None else ROOT
+        is_full = row.full and name in (OURS, EARLIER)
+        if row.lineup is ON_POSTGRES and row.function == "fill":
+            return self.full_store(root).result
+        subject = row.module if name in (OURS, EMPTY, EARLIER) else name
         home = Path(tempfile.mkdtemp(prefix=f"{row.key}-", dir=self.directory))
         try:
-            if row.full and name != EMPTY:
+            with ExitStack() as stack:
                 # A copy each time: jobs that a submit row leaves pending must not be drained by the next row.
-                shutil.copytree(self.full_home(root), home, dirs_exist_ok=True, ignore=sockets)
-                os.sync()
-            return measure(subject, row.function, home, row.arguments, self.timeout_s, root)
+                if row.lineup is ON_POSTGRES:
+                    assert self._databases is not None
+                    full = self.full_store(root) if is_full else None
+                    stack.enter_context(self._databases.fresh(None if full is None else full.address))
+                    if full is not None:  # a copy of the home would not be let in: its key is another home's
+                        (home / "node").symlink_to(full.home)
+                elif is_full:
+                    shutil.copytree(self.full_home(root), home, dirs_exist_ok=True, ignore=sockets)
+                    os.sync()
+                return measure(subject, row.function, home, row.arguments, self.timeout_s, root)
         finally:
             if not row.kept:
                 shutil.rmtree(home, ignore_errors=True)
 
-    def row(self, row: Row, subjects: dict[str, ModuleType]) -> dict[str, Figures]:
+    def row(self, row: Row, subjects: dict[str, ModuleType], repeat: int) -> dict[str, Figures]:
         able = [name for name, module in subjects.items() if hasattr(module, row.function)]
         if row.ours_only:
             able = [OURS]
@@ -142,12 +179,12 @@ class Run:
         elif row.full and able:
             able.append(EMPTY)
         figures = {name: Figures() for name in able}
-        for repetition in range(self.size.repeat):
+        for repetition in range(repeat):
             turn = repetition % len(able) if able else 0
             for name in able[turn:] + able[:turn]:
                 if figures[name].error:
                     continue
-                self.say(f"{row.title}: {label(name, subjects)}, {repetition + 1} of {self.size.repeat}")
+                self.say(f"{row.title}: {label(name, subjects)}, {repetition + 1} of {repeat}")
                 try:
                     figures[name].results.append(self.once(name, row))
                 except (RuntimeError, subprocess.TimeoutExpired, ValueError) as error:
@@ -169,14 +206,26 @@ def lines(row: Row, figures: dict[str, Figures]) -> list[dict[str, Any]]:
     """A row's lines in the table: a rate, or p50 and p99; and the workers' peak memory where there were workers."""
     made: list[dict[str, Any]] = []
 
-    def line(key: str, title: str, unit: str, less_is_more: bool, of: Callable[[dict[str, Any]], float]) -> None:
+    def line(
+        key: str,
+        title: str,
+        unit: str,
+        less_is_more: bool,
+        of: Callable[[dict[str, Any]], float],
+        is_compared: bool = True,
+    ) -> None:
         values = {name: figure.median(of) for name, figure in figures.items()}
-        made.append({"key": key, "title": title, "unit": unit, "less_is_more": less_is_more, "values": values})
+        made.append(
+            {
+                **{"key": key, "title": title, "unit": unit, "less_is_more": less_is_more, "values": values},
+                "is_compared": is_compared,
+            }
+        )
 
     for figure in row.figures:
         share = "" if figure.percentile is None else f"-p{figure.percentile * 100:.0f}"
         key = f"{row.key}-{figure.name}{share}"
-        line(key, figure.title, figure.unit, figure.less_is_more, partial(value_of, figure))
+        line(key, figure.title, figure.unit, figure.less_is_more, partial(value_of, figure), figure.is_compared)
     if row.figures:
         return made
     if row.function in ("latency", "hint_to_claim"):
@@ -217,16 +266,21 @@ def show(value: float | None, unit: str) -> str:
     return f"{value:,.2f}" if unit in ("ms", "s", "×") else f"{value:,.1f}"
 
 
-def ratio(line: dict[str, Any]) -> str:
-    """Ours over Huey's, over our own on an empty log, or over ours at another commit; above 1 is always better."""
-    values = line["values"]
-    other, mark = (values[EMPTY], "× of empty") if EMPTY in values else (values.get(REFERENCE), "×")
-    if EARLIER in values:
-        other = values[EARLIER]
-    ours = values.get(OURS)
-    if not ours or not other:
+def ratio(line: dict[str, Any], compared: tuple[str, ...]) -> str:
+    """Ours over the better peer's, over our own on an empty log, or over ours at another commit; above 1 is always
+    better.
+    """
+    values, ours = line["values"], line["values"].get(OURS)
+    if not ours or not line["is_compared"]:
         return ""
-    return f"{(other / ours if line['less_is_more'] else ours / other):.2f}{mark}"
+    ratios = []
+    for names, mark in ((compared, "×"), ((EARLIER,), "×"), ((EMPTY,), "× of empty")):
+        others = [values[name] for name in names if values.get(name)]
+        if others:
+            ratios.append(
+                f"{min((other / ours if line['less_is_more'] else ours / other) for other in others):.2f}{mark}"
+            )
+    return ", ".join(ratios)
 
 
 def file_system(path: Path) -> str:
@@ -241,7 +295,7 @@ def file_system(path: Path) -> str:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small counts, one repetition: does it run at all")
-    parser.add_argument("--only", action="append", metavar="ROW", help="only this row (may be repeated)")
+    parser.add_argument("--only", action="append", metavar="ROW", help="only this row or group (may be repeated)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every single figure here")
     parser.add_argument("--repeat", type=int, help="repetitions a figure")
     parser.add_argument(
@@ -254,7 +308,11 @@ def parse() -> argparse.Namespace:
 
 
 def print_table(
-    console: Console, table_lines: list[dict[str, Any]], subjects: dict[str, ModuleType], against: str | None
+    console: Console,
+    table_lines: list[dict[str, Any]],
+    lineup: Lineup,
+    subjects: dict[str, ModuleType],
+    against: str | None,
 ) -> None:
     table = Table(title=None, title_justify="left")
     table.add_column("")
@@ -262,13 +320,63 @@ def print_table(
     for name in names:
         table.add_column(f"at {against}" if name == EARLIER else subjects[name].LABEL, justify="right")
     if OURS in subjects:
-        table.add_column("ours : Huey" if against is None else "now : then", justify="right")
+        table.add_column(lineup.heading if against is None else "now : then", justify="right")
     for line in table_lines:
         unit = "" if line["unit"] == "/s" else f" ({line['unit']})"
         cells = [show(line["values"].get(name), line["unit"]) for name in names]
-        last = [ratio(line)] if OURS in subjects else []
+        last = [ratio(line, lineup.compared)] if OURS in subjects else []
         table.add_row(line["title"] + unit, *cells, *last)
     console.print(table)
+
+
+def repetitions(row: Row, size: Size, is_asked: bool) -> int:
+    return size.repeat if is_asked or row.unasked is None else min(row.unasked, size.repeat)
+
+
+@contextmanager
+def postgres(directory: Path, missing: list[str]) -> Iterator[Databases | None]:
+    """The server for the rows on PostgreSQL, or nothing and a word on why."""
+    with ExitStack() as stack:
+        databases = None
+        try:
+            from bench.databases import serving
+
+            databases = stack.enter_context(serving(directory))
+        except (ImportError, OSError, RuntimeError) as error:
+            missing.append(f"no PostgreSQL server: {error}")
+        yield databases
+
+
+def report(
+    console: Console,
+    chosen: list[Row],
+    figures: dict[str, dict[str, Figures]],
+    teams: dict[Lineup, dict[str, ModuleType]],
+    against: str | None,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Prints a table for each lineup; gives all their lines, and a word on each measurement that failed."""
+    told: list[dict[str, Any]] = []
+    failed = []
+    for lineup, subjects in teams.items():
+        measured = [row for row in chosen if row.lineup is lineup and row.key in figures]
+        table_lines = [line for row in measured for line in lines(row, figures[row.key])]
+        told += table_lines
+        if not measured:
+            continue
+        print_table(console, table_lines, lineup, subjects, against)
+        used = {row.function for row in measured}
+        for note in [note for module in subjects.values() for key, note in module.NOTES.items() if key in used]:
+            console.print(f"- {note}", highlight=False)
+        for row in measured:
+            failed += [
+                f"{row.key}, {label(name, subjects)}: {figure.error}"
+                for name, figure in figures[row.key].items()
+                if figure.error
+            ]
+            for result in [each for figure in figures[row.key].values() for each in figure.results[:1]]:
+                if "tables_after" in result:
+                    subjects[OURS].print_tables(console, result["tables_before"], result["tables_after"])
+    return told, failed
 
 
 def main() -> int:
@@ -276,21 +384,23 @@ def main() -> int:
     size = QUICK if options.quick else Size()
     if options.repeat:
         size = Size(**{**size.__dict__, "repeat": options.repeat})
-    chosen = rows(size)
+    known = [*rows(size), *postgres_rows(size)]
     if options.list:
-        for row in chosen:
-            print(f"{row.key:16} {row.title}")
+        for row in known:
+            print(f"{row.key:23} {row.group:17} {row.title}")
         return 0
-    if options.only:
-        unknown = set(options.only) - {row.key for row in chosen}
-        if unknown:
-            print(f"no such row: {', '.join(sorted(unknown))}; --list shows them", file=sys.stderr)
-            return 2
-        chosen = [row for row in chosen if row.key in options.only]
+    only = set(options.only or ())
+    if unknown := only - {row.key for row in known} - {row.group for row in known}:
+        print(f"no such row: {', '.join(sorted(unknown))}; --list shows them", file=sys.stderr)
+        return 2
+    chosen = [row for row in known if not only or {row.key, row.group} & only]
+    chosen = [row for row in chosen if repetitions(row, size, bool(only))]
 
-    subjects, missing = load_subjects()
-    if options.against is not None:
-        subjects = {OURS: subjects[OURS]}
+    teams, missing = {}, []
+    for lineup in dict.fromkeys(row.lineup for row in chosen):
+        subjects, absent = load_subjects(lineup)
+        missing += absent
+        teams[lineup] = subjects if options.against is None else {OURS: subjects[OURS]}
     options.dir.mkdir(parents=True, exist_ok=True)
     progress = Console(stderr=True)
     machine = (
@@ -298,30 +408,27 @@ def main() -> int:
         f"databases on {file_system(options.dir.resolve())}, median of {size.repeat}, synchronous=FULL everywhere"
     )
     console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(machine, *(module.describe() for module in subjects.values()), sep="\n", highlight=False)
+    described = [module.describe() for subjects in teams.values() for module in subjects.values()]
+    console.print(machine, *described, sep="\n", highlight=False)
     figures: dict[str, dict[str, Figures]] = {}
-    table_lines: list[dict[str, Any]] = []
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="run-", dir=options.dir)))
         earlier = None if options.against is None else stack.enter_context(checkout(options.against, directory))
+        databases = None
+        if OURS in teams.get(ON_POSTGRES, {}):
+            databases = stack.enter_context(postgres(directory, missing))
+        if databases is not None:
+            console.print(databases.describe(), highlight=False)
         say = lambda text: progress.print(text, style="dim", highlight=False)  # noqa: E731
-        run = Run(directory, size, options.timeout, say, earlier)
+        run = Run(directory, size, options.timeout, say, earlier, databases)
         for row in chosen:
-            if row.ours_only and OURS not in subjects:
+            if row.ours_only and OURS not in teams[row.lineup]:
                 continue
-            figures[row.key] = run.row(row, subjects)
-            table_lines += lines(row, figures[row.key])
+            if row.lineup is ON_POSTGRES and databases is None:
+                continue
+            figures[row.key] = run.row(row, teams[row.lineup], repetitions(row, size, bool(only)))
 
-    print_table(console, table_lines, subjects, options.against)
-    used = {row.function for row in chosen}
-    for note in [note for module in subjects.values() for key, note in module.NOTES.items() if key in used]:
-        console.print(f"- {note}", highlight=False)
-    failed = [
-        f"{key}, {label(name, subjects)}: {figure.error}"
-        for key, row_figures in figures.items()
-        for name, figure in row_figures.items()
-        if figure.error
-    ]
+    table_lines, failed = report(console, chosen, figures, teams, options.against)
     for text in [*missing, *failed]:
         console.print(f"! {text}", highlight=False)
     if options.json:

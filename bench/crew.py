@@ -23,7 +23,9 @@ class Crew:
         self.home = home
         self._signal = stop_signal
         environment = {**os.environ, "BENCH_HOME": str(home)}
-        self.processes = [subprocess.Popen(command, env=environment) for _ in range(processes)]
+        self.processes = [
+            subprocess.Popen(command, env={**environment, "BENCH_NUMBER": str(number)}) for number in range(processes)
+        ]
 
     def open_gate(self, timeout_s: float = 60) -> float:
         """Wait until all are ready, let them go, and say when that was."""

@@ -26,6 +26,11 @@ def home() -> Path:
     return Path(os.environ["BENCH_HOME"])
 
 
+def database() -> str:
+    """The address of this measurement's database, for those that need a server."""
+    return os.environ["BENCH_DATABASE"]
+
+
 def peak_kib() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):

@@ -16,6 +16,7 @@ CLAIMS = "bench.claims"
 GRID = "bench.grid"
 PULSE = "bench.pulse"
 REVERB = "bench.reverb"
+POSTGRES = "bench.postgres"
 UPDATE_REF, PUSH = "`git update-ref`", "`git push --atomic`"
 BATCHES = (1, 2, 16)  # a git worker claims as many at once as it has free slots; it has two unless it is told otherwise
 
@@ -98,6 +99,30 @@ QUICK = Size(
 
 
 @dataclass(frozen=True)
+class Lineup:
+    """Who takes turns at a row: a column each. The last column is ours over the better of those `compared`."""
+
+    ours: str
+    peers: tuple[str, ...]
+    compared: tuple[str, ...]
+    heading: str
+
+
+ON_SQLITE = Lineup(
+    OURS,
+    ("bench.peers.huey", "bench.peers.litequeue", "bench.peers.apsw"),
+    ("bench.peers.huey",),
+    "ours : Huey",
+)
+ON_POSTGRES = Lineup(
+    POSTGRES,
+    ("bench.peers.pgqueuer", "bench.peers.procrastinate", "bench.peers.skip_locked"),
+    ("bench.peers.pgqueuer", "bench.peers.procrastinate"),
+    "ours : better peer",
+)
+
+
+@dataclass(frozen=True)
 class Figure:
     """One line of a row that has several: what the measurement calls it, or the samples of which it is a percentile."""
 
@@ -106,6 +131,7 @@ class Figure:
     unit: str
     less_is_more: bool = False
     percentile: float | None = None
+    is_compared: bool = True
 
 
 @dataclass(frozen=True)
@@ -121,6 +147,9 @@ class Row:
     # Its directories stay until the end: a file system is slow to make files where many have just been deleted.
     kept: bool = False
     figures: tuple[Figure, ...] = ()  # the row's lines, where they are not those of its function
+    lineup: Lineup = ON_SQLITE
+    group: str = ""  # with other rows, for --only
+    unasked: int | None = None  # repetitions in a run of all rows, if fewer than usual; 0: only when asked for by name
 
 
 def rows(size: Size) -> list[Row]:

