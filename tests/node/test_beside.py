@@ -172,6 +172,19 @@ def test_a_transaction_that_is_undone_leaves_its_jobs_and_submits_to_others(node
 
 
 @pytest.mark.req("VX-18")
+def test_a_node_that_finds_all_jobs_locked_looks_again_soon(nodes: Sharers) -> None:
+    submit(nodes.founder)
+
+    def first(tx: Transaction) -> None:
+        assert taken(tx)
+        hidden = beside(nodes.third, claims)
+        assert not hidden.taken and hidden.again_at is not None
+
+    beside(nodes.second, first)
+    assert beside(nodes.third, claims) == Claims([], None)
+
+
+@pytest.mark.req("VX-18")
 @pytest.mark.parametrize("policy", [Policy(concurrency=1), Policy(rate=Rate(1, 60_000))])
 def test_a_limit_holds_across_nodes_that_claim_at_the_same_time(nodes: Sharers, policy: Policy) -> None:
     submit(nodes.founder, 3, policy)

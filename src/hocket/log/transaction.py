@@ -415,14 +415,15 @@ class Transaction:
             reason, subject = self.projection.standing(op.id)
             family, key = subject or _NO_SUBJECT
             ops.append(NewOp(op.id, pack(op.timestamp), discriminant(op.payload), family, key, reason, 1, body))
+        if self._projection is not None:
+            # Before the end of the log is locked, which others wait for.
+            self._projection.flush()
         folded = self._head.unsettled - self.unsettled
         is_longer = bool(ops or folded) or self._clock[:2] != self._head[:2]
         now = self.session.lock_end() if is_longer else self._head
         last, sealed, chain = append(self.session, now, ops)
         if ops:
             self._count()
-        if self._projection is not None:
-            self._projection.flush()
         if self._refusals:
             self.session.refuse(self._refusals)
         unsettled = now.unsettled - folded

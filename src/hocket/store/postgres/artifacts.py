@@ -4,14 +4,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from hocket.store.artifacts import Artifact
-from hocket.store.postgres.statements import PostgresStatements, insert_new
+from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns, unnested
+from hocket.store.postgres.statements import PostgresStatements, insert_new, pages
 
 _ARTIFACT = "id, op_id, type, source_job, hash, size, expires, inline, made"
+_TYPES = (Bytes, Bytes, Texts, Bytes, Bytes, Numbers, Numbers, Numbers, Bytes)
+_ADD_ARTIFACTS = f"INSERT INTO artifacts ({_ARTIFACT}) SELECT * FROM {unnested(_TYPES)} ON CONFLICT DO NOTHING"
 
 
 class PostgresArtifacts(PostgresStatements):
     def add_artifacts(self, artifacts: Sequence[Artifact]) -> None:
-        self._many(insert_new("artifacts", _ARTIFACT), artifacts)
+        for some in pages(artifacts):
+            self._put(_ADD_ARTIFACTS, columns(_TYPES, some))
 
     def drop_artifact(self, artifact_id: bytes) -> None:
         self._put("DELETE FROM artifacts WHERE id = %s", (artifact_id,))

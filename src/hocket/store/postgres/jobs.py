@@ -7,17 +7,20 @@ from hocket.kernel.clock import pack
 from hocket.kernel.roster import Outcome
 from hocket.store.job_columns import JOB_COLUMNS, job_entry, job_row
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
+from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns
 from hocket.store.postgres.locks import PostgresLocks
-from hocket.store.postgres.statements import insert_new, upsert
+from hocket.store.postgres.statements import insert_new, pages, upsert, upsert_all
 
 _JOB_OF_J = ", ".join("j." + column.strip() for column in JOB_COLUMNS.split(","))
-_PUT_JOB = upsert("jobs", JOB_COLUMNS, "id")
+_B, _N, _T = Bytes, Numbers, Texts
+_JOB_TYPES = (_B, _T, _N, _N, _B, _B, _B, _B, _N, _N, _N, _N, _B, _B, _N, _N, _B, _B, _B, _B, _T, _N, _N, _N)
+_PUT_JOBS = upsert_all("jobs", JOB_COLUMNS, "id", _JOB_TYPES)
 # Adds the ends that these jobs get, and subtracts those that they had. Each author has rows of its own, so that nobody
 # waits for the counts of others.
 _COUNT_ENDED = """
     INSERT INTO finished (author, kind, outcome, jobs)
     SELECT %s, kind, outcome, sum(ends) FROM (
-        SELECT kind, outcome, 1 AS ends FROM unnest(%s::text[], %s::integer[]) AS new (kind, outcome)
+        SELECT kind, outcome, 1 AS ends FROM unnest(%s::text[], %s::bigint[]) AS new (kind, outcome)
         UNION ALL SELECT kind, outcome, -1 FROM jobs WHERE outcome IS NOT NULL AND id = ANY(%s)) AS changed
     GROUP BY kind, outcome HAVING sum(ends) <> 0
     ON CONFLICT (author, kind, outcome) DO UPDATE SET jobs = finished.jobs + excluded.jobs"""
@@ -50,13 +53,14 @@ class PostgresJobs(PostgresLocks):
         return next(iter(self._jobs(f"WHERE id = %s {self._locking}", job_id)), None)
 
     def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]:
-        rows = self._jobs(f"WHERE id = ANY(%s) ORDER BY id {self._locking}", list(job_ids))
+        rows = self._jobs(f"WHERE id = ANY(%s) ORDER BY id {self._locking}", Bytes(job_ids))
         found = {each.job.id: each for each in rows}
         return [found[job_id] for job_id in job_ids if job_id in found]
 
     def put_jobs(self, entries: Sequence[JobEntry]) -> None:
         self._count_finished(entries)
-        self._many(_PUT_JOB, [job_row(entry) for entry in entries])
+        for some in pages(entries):
+            self._put(_PUT_JOBS, columns(_JOB_TYPES, map(job_row, some)))
 
     def _count_finished(self, entries: Sequence[JobEntry]) -> None:
         """Keeps count of the jobs that have ended, before their rows change."""
@@ -65,7 +69,7 @@ class PostgresJobs(PostgresLocks):
         self._put_ends([kind for kind, _ in ends], [outcome for _, outcome in ends], ids)
 
     def _put_ends(self, kinds: list[str], outcomes: list[int], ids: list[bytes]) -> None:
-        self._put(_COUNT_ENDED, (self._author or b"", kinds, outcomes, ids))
+        self._put(_COUNT_ENDED, (self._author or b"", Texts(kinds), Numbers(outcomes), Bytes(ids)))
 
     def drop_job(self, job_id: bytes) -> None:
         self._put_ends([], [], [job_id])

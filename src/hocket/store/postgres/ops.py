@@ -6,6 +6,7 @@ from typing import Any
 from hocket.kernel.subjects import Subject
 from hocket.store.locks import LockMisuse
 from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, SealedOp
+from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns, unnested
 from hocket.store.postgres.locks import PostgresLocks
 from hocket.store.postgres.statements import damaged, insert_new
 
@@ -17,12 +18,11 @@ _PUT_HEAD = (
     "UPDATE head SET wall = %s, logical = %s, seq = %s, chain = %s, settled = %s, unsettled = %s, rebuilding = %s,"
     " law = %s, sealed = %s"
 )
-# Arrays, so that many ops are one statement.
+_TYPES = (Bytes, Bytes, Numbers, Texts, Bytes, Numbers, Numbers, Bytes, Bytes)
 _ADD_OPS = f"""
     INSERT INTO ops ({_OP})
     SELECT %s + number, id, hlc, variant, family, key, reason, settled, body, chain
-    FROM unnest(%s::bytea[], %s::bytea[], %s::integer[], %s::text[], %s::bytea[], %s::integer[], %s::integer[],
-                %s::bytea[], %s::bytea[])
+    FROM {unnested(_TYPES)}
         WITH ORDINALITY AS new (id, hlc, variant, family, key, reason, settled, body, chain, number)"""
 _SEAL_OPS = """
     UPDATE ops SET body = new.body, chain = new.chain
@@ -77,8 +77,8 @@ class PostgresOps(PostgresLocks):
         self._check_end()
         last = self.head().seq if self._last_added is None else self._last_added[0]
         if ops:
-            columns = [list(column) for column in zip(*ops, strict=True)]
-            self._put(_ADD_OPS, (last, *columns, list(links) or [NO_LINK] * len(ops)))
+            rows = [(*op, link) for op, link in zip(ops, links or [NO_LINK] * len(ops), strict=True)]
+            self._put(_ADD_OPS, (last, *columns(_TYPES, rows)))
             self._last_added = last + len(ops), ops[-1].id
         return last + len(ops)
 

@@ -3,13 +3,16 @@ are eight big-endian bytes, because PostgreSQL's integers are signed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
 from hocket.errors import StoreError
 from hocket.kernel.subjects import Subject
 from hocket.store.ops import Head
+from hocket.store.postgres.columns import Column, unnested
+
+T = TypeVar("T")
 
 # A list that could be the whole table is read in pages of this many rows.
 PAGE_ROWS = 1_000
@@ -36,9 +39,24 @@ def insert_new(table: str, columns: str) -> str:
 
 def upsert(table: str, columns: str, key: str) -> str:
     """Adds a row, or replaces the one with this key."""
+    return f"{insert(table, columns)} {_replacing(columns, key)}"
+
+
+def upsert_all(table: str, columns: str, key: str, types: Sequence[type[Column]]) -> str:
+    """The same for many rows, given by columns."""
+    return f"INSERT INTO {table} ({columns}) SELECT * FROM {unnested(types)} {_replacing(columns, key)}"
+
+
+def _replacing(columns: str, key: str) -> str:
     names = [name.strip() for name in columns.split(",")]
     changes = ", ".join(f"{name} = excluded.{name}" for name in names if name not in key.split(", "))
-    return f"{insert(table, columns)} ON CONFLICT ({key}) DO UPDATE SET {changes}"
+    return f"ON CONFLICT ({key}) DO UPDATE SET {changes}"
+
+
+def pages(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Rows for one statement each."""
+    for first in range(0, len(rows), PAGE_ROWS):
+        yield rows[first : first + PAGE_ROWS]
 
 
 def run_together(connection: Connection, statements: Sequence[Statement]) -> Cursor:
