@@ -140,6 +140,9 @@ class HomeBlobs:
     def has(self, hash: bytes) -> bool:
         return self._place(hash).exists()
 
+    def size(self, hash: bytes) -> int:
+        return self._place(hash).stat().st_size
+
     def read(self, hash: bytes) -> bytes | None:
         parts = list(self.chunks(hash))
         return b"".join(parts) if parts or self.has(hash) else None
