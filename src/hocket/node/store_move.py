@@ -58,7 +58,7 @@ def move(home: Home, source: str, target: str, progress: Progress, blobs: BlobPl
             _check_movable(home, kept, old)
         elif gone != without_password(new):
             raise Conflict(f"{without_password(old)} was moved to {gone} already")
-        with _opened(home, new) as fresh, closing(blob_transfer(home, kept, old, new, blobs)) as transfer:
+        with closing(blob_transfer(home, kept, old, new, blobs)) as transfer, _opened(home, new) as fresh:
             ops = _copy(home, kept, fresh, transfer, old, new, progress) if gone is None else _count(fresh)
             with fresh.write() as session:
                 session.set_meta(MOVING, b"")
