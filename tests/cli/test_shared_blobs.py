@@ -175,7 +175,7 @@ def test_evicted_and_unused_blobs_are_deleted_once_for_all_nodes(two: Two) -> No
 
 @pytest.mark.req("VX-18")
 def test_a_node_outside_fetches_from_any_of_them(two: Two, tmp_path: Path) -> None:
-    first, second, _ = two
+    first, second, store = two
     artifact_id = put(second, LARGE)
     process = first.start("serve", "--port", "0", "--json")
     assert process.stdout is not None and process.stdout.readline()
@@ -183,6 +183,18 @@ def test_a_node_outside_fetches_from_any_of_them(two: Two, tmp_path: Path) -> No
     outside("join", first("invite", "outside", "--may", "all", "--json", code=0).json["token"], code=0)
     outside("sync", code=0)
     assert got(outside, artifact_id) == LARGE
+    # One that was invited to share the store reads from there.
+    third = Program(tmp_path / "third")
+    third(
+        "join",
+        first("invite", "third", "--share", "--may", "all", "--json", code=0).json["token"],
+        "--store",
+        store,
+        code=0,
+    )
+    process.terminate()
+    first.finished(process)
+    assert got(third, artifact_id) == LARGE
 
 
 @pytest.mark.req("VX-14", "VX-18")

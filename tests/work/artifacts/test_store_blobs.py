@@ -320,6 +320,19 @@ def test_behind_a_pooler(address: str) -> None:
         relay.close()
 
 
+@pytest.mark.req("VX-18")
+def test_the_rights_on_the_tables_are_enough(address: str) -> None:
+    sql(address, "CREATE ROLE blob_writer LOGIN; GRANT USAGE ON SCHEMA hocket TO blob_writer")
+    sql(address, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA hocket TO blob_writer")
+    with closing(blob_table(address.replace("postgres@", "blob_writer@"))) as table:
+        hash = put(table, LARGE)
+        put(table, LARGE)
+        assert list(table.all()) == [(hash, len(LARGE))]
+        age(address, hash, 2 * HOUR_MS)
+        assert table.clear(GARBAGE_AGE_S) == (1, len(LARGE)) and counted(address) == (0, 0)
+    sql(address, "DROP OWNED BY blob_writer; DROP ROLE blob_writer")
+
+
 # Large content, and the home's copies.
 
 
