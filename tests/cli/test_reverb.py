@@ -97,7 +97,7 @@ def keep_window(home: Path) -> None:
     from hocket.kernel.beats.reverb import BarWindows
     from hocket.kernel.beats.tempo import timeline
     from hocket.node.runtime import Runtime
-    from hocket.rhythm.window_archive import keep
+    from hocket.rhythm.window_archive import keep, packed_window
 
     policy = read_policy((home / "tempo.yaml").read_bytes())
     with Runtime.open(home) as runtime:
@@ -105,8 +105,9 @@ def keep_window(home: Path) -> None:
         windows = BarWindows(policy, timeline(policy.initial_tempo))
         windows.add(StatusClaim("a", "t", 1, ClaimState.DONE, 1, 1.0, "", hlc_text(Hlc(now_ms, 0, 0))), now_ms)
         (content,), (report,) = windows.contents(), windows.reports()
-        assert runtime.log.run(lambda tx: keep(tx, runtime.blobs, report, content))
-        assert not runtime.log.run(lambda tx: keep(tx, runtime.blobs, report, content)), "it is on the log already"
+        packed = packed_window(runtime.blobs, report, content)
+        assert runtime.log.run(lambda tx: keep(tx, runtime.blobs, packed))
+        assert not runtime.log.run(lambda tx: keep(tx, runtime.blobs, packed)), "it is on the log already"
 
 
 @pytest.mark.req("BB-16")

@@ -62,6 +62,7 @@ def test_a_store_of_version_1_is_brought_to_the_current_one_and_refuses_the_olde
     hocket("work", "tasks.py", "--until-idle", code=0)
     administer(
         address,
+        "DROP TABLE hocket.blob_parts, hocket.blobs",
         "ALTER TABLE hocket.finished DROP COLUMN author",
         "ALTER TABLE hocket.finished ADD PRIMARY KEY (kind, outcome)",
         "UPDATE hocket.hocket_version SET version = 1",
@@ -84,10 +85,8 @@ def test_a_dry_run_prints_what_an_administrator_can_run_and_changes_nothing(hock
     assert tables(address) == set()
     administer(address, script)
     by_hand = tables(address)
-    assert (
-        f"has version {migration.VERSION}; nothing to do"
-        in hocket("store", "migrate", address, "--dry-run", code=0).out
-    )
+    said = hocket("store", "migrate", address, "--dry-run", code=0).out
+    assert f"has version {migration.VERSION}; nothing to do" in said
     other = server().new_database()
     hocket("store", "migrate", other, code=0)
     assert tables(other) == by_hand

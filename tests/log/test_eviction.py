@@ -15,7 +15,7 @@ from hocket.kernel.schedules import tick_id, tick_policy
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, ScheduleJob, SetSchedule
 from hocket.work import artifacts
-from hocket.work.blobs import Blobs
+from hocket.work.blobs import HomeBlobs
 from tests.log.roster import world
 from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import INTRODUCTIONS, START, USER, job_id
@@ -125,7 +125,7 @@ def test_a_blob_stays_while_no_eviction_of_it_counts(tmp_path: Path) -> None:
     mesh.owner(10, creation())
     mesh.worker(20, EvictArtifact(ARTIFACT))
     log = admitted(mesh.ops)
-    blobs = Blobs(tmp_path)
+    blobs = HomeBlobs(tmp_path)
     blobs.keep(blobs.stage(CONTENT))
     assert artifacts.clear(log.store, blobs).blobs == 0 and blobs.has(content_hash(CONTENT))
     mesh.owner(30, EvictArtifact(ARTIFACT))

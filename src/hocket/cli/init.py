@@ -9,6 +9,7 @@ from hocket.cli.app import new_app
 from hocket.cli.output import emit, fields, notice, say
 from hocket.cli.passphrases import PassphraseFile, known, new
 from hocket.cli.settings import HomeOption, JsonOption, settings
+from hocket.store.blobs import BlobPlace
 
 app = new_app()
 
@@ -36,6 +37,10 @@ def init(
         str | None,
         typer.Option("--store", metavar="ADDRESS", help="Keep the log in PostgreSQL; default: $HOCKET_STORE."),
     ] = None,
+    blobs: Annotated[
+        BlobPlace | None,
+        typer.Option("--blobs", help="Where all nodes of a new store keep large content; default: each in its home."),
+    ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -52,7 +57,7 @@ def init(
       hocket --home /srv/render init --passphrase
       hocket --home /srv/second init --user-key /srv/render/user.key --name second
       hocket --home /srv/plain init --strict
-      hocket --home /srv/large init --store postgresql://hocket@db.example/hocket
+      hocket --home /srv/large init --store postgresql://hocket@db.example/hocket --blobs store
     """
     from hocket.node.runtime import Runtime
     from hocket.node.variables import checked_server
@@ -68,6 +73,7 @@ def init(
         strict=strict,
         name=name,
         server=None if store is None else checked_server(store),
+        blobs=blobs,
     ) as runtime:
         here = nodes.identity(Service(runtime))
     emit({"node": here.node, "name": here.name, "user": here.user, "home": here.home})

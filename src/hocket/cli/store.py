@@ -10,6 +10,7 @@ from hocket.cli.app import new_app
 from hocket.cli.output import Progress, emit, notice, on_terminal, progress, say
 from hocket.cli.settings import HomeOption, JsonOption, settings
 from hocket.kernel.plurals import counted
+from hocket.store.blobs import BlobPlace
 
 app = new_app()
 
@@ -60,6 +61,10 @@ def migrate(
 def move(
     source: Annotated[str, typer.Argument(metavar="FROM", help="The home's store: its file, or postgresql://...")],
     target: Annotated[str, typer.Argument(metavar="TO", help="The new store, empty: postgresql://..., or the file.")],
+    blobs: Annotated[
+        BlobPlace | None,
+        typer.Option("--blobs", help="Where nodes of the new store keep large content; default: where they did."),
+    ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -67,18 +72,20 @@ def move(
 
     Every op is copied with its number, signature and link, and verified. Then the old store is marked as moved and
     refuses changes, and the home uses the new one. If the command was interrupted, repeat it: it goes on where it was.
+    Blobs are copied if the old or the new store has them.
 
     \b
-      hocket store move ~/.hocket/log.db postgresql://hocket@db.example/hocket
+      hocket store move ~/.hocket/log.db postgresql://hocket@db.example/hocket --blobs store
       hocket store move postgresql://hocket@db.example/hocket ~/.hocket/log.db
     """
     from hocket.node.home import Home, default_home
     from hocket.node.store_move import move
 
     with _progress() as bar:
-        done = move(Home(settings.home or default_home()), source, target, bar)
+        done = move(Home(settings.home or default_home()), source, target, bar, blobs)
     emit(done._asdict())
-    say(f"moved {counted(done.ops, 'op')} from {done.source} to {done.target}")
+    copied = f" and {counted(done.blobs, 'blob')}" if done.blobs else ""
+    say(f"moved {counted(done.ops, 'op')}{copied} from {done.source} to {done.target}")
     if done.to_change is not None:
         notice(done.to_change)
 

@@ -15,11 +15,14 @@ from hocket.log.replica import ReplicatedStore
 from hocket.log.steady_clock import SteadyWall
 from hocket.node.home import Home
 from hocket.node.variables import listen_address, replica_path
-from hocket.store import Session, Store, listener
+from hocket.store import Session, Store, blob_table, listener
 from hocket.store import open as open_store
+from hocket.store.blobs import BLOBS, BlobPlace
 from hocket.store.secrecy import without_password
 from hocket.store.unlogged import MOVING, REPLICA
+from hocket.work.blobs import Blobs, HomeBlobs
 from hocket.work.liveness import Liveness, WorkerState, place_of, standing
+from hocket.work.store_blobs import StoreBlobs
 
 
 def opened_store(home: Home) -> Store:
@@ -75,6 +78,34 @@ def put_rules(home: Home, store: Store, rules: Rules) -> None:
         elif founder(session) == node_id(home.node_key().public) and kept != encode_rules(rules):
             has = "strict" if decode_kept_rules(kept).is_strict else "not strict"
             raise Conflict(f"the half-created home has other rules (it is {has}); choose another --home")
+
+
+def put_blob_place(home: Home, store: Store, place: BlobPlace | None) -> None:
+    """Notes in a new store of a server where its nodes keep their blobs. Raises Conflict if the store says otherwise
+    already.
+    """
+    if home.server is None:
+        return
+    with store.write() as session:
+        if session.head().seq == 0:
+            session.set_meta(BLOBS, (place or BlobPlace.HOME).encode())
+        elif place not in (None, blob_place(session)):
+            where = without_password(str(home.store_address))
+            raise Conflict(f"the nodes of {where} keep blobs in the {blob_place(session)} already; leave out --blobs")
+
+
+def blob_place(session: Session) -> BlobPlace:
+    return BlobPlace.STORE if session.meta(BLOBS) == BlobPlace.STORE.encode() else BlobPlace.HOME
+
+
+def blobs_of(home: Home, store: Store) -> Blobs:
+    """The blobs of a home, which its store may have."""
+    here = HomeBlobs(home.blobs)
+    if home.server is None:
+        return here
+    with store.read() as session:
+        place = blob_place(session)
+    return StoreBlobs(here, blob_table(home.server)) if place is BlobPlace.STORE else here
 
 
 def bus_of(home: Home) -> Pipes | SharedBus:

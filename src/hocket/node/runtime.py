@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import Conflict, StoreError, Usage
@@ -28,7 +29,15 @@ from hocket.log.replica import ReplicatedStore
 from hocket.log.steady_clock import SteadyWall
 from hocket.log.transaction import NEWCOMER, Wall
 from hocket.node.home import Ask, Home, Remembered, default_home, read_user_key
-from hocket.node.home_store import bus_of, check_idle, check_whole, opened_store, put_rules
+from hocket.node.home_store import (
+    blobs_of,
+    bus_of,
+    check_idle,
+    check_whole,
+    opened_store,
+    put_blob_place,
+    put_rules,
+)
 from hocket.node.rates import rates_of
 from hocket.node.shared_store import check_database, check_own_store, check_sharing, note_home
 from hocket.node.store_breaker import StoreBreaker
@@ -47,6 +56,7 @@ from hocket.node.variables import (
 )
 from hocket.store import Session, Store, read_replica
 from hocket.store import open as open_store
+from hocket.store.blobs import BlobPlace
 from hocket.store.guarded import GuardedStore
 from hocket.work import jobs, view
 from hocket.work.blobs import Blobs
@@ -108,7 +118,8 @@ class Runtime:
             store = GuardedStore(store, self.store_breaker)
         self.store = store
         self.bus = bus_of(home)
-        self.blobs = Blobs(home.blobs)
+        self._blobs: Blobs | None = None
+        self._blobs_lock = Lock()
         self.output = OutputFiles(home.output)
         self.secrets = Secrets(home.secrets)
         self._helpers = helpers
@@ -153,14 +164,21 @@ class Runtime:
         strict: bool = False,
         name: str | None = None,
         server: str | None = None,
+        blobs: BlobPlace | None = None,
     ) -> "Runtime":
         """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op.
-        A `server` is the address of a store in PostgreSQL, which the home remembers without its password.
+        A `server` is the address of a store in PostgreSQL, which the home remembers without its password. `blobs` is
+        where all nodes of a new store keep their blobs.
         The node is called `name`, or else as its machine. A `passphrase` locks the user's key. If `user_key` is locked,
         `ask` is called for its passphrase, which also locks the copy. A `strict` home keeps to Likewise v0.1: no node
         writes a Hocket extension op in its mesh.
         """
         home = Home(path or default_home())
+        if blobs is BlobPlace.STORE and server is None and home.server is None:
+            raise Usage(
+                "--blobs store is for a store in PostgreSQL; give its address with --store"
+                f" postgresql://user@host/database, or set {STORE}"
+            )
         name = new_node_name() if name is None else name
         called = _machine_name() if name is None else _checked_name(name)
         known = Remembered(ask)
@@ -176,6 +194,7 @@ class Runtime:
             store = open_store(home.new_store(server), create=True)
             check_database(home, store)
             put_rules(home, store, STRICT if strict else HOCKET)
+            put_blob_place(home, store, blobs)
             runtime = cls(home, store, _helpers())
             runtime.log.run(lambda tx: runtime.introduce(tx, known, called))
             if runtime.log.is_shared:
@@ -270,9 +289,17 @@ class Runtime:
         else:
             check_sharing(tx.session, tx.node, tx.projection.permissions, tx.physical)
 
+    @property
+    def blobs(self) -> Blobs:
+        with self._blobs_lock:
+            if self._blobs is None:
+                self._blobs = blobs_of(self.home, self.store)
+            return self._blobs
+
     def close(self) -> None:
         self.bus.close()
-        self.blobs.close()
+        if self._blobs is not None:
+            self._blobs.close()
         self.log.close()
         flush_traces()
         if self._helpers is not None:

@@ -15,6 +15,7 @@ from hocket.kernel.ids import node_id, node_text
 from hocket.log import Log
 from hocket.log.founder import writers
 from hocket.log.store_copy import StoreCopy, copy_unlogged, origin
+from hocket.node.blob_transfer import BlobTransfer, blob_transfer
 from hocket.node.home import Home
 from hocket.node.home_store import check_idle, log_in
 from hocket.node.runtime import Progress
@@ -22,6 +23,7 @@ from hocket.node.servers import running_servers
 from hocket.node.variables import DB_PATH, DB_URL, STORE, given, named_store
 from hocket.store import Store, is_server
 from hocket.store import open as open_store
+from hocket.store.blobs import BLOBS, BlobPlace
 from hocket.store.secrecy import without_password
 from hocket.store.unlogged import MOVED, MOVING
 from hocket.work.liveness import machine_liveness
@@ -31,17 +33,18 @@ ENDS_MAX = 20
 
 
 class Moved(NamedTuple):
-    """`to_change` says which variable still names the old store."""
+    """`blobs` is how many were copied. `to_change` says which variable still names the old store."""
 
     ops: int
+    blobs: int
     source: str
     target: str
     to_change: str | None
 
 
-def move(home: Home, source: str, target: str, progress: Progress) -> Moved:
-    """Moves the log of this home's node from one store to another. Raises an error, and leaves the home and the old
-    store as they are, if it cannot.
+def move(home: Home, source: str, target: str, progress: Progress, blobs: BlobPlace | None = None) -> Moved:
+    """Moves the log of this home's node from one store to another, whose nodes keep their blobs in that place; by
+    default in the same as before. Raises an error, and leaves the home and the old store as they are, if it cannot.
     """
     home.check()
     old, new = _place(home, source), _place(home, target)
@@ -55,12 +58,12 @@ def move(home: Home, source: str, target: str, progress: Progress) -> Moved:
             _check_movable(home, kept, old)
         elif gone != without_password(new):
             raise Conflict(f"{without_password(old)} was moved to {gone} already")
-        with _opened(home, new) as fresh:
-            ops = _copy(home, kept, fresh, old, new, progress) if gone is None else _count(fresh)
+        with closing(blob_transfer(home, kept, old, new, blobs)) as transfer, _opened(home, new) as fresh:
+            ops = _copy(home, kept, fresh, transfer, old, new, progress) if gone is None else _count(fresh)
             with fresh.write() as session:
                 session.set_meta(MOVING, b"")
     home.use_store(new if is_server(new) else None)
-    return Moved(ops, without_password(old), without_password(new), _to_change(home, new))
+    return Moved(ops, transfer.copied, without_password(old), without_password(new), _to_change(home, new))
 
 
 def _place(home: Home, address: str) -> str:
@@ -115,18 +118,21 @@ def _opened(home: Home, new: str) -> Iterator[Store]:
         yield store
 
 
-def _copy(home: Home, kept: Store, fresh: Store, old: str, new: str, progress: Progress) -> int:
+def _copy(home: Home, kept: Store, fresh: Store, transfer: BlobTransfer, old: str, new: str, progress: Progress) -> int:
     with closing(log_in(kept, home)) as log:
         if is_server(old) and not is_server(new):
-            _check_alone(kept, log)
+            _check_alone(kept, log, "and cannot use a file here; move it to another server instead")
+        if transfer.is_homeward and is_server(new):
+            _check_alone(kept, log, "and could no longer read its blobs; leave out --blobs home")
         log.settle()
         log.seal()
-        _begin(kept, fresh, log.node, without_password(new))
+        _begin(kept, fresh, log.node, transfer.target_place, without_password(new))
+        transfer.copy()
         copy = StoreCopy(kept, log_in(fresh, home), without_password(new))
         for _ in range(ENDS_MAX):
             while (done := copy.step()).ops < done.sealed:
                 progress(done.ops, done.sealed)
-            if _ended(kept, fresh, copy, log.node, without_password(new)):
+            if _ended(kept, fresh, copy, transfer, log.node, without_password(new)):
                 progress(done.sealed, done.sealed)
                 return _count(fresh)
             log.settle()
@@ -134,26 +140,26 @@ def _copy(home: Home, kept: Store, fresh: Store, old: str, new: str, progress: P
     raise Conflict(f"other programs keep writing to {without_password(old)}; stop them, and repeat the move")
 
 
-def _check_alone(store: Store, log: Log) -> None:
-    """Raises Conflict if other nodes share the store: they could not use a file of this machine."""
+def _check_alone(store: Store, log: Log, why: str) -> None:
+    """Raises Conflict if other nodes share the store: they could not use what is on this machine alone."""
     with store.read() as session:
         others = writers(session, log.permissions(session)) - {log.node}
     if others:
         names = ", ".join(map(node_text, sorted(others)))
-        raise Conflict(f"node {names} shares this store, and cannot use a file here; move it to another server instead")
+        raise Conflict(f"node {names} shares this store, {why}")
 
 
-def _begin(kept: Store, fresh: Store, node: int, shown: str) -> None:
+def _begin(kept: Store, fresh: Store, node: int, blobs: BlobPlace, shown: str) -> None:
     """Marks the new store as unfinished. Raises Conflict if it has a log that this move has not brought."""
     with kept.read() as source, fresh.write() as session:
         if session.head().seq and session.meta(MOVING) != origin(source):
             moved = session.meta(MOVED)
             whose = "a log" if moved is None else f"an older copy of a log, which was moved to {moved.decode()}"
             raise Conflict(f"{shown} is not empty, it has {whose}; choose another place, or remove that")
-        copy_unlogged(source, session, node, {MOVING: origin(source)})
+        copy_unlogged(source, session, node, {MOVING: origin(source), BLOBS: blobs.encode()})
 
 
-def _ended(kept: Store, fresh: Store, copy: StoreCopy, node: int, shown: str) -> bool:
+def _ended(kept: Store, fresh: Store, copy: StoreCopy, transfer: BlobTransfer, node: int, shown: str) -> bool:
     """Copies the rest while nobody can write, and marks the old store as moved. False if more has to be sealed."""
     with kept.write() as source:
         head = source.head()
@@ -161,8 +167,9 @@ def _ended(kept: Store, fresh: Store, copy: StoreCopy, node: int, shown: str) ->
             return False
         while (done := copy.step_in(source)).ops < done.sealed:
             pass
+        transfer.copy()
         with fresh.write() as session:
-            copy_unlogged(source, session, node, {MOVING: origin(source)})
+            copy_unlogged(source, session, node, {MOVING: origin(source), BLOBS: transfer.target_place.encode()})
             copied = session.head()
             clock = max((copied.wall, copied.logical), (head.wall, head.logical))
             session.put_head(copied._replace(wall=clock[0], logical=clock[1]))

@@ -24,7 +24,7 @@ from hocket.kernel.rules import SKEW_MS_DEFAULT
 from hocket.log import Transaction
 from hocket.rhythm.beat_source import BeatNow, BeatSource
 from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
-from hocket.rhythm.window_archive import keep, kept_reports, kept_window
+from hocket.rhythm.window_archive import keep, kept_reports, kept_window, packed_window
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess
 
@@ -166,10 +166,11 @@ class Reverb:
         blobs = self._access.blobs
 
         def write(tx: Transaction) -> None:
-            for report, content in kept:
-                keep(tx, blobs, report, content)
+            for each in packed:
+                keep(tx, blobs, each)
 
         try:
+            packed = await self._access.call(lambda: [packed_window(blobs, *each) for each in kept])
             await self._access.run(write)
         except HocketError as error:
             self._emit(StepFailed(f"keeping the windows since {wall_text(found[0])}", str(error)))

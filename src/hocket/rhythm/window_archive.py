@@ -4,6 +4,7 @@ by its time. Of several reports of one window, the last one written counts.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,7 +20,7 @@ from hocket.store import Artifact, Session
 from hocket.work import artifacts
 from hocket.work.artifacts import Fetch
 from hocket.work.blobs import Blobs
-from hocket.work.run_outputs import contain, creation
+from hocket.work.run_outputs import Content, contain, creation
 
 REPORT_TYPE = "hocket.bar-report"
 WINDOW_TYPE = "hocket.bar-window"
@@ -29,10 +30,20 @@ PAGE = 100
 _FIRST, _PAST = bytes(10), b"\xff" * 10
 
 
-def keep(tx: Transaction, blobs: Blobs, report: BarReport, content: WindowContent) -> bool:
+class PackedWindow(NamedTuple):
+    window_ms: int
+    content: Content
+    report: Content
+
+
+def packed_window(blobs: Blobs, report: BarReport, content: WindowContent) -> PackedWindow:
+    """Stages what is too large for an op. Call it before the transaction."""
+    return PackedWindow(content.window_ms, contain(blobs, to_json(content)), contain(blobs, to_json(report)))
+
+
+def keep(tx: Transaction, blobs: Blobs, packed: PackedWindow) -> bool:
     """Writes a report and its window on the log. False if they are what the log has already."""
-    window_ms = content.window_ms
-    data, told = contain(blobs, to_json(content)), contain(blobs, to_json(report))
+    window_ms, data, told = packed
     known = {type: _last(tx.session, type, window_ms) for type in (WINDOW_TYPE, REPORT_TYPE)}
     hashes = {type: None if found is None else found.hash for type, found in known.items()}
     if hashes == {WINDOW_TYPE: data.hash, REPORT_TYPE: told.hash}:

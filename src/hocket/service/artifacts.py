@@ -10,8 +10,8 @@ from hocket.errors import Usage
 from hocket.kernel.ids import hash_text, parse_ulid, ulid_text
 from hocket.node.delivery import waiting_of
 from hocket.service import ListPage, Service, ServiceAnswer
+from hocket.store.blobs import ClearedBlobs
 from hocket.work import artifacts
-from hocket.work.artifacts import Cleared
 from hocket.work.run_outputs import check_ttl, check_type, contain
 from hocket.work.why import explain
 
@@ -118,7 +118,7 @@ def evict(service: Service, prefix: str) -> ArtifactEvicted:
     return ArtifactEvicted(ulid_text(found.id), True, cleared.bytes)
 
 
-def clear(service: Service) -> Cleared:
+def clear(service: Service) -> ClearedBlobs:
     """Deletes unused blobs."""
     service.check_writer()
     service.runtime.log.settle()

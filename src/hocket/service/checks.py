@@ -34,6 +34,7 @@ from hocket.mesh.recovery import BEHIND_SENTENCE
 from hocket.node import variables
 from hocket.node.bus_settings import bus_settings
 from hocket.node.home import Home, exposure, key_owner
+from hocket.node.home_store import blob_place
 from hocket.node.running_buses import running_buses
 from hocket.node.shared_store import check_sharing
 from hocket.service import ServiceAnswer
@@ -41,6 +42,7 @@ from hocket.service.status import breakers_of
 from hocket.store import Session, WakeUp
 from hocket.store import listener as store_listener
 from hocket.store import open as open_store
+from hocket.store.blobs import BlobPlace
 from hocket.store.intake import REFUSALS_KEPT
 from hocket.store.lock_holder import lock_holder
 from hocket.work.command.allowance import configured
@@ -361,9 +363,9 @@ def _sharing(home: Home, session: Session, now_ms: int) -> Findings:
         yield Check("bad", "store", str(error))
     else:
         count = len(writers(session, permissions))
-        yield Check(
-            "ok", "store", f"in PostgreSQL, shared by {counted(count, 'node')}" if count > 1 else "in PostgreSQL"
-        )
+        shared = f", shared by {counted(count, 'node')}" if count > 1 else ""
+        blobs = ", with their blobs" if blob_place(session) is BlobPlace.STORE else ""
+        yield Check("ok", "store", f"in PostgreSQL{shared}{blobs}")
 
 
 def _first_op(home: Home, session: Session) -> Findings:

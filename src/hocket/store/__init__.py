@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from hocket.errors import Usage
 from hocket.store.artifacts import Artifact, ArtifactSession
+from hocket.store.blobs import BlobTable
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, JobSession, QueueSession, Stage
 from hocket.store.listening import NOTE_BYTES_MAX, NoteListener, NoteSession, WakeUp
@@ -40,6 +41,7 @@ __all__ = [
     "AnswerRow",
     "Artifact",
     "ArtifactSession",
+    "BlobTable",
     "BoundRequest",
     "Coordinator",
     "Delegated",
@@ -91,6 +93,7 @@ __all__ = [
     "WakeUp",
     "WorkerRow",
     "WrittenTotals",
+    "blob_table",
     "is_server",
     "listener",
     "open",
@@ -231,6 +234,13 @@ def listener(url: Path | str, direct: str | None = None) -> NoteListener | None:
     from hocket.store.postgres.listening import PostgresListener
 
     return PostgresListener(str(url), direct)
+
+
+def blob_table(url: str) -> BlobTable:
+    """The blobs in the store that a database server has. Connects when it is first used."""
+    from hocket.store.postgres.blobs import PostgresBlobs
+
+    return PostgresBlobs(url)
 
 
 @contextmanager

@@ -38,6 +38,8 @@ KEPT = {
 }
 # The settings that each node has for itself where nodes share a store.
 OF_NODE = ("address", "behind", "delivered", "home", "reading", "shared")
+# Only a database server has them, and they are too large for one transaction: a move carries each blob over by itself.
+CARRIED = ("blobs", "blob_parts")
 # Ends with the processes that wrote it, which must have stopped before a move, or expires within seconds.
 LEFT = ("workers", "offers", "presence", "agents")
 

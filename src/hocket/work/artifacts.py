@@ -1,13 +1,13 @@
 """Finding, reading, storing, evicting and deleting artifacts. An artifact's op stays on the log for ever; its content
-is available until an EvictArtifact records that it is gone, and a blob is deleted when no artifact needs it. Blobs are
-moved to their places and deleted only inside write transactions, which exclude each other: so no blob is deleted while
-an op that names it is being written.
+is available until an EvictArtifact records that it is gone, and a blob is deleted when no artifact needs it. A home's
+blobs are moved to their places and deleted only inside write transactions, which exclude each other: so no blob is
+deleted while an op that names it is being written. In a store that nodes share, the age of a blob protects it.
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 from hocket.errors import Conflict, NotAuthorised, Unreachable, Usage
 from hocket.kernel.clock import hlc_text
@@ -18,7 +18,8 @@ from hocket.kernel.snapshot import SNAPSHOT_TYPE
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload
 from hocket.log import Transaction
 from hocket.store import Artifact, ArtifactSession, OpSession, Session, Store
-from hocket.work.blobs import Blobs
+from hocket.store.blobs import ClearedBlobs
+from hocket.work.blobs import GARBAGE_AGE_S, Blobs
 from hocket.work.node_access import NodeAccess
 from hocket.work.run_outputs import Content, creation
 from hocket.work.troubles import Troubles
@@ -26,8 +27,6 @@ from hocket.work.troubles import Troubles
 AMBIGUOUS_SHOWN = 5
 EVICT_MAX = 500
 COLLECT_STEP = 500
-# A blob that no op names may belong to an op that is still on its way from another node.
-GARBAGE_AGE_S = 3600.0
 
 # Returns the content with that hash and size from another node, or None.
 Fetch = Callable[[bytes, int], bytes | None]
@@ -187,12 +186,7 @@ async def maintenance(access: NodeAccess, blobs: Blobs, troubles: Troubles | Non
 # Unused blobs.
 
 
-class Cleared(NamedTuple):
-    blobs: int
-    bytes: int
-
-
-def collect(session: Session, blobs: Blobs, hashes: Iterable[bytes], troubles: Troubles | None = None) -> Cleared:
+def collect(session: Session, blobs: Blobs, hashes: Iterable[bytes], troubles: Troubles | None = None) -> ClearedBlobs:
     """Deletes those of the blobs that no artifact needs. Only inside a write transaction that writes nothing, so that a
     rollback cannot make it wrong. With `troubles`, a blob that cannot be deleted is reported there, and the others are
     deleted.
@@ -202,10 +196,10 @@ def collect(session: Session, blobs: Blobs, hashes: Iterable[bytes], troubles: T
         if not _is_needed(session, each):
             with nullcontext() if troubles is None else troubles.contained(each, f"deleting blob {hash_text(each)}"):
                 sizes.append(blobs.remove(each))
-    return Cleared(sum(size > 0 for size in sizes), sum(sizes))
+    return ClearedBlobs(sum(size > 0 for size in sizes), sum(sizes))
 
 
-def free(tx: Transaction, blobs: Blobs, hashes: Iterable[bytes], troubles: Troubles | None = None) -> Cleared:
+def free(tx: Transaction, blobs: Blobs, hashes: Iterable[bytes], troubles: Troubles | None = None) -> ClearedBlobs:
     """The same inside any other transaction."""
     tx.projection.flush()
     return collect(tx.session, blobs, hashes, troubles)
@@ -217,17 +211,17 @@ def _is_needed(session: ArtifactSession, hash: bytes) -> bool:
 
 def clear(
     store: Store, blobs: Blobs, now: Callable[[], float] = time.time, troubles: Troubles | None = None
-) -> Cleared:
-    """Deletes leftovers: blobs of evicted artifacts, old blobs that no op names, and staged content of dead
-    processes.
+) -> ClearedBlobs:
+    """Deletes leftovers: blobs of evicted artifacts, old blobs that no op names, and staged content of dead processes;
+    those of this home, and those in a store that nodes share.
     """
     with store.read() as session:
         unneeded = [hash for hash, written in blobs.all() if _is_garbage(session, hash, now() - written)]
-    total = Cleared(0, blobs.clear_shelves())
+    total = blobs.clear_leftovers()
     for start in range(0, len(unneeded), COLLECT_STEP):
         with store.write() as session:
             cleared = collect(session, blobs, unneeded[start : start + COLLECT_STEP], troubles)
-        total = Cleared(total.blobs + cleared.blobs, total.bytes + cleared.bytes)
+        total = ClearedBlobs(total.blobs + cleared.blobs, total.bytes + cleared.bytes)
     return total
 
 

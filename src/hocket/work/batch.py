@@ -235,6 +235,13 @@ class BatchRunner:
         return False
 
 
+async def renew_outputs(access: NodeAccess, turn: Batch) -> None:
+    """What runs have staged must still be there when the turn writes their ends."""
+    for run in turn.ended:
+        if run.products.has_staged:
+            await access.call(run.products.renew)
+
+
 def settle(tx: Transaction, run: Run) -> Result:
     """Puts the end of a run on the log."""
     assert run.started_at is not None and run.ended_at is not None

@@ -1,6 +1,6 @@
-"""Content that is too large for the log, stored in the home under its hash. A blob exists whole or not at all: it is
-written to this process's staging directory, synced to disk, and moved to its place when an op names it. Every read
-checks the hash, so that a damaged blob is never used.
+"""Content that is too large for the log, stored under its hash: in the home, or in a store that nodes share
+(`store_blobs`). A blob exists whole or not at all: it is written to this process's staging directory, synced to disk,
+and moved to its place when an op names it. Every read checks the hash, so that a damaged blob is never used.
 """
 
 import os
@@ -11,17 +11,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Protocol
 
 from blake3 import blake3
 
 from hocket.errors import StoreError, Usage
 from hocket.kernel.ids import hash_text
+from hocket.store.blobs import ClearedBlobs
 from hocket.store.disk import sync_directory
 from hocket.work.processes import ProcessLock, is_alive
 
 BLOB_BYTES_MAX = 1024 * 1024 * 1024
 CHUNK_BYTES = 1024 * 1024
+# A blob that no op names may belong to an op that is still on its way, from this node or another.
+GARBAGE_AGE_S = 3600.0
 _HEX_DIGITS = 64
 
 
@@ -30,15 +33,59 @@ class Damaged(StoreError):
 
 
 class Staged(NamedTuple):
-    """A blob that is complete and on disk, but not yet in its place."""
+    """A blob that is complete and on disk, but not yet in its place. `stored_s` is when it was last written to a shared
+    store, by the machine's steady clock; 0 if that does not have it.
+    """
 
     hash: bytes
     size: int
     path: Path
+    stored_s: float = 0.0
 
 
-class Blobs:
-    """The blobs of one home. The directory is created with the first blob. Safe to use from several threads."""
+class Blobs(Protocol):
+    """Safe to use from several threads."""
+
+    def stage(self, content: bytes | Path) -> Staged:
+        """Writes the content, from memory or from a file. Raises Usage if it is too large or not a file. Not inside a
+        write transaction: it may take long.
+        """
+
+    def renewed(self, staged: Staged) -> Staged:
+        """The same, certain to be there for a while. For content that was staged long ago, before the transaction."""
+
+    def keep(self, staged: Staged) -> None:
+        """Moves a staged blob to its permanent place. A second call does nothing."""
+
+    def drop(self, staged: Staged) -> None:
+        """Deletes a staged blob."""
+
+    def has(self, hash: bytes) -> bool: ...
+
+    def read(self, hash: bytes) -> bytes | None:
+        """The whole content; None if it is not here. Raises Damaged if it does not match its hash."""
+
+    def part(self, hash: bytes, start: int, size: int) -> bytes | None:
+        """Part of the content; None if it is not here. The caller that joins the parts checks the hash."""
+
+    def chunks(self, hash: bytes) -> Iterator[bytes]:
+        """The content in parts; nothing if it is not here. Damage is reported after the last part."""
+
+    def remove(self, hash: bytes) -> int:
+        """Deletes a blob; returns the number of bytes freed."""
+
+    def all(self) -> Iterator[tuple[bytes, float]]:
+        """Every blob in this home: its hash, and when it was written, in seconds since the epoch."""
+
+    def clear_leftovers(self) -> ClearedBlobs:
+        """Deletes what dead processes staged, and what a shared store no longer needs."""
+
+    def close(self) -> None:
+        """Deletes staged blobs that were never kept."""
+
+
+class HomeBlobs:
+    """The blobs of one home. The directory is created with the first blob."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -48,7 +95,6 @@ class Blobs:
         self._numbers = count()
 
     def close(self) -> None:
-        """Deletes staged blobs that were never kept."""
         with self._lock:
             if self._shelf is not None:
                 path, alive = self._shelf
@@ -57,12 +103,14 @@ class Blobs:
                 self._shelf = None
 
     def stage(self, content: bytes | Path) -> Staged:
-        """Writes the content, from memory or from a file. Raises Usage if it is too large or not a file."""
+        return self.stage_parts(chunks_of(content))
+
+    def stage_parts(self, parts: Iterator[bytes]) -> Staged:
         with _explained("write a blob"):
             target = self._own_shelf() / str(next(self._numbers))
             with open(target, "xb", opener=_private) as out:
                 try:
-                    hash, size = _copy(_chunks_of(content), out)
+                    hash, size = _copy(parts, out)
                     out.flush()
                     os.fsync(out.fileno())
                 except BaseException:
@@ -70,8 +118,10 @@ class Blobs:
                     raise
         return Staged(hash, size, target)
 
+    def renewed(self, staged: Staged) -> Staged:
+        return staged
+
     def keep(self, staged: Staged) -> None:
-        """Moves a staged blob to its permanent place. A second call does nothing."""
         place = self._place(staged.hash)
         with _explained("keep a blob"):
             if not place.parent.exists():
@@ -85,19 +135,19 @@ class Blobs:
             sync_directory(place.parent)
 
     def drop(self, staged: Staged) -> None:
-        """Deletes a staged blob."""
         staged.path.unlink(missing_ok=True)
 
     def has(self, hash: bytes) -> bool:
         return self._place(hash).exists()
 
+    def size(self, hash: bytes) -> int:
+        return self._place(hash).stat().st_size
+
     def read(self, hash: bytes) -> bytes | None:
-        """The whole content; None if it is not here. Raises Damaged if it does not match its hash."""
         parts = list(self.chunks(hash))
         return b"".join(parts) if parts or self.has(hash) else None
 
     def part(self, hash: bytes, start: int, size: int) -> bytes | None:
-        """Part of the content; None if it is not here. The caller that joins the parts checks the hash."""
         with _explained(f"read the blob {hash_text(hash)}"):
             try:
                 with self._place(hash).open("rb") as file:
@@ -107,7 +157,6 @@ class Blobs:
                 return None
 
     def chunks(self, hash: bytes) -> Iterator[bytes]:
-        """The content in parts; nothing if it is not here. Damage is reported after the last part."""
         hasher = blake3()
         with _explained(f"read the blob {hash_text(hash)}"):
             try:
@@ -122,7 +171,6 @@ class Blobs:
             raise Damaged(f"the blob {hash_text(hash)} is damaged; restore {self._place(hash)} from a backup")
 
     def remove(self, hash: bytes) -> int:
-        """Deletes a blob; returns the number of bytes freed."""
         place = self._place(hash)
         with _explained("delete a blob"):
             try:
@@ -133,7 +181,6 @@ class Blobs:
         return size
 
     def all(self) -> Iterator[tuple[bytes, float]]:
-        """Every blob in its place: its hash, and when it was written, in seconds since the epoch."""
         for path in self._directory.glob("[0-9a-f][0-9a-f]/*"):
             try:
                 hash = bytes.fromhex(path.name)
@@ -141,6 +188,9 @@ class Blobs:
                     yield hash, path.stat().st_mtime
             except (ValueError, FileNotFoundError):
                 continue
+
+    def clear_leftovers(self) -> ClearedBlobs:
+        return ClearedBlobs(0, self.clear_shelves())
 
     def clear_shelves(self) -> int:
         """Deletes what dead processes staged; returns the number of bytes freed."""
@@ -169,19 +219,32 @@ class Blobs:
             return self._shelf[0]
 
 
-def _chunks_of(content: bytes | Path) -> Iterator[bytes]:
+def chunks_of(content: bytes | Path) -> Iterator[bytes]:
+    """Raises Usage if it is not a file, or cannot be read."""
     if isinstance(content, bytes):
         yield content
         return
+    with _opened(content) as file:
+        while part := file.read(CHUNK_BYTES):
+            yield part
+
+
+def beginning(path: Path, size: int) -> bytes:
+    """The first bytes of a file. Raises Usage as `chunks_of` does."""
+    with _opened(path) as file:
+        return file.read(size)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         # Without O_NONBLOCK, opening a pipe would block before its type could be checked.
-        with open(os.open(content, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise Usage(f"{content} is not a file")
-            while part := file.read(CHUNK_BYTES):
-                yield part
+                raise Usage(f"{path} is not a file")
+            yield file
     except OSError as error:
-        raise Usage(f"cannot read {content}: {error.strerror}") from None
+        raise Usage(f"cannot read {path}: {error.strerror}") from None
 
 
 def _copy(parts: Iterator[bytes], out: IO[bytes]) -> tuple[bytes, int]:

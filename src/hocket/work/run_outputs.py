@@ -44,7 +44,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Transaction
 from hocket.store import Session
-from hocket.work.blobs import Blobs, Staged
+from hocket.work.blobs import Blobs, Staged, beginning
 from hocket.work.output_files import OutputFiles
 from hocket.work.parts import RunParts
 from hocket.work.tempo import RunTempo
@@ -245,6 +245,19 @@ class RunOutputs:
 
     # The end of the run.
 
+    @property
+    def has_staged(self) -> bool:
+        with self._lock:
+            return any(each.staged is not None for each in self._made)
+
+    def renew(self) -> None:
+        """Makes certain that what was staged long ago is still there. Call it before the transaction that writes it."""
+        with self._lock:
+            self._made = [
+                each if each.staged is None else each._replace(staged=self.kit.blobs.renewed(each.staged))
+                for each in self._made
+            ]
+
     def write(self, tx: Transaction, whole: bool, stopped: bool = False) -> WrittenOutputs | Reason:
         """Puts everything on the log; for a failed or stopped run, only what must be kept. Returns the reason if an op
         of a complete run would not count.
@@ -320,11 +333,10 @@ def contain(blobs: Blobs, content: bytes | PathLike[str]) -> Content:
             return Content(content_hash(data), len(data), data, None)
         staged = blobs.stage(data)
     elif isinstance(content, PathLike):
+        data = beginning(Path(content), INLINE_BYTES_MAX + 1)
+        if len(data) <= INLINE_BYTES_MAX:
+            return Content(content_hash(data), len(data), data, None)
         staged = blobs.stage(Path(content))
-        if staged.size <= INLINE_BYTES_MAX:
-            data = staged.path.read_bytes()
-            blobs.drop(staged)
-            return Content(staged.hash, staged.size, data, None)
     else:
         raise Usage(f"the content of an artifact must be bytes or a Path, not {type(content).__name__}")
     return Content(staged.hash, staged.size, None, staged)

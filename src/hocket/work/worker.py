@@ -40,7 +40,7 @@ from hocket.kernel.roster import Job
 from hocket.kernel.subjects import AVAILABILITY
 from hocket.log import Transaction
 from hocket.work import kinds
-from hocket.work.batch import Batch, BatchResult, BatchRunner
+from hocket.work.batch import Batch, BatchResult, BatchRunner, renew_outputs
 from hocket.work.claim_order import ClaimOrder
 from hocket.work.claim_tally import ClaimTally
 from hocket.work.claiming import HoldMs, OfferedClaim, whole_beats
@@ -366,6 +366,7 @@ class Worker:
             await asyncio.sleep(0)  # their requests go first
         try:
             try:
+                await renew_outputs(self._access, turn)
                 turned = await self._access.run(lambda tx: self._transact(tx, self._sign, turn), beside=True)
                 self._store_failures = 0
                 return turned

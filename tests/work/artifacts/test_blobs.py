@@ -13,25 +13,25 @@ from hypothesis import strategies as st
 
 from hocket.errors import StoreError, Usage
 from hocket.work import blobs as rooms
-from hocket.work.blobs import Blobs, Damaged
+from hocket.work.blobs import Damaged, HomeBlobs
 
 
 @pytest.fixture
-def blobs(tmp_path: Path) -> Blobs:
-    return Blobs(tmp_path / "blobs")
+def blobs(tmp_path: Path) -> HomeBlobs:
+    return HomeBlobs(tmp_path / "blobs")
 
 
-def files(blobs: Blobs) -> list[Path]:
+def files(blobs: HomeBlobs) -> list[Path]:
     return [path for path in blobs._directory.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
-def kept(blobs: Blobs, data: bytes) -> bytes:
+def kept(blobs: HomeBlobs, data: bytes) -> bytes:
     staged = blobs.stage(data)
     blobs.keep(staged)
     return staged.hash
 
 
-def test_nothing_is_made_before_it_is_needed(blobs: Blobs):
+def test_nothing_is_made_before_it_is_needed(blobs: HomeBlobs):
     assert blobs.read(bytes(32)) is None and not blobs.has(bytes(32)) and list(blobs.all()) == []
     assert blobs.remove(bytes(32)) == 0 and blobs.clear_shelves() == 0
     blobs.close()
@@ -40,7 +40,7 @@ def test_nothing_is_made_before_it_is_needed(blobs: Blobs):
 
 @given(data=st.binary(max_size=5000))
 def test_what_is_kept_is_read_again(tmp_path_factory: pytest.TempPathFactory, data: bytes):
-    blobs = Blobs(tmp_path_factory.mktemp("b"))
+    blobs = HomeBlobs(tmp_path_factory.mktemp("b"))
     staged = blobs.stage(data)
     assert staged.hash == blake3(data).digest() and staged.size == len(data)
     assert blobs.read(staged.hash) is None
@@ -51,7 +51,7 @@ def test_what_is_kept_is_read_again(tmp_path_factory: pytest.TempPathFactory, da
     blobs.close()
 
 
-def test_a_file_is_copied_in_parts(blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_is_copied_in_parts(blobs: HomeBlobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rooms, "CHUNK_BYTES", 1000)
     source = tmp_path / "source"
     source.write_bytes(bytes(range(256)) * 100)
@@ -65,7 +65,7 @@ def test_a_file_is_copied_in_parts(blobs: Blobs, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "longer", "empty"])
-def test_a_damaged_blob_is_not_given_out(blobs: Blobs, damage: str):
+def test_a_damaged_blob_is_not_given_out(blobs: HomeBlobs, damage: str):
     hash = kept(blobs, b"x" * 5000)
     place = blobs._place(hash)
     data = bytearray(place.read_bytes())
@@ -78,7 +78,7 @@ def test_a_damaged_blob_is_not_given_out(blobs: Blobs, damage: str):
 
 
 @pytest.mark.parametrize("failing", ["fsync", "write"])
-def test_a_full_disk_leaves_nothing_behind(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, failing: str):
+def test_a_full_disk_leaves_nothing_behind(blobs: HomeBlobs, monkeypatch: pytest.MonkeyPatch, failing: str):
     hash = kept(blobs, b"before")
 
     def full(*_: object) -> None:
@@ -92,7 +92,7 @@ def test_a_full_disk_leaves_nothing_behind(blobs: Blobs, monkeypatch: pytest.Mon
     assert blobs.read(kept(blobs, b"y" * 100_000)) == b"y" * 100_000
 
 
-def test_what_is_too_large_or_no_file(blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_too_large_or_no_file(blobs: HomeBlobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rooms, "BLOB_BYTES_MAX", 1000)
     assert blobs.stage(bytes(1000)).size == 1000
     with pytest.raises(Usage, match="more than 1000 bytes"):
@@ -104,11 +104,11 @@ def test_what_is_too_large_or_no_file(blobs: Blobs, tmp_path: Path, monkeypatch:
     assert len(files(blobs)) == 1
 
 
-def test_the_shelf_goes_with_its_process(blobs: Blobs, tmp_path: Path):
+def test_the_shelf_goes_with_its_process(blobs: HomeBlobs, tmp_path: Path):
     staged = blobs.stage(b"mine")
     code = (
-        "import os, sys; from pathlib import Path; from hocket.work.blobs import Blobs\n"
-        "Blobs(Path(sys.argv[1])).stage(b'left behind'); os._exit(1)"
+        "import os, sys; from pathlib import Path; from hocket.work.blobs import HomeBlobs\n"
+        "HomeBlobs(Path(sys.argv[1])).stage(b'left behind'); os._exit(1)"
     )
     subprocess.run([sys.executable, "-c", code, str(blobs._directory)], check=False)
     assert len(files(blobs)) == 2
@@ -119,7 +119,7 @@ def test_the_shelf_goes_with_its_process(blobs: Blobs, tmp_path: Path):
     assert blobs.stage(b"again").path.exists()
 
 
-def test_a_stranger_in_the_directory_is_no_blob(blobs: Blobs):
+def test_a_stranger_in_the_directory_is_no_blob(blobs: HomeBlobs):
     hash = kept(blobs, b"x")
     for name in ("ab/readme", f"ab/{hash.hex()}", f"ab/{'zz' * 32}"):
         path = blobs._directory / name

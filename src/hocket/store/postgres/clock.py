@@ -3,12 +3,7 @@ From then on the process counts by a clock of its machine that nobody can set. S
 the time, however wrong the clocks of their machines are.
 """
 
-import time
-
-
-def machine_s() -> float:
-    """Seconds that also pass while the machine sleeps, where the system counts them."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+from hocket.store.machine_time import machine_s
 
 
 class ServerClock:

@@ -106,9 +106,12 @@ class _SimRuntime(Runtime):
     def __init__(self, log: Log) -> None:
         self.store = log.store
         self.log = log
-        self.blobs = cast(Blobs, None)
         self._helpers = None
         self.output = cast(OutputFiles, None)
+
+    @property
+    def blobs(self) -> Blobs:
+        return cast(Blobs, None)
 
 
 class _Alone:
