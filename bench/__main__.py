@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.lineups import ON_POSTGRES, OURS, POSTGRES, Lineup
 from bench.postgres_rows import postgres_rows
-from bench.rows import ON_POSTGRES, OURS, POSTGRES, QUICK, Figure, Lineup, Row, Size, rows
+from bench.rows import QUICK, Figure, Row, Size, rows
 
 if TYPE_CHECKING:
     from bench.databases import Databases
@@ -322,7 +323,7 @@ def print_table(
     if OURS in subjects:
         table.add_column(lineup.heading if against is None else "now : then", justify="right")
     for line in table_lines:
-        unit = "" if line["unit"] == "/s" else f" ({line['unit']})"
+        unit = "" if line["unit"] in ("/s", "") else f" ({line['unit']})"
         cells = [show(line["values"].get(name), line["unit"]) for name in names]
         last = [ratio(line, lineup.compared)] if OURS in subjects else []
         table.add_row(line["title"] + unit, *cells, *last)

@@ -1,6 +1,7 @@
-"""Procrastinate with its psycopg connector: `defer` one by one, `batch_defer` for batches, and its own worker with as
-many jobs at once as ours. Tasks are async, which spares it a thread for each job. Finished jobs are deleted
-(`delete_jobs="always"`), so it keeps no result and its tables stay small; its default keeps them.
+"""Procrastinate with its psycopg connector: `defer` one by one, `batch_defer` for batches (their async variants were no
+faster), and its own worker with as many jobs at once as ours. Tasks are async, which spares it a thread for each job.
+Finished jobs are deleted (`delete_jobs="always"`), so it keeps no result and its tables stay small; its default keeps
+them.
 
 A job counts as done when its deletion is committed.
 """
