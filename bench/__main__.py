@@ -343,7 +343,7 @@ def postgres(directory: Path, missing: list[str]) -> Iterator[Databases | None]:
             from bench.databases import serving
 
             databases = stack.enter_context(serving(directory))
-        except (ImportError, OSError, RuntimeError) as error:
+        except (AssertionError, ImportError, OSError, RuntimeError) as error:
             missing.append(f"no PostgreSQL server: {error}")
         yield databases
 
@@ -388,7 +388,7 @@ def main() -> int:
     known = [*rows(size), *postgres_rows(size)]
     if options.list:
         for row in known:
-            print(f"{row.key:23} {row.group:17} {row.title}")
+            print(f"{row.key:24} {row.group:16} {row.title}")
         return 0
     only = set(options.only or ())
     if unknown := only - {row.key for row in known} - {row.group for row in known}:
@@ -401,7 +401,7 @@ def main() -> int:
     for lineup in dict.fromkeys(row.lineup for row in chosen):
         subjects, absent = load_subjects(lineup)
         missing += absent
-        teams[lineup] = subjects if options.against is None else {OURS: subjects[OURS]}
+        teams[lineup] = {name: each for name, each in subjects.items() if options.against is None or name == OURS}
     options.dir.mkdir(parents=True, exist_ok=True)
     progress = Console(stderr=True)
     machine = (
@@ -419,7 +419,8 @@ def main() -> int:
         if OURS in teams.get(ON_POSTGRES, {}):
             databases = stack.enter_context(postgres(directory, missing))
         if databases is not None:
-            console.print(databases.describe(), highlight=False)
+            repeat = max(repetitions(row, size, bool(only)) for row in chosen if row.lineup is ON_POSTGRES)
+            console.print(f"{databases.describe()}; median of {repeat}", highlight=False)
         say = lambda text: progress.print(text, style="dim", highlight=False)  # noqa: E731
         run = Run(directory, size, options.timeout, say, earlier, databases)
         for row in chosen:
