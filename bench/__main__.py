@@ -70,7 +70,8 @@ def measure(
     environment = os.environ | {"PYTHONPATH": str(root / "src")}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=timeout_s)
     if done.returncode != 0:
-        raise RuntimeError((done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1])
+        silent = f"it ended with {done.returncode} and no output"
+        raise RuntimeError((done.stderr.strip() or done.stdout.strip() or silent).splitlines()[-1])
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
@@ -124,7 +125,7 @@ class Run:
         self._earlier = earlier
         self._databases = databases
         self._full: dict[Path, Path] = {}
-        self._full_stores: dict[Path, FullStore] = {}
+        self._full_stores: dict[Path, FullStore | None] = {}
 
     def full_home(self, root: Path) -> Path:
         """The home with many finished jobs, made once for each program, since filling it takes long."""
@@ -136,16 +137,20 @@ class Run:
         return self._full[root]
 
     def full_store(self, root: Path) -> FullStore:
-        """The same in PostgreSQL: a home, and the database with its finished jobs."""
+        """The same in PostgreSQL: a home, and the database with its finished jobs. It is tried once."""
         assert self._databases is not None
         if root not in self._full_stores:
+            self._full_stores[root] = None
             home = Path(tempfile.mkdtemp(prefix="full-", dir=self.directory))
             self.say(f"filling a store in PostgreSQL with {self.size.finished:,} finished jobs")
             address = self._databases.make()
             with self._databases.used(address):
                 result = measure(POSTGRES, "fill", home, {"finished": self.size.finished}, self.timeout_s * 4, root)
             self._full_stores[root] = FullStore(home / "node", address, result)
-        return self._full_stores[root]
+        full = self._full_stores[root]
+        if full is None:
+            raise RuntimeError("the store could not be filled")
+        return full
 
     def once(self, name: str, row: Row) -> dict[str, Any]:
         root = self._earlier if name == EARLIER and self._earlier is not None else ROOT
