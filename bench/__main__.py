@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.lineups import ON_POSTGRES, OURS, POSTGRES, Lineup
 from bench.postgres_rows import postgres_rows
-from bench.rows import ON_POSTGRES, OURS, POSTGRES, QUICK, Figure, Lineup, Row, Size, rows
+from bench.rows import QUICK, Figure, Row, Size, rows
 
 if TYPE_CHECKING:
     from bench.databases import Databases
@@ -69,7 +70,8 @@ def measure(
     environment = os.environ | {"PYTHONPATH": str(root / "src")}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=timeout_s)
     if done.returncode != 0:
-        raise RuntimeError((done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1])
+        silent = f"it ended with {done.returncode} and no output"
+        raise RuntimeError((done.stderr.strip() or done.stdout.strip() or silent).splitlines()[-1])
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
@@ -123,7 +125,7 @@ class Run:
         self._earlier = earlier
         self._databases = databases
         self._full: dict[Path, Path] = {}
-        self._full_stores: dict[Path, FullStore] = {}
+        self._full_stores: dict[Path, FullStore | None] = {}
 
     def full_home(self, root: Path) -> Path:
         """The home with many finished jobs, made once for each program, since filling it takes long."""
@@ -135,16 +137,20 @@ class Run:
         return self._full[root]
 
     def full_store(self, root: Path) -> FullStore:
-        """The same in PostgreSQL: a home, and the database with its finished jobs."""
+        """The same in PostgreSQL: a home, and the database with its finished jobs. It is tried once."""
         assert self._databases is not None
         if root not in self._full_stores:
+            self._full_stores[root] = None
             home = Path(tempfile.mkdtemp(prefix="full-", dir=self.directory))
             self.say(f"filling a store in PostgreSQL with {self.size.finished:,} finished jobs")
             address = self._databases.make()
             with self._databases.used(address):
                 result = measure(POSTGRES, "fill", home, {"finished": self.size.finished}, self.timeout_s * 4, root)
             self._full_stores[root] = FullStore(home / "node", address, result)
-        return self._full_stores[root]
+        full = self._full_stores[root]
+        if full is None:
+            raise RuntimeError("the store could not be filled")
+        return full
 
     def once(self, name: str, row: Row) -> dict[str, Any]:
         root = self._earlier if name == EARLIER and self._earlier is not None else ROOT
@@ -322,7 +328,7 @@ def print_table(
     if OURS in subjects:
         table.add_column(lineup.heading if against is None else "now : then", justify="right")
     for line in table_lines:
-        unit = "" if line["unit"] == "/s" else f" ({line['unit']})"
+        unit = "" if line["unit"] in ("/s", "") else f" ({line['unit']})"
         cells = [show(line["values"].get(name), line["unit"]) for name in names]
         last = [ratio(line, lineup.compared)] if OURS in subjects else []
         table.add_row(line["title"] + unit, *cells, *last)
@@ -342,7 +348,7 @@ def postgres(directory: Path, missing: list[str]) -> Iterator[Databases | None]:
             from bench.databases import serving
 
             databases = stack.enter_context(serving(directory))
-        except (ImportError, OSError, RuntimeError) as error:
+        except (AssertionError, ImportError, OSError, RuntimeError) as error:
             missing.append(f"no PostgreSQL server: {error}")
         yield databases
 
@@ -387,7 +393,7 @@ def main() -> int:
     known = [*rows(size), *postgres_rows(size)]
     if options.list:
         for row in known:
-            print(f"{row.key:23} {row.group:17} {row.title}")
+            print(f"{row.key:24} {row.group:16} {row.title}")
         return 0
     only = set(options.only or ())
     if unknown := only - {row.key for row in known} - {row.group for row in known}:
@@ -400,7 +406,7 @@ def main() -> int:
     for lineup in dict.fromkeys(row.lineup for row in chosen):
         subjects, absent = load_subjects(lineup)
         missing += absent
-        teams[lineup] = subjects if options.against is None else {OURS: subjects[OURS]}
+        teams[lineup] = {name: each for name, each in subjects.items() if options.against is None or name == OURS}
     options.dir.mkdir(parents=True, exist_ok=True)
     progress = Console(stderr=True)
     machine = (
@@ -418,7 +424,8 @@ def main() -> int:
         if OURS in teams.get(ON_POSTGRES, {}):
             databases = stack.enter_context(postgres(directory, missing))
         if databases is not None:
-            console.print(databases.describe(), highlight=False)
+            repeat = max(repetitions(row, size, bool(only)) for row in chosen if row.lineup is ON_POSTGRES)
+            console.print(f"{databases.describe()}; median of {repeat}", highlight=False)
         say = lambda text: progress.print(text, style="dim", highlight=False)  # noqa: E731
         run = Run(directory, size, options.timeout, say, earlier, databases)
         for row in chosen:

@@ -28,7 +28,7 @@ NOTES = {
     "drain": "Hocket signs a claim and a completion for each job, and has both on the disk.",
     "drain_nodes": "Hocket has a node with a key of its own for each worker. The peers know no nodes: theirs are worker"
     f" processes as before. What transactions wait for is sampled every {SAMPLE_S * 1000:.0f} ms while a queue drains.",
-    "latency": "Nobody polls: all wait for a NOTIFY.",
+    "latency": "Nobody polls. Hocket's worker has the submitter's home, so a pipe wakes it; a NOTIFY wakes the others.",
     "fill": "Each finished job was submitted, claimed and completed by signed ops, in batches, without a handler.",
 }
 MIB = 1024 * 1024

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.rows import ON_POSTGRES, POSTGRES, Figure, Row, Size
+from bench.lineups import ON_POSTGRES, POSTGRES
+from bench.rows import Figure, Row, Size
 
 GROUP, FULL_GROUP = "postgres", "postgres-million"
 WORKERS = (1, 2, 4)
@@ -90,7 +91,7 @@ def _fill_row(size: Size) -> Row:
             Figure("ratio", "  last : first", "×"),
             Figure("table_mib", "  tables after it", "MiB", True),
             Figure("index_mib", "  indexes after it", "MiB", True),
-            Figure("dead", "  dead rows after it", "", True),
+            Figure("dead", "  dead after it", "rows", True),
         ),
         lineup=ON_POSTGRES,
         group=FULL_GROUP,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-OURS = "bench.ours"
+from bench.lineups import ON_SQLITE, OURS, Lineup
+
 MESH = "bench.mesh"
 COMMANDS = "bench.commands"
 GIT = "bench.gitplane"
@@ -16,7 +17,6 @@ CLAIMS = "bench.claims"
 GRID = "bench.grid"
 PULSE = "bench.pulse"
 REVERB = "bench.reverb"
-POSTGRES = "bench.postgres"
 UPDATE_REF, PUSH = "`git update-ref`", "`git push --atomic`"
 BATCHES = (1, 2, 16)  # a git worker claims as many at once as it has free slots; it has two unless it is told otherwise
 
@@ -95,30 +95,6 @@ QUICK = Size(
     status_claims=20_000,
     agents=1_000,
     repeat=1,
-)
-
-
-@dataclass(frozen=True)
-class Lineup:
-    """Who takes turns at a row: a column each. The last column is ours over the better of those `compared`."""
-
-    ours: str
-    peers: tuple[str, ...]
-    compared: tuple[str, ...]
-    heading: str
-
-
-ON_SQLITE = Lineup(
-    OURS,
-    ("bench.peers.huey", "bench.peers.litequeue", "bench.peers.apsw"),
-    ("bench.peers.huey",),
-    "ours : Huey",
-)
-ON_POSTGRES = Lineup(
-    POSTGRES,
-    ("bench.peers.pgqueuer", "bench.peers.procrastinate", "bench.peers.skip_locked"),
-    ("bench.peers.pgqueuer", "bench.peers.procrastinate"),
-    "ours : better peer",
 )
 
 

@@ -1,6 +1,7 @@
-"""PgQueuer, as its guide to performance recommends: asyncpg, one connection for each worker, the settings of `pgq
-autovac`, lists of arguments to enqueue a batch, and larger batches of short jobs than the default of 10. Its durability
-is its default, `durable`; other levels lose jobs or their log in a crash. It runs on uvloop, as `pgq run` does.
+"""PgQueuer, as its guide to performance recommends: asyncpg, one connection for each worker (a pool was slower), the
+settings of `pgq autovac`, lists of arguments to enqueue a batch, and larger batches of short jobs than the default of
+10. Its durability is its default, `durable`; other levels lose jobs or their log in a crash. It runs on uvloop, as `pgq
+run` does, and so do its submits.
 
 It writes a row of its log for each step of a job, and deletes the job when it is done, a batch at a time. A job counts
 as done when that is committed.

@@ -9,7 +9,7 @@ from procrastinate.connector import BaseConnector
 
 from bench import meter
 
-# As many at once as a worker of ours. More hardly help: its worker fetches one job at a time.
+# As many at once as a worker of ours. On an idle machine 1, 16 and 64 were no faster: it fetches one job at a time.
 CONCURRENCY = 4
 
 
