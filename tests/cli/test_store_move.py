@@ -75,6 +75,7 @@ def test_a_log_moves_there_and_back_with_all_that_is_on_no_log(used: Program, ad
     used("log", "verify", code=0)
     there = {"HOCKET_STORE": address}
     assert f"was moved to {database}" in used("submit", "test.echo", environment=there, code=3).sentence
+    assert not used("status", "--json", environment=there, code=0).json["rebuilding"]
     used.submit("test.echo")
 
 

@@ -61,9 +61,9 @@ def counted_writes(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterato
     writes: list[int] = []
     write = runtime.store.write
 
-    def counting() -> Any:
+    def counting(author: bytes | None = None, *, at_end: bool = False) -> Any:
         writes.append(1)
-        return write()
+        return write(author, at_end=at_end)
 
     with monkeypatch.context() as patch:
         patch.setattr(runtime.store, "write", counting)

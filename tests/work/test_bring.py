@@ -78,7 +78,7 @@ def test_a_job_is_submitted_and_claimed_in_one_transaction(tmp_path: Path) -> No
             commits: list[int] = []
             log = here.node.runtime.log
             really = log.commit
-            log.commit = lambda requests: commits.append(len(requests)) or really(requests)  # type: ignore
+            log.commit = lambda requests, **more: commits.append(len(requests)) or really(requests, **more)  # type: ignore
             job_id = await here.bring()
             assert not here.begun.is_set(), "who brought it goes on before it begins"
             entry = await here.node.peek(lambda session: session.job(job_id))

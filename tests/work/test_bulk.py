@@ -103,9 +103,9 @@ def test_many_jobs_take_many_transactions(node: MemorySyncNode, monkeypatch: pyt
     written: list[int] = []
     run = node.runtime.log.commit
 
-    def counted(requests: list[object]) -> list[object]:
+    def counted(requests: list[object], *, beside: bool = False) -> list[object]:
         before = _ops(node)
-        done: list[object] = run(requests)  # type: ignore[arg-type]
+        done: list[object] = run(requests, beside=beside)  # type: ignore[arg-type]
         written.append(_ops(node) - before)
         return done
 

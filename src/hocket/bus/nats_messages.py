@@ -35,6 +35,7 @@ from hocket.bus.messages import (
     check_message,
 )
 from hocket.bus.nats_access import NatsAccess, shown
+from hocket.cancelling import end_tasks
 from hocket.errors import CircuitOpen
 from hocket.events import BusAway, BusConnected, Emit, ignore
 from hocket.kernel.backoff import RetryPolicy
@@ -128,8 +129,7 @@ class NatsMessages:
         )
 
     async def close(self) -> None:
-        self._keeping.cancel()
-        await asyncio.wait([self._keeping])
+        await end_tasks([self._keeping])
         for queue in list(self._subscriptions):
             queue.close()
         client, self._client = self._client, None
@@ -137,10 +137,7 @@ class NatsMessages:
             with suppress(*_FAILURES):
                 await client.answered()
             await client.end()
-        for task in self._background:
-            task.cancel()
-        if self._background:
-            await asyncio.wait(self._background)
+        await end_tasks(self._background)
 
     @property
     def root(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from hocket.bus.messages import ANNOUNCED_S_MAX
+from hocket.cancelling import end_tasks
 from hocket.events import Emit, ignore
 from hocket.node.bus_settings import BusSettings
 from hocket.node.git_announcing import AGAIN, ANNOUNCE_S, announce_pending, pending_subject
@@ -63,8 +64,7 @@ def hearing(runtime: Runtime, settings: BusSettings | None, heard: Callable[[], 
         try:
             await listen(node)
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            await end_tasks([task])
             await node.finish()
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), name="hocket-git-bus", daemon=True)

@@ -17,6 +17,7 @@ from hocket.bus import Subscription
 from hocket.bus.changes import ANYTHING, Changes
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
+from hocket.cancelling import end_tasks
 from hocket.coordination.lock_processes import LockProcesses, LockSweep
 from hocket.coordination.shared_presence import SharedPresence
 from hocket.errors import Unreachable, Usage
@@ -67,8 +68,7 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await end_tasks([task])
 
 
 def still_open(runtime: Runtime | None) -> Runtime:

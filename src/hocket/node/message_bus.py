@@ -14,6 +14,7 @@ from hocket.bus.messages import MessageBus
 from hocket.bus.process_messages import ProcessMessages
 from hocket.bus.signed import SignedMessages
 from hocket.bus.subject_names import cluster_root
+from hocket.cancelling import end_tasks
 from hocket.errors import StoreError, Usage
 from hocket.events import Emit
 from hocket.kernel.authority import Standing
@@ -73,8 +74,7 @@ class NodeMessages(SignedMessages):
 
     async def close(self) -> None:
         if self._tending is not None:
-            self._tending.cancel()
-            await asyncio.wait([self._tending])
+            await end_tasks([self._tending])
         await super().close()
         if self._note_file is not None:
             self._note_file.close()

@@ -10,6 +10,7 @@ from contextlib import suppress
 from hocket.bus.messages import BusMessage
 from hocket.bus.signed import SignedMessages
 from hocket.bus.subject_names import read_subject, subject_name, subject_pattern
+from hocket.cancelling import end_tasks
 from hocket.errors import HocketError
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.parts import PART_BYTES_MAX, WantedParts, decode_wanted, encode_message
@@ -62,8 +63,7 @@ class PartSender:
 
     async def close(self) -> None:
         if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.wait([self._sending])
+            await end_tasks([self._sending])
 
     def _woken(self) -> None:
         self._wake.set()
@@ -84,8 +84,7 @@ class PartSender:
                 for key in list(self._told):
                     await self._send_new(bus, self._told.pop(key))
         finally:
-            answering.cancel()
-            await asyncio.wait([answering])
+            await end_tasks([answering])
 
     async def _send_new(self, bus: SignedMessages, parts: RunParts) -> None:
         known = self._runs.get(parts.job_id)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 
+from hocket.cancelling import end_tasks
 from hocket.errors import StoreError
 from hocket.events import Emit, PulseStarted, ignore
 from hocket.kernel.beats.messages import BarReport, PulseMessage
@@ -33,8 +34,7 @@ async def heard_beats(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore)
         try:
             yield beats
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            await end_tasks([task])
 
 
 async def _hear(queue: TempoQueue[PulseMessage], beats: HeardBeats) -> None:
@@ -52,8 +52,7 @@ async def pulsing(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) -> 
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await end_tasks([task])
 
 
 async def _run_pulse(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) -> None:

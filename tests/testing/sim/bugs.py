@@ -104,9 +104,9 @@ def lost_group_commit(patch: pytest.MonkeyPatch) -> None:
     class Undone(Exception):
         pass
 
-    def careless(self: Log, requests: Sequence[Any]) -> list[Any]:
+    def careless(self: Log, requests: Sequence[Any], *, beside: bool = False) -> list[Any]:
         if len(requests) < 2:
-            return commit(self, requests)
+            return commit(self, requests, beside=beside)
         results: list[Any] = []
 
         def all_of_them(tx: Transaction) -> None:

@@ -54,6 +54,8 @@ class PostgresSession(
         """A transaction begins, which has read the head. A write transaction has read an author's last op, too, and may
         have locked the end of the log.
         """
+        if not self._is_writer and head.rebuilding == IS_MOVED:
+            head = head._replace(rebuilding=None)
         self._head, self._known_last, self._has_end, self._in_transaction = head, known_last, has_end, True
 
     def ended(self) -> None:

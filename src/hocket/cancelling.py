@@ -1,0 +1,19 @@
+"""Ends tasks for certain. Until Python 3.12, `asyncio.wait_for` loses a cancellation that comes at the moment when what
+it waits for is done, and libraries use it: the task would go on, and whoever waits for its end would wait for ever.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+# A task that has not ended after this long is cancelled again.
+AGAIN_S = 5.0
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]], again_s: float = AGAIN_S) -> None:
+    """Cancels the tasks until all have ended. Their results and errors stay with them."""
+    running = set(tasks)
+    while running:
+        for task in running:
+            task.cancel()
+        _, running = await asyncio.wait(running, timeout=again_s)
