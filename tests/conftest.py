@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.conformance import COLLECTED
@@ -52,3 +53,9 @@ if _has_room(MEMORY):
 # Whoever starts the tests in the background may have told them to ignore SIGINT, and they would hand that on to the
 # programs that they start. A handler is not handed on: those programs begin with the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def no_bus_of_another_test() -> None:
+    """No test uses the message server of an earlier one, whatever that has left behind."""
+    os.environ.pop("HOCKET_BUS", None)

@@ -14,6 +14,7 @@ HOUSE = Path(__file__).resolve().parent.parent / "src" / "hocket"
 
 ORDER = [
     "kernel",
+    "cancelling",
     "breakers",
     "guard",
     "store",
