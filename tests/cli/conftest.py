@@ -107,6 +107,13 @@ class Program:
         self.started.append(process)
         return process
 
+    def end_started(self) -> None:
+        """Kills what was started and still runs."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
     def _beside(self) -> Path:
         """Where `tasks.py` is."""
         return next(path for path in self.home.parents if path.exists())
@@ -170,10 +177,7 @@ def hocket(fresh_home: Path, tmp_path: Path) -> Iterator[Program]:
     """The program on a fresh home of its own, with `tasks.py` beside it. What it started is ended."""
     program = Program(copied(fresh_home, tmp_path))
     yield program
-    for process in program.started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    program.end_started()
 
 
 @pytest.fixture

@@ -45,10 +45,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
     made.second("init", "--store", made.store, "--user-key", made.first.home / "user.key", "--name", "second", code=0)
     yield made
     for program in made[:2]:
-        for process in program.started:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
+        program.end_started()
 
 
 def sql(address: str, statement: str, *values: Any) -> list[tuple[Any, ...]]:

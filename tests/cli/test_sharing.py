@@ -36,10 +36,7 @@ def three(tmp_path: Path) -> Iterator[Three]:
     made.third("init", "--store", made.store, "--user-key", made.first.home / "user.key", "--name", "third", code=0)
     yield made
     for program in made[:3]:
-        for process in program.started:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
+        program.end_started()
 
 
 @pytest.mark.req("VX-18", "VX-01")

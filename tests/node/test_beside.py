@@ -221,23 +221,22 @@ def test_both_count_what_they_end(nodes: Sharers) -> None:
 
 @pytest.mark.req("VX-18")
 @pytest.mark.parametrize(
-    "request_of",
+    "request_to",
     [
-        lambda held, job_id: lambda tx: jobs.submit(tx, [Draft(KIND, b"{}", Policy(unique="one"))]),
-        lambda held, job_id: lambda tx: jobs.submit(tx, [Draft(KIND, b"{}", Policy(after=(ulid_text(job_id),)))]),
-        lambda held, job_id: lambda tx: jobs.cancel(tx, job_id, ""),
-        lambda held, job_id: lambda tx: tx.author(RouteKind(KIND, tx.node)),
+        lambda tx, job_id: jobs.submit(tx, [Draft(KIND, b"{}", Policy(unique="one"))]),
+        lambda tx, job_id: jobs.submit(tx, [Draft(KIND, b"{}", Policy(after=(ulid_text(job_id),)))]),
+        lambda tx, job_id: jobs.cancel(tx, job_id, ""),
+        lambda tx, job_id: tx.author(RouteKind(KIND, tx.node)),
     ],
     ids=["unique", "after", "cancel", "route"],
 )
-def test_what_others_rely_on_without_a_lock_is_changed_alone(nodes: Sharers, request_of: Callable[..., object]) -> None:
+def test_what_others_rely_on_without_a_lock_is_changed_alone(nodes: Sharers, request_to: Callable[..., object]) -> None:
     (job_id,) = submit(nodes.founder)
     seen: list[bool] = []
-    request = request_of(None, job_id)
 
     def watched(tx: Transaction) -> object:
         seen.append(tx.session.is_beside)
-        return request(tx)  # type: ignore[operator]
+        return request_to(tx, job_id)
 
     beside(nodes.second, watched)
     assert seen == [True, False]

@@ -9,6 +9,9 @@ from typing import Protocol
 
 from hocket.kernel.subjects import Subject
 
+# The families of what spans jobs and has no ops of its own: the limit of a kind, and a unique key.
+LIMIT, UNIQUE_KEY = "limit", "unique key"
+
 
 class LockMisuse(RuntimeError):
     """The program locked in the wrong order, or outside a write transaction."""

@@ -13,6 +13,7 @@ from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import ClaimWork
 from hocket.log import SETTLE_STEP, Transaction
 from hocket.store import IsLeft, JobEntry
+from hocket.store.locks import LIMIT
 from hocket.work.claim_order import is_ranked
 from hocket.work.jobs import NEVER, Claim, Draft, Offer, must, submit_one
 from hocket.work.run_spans import spent_ms
@@ -175,7 +176,7 @@ def turn(tx: Transaction, job: Job) -> int:
     """When the limits that this job states, or else those of its kind, leave room for one more: now, or later."""
     defaults = tx.projection.defaults(job.kind)
     concurrency, rate = job.policy.concurrency or defaults.concurrency, job.policy.rate or defaults.rate
-    if (concurrency is not None or rate is not None) and not tx.session.try_lock(Subject("limit", job.kind.encode())):
+    if (concurrency is not None or rate is not None) and not tx.session.try_lock(Subject(LIMIT, job.kind.encode())):
         return tx.now + HIDDEN_MS
     if concurrency is not None:
         tx.projection.flush()

@@ -34,6 +34,7 @@ from hocket.kernel.vocabulary import (
     YieldWork,
 )
 from hocket.log import Transaction
+from hocket.store.locks import UNIQUE_KEY
 from hocket.work.run_outputs import NOTHING, Content, WrittenOutputs, creation
 from hocket.work.tracing import tracer
 
@@ -152,7 +153,7 @@ def _in_node_time(tx: Transaction, policy: Policy) -> Policy:
 
 def _unique_holder(tx: Transaction, kind: str, policy: Policy) -> bytes | None:
     assert policy.unique is not None
-    tx.session.lock_subjects((Subject("unique key", policy.unique.encode()),))
+    tx.session.lock_subjects((Subject(UNIQUE_KEY, policy.unique.encode()),))
     tx.projection.flush()
     for entry in tx.session.jobs_by_unique_key(policy.unique):
         job = entry.job

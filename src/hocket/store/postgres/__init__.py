@@ -17,7 +17,7 @@ from hocket.store.locks import MustBeAlone
 from hocket.store.migration import Migration
 from hocket.store.ops import Head
 from hocket.store.postgres.address import DatabaseAddress, read_address
-from hocket.store.postgres.clock import ServerClock
+from hocket.store.postgres.clock import SERVER_MS, ServerClock
 from hocket.store.postgres.connecting import connect, is_pooled
 from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S, first_line, raise_explained
 from hocket.store.postgres.listening import notification
@@ -121,7 +121,7 @@ class PostgresStore:
         return session
 
     def _ask_time(self, connection: Connection) -> None:
-        row = connection.execute(f"SELECT {_SERVER_MS}").fetchone()
+        row = connection.execute(f"SELECT {SERVER_MS}").fetchone()
         assert row is not None
         self.server_clock.told(row[0])
 
@@ -176,13 +176,12 @@ class PostgresStore:
         self._lock.release()
 
 
-_SERVER_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 # The last statement waits for no lock, so its answer is what is true while the others are held.
 _BEGIN_WRITE = (
     "BEGIN; SET LOCAL search_path = {schema}, pg_temp;"
     f" SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_S}s';"
     " {locks}; {head};"
-    f" SELECT {_SERVER_MS}, (SELECT id FROM ({LATEST}) AS latest)"
+    f" SELECT {SERVER_MS}, (SELECT id FROM ({LATEST}) AS latest)"
 )
 _BEGIN_READ = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = {{schema}}, pg_temp; {HEAD}"
 

@@ -18,6 +18,7 @@ from hocket.errors import StoreError, StoreLocked
 from hocket.kernel.ids import hash_text
 from hocket.store.blobs import PART_BYTES, ClearedBlobs
 from hocket.store.postgres.address import read_address
+from hocket.store.postgres.clock import SERVER_MS
 from hocket.store.postgres.connecting import connect
 from hocket.store.postgres.faults import IDLE_S, raise_explained
 from hocket.store.postgres.statements import Connection
@@ -30,27 +31,26 @@ PAGE = 500
 
 T = TypeVar("T")
 
-_NOW_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 _BEGIN = (
     f"BEGIN; SET LOCAL lock_timeout = '{SAME_BLOB_S}s'; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_S}s'"
 )
 # Makes a blob young again, and tells what its parts are without sending them.
 _RENEW = f"""
     WITH renewed AS (
-        UPDATE {{schema}}.blobs SET made = {_NOW_MS} WHERE hash = %(hash)s AND size = %(size)s RETURNING content
+        UPDATE {{schema}}.blobs SET made = {SERVER_MS} WHERE hash = %(hash)s AND size = %(size)s RETURNING content
     )
     SELECT 0 AS number, sha256(content) FROM renewed
     UNION ALL SELECT number, sha256(content) FROM {{schema}}.blob_parts WHERE hash = %(hash)s
     ORDER BY number"""
 _DROP_DAMAGED = "DELETE FROM {schema}.blobs WHERE hash = %s AND (size <> %s OR %s)"
 _FIRST_PART = f"""
-    INSERT INTO {{schema}}.blobs (hash, size, content, made) VALUES (%s, %s, %b, {_NOW_MS})
+    INSERT INTO {{schema}}.blobs (hash, size, content, made) VALUES (%s, %s, %b, {SERVER_MS})
     ON CONFLICT (hash) DO UPDATE SET made = excluded.made RETURNING xmax = 0"""
 _OTHER_PART = "INSERT INTO {schema}.blob_parts (hash, number, content) VALUES (%s, %s, %b)"
 _UNUSED = f"""
     WITH unused AS (
         SELECT hash FROM {{schema}}.blobs
-        WHERE made < {_NOW_MS} - %s
+        WHERE made < {SERVER_MS} - %s
           AND EXISTS (SELECT 1 FROM {{schema}}.head WHERE unsettled = 0 AND rebuilding IS NULL)
           AND NOT EXISTS (
               SELECT 1 FROM {{schema}}.artifacts AS made_of
@@ -112,7 +112,7 @@ class PostgresBlobs:
             after = rows[-1][0]
 
     def remove(self, hash: bytes, age_s: float) -> int:
-        old = f"DELETE FROM {{schema}}.blobs WHERE hash = %s AND made < {_NOW_MS} - %s RETURNING size"
+        old = f"DELETE FROM {{schema}}.blobs WHERE hash = %s AND made < {SERVER_MS} - %s RETURNING size"
         return sum(size for (size,) in self._rows(old, hash, round(age_s * 1000)))
 
     def clear(self, age_s: float) -> ClearedBlobs:

@@ -7,12 +7,8 @@ from collections.abc import Iterable
 
 from hocket.kernel.ids import content_hash
 from hocket.kernel.subjects import Subject
-from hocket.store.locks import LockMisuse, MustBeAlone
+from hocket.store.locks import UNIQUE_KEY, LockMisuse, MustBeAlone
 from hocket.store.postgres.statements import PostgresStatements
-
-# What spans jobs, and can be locked while others run. Everything else of a family without a table of its own changes
-# only in transactions that are alone.
-LIMIT, UNIQUE_KEY = "limit", "unique key"
 
 
 def lock_key(schema: str, *names: bytes) -> int:
@@ -40,7 +36,9 @@ class PostgresLocks(PostgresStatements):
             raise MustBeAlone
 
     def lock_subjects(self, subjects: Iterable[Subject]) -> None:
-        """Jobs are locked by the statement that reads them."""
+        """Jobs are locked by the statement that reads them. Everything else changes only in transactions that are
+        alone.
+        """
         if not self._has_permissions:
             raise LockMisuse("lock the author and the permissions before a subject, in a write transaction")
         if self.is_beside and any(subject.family == UNIQUE_KEY for subject in subjects):
