@@ -108,7 +108,7 @@ def test_a_run_whose_lease_ends_before_its_first_line_does_not_begin(runs: Runs)
     begun.execute()
     assert not late.begin(runs.now)
     assert called == ["good"]
-    assert begun.stopped and begun.context.cancelled and late.started_at is None
+    assert begun.stopped and begun.cancelled and late.started_at is None
 
 
 @pytest.mark.touches("LW-18")

@@ -39,7 +39,7 @@ from hocket.work.lease import Lease
 from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.proofs import GIT_KIND, NOTHING
 from hocket.work.run_outputs import RunServices
-from hocket.work.runner import Context, Run, products_of
+from hocket.work.runner import Context, Run
 from hocket.work.serving import Serving, serving_text
 
 # How often the refs are listed without a hint: rarely enough for a server that is not ours.
@@ -397,7 +397,7 @@ class GitWorker:
             self._release(each)
             run.stopped = True
             return
-        contents = {NOTHING: b""} | products_of(run.context).contents(BLOBS_BYTES_MAX)
+        contents = {NOTHING: b""} | run.products.contents(BLOBS_BYTES_MAX)
         failures, began = 0, self._monotonic()
         while not each.is_lost:
             with each.lock:

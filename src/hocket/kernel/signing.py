@@ -9,7 +9,7 @@ several may do so at once, and an op can be signed for a peer before its signatu
 
 from hashlib import blake2b
 
-from hocket.kernel.jws import detached
+from hocket.kernel.jws import SIGNATURE_CHARS, base64url, detached
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import with_signature
 
@@ -69,5 +69,5 @@ class OpSigner:
         return op[: -self._field_bytes] + b"\x00"
 
     def completed(self, op: bytes, signature: bytes) -> bytes:
-        """A marked op with this signature."""
-        return with_signature(op[: -self._field_bytes], detached(signature, self.node))
+        """A marked op with this signature, whose text is as long as that of the mark."""
+        return op[:-SIGNATURE_CHARS] + base64url(signature)

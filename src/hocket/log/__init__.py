@@ -137,6 +137,8 @@ class Log:
             first, ops = transaction.close(self._sealer.append)
             if changes := transaction.changes if self._bus.is_heard() else NOTHING:
                 self._bus.announce(session, changes)
+        if isinstance(transaction, Transaction):
+            transaction.forget()
         if ops:
             self._sealer.added(first, ops)
         if changes:

@@ -169,6 +169,9 @@ class JobProjector:
             self.touched |= self._dirty
             self._dirty.clear()
 
+    def forget(self) -> None:
+        self._entries.clear()
+
     # What follows from a job's change.
 
     def keep(self, key: bytes, state: Job | None) -> None:

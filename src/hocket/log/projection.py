@@ -160,6 +160,11 @@ class Projection:
         for projector in self.projectors.values():
             projector.flush()
 
+    def forget(self) -> None:
+        """Frees the ops and the jobs of the transaction."""
+        self._fresh.forget()
+        self.jobs.forget()
+
     def defaults(self, kind: str) -> Policy:
         if self._kinds.is_changed:
             self._kinds.flush()

@@ -435,6 +435,14 @@ class Transaction:
             self.session.put_head(head)
         return last - len(ops) + 1, [op.body for op in ops]
 
+    def forget(self) -> None:
+        """Call this at the end. The parts of a transaction refer to each other, so only the garbage collector would
+        free its ops and states, after a while and at a price.
+        """
+        self._drafts.clear()
+        if self._projection is not None:
+            self._projection.forget()
+
     def _count(self) -> None:
         """Adds up what other authors have written. This node has no quota on its own log."""
         sizes: dict[int, list[int]] = defaultdict(list)

@@ -29,3 +29,7 @@ class UnstoredOps:
     def named(self, op_id: bytes) -> list[tuple[Op, int]]:
         """The ops with this id."""
         return [self.ops[key] for key in (op_id, *self._long.get(op_id, ())) if key in self.ops]
+
+    def forget(self) -> None:
+        for kept in (self.ops, self.subjects, self._about, self._long):
+            kept.clear()

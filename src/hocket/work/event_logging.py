@@ -3,18 +3,22 @@ failure, retry, rescue and lost lease of a job, `hocket.node` everything else. N
 library: a program that embeds a worker chooses handlers and levels, and without a choice nothing is shown.
 """
 
+import functools
 import logging
 
 from hocket.events import Emit, Event, PeerChanged, RunFailed
 
 ROOT = "hocket"
 
+# Loggers live as long as the program, and each look-up takes a lock.
+_logger = functools.cache(logging.getLogger)
+
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
 
 
 def log_event(event: Event) -> None:
     """Writes an event to its logger. The record has the event as `hocket_event`."""
-    logger, level = logging.getLogger(event.logger), level_of(event)
+    logger, level = _logger(event.logger), level_of(event)
     if logger.isEnabledFor(level):
         logger.log(level, "%s", event, extra={"hocket_event": event})
 

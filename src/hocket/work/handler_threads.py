@@ -159,5 +159,5 @@ class HandlerThreads:
 
         task = loop.create_task(run.execute_async())
         task.add_done_callback(ended)
-        if not run.attach(task) or run.context.cancelled:
+        if not run.attach(task) or run.cancelled:
             task.cancel()

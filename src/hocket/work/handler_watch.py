@@ -19,7 +19,7 @@ class HandlerWatch:
     def look(self, now: float) -> None:
         self._look_at_loop(now)
         for run in self._runner.look(now):
-            self._emit(HandlerStuck(run.context.job_id, run.job.kind))
+            self._emit(HandlerStuck(run.job_id, run.job.kind))
         trouble, self._runner.trouble = self._runner.trouble, None
         if trouble is not None:
             self._troubles.tell("slots", StepFailed("starting a handler process", trouble))

@@ -222,7 +222,8 @@ class Handlers:
     def fits(self, job: Job, labels: Collection[str]) -> bool:
         """Whether a worker with these labels has what the job needs, or else what its handler needs."""
         found = self.find(job.kind)
-        return found is None or not lacking(job.policy.needs or found.policy.needs, labels)
+        needs = () if found is None else job.policy.needs or found.policy.needs
+        return not needs or not lacking(needs, labels)
 
     def lease_of(self, kind: str) -> int | None:
         found = self.find(kind)

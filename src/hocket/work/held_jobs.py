@@ -3,6 +3,7 @@ them must be renewed, checked or returned, and stops those whose lease is lost. 
 """
 
 import asyncio
+import functools
 import math
 from collections import deque
 from collections.abc import Callable
@@ -58,7 +59,7 @@ class HeldJobs:
     ) -> None:
         self._hold_ms = hold_ms
         self._rates, self._node, self._tracer = rates, node, tracer()
-        self._handlers, self._runner, self._kit, self._ahead_max = handlers, runner, kit, ahead_max
+        self._handlers, self._runner, self._kit, self._ahead_max = handlers, runner, functools.cache(kit), ahead_max
         self._troubles, self._emit, self._monotonic, self._begun = troubles, emit, monotonic, begun
         self.runs: dict[bytes, Run] = {}
         """The runs by job."""
@@ -101,7 +102,7 @@ class HeldJobs:
             run.trace = self._tracer.run(run.job, self._node)
         waited_ms = run.job.last.wall - max(run.job.scheduled.wall, run.job.ready_at)
         waited_s = max(0, waited_ms) / 1000 if run.job.fence == 1 else None
-        self._emit(JobClaimed(run.context.job_id, run.job.kind, run.job.fence, waited_s))
+        self._emit(JobClaimed(run.job_id, run.job.kind, run.job.fence, waited_s))
         self._begun(run.job)
         self._unstarted.append(run)
         if run.lease.ends_at > self._monotonic():
@@ -112,7 +113,7 @@ class HeldJobs:
         """Handlers start in other threads. Events are emitted in this one, so a start is reported at the next turn."""
         for run in self._unstarted:
             if run.started_at is not None:
-                self._emit(RunStarted(run.context.job_id, run.job.kind, run.job.fence))
+                self._emit(RunStarted(run.job_id, run.job.kind, run.job.fence))
         self._unstarted = [run for run in self._unstarted if run.started_at is None and self.holds(run)]
 
     def holds(self, run: Run) -> bool:
@@ -204,7 +205,7 @@ class HeldJobs:
 
     def lose(self, run: Run, why: str) -> None:
         if not run.stopped:
-            self._emit(LeaseLost(run.context.job_id, why))
+            self._emit(LeaseLost(run.job_id, why))
             self._runner.stop(run)
 
     def _watch_leases(self, until: float) -> None:
@@ -224,7 +225,7 @@ class HeldJobs:
         live = [run for run in self.runs.values() if not run.stopped and run.ended_at is None]
         for run in lease.run_out(live, now):
             if not run.revoke():
-                self._emit(LeaseLost(run.context.job_id, "the lease ran out here"))
+                self._emit(LeaseLost(run.job_id, "the lease ran out here"))
                 self._runner.stop(run)
         following = min((run.lease.ends_at for run in live if now < run.lease.ends_at), default=None)
         if following is not None:

@@ -31,11 +31,11 @@ class RunOutcomes:
         self.postponed = 0
 
     def count(self, run: Run, outcome: Job | Reason) -> None:
-        about = run.context.job_id, run.job.kind, run.job.fence
+        about = run.job_id, run.job.kind, run.job.fence
         if run.trace is not None:
             run.trace.end(*_trace_end(run, outcome))
         if isinstance(outcome, Reason):
-            self._emit(ResultDiscarded(run.context.job_id, outcome.sentence))
+            self._emit(ResultDiscarded(run.job_id, outcome.sentence))
         elif outcome.outcome is Outcome.SUCCEEDED:
             self.succeeded += 1
             self._emit(RunFinished(*about, run.ran_s, self._cost(run)))
@@ -52,7 +52,7 @@ class RunOutcomes:
             self._finished(run, outcome)
 
     def _tell_failure(self, run: Run, error: str, job: Job) -> None:
-        about = run.context.job_id, run.job.kind, run.job.fence
+        about = run.job_id, run.job.kind, run.job.fence
         last_line = run.traceback.rstrip().rpartition("\n")[2].strip()
         # A one-line error is the last line of its traceback.
         more = "" if last_line in error or error in last_line else last_line[:ERROR_CHARS_MAX]

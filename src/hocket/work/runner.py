@@ -6,8 +6,8 @@ import asyncio
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import Enum
 from functools import cached_property
 from os import PathLike
@@ -63,18 +63,21 @@ class Context(TempoContext, Generic[N_co]):
 
     _run: "Run"
 
-    def __init__(self, run: "Run", claim: Claim) -> None:
+    def __init__(self, run: "Run") -> None:
         self._run = run
-        self.job_id = ulid_text(claim.job.id)
-        self.kind = claim.job.kind
-        self.fence = claim.job.fence
+        self.job_id = run.job_id
+        self.kind = run.job.kind
+        self.fence = run.job.fence
         """The fence of this claim. Pass it to the resource that you change, and let that refuse lower numbers."""
-        self.attempt = claim.job.failures + 1
+        self.attempt = run.job.failures + 1
         """Which try this is: 1 for the first, one more after each failure. A claim that was lost or returned is not a
         try of its own. `hocket retry` starts again from 1.
         """
-        self.cancelled = False
+
+    @property
+    def cancelled(self) -> bool:
         """Whether to stop: the job was cancelled, or another worker may hold it by now."""
+        return self._run.cancelled
 
     @property
     def deadline(self) -> float:
@@ -244,6 +247,7 @@ class Run:
         assert job.claim_op is not None and job.deadline is not None
         self.claim = claim
         self.job = job
+        self.job_id = ulid_text(job.id)
         self.held = Held(job.id, job.claim_op)
         self.job_type = job_type
         self.lease_ms = lease_ms
@@ -266,6 +270,8 @@ class Run:
         self.traceback = ""
         self.may_retry = True
         self.later_ms: int | None = None
+        self.cancelled = False
+        """Whether the handler is to stop."""
         self.stopped = False
         self.timed_out = False
         self.given_up = False
@@ -277,7 +283,6 @@ class Run:
         self.kept_checkpoint: bytes | None = None
         self.products = RunOutputs(kit, job.id)
         self.parts = RunParts(job.id, job.fence)
-        self.context = Context(self, claim)
         self.schedule = claim.schedule
         self._monotonic = kit.monotonic
         self._lock = threading.Lock()
@@ -348,16 +353,13 @@ class Run:
         except BaseException as error:
             self._fail(error)
 
-    @contextmanager
-    def _captured(self) -> Iterator[None]:
+    def _captured(self) -> AbstractContextManager[None]:
         """What the handler prints and logs inside the block is kept."""
         kept = self.products.kit.output
         if kept is None:
-            yield
-            return
-        with closing(kept.file(self.context.job_id, self.job.fence, HANDLER)) as file:
-            with captured(Capture(self.context.job_id, file.write)):
-                yield
+            return nullcontext()
+        file = kept.file(self.job_id, self.job.fence, HANDLER)
+        return captured(Capture(self.job_id, file.write), file.close)
 
     def attach(self, task: asyncio.Task[None]) -> bool:
         """The task that is to execute the run. False if another one does already."""
@@ -378,7 +380,7 @@ class Run:
     def _may_start(self) -> bool:
         """Checked right before the first line of the handler: the process may have been suspended since the claim."""
         if self._monotonic() >= self.lease.ends_at:
-            self.context.cancelled = self.stopped = True
+            self.cancelled = self.stopped = True
         return not self.stopped
 
     # The end.
@@ -437,7 +439,7 @@ class Run:
         self.result, self.error, self.may_retry = self.scored.overran(state)
 
     def _tell(self) -> None:
-        self.context.cancelled = True
+        self.cancelled = True
         if self.told_at is None:
             self.told_at = self._monotonic()
         if (task := self.task) is not None:
@@ -473,7 +475,7 @@ class Run:
         return "" if frame is None else stack_text(frame)
 
     def _call(self) -> Callable[[], Any]:
-        return self.job_type.call(self.context, schedule_payload(self.schedule))
+        return self.job_type.call(Context(self), schedule_payload(self.schedule))
 
     def _keep(self, value: Any) -> None:
         if self.parts.made:
@@ -499,7 +501,7 @@ class Run:
 
     def part(self, value: Any) -> None:
         """The next part of the result. Raises Cancelled if the handler is to stop."""
-        if self.context.cancelled:
+        if self.cancelled:
             raise Cancelled
         self.add_part(*self.parts.encode(value))
 

@@ -4,8 +4,7 @@ endpoint nothing is loaded and nothing is written.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -65,13 +64,8 @@ def current_trace() -> str | None:
     return None if found is None else found.current()
 
 
-@contextmanager
-def entered(trace: RunTrace | None) -> Iterator[None]:
-    if trace is None:
-        yield
-    else:
-        with trace.entered():
-            yield
+def entered(trace: RunTrace | None) -> AbstractContextManager[None]:
+    return nullcontext() if trace is None else trace.entered()
 
 
 def flush_traces() -> None:
