@@ -1,7 +1,7 @@
 """Runs commands of the program without importing it for each: a process that has imported it forks for every command.
 The fork is a process of its own, with its own arguments, environment, directory and standard streams. What Python and
 the libraries read while they start is that of the server, so a command with other `STARTUP` variables is started anew.
-Tests about how the program starts use `PROGRAM`.
+Tests about how the program starts, or how its interpreter ends, use `PROGRAM`.
 """
 
 import atexit
@@ -301,7 +301,7 @@ def _run(module: str, words: list[str], environment: dict[str, str], cwd: str, s
 def _end(code: int) -> NoReturn:
     """Ends like an interpreter: waits for the threads, calls what was registered, and flushes. It does not take the
     modules apart. That copies most of the memory which the fork shares with the server, and takes longer than a short
-    command. Tests about that use `PROGRAM`.
+    command.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
