@@ -1,9 +1,10 @@
 """Runs commands of the program without importing it for each: a process that has imported it forks for every command.
 The fork is a process of its own, with its own arguments, environment, directory and standard streams. What Python and
 the libraries read while they start is that of the server, so a command with other `STARTUP` variables is started anew.
-Tests about how the program starts use `PROGRAM`.
+Tests about how the program starts, or how its interpreter ends, use `PROGRAM`.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -30,12 +31,29 @@ MODULE = "hocket.cli"
 PROGRAM = (sys.executable, "-m", MODULE)
 # Where a command writes its output and its errors: two descriptors.
 Outputs = tuple[int, int]
+# Besides all modules of the commands and of the service: what these import when they first need it.
 LOADED = (
-    "hocket.node.local_node",
-    "hocket.server.local_client",
+    "hocket.bus.nats_messages",
+    "hocket.mesh.http",
     "hocket.mesh.loop",
+    "hocket.mesh.services",
+    "hocket.node.local_node",
+    "hocket.node.part_sender",
+    "hocket.node.pending_git_jobs",
+    "hocket.server.local_client",
+    "hocket.server.monitoring.monitor",
+    "hocket.server.openai",
+    "hocket.server.running",
+    "hocket.server.v1.table",
+    "hocket.store.postgres",
     "hocket.store.sqlite",
-    "importlib.resources",
+    "encodings.ascii",
+    "encodings.utf_16_be",
+    "importlib.resources.readers",
+    "nacl.pwhash",
+    "typer._click.decorators",
+    "uvicorn.lifespan.on",
+    "uvicorn.protocols.http.auto",
 )
 STARTUP = ("PYTHON", "LANG", "LC_", "TZ", "COLUMNS", "LINES", "TERM", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "SSL_")
 # Where modules and their compiled form lie: the server sees to the first, and needs no other.
@@ -271,8 +289,29 @@ def _run(module: str, words: list[str], environment: dict[str, str], cwd: str, s
     sys.path[: 1 + before] = [cwd, *_paths(environment)]
     sys.argv[1:] = words
     sys.orig_argv[:] = [sys.executable, "-m", module, *words]
-    main()
-    sys.exit()
+    code: object = 0
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    assert isinstance(code, int)
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """Ends like an interpreter: waits for the threads, calls what was registered, and flushes. It does not take the
+    modules apart. That copies most of the memory which the fork shares with the server, and takes longer than a short
+    command.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        code = 120
+    with suppress(OSError):
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _paths(environment: Mapping[str, str]) -> list[str]:

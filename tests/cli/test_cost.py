@@ -99,8 +99,8 @@ def test_sums_by_kind_node_and_account_agree_with_the_metering(program: Callable
     first, second = joined(program, "second")
     price(first.home)
     jobs = [
-        run(first, "--charge-to", "acme", "--", "sh", "-c", "head -c 3000000 /dev/zero | wc -c"),
-        run(first, "--charge-to", "acme", "--", "sh", "-c", "exit 3", code=3),
+        run(first, "--charge-to", "acme", "--on", "first", "--", "sh", "-c", "head -c 3000000 /dev/zero | wc -c"),
+        run(first, "--charge-to", "acme", "--on", "first", "--", "sh", "-c", "exit 3", code=3),
         run(first, "--charge-to", "beta", "--on", "second", "--", "sh", "-c", "sleep 0.2"),
         run(first, "--on", "second", "--", "sh", "-c", "true"),
     ]
