@@ -4,12 +4,13 @@ changes only in transactions that are alone, and so stays as it is until this on
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from functools import cache
+from itertools import chain
+from typing import NamedTuple
 
 from hocket.kernel.subjects import Subject
 from hocket.store.ops import Head
 from hocket.store.postgres.clock import SERVER_MS
-from hocket.store.postgres.columns import Bytes, Texts, unnested
 from hocket.store.postgres.exchange import Answer, Statement
 from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S
 from hocket.store.postgres.locks import lock_key
@@ -29,15 +30,22 @@ _SETTINGS = (
 )
 _ALONE = f"SELECT {_SETTINGS}, pg_advisory_xact_lock(%s)"
 _BESIDE = f"SELECT {_SETTINGS}, pg_advisory_xact_lock(%s), pg_advisory_xact_lock_shared(%s)"
-# These statements wait for no lock, so their answers are what is true while the others are held.
+# This statement waits for no lock, so its answer is what is true while the others are held.
 _FACTS = (
     f"SELECT {SERVER_MS}, (SELECT id FROM ({LATEST.format(author='%s::bytea')}) AS latest),"
     " EXISTS (SELECT 1 FROM after), EXISTS (SELECT 1 FROM routes), EXISTS (SELECT 1 FROM workers WHERE number = %s)"
 )
-_SUBJECTS = (
-    "SELECT (SELECT state FROM subjects WHERE subjects.family = asked.family AND subjects.key = asked.key)"
-    f" FROM {unnested((Texts, Bytes))} AS asked (family, key)"
-)
+_STATE = ", (SELECT state FROM subjects WHERE family = %s AND key = %s)"
+_NOBODY = Subject("", b"")
+
+
+@cache
+def _facts(size: int) -> tuple[str, int]:
+    """The statement that reads at least so many subjects, and how many it reads: a power of two, so that there are few
+    statements, which stay prepared. A join with an array would be planned anew each time.
+    """
+    read = 0 if size == 0 else 1 << (size - 1).bit_length()
+    return _FACTS + _STATE * read, read
 
 
 class Begun(NamedTuple):
@@ -69,22 +77,21 @@ class Beginning:
             locks = _BESIDE, (path, lock_key(self._schema, b"author", author), self._all)
         has_end = author is None or at_end
         self._sent = list(self._unasked)
-        asked = [(_SUBJECTS, _by_columns(self._sent))] if self._sent else []
+        facts, read = _facts(len(self._sent))
+        asked = chain(*self._sent, *[_NOBODY] * (read - len(self._sent)))
         return [
             ("BEGIN", ()),
             locks,
             (f"{HEAD} FOR UPDATE" if has_end else HEAD, ()),
-            (_FACTS, (self.author, self.worker)),
-            *asked,
+            (facts, (self.author, self.worker, *asked)),
         ]
 
     def begun(self, answers: Sequence[Answer]) -> Begun:
         """What the server has answered to the last statements."""
-        _, _, head, facts, *states = answers
-        ((server_ms, last, has_after, has_routes, has_worker),) = facts.rows
+        _, _, head, facts = answers
+        ((server_ms, last, has_after, has_routes, has_worker, *states),) = facts.rows
         told = Told((self.author, last or bytes(16)), has_after, has_routes, (self.worker, has_worker))
-        if states:
-            told.subjects.update(zip(self._sent, (state for (state,) in states[0].rows), strict=True))
+        told.subjects.update(zip(self._sent, states, strict=False))
         return Begun(head_of(head.first), server_ms, told)
 
     def ended(self, told: Told, author: bytes | None) -> None:
@@ -99,7 +106,3 @@ class Beginning:
         for subject in told.asked:
             if subject in self._unasked or len(self._unasked) < SUBJECTS_MAX:
                 self._unasked[subject] = 0
-
-
-def _by_columns(subjects: Sequence[Subject]) -> tuple[Any, ...]:
-    return Texts([subject.family for subject in subjects]), Bytes([subject.key for subject in subjects])
