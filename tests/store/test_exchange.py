@@ -79,6 +79,24 @@ def test_a_preparation_that_the_server_has_skipped_is_made_again(connection: Con
     assert count(connection) == (1,)
 
 
+def test_a_preparation_that_fails_says_why(connection: Connection) -> None:
+    connection.ask((("CREATE TEMPORARY TABLE t (n int)", ()),))
+    sql = "SELECT n FROM t -- hocket test"
+    connection.ask([(sql, ())] * PREPARE_AFTER)
+    connection.ask((("DROP TABLE t", ()),))
+    for _ in range(2):
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            connection.ask(((sql, ()), (sql, ())))
+
+
+def test_a_value_that_cannot_be_sent_spoils_no_preparation(connection: Connection) -> None:
+    sql = "SELECT %s -- hocket test"
+    connection.ask([(sql, ("a",))] * PREPARE_AFTER)
+    with pytest.raises(psycopg.DataError, match="NUL"):
+        connection.ask(((sql, ("a",)), ("SELECT %s", ("\0",))))
+    assert connection.ask(((sql, ("b",)),))[0].rows == [("b",)]
+
+
 def test_much_goes_both_ways_at_once(connection: Connection) -> None:
     """More than what fits on the way: each side must read while it writes."""
     body = os.urandom(300_000)

@@ -68,7 +68,12 @@ class Connection(psycopg.Connection[Row]):
         """
         if self.closed:
             raise psycopg.OperationalError("the connection is closed")
-        sent = [self._encoded(sql, values) for sql, values in statements]
+        sent: list[_Sent] = []
+        try:
+            sent.extend(self._encoded(sql, values) for sql, values in statements)
+        except BaseException:
+            self._forget(each for each in sent if each.is_new)
+            raise
         try:
             results = self._exchanged(sent)
         except psycopg.Error:
@@ -120,16 +125,21 @@ class Connection(psycopg.Connection[Row]):
         answers: list[Answer] = []
         failure: PGresult | None = None
         for each in sent:
-            if each.is_new and next(results).status != ExecStatus.COMMAND_OK:
-                del self._names[each.key]
+            if each.is_new and (made := next(results)).status not in _GOOD:
+                self._forget((each,))
+                failure = failure or made
             result = next(results)
             if failure is None and result.status in _GOOD:
                 answers.append(self._answer(result))
-            elif failure is None:
-                failure = result
+            failure = failure or (None if result.status in _GOOD else result)
         if failure is not None:
             raise error_from_result(failure)
         return answers
+
+    def _forget(self, unprepared: Iterable[_Sent]) -> None:
+        """The server does not know these names."""
+        for each in unprepared:
+            del self._names[each.key]
 
     def _answer(self, result: PGresult) -> Answer:
         count = result.ntuples
