@@ -20,7 +20,7 @@ from hocket.log import Transaction
 from hocket.log.audit import verify
 from hocket.store import postgres
 from hocket.store.guarded import GuardedStore
-from hocket.store.postgres import PostgresStore, migration, statements
+from hocket.store.postgres import PostgresStore, beginning, migration, statements
 from tests.log.roster.world import READER, introduction, new_log
 from tests.postgres_server import prepared, server
 
@@ -250,7 +250,7 @@ def test_a_write_within_a_write_is_a_mistake_and_spoils_nothing(store: PostgresS
 def test_a_lock_that_is_held_for_too_long_is_said(
     address: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "_BEGIN_WRITE", postgres._BEGIN_WRITE.replace("'30s'", "'50ms'"))
+    monkeypatch.setattr(beginning, "_ALONE", beginning._ALONE.replace("'30s'", "'50ms'"))
     with closing(PostgresStore(address)) as other, store.write():
         with pytest.raises(StoreLocked, match="was locked by another transaction"):
             put(other, b"1")
@@ -261,7 +261,7 @@ def test_a_lock_that_is_held_for_too_long_is_said(
 def test_a_process_that_stops_in_a_transaction_does_not_hold_up_others(
     address: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "_BEGIN_WRITE", postgres._BEGIN_WRITE.replace("'20s'", "'50ms'"))
+    monkeypatch.setattr(beginning, "_ALONE", beginning._ALONE.replace("'20s'", "'50ms'"))
     with closing(PostgresStore(address)) as other:
         with pytest.raises(StoreError, match=r"did nothing for 20 seconds|broke off"):
             with store.write() as session:

@@ -79,8 +79,8 @@ class JobSession(Protocol):
 
 
 class QueueSession(Protocol):
-    def promote(self, now: int) -> int:
-        """Makes delayed jobs ready whose time has come. Returns how many."""
+    def promote(self, now: int) -> None:
+        """Makes delayed jobs ready whose time has come."""
 
     def ready_kinds(self) -> list[str]: ...
 

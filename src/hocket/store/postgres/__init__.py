@@ -15,17 +15,16 @@ from psycopg.pq import TransactionStatus
 from hocket.errors import StoreError, StoreMoved
 from hocket.store.locks import MustBeAlone
 from hocket.store.migration import Migration
-from hocket.store.ops import Head
 from hocket.store.postgres.address import DatabaseAddress, read_address
+from hocket.store.postgres.beginning import Beginning
 from hocket.store.postgres.clock import SERVER_MS, ServerClock
 from hocket.store.postgres.connecting import connect, is_pooled
-from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S, first_line, raise_explained
+from hocket.store.postgres.exchange import Connection
+from hocket.store.postgres.faults import LOCK_WAIT_S, first_line, raise_explained
 from hocket.store.postgres.listening import notification
-from hocket.store.postgres.locks import lock_key
 from hocket.store.postgres.migration import check_and_migrate, planned_migration
-from hocket.store.postgres.ops import HEAD, LATEST, head_of
+from hocket.store.postgres.ops import HEAD, head_of
 from hocket.store.postgres.session import PostgresSession
-from hocket.store.postgres.statements import Connection
 
 READERS_MAX = 8
 # How long a process looks for the answer after a connection broke during a commit.
@@ -40,9 +39,7 @@ class PostgresStore:
         self.address = address = read_address(url)
         self._lock = threading.RLock()
         self.server_clock = ServerClock()
-        # The author of the last transaction, which is most likely that of the next one.
-        self._author: bytes | None = None
-        self._all = lock_key(address.schema, b"all")
+        self._beginning = Beginning(address.schema)
         connection = connect(address)
         try:
             if is_pooled(connection):
@@ -94,28 +91,11 @@ class PostgresStore:
             raise_explained(self.address.shown, error)
 
     def _begin(self, author: bytes | None = None, at_end: bool = False) -> PostgresSession:
-        schema, is_beside = self.address.schema, author is not None
-        locks = f"SELECT pg_advisory_xact_lock({self._all})"
-        if author is not None:
-            self._author = author
-            own = lock_key(schema, b"author", author)
-            locks = f"SELECT pg_advisory_xact_lock({own}); SELECT pg_advisory_xact_lock_shared({self._all})"
-        whose = "NULL" if self._author is None else f"'\\x{self._author.hex()}'::bytea"
-        head = HEAD if is_beside and not at_end else f"{HEAD} FOR UPDATE"
-        cursor = self._writer.execute(
-            _BEGIN_WRITE.format(schema=schema, locks=locks, head=head, author=whose), prepare=False
-        )
-        answers = []
-        while True:
-            if cursor.description is not None:
-                answers.append(cursor.fetchone())
-            if not cursor.nextset():
-                break
-        *_, found, told = answers
-        assert told is not None
-        self.server_clock.told(told[0])
-        session = PostgresSession(self._writer, schema, is_writer=True, is_beside=is_beside)
-        session.begun(head_of(found), (self._author, told[1] or bytes(16)), has_end=not is_beside or at_end)
+        is_beside = author is not None
+        begun = self._beginning.begun(self._writer.ask(self._beginning.statements(author, at_end)))
+        self.server_clock.told(begun.server_ms)
+        session = PostgresSession(self._writer, self.address.schema, is_writer=True, is_beside=is_beside)
+        session.begun(begun.head, begun.told, has_end=not is_beside or at_end)
         if (address := session.moved_to()) is not None:
             raise StoreMoved(self.address.shown, address)
         return session
@@ -155,7 +135,7 @@ class PostgresStore:
                 self._writer.close()
                 self._writer = connect(self.address)
                 found = self._begin().has_op(seq, op_id)
-                self._writer.execute("ROLLBACK", prepare=False)
+                self._writer.ask((_ROLLBACK,))
                 return found
             except (psycopg.OperationalError, StoreError) as error:
                 self._writer.close()
@@ -166,34 +146,21 @@ class PostgresStore:
                     ) from error
                 time.sleep(COMMIT_CHECK_PAUSE_S)
 
-    def note_author(self, author: bytes | None) -> None:
-        self._author = author or self._author
+    def ended(self, session: PostgresSession) -> None:
+        """Remembers what its transactions ask."""
+        if (told := session.ended()) is not None:
+            self._beginning.ended(*told)
 
     def roll_back(self) -> None:
         with suppress(psycopg.Error):  # then the connection broke, and the server has rolled back
             if not self._writer.closed and self._writer.info.transaction_status is not TransactionStatus.IDLE:
-                self._writer.execute("ROLLBACK", prepare=False)
+                self._writer.ask((_ROLLBACK,))
         self._lock.release()
 
 
-# The last statement waits for no lock, so its answer is what is true while the others are held.
-_BEGIN_WRITE = (
-    "BEGIN; SET LOCAL search_path = {schema}, pg_temp;"
-    f" SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_S}s';"
-    " {locks}; {head};"
-    f" SELECT {SERVER_MS}, (SELECT id FROM ({LATEST}) AS latest)"
-)
-_BEGIN_READ = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = {{schema}}, pg_temp; {HEAD}"
-
-
-def _begun(connection: Connection, statements: str) -> Head:
-    """Begins a transaction with statements that go out as one message, the last of which reads the head."""
-    cursor = connection.execute(statements, prepare=False)
-    while cursor.nextset():
-        pass
-    return head_of(cursor.fetchone())
-
-
+_BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_SEARCH = "SELECT set_config('search_path', %s, true)"
+_ROLLBACK = ("ROLLBACK", ())
 _POSITION = (
     "SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
     " - '0/0'::pg_lsn)::bigint"
@@ -220,8 +187,7 @@ class PostgresWrite:
         except BaseException as failure:
             error = failure
         finally:
-            self._store.note_author(self._session.author)
-            self._session.ended()
+            self._store.ended(self._session)
         self._store.roll_back()
         if self._author is not None and isinstance(error, psycopg.errors.DeadlockDetected):
             raise MustBeAlone from error
@@ -243,7 +209,9 @@ class PostgresReader:
     def begin(self) -> None:
         """A view within a view is the same view."""
         if self._depth == 0:
-            self.session.begun(_begun(self.connection, _BEGIN_READ.format(schema=self._schema)))
+            path = f"{self._schema}, pg_temp"
+            *_, head = self.connection.ask(((_BEGIN_READ, ()), (_SEARCH, (path,)), (HEAD, ())))
+            self.session.begun(head_of(head.first))
         self._depth += 1
 
     def end(self) -> bool:
@@ -252,7 +220,7 @@ class PostgresReader:
         if self._depth == 0:
             self.session.ended()
             with suppress(psycopg.Error):  # then the connection broke, and is not used again
-                self.connection.execute("ROLLBACK", prepare=False)
+                self.connection.ask((_ROLLBACK,))
         return self._depth == 0
 
 

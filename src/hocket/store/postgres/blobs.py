@@ -20,8 +20,8 @@ from hocket.store.blobs import PART_BYTES, ClearedBlobs
 from hocket.store.postgres.address import read_address
 from hocket.store.postgres.clock import SERVER_MS
 from hocket.store.postgres.connecting import connect
+from hocket.store.postgres.exchange import Connection
 from hocket.store.postgres.faults import IDLE_S, raise_explained
-from hocket.store.postgres.statements import Connection
 
 CONNECTIONS_MAX = 4
 # How long a node waits for another one that writes the same blob.

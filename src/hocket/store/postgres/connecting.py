@@ -5,9 +5,8 @@ session of the server, so nothing may be kept in one: no prepared statement with
 import psycopg
 
 from hocket.store.postgres.address import DatabaseAddress
-from hocket.store.postgres.columns import DUMPERS
+from hocket.store.postgres.exchange import Connection
 from hocket.store.postgres.faults import connecting
-from hocket.store.postgres.statements import Connection
 
 # A statement that is repeated so often is prepared.
 PREPARE_AFTER = 5
@@ -16,12 +15,9 @@ PREPARE_AFTER = 5
 def connect(address: DatabaseAddress) -> Connection:
     try:
         prepare_threshold = None if address.is_pooled else PREPARE_AFTER
-        connection = psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=prepare_threshold)
+        return Connection.connect(address.conninfo, autocommit=True, prepare_threshold=prepare_threshold)
     except psycopg.Error as error:
         raise connecting(address.shown, error) from None
-    for column, dumper in DUMPERS:
-        connection.adapters.register_dumper(column, dumper)
-    return connection
 
 
 def is_pooled(connection: Connection) -> bool:

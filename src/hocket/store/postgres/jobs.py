@@ -42,6 +42,11 @@ _PROMOTE = """
 _ENDED_BY_KIND = "SELECT kind, outcome, sum(jobs)::bigint FROM finished GROUP BY kind, outcome HAVING sum(jobs) > 0"
 
 
+_NEXT_READY = "SELECT min(ready_at) FROM jobs WHERE stage = 1"
+# The jobs with claims that wait for the arbiter.
+OFFERED = "SELECT job FROM offers"
+
+
 class PostgresJobs(PostgresLocks):
     has_skipped = False
 
@@ -53,11 +58,14 @@ class PostgresJobs(PostgresLocks):
         return next(iter(self._jobs(f"WHERE id = %s {self._locking}", job_id)), None)
 
     def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]:
+        if not job_ids:
+            return []
         rows = self._jobs(f"WHERE id = ANY(%s) ORDER BY id {self._locking}", Bytes(job_ids))
         found = {each.job.id: each for each in rows}
         return [found[job_id] for job_id in job_ids if job_id in found]
 
     def put_jobs(self, entries: Sequence[JobEntry]) -> None:
+        self._requeue()
         self._count_finished(entries)
         for some in pages(entries):
             self._put(_PUT_JOBS, columns(_JOB_TYPES, map(job_row, some)))
@@ -71,7 +79,13 @@ class PostgresJobs(PostgresLocks):
     def _put_ends(self, kinds: list[str], outcomes: list[int], ids: list[bytes]) -> None:
         self._put(_COUNT_ENDED, (self._author or b"", Texts(kinds), Numbers(outcomes), Bytes(ids)))
 
+    def _requeue(self) -> None:
+        """The transaction changes the queue."""
+        if self._told is not None:
+            self._told.next_ready = None
+
     def drop_job(self, job_id: bytes) -> None:
+        self._requeue()
         self._put_ends([], [], [job_id])
         self._put("DELETE FROM jobs WHERE id = %s", (job_id,))
         self._put("DELETE FROM after WHERE job = %s", (job_id,))
@@ -150,19 +164,30 @@ class PostgresJobs(PostgresLocks):
         return [(Stage(row[0]), *row[1:]) for row in self._rows(" UNION ALL ".join(parts))]
 
     def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None:
+        if self._told is not None:
+            self._told.has_after = None
         self._many(insert_new("after", "dependency, job"), [(dependency, job_id) for dependency in dependencies])
 
     def has_after(self) -> bool:
+        if self._told is not None and self._told.has_after is not None:
+            return self._told.has_after
         return bool(self._one("SELECT EXISTS (SELECT 1 FROM after)"))
 
     def dependents(self, job_id: bytes) -> list[bytes]:
         return self._column("SELECT job FROM after WHERE dependency = %s", job_id)
 
-    def promote(self, now: int) -> int:
-        return self._sql(_PROMOTE, (now,)).rowcount
+    def promote(self, now: int) -> None:
+        self._requeue()
+        self._put(_PROMOTE, (now,))
 
     def ready_kinds(self) -> list[str]:
-        return self._column(_READY_KINDS)
+        if self._told is None:
+            return self._column(_READY_KINDS)
+        # Whoever asks this is about to claim, and asks these next.
+        kinds, offered, delayed = self._ask((_READY_KINDS, ()), (OFFERED, ()), (_NEXT_READY, ()))
+        self._told.offered = {job_id for (job_id,) in offered.rows}
+        self._told.next_ready = delayed.rows[0]
+        return [kind for (kind,) in kinds.rows]
 
     def ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
         return self._ready(kind, limit, after)
@@ -226,7 +251,9 @@ class PostgresJobs(PostgresLocks):
         return self._jobs("WHERE stage = 2 AND (kind, id) > (%s, %s) ORDER BY kind, id LIMIT %s", *seen, limit)
 
     def next_ready_at(self) -> int | None:
-        found: int | None = self._one("SELECT min(ready_at) FROM jobs WHERE stage = 1")
+        if self._told is not None and self._told.next_ready is not None:
+            return self._told.next_ready[0]
+        found: int | None = self._one(_NEXT_READY)
         return found
 
     def next_deadline(self) -> int | None:

@@ -15,8 +15,8 @@ from psycopg.conninfo import make_conninfo
 from hocket.store.listening import WakeUp
 from hocket.store.postgres.address import DatabaseAddress, read_address
 from hocket.store.postgres.connecting import connect, is_pooled
+from hocket.store.postgres.exchange import Connection, Statement
 from hocket.store.postgres.faults import raise_explained
-from hocket.store.postgres.statements import Connection, Statement
 
 # A server that vanished without a word is noticed after about a minute.
 _KEEP_ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}

@@ -1,6 +1,7 @@
 """The statements about worker processes, their offers, and settings."""
 
 from hocket.store.local import Place, WorkerRow
+from hocket.store.postgres.jobs import OFFERED
 from hocket.store.postgres.statements import PostgresStatements, insert, upsert
 
 _WORKER = "name, pid, started, node, beat, host, boot, namespace, locks, serves"
@@ -8,12 +9,20 @@ _WORKER = "name, pid, started, node, beat, host, boot, namespace, locks, serves"
 
 class PostgresLocal(PostgresStatements):
     def put_worker(self, worker: WorkerRow) -> int:
+        if self._told is not None:
+            self._told.worker = None
         renewed = "beat = greatest(excluded.beat, workers.beat + 1), serves = excluded.serves"
         sql = f"{insert('workers', _WORKER)} ON CONFLICT (name) DO UPDATE SET {renewed} RETURNING number"
         return int(self._one(sql, *worker[1:6], *worker.place, worker.serves))
 
     def has_worker(self, number: int) -> bool:
-        return self._one("SELECT 1 FROM workers WHERE number = %s", number) is not None
+        told = self._told
+        if told is not None and told.worker is not None and told.worker[0] == number:
+            return told.worker[1]
+        found = self._one("SELECT 1 FROM workers WHERE number = %s", number) is not None
+        if told is not None:
+            told.worker = number, found
+        return found
 
     def workers(self, node: bytes | None = None) -> list[WorkerRow]:
         whose, values = ("", ()) if node is None else ("WHERE node = %s", (node,))
@@ -21,22 +30,33 @@ class PostgresLocal(PostgresStatements):
         return [WorkerRow._make((*row[:6], Place(*row[6:10]), row[10])) for row in rows]
 
     def drop_worker(self, number: int) -> None:
+        if self._told is not None:
+            self._told.worker = None
         self._put("DELETE FROM workers WHERE number = %s", (number,))
 
     def put_offer(self, op_id: bytes, job_id: bytes, worker: int) -> None:
+        self._change_offers()
         self._put(upsert("offers", "op, job, worker", "op"), (op_id, job_id, worker))
 
+    def _change_offers(self) -> None:
+        if self._told is not None:
+            self._told.offered = None
+
     def offered_jobs(self) -> set[bytes]:
-        return set(self._column("SELECT job FROM offers"))
+        if self._told is not None and self._told.offered is not None:
+            return self._told.offered
+        return set(self._column(OFFERED))
 
     def offered_by(self, op_id: bytes) -> int | None:
         worker: int | None = self._one("SELECT worker FROM offers WHERE op = %s", op_id)
         return worker
 
     def drop_offer(self, op_id: bytes) -> None:
+        self._change_offers()
         self._put("DELETE FROM offers WHERE op = %s", (op_id,))
 
     def drop_offers_of(self, worker: int) -> None:
+        self._change_offers()
         self._put("DELETE FROM offers WHERE worker = %s", (worker,))
 
     def meta(self, key: str) -> bytes | None:

@@ -10,8 +10,8 @@ from psycopg import errors, sql
 from hocket.errors import StoreError
 from hocket.store.migration import Migration
 from hocket.store.postgres.address import DatabaseAddress
+from hocket.store.postgres.exchange import Connection
 from hocket.store.postgres.faults import first_line
-from hocket.store.postgres.statements import Connection
 
 VERSION = 3
 _STEPS = ("schema.sql", "schema_2.sql", "schema_3.sql")

@@ -50,21 +50,22 @@ _MERGED = f"""
 class PostgresOps(PostgresLocks):
     def head(self) -> Head:
         if self._head is None:
-            self._head = head_of(self._sql(HEAD).fetchone())
+            self._head = head_of(self._sql(HEAD).first)
         return self._head
 
     def lock_author(self, node: bytes) -> None:
         """From now on the head's `last` is that of this author."""
         if self._author != node:
             super().lock_author(node)
-            last = self._known_last[1] if self._known_last[0] == node else self.latest_of(node)[1]
+            known = None if self._told is None else self._told.last
+            last = known[1] if known is not None and known[0] == node else self.latest_of(node)[1]
             self._head = self.head()._replace(last=last)
 
     def lock_end(self) -> Head:
         """What was changed so far goes out with this, so that the lock is held for one more message, the commit."""
         if not self._has_end:
             last = self.head().last
-            self._head = head_of(self._sql(f"{HEAD} FOR UPDATE").fetchone())._replace(last=last)
+            self._head = head_of(self._sql(f"{HEAD} FOR UPDATE").first)._replace(last=last)
             self._has_end = True
         return self.head()
 

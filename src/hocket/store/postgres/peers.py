@@ -28,7 +28,7 @@ class PostgresPeers(PostgresStatements):
 
     def invitation(self, secret_hash: bytes) -> Invitation | None:
         sql = f"SELECT {_INVITATION} FROM invitations WHERE secret_hash = %s"
-        row = self._sql(sql, (secret_hash,)).fetchone()
+        row = self._sql(sql, (secret_hash,)).first
         return None if row is None else Invitation(*row)
 
     def invitations(self) -> list[Invitation]:

@@ -10,7 +10,7 @@ _AGENT = "node, name, doing, every_ms, seen"
 
 class PostgresPresence(PostgresStatements):
     def presence(self) -> list[Presence]:
-        rows = self._sql("SELECT node, said, heard, seen FROM presence ORDER BY node")
+        rows = self._rows("SELECT node, said, heard, seen FROM presence ORDER BY node")
         return [Presence(node, said, heard, tuple(seen)) for node, said, heard, seen in rows]
 
     def put_presence(self, presence: Presence) -> None:
@@ -36,4 +36,4 @@ class PostgresPresence(PostgresStatements):
 
     def agents(self, node: bytes) -> list[AgentRow]:
         sql = f"SELECT {_AGENT} FROM agents WHERE node = %s ORDER BY seen DESC, name"
-        return [AgentRow(*row) for row in self._sql(sql, (node,))]
+        return [AgentRow(*row) for row in self._rows(sql, node)]

@@ -54,12 +54,18 @@ class PostgresRegisters(PostgresStatements):
         return self._sql(f"DELETE FROM {table} WHERE op = %s", (op_id,)).rowcount > 0
 
     def set_route(self, kind: str, hlc: bytes, node: bytes | None) -> None:
+        if self._told is not None:
+            self._told.has_routes = None
         self._put(upsert("routes", "kind, hlc, node", "kind, hlc"), (kind, hlc, node))
 
     def drop_route(self, kind: str, hlc: bytes) -> None:
+        if self._told is not None:
+            self._told.has_routes = None
         self._put("DELETE FROM routes WHERE kind = %s AND hlc = %s", (kind, hlc))
 
     def has_routes(self) -> bool:
+        if self._told is not None and self._told.has_routes is not None:
+            return self._told.has_routes
         return bool(self._one("SELECT EXISTS (SELECT 1 FROM routes)"))
 
     def route(self, kind: str, hlc: bytes) -> bytes | None:

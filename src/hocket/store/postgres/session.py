@@ -21,6 +21,7 @@ from hocket.store.postgres.rows import PostgresRows
 from hocket.store.postgres.statements import insert
 from hocket.store.postgres.subjects import PostgresSubjects
 from hocket.store.postgres.tokens import PostgresTokens
+from hocket.store.postgres.told import Told
 from hocket.store.unlogged import KEPT, MOVED
 
 # Stands in the head of a moved store, which each write transaction reads first, in place of a rebuild's progress.
@@ -50,29 +51,27 @@ class PostgresSession(
     note: bytes | None = None
     """What the commit tells the processes that listen."""
 
-    def begun(self, head: Head, known_last: tuple[bytes | None, bytes] = (None, b""), has_end: bool = False) -> None:
-        """A transaction begins, which has read the head. A write transaction has read an author's last op, too, and may
-        have locked the end of the log.
+    def begun(self, head: Head, told: Told | None = None, has_end: bool = False) -> None:
+        """A transaction begins, which has read the head. A write transaction was told more, and may have locked the end
+        of the log.
         """
         if not self._is_writer and head.rebuilding == IS_MOVED:
             head = head._replace(rebuilding=None)
-        self._head, self._known_last, self._has_end, self._in_transaction = head, known_last, has_end, True
+        self._head, self._told, self._has_end, self._in_transaction = head, told, has_end, True
 
-    def ended(self) -> None:
-        self._head, self._in_transaction = None, False
+    def ended(self) -> tuple[Told, bytes | None] | None:
+        """Gives what a write transaction was told, and the author that it has locked."""
+        told, author = self._told, self._author
+        self._head, self._told, self._in_transaction = None, None, False
         self._last_added = None
         self._author, self._has_permissions = None, False
         self._locked.clear()
         self.note = None
         self._waiting.clear()
+        return None if told is None else (told, author)
 
     def carry_note(self, note: bytes) -> None:
         self.note = note
-
-    @property
-    def author(self) -> bytes | None:
-        """The author that the transaction has locked."""
-        return self._author
 
     @property
     def last_added(self) -> tuple[int, bytes] | None:
@@ -83,6 +82,8 @@ class PostgresSession(
         return self._one("SELECT 1 FROM ops WHERE seq = %s AND id = %s", seq, op_id) is not None
 
     def drop_projections(self) -> None:
+        if self._told is not None:
+            self._told.forget()
         # Not TRUNCATE: readers would wait for it, and see empty tables in an older view.
         for table in _PROJECTIONS:
             self._put(f"DELETE FROM {table}")
@@ -102,7 +103,9 @@ class PostgresSession(
         yield from self._rows(f"SELECT {KEPT[table].columns} FROM {table} ORDER BY {KEPT[table].order}")
 
     def put_unlogged(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        self._sql(f"DELETE FROM {table}")
+        if self._told is not None:
+            self._told.forget()
+        self._put(f"DELETE FROM {table}")
         self._many(insert(table, KEPT[table].columns), list(rows))
 
     def mark_moved(self, address: str) -> None:

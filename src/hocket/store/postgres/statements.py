@@ -5,12 +5,12 @@ are eight big-endian bytes, because PostgreSQL's integers are signed.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import psycopg
-
 from hocket.errors import StoreError
 from hocket.kernel.subjects import Subject
 from hocket.store.ops import Head
 from hocket.store.postgres.columns import Column, unnested
+from hocket.store.postgres.exchange import Answer, Connection, Statement
+from hocket.store.postgres.told import Told
 
 T = TypeVar("T")
 
@@ -18,10 +18,6 @@ T = TypeVar("T")
 PAGE_ROWS = 1_000
 # Changes that a transaction gathers before it sends them.
 WAITING_MAX = 1_000
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-Cursor = psycopg.Cursor[tuple[Any, ...]]
-Statement = tuple[str, Sequence[Any]]
 
 
 def damaged(how: str) -> StoreError:
@@ -59,33 +55,6 @@ def pages(rows: Sequence[T]) -> Iterator[Sequence[T]]:
         yield rows[first : first + PAGE_ROWS]
 
 
-def run_together(connection: Connection, statements: Sequence[Statement]) -> Cursor:
-    """Runs statements in one round trip, and gives the last one's cursor. Raises the error of the first that fails; the
-    server skips those after it. They leave in one go: PostgreSQL's limit for idle transactions does not count while it
-    waits for the rest of a pipeline.
-    """
-    failure: psycopg.Error | None = None
-    try:
-        with connection.pipeline():
-            try:
-                for sql, values in statements:
-                    cursor = connection.execute(sql, values, binary=True)
-            except psycopg.Error as error:
-                failure = error
-    except psycopg.Error as error:
-        raise failure or first_of(error) from None
-    if failure is not None:
-        raise failure
-    return cursor
-
-
-def first_of(error: BaseException) -> BaseException:
-    """The error that aborted a pipeline, if this is only its consequence."""
-    while isinstance(error, psycopg.errors.PipelineAborted) and error.__context__ is not None:
-        error = error.__context__
-    return error
-
-
 class PostgresStatements:
     """`is_writer` is for the session of write transactions. `is_beside` is whether transactions of other authors may
     run at the same time.
@@ -104,20 +73,22 @@ class PostgresStatements:
         self._last_added: tuple[int, bytes] | None = None
         # What the transaction has locked.
         self._author: bytes | None = None
-        # An author and its last op, which a write transaction reads when it begins.
-        self._known_last: tuple[bytes | None, bytes] = (None, b"")
+        # What a write transaction has read when it began.
+        self._told: Told | None = None
         self._has_permissions = False
         self._locked: set[Subject] = set()
         self._has_end = False
         # Statements that go out with the next one that is waited for.
         self._waiting: list[Statement] = []
 
-    def _sql(self, sql: str, values: Sequence[Any] = ()) -> Cursor:
+    def _sql(self, sql: str, values: Sequence[Any] = ()) -> Answer:
         """Waits for the answer."""
-        if not self._waiting:
-            return self._connection.execute(sql, values, binary=True)
+        return self._ask((sql, values))[0]
+
+    def _ask(self, *last: Statement) -> list[Answer]:
+        """Sends what waits, and these after it, whose answers it gives."""
         waiting, self._waiting = self._waiting, []
-        return run_together(self._connection, (*waiting, (sql, values)))
+        return self._connection.ask((*waiting, *last))[len(waiting) :]
 
     def _put(self, sql: str, values: Sequence[Any] = ()) -> None:
         """A change that nobody waits for. It goes out with the next statement that is waited for, or with the commit,
@@ -125,13 +96,11 @@ class PostgresStatements:
         """
         self._waiting.append((sql, values))
         if len(self._waiting) >= WAITING_MAX:
-            self.send()
+            self._ask()
 
     def send(self, *last: Statement) -> None:
         """Sends what waits, and these after it."""
-        waiting, self._waiting = self._waiting, []
-        if statements := (*waiting, *last):
-            run_together(self._connection, statements)
+        self._ask(*last)
 
     def _many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         for row in rows:
@@ -139,14 +108,14 @@ class PostgresStatements:
 
     def _one(self, sql: str, *values: Any) -> Any:
         """The first column of the first row, or None."""
-        row = self._sql(sql, values).fetchone()
+        row = self._sql(sql, values).first
         return None if row is None else row[0]
 
     def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self._sql(sql, values).fetchall()
+        return self._sql(sql, values).rows
 
     def _column(self, sql: str, *values: Any) -> list[Any]:
-        return [row[0] for row in self._sql(sql, values)]
+        return [row[0] for row in self._sql(sql, values).rows]
 
     def _among(self, sql: str, values: Iterable[bytes]) -> list[tuple[Any, ...]]:
         """The rows of a statement that takes an array of values."""

@@ -2,18 +2,32 @@
 
 from hocket.kernel.subjects import Subject
 from hocket.store.postgres.statements import PostgresStatements, upsert
+from hocket.store.postgres.told import FAMILIES
 from hocket.store.subjects import SubjectRow
 
 
 class PostgresSubjects(PostgresStatements):
     def subject_state(self, subject: Subject) -> bytes | None:
+        told = self._told if subject.family in FAMILIES else None
+        if told is not None:
+            told.asked.add(subject)
+            if subject in told.subjects:
+                return told.subjects[subject]
         state: bytes | None = self._one("SELECT state FROM subjects WHERE family = %s AND key = %s", *subject)
+        if told is not None:
+            told.subjects[subject] = state
         return state
 
+    def _changes(self, subject: Subject) -> None:
+        if self._told is not None:
+            self._told.subjects.pop(subject, None)
+
     def put_subject(self, row: SubjectRow) -> None:
+        self._changes(row.subject)
         self._put(upsert("subjects", "family, key, last, state", "family, key"), (*row.subject, row.last, row.state))
 
     def drop_subject(self, subject: Subject) -> None:
+        self._changes(subject)
         self._put("DELETE FROM subjects WHERE family = %s AND key = %s", subject)
 
     def subject_states(self, family: str, without: bytes) -> list[bytes]:

@@ -12,17 +12,17 @@ class PostgresTokens(PostgresStatements):
         self._put(upsert("tokens", _TOKEN, "name"), token)
 
     def token(self, id: str) -> TokenRow | None:
-        row = self._sql(f"SELECT {_TOKEN} FROM tokens WHERE id = %s", (id,)).fetchone()
+        row = self._sql(f"SELECT {_TOKEN} FROM tokens WHERE id = %s", (id,)).first
         return None if row is None else TokenRow(*row)
 
     def tokens(self) -> list[TokenRow]:
-        return [TokenRow(*row) for row in self._sql(f"SELECT {_TOKEN} FROM tokens ORDER BY made, name")]
+        return [TokenRow(*row) for row in self._rows(f"SELECT {_TOKEN} FROM tokens ORDER BY made, name")]
 
     def put_answer(self, answer: AnswerRow) -> None:
         self._put(upsert("answers", _ANSWER, "token, key"), answer)
 
     def answer(self, token: str, key: str) -> AnswerRow | None:
-        row = self._sql(f"SELECT {_ANSWER} FROM answers WHERE token = %s AND key = %s", (token, key)).fetchone()
+        row = self._sql(f"SELECT {_ANSWER} FROM answers WHERE token = %s AND key = %s", (token, key)).first
         return None if row is None else AnswerRow(*row)
 
     def answer_count(self, token: str) -> int:

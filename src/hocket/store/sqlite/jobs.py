@@ -157,10 +157,8 @@ class JobStatements(LockStatements):
     def dependents(self, job_id: bytes) -> list[bytes]:
         return [row[0] for row in self._sql("SELECT job FROM after WHERE dependency = ?", (job_id,))]
 
-    def promote(self, now: int) -> int:
-        return len(
-            self._sql("UPDATE jobs SET stage = 0 WHERE stage = 1 AND ready_at <= ? RETURNING 1", (now,)).fetchall()
-        )
+    def promote(self, now: int) -> None:
+        self._sql("UPDATE jobs SET stage = 0 WHERE stage = 1 AND ready_at <= ?", (now,))
 
     def ready_kinds(self) -> list[str]:
         """Each kind once, by hopping through the index from kind to kind."""

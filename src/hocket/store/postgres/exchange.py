@@ -1,0 +1,180 @@
+"""A connection to PostgreSQL on which statements go out together and are answered together: one round trip, whatever
+their number. This is psycopg's connection, with libpq's pipeline used directly: psycopg's own way takes more of the
+processor for a statement than the server does.
+"""
+
+import select
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import count
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.errors import error_from_result
+from psycopg.pq import ConnStatus, ExecStatus, Format
+from psycopg.pq.abc import PGconn, PGresult
+
+from hocket.store.postgres.columns import DUMPERS
+
+# How long an interrupted process waits for the server to give up a statement.
+CANCEL_S = 5.0
+
+Row = tuple[Any, ...]
+Statement = tuple[str, Sequence[Any]]
+_Key = tuple[str, tuple[int, ...]]
+_GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
+
+
+class Answer(NamedTuple):
+    """`rowcount` is how many rows a statement has given or changed."""
+
+    rows: list[Row]
+    rowcount: int
+
+    @property
+    def first(self) -> Row | None:
+        return self.rows[0] if self.rows else None
+
+
+class _Sent(NamedTuple):
+    """A statement as it goes out. With a `name` it is prepared, now if `is_new`."""
+
+    key: _Key
+    sql: bytes
+    values: Sequence[Any]
+    formats: Sequence[Format] | None
+    name: bytes | None
+    is_new: bool
+
+
+class Connection(psycopg.Connection[Row]):
+    """One thread at a time uses it."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        for column, dumper in DUMPERS:
+            self.adapters.register_dumper(column, dumper)
+        self._values = Transformer(self)
+        # How often a statement was run, by its text and the types of its values; and its name once it is prepared.
+        self._uses: dict[_Key, int] = {}
+        self._names: dict[_Key, bytes] = {}
+        self._numbers = count()
+
+    def ask(self, statements: Iterable[Statement]) -> list[Answer]:
+        """Runs statements in one round trip. Raises the error of the first that fails; the server skips those after it.
+        They leave in one go: PostgreSQL's limit for idle transactions does not count while it waits for the rest.
+        """
+        if self.closed:
+            raise psycopg.OperationalError("the connection is closed")
+        sent: list[_Sent] = []
+        try:
+            sent.extend(self._encoded(sql, values) for sql, values in statements)
+        except BaseException:
+            self._forget(each for each in sent if each.is_new)
+            raise
+        try:
+            results = self._exchanged(sent)
+        except psycopg.Error:
+            self.close()
+            raise
+        except BaseException:
+            # The process was interrupted, and nobody will read what the server still answers.
+            with suppress(Exception):
+                self.cancel_safe(timeout=CANCEL_S)
+            self.close()
+            raise
+        return self._answers(sent, iter(results))
+
+    def _encoded(self, sql: str, values: Sequence[Any]) -> _Sent:
+        numbered, formats = _numbered(sql)
+        encoded = self._values.dump_sequence(values, formats)
+        key = sql, tuple(self._values.types or ())
+        name, is_new = self._names.get(key), False
+        if name is None and self.prepare_threshold is not None:
+            uses = self._uses[key] = self._uses.get(key, 0) + 1
+            if uses > self.prepare_threshold:
+                is_new = True
+                name = self._names[key] = b"hocket_%d" % next(self._numbers)
+        return _Sent(key, numbered, encoded, self._values.formats, name, is_new)
+
+    def _exchanged(self, sent: Sequence[_Sent]) -> list[PGresult]:
+        """The results of all statements, and of all preparations before theirs."""
+        pgconn = self.pgconn
+        pgconn.enter_pipeline_mode()
+        for (_, types), sql, values, formats, name, is_new in sent:
+            if name is None:
+                pgconn.send_query_params(sql, values, types, formats, Format.BINARY)
+                continue
+            if is_new:
+                pgconn.send_prepare(name, sql, types)
+            pgconn.send_query_prepared(name, values, formats, Format.BINARY)
+        pgconn.pipeline_sync()
+        results: list[PGresult] = []
+        try:
+            _receive(pgconn, results)
+        except psycopg.OperationalError as error:
+            # The server may have said why it broke off.
+            failed = [result for result in results if result.status not in _GOOD]
+            raise error_from_result(failed[0]) if failed else error from None
+        pgconn.exit_pipeline_mode()
+        return results
+
+    def _answers(self, sent: Sequence[_Sent], results: Iterator[PGresult]) -> list[Answer]:
+        answers: list[Answer] = []
+        failure: PGresult | None = None
+        for each in sent:
+            if each.is_new and (made := next(results)).status not in _GOOD:
+                self._forget((each,))
+                failure = failure or made
+            result = next(results)
+            if failure is None and result.status in _GOOD:
+                answers.append(self._answer(result))
+            failure = failure or (None if result.status in _GOOD else result)
+        if failure is not None:
+            raise error_from_result(failure)
+        return answers
+
+    def _forget(self, unprepared: Iterable[_Sent]) -> None:
+        """The server does not know these names."""
+        for each in unprepared:
+            del self._names[each.key]
+
+    def _answer(self, result: PGresult) -> Answer:
+        count = result.ntuples
+        if not count:
+            return Answer([], result.command_tuples or 0)
+        self._values.set_pgresult(result)
+        return Answer(self._values.load_rows(0, count, tuple), count)
+
+
+def _receive(pgconn: PGconn, results: list[PGresult]) -> None:
+    """Sends what waits, and reads the results up to the end of the pipeline."""
+    waiter = select.poll()
+    waiter.register(pgconn.socket, select.POLLIN | select.POLLOUT)
+    while pgconn.flush():
+        ((_, ready),) = waiter.poll()
+        if ready & ~select.POLLOUT:
+            pgconn.consume_input()
+    waiter.modify(pgconn.socket, select.POLLIN)
+    while True:
+        while pgconn.is_busy():
+            waiter.poll()
+            pgconn.consume_input()
+        result = pgconn.get_result()
+        if result is None:
+            if pgconn.status == ConnStatus.BAD:
+                raise psycopg.OperationalError(pgconn.get_error_message())
+        elif result.status == ExecStatus.PIPELINE_SYNC:
+            return
+        else:
+            results.append(result)
+
+
+@cache
+def _numbered(sql: str) -> tuple[bytes, list[PyFormat]]:
+    """A statement with numbered marks for its values, and in which form they go."""
+    first, *others = sql.split("%s")
+    marked = first + "".join(f"${number}{part}" for number, part in enumerate(others, 1))
+    return marked.encode(), [PyFormat.AUTO] * len(others)
