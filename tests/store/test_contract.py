@@ -37,6 +37,7 @@ from hocket.store import (
 )
 from hocket.work import jobs
 from hocket.work.jobs import Draft
+from tests.libsql_server import new_server
 from tests.log.roster.world import READER, introduction, job_id, new_log
 from tests.postgres_server import prepared, server
 
@@ -62,6 +63,11 @@ def database_at(place: Path) -> str:
     return server().new_database(template=prepared())
 
 
+@cache
+def server_at(place: Path) -> str:
+    return new_server(has_store=True).address
+
+
 def file_at(place: Path) -> str:
     return f"sqlite://{place / 'log.db'}"
 
@@ -74,6 +80,7 @@ KINDS = {
     "sqlite file": Kind(file_at, file_at, is_shared=True),
     "sqlite memory": Kind(memory, memory, is_shared=False),
     "postgres": Kind(database_at, lambda place: server().new_database(), is_shared=True),
+    "libsql": Kind(server_at, lambda place: new_server().address, is_shared=True),
 }
 SHARED = [name for name, kind in KINDS.items() if kind.is_shared]
 

@@ -17,7 +17,6 @@ from hocket.store.locks import MustBeAlone
 from hocket.store.migration import Migration
 from hocket.store.ops import Head
 from hocket.store.postgres.address import DatabaseAddress, read_address
-from hocket.store.postgres.clock import SERVER_MS, ServerClock
 from hocket.store.postgres.connecting import connect, is_pooled
 from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S, first_line, raise_explained
 from hocket.store.postgres.listening import notification
@@ -25,7 +24,8 @@ from hocket.store.postgres.locks import lock_key
 from hocket.store.postgres.migration import check_and_migrate, planned_migration
 from hocket.store.postgres.ops import HEAD, LATEST, head_of
 from hocket.store.postgres.session import PostgresSession
-from hocket.store.postgres.statements import Connection
+from hocket.store.postgres.statements import SERVER_MS, Connection
+from hocket.store.server_clock import ServerClock
 
 READERS_MAX = 8
 # How long a process looks for the answer after a connection broke during a commit.
