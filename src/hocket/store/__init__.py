@@ -95,6 +95,7 @@ __all__ = [
     "WorkerRow",
     "WrittenTotals",
     "blob_table",
+    "has_blob_table",
     "is_libsql",
     "is_server",
     "listener",
@@ -258,6 +259,11 @@ def listener(url: Path | str, direct: str | None = None) -> NoteListener | None:
     from hocket.store.postgres.listening import PostgresListener
 
     return PostgresListener(str(url), direct)
+
+
+def has_blob_table(url: Path | str) -> bool:
+    """Whether the store of this address can keep blobs."""
+    return _scheme(url) in _POSTGRES_SCHEMES
 
 
 def blob_table(url: str) -> BlobTable:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hocket.store.libsql.address import ServerAddress
 from hocket.store.libsql.faults import TOO_LARGE, TRANSACTION_TIMEOUT, Broken, statement_error
-from hocket.store.libsql.hrana import Answer, Row, Statement, Stream
+from hocket.store.libsql.hrana import HranaStream, Row, Statement, StepAnswer
 
 # Changes that a transaction gathers before it sends them: so many, or of so many bytes.
 WAITING_MAX = 1_000
@@ -25,7 +25,7 @@ _BEGIN_WRITE: Statement = ("BEGIN IMMEDIATE", ())
 _COMMIT: Statement = ("COMMIT", ())
 
 
-class Rows:
+class FetchedRows:
     """What a cursor of apsw gives."""
 
     __slots__ = ("_rows",)
@@ -45,7 +45,7 @@ class Rows:
 
 class LibsqlConnection:
     def __init__(self, address: ServerAddress) -> None:
-        self.stream = Stream(address)
+        self.stream = HranaStream(address)
         self._shown = address.shown
         self.in_transaction = False
         self._is_begun = False
@@ -74,23 +74,24 @@ class LibsqlConnection:
         self._ended()
 
     def close(self) -> None:
-        self._ended()
-        self.stream.close()
+        """The server ends the stream by itself, after ten seconds."""
+        self.roll_back()
+        self.stream.drop()
 
-    def execute(self, sql: str, values: Sequence[Any] = ()) -> Rows:
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> FetchedRows:
         if _READS.match(sql) or _RETURNS in sql:
-            return Rows(self._send((sql, values))[-1].rows)
+            return FetchedRows(self._send((sql, values))[-1].rows)
         self._wait(sql, values)
-        return Rows()
+        return FetchedRows()
 
-    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> Rows:
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> FetchedRows:
         if not _READS.match(sql) and _RETURNS not in sql:
             for values in rows:
                 self._wait(sql, values)
-            return Rows()
+            return FetchedRows()
         asked = [(sql, values) for values in rows]
         found = [self._send(*asked[i : i + ASKED_MAX]) for i in range(0, len(asked), ASKED_MAX)]
-        return Rows(itertools.chain.from_iterable(answer.rows for answers in found for answer in answers))
+        return FetchedRows(itertools.chain.from_iterable(answer.rows for answers in found for answer in answers))
 
     def run_script(self, script: str) -> None:
         """Many statements, within a write transaction."""
@@ -107,30 +108,30 @@ class LibsqlConnection:
         if len(self._waiting) >= WAITING_MAX or self._waiting_bytes >= WAITING_BYTES_MAX:
             self._send()
 
-    def _send(self, *last: Statement) -> list[Answer]:
+    def _send(self, *last: Statement) -> list[StepAnswer]:
         """Sends what waits, and these after it. The answers are to these."""
-        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        statements = [*waiting, *last]
-        if not statements:
-            return []
-        if self._is_begun:
-            answers = self.stream.run(statements)
-        else:
-            statements.insert(0, _BEGIN)
-            answers = self.stream.begin(statements)
+        changes, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        questions = last if last and _READS.match(last[0][0]) else ()
+        if not questions:
+            changes += last
+        if not self._is_begun and (changes or questions):
+            changes.insert(0, _BEGIN)
+            answers = self.stream.begin(changes, questions)
             self._is_begun = True
-        answers = self._checked(self._completed(statements, answers))
+        else:
+            answers = self.stream.run(changes, questions) if changes or questions else []
+        answers = self._checked(self._completed((*changes, *questions), answers))
         self._changes += sum(answer.changed for answer in answers)
         return answers[len(answers) - len(last) :]
 
-    def _completed(self, statements: Sequence[Statement], answers: list[Answer]) -> list[Answer]:
+    def _completed(self, statements: Sequence[Statement], answers: list[StepAnswer]) -> list[StepAnswer]:
         """Asks again, in another way, from the first answer on that was too large for a batch."""
         for number, answer in enumerate(answers):
             if answer.error is not None and answer.error[0] == TOO_LARGE:
-                return answers[:number] + [Answer(self.stream.read(each)) for each in statements[number:]]
+                return answers[:number] + [StepAnswer(self.stream.read(each)) for each in statements[number:]]
         return answers
 
-    def _checked(self, answers: list[Answer]) -> list[Answer]:
+    def _checked(self, answers: list[StepAnswer]) -> list[StepAnswer]:
         for answer in answers:
             if answer.error is not None:
                 raise statement_error(self._shown, *answer.error)

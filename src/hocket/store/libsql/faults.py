@@ -34,7 +34,6 @@ _ERRORS: dict[str, type[apsw.Error]] = {
     "SQLITE_READONLY": apsw.ReadOnlyError,
     "BLOCKED": apsw.ReadOnlyError,
 }
-_REFUSED = ("write operations are forbidden", "not authorized", "Not authorized", "permission", "forbidden")
 
 
 class Broken(Exception):
@@ -51,8 +50,6 @@ def statement_error(shown: str, code: str, message: str) -> Exception:
     if code in (TRANSACTION_TIMEOUT, STREAM_EXPIRED):
         return Broken(shown, code, message)
     message = message.removeprefix("SQLite error: ")
-    if code not in _ERRORS and any(sign in message for sign in _REFUSED):
-        return apsw.ReadOnlyError(message)
     return _ERRORS.get(code, apsw.SQLError)(message)
 
 
@@ -76,6 +73,8 @@ def answered_badly(address: ServerAddress, response: http.client.HTTPResponse, c
     shown, status, (code, said) = address.shown, response.status, _said(content)
     if code == STREAM_EXPIRED or "baton" in said:
         return Broken(shown, STREAM_EXPIRED, said, is_repeatable=True)
+    if status == 403 and "Write permission" in said:
+        return apsw.ReadOnlyError(said)
     if status in (401, 403):
         which = "there is no token" if address.token is None else f"the token is refused ({said or status})"
         return StoreError(f"cannot connect to {shown}: {which}; put a token of that database into {DB_TOKEN}")

@@ -6,7 +6,6 @@ import base64
 import http.client
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -28,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
 
 
-class Answer(NamedTuple):
+class StepAnswer(NamedTuple):
     """What a statement returned; or its error, a code and a message; or nothing, if it was skipped."""
 
     rows: list[Row]
@@ -37,7 +36,7 @@ class Answer(NamedTuple):
     is_skipped: bool = False
 
 
-class Stream:
+class HranaStream:
     """For one thread at a time. It connects when it is first used, and again after an error."""
 
     def __init__(self, address: ServerAddress) -> None:
@@ -48,25 +47,25 @@ class Stream:
         self._is_owed = False
         self.round_trips = 0
 
-    def begin(self, statements: Sequence[Statement]) -> list[Answer]:
-        """The first statements of a transaction. If the stream that was kept has ended meanwhile, as it does when the
-        server restarts, they go to a new one.
+    def begin(self, statements: Sequence[Statement], questions: Sequence[Statement] = ()) -> list[StepAnswer]:
+        """The first statements of a transaction, and questions as in `run`. If the stream that was kept has ended
+        meanwhile, as it does when the server restarts, they go to a new one.
         """
         if self._http is not None:
             try:
                 self._settle()
-                return self._batch(statements, is_first=True)
+                return self._batches(statements, questions, is_first=True)
             except Broken as error:
                 if not error.is_repeatable:
                     raise
         self.drop()
-        return self._batch(statements, is_first=True)
+        return self._batches(statements, questions, is_first=True)
 
-    def run(self, statements: Sequence[Statement]) -> list[Answer]:
+    def run(self, statements: Sequence[Statement], questions: Sequence[Statement] = ()) -> list[StepAnswer]:
         """Further statements of a transaction, each only if the one before it went well and the transaction is still
-        there.
+        there. Questions only read: their answers may be too large, which leaves the statements as they are.
         """
-        return self._batch(statements, is_first=False)
+        return self._batches(statements, questions, is_first=False)
 
     def run_script(self, script: str) -> None:
         """Many statements in one text, up to the first that fails."""
@@ -107,22 +106,13 @@ class Stream:
         self._http = self._base = self._baton = None
         self._is_owed = False
 
-    def close(self) -> None:
-        with suppress(Broken, StoreError):
-            self._settle()
-            if self._http is not None and self._baton is not None:
-                self._send("/v3/pipeline", _request(self._taken_baton(), {"type": "close"}))
-                self._received(lambda response: response.read())
-        self.drop()
-
-    def _batch(self, statements: Sequence[Statement], *, is_first: bool) -> list[Answer]:
-        (result,) = self._pipeline(_batch(statements, None if is_first else _IN_TRANSACTION))
-        if result["type"] == "error":
-            raise Broken(self._address.shown, *_error(result["error"]))
-        found = result["response"]["result"]
-        return [
-            _answer(result, error) for result, error in zip(found["step_results"], found["step_errors"], strict=True)
-        ]
+    def _batches(
+        self, statements: Sequence[Statement], questions: Sequence[Statement], *, is_first: bool
+    ) -> list[StepAnswer]:
+        parts = [part for part in (statements, questions) if part]
+        conditions = [None if is_first else _IN_TRANSACTION, _IN_TRANSACTION]
+        results = self._pipeline(*(_batch(part, when) for part, when in zip(parts, conditions, strict=False)))
+        return [answer for part, result in zip(parts, results, strict=True) for answer in _answers(result, len(part))]
 
     def _pipeline(self, *requests: dict[str, Any]) -> list[dict[str, Any]]:
         self._send("/v3/pipeline", _request(self._taken_baton(), *requests))
@@ -241,12 +231,19 @@ def _value(value: object) -> dict[str, Any]:
     raise TypeError(f"SQLite has no column for a {type(value).__name__}")
 
 
-def _answer(result: dict[str, Any] | None, error: dict[str, Any] | None) -> Answer:
+def _answers(result: dict[str, Any], count: int) -> list[StepAnswer]:
+    if result["type"] == "error":
+        return [StepAnswer([], error=_error(result["error"]))] * count
+    found = result["response"]["result"]
+    return [_answer(*each) for each in zip(found["step_results"], found["step_errors"], strict=True)]
+
+
+def _answer(result: dict[str, Any] | None, error: dict[str, Any] | None) -> StepAnswer:
     if error is not None:
-        return Answer([], error=_error(error))
+        return StepAnswer([], error=_error(error))
     if result is None:
-        return Answer([], is_skipped=True)
-    return Answer([_row(row) for row in result["rows"]], result["affected_row_count"])
+        return StepAnswer([], is_skipped=True)
+    return StepAnswer([_row(row) for row in result["rows"]], result["affected_row_count"])
 
 
 def _error(error: dict[str, Any]) -> tuple[str, str]:

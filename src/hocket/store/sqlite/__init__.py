@@ -243,7 +243,7 @@ class WriteTransaction:
         self._hints.wait(UNWOKEN_S * random.uniform(1, 2))
 
 
-class Reader(Protocol):
+class StoreReader(Protocol):
     """A connection that reads, for one thread at a time."""
 
     thread: int
@@ -294,15 +294,15 @@ class ReadPool:
     waits for one.
     """
 
-    def __init__(self, new_reader: Callable[[], Reader], path: str) -> None:
+    def __init__(self, new_reader: Callable[[], StoreReader], path: str) -> None:
         self._new_reader = new_reader
         self._path = path
         self._places = threading.Semaphore(READERS_MAX)
-        self._free: list[Reader] = []
-        self._taken: dict[int, Reader] = {}
+        self._free: list[StoreReader] = []
+        self._taken: dict[int, StoreReader] = {}
         self._is_closed = False
 
-    def take(self) -> Reader:
+    def take(self) -> StoreReader:
         thread = threading.get_ident()
         reader = self._taken.get(thread)
         if reader is not None:
@@ -320,7 +320,7 @@ class ReadPool:
         self._taken[thread] = reader
         return reader
 
-    def give_back(self, reader: Reader, is_over: bool) -> None:
+    def give_back(self, reader: StoreReader, is_over: bool) -> None:
         if is_over:
             del self._taken[reader.thread]
             self._free.append(reader)
@@ -344,11 +344,11 @@ class WriterAsReader:
         self._reader = reader
         self._lock = lock
 
-    def take(self) -> Reader:
+    def take(self) -> StoreReader:
         self._lock.acquire()
         return self._reader
 
-    def give_back(self, reader: Reader, is_over: bool) -> None:
+    def give_back(self, reader: StoreReader, is_over: bool) -> None:
         self._lock.release()
 
     def close(self) -> None:
