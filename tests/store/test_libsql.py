@@ -20,6 +20,7 @@ from hocket.store import NO_LINK, NewOp, Session, Store
 from hocket.store.libsql import LibsqlStore
 from hocket.store.libsql.address import read_address
 from hocket.store.libsql.connection import LibsqlConnection
+from hocket.store.libsql.faults import Broken
 from hocket.store.secrecy import DB_TOKEN, has_password, without_password
 from tests.libsql_relay import LibsqlRelay
 from tests.libsql_server import LibsqlServer, new_server
@@ -258,8 +259,9 @@ def test_a_commit_without_an_answer_is_looked_up(server: LibsqlServer, store: Li
 
 
 @pytest.mark.req("VX-07")
+@pytest.mark.parametrize("is_ignored", [False, True])
 def test_a_transaction_that_the_server_ended_for_another_is_undone_whole(
-    server: LibsqlServer, store: LibsqlStore
+    server: LibsqlServer, store: LibsqlStore, is_ignored: bool
 ) -> None:
     with closing(opened(server)) as other:
         with pytest.raises(StoreError, match="took longer than 5 seconds while another one waited"):
@@ -268,6 +270,9 @@ def test_a_transaction_that_the_server_ended_for_another_is_undone_whole(
                 assert session.meta("a") == b"1"
                 with other.write() as theirs:
                     theirs.set_meta("b", b"2")
+                if is_ignored:  # from now on the server would commit each statement by itself
+                    with pytest.raises(Broken):
+                        session.meta("a")
                 session.set_meta("c", b"3")
                 session.set_meta("d", b"4")
     with store.read() as session:
