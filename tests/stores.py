@@ -12,7 +12,10 @@ import psycopg
 
 from hocket import store
 from hocket.store import MEMORY, Store
+from hocket.store.libsql import LibsqlStore
+from hocket.store.libsql.connection import LibsqlConnection
 from hocket.store.postgres import PostgresStore
+from tests.libsql_server import new_server
 from tests.postgres_server import emptied, prepared, server
 
 
@@ -46,6 +49,9 @@ class Recycled:
 STORES = {
     "sqlite": StoreKind(lambda: store.open(MEMORY), lambda place: f"sqlite://{place / 'log.db'}"),
     "postgres": StoreKind(Recycled().new, lambda place: server().new_database()),
+    "libsql": StoreKind(
+        lambda: store.open(new_server(has_store=True).address), lambda place: new_server(has_store=True).address
+    ),
 }
 _in_use = [next(iter(STORES.values()))]
 
@@ -61,6 +67,13 @@ def new_store() -> Store:
 def raw(kept: Store, statement: str, *values: object) -> list[tuple[object, ...]]:
     """What a person with access to the database can do to its tables. Marks for values are SQLite's."""
     real = getattr(kept, "_store", kept)  # behind the breaker of a home
+    if isinstance(real, LibsqlStore):
+        connection = LibsqlConnection(real.address)
+        connection.begin_write()
+        found = connection.execute(statement, values).fetchall()
+        connection.commit()
+        connection.close()
+        return found
     if not isinstance(real, PostgresStore):
         return list(real._writer.execute(statement, values))
     with psycopg.connect(real.address.conninfo) as connection:

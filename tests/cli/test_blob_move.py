@@ -172,7 +172,7 @@ def test_what_cannot_be_moved_is_refused(hocket: Program, made: list[str], tmp_p
     hocket("store", "move", database, address, "--blobs", "store", code=0)
     database.rename(tmp_path / "older")
     refused = hocket("store", "move", address, database, "--blobs", "store", code=2).sentence
-    assert "the new one is a file" in refused and not database.exists()
+    assert "and the new one is not" in refused and not database.exists()
     second = Program(tmp_path / "second")
     second("init", "--store", address, "--user-key", hocket.home / "user.key", "--name", "second", code=0)
     refused = hocket("store", "move", address, other, "--blobs", "home", code=3).sentence

@@ -139,13 +139,16 @@ def test_the_database_may_be_elsewhere(tmp_path: Path, way: str):
 
 @pytest.mark.req("VX-17")
 @pytest.mark.parametrize("scheme", ["libsql", "postgresql"])
-def test_a_shared_database_is_not_there_yet_and_no_secret_is_repeated(hocket: Program, scheme: str):
-    remote = {variables.DB_URL: f"{scheme}://user:hush@db.example/jobs", variables.DB_TOKEN: "very-secret"}
-    said = hocket("submit", "test.echo", environment=remote, code=2).sentence
-    assert f"bad HOCKET_DB_URL ({scheme})" in said and "SQLite only" in said
-    assert "hush" not in said and "very-secret" not in said
-    alone = hocket("status", environment={variables.DB_TOKEN: "very-secret"}, code=2).sentence
-    assert "HOCKET_DB_TOKEN is for a remote database" in alone and "very-secret" not in alone
+def test_the_url_may_name_a_server_and_no_secret_is_repeated(hocket: Program, scheme: str):
+    remote = {variables.DB_URL: f"{scheme}://user:hush@127.0.0.1:9/jobs", variables.DB_TOKEN: "very-secret"}
+    ran = hocket("submit", "test.echo", environment=remote, code=2 if scheme == "libsql" else 5)
+    said = ran.sentence
+    assert ("cannot read the store's address" in said) if scheme == "libsql" else ("cannot connect to" in said)
+    assert "hush" not in ran.out + ran.err and "very-secret" not in ran.out + ran.err
+    other = hocket("status", environment={variables.DB_URL: "oracle://db.example/jobs"}, code=2).sentence
+    assert "bad HOCKET_DB_URL (oracle)" in other and "libsql://host" in other
+    file = {variables.DB_URL: "sqlite:///a/log.db", variables.DB_TOKEN: "very-secret"}
+    assert "names a file" in hocket("status", environment=file, code=2).sentence
     two = {variables.DB_URL: "sqlite:///a/log.db", variables.DB_PATH: "/b/log.db"}
     assert "two different files" in hocket("status", environment=two, code=2).sentence
 

@@ -79,4 +79,4 @@ def test_bad_settings_are_one_sentence(hocket: Program, tmp_path: Path) -> None:
     alone("init", code=0)
     for name in ("HOCKET_STORE_READ", "HOCKET_REPLICA"):
         said = alone("jobs", environment={name: address}, code=2).sentence
-        assert said.startswith(f"{name} is for a store in PostgreSQL")
+        assert said.startswith(f"{name} is for a store in a database server")

@@ -37,6 +37,7 @@ from hocket.store import (
 )
 from hocket.work import jobs
 from hocket.work.jobs import Draft
+from tests.libsql_server import new_server
 from tests.log.roster.world import READER, introduction, job_id, new_log
 from tests.postgres_server import prepared, server
 
@@ -62,6 +63,11 @@ def database_at(place: Path) -> str:
     return server().new_database(template=prepared())
 
 
+@cache
+def server_at(place: Path) -> str:
+    return new_server(has_store=True).address
+
+
 def file_at(place: Path) -> str:
     return f"sqlite://{place / 'log.db'}"
 
@@ -74,6 +80,7 @@ KINDS = {
     "sqlite file": Kind(file_at, file_at, is_shared=True),
     "sqlite memory": Kind(memory, memory, is_shared=False),
     "postgres": Kind(database_at, lambda place: server().new_database(), is_shared=True),
+    "libsql": Kind(server_at, lambda place: new_server().address, is_shared=True),
 }
 SHARED = [name for name, kind in KINDS.items() if kind.is_shared]
 
@@ -235,7 +242,9 @@ def test_what_was_committed_survives_a_kill(shared: Place) -> None:
 
 @pytest.mark.req("VX-07")
 def test_a_transaction_cut_short_by_a_kill_leaves_nothing(shared: Place) -> None:
-    for number in range(5):
+    # libSQL keeps a transaction for five seconds after its process is gone.
+    turns = 1 if shared.kind is KINDS["libsql"] else 5
+    for number in range(turns):
         child = shared.start("half", number)
         assert child.stdout is not None
         assert child.stdout.readline() == "half\n"
@@ -247,11 +256,11 @@ def test_a_transaction_cut_short_by_a_kill_leaves_nothing(shared: Place) -> None
         with shared.store.write() as session:
             assert session.meta(f"n{number}") is None
             session.set_meta("after", b"%d" % number)
-    assert note(shared.open(), "after") == b"4"
+    assert note(shared.open(), "after") == b"%d" % (turns - 1)
 
 
 @pytest.mark.req("VX-02")
-@pytest.mark.parametrize(("name", "turns"), [("sqlite file", 3), ("postgres", 1)])
+@pytest.mark.parametrize(("name", "turns"), [("sqlite file", 3), ("postgres", 1), ("libsql", 1)])
 def test_many_processes_can_create_it_at_once(name: str, turns: int, tmp_path: Path) -> None:
     for turn in range(turns):
         path = tmp_path / str(turn)

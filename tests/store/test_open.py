@@ -42,7 +42,7 @@ def test_each_store_in_memory_is_another_one() -> None:
         assert session.meta("a") is None
 
 
-@pytest.mark.parametrize("url", ["mysql://host/log", "sqlite://log.db", "sqlite://", "http://host/log.db"])
+@pytest.mark.parametrize("url", ["mysql://host/log", "sqlite://log.db", "sqlite://", "ftp://host/log.db"])
 def test_an_address_of_no_known_store_is_refused(url: str) -> None:
     with pytest.raises(Usage, match="sqlite:///path"):
         store.open(url, create=True)

@@ -68,7 +68,7 @@ COMMANDS = {
     "lock": ("lock:app", "Lock files and other things that several agents use."),
     "cron": ("cron:app", "Submit jobs on a schedule."),
     "log": ("log:app", "Read, verify, rebuild, export and import the log."),
-    "store": ("store:app", "Migrate the node's store, or move it to PostgreSQL or back."),
+    "store": ("store:app", "Migrate the node's store, or move it to a database server or back."),
     "status": ("status:app", "Show the state of this node."),
     "sim": ("sim:app", "Simulate a mesh with faults, from a seed, and check that nothing was lost or held twice."),
     "doctor": ("doctor:app", "Check this node for problems and suggest fixes."),

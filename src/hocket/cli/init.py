@@ -35,7 +35,7 @@ def init(
     ] = False,
     store: Annotated[
         str | None,
-        typer.Option("--store", metavar="ADDRESS", help="Keep the log in PostgreSQL; default: $HOCKET_STORE."),
+        typer.Option("--store", metavar="ADDRESS", help="Keep the log in a database server; default: $HOCKET_STORE."),
     ] = None,
     blobs: Annotated[
         BlobPlace | None,

@@ -43,7 +43,7 @@ def invite(
         typer.Option("--quota", metavar="QUOTA", help="How much it may store, like ops=50/s,bytes=1M/s,bytes=2G."),
     ] = None,
     share: Annotated[
-        bool, typer.Option("--share", help="Let it share this node's store in PostgreSQL, with a home of its own.")
+        bool, typer.Option("--share", help="Let it share this node's store in a server, with a home of its own.")
     ] = False,
     valid: Annotated[
         str, typer.Option("--valid", metavar="DURATION", help="How long the invitation stays valid.")
@@ -69,8 +69,8 @@ def invite(
     default; --worker or naming any read grant replaces it. Only registration:write (or all) lets the node invite
     others, with no more rights than its own.
 
-    --share is for a machine that can connect to this node's store in PostgreSQL. The node reads every op and decides
-    about claims as this node does. The token does not contain the store's address.
+    --share is for a machine that can connect to this node's store in a database server. The node reads every op and
+    decides about claims as this node does. The token does not contain the store's address.
 
     --quota limits how much the node stores on every other node's log: a number with /s is a rate, a number without it
     is a total. An unnamed limit takes the mesh's default (`hocket rules show`), which is small for a read-only node. A

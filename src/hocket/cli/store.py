@@ -38,7 +38,7 @@ def migrate(
     """Bring the tables of a store to the version of this program, in one transaction.
 
     Every command does so when it opens the store. This one is for a role that may not: an administrator runs it, or the
-    SQL that --dry-run prints. At a new ADDRESS in PostgreSQL it creates the tables.
+    SQL that --dry-run prints. At a new ADDRESS in PostgreSQL or libSQL it creates the tables.
 
     \b
       hocket store migrate --dry-run
@@ -68,7 +68,8 @@ def move(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move the node's log into another store, from SQLite to PostgreSQL or back. Stop its workers and servers first.
+    """Move the node's log into another store, from SQLite to a database server or back. Stop its workers and servers
+    first.
 
     Every op is copied with its number, signature and link, and verified. Then the old store is marked as moved and
     refuses changes, and the home uses the new one. If the command was interrupted, repeat it: it goes on where it was.

@@ -54,7 +54,7 @@ from hocket.node.variables import (
     new_node_name,
     read_address,
 )
-from hocket.store import Session, Store, read_replica
+from hocket.store import SERVER_FORMS, Session, Store, has_blob_table, read_replica
 from hocket.store import open as open_store
 from hocket.store.blobs import BlobPlace
 from hocket.store.guarded import GuardedStore
@@ -167,14 +167,14 @@ class Runtime:
         blobs: BlobPlace | None = None,
     ) -> "Runtime":
         """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op.
-        A `server` is the address of a store in PostgreSQL, which the home remembers without its password. `blobs` is
-        where all nodes of a new store keep their blobs.
+        A `server` is the address of a store in a database server; the home remembers it without its password. `blobs`
+        is where all nodes of a new store keep their blobs.
         The node is called `name`, or else as its machine. A `passphrase` locks the user's key. If `user_key` is locked,
         `ask` is called for its passphrase, which also locks the copy. A `strict` home keeps to Likewise v0.1: no node
         writes a Hocket extension op in its mesh.
         """
         home = Home(path or default_home())
-        if blobs is BlobPlace.STORE and server is None and home.server is None:
+        if blobs is BlobPlace.STORE and not has_blob_table(server or home.server or home.database):
             raise Usage(
                 "--blobs store is for a store in PostgreSQL; give its address with --store"
                 f" postgresql://user@host/database, or set {STORE}"
@@ -252,7 +252,7 @@ class Runtime:
         if server is None and home.server is None:
             raise Usage(
                 f"this invitation is for a node that shares the inviting node's store; give its address with --store"
-                f" postgresql://user@host/database, or set {STORE}"
+                f" {SERVER_FORMS}, or set {STORE}"
             )
         with home.creation():
             home.check_joinable(ticket.user_did)
@@ -275,9 +275,9 @@ class Runtime:
         began = founder(tx.session) if self.log.is_shared else None
         if began is not None and self.home.made_user():
             raise Conflict(
-                f"the store in PostgreSQL has the log of node {node_text(began)} already; to share it, join with an"
+                f"the shared store has the log of node {node_text(began)} already; to share it, join with an"
                 " invitation of that node, or give its user's key with --user-key. For another mesh choose another"
-                " database, or another schema with ?schema=NAME"
+                " database, or on PostgreSQL another schema with ?schema=NAME"
             )
         grants = ROOT if began is None else (*ROOT, sharing(began))
         token = issue(self.home.user_key(ask), self.home.node_key().public, grants, tx.now // 1000, None, name=name)

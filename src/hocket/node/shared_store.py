@@ -48,7 +48,7 @@ def check_own_store(home: Home, store: Store) -> None:
         began = founder(session)
     if home.server is not None and began not in (None, node_id(home.node_key().public)):
         raise Conflict(
-            "the store in PostgreSQL has the log of another node, and this invitation is for a node with a store of its"
+            "the shared store has the log of another node, and this invitation is for a node with a store of its"
             " own; invite with --share, or unset HOCKET_STORE"
         )
 
@@ -60,14 +60,14 @@ def check_sharing(session: Session, node: int, permissions: Permissions, now_ms:
         return
     if authority.standing(began, now_ms) is Standing.UNKNOWN:
         raise Conflict(
-            "the store in PostgreSQL has the log of another user; choose another database, or another schema with"
-            " ?schema=NAME"
+            "the shared store has the log of another user; choose another database, or on PostgreSQL another schema"
+            " with ?schema=NAME"
         )
     if node_text(began) in authority.stores(node, now_ms):
         return
     if authority.standing(node, now_ms) is Standing.UNKNOWN:
         raise Conflict(
-            f"the store in PostgreSQL has the log of node {node_text(began)}, and this home's key is not in it; make an"
+            f"the shared store has the log of node {node_text(began)}, and this home's key is not in it; make an"
             " invitation there with `hocket invite NAME --share`, and join with it in a new home"
         )
     raise Conflict(

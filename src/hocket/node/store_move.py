@@ -78,11 +78,9 @@ def _to_change(home: Home, new: str) -> str | None:
     for name in (STORE, DB_PATH, DB_URL):
         if (value := given(name)) is None:
             continue
-        if name == STORE and not is_server(new):
-            return f"unset {STORE}, which names the old store, for every program of this home"
-        if name == STORE and without_password(value) != without_password(new):
-            return f"set {STORE} to the new address, or unset it, for every program of this home"
-        if name != STORE and is_server(new):
+        if is_server(value) and is_server(new) and without_password(value) != without_password(new):
+            return f"set {name} to the new address, or unset it, for every program of this home"
+        if is_server(value) is not is_server(new):
             return f"unset {name}, which names the old store, for every program of this home"
     return None
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from hocket.errors import Usage
-from hocket.store import is_server
-from hocket.store.secrecy import has_password, without_password
+from hocket.store import SERVER_FORMS, is_libsql, is_server
+from hocket.store.secrecy import DB_TOKEN, has_password, without_password
 from hocket.work.tracing import TRACES
 
 MESH_ENABLED = "HOCKET_MESH_ENABLED"
@@ -23,7 +23,6 @@ STORE_READ = "HOCKET_STORE_READ"
 REPLICA = "HOCKET_REPLICA"
 DB_URL = "HOCKET_DB_URL"
 DB_PATH = "HOCKET_DB_PATH"
-DB_TOKEN = "HOCKET_DB_TOKEN"
 DB_CIRCUIT_BREAKER = "HOCKET_DB_CIRCUIT_BREAKER"
 BUS = "HOCKET_BUS"
 BUS_CREDENTIALS = "HOCKET_BUS_CREDENTIALS"
@@ -57,20 +56,23 @@ def server_address(noted: Path) -> str | None:
     """The address of a home's store in a database server: the variable's, or else the one in the home's file. None if
     the home has a database of its own.
     """
-    address = given(STORE)
+    address, url = given(STORE), given(DB_URL)
+    name, others = STORE, [DB_URL, DB_PATH]
+    if address is None and url is not None and is_server(url):
+        address, name, others = url, DB_URL, [DB_PATH]
     if address is None:
         return noted.read_text().strip() if noted.is_file() else None
     if not is_server(address):
-        raise Usage(f"bad {STORE}: write postgresql://user@host/database; for a file, set {DB_PATH}")
-    if others := [name for name in (DB_URL, DB_PATH) if given(name) is not None]:
-        raise Usage(f"{STORE} and {others[0]} name two different databases; set one of them")
+        raise Usage(f"bad {STORE}: write {SERVER_FORMS}; for a file, set {DB_PATH}")
+    if also := [each for each in others if given(each) is not None]:
+        raise Usage(f"{name} and {also[0]} name two different databases; set one of them")
     return address
 
 
 def listen_address() -> str | None:
     """The way to the database past a pooler, for notifications; None for the store's own address."""
     address = given(STORE_LISTEN)
-    if address is not None and not is_server(address):
+    if address is not None and (not is_server(address) or is_libsql(address)):
         raise Usage(f"bad {STORE_LISTEN}: write postgresql://user@host/database, past the pooler")
     return address
 
@@ -78,7 +80,9 @@ def listen_address() -> str | None:
 def read_address(server: str | None) -> str | None:
     """The address of the server that answers reads, if it is another one."""
     address = _beside(STORE_READ, server)
-    if address is not None and not is_server(address):
+    if address is not None and server is not None and is_libsql(server):
+        raise Usage(f"{STORE_READ} is for a store in PostgreSQL; for one in libSQL, set {REPLICA} to a file")
+    if address is not None and (not is_server(address) or is_libsql(address)):
         raise Usage(f"bad {STORE_READ}: write postgresql://user@host/database")
     if address is not None and given(REPLICA) is not None:
         raise Usage(f"{STORE_READ} and {REPLICA} both say where to read; set one of them")
@@ -94,14 +98,19 @@ def replica_path(server: str | None) -> Path | None:
 def _beside(name: str, server: str | None) -> str | None:
     value = given(name)
     if value is not None and server is None:
-        raise Usage(f"{name} is for a store in PostgreSQL, and this home has its own file; unset it")
+        raise Usage(f"{name} is for a store in a database server, and this home has its own file; unset it")
     return value
 
 
 def checked_server(address: str) -> str:
     """An address from the command line, which every user of the machine can read."""
     if not is_server(address):
-        raise Usage("bad --store: write postgresql://user@host/database")
+        raise Usage(f"bad --store: write {SERVER_FORMS}")
+    if has_password(address) and is_libsql(address):
+        raise Usage(
+            "the address contains a token, which other users can read in the list of processes; put the token into"
+            f" {DB_TOKEN}, or the whole address into {STORE}"
+        )
     if has_password(address):
         raise Usage(
             "the address contains a password, which other users can read in the list of processes; put the password"
@@ -111,7 +120,7 @@ def checked_server(address: str) -> str:
 
 
 def named_store(address: str) -> str:
-    """The store that a command line names: an address of PostgreSQL without a password, or a file. The variable's
+    """The store that a command line names: an address of a server without a password, or a file. The variable's
     address, if it is the same one, adds the password.
     """
     noted = given(STORE)
@@ -124,19 +133,14 @@ def database_path(default: Path) -> Path:
     """The database file of a home without a database server."""
     url, path = given(DB_URL), given(DB_PATH)
     chosen = None if path is None else Path(path).expanduser().absolute()
-    if url is None:
-        if given(DB_TOKEN) is not None:
-            raise Usage(f"{DB_TOKEN} is for a remote database, and there is none: {DB_URL} is not set")
+    if url is None or is_server(url):
         return chosen or default
     found = re.fullmatch(r"sqlite://(/.+)", url)
     if found is None:
         scheme = url.partition("://")[0] if "://" in url else "no address"
-        raise Usage(
-            f"bad {DB_URL} ({scheme}): it names files of SQLite only; write sqlite:///absolute/path, or set {STORE}"
-            " to an address of PostgreSQL"
-        )
+        raise Usage(f"bad {DB_URL} ({scheme}): write sqlite:///absolute/path, {SERVER_FORMS}")
     if given(DB_TOKEN) is not None:
-        raise Usage(f"{DB_TOKEN} is for a remote database, but {DB_URL} names a file")
+        raise Usage(f"{DB_TOKEN} is for a store in libSQL, but {DB_URL} names a file")
     named = Path(unquote(found[1]))
     if chosen not in (None, named):
         raise Usage(f"{DB_URL} and {DB_PATH} name two different files; set one of them")

@@ -39,7 +39,7 @@ from hocket.node.running_buses import running_buses
 from hocket.node.shared_store import check_sharing
 from hocket.service import ServiceAnswer
 from hocket.service.status import breakers_of
-from hocket.store import Session, WakeUp
+from hocket.store import Session, WakeUp, is_libsql
 from hocket.store import listener as store_listener
 from hocket.store import open as open_store
 from hocket.store.blobs import BlobPlace
@@ -231,6 +231,9 @@ def _database(home: Home) -> Findings:
 
 def _wake_ups(server: str) -> Findings:
     """How processes learn of changes that other machines commit."""
+    if is_libsql(server):
+        yield Check("ok", "wake-ups", "polling, because libSQL sends no notifications")
+        return
     direct = variables.listen_address()
     listener = store_listener(server, direct)
     assert listener is not None
@@ -362,10 +365,10 @@ def _sharing(home: Home, session: Session, now_ms: int) -> Findings:
     except Conflict as error:
         yield Check("bad", "store", str(error))
     else:
-        count = len(writers(session, permissions))
+        count, where = len(writers(session, permissions)), "libSQL" if is_libsql(home.server or "") else "PostgreSQL"
         shared = f", shared by {counted(count, 'node')}" if count > 1 else ""
         blobs = ", with their blobs" if blob_place(session) is BlobPlace.STORE else ""
-        yield Check("ok", "store", f"in PostgreSQL{shared}{blobs}")
+        yield Check("ok", "store", f"in {where}{shared}{blobs}")
 
 
 def _first_op(home: Home, session: Session) -> Findings:

@@ -191,8 +191,8 @@ def _sharing(service: Service) -> tuple[Capability, Capability]:
     """What a node that shares this node's store may do because of that: decide there, and read every op."""
     if not service.runtime.log.is_shared:
         raise Usage(
-            "this node keeps its log in a file, which no other node can share; use a store in PostgreSQL, or invite"
-            " without --share"
+            "this node keeps its log in a file, which no other node can share; use a store in a database server, or"
+            " invite without --share"
         )
     with service.read() as session:
         began = founder(session)

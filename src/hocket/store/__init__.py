@@ -1,9 +1,9 @@
 """Keeps the log and everything derived from it. This is the contract of every store, by concern; `sqlite` is the
-default store, and `postgres` the one in a database server. A store decides nothing: it runs write transactions, which
-exclude each other or lock what they decide on, and remembers. The ops are the truth, together with the head (the clock
-and the chain's end). Jobs, dependencies, routes, nodes, schedules and artifacts are derived: they can be dropped and
-rebuilt. Worker processes, rate counters, peers, invitations, presence and the tokens of programs concern this node
-alone and are on no log.
+default store, `postgres` and `libsql` are those in a database server. A store decides nothing: it runs write
+transactions, which exclude each other or lock what they decide on, and remembers. The ops are the truth, together with
+the head (the clock and the chain's end). Jobs, dependencies, routes, nodes, schedules and artifacts are derived: they
+can be dropped and rebuilt. Worker processes, rate counters, peers, invitations, presence and the tokens of programs
+concern this node alone and are on no log.
 """
 
 import re
@@ -18,7 +18,7 @@ from hocket.store.artifacts import Artifact, ArtifactSession
 from hocket.store.blobs import BlobTable
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, JobSession, QueueSession, Stage
-from hocket.store.listening import NOTE_BYTES_MAX, NoteListener, NoteSession, WakeUp
+from hocket.store.listening import NOTE_BYTES_MAX, NoNotes, NoteListener, NoteSession, WakeUp
 from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.lock_requests import BoundRequest, LockRequestSession
 from hocket.store.locks import LockMisuse, LockSession, MustBeAlone
@@ -37,6 +37,7 @@ __all__ = [
     "MEMORY",
     "NOTE_BYTES_MAX",
     "NO_LINK",
+    "SERVER_FORMS",
     "AgentRow",
     "AnswerRow",
     "Artifact",
@@ -94,6 +95,8 @@ __all__ = [
     "WorkerRow",
     "WrittenTotals",
     "blob_table",
+    "has_blob_table",
+    "is_libsql",
     "is_server",
     "listener",
     "open",
@@ -105,6 +108,10 @@ __all__ = [
 MEMORY = ":memory:"
 # How the addresses of stores in PostgreSQL begin: libpq knows both.
 _POSTGRES_SCHEMES = ("postgresql", "postgres")
+# How those of stores in libSQL begin, as its own programs write them.
+_LIBSQL_SCHEMES = ("libsql", "https", "http")
+# What an address of a store in a database server looks like.
+SERVER_FORMS = "postgresql://user@host/database or libsql://host"
 
 
 class Session(
@@ -170,9 +177,13 @@ class ReadReplica(Protocol):
 
 def open(url: Path | str, *, create: bool = False) -> Store:
     """The store at an address: `sqlite:///srv/log.db`, or a plain path, which means SQLite too, or
-    `postgresql://user@host/database`. Brings its tables to the current version. Creates a missing store only with
-    `create`. Raises Usage for an unknown kind of address.
+    `postgresql://user@host/database`, or `libsql://host`. Brings its tables to the current version. Creates a missing
+    store only with `create`. Raises Usage for an unknown kind of address.
     """
+    if is_libsql(url):
+        from hocket.store.libsql import LibsqlStore
+
+        return LibsqlStore(str(url), create=create)
     if is_server(url):
         with _needs_psycopg():
             from hocket.store.postgres import PostgresStore
@@ -185,6 +196,10 @@ def open(url: Path | str, *, create: bool = False) -> Store:
 
 def planned(url: Path | str) -> Migration:
     """What `open` would do to the tables there, with `create` if there are none. Changes nothing."""
+    if is_libsql(url):
+        from hocket.store.libsql import planned as planned_in_libsql
+
+        return planned_in_libsql(str(url))
     if is_server(url):
         with _needs_psycopg():
             from hocket.store.postgres import planned as planned_there
@@ -208,8 +223,17 @@ def read_replica(primary: Store, url: str, noted: Path) -> ReadReplica:
 
 def is_server(url: Path | str) -> bool:
     """Whether a database server has the store of this address."""
+    return _scheme(url) in (*_POSTGRES_SCHEMES, *_LIBSQL_SCHEMES)
+
+
+def is_libsql(url: Path | str) -> bool:
+    """Whether that is a libSQL server."""
+    return _scheme(url) in _LIBSQL_SCHEMES
+
+
+def _scheme(url: Path | str) -> str:
     scheme, separator, _ = str(url).partition("://")
-    return bool(separator) and scheme in _POSTGRES_SCHEMES
+    return scheme if separator else ""
 
 
 def _file(url: Path | str) -> Path | str:
@@ -219,8 +243,7 @@ def _file(url: Path | str) -> Path | str:
         return url
     if address[1] != "sqlite" or not address[2].startswith("/"):
         raise Usage(
-            f"unknown store address {address[1]}://…; give a path, sqlite:///path with an absolute path, or"
-            " postgresql://user@host/database"
+            f"unknown store address {address[1]}://…; give a path, sqlite:///path with an absolute path, {SERVER_FORMS}"
         )
     return unquote(address[2])
 
@@ -231,9 +254,16 @@ def listener(url: Path | str, direct: str | None = None) -> NoteListener | None:
     """
     if not is_server(url):
         return None
+    if is_libsql(url):
+        return NoNotes()
     from hocket.store.postgres.listening import PostgresListener
 
     return PostgresListener(str(url), direct)
+
+
+def has_blob_table(url: Path | str) -> bool:
+    """Whether the store of this address can keep blobs."""
+    return _scheme(url) in _POSTGRES_SCHEMES
 
 
 def blob_table(url: str) -> BlobTable:

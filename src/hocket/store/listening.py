@@ -33,3 +33,16 @@ class NoteListener(Protocol):
         """Waits for notes. None come after `close`. Raises StoreError if the connection broke: notes may be lost."""
 
     def close(self) -> None: ...
+
+
+class NoNotes:
+    """The listener of a server that carries no notes."""
+
+    def open(self) -> WakeUp:
+        return WakeUp.POLLING
+
+    def wait(self) -> list[bytes]:
+        return []
+
+    def close(self) -> None:
+        pass

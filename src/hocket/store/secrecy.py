@@ -1,9 +1,16 @@
-"""Passwords in the addresses of stores. They belong into the variables and files that libpq reads."""
+"""Passwords and tokens in the addresses of stores. They belong into the variables and files that libpq reads, and into
+the variable of the token.
+"""
 
 import re
 
+# The variable with the token of a store in libSQL.
+DB_TOKEN = "HOCKET_DB_TOKEN"
+# How libSQL's own programs call it in an address.
+TOKEN_PARAMETER = "authToken"
+
 _USER = re.compile(r"(?<=://)([^/?#@:]*):([^/?#]*)@")
-_PARAMETER = re.compile(r"(?<=[?&])(password|sslpassword)=[^&#]*&?")
+_PARAMETER = re.compile(rf"(?<=[?&])(password|sslpassword|{TOKEN_PARAMETER})=[^&#]*&?")
 
 
 def without_password(address: str) -> str:

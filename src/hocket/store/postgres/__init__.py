@@ -17,7 +17,6 @@ from hocket.store.locks import MustBeAlone
 from hocket.store.migration import Migration
 from hocket.store.postgres.address import DatabaseAddress, read_address
 from hocket.store.postgres.beginning import Beginning
-from hocket.store.postgres.clock import SERVER_MS, ServerClock
 from hocket.store.postgres.connecting import connect, is_pooled
 from hocket.store.postgres.exchange import Connection
 from hocket.store.postgres.faults import LOCK_WAIT_S, first_line, raise_explained
@@ -25,6 +24,8 @@ from hocket.store.postgres.listening import notification
 from hocket.store.postgres.migration import check_and_migrate, planned_migration
 from hocket.store.postgres.ops import HEAD, head_of
 from hocket.store.postgres.session import PostgresSession
+from hocket.store.postgres.statements import SERVER_MS
+from hocket.store.server_clock import ServerClock
 
 READERS_MAX = 8
 # How long a process looks for the answer after a connection broke during a commit.

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from hocket.kernel.subjects import Subject
 from hocket.store.ops import Head
-from hocket.store.postgres.clock import SERVER_MS
 from hocket.store.postgres.exchange import Answer, Statement
 from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S
 from hocket.store.postgres.locks import lock_key
 from hocket.store.postgres.ops import HEAD, LATEST, head_of
+from hocket.store.postgres.statements import SERVER_MS
 from hocket.store.postgres.told import Told
 
 # How many subjects are read in advance at most, and after how many transactions that have not asked for one it no

@@ -18,10 +18,10 @@ from hocket.errors import StoreError, StoreLocked
 from hocket.kernel.ids import hash_text
 from hocket.store.blobs import PART_BYTES, ClearedBlobs
 from hocket.store.postgres.address import read_address
-from hocket.store.postgres.clock import SERVER_MS
 from hocket.store.postgres.connecting import connect
 from hocket.store.postgres.exchange import Connection
 from hocket.store.postgres.faults import IDLE_S, raise_explained
+from hocket.store.postgres.statements import SERVER_MS
 
 CONNECTIONS_MAX = 4
 # How long a node waits for another one that writes the same blob.

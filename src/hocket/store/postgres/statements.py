@@ -18,6 +18,8 @@ T = TypeVar("T")
 PAGE_ROWS = 1_000
 # Changes that a transaction gathers before it sends them.
 WAITING_MAX = 1_000
+# The server's time in milliseconds.
+SERVER_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
 
 def damaged(how: str) -> StoreError:

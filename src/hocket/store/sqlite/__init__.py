@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import apsw
 
@@ -70,7 +70,7 @@ class SqliteStore:
         if self.path == ":memory:":
             self._readers = WriterAsReader(ReadConnection(self._writer, is_alone=True), self._write_lock)
         else:
-            self._readers = ReadPool(lambda: self._connect(apsw.SQLITE_OPEN_READWRITE, READER_CACHE_KIB), self.path)
+            self._readers = ReadPool(self._new_reader, self.path)
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> "WriteTransaction":
         """Always alone."""
@@ -106,6 +106,9 @@ class SqliteStore:
         connection.set_busy_timeout(0)
         _set(connection, "synchronous=FULL", f"cache_size=-{cache_kib}", "temp_store=MEMORY")
         return connection
+
+    def _new_reader(self) -> "ReadConnection":
+        return ReadConnection(self._connect(apsw.SQLITE_OPEN_READWRITE, READER_CACHE_KIB))
 
     def _migrate(self) -> None:
         """Brings a new or an older file to the current version."""
@@ -156,8 +159,12 @@ def _steps(version: int) -> list[str]:
     """The SQL that brings a file from this version to the current one."""
     if version == VERSION:
         return []
-    steps = [files("hocket.store.sqlite").joinpath(step).read_text() for step in _SCHEMA[version:]]
-    return [*steps, f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}"]
+    return [*table_steps(version), f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}"]
+
+
+def table_steps(version: int) -> list[str]:
+    """The SQL that brings the tables from this version to the current one."""
+    return [files("hocket.store.sqlite").joinpath(step).read_text() for step in _SCHEMA[version:]]
 
 
 def _upgrade(connection: apsw.Connection, version: int) -> None:
@@ -236,6 +243,23 @@ class WriteTransaction:
         self._hints.wait(UNWOKEN_S * random.uniform(1, 2))
 
 
+class StoreReader(Protocol):
+    """A connection that reads, for one thread at a time."""
+
+    thread: int
+
+    @property
+    def session(self) -> SqliteSession: ...
+
+    def begin(self) -> None:
+        """A view within a view is the same view."""
+
+    def end(self) -> bool:
+        """Whether this was the outermost view."""
+
+    def close(self) -> None: ...
+
+
 class ReadConnection:
     """A connection that reads, for one thread at a time. One that `is_alone` needs no transaction: while a thread has
     it, no other can write.
@@ -251,33 +275,34 @@ class ReadConnection:
         self._depth = 0
 
     def begin(self) -> None:
-        """A view within a view is the same view."""
         if self._depth == 0 and not self._is_alone:
             self.connection.execute("BEGIN")
         self._depth += 1
 
     def end(self) -> bool:
-        """Whether this was the outermost view."""
         self._depth -= 1
         if self._depth == 0 and not self._is_alone:
             self.connection.execute("ROLLBACK")
         return self._depth == 0
 
+    def close(self) -> None:
+        self.connection.close()
+
 
 class ReadPool:
-    """The readers of a file: as many as there are threads that read at once, up to a limit. At the limit, a thread
+    """The readers of a store: as many as there are threads that read at once, up to a limit. At the limit, a thread
     waits for one.
     """
 
-    def __init__(self, connect: Callable[[], apsw.Connection], path: str) -> None:
-        self._connect = connect
+    def __init__(self, new_reader: Callable[[], StoreReader], path: str) -> None:
+        self._new_reader = new_reader
         self._path = path
         self._places = threading.Semaphore(READERS_MAX)
-        self._free: list[ReadConnection] = []
-        self._taken: dict[int, ReadConnection] = {}
+        self._free: list[StoreReader] = []
+        self._taken: dict[int, StoreReader] = {}
         self._is_closed = False
 
-    def take(self) -> ReadConnection:
+    def take(self) -> StoreReader:
         thread = threading.get_ident()
         reader = self._taken.get(thread)
         if reader is not None:
@@ -287,7 +312,7 @@ class ReadPool:
         try:
             if self._is_closed:
                 raise StoreError(f"{self._path} is closed")
-            reader = self._free.pop() if self._free else ReadConnection(self._connect())
+            reader = self._free.pop() if self._free else self._new_reader()
         except BaseException:
             self._places.release()
             raise
@@ -295,7 +320,7 @@ class ReadPool:
         self._taken[thread] = reader
         return reader
 
-    def give_back(self, reader: ReadConnection, is_over: bool) -> None:
+    def give_back(self, reader: StoreReader, is_over: bool) -> None:
         if is_over:
             del self._taken[reader.thread]
             self._free.append(reader)
@@ -308,7 +333,7 @@ class ReadPool:
             self._places.acquire(timeout=max(0.0, deadline - time.monotonic()))
         self._is_closed = True
         for reader in self._free:
-            reader.connection.close()
+            reader.close()
         self._places.release(READERS_MAX)
 
 
@@ -319,11 +344,11 @@ class WriterAsReader:
         self._reader = reader
         self._lock = lock
 
-    def take(self) -> ReadConnection:
+    def take(self) -> StoreReader:
         self._lock.acquire()
         return self._reader
 
-    def give_back(self, reader: ReadConnection, is_over: bool) -> None:
+    def give_back(self, reader: StoreReader, is_over: bool) -> None:
         self._lock.release()
 
     def close(self) -> None:

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import apsw
+
 from hocket.kernel.clock import pack
 from hocket.kernel.roster import Outcome
 from hocket.store.job_columns import JOB_COLUMNS, job_entry, job_row
@@ -195,13 +197,20 @@ class JobStatements(LockStatements):
         self, kind: str, limit: int, after: JobEntry | None = None, is_left: IsLeft | None = None
     ) -> list[tuple[JobEntry, bytes | None]]:
         self.lock_subjects(())
-        if is_left is not None and self._is_left is None:
-            # Once: each registration makes SQLite prepare every statement again.
-            self._connection.create_scalar_function("is_left", lambda *job: self._is_left and self._is_left(*job), 2)
-        self._is_left = is_left or self._is_left
-        found = self._ready(kind, limit, after, "" if is_left is None else "AND NOT is_left(j.id, j.fence)")
+        found = self._ready(kind, limit, after) if is_left is None else self._not_left(kind, limit, after, is_left)
         self._unended.update(entry.job.id for entry, _ in found)
         return found
+
+    def _not_left(
+        self, kind: str, limit: int, after: JobEntry | None, is_left: IsLeft
+    ) -> list[tuple[JobEntry, bytes | None]]:
+        """Ready jobs without those that the caller leaves to others. SQLite calls it for each row that it passes."""
+        if self._is_left is None:
+            # Once: each registration makes SQLite prepare every statement again.
+            assert isinstance(self._connection, apsw.Connection)
+            self._connection.create_scalar_function("is_left", lambda *job: self._is_left and self._is_left(*job), 2)
+        self._is_left = is_left
+        return self._ready(kind, limit, after, "AND NOT is_left(j.id, j.fence)")
 
     def claimed_count(self, kind: str) -> int:
         return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = ?", kind))

@@ -13,13 +13,13 @@ from hocket.store.sqlite.statements import Statements
 _DELIVERY = "queue, message, stage, due, priority, sent, thread"
 _STAGES = tuple(DeliveryStage)
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Message).decode
+decode_message = msgspec.msgpack.Decoder(Message).decode
 
 
 class MessageStatements(Statements):
     def message(self, message_id: bytes) -> Message | None:
         state = self._one("SELECT state FROM messages WHERE id = ?", message_id)
-        return None if state is None else _decode(state)
+        return None if state is None else decode_message(state)
 
     def put_message(self, message: Message, depth: int) -> None:
         state, last = _encode(message), pack(message.last)
@@ -45,7 +45,7 @@ class MessageStatements(Statements):
 
     def each_message(self) -> Iterator[Message]:
         for row in self._sql("SELECT state FROM messages ORDER BY id"):
-            yield _decode(row[0])
+            yield decode_message(row[0])
 
     def thread(self, thread: bytes, limit: int, after: bytes = b"") -> list[Message]:
         # An OR would sort the whole thread for each page.
@@ -53,11 +53,11 @@ class MessageStatements(Statements):
             "SELECT id, state FROM messages WHERE id = ?1 AND id > ?2"
             " UNION ALL SELECT id, state FROM messages WHERE thread = ?1 AND id > ?2 ORDER BY id LIMIT ?3"
         )
-        return [_decode(row[1]) for row in self._sql(sql, (thread, after, limit))]
+        return [decode_message(row[1]) for row in self._sql(sql, (thread, after, limit))]
 
     def replies(self, message_id: bytes) -> list[Message]:
         rows = self._sql("SELECT state FROM messages WHERE reply_to = ? ORDER BY id", (message_id,))
-        return [_decode(row[0]) for row in rows]
+        return [decode_message(row[0]) for row in rows]
 
     def message_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
         rows = self._sql("SELECT id FROM messages WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (low, high, limit))
@@ -117,7 +117,7 @@ class MessageStatements(Statements):
             " AND (receiver = 'all' OR substr(receiver, -1) = '/') ORDER BY number LIMIT ?",
             (*groups, after, limit),
         )
-        return [(number, _decode(state)) for number, state in rows]
+        return [(number, decode_message(state)) for number, state in rows]
 
     def group_cursor(self, queue: str) -> int:
         return self._one("SELECT number FROM group_cursors WHERE queue = ?", queue) or 0

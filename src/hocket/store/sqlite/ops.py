@@ -6,12 +6,14 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
+import apsw
+
 from hocket.kernel.subjects import Subject
 from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, SealedOp
 from hocket.store.sqlite.locks import LockStatements
 from hocket.store.sqlite.statements import UNREADABLE, damaged
 
-_HEAD = "wall, logical, seq, chain, settled, unsettled, rebuilding, law, last, sealed"
+HEAD = "SELECT wall, logical, seq, chain, settled, unsettled, rebuilding, law, last, sealed FROM head"
 _OP = "seq, id, hlc, variant, family, key, reason, settled, body, chain"
 _PUT_HEAD = (
     "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ?, law = ?,"
@@ -23,12 +25,12 @@ _ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 class OpStatements(LockStatements):
     def head(self) -> Head:
         """The head. Reads it again only if another connection has written since this one last read or wrote it."""
-        version = self._data_version("main")
+        version = self._data_version()
         self._head_seen = True
         if self._is_writer and self._head is not None and version == self._head_version:
             return self._head
         try:
-            row = self._sql(f"SELECT {_HEAD} FROM head").fetchone()
+            row = self._sql(HEAD).fetchone()
         except UNREADABLE as error:
             raise damaged(str(error)) from error
         if row is None or type(row[2]) is not int or type(row[3]) is not bytes:
@@ -37,6 +39,11 @@ class OpStatements(LockStatements):
         self._claimed.clear()
         self._states.clear()
         return self._head
+
+    def _data_version(self) -> int:
+        """Changes with each commit of another connection."""
+        assert isinstance(self._connection, apsw.Connection)
+        return self._connection.data_version("main")
 
     def lock_end(self) -> Head:
         return self.head()
@@ -50,7 +57,7 @@ class OpStatements(LockStatements):
         version. A transaction that did not read it does not know.
         """
         if self._head_seen:
-            self._head_version = self._data_version("main")
+            self._head_version = self._data_version()
         else:
             self._head = None
         self._head_seen = False
@@ -143,8 +150,13 @@ class OpStatements(LockStatements):
     def _merged(self, after: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
         """Merges the authors' own sequences, which are indexed."""
         sql = f"SELECT {_OP} FROM ops WHERE substr(hlc, 13) = ? AND hlc > ? ORDER BY hlc LIMIT ?"
-        authors = [self._connection.cursor().execute(sql, (node, hlc, limit)) for node, hlc in after.items()]
+        authors = self._each(sql, [(node, hlc, limit) for node, hlc in after.items()])
         return [_op_row(row) for row in islice(merge(*authors, key=itemgetter(2)), limit)]
+
+    def _each(self, sql: str, values: Sequence[Sequence[Any]]) -> list[Iterable[Any]]:
+        """The rows for each of the values. They are read when they are needed."""
+        assert isinstance(self._connection, apsw.Connection)
+        return [self._connection.cursor().execute(sql, each) for each in values]
 
     def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
         return self._ops("WHERE substr(hlc, 13) = ? AND hlc > ? ORDER BY hlc LIMIT ?", node, after, limit)

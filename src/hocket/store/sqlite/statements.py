@@ -3,7 +3,7 @@ transaction to the next. Node ids are eight big-endian bytes, because SQLite's i
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import apsw
 
@@ -16,6 +16,16 @@ from hocket.store.ops import Head
 UNREADABLE = (apsw.SQLError, UnicodeDecodeError)
 
 
+class SqliteConnection(Protocol):
+    """What the statements use of a connection: of apsw's, or of one to a server that runs SQLite."""
+
+    @property
+    def in_transaction(self) -> bool: ...
+    def execute(self, statements: str, bindings: Any = ..., /) -> Any: ...
+    def executemany(self, statements: str, sequenceofbindings: Any, /) -> Any: ...
+    def total_changes(self) -> int: ...
+
+
 def damaged(how: str) -> StoreError:
     return StoreError(f"the database is damaged ({how}); restore a backup")
 
@@ -23,12 +33,11 @@ def damaged(how: str) -> StoreError:
 class Statements:
     """`is_writer` is for the session of write transactions, which exclude every other writer."""
 
-    def __init__(self, connection: apsw.Connection, is_writer: bool = False) -> None:
+    def __init__(self, connection: SqliteConnection, is_writer: bool = False) -> None:
         self._is_writer = is_writer
         self._connection = connection
         self._sql = connection.execute
         self._many = connection.executemany
-        self._data_version = connection.data_version
         self._head: Head | None = None
         self._head_version = -1
         self._head_seen = False
@@ -54,7 +63,8 @@ class Statements:
         return None if row is None else row[0]
 
     def _rows(self, sql: str, *values: Any) -> Iterable[Any]:
-        return self._sql(sql, values)
+        rows: Iterable[Any] = self._sql(sql, values)
+        return rows
 
     def _among(self, sql: str, values: Sequence[bytes]) -> set[bytes]:
         """The one column that a statement returns for any of the values."""

@@ -5,9 +5,6 @@ the time, however wrong the clocks of their machines are.
 
 from hocket.store.machine_time import machine_s
 
-# The server's time in milliseconds, in SQL.
-SERVER_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
-
 
 class ServerClock:
     """Seconds since the epoch."""

@@ -1,0 +1,115 @@
+"""The statements of the SQLite store in a libSQL server that nodes share. The difference: the head's last op is that of
+the author who writes, a node has settings of its own, and nothing is remembered from one transaction to the next.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from hocket.kernel.messages import Message
+from hocket.store.job_columns import JOB_COLUMNS, job_entry
+from hocket.store.jobs import IsLeft, JobEntry
+from hocket.store.libsql.connection import LibsqlConnection
+from hocket.store.ops import Head, NewOp
+from hocket.store.sqlite.messages import decode_message
+from hocket.store.sqlite.session import SqliteSession
+
+# A list that could be the whole table is read in pages of this many rows.
+PAGE_ROWS = 1_000
+# How many ready jobs are read at once where some are left to others.
+READY_ROWS = 64
+# The last op of an author.
+LATEST = "SELECT id FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc DESC LIMIT 1"
+
+
+class LibsqlSession(SqliteSession):
+    def __init__(self, connection: LibsqlConnection, is_writer: bool = False) -> None:
+        super().__init__(connection, is_writer)
+        # An author and its last op, which a write transaction reads when it begins.
+        self._known_last: tuple[bytes | None, bytes] = (None, b"")
+        # The number and the id of the last op that the transaction has added.
+        self.last_added: tuple[int, bytes] | None = None
+
+    def begun(self, head: Head, known_last: tuple[bytes | None, bytes]) -> None:
+        """A write transaction begins, which has read the head and an author's last op."""
+        self._head, self._head_seen, self._known_last = head._replace(last=bytes(16)), True, known_last
+
+    def ended(self) -> None:
+        self.undone()
+        self._claimed.clear()
+        self._states.clear()
+        self.last_added = None
+
+    @property
+    def author(self) -> bytes | None:
+        """The author that the transaction has locked."""
+        return self._author
+
+    def has_op(self, seq: int, op_id: bytes) -> bool:
+        return self._one("SELECT 1 FROM ops WHERE seq = ? AND id = ?", seq, op_id) is not None
+
+    def _data_version(self) -> int:
+        """A write transaction excludes all others, and a view does not change."""
+        return self._head_version
+
+    def head(self) -> Head:
+        if self._head is None:
+            self._head = super().head()._replace(last=bytes(16))
+        return self._head
+
+    def lock_author(self, node: bytes) -> None:
+        """From now on the head's `last` is that of this author."""
+        if self._author != node:
+            super().lock_author(node)
+            last = self._known_last[1] if self._known_last[0] == node else self.latest_of(node)[1]
+            self._head = self.head()._replace(last=last)
+
+    def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes] = ()) -> int:
+        seq = super().add_ops(ops, links)
+        if ops:
+            self.last_added = seq, ops[-1].id
+        return seq
+
+    def drop_ops(self, first: int) -> None:
+        super().drop_ops(first)
+        self.last_added = None
+
+    def order_ops(self) -> None:
+        """The tables have this index from the start: many nodes write here."""
+
+    def _each(self, sql: str, values: Sequence[Sequence[Any]]) -> list[Iterable[Any]]:
+        """In one round trip. The author of an op is the end of its time."""
+        rows = self._many(sql, values)
+        return [list(group) for _, group in groupby(rows, key=lambda row: row[2][12:])]
+
+    def each_job(self) -> Iterator[JobEntry]:
+        for row in self._pages(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id > ? ORDER BY id LIMIT ?"):
+            yield job_entry(row)
+
+    def each_message(self) -> Iterator[Message]:
+        for _, state in self._pages("SELECT id, state FROM messages WHERE id > ? ORDER BY id LIMIT ?"):
+            yield decode_message(state)
+
+    def _pages(self, sql: str) -> Iterator[Any]:
+        """All rows of a statement that takes an id and a limit, and returns rows in the order of ids, the id first."""
+        after = b""
+        while rows := self._sql(sql, (after, PAGE_ROWS)).fetchall():
+            yield from rows
+            after = rows[-1][0]
+
+    def _not_left(
+        self, kind: str, limit: int, after: JobEntry | None, is_left: IsLeft
+    ) -> list[tuple[JobEntry, bytes | None]]:
+        found: list[tuple[JobEntry, bytes | None]] = []
+        while page := self._ready(kind, READY_ROWS, after):
+            found += [each for each in page if not is_left(each[0].job.id, each[0].job.fence)]
+            if len(found) >= limit or len(page) < READY_ROWS:
+                break
+            after = page[-1][0]
+        return found[:limit]
+
+    def node_meta(self, node: bytes, key: str) -> bytes | None:
+        return self.meta(f"{key} {node.hex()}")
+
+    def set_node_meta(self, node: bytes, key: str, value: bytes) -> None:
+        self.set_meta(f"{key} {node.hex()}", value)
