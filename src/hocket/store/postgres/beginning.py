@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hocket.kernel.subjects import Subject
 from hocket.store.ops import Head
 from hocket.store.postgres.clock import SERVER_MS
-from hocket.store.postgres.exchange import Answer, Statement
+from hocket.store.postgres.exchange import StatementAnswer, Statement
 from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S
 from hocket.store.postgres.locks import lock_key
 from hocket.store.postgres.ops import HEAD, LATEST, head_of
@@ -86,7 +86,7 @@ class Beginning:
             (facts, (self.author, self.worker, *asked)),
         ]
 
-    def begun(self, answers: Sequence[Answer]) -> Begun:
+    def begun(self, answers: Sequence[StatementAnswer]) -> Begun:
         """What the server has answered to the last statements."""
         _, _, head, facts = answers
         ((server_ms, last, has_after, has_routes, has_worker, *states),) = facts.rows

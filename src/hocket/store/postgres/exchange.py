@@ -27,7 +27,7 @@ _Key = tuple[str, tuple[int, ...]]
 _GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
 
 
-class Answer(NamedTuple):
+class StatementAnswer(NamedTuple):
     """`rowcount` is how many rows a statement has given or changed."""
 
     rows: list[Row]
@@ -62,7 +62,7 @@ class Connection(psycopg.Connection[Row]):
         self._names: dict[_Key, bytes] = {}
         self._numbers = count()
 
-    def ask(self, statements: Iterable[Statement]) -> list[Answer]:
+    def ask(self, statements: Iterable[Statement]) -> list[StatementAnswer]:
         """Runs statements in one round trip. Raises the error of the first that fails; the server skips those after it.
         They leave in one go: PostgreSQL's limit for idle transactions does not count while it waits for the rest.
         """
@@ -121,8 +121,8 @@ class Connection(psycopg.Connection[Row]):
         pgconn.exit_pipeline_mode()
         return results
 
-    def _answers(self, sent: Sequence[_Sent], results: Iterator[PGresult]) -> list[Answer]:
-        answers: list[Answer] = []
+    def _answers(self, sent: Sequence[_Sent], results: Iterator[PGresult]) -> list[StatementAnswer]:
+        answers: list[StatementAnswer] = []
         failure: PGresult | None = None
         for each in sent:
             if each.is_new and (made := next(results)).status not in _GOOD:
@@ -141,12 +141,12 @@ class Connection(psycopg.Connection[Row]):
         for each in unprepared:
             del self._names[each.key]
 
-    def _answer(self, result: PGresult) -> Answer:
+    def _answer(self, result: PGresult) -> StatementAnswer:
         count = result.ntuples
         if not count:
-            return Answer([], result.command_tuples or 0)
+            return StatementAnswer([], result.command_tuples or 0)
         self._values.set_pgresult(result)
-        return Answer(self._values.load_rows(0, count, tuple), count)
+        return StatementAnswer(self._values.load_rows(0, count, tuple), count)
 
 
 def _receive(pgconn: PGconn, results: list[PGresult]) -> None:

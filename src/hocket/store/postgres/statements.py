@@ -9,7 +9,7 @@ from hocket.errors import StoreError
 from hocket.kernel.subjects import Subject
 from hocket.store.ops import Head
 from hocket.store.postgres.columns import Column, unnested
-from hocket.store.postgres.exchange import Answer, Connection, Statement
+from hocket.store.postgres.exchange import StatementAnswer, Connection, Statement
 from hocket.store.postgres.told import Told
 
 T = TypeVar("T")
@@ -81,11 +81,11 @@ class PostgresStatements:
         # Statements that go out with the next one that is waited for.
         self._waiting: list[Statement] = []
 
-    def _sql(self, sql: str, values: Sequence[Any] = ()) -> Answer:
+    def _sql(self, sql: str, values: Sequence[Any] = ()) -> StatementAnswer:
         """Waits for the answer."""
         return self._ask((sql, values))[0]
 
-    def _ask(self, *last: Statement) -> list[Answer]:
+    def _ask(self, *last: Statement) -> list[StatementAnswer]:
         """Sends what waits, and these after it, whose answers it gives."""
         waiting, self._waiting = self._waiting, []
         return self._connection.ask((*waiting, *last))[len(waiting) :]
