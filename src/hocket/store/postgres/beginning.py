@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hocket.kernel.subjects import Subject
 from hocket.store.ops import Head
 from hocket.store.postgres.clock import SERVER_MS
-from hocket.store.postgres.exchange import StatementAnswer, Statement
+from hocket.store.postgres.exchange import Statement, StatementAnswer
 from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S
 from hocket.store.postgres.locks import lock_key
 from hocket.store.postgres.ops import HEAD, LATEST, head_of

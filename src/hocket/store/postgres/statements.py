@@ -9,7 +9,7 @@ from hocket.errors import StoreError
 from hocket.kernel.subjects import Subject
 from hocket.store.ops import Head
 from hocket.store.postgres.columns import Column, unnested
-from hocket.store.postgres.exchange import StatementAnswer, Connection, Statement
+from hocket.store.postgres.exchange import Connection, Statement, StatementAnswer
 from hocket.store.postgres.told import Told
 
 T = TypeVar("T")
