@@ -339,12 +339,13 @@ def test_pages_of_rows_have_each_of_them_once(editor: Client):
     seen: list[int] = []
     after = ""
     while True:
-        page = editor("GET", f"/v1/rows/pages?limit=3&after={after}").json
+        page = editor("GET", f"/v1/rows/pages?limit=3{after}").json
         seen += [each["value"] for each in page["items"]]
         if page["next"] is None:
             break
-        after = page["next"]
+        after = f"&after={page['next']}"
     assert seen == list(range(7))
+    assert editor("GET", "/v1/rows/pages?after=").status == 400
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,7 @@ class Runtime:
         elif began is None:
             tx.session.set_meta(NEWCOMER, b"1")
         else:
-            check_sharing(tx.session, tx.node, tx.projection.permissions, tx.physical)
+            check_sharing(tx.session, tx.node, tx.projection.permissions, tx.now)
 
     @property
     def blobs(self) -> Blobs:
@@ -432,7 +432,8 @@ class Runtime:
     def _check_sharing(self) -> None:
         try:
             with self.store.read() as session:
-                check_sharing(session, self.log.node, self.log.permissions(session), self.log.physical())
+                now_ms = max(self.log.physical(), session.head().wall)
+                check_sharing(session, self.log.node, self.log.permissions(session), now_ms)
         except Conflict:
             if self.replica is not None:
                 self.replica.check()

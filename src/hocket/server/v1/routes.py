@@ -34,7 +34,7 @@ FetchPage = Callable[[int, str | None], ListPage[T]]
 
 Limit = msgspec.Meta(ge=1, le=PAGE_MAX, description="The most items of one page.")
 ULID = "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"
-After = msgspec.Meta(max_length=1024, description="`next` of the page before.")
+After = msgspec.Meta(min_length=1, max_length=1024, description="`next` of the page before.")
 
 
 class BadContentType(HocketError):
