@@ -1,5 +1,6 @@
-"""What every arbiter promises, asked of each of them: the store that several processes share, and the coordinator that
-other nodes reach over HTTP. Two seats compete for the same jobs; each asks as a worker does, and acts on the answer.
+"""What every arbiter promises, asked of each of them: the store that several processes share, the coordinator that
+other nodes reach over HTTP, and the servers on which nodes share a store. Two seats compete for the same jobs; each
+asks as a worker does, and acts on the answer.
 """
 
 import asyncio
@@ -24,12 +25,15 @@ from hocket.work.arbiter import decided
 from hocket.work.handlers import kind
 from hocket.work.jobs import Held, Offer, Result
 from hocket.work.pending_decisions import Decision
+from tests.libsql_server import new_server
 from tests.mesh.world import Place, world
+from tests.postgres_server import server
 
-pytestmark = pytest.mark.touches("LW-39")
+pytestmark = pytest.mark.touches("LW-39", "VX-14", "VX-18")
 
 LEASE_MS = 60_000
 ARBITERS = ("the shared store", "the coordinator over HTTP")
+SERVERS = {"PostgreSQL": lambda: server().new_database(), "libSQL": lambda: new_server().address}
 
 
 class Seat:
@@ -126,11 +130,25 @@ async def coordinating(directory: Path) -> AsyncIterator[Table]:
         yield Table(owner.log, (seats[0], seats[1]), owner.stop_serving)
 
 
-@pytest.fixture(params=[*ARBITERS, *(f"{each}, ranked jobs" for each in ARBITERS)])
+@asynccontextmanager
+async def on_a_server(address: str, directory: Path) -> AsyncIterator[Table]:
+    """Two nodes, each with a home and a key of its own."""
+    founder = Runtime.init(directory / "founder", server=address, name="founder")
+    second = Runtime.init(directory / "second", directory / "founder" / "user.key", server=address, name="second")
+    async with AsyncExitStack() as stack:
+        nodes = [Node(runtime) for runtime in (founder, second)]
+        for node in nodes:
+            stack.push_async_callback(node.close)
+        yield Table(nodes[0].log, (Seat(nodes[0], 1), Seat(nodes[1], 2)))
+
+
+@pytest.fixture(params=[*ARBITERS, *(f"{each}, ranked jobs" for each in ARBITERS), *SERVERS])
 def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], object]:
     """With ranked jobs, the seats are workers that do not keep to the ranking: it decides who tries, and nothing
     else.
     """
+    if request.param in SERVERS:
+        return functools.partial(on_a_server, SERVERS[request.param]())
     if request.param.endswith("ranked jobs"):
         monkeypatch.setattr(Table, "claim", "rendezvous")
     return sharing if request.param.startswith(ARBITERS[0]) else coordinating
