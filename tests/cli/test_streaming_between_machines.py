@@ -75,12 +75,13 @@ def machines(hocket: Program, tmp_path: Path) -> Iterator[Machines]:
 
 
 def read_until(process: "subprocess.Popen[str]", text: str) -> str:
+    """Gives the job, which the first line names. The text may come together with that line, and with the line's end."""
     assert process.stdout is not None
-    first, said = process.stdout.readline(), ""
-    while not said.endswith(text):
+    said = ""
+    while not said.partition("\n")[2].rstrip("\n").endswith(text):
         said += (chunk := os.read(process.stdout.fileno(), 100).decode())
-        assert chunk, process.communicate(timeout=PATIENCE_S)
-    return first.split()[-1]
+        assert chunk, (said, process.communicate(timeout=PATIENCE_S))
+    return said.partition("\n")[0].split()[-1]
 
 
 @pytest.mark.touches("GR-05")
