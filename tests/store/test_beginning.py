@@ -13,24 +13,12 @@ from hocket.store.postgres.beginning import SUBJECTS_MAX, UNASKED_MAX
 from hocket.store.postgres.session import PostgresSession
 from hocket.store.subjects import SubjectRow
 from tests.log.roster.world import READER, introduction, new_log
-from tests.postgres_server import prepared, server
 
 pytestmark = pytest.mark.touches("VX-18")
 
 ME, HLC = bytes(7) + b"\1", bytes(20)
 KEY = Subject(KIND, b"acme.render")
 NODE = Subject(AVAILABILITY, ME)
-
-
-@pytest.fixture
-def address() -> str:
-    return server().new_database(template=prepared())
-
-
-@pytest.fixture
-def store(address: str) -> Iterator[PostgresStore]:
-    with closing(PostgresStore(address)) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 import traceback
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -22,22 +21,11 @@ from hocket.store import postgres
 from hocket.store.guarded import GuardedStore
 from hocket.store.postgres import PostgresStore, beginning, migration, statements
 from tests.log.roster.world import READER, introduction, new_log
-from tests.postgres_server import prepared, server
+from tests.postgres_server import server
 
 PASSWORD = "p%zz s3cret"
 QUOTED = "p%25zz%20s3cret"
 WAIT_S = 30.0
-
-
-@pytest.fixture
-def address() -> str:
-    return server().new_database(template=prepared())
-
-
-@pytest.fixture
-def store(address: str) -> Iterator[PostgresStore]:
-    with closing(PostgresStore(address)) as opened:
-        yield opened
 
 
 def put(store: stores.Store, value: bytes) -> None:

@@ -68,9 +68,11 @@ class captured:
             _current.reset(self._token)
         except ValueError:
             pass  # a coroutine that never ended is collected in another context
-        if _show is not None:
-            self._capture.show_rest(_show)
-        self._ended()
+        try:
+            if _show is not None:
+                self._capture.show_rest(_show)
+        finally:
+            self._ended()
 
 
 def job_of(record: logging.LogRecord) -> str | None:
