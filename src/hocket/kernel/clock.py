@@ -36,9 +36,8 @@ def _bump(wall: int, logical: int, node: int) -> Hlc:
 
 def tick(prior: Hlc, wall_now: int) -> Hlc:
     """The time of a new op by this node: always later than prior, and at the wall clock if that is ahead."""
-    if wall_now > prior.wall:
-        return Hlc(wall_now, 0, prior.node)
-    return _bump(prior.wall, prior.logical, prior.node)
+    wall, logical, node = prior
+    return Hlc(wall_now, 0, node) if wall_now > wall else _bump(wall, logical, node)
 
 
 def recv(prior: Hlc, remote: Hlc, wall_now: int) -> Hlc:

@@ -57,7 +57,11 @@ class Reader:
         return self.data[start:end]
 
     def varint(self, limit: int = _U64_MAX) -> int:
-        value, size = _varint(self.data[self.pos : self.pos + 10])
+        data, at = self.data, self.pos
+        if at < len(data) and data[at] <= 0x7F <= limit:
+            self.pos = at + 1
+            return data[at]
+        value, size = _varint(data[at : at + 10])
         if value > limit:
             raise Malformed(f"a varint is beyond its width: {value}")
         self.pos += size

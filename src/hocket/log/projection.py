@@ -7,7 +7,7 @@ The engine knows no family: the kernel has the rules, and the projectors and reg
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from hocket.kernel import arbitration
@@ -57,7 +57,6 @@ class Projection:
         self.physical = now if physical is None else physical
         self._permissions_reader = permissions_reader
         self.permissions_state = permissions_state
-        self._permissions: Permissions | None = None
         self._fresh = UnstoredOps()
         # The op that was just found to be allowed.
         self._allowed: Op | None = None
@@ -88,12 +87,11 @@ class Projection:
         known = lambda op_id: self.known(op_id)[0]  # noqa: E731
         self._ownership = Ownership(session, known, self.jobs.entry, artifacts.artifact, self.citations.cite)
 
-    @property
+    @cached_property
     def permissions(self) -> Permissions:
-        if self._permissions is None:
-            fresh = [op for op, _ in self._fresh.ops.values()]
-            self._permissions = self._permissions_reader.read(self._session, self.permissions_state, fresh)
-        return self._permissions
+        """Read again when they have changed."""
+        fresh = [op for op, _ in self._fresh.ops.values()]
+        return self._permissions_reader.read(self._session, self.permissions_state, fresh)
 
     # What the rules ask.
 
@@ -219,11 +217,11 @@ class Projection:
             return None
         if isinstance(verdict, Reason):
             return verdict
-        self._fresh.put(op, _COUNTS)
+        self._fresh.put(op, _COUNTS, subject)
         is_new = projector.is_new(subject.key)
         projector.keep(subject.key, verdict)
         # Ops may already wait for an id that other nodes can make too, like that of a schedule's tick.
-        if type(op.payload) in ACCEPTANCES or (subject.key in names_of(op.payload) and not is_new):
+        if type(op.payload) in ACCEPTANCES or (not is_new and subject.key in names_of(op.payload)):
             self._leaners(op)
             self.settle()
         return None
@@ -335,7 +333,10 @@ class Projection:
 
     def _citing_fault(self, projector: Projector[Any], subject: Subject, op: Op) -> Reason | None:
         """For the newest op about its subject: the claim in force needs no looking up."""
-        cited, claim = op.cited, projector.claim(subject.key)
+        cited = op.cited
+        if not cited and not names_others(op.payload):
+            return None
+        claim = projector.claim(subject.key)
         if len(cited) == 1 and cited[0] == claim and not names_others(op.payload):
             return None
         return self.citations.fault(op, newest_claim=claim)
@@ -484,7 +485,7 @@ class Projection:
 
     def _change_permissions(self, name: bytes) -> None:
         self.permissions_state ^= trace(name)
-        self._permissions = None
+        self.__dict__.pop("permissions", None)
 
     def permissions_changed(self, op: Op, name: bytes = b"") -> None:
         """This op has changed the permissions. Marks to be judged again: the ops of nodes that gained or lost

@@ -5,6 +5,7 @@ requests cost one commit. They are signed after that.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -97,28 +98,6 @@ class Transaction:
     machine's own clock, whatever other nodes' clocks say.
     """
 
-    __slots__ = (
-        "_clock",
-        "_drafts",
-        "_head",
-        "_last",
-        "_latest",
-        "_outbox",
-        "_permissions_reader",
-        "_projection",
-        "_refusals",
-        "_settled",
-        "_signer",
-        "_stamps",
-        "_wall_now",
-        "new_id",
-        "node",
-        "now",
-        "physical",
-        "session",
-        "unsettled",
-    )
-
     def __init__(
         self,
         session: Session,
@@ -144,7 +123,6 @@ class Transaction:
         self._clock = Hlc(head.wall, head.logical, node)
         self._wall_now = self.now = wall(head.wall)
         self.new_id = new_id
-        self._projection: Projection | None = None
         self._drafts: list[OpDraft] = []
         self._stamps: dict[Hlc, Op] = {}
         # Of each author, the time and the id of its latest op, as far as it was looked up.
@@ -153,18 +131,24 @@ class Transaction:
         self._refusals: list[Refusal] = []
         self._settled, self.unsettled = head.settled, head.unsettled
 
-    @property
+    @cached_property
     def projection(self) -> Projection:
-        if self._projection is None:
-            self._projection = Projection(
-                self.session,
-                self.now,
-                self._permissions_reader,
-                self._head.permissions_state,
-                self.settle,
-                self.physical,
-            )
-        return self._projection
+        state = self._head.permissions_state
+        return Projection(self.session, self.now, self._permissions_reader, state, self.settle, self.physical)
+
+    @property
+    def _used_projection(self) -> Projection | None:
+        return self.__dict__.get("projection")
+
+    @cached_property
+    def is_bound(self) -> bool:
+        """Whether ids are bound to content here, and ops to their author's previous op."""
+        return self._permissions_reader.rules.bounds is not None
+
+    @cached_property
+    def is_strict(self) -> bool:
+        """Whether the mesh keeps to Likewise v0.1."""
+        return self._permissions_reader.rules.is_strict
 
     @property
     def written(self) -> list[bytes]:
@@ -174,23 +158,13 @@ class Transaction:
     @property
     def changes(self) -> Changes:
         """What this transaction has changed, once it is closed."""
-        projection = self._projection
+        projection = self._used_projection
         if projection is None:
             return NOTHING  # every op goes through the projection
         log = {b""} if self._drafts else ()
         touched = {family: projector.touched for family, projector in projection.projectors.items()}
         keys = {**touched, CLAIM: projection.jobs.lost_claims, LOCK_WAIT: projection.locks.no_longer_waiting, LOG: log}
         return gathered(projection.jobs.ready_kinds(), keys)
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether ids are bound to content here, and ops to their author's previous op."""
-        return self._permissions_reader.rules.bounds is not None
-
-    @property
-    def is_strict(self) -> bool:
-        """Whether the mesh keeps to Likewise v0.1."""
-        return self._permissions_reader.rules.is_strict
 
     def author(
         self, payload: Payload, deps: tuple[bytes, ...] = (), about: int | None = None, *, at_once: bool = False
@@ -236,9 +210,9 @@ class Transaction:
 
     def _follow_up(self, op: Op) -> None:
         """Writes what belongs to an op that counts, such as the message about a conflict, if this node may."""
-        subject = subject_of(op.payload)
+        reason, subject = self.projection.standing(op.id)
         follow_up = None if subject is None else FOLLOW_UPS.get(subject.family)
-        if subject is None or follow_up is None or self.is_offer(op):
+        if subject is None or follow_up is None or reason == Reason.OFFERED:
             return
         payload = follow_up(self.projection.projectors[subject.family].state(subject.key), op)
         if payload is not None:
@@ -411,13 +385,15 @@ class Transaction:
         of all.
         """
         ops = []
+        projection = self._used_projection
         for op, body, _ in self._drafts:
-            reason, subject = self.projection.standing(op.id)
+            assert projection is not None  # every op goes through it
+            reason, subject = projection.standing(op.id)
             family, key = subject or _NO_SUBJECT
             ops.append(NewOp(op.id, pack(op.timestamp), discriminant(op.payload), family, key, reason, 1, body))
-        if self._projection is not None:
+        if projection is not None:
             # Before the end of the log is locked, which others wait for.
-            self._projection.flush()
+            projection.flush()
         folded = self._head.unsettled - self.unsettled
         is_longer = bool(ops or folded) or self._clock[:2] != self._head[:2]
         now = self.session.lock_end() if is_longer else self._head
@@ -428,7 +404,7 @@ class Transaction:
             self.session.refuse(self._refusals)
         unsettled = now.unsettled - folded
         settled = last if unsettled == 0 else now.settled if self.session.is_beside else self._settled
-        permissions_state = now.permissions_state if self._projection is None else self._projection.permissions_state
+        permissions_state = now.permissions_state if projection is None else projection.permissions_state
         wall, logical = max((now.wall, now.logical), self._clock[:2])
         head = Head(wall, logical, last, chain, settled, unsettled, None, permissions_state, self._last, sealed)
         if head != now:
@@ -440,8 +416,8 @@ class Transaction:
         free its ops and states, after a while and at a price.
         """
         self._drafts.clear()
-        if self._projection is not None:
-            self._projection.forget()
+        if (projection := self._used_projection) is not None:
+            projection.forget()
 
     def _count(self) -> None:
         """Adds up what other authors have written. This node has no quota on its own log."""

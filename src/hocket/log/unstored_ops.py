@@ -14,9 +14,10 @@ class UnstoredOps:
         # The longer keys of ops that share their id with another author's op.
         self._long: dict[bytes, list[bytes]] = {}
 
-    def put(self, op: Op, reason: int) -> None:
+    def put(self, op: Op, reason: int, subject: Subject | None = None) -> None:
+        """`subject` is what the op is about, if the caller knows."""
         if op.id not in self.ops:
-            subject = self.subjects[op.id] = subject_of(op.payload)
+            subject = self.subjects[op.id] = subject or subject_of(op.payload)
             if subject is not None:
                 self._about.setdefault(subject, []).append(op.id)
             if len(op.id) > 16:

@@ -4,7 +4,7 @@ turn is due and what follows from it. If a turn fails as a whole, each request i
 
 import functools
 import random
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from hocket.events import JobSkipped
@@ -13,6 +13,7 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.log import Transaction
+from hocket.store import Session
 from hocket.work import claiming, cron, jobs
 from hocket.work.claim_order import ClaimOrder
 from hocket.work.claiming import Claims, HoldMs, OfferedClaim, whole_beats
@@ -142,6 +143,20 @@ class BatchRunner:
         idle = is_idle and (availability not in (None, Availability.ACTIVE) or self._is_idle(tx))
         return BatchResult(outcomes, spared, renewed, lost, claims, tx.now, idle, availability, passes)
 
+    async def look_ahead(self, access: NodeAccess, turn: Batch) -> None:
+        """Ranks the jobs that the turn may claim. The turn itself, which other writers wait for, then need not."""
+        if not turn.wanted or not self._order.leaves_jobs:
+            return
+        log = access.log
+
+        def look(session: Session) -> None:
+            kinds = [kind for kind in session.ready_kinds() if self._handlers.find(kind) is not None]
+            physical = log.physical()
+            view = _QueueOutside(session, log.node, max(physical, session.head().wall), physical, log.signed)
+            self._order.look_ahead(view, kinds, turn.wanted)
+
+        await access.peek(look)
+
     def _passes(self, tx: Transaction) -> list[Job]:
         """The ready jobs for which this worker ranks first."""
         found = claiming.ready_ranked(tx, self._handlers.lease_of, PASSES_MAX)
@@ -233,6 +248,16 @@ class BatchRunner:
             if any(self._wants(tx, entry.job, tx.body(entry.job.schedule_op)) for entry in busy):
                 return True
         return False
+
+
+class _QueueOutside(NamedTuple):
+    """The queue, outside a transaction."""
+
+    session: Session
+    node: int
+    now: int
+    physical: int
+    signed: Callable[[bytes], bytes]
 
 
 async def renew_outputs(access: NodeAccess, turn: Batch) -> None:

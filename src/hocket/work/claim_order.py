@@ -4,10 +4,12 @@ holds the job.
 
 Workers tell each other of claims and passes (`claim_messages`). Such a message moves a turn by one claim timeout at
 most, since it may be a lie or lost.
+
+Every worker ranks every job. Most of that is done outside transactions, which exclude each other.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -16,11 +18,10 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.rendezvous import NotSigned, may_try_at, rank_of, rank_sticky, rank_weighted, seed_in, seed_of
-from hocket.kernel.roster import Job
+from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.signing import is_marked
 from hocket.kernel.vocabulary import ScheduleJob
-from hocket.log import Transaction
-from hocket.store import Session
+from hocket.store import JobEntry, Session
 from hocket.work.heard_claims import HeardClaims
 from hocket.work.members import Members
 
@@ -28,6 +29,9 @@ from hocket.work.members import Members
 UNSIGNED_MS = 20
 # The jobs whose ranks are remembered.
 REMEMBERED_MAX = 10_000
+# A look ahead reads this many jobs at once, and at most so many in all.
+AHEAD_PAGE = 256
+AHEAD_MAX = 2_048
 
 
 def is_ranked(job: Job) -> bool:
@@ -39,6 +43,11 @@ def ready_since(job: Job, succeeded: Callable[[bytes], Hlc | None]) -> int:
     at = job.scheduled.wall if job.fence == 0 and job.failures == 0 and job.returns == 0 else job.last.wall
     done = [found.wall for each in job.policy.dependencies() if (found := succeeded(each)) is not None]
     return max(at, job.ready_at, *done)
+
+
+def _succeeded(session: Session, job_id: bytes) -> Hlc | None:
+    entry = session.job(job_id)
+    return entry.job.done if entry is not None and entry.job.outcome is Outcome.SUCCEEDED else None
 
 
 def sticky_key(job: Job, op: Op) -> str | None:
@@ -66,6 +75,23 @@ def loads(session: Session, kind: str, candidates: Candidates) -> dict[str, int]
         each, more = divmod(counts.get(node, 0), len(names))
         found |= {name: each + (place < more) for place, name in enumerate(names)}
     return found
+
+
+class QueueView(Protocol):
+    """The queue of a node, seen by one of its workers: in a transaction or outside. `now` is the clock of the log,
+    `physical` that of the machine.
+    """
+
+    @property
+    def session(self) -> Session: ...
+    @property
+    def node(self) -> int: ...
+    @property
+    def now(self) -> int: ...
+    @property
+    def physical(self) -> int: ...
+    def signed(self, op: bytes) -> bytes:
+        """An op of this node with its signature."""
 
 
 class Ranking(NamedTuple):
@@ -115,7 +141,7 @@ class _LeftJobs:
 
 
 class ClaimOrder:
-    """The turns of one worker. Use it inside transactions of the log."""
+    """The turns of one worker. Use it from one thread at a time."""
 
     def __init__(self, worker: str, members: Members, heard: HeardClaims) -> None:
         self.worker, self.members, self.heard = worker, members, heard
@@ -124,8 +150,32 @@ class ClaimOrder:
         self._left: dict[bytes, _LeftJob] = {}
         # By the kind, the epoch of the announcement and the labels that the jobs need.
         self._left_to: dict[tuple[str, int, tuple[str, ...]], _LeftJobs] = {}
+        # How far the queue of each kind was looked at ahead.
+        self._ahead: dict[str, JobEntry] = {}
 
-    def look(self, tx: Transaction) -> Callable[[bytes, int], int] | None:
+    @property
+    def leaves_jobs(self) -> bool:
+        """Whether there are jobs that this worker leaves to others. Then it pays to look ahead."""
+        return bool(self._left_to)
+
+    def look_ahead(self, view: QueueView, kinds: Iterable[str], wanted: int) -> None:
+        """Ranks the ready jobs of these kinds that were not ranked yet, until that has found as many as are wanted.
+        What was ranked need not be ranked in the transaction that claims.
+        """
+        for kind in kinds:
+            found = looked_at = 0
+            while found < wanted and looked_at < AHEAD_MAX:
+                rows = view.session.ready(kind, AHEAD_PAGE, self._ahead.get(kind))
+                for entry, schedule in rows:
+                    if schedule is not None and is_ranked(entry.job):
+                        found += self.may_claim_at(view, entry.job, schedule) <= view.now
+                if rows:
+                    self._ahead[kind] = rows[-1][0]
+                looked_at += len(rows)
+                if len(rows) < AHEAD_PAGE:
+                    break
+
+    def look(self, tx: QueueView) -> Callable[[bytes, int], int] | None:
         """Call this before a look at the queue. The returned function says until when this worker leaves a job, by its
         id and fence, to others, if it has asked `may_claim_at` before and nothing has changed since. None if it leaves
         none.
@@ -137,6 +187,7 @@ class ClaimOrder:
             is_over = left.until_ms <= tx.now
             if is_over or self.members.candidates(kind, epoch * EPOCH_MS, needs) != left.candidates:
                 del self._left_to[kind, epoch, needs]
+                self._ahead.pop(kind, None)
                 for job_id in left.job_ids:
                     self._left.pop(job_id, None)
         return self._left_until if self._left_to else None
@@ -156,7 +207,7 @@ class ClaimOrder:
         left_to.until_ms = max(left_to.until_ms, until_ms)
         self._left[job.id] = _LeftJob(job.fence, until_ms, passed)
 
-    def may_claim_at(self, tx: Transaction, job: Job, schedule: bytes) -> int:
+    def may_claim_at(self, tx: QueueView, job: Job, schedule: bytes) -> int:
         """When this worker may claim a ready job, by the clock of the log; any time that has passed means now."""
         if not is_ranked(job):
             return tx.now
@@ -177,7 +228,7 @@ class ClaimOrder:
             self._leave(job, candidates, passed, at)
         return at
 
-    def rank(self, tx: Transaction, job: Job, schedule: bytes) -> int | None:
+    def rank(self, tx: QueueView, job: Job, schedule: bytes) -> int | None:
         """This worker's rank for a ready job; None if it has no seed yet."""
         try:
             known = self._know(tx, job, schedule)
@@ -185,22 +236,24 @@ class ClaimOrder:
             return None
         return self._rank(tx, job, known, self._candidates(tx, job, known), self.heard.passed(job.id, job.fence))
 
-    def _know(self, tx: Transaction, job: Job, schedule: bytes) -> _ReadyJob:
+    def _know(self, tx: QueueView, job: Job, schedule: bytes) -> _ReadyJob:
         if job.scheduled.node == tx.node and is_marked(schedule):
             schedule = tx.signed(schedule)
         key = None if job.policy.claim != "sticky" else sticky_key(job, decode(schedule))
-        known = _ReadyJob(job.fence, ready_since(job, tx.projection.jobs.succeeded), seed_in(schedule), key)
+        known = _ReadyJob(
+            job.fence, ready_since(job, lambda each: _succeeded(tx.session, each)), seed_in(schedule), key
+        )
         if len(self._known) >= REMEMBERED_MAX:
-            for remembered in (self._known, self._ranks, self._left, self._left_to):
+            for remembered in (self._known, self._ranks, self._left, self._left_to, self._ahead):
                 remembered.clear()
         self._known[job.id] = known
         return known
 
-    def _candidates(self, tx: Transaction, job: Job, known: _ReadyJob) -> Candidates:
+    def _candidates(self, tx: QueueView, job: Job, known: _ReadyJob) -> Candidates:
         self.members.refresh(tx.session, tx.physical)
         return self.members.candidates(job.kind, tx.physical - (tx.now - known.ready_ms), job.policy.needs)
 
-    def _rank(self, tx: Transaction, job: Job, known: _ReadyJob, candidates: Candidates, passed: frozenset[str]) -> int:
+    def _rank(self, tx: QueueView, job: Job, known: _ReadyJob, candidates: Candidates, passed: frozenset[str]) -> int:
         if known.key is not None:
             workers = rank_sticky(known.key, candidates.weights, loads(tx.session, job.kind, candidates))
             left = [each for each in workers if each not in passed]

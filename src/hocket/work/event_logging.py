@@ -34,9 +34,8 @@ def logged(also: Emit) -> Emit:
 
 
 def level_of(event: Event) -> int:
-    match event:
-        case RunFailed(is_final=True):
-            return logging.ERROR
-        case PeerChanged(state="ok"):
-            return logging.INFO
+    if type(event) is RunFailed and event.is_final:
+        return logging.ERROR
+    if type(event) is PeerChanged and event.state == "ok":
+        return logging.INFO
     return event.level

@@ -224,6 +224,9 @@ class HandlerProcesses(HandlerThreads):
         ]
         return min(places, key=lambda each: len(each.runs), default=None)
 
+    def _is_for_thread(self, run: Run) -> bool:
+        return run.job_type.kind not in self._plan.kinds and super()._is_for_thread(run)
+
     def _launch(self, run: Run) -> None:
         if run.job_type.kind not in self._plan.kinds:
             super()._launch(run)

@@ -78,16 +78,25 @@ class HandlerThreads:
 
     def _fill(self) -> None:
         with self._lock:
-            while len(self._running) < self.slots and self._waiting and self._has_room(self._waiting[0]):
-                run = self._waiting.popleft()
-                if run.begin(self._monotonic()):
-                    self._running[run] = None
-                    try:
-                        self._launch(run)
-                    except RuntimeError:  # the system gives no thread: the worker returns the job after a while
-                        del self._running[run]
-                        run.started_at = None
-                        return
+            self._launch_waiting()
+
+    def _launch_waiting(self) -> None:
+        while (run := self._begin_next()) is not None:
+            try:
+                self._launch(run)
+            except RuntimeError:  # the system gives no thread: the worker returns the job after a while
+                del self._running[run]
+                run.started_at = None
+                return
+
+    def _begin_next(self) -> Run | None:
+        """The next run that waits for a slot, if one is free."""
+        while len(self._running) < self.slots and self._waiting and self._has_room(self._waiting[0]):
+            run = self._waiting.popleft()
+            if run.begin(self._monotonic()):
+                self._running[run] = None
+                return run
+        return None
 
     def _has_room(self, run: Run) -> bool:
         return True
@@ -131,18 +140,35 @@ class HandlerThreads:
 
     def _came_back(self, run: Run) -> bool:
         """A handler has ended: whether its run was given up before."""
-        with self._lock:
-            is_late = run in self._stuck
-            self._stuck.discard(run)
-            self._running.pop(run, None)
-            return is_late
+        is_late = run in self._stuck
+        self._stuck.discard(run)
+        self._running.pop(run, None)
+        return is_late
 
     def _slot(self) -> None:
-        while (run := self._queue.get()) is not None:
+        """Executes what is in the queue. As long as other runs wait, it goes on with the next of them: no other thread
+        is woken for that.
+        """
+        run = self._queue.get()
+        while run is not None:
             run.execute()
-            if self._came_back(run):
-                return  # another thread has this slot
-            self._over(run)
+            with self._lock:
+                if self._came_back(run):
+                    return  # another thread has this slot
+                following = self._next_here()
+            if run.end(self._monotonic()):
+                self._finished(run)
+            run = following or self._queue.get()
+
+    def _next_here(self) -> Run | None:
+        """The next run, if this thread can execute it. If not, that run is launched."""
+        if self._waiting and not self._is_for_thread(self._waiting[0]):
+            self._launch_waiting()
+            return None
+        return self._begin_next()
+
+    def _is_for_thread(self, run: Run) -> bool:
+        return not run.job_type.is_async
 
     def _start_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
@@ -152,7 +178,9 @@ class HandlerThreads:
 
     def _start_task(self, loop: asyncio.AbstractEventLoop, run: Run) -> None:
         def ended(task: asyncio.Task[None]) -> None:
-            if task is run.task and not self._came_back(run):
+            with self._lock:
+                is_over = task is run.task and not self._came_back(run)
+            if is_over:
                 self._over(run)
             if loop is not self.loop and not asyncio.all_tasks(loop):
                 loop.stop()  # another loop has taken its place

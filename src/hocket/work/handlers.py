@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Unpack
@@ -111,7 +111,7 @@ class JobType(Generic[P, R_co]):
         given = (ctx,) if self.signature.takes_context else ()
         return lambda: self(*given, **arguments)
 
-    @property
+    @cached_property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.function) or inspect.isasyncgenfunction(self.function)
 

@@ -319,7 +319,7 @@ def author(tx: Transaction, payload: Payload, deps: tuple[bytes, ...] = ()) -> O
     waits for ever.
     """
     op = tx.author(payload, deps)
-    if not isinstance(op, Reason):
+    if not isinstance(op, Reason) and type(payload) is not CompleteJob:
         call_off_dependents(tx, payload.job_id)  # type: ignore[union-attr]
     return op
 

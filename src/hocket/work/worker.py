@@ -367,6 +367,7 @@ class Worker:
         try:
             try:
                 await renew_outputs(self._access, turn)
+                await self._transact.look_ahead(self._access, turn)
                 turned = await self._access.run(lambda tx: self._transact(tx, self._sign, turn), beside=True)
                 self._store_failures = 0
                 return turned

@@ -60,11 +60,12 @@ class JobStatements(LockStatements):
         """Keeps count of the jobs that have ended: adds the new ends, subtracts the old ones."""
         unended, claimed = self._unended, self._claimed if self._head_seen else {}
         unsure = [(job_id,) for entry in entries if (job_id := entry.job.id) not in unended and job_id not in claimed]
-        added = Counter((each.job.kind, int(each.job.outcome)) for each in entries if each.job.outcome is not None)
-        added.subtract(tuple(row) for row in self._many(_END, unsure))
+        ended = [entry.job for entry in entries if entry.job.outcome is not None]
+        added = Counter([(job.kind, int(job.outcome or 0)) for job in ended])
+        added.subtract([tuple(row) for row in self._many(_END, unsure)])
         self._add_finished(added)
-        unended.update(entry.job.id for entry in entries)
-        unended.difference_update(entry.job.id for entry in entries if entry.job.outcome is not None)
+        unended.update([entry.job.id for entry in entries])
+        unended.difference_update([job.id for job in ended])
 
     def _add_finished(self, added: Mapping[tuple[str, int], int]) -> None:
         for end, count in added.items():
