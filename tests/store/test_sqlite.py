@@ -308,6 +308,55 @@ def test_a_database_of_version_3_keeps_its_workers_and_what_they_hold(path: Path
     log.store.close()
 
 
+def in_file_order(path: Path) -> list[bytes]:
+    return [row[0] for row in apsw.Connection(str(path)).execute("SELECT id FROM jobs ORDER BY rowid")]
+
+
+def test_jobs_are_stored_in_the_order_in_which_they_came(log: Log, path: Path) -> None:
+    """So that jobs which are claimed together are on few pages."""
+    made = [each.job_id for each in log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy())] * 50))]
+    assert in_file_order(path) == made
+    for claim in log.run(lambda tx: claiming.claim(tx, 1, 20, lambda kind: 60_000)).taken:
+        assert claim.job.claim_op is not None
+        held = Held(claim.job.id, claim.job.claim_op)
+        log.run(lambda tx, held=held: jobs.complete(tx, held, None, 1))
+    assert in_file_order(path) == made
+
+
+@pytest.mark.touches("VX-02")
+def test_a_database_of_version_9_keeps_its_jobs(path: Path) -> None:
+    log = new_log(SqliteStore(path, create=True))
+    drafts = [Draft("k", b"{}", Policy(priority=number % 3, unique=f"u{number}")) for number in range(30)]
+    made = [each.job_id for each in log.run(lambda tx: jobs.submit(tx, drafts))]
+    log.run(lambda tx: jobs.cancel(tx, made[3], ""))
+    log.run(lambda tx: claiming.claim(tx, 1, 5, lambda kind: 60_000))
+
+    def entries() -> list[JobEntry]:
+        with log.store.read() as session:
+            return session.jobs(JobFilter(), 100)
+
+    before = entries()
+    log.store.close()
+    nine = path.with_name("nine.db")
+    steps = [resources.files("hocket.store.sqlite").joinpath(step).read_text() for step in sqlite._SCHEMA[:9]]
+    made_by(nine, *steps)
+    tables = [
+        row for row in apsw.Connection(str(nine)).execute("SELECT sql FROM sqlite_schema WHERE tbl_name = 'jobs'")
+    ]
+    made_by(
+        path,
+        "CREATE TABLE kept AS SELECT * FROM jobs",
+        "DROP TABLE jobs",
+        *[sql for (sql,) in tables if sql is not None],
+        "INSERT INTO jobs SELECT * FROM kept",
+        "DROP TABLE kept",
+        "PRAGMA user_version=9",
+    )
+    log.store = SqliteStore(path)
+    assert entries() == before and in_file_order(path) == made
+    log.store.close()
+
+
 PUBLISHED = {
     "schema.sql": "1e2e7c8e294872c1",
     "schema_2.sql": "c97a99b10c08f8b4",
@@ -318,6 +367,7 @@ PUBLISHED = {
     "schema_7.sql": "93ab2caaede7f49b",
     "schema_8.sql": "399fd3678a8e436a",
     "schema_9.sql": "bceaa90396413201",
+    "schema_10.sql": "1545ea36dad8ede4",
 }
 
 

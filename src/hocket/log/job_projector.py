@@ -35,7 +35,8 @@ class JobProjector:
         self.is_overtaken, self.offered = engine.is_overtaken, engine.offered
         self.route = routes.route
         self._entries: dict[bytes, JobEntry | None] = {}
-        self._dirty: set[bytes] = set()
+        # In the order of the changes: the store keeps new jobs in this order.
+        self._dirty: dict[bytes, None] = {}
         self._new: set[bytes] = set()
         # Read once, on first use: most logs have no dependencies.
         self._any_after: bool | None = None
@@ -116,7 +117,7 @@ class JobProjector:
 
     def _put(self, entry: JobEntry) -> None:
         self._entries[entry.job.id] = entry
-        self._dirty.add(entry.job.id)
+        self._dirty[entry.job.id] = None
         if entry.stage is Stage.READY:
             self._made_ready.add(entry.job.id)
 
@@ -130,7 +131,7 @@ class JobProjector:
         before = self._entries[key]
         assert before is not None
         self._entries[key] = before._replace(job=state)
-        self._dirty.add(key)
+        self._dirty[key] = None
 
     def prepare(self, keys: Sequence[bytes]) -> None:
         self.load(keys)
@@ -166,7 +167,7 @@ class JobProjector:
     def flush(self) -> None:
         if self._dirty:
             self._session.put_jobs([entry for i in self._dirty if (entry := self._entries[i]) is not None])
-            self.touched |= self._dirty
+            self.touched.update(self._dirty)
             self._dirty.clear()
 
     def forget(self) -> None:
@@ -205,7 +206,7 @@ class JobProjector:
     def _drop(self, before: JobEntry) -> None:
         job_id = before.job.id
         self._entries[job_id] = None
-        self._dirty.discard(job_id)
+        self._dirty.pop(job_id, None)
         self.touched.add(job_id)
         if before.worker is not None:
             self.lost_claims.add(job_id)

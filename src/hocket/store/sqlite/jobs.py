@@ -15,7 +15,12 @@ from hocket.store.sqlite.locks import LockStatements
 CLAIMED_REMEMBERED = 4_096
 
 _JOB_OF_J = ", ".join("j." + column.strip() for column in JOB_COLUMNS.split(","))
-_PUT_JOB = f"REPLACE INTO jobs ({JOB_COLUMNS}) VALUES ({', '.join('?' * 24)})"
+_COLUMNS = JOB_COLUMNS.split(", ")
+# Not REPLACE: the row stays in its place.
+_PUT_JOB = (
+    f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES ({', '.join('?' * len(_COLUMNS))}) ON CONFLICT (id) DO UPDATE SET "
+    + ", ".join(f"{column} = excluded.{column}" for column in _COLUMNS[1:])
+)
 _END = "SELECT kind, outcome FROM jobs WHERE id = ? AND outcome IS NOT NULL"
 _ADD_ENDED = (
     "INSERT INTO finished (kind, outcome, jobs) VALUES (?, ?, ?)"
