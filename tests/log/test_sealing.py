@@ -20,7 +20,7 @@ from hocket.kernel.ops import Op, bind, decode, link_to, verify_op
 from hocket.kernel.rules import HOCKET, encode_rules
 from hocket.kernel.signing import OpSigner, is_marked
 from hocket.kernel.vocabulary import RouteKind, number_of
-from hocket.log import RULES, Log
+from hocket.log import RULES, Log, Transaction
 from hocket.log.archive import OpReader, export_ops
 from hocket.log.audit import verify
 from hocket.log.sealing import BackgroundSealer
@@ -313,6 +313,43 @@ def test_what_another_transaction_has_stored_is_forgotten_without_a_transaction(
     sealer._signed[1], sealer._moved_at = rows(log)[0].body, 0.0
     sealer._look_after()
     assert not writes and not sealer._signed
+    monkeypatch.undo()
+    log.close()
+    log.store.close()
+
+
+@pytest.mark.touches("VX-07")
+def test_signatures_wait_for_a_transaction_that_is_on_its_way(
+    tmp_path: Path, helpers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each transaction of its own would keep the workers of all processes waiting once more."""
+    log = opened(tmp_path)
+    introduce(log)
+    sealer = log._sealer
+    assert isinstance(sealer, BackgroundSealer)
+    puts: list[object] = []
+    with log.store.write() as session:
+        session.put_head(session.head()._replace(sealed=0))
+    sealer._signed[1] = rows(log)[0].body
+    monkeypatch.setattr(BackgroundSealer, "_put", lambda sealer: puts.append(sealer))
+    writing, may_go_on = threading.Event(), threading.Event()
+
+    def hold(tx: Transaction) -> None:
+        writing.set()
+        assert may_go_on.wait(10)
+
+    held = helpers.submit(log.run, hold)
+    assert writing.wait(10)
+    sealer._moved_at = 0.0
+    sealer._look_after()
+    assert not puts
+    may_go_on.set()
+    held.result(10)
+    sealer._signed[1], sealer._moved_at = rows(log)[0].body, 0.0
+    with log.store.write() as session:
+        session.put_head(session.head()._replace(sealed=0))
+    sealer._look_after()
+    assert len(puts) == 1
     monkeypatch.undo()
     log.close()
     log.store.close()

@@ -5,6 +5,7 @@ not run. The test moves the machine's clock.
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ from hocket.kernel.signing import is_marked
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import Place, Stage, WorkerRow
-from hocket.work import claiming, jobs
+from hocket.work import claim_order, claiming, jobs
 from hocket.work.claim_order import UNSIGNED_MS, ClaimOrder, is_ranked
 from hocket.work.handlers import kind, policy
 from hocket.work.heard_claims import HeardClaims
@@ -185,6 +186,60 @@ class Looker:
             return claiming.claim(tx, 1, 100, lambda kind: LEASE_MS, may_claim_at=may_claim_at, left_until=left_until)
 
         return read, self._fleet.log.run(look).again_at
+
+    def ahead(self, wanted: int) -> None:
+        log = self._fleet.log
+        with log.store.read() as session:
+            now = max(log.physical(), session.head().wall)
+            view = SimpleNamespace(session=session, node=log.node, now=now, physical=log.physical(), signed=log.signed)
+            self._order.look_ahead(view, [KIND], wanted)
+
+
+@pytest.mark.req("GR-07")
+def test_what_was_ranked_in_a_look_ahead_is_not_read_in_the_transaction_that_claims(fleet: Fleet) -> None:
+    own, other = (fleet.worker(name) for name in ("one", "two"))
+    waiting = fleet.submit(40)
+    looker = Looker(fleet, own)
+    looker.ahead(100)
+    read, again_at = looker.look()
+    assert read == {job.id for job in waiting if fleet.first(job) == own}
+    assert again_at is not None
+    new = fleet.submit(10)
+    assert looker.look()[0] == read | {job.id for job in new}  # they were not looked at ahead
+    fleet.die(other)
+    fleet.later_ms += 1_000
+    assert looker.look()[0] == {job.id for job in waiting + new}
+
+
+def test_a_look_ahead_ends_when_it_has_found_enough_and_the_next_one_goes_on_from_there(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_order, "AHEAD_PAGE", 10)
+    own = fleet.worker("one")
+    fleet.worker("two")
+    waiting = fleet.submit(60)
+    looker, order = Looker(fleet, own), fleet.orders[own]
+    ranked: list[int] = []
+    for _ in range(20):
+        looker.ahead(5)
+        ranked.append(len(order._known))
+    assert 10 <= ranked[0] < ranked[1] < ranked[-1] == len(waiting)
+
+
+@pytest.mark.req("GR-07")
+def test_a_job_that_comes_back_after_a_look_ahead_is_claimed_in_its_turn(fleet: Fleet) -> None:
+    own, other = (fleet.worker(name) for name in ("one", "two"))
+    job = next(each for each in fleet.submit(12) if fleet.first(each) == other)
+    looker = Looker(fleet, own)
+    looker.ahead(100)
+    (claim,) = fleet.log.run(
+        lambda tx: claiming.claim(tx, 1, 100, lambda kind: LEASE_MS, wants=lambda each, op: each.id == job.id)
+    ).taken
+    assert claim.job.claim_op is not None and job.id not in looker.look()[0]
+    held = jobs.Held(job.id, claim.job.claim_op)
+    fleet.log.run(lambda tx: jobs.hand_back(tx, held, ""))
+    looker.ahead(100)
+    assert job.id in looker.look()[0]
 
 
 @pytest.mark.req("GR-07")

@@ -131,7 +131,7 @@ class Log:
         return self._run(self._short_transaction, request)
 
     def _run(self, begin: Callable[[Session], X], request: Callable[[X], T], author: bytes | None = None) -> T:
-        with self.store.write(author) as session:
+        with self._sealer.carrier(), self.store.write(author) as session:
             transaction = begin(session)
             result = request(transaction)
             first, ops = transaction.close(self._sealer.append)

@@ -1,7 +1,7 @@
 """Signs this node's ops after their commit, and seals the log: each op gets its signature and its link of the chain, in
 the order of the log. No commit waits for that. The next transaction of the process stores the signatures; if none comes
-for a moment, the sealer stores them in its own transaction. If an op waits too long, because the process that wrote it
-has died, another process of the node signs and seals it.
+for a moment, and none waits for its turn to write, the sealer stores them in its own transaction. If an op waits too
+long, because the process that wrote it has died, another process of the node signs and seals it.
 """
 
 import hashlib
@@ -9,9 +9,9 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import NamedTuple, Protocol
 
 from hocket.errors import StoreError
@@ -46,6 +46,9 @@ class LogEnd(NamedTuple):
 
 
 class Sealer(Protocol):
+    def carrier(self) -> AbstractContextManager[None]:
+        """Around a transaction that will `append`, from before it waits for its turn to write."""
+
     def append(self, session: Session, head: Head, ops: Sequence[NewOp]) -> LogEnd:
         """Adds the ops of a transaction to the log."""
 
@@ -65,6 +68,9 @@ class SharedSealer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    def carrier(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def append(self, session: Session, head: Head, ops: Sequence[NewOp]) -> LogEnd:
         _check_sealed(head)
@@ -121,6 +127,17 @@ class BackgroundSealer:
         self._is_closing = False
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+        # The threads with a transaction that will store what is signed.
+        self._carriers: set[int] = set()
+
+    @contextmanager
+    def carrier(self) -> Iterator[None]:
+        thread = threading.get_ident()
+        self._carriers.add(thread)
+        try:
+            yield
+        finally:
+            self._carriers.discard(thread)
 
     def append(self, session: Session, head: Head, ops: Sequence[NewOp]) -> LogEnd:
         last = session.add_ops(ops) if ops else head.seq
@@ -251,7 +268,8 @@ class BackgroundSealer:
         if sealed >= max(unsealed):
             self._forget_sealed(sealed)  # another thread has stored them
         elif sealed + 1 in unsealed:
-            self._put()
+            if not self._carriers:
+                self._put()
         elif time.monotonic() > self._patient_until:
             self.seal()
 
