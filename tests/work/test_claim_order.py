@@ -226,6 +226,19 @@ def test_a_look_ahead_ends_when_it_has_found_enough_and_the_next_one_goes_on_fro
     assert 10 <= ranked[0] < ranked[1] < ranked[-1] == len(waiting)
 
 
+@pytest.mark.parametrize("claim", [{"claim": "first"}, {"claim": "sticky", "sticky": "repository"}])
+def test_a_look_ahead_does_not_read_on_for_jobs_that_are_not_ranked_ahead(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, claim: dict[str, str]
+) -> None:
+    monkeypatch.setattr(claim_order, "AHEAD_PAGE", 10)
+    own = fleet.worker("one")
+    fleet.worker("two")
+    waiting = fleet.submit(40, {"repository": "r"}, **claim)
+    Looker(fleet, own).ahead(5)
+    assert not fleet.orders[own]._known
+    assert fleet.orders[own]._ahead[KIND].job == waiting[9]
+
+
 @pytest.mark.req("GR-07")
 def test_a_job_that_comes_back_after_a_look_ahead_is_claimed_in_its_turn(fleet: Fleet) -> None:
     own, other = (fleet.worker(name) for name in ("one", "two"))

@@ -167,7 +167,9 @@ class ClaimOrder:
             while found < wanted and looked_at < AHEAD_MAX:
                 rows = view.session.ready(kind, AHEAD_PAGE, self._ahead.get(kind))
                 for entry, schedule in rows:
-                    if schedule is not None and is_ranked(entry.job):
+                    if schedule is None or entry.job.policy.claim != "rendezvous":
+                        found += 1  # the rank for a sticky job is that of the moment, and not remembered
+                    else:
                         found += self.may_claim_at(view, entry.job, schedule) <= view.now
                 if rows:
                     self._ahead[kind] = rows[-1][0]
