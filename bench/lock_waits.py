@@ -47,10 +47,11 @@ class LockWaits:
         """Percent of the time in which the server works on a statement or should, and of that in which a transaction is
         open, its process's own work included.
         """
+        samples = self._samples  # first: the sums may have more of them by now, and never fewer
         return {
             "lock_pct": 100 * self._waiting / max(1, self._active),
             "lock_pct_open": 100 * self._waiting / max(1, self._open),
-            "samples": self._samples,
+            "samples": samples,
         }
 
     def _watch(self) -> None:

@@ -5,6 +5,7 @@ smart HTTP and over ssh (with a stand-in for the program, so that the protocol i
 import os
 import signal
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -127,8 +128,12 @@ def _daemon(root: Path, env: dict[str, str]) -> Iterator[int]:
 
 
 @contextmanager
-def http_server(root: Path, env: dict[str, str], code: int | None = None) -> Iterator[int]:
-    """`git http-backend` behind a small server; with a code, a server that answers everything with that."""
+def http_server(
+    root: Path, env: dict[str, str], code: int | None = None, cuts: list[tuple[str, bool]] | None = None
+) -> Iterator[int]:
+    """`git http-backend` behind a small server; with a code, a server that answers everything with that. Each of the
+    `cuts` is a part of a request's path and whether the request is carried out before its connection is cut off.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -152,6 +157,11 @@ def http_server(root: Path, env: dict[str, str], code: int | None = None) -> Ite
                 self.end_headers()
                 return
             path, _, query = self.path.partition("?")
+            is_cut = bool(cuts) and cuts[0][0] in self.path
+            if is_cut and not cuts[0][1]:
+                cuts.pop(0)
+                self._cut_off()
+                return
             ran = subprocess.run(
                 ["git", "http-backend"],
                 env=env
@@ -170,6 +180,10 @@ def http_server(root: Path, env: dict[str, str], code: int | None = None) -> Ite
                 input=body,
                 capture_output=True,
             )
+            if is_cut:
+                cuts.pop(0)
+                self._cut_off()
+                return
             head, _, data = ran.stdout.partition(b"\r\n\r\n")
             lines = [line.split(": ", 1) for line in head.decode().split("\r\n") if line]
             status = next((value for name, value in lines if name == "Status"), "200 OK")
@@ -180,6 +194,10 @@ def http_server(root: Path, env: dict[str, str], code: int | None = None) -> Ite
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+        def _cut_off(self) -> None:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
 
         def _body(self) -> bytes:
             if self.headers.get("Transfer-Encoding") != "chunked":

@@ -354,6 +354,36 @@ def test_credentials_are_never_asked_for(code: int, words: str, tmp_path: Path):
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.req("GT-06")
+@pytest.mark.parametrize(
+    "cut",
+    [("?service=git-receive-pack", False), ("/jobs.git/git-receive-pack", False), ("/jobs.git/git-receive-pack", True)],
+)
+def test_a_push_whose_connection_is_cut_off_is_made_once(tmp_path: Path, cut: tuple[str, bool]):
+    with place("bare", tmp_path) as here:
+        cuts: list[tuple[str, bool]] = []
+        with http_server(here.directory.parent, here.outside, cuts=cuts) as port:
+            plane = open_plane(f"http://127.0.0.1:{port}/{here.directory.name}", here.cache, here.outside, 60)
+            commit = put(plane, "first")
+            cuts.append(cut)
+            assert plane.swap([Change(ref("job"), None, commit)])
+            assert not cuts and plane.refs() == {ref("job"): commit}
+            plane.close()
+
+
+def test_a_list_whose_connection_is_cut_off_is_asked_for_once_more(tmp_path: Path):
+    with place("bare", tmp_path) as here:
+        cuts: list[tuple[str, bool]] = []
+        with http_server(here.directory.parent, here.outside, cuts=cuts) as port:
+            plane = open_plane(f"http://127.0.0.1:{port}/{here.directory.name}", here.cache, here.outside, 60)
+            cuts.append(("/info/refs", False))
+            assert plane.refs() == {}
+            cuts += [("/info/refs", False)] * 2
+            with pytest.raises(Unreachable, match="does not answer"):
+                plane.refs()
+            plane.close()
+
+
 def test_a_server_that_takes_too_long(tmp_path: Path):
     import socket
 

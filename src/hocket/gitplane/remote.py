@@ -98,7 +98,7 @@ class RemotePlane:
 
     def refs(self, below: str = ROOT) -> dict[str, str]:
         pattern = below + "*" if below.endswith("/") else below
-        now = parse_refs(self._git.run("ls-remote", "--quiet", _NAME, pattern), b"\t")
+        now = self._list(pattern)
         if below == ROOT:
             self._before = {oid: self._seen[name] for name, oid in now.items() if self._seen.get(name, oid) != oid}
             self._seen = now
@@ -161,15 +161,25 @@ class RemotePlane:
             done = self._git.attempt(*order)
             if done.code == 0:
                 return True
-            if not any(line.startswith(b"!\t") for line in done.out.splitlines()):
+            was_cut_off = _was_cut_off(done)
+            if not was_cut_off and not any(line.startswith(b"!\t") for line in done.out.splitlines()):
                 raise self._git.explain(done.complaint, "push")
-            now = parse_refs(self._git.run("ls-remote", "--quiet", _NAME, *(change.ref for change in changes)), b"\t")
-            became = outcome(changes, now)
+            became = outcome(changes, self._list(*(change.ref for change in changes)))
             if became is not None:
                 return became
-            if not _was_busy(done):
+            if not was_cut_off and not _was_busy(done):
                 break
         raise self._why(done)
+
+    def _list(self, *patterns: str) -> dict[str, str]:
+        """The refs of the server. If the connection is cut off, asks once more."""
+        order = ("ls-remote", "--quiet", _NAME, *patterns)
+        done = self._git.attempt(*order)
+        if _was_cut_off(done):
+            done = self._git.attempt(*order)
+        if done.code:
+            raise self._git.explain(done.complaint, "ls-remote")
+        return parse_refs(done.out, b"\t")
 
     def swap_each(self, swaps: Iterable[Sequence[Change]]) -> list[bool]:
         """All in one push. If one of them lost its race, they are pushed one by one."""
@@ -186,6 +196,11 @@ class RemotePlane:
         reasons = [line.decode("utf-8", "replace") for line in done.out.splitlines() if line.startswith(b"!\t")]
         words = done.complaint + "\n" + "\n".join(reason.split("\t", 1)[1] for reason in reasons)
         return self._git.explain(words, "push")
+
+
+def _was_cut_off(done: Done) -> bool:
+    """Whether the connection broke. The server may have done what it was asked for, or not."""
+    return done.code != 0 and any(sign in done.complaint for sign in ("Connection reset", "Empty reply from server"))
 
 
 def _was_busy(done: Done) -> bool:
