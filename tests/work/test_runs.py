@@ -130,6 +130,26 @@ def test_a_thread_looks_at_the_lease_of_each_run_that_it_starts(runs: Runs) -> N
     assert started == ["first"] and second.revoke()
 
 
+def test_a_coroutine_that_waits_behind_a_cancelled_run_gets_its_loop(runs: Runs) -> None:
+    """The thread of the first run skips the second one, and must not take the third for a plain function."""
+    started: list[str] = []
+    go_on, ended = threading.Event(), threading.Semaphore(0)
+
+    async def third(ctx: hocket.Context) -> None:
+        started.append("third")
+
+    threads = HandlerThreads(1, lambda run: ended.release(), lambda: runs.now)
+    threads.start(runs.run(JobType("acme.first", function=lambda ctx: go_on.wait(PATIENCE_S) and None)))
+    second = runs.run(JobType("acme.second", function=lambda ctx: started.append("second")))
+    threads.start(second)
+    threads.start(runs.run(JobType("acme.third", function=third)))
+    assert second.revoke()
+    go_on.set()
+    assert ended.acquire(timeout=PATIENCE_S) and ended.acquire(timeout=PATIENCE_S)
+    threads.close()
+    assert started == ["third"]
+
+
 @pytest.mark.req("LW-18")
 def test_a_thawed_worker_starts_nothing_whose_lease_has_ended(mesh: Mesh) -> None:
     mesh.node.submit_many([("hung.stamp", {})] * 150)

@@ -78,16 +78,18 @@ class HandlerThreads:
 
     def _fill(self) -> None:
         with self._lock:
-            self._launch_waiting()
+            self._launch_all(self._begin_next())
 
-    def _launch_waiting(self) -> None:
-        while (run := self._begin_next()) is not None:
+    def _launch_all(self, run: Run | None) -> None:
+        """Launches a run that has begun, and those that wait as far as slots are free."""
+        while run is not None:
             try:
                 self._launch(run)
             except RuntimeError:  # the system gives no thread: the worker returns the job after a while
                 del self._running[run]
                 run.started_at = None
                 return
+            run = self._begin_next()
 
     def _begin_next(self) -> Run | None:
         """The next run that waits for a slot, if one is free."""
@@ -162,10 +164,11 @@ class HandlerThreads:
 
     def _next_here(self) -> Run | None:
         """The next run, if this thread can execute it. If not, that run is launched."""
-        if self._waiting and not self._is_for_thread(self._waiting[0]):
-            self._launch_waiting()
-            return None
-        return self._begin_next()
+        run = self._begin_next()
+        if run is None or self._is_for_thread(run):
+            return run
+        self._launch_all(run)
+        return None
 
     def _is_for_thread(self, run: Run) -> bool:
         return not run.job_type.is_async
