@@ -99,11 +99,8 @@ class Permissions:
 
     def leader(self, at: Hlc) -> int | None:
         """The same, whatever the rules say about arbiters."""
-        tenure = self._tenure(at)
-        if tenure is None:
-            return None
-        shares = self.authority.shares and self.authority.share_store(tenure.node, at.node, at.wall)
-        return at.node if shares else tenure.node
+        node = self.coordinator(at)
+        return at.node if node is not None and self.authority.share_store(node, at.node, at.wall) else node
 
     def designations(self, at: Hlc) -> int:
         """How many arbiters were designated after the first one, up to that time."""
@@ -140,7 +137,7 @@ class Permissions:
         if not self.delegations:
             return None
         payload = op.payload
-        if self.forks and self.is_forked(op) and op.id not in self.pinned:
+        if self.is_forked(op) and op.id not in self.pinned:
             # A proof needs no trust in its author.
             return None if isinstance(payload, ReportFork | RevokeRoot) else Reason.FORKED
         refused = self.authority.refusal(op.node_id, payload, op.timestamp.wall, kind)

@@ -333,10 +333,7 @@ class Projection:
 
     def _citing_fault(self, projector: Projector[Any], subject: Subject, op: Op) -> Reason | None:
         """For the newest op about its subject: the claim in force needs no looking up."""
-        cited = op.cited
-        if not cited and not names_others(op.payload):
-            return None
-        claim = projector.claim(subject.key)
+        cited, claim = op.cited, projector.claim(subject.key)
         if len(cited) == 1 and cited[0] == claim and not names_others(op.payload):
             return None
         return self.citations.fault(op, newest_claim=claim)
