@@ -65,7 +65,9 @@ def test_a_delegation_in_one_of_two_histories_is_no_law(apart_ms: int) -> None:
     first.receive([right])
     # Each hears of the other's proof, but of neither's op.
     assert second.receive([right]).forked == {forger.node}
-    first.receive([(body, op) for body, op in second.ops() if op.node_id == second.node])
+    proof = [(body, op) for body, op in second.ops() if op.node_id == second.node]
+    assert first.receive(proof).forked == {forger.node}
+    assert not first.receive(proof).forked
     assert Forger("puppet").node not in {d.node for d in first.log.permissions().delegations}
     assert shown(first) == shown(second)
     assert first.rebuilt() and second.rebuilt()

@@ -40,7 +40,8 @@ class Admission(NamedTuple):
     `held` ops come from a clock that is too far ahead, and are admitted when their time has come. `curable` says from
     when on an author's ops must be sent again, because a missing dependency may arrive. `unlinked` are authors with an
     op that does not follow those here, or of which ops may be missing here that still matter; `forked` are authors
-    with two histories, found now. `limited` counts by author the ops refused because the author has used up its quota.
+    whose two histories came to light now, here or by another node's report. `limited` counts by author the ops refused
+    because the author has used up its quota.
     `branch` is the id of the op of this node's own that stands in the place of one that it has lost: see `lost_past`.
     """
 
@@ -79,13 +80,13 @@ class Intake:
         self._is_vouched = is_vouched
         self._known = _known(tx, [op.id for op in expected])
         tx.projection.prepare(expected)
+        self._forks = tx.projection.permissions.forks
         self._room = HELD_MAX - tx.session.held()[0]
         self._held_of: dict[int, int] = {}
         self._lates: dict[int, int] = {}
         # Only a node that holds every op of every author can check whether one op follows another.
         self._checks_links = tx.is_bound and tx.holds_everything
         self._unlinked: set[int] = set()
-        self._forked: set[int] = set()
         self._branch: bytes | None = None
         self._is_behind = False
         self.taken: list[Op] = []
@@ -200,7 +201,6 @@ class Intake:
         if not is_fork(decode(known), op):
             return False
         public, _ = tx.session.nodes()[op.node_id.to_bytes(8, "big")]
-        self._forked.add(op.node_id)
         return isinstance(tx.author(ReportFork(public, known, raw)), Op)
 
     def _lacking(self) -> frozenset[int]:
@@ -219,6 +219,11 @@ class Intake:
         ]
         is_waiting = any(permissions.arbiter(at) == at.node for at in waiting)
         return frozenset(permissions.forks) if is_waiting else permissions.lacking
+
+    def _found_forked(self) -> frozenset[int]:
+        """Authors whose two histories were found by this node, or proved by a report that has come."""
+        now = self._tx.projection.permissions.forks
+        return frozenset(node for node, since in now.items() if self._forks.get(node) != since)
 
     # Ops that must wait.
 
@@ -286,7 +291,7 @@ class Intake:
             held=self._held,
             curable=self._curable,
             unlinked=self._lacking() | self._unlinked,
-            forked=frozenset(self._forked),
+            forked=self._found_forked(),
             limited=self._limits.refused,
             branch=self._branch,
         )
