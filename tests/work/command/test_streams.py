@@ -157,6 +157,18 @@ def test_a_command_that_fills_the_disk_is_stopped(bench: Bench, small_disk: Path
 
 
 @needs_mounts
+def test_many_processes_do_not_delay_the_look_at_the_disk(bench: Bench, small_disk: Path) -> None:
+    """They take long to sample, so they are sampled seldom."""
+    many = "i=0; while [ $i -lt 1000 ]; do i=$((i+1)); sleep 1000 & done; sleep 1"
+    slowly = "while true; do i=$((i+1)); head -c 65536 /dev/zero > file$i; sleep 0.01; done"
+    ended = bench.shell(f"{many}; {slowly}", directory=small_disk, free_bytes_min=4 * MIB)
+    assert ended.why == "disk full"
+    free = os.statvfs(small_disk)
+    assert free.f_bavail * free.f_frsize > 0, "in time"
+    assert bench.survivors() == []
+
+
+@needs_mounts
 def test_a_command_that_fails_on_a_full_disk_is_known_by_it(bench: Bench, small_disk: Path) -> None:
     ended = bench.shell("exec head -c 100000000 /dev/zero > big", directory=small_disk, free_bytes_min=MIB)
     assert ended.why == "disk full"

@@ -130,7 +130,8 @@ class CommandWatch:
             if now >= look_at:
                 rest = self._look(now, rest)
                 look_at = time.monotonic() + rest
-            ready = {fd for fd, _ in poller.poll(max(0.0, min(look_at, until) - now) * 1000)}
+            wake_at = min(look_at, until, now + self._disk_rest_s())
+            ready = {fd for fd, _ in poller.poll(max(0.0, wake_at - now) * 1000)}
             now = time.monotonic()
             if ready.intersection(lives):
                 self._why = "abandoned"
@@ -194,22 +195,28 @@ class CommandWatch:
         return now + float(self._order["grace_s"])
 
     def _look(self, now: float, rest: float) -> float:
+        """Samples the processes; returns how long until the next time."""
+        before = time.thread_time()
         processes = self._tree.look()
         self._meter.look(processes, now)
         self._name(processes, now)
         if self._order["is_watched"]:
             _say(self._control, {"is": "usage", **self._meter.total(now)}, wait=False)
-        is_urgent = self._why != "exited" or self._is_full(TIGHT)
-        rest = LOOK_S if is_urgent else min(rest * 2, LOOK_MAX_S)
-        done = time.monotonic()
-        self._spent_s += done - now
-        return max(rest, (self._spent_s - LOOK_ADVANCE_S) / LOOK_SHARE - (done - self._began))
+        rest = min(rest * 2, LOOK_MAX_S) if self._why == "exited" else LOOK_S
+        self._spent_s += time.thread_time() - before
+        return max(rest, (self._spent_s - LOOK_ADVANCE_S) / LOOK_SHARE - (time.monotonic() - self._began))
 
     def _name(self, processes: dict[int, Process], now: float) -> None:
         every_s = self._order["named_s"]
         if every_s and now - self._named_at >= every_s:
             self._named_at = now
             _say(self._control, {"is": "processes", "numbers": [*processes][:NAMED_MAX]}, wait=False)
+
+    def _disk_rest_s(self) -> float:
+        """How long until the disk is checked again. However long it takes to sample the processes, this goes on."""
+        if not self._order["free_bytes_min"] or self._why != "exited":
+            return float("inf")
+        return LOOK_S if self._is_full(TIGHT) else LOOK_MAX_S
 
     def _is_full(self, times: int = 1) -> bool:
         least = self._order["free_bytes_min"]
