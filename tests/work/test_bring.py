@@ -1,8 +1,10 @@
-"""Requests that are brought to a worker: in one transaction with its claims, before what they submit begins."""
+"""Requests that are brought to a worker: in one transaction with its claims, before what they submit begins; and jobs
+that come while it commits.
+"""
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from hocket.log import Transaction
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.work import jobs
+from hocket.work.batch import BatchResult
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Draft
 from hocket.work.worker import Worker, WorkerOptions
@@ -117,5 +120,29 @@ def test_a_worker_without_a_free_slot_and_one_that_has_ended_let_requests_throug
             assert await here.is_there(await here.bring())
             await asyncio.wait_for(here.working, PATIENCE_S)
             assert await here.is_there(await here.bring())
+
+    play(act())
+
+
+def test_a_job_that_comes_while_a_turn_commits_is_not_overlooked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BatchResult, "patience", lambda *_: 10 * PATIENCE_S)
+
+    async def act() -> None:
+        async with scene(tmp_path / "home") as here:
+            really, came = here.node.run, []
+
+            async def run(request: Callable[[Transaction], object], *, beside: bool = False) -> object:
+                """The job comes after the turn's transaction has looked, and before the worker has its result."""
+                found = await really(request, beside=beside)
+                if beside and not came:
+                    came.append(await really(here.submit))
+                    await asyncio.wait_for(here.worker._wake.wait(), PATIENCE_S)
+                return found
+
+            monkeypatch.setattr(here.node, "run", run)
+            here.worker._look_again()
+            await here.until_begun()
 
     play(act())

@@ -379,6 +379,7 @@ class Worker:
         except StoreError as error:
             self._emit(StoreUnavailable(str(error)))
             self._held.put_back(turn)
+            self._hungry |= turn.wanted > 0
             self._store_failures += 1
             await asyncio.sleep(STORE_RETRIES.delay_s(self._store_failures, self._environment.chance.random()))
             return None
@@ -435,13 +436,15 @@ class Worker:
                 self.stop()
         turn = self._held.due(now, self._stopping is not None, self._lost_at)
         is_hungry = (self._hungry or self._guests) and self._stopping is None
-        wanted = self._room(now) + len(turn.ended) + len(turn.unstarted) if is_hungry else 0
+        wanted = max(0, self._room(now) + len(turn.ended) + len(turn.unstarted)) if is_hungry else 0
+        if wanted:
+            self._hungry = False  # a hint that comes while the turn commits sets it again
         return turn._replace(
             closed=[op_id for due, op_id in self._closed if due <= now],
-            wanted=max(0, wanted),
+            wanted=wanted,
             offering=not self._pending_decisions.is_resting(now),
             beat=now >= self._beat_at,
-            passing=wanted <= 0 and self._ranked.may_pass(now),
+            passing=not wanted and self._ranked.may_pass(now),
         )
 
     def _room(self, now: float) -> int:
@@ -484,7 +487,7 @@ class Worker:
         for wanted in turned.claims.wanted:
             self._pending_decisions.add(wanted.offer, functools.partial(self._claimed, wanted, before), is_claim=True)
         if turn.wanted:
-            self._hungry = len(turned.claims.taken) + len(turned.claims.wanted) == turn.wanted
+            self._hungry |= len(turned.claims.taken) + len(turned.claims.wanted) == turn.wanted
             self._next_look = self._monotonic() + turned.patience(self._environment.chance)
 
     def _claimed(self, wanted: OfferedClaim, before: float, decision: Decision, dropped: bool) -> None:
