@@ -99,6 +99,7 @@ class _SignedQueue:
     def __init__(self, queue: MessageQueue, opener: MessageOpener, closed: "Callable[[_SignedQueue], None]") -> None:
         self._queue, self._opener, self._closed = queue, opener, closed
         self._early: deque[Envelope] = deque()
+        self._looks_at = 0.0
 
     @property
     def dropped(self) -> int:
@@ -112,15 +113,19 @@ class _SignedQueue:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while True:
-            self._early.extend(opened for _, opened in self._opener.open_early())
+            now = loop.time()
+            if self._opener.has_early and now >= self._looks_at:
+                # Not at every message: each look judges all that wait, and strangers can keep some waiting.
+                self._looks_at = now + LOOK_S
+                self._early.extend(opened for _, opened in self._opener.open_early())
             if self._early:
                 return _message(self._early.popleft())
-            left_s = max(0.0, deadline - loop.time())
-            message = await self._queue.get(min(left_s, LOOK_S) if self._opener.has_early else left_s)
+            until = min(deadline, self._looks_at) if self._opener.has_early else deadline
+            message = await self._queue.get(max(0.0, until - now))
             if message is not None:
                 if (opened := self._opener.open(message)) is not None:
                     return _message(opened)
-            elif left_s <= LOOK_S or not self._opener.has_early or self.is_closed:
+            elif self.is_closed or until == deadline:
                 return None
 
     def close(self) -> None:
