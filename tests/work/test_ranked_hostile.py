@@ -107,8 +107,7 @@ class Hostile:
     async def claim_again(self, jobs: list[str]) -> None:
         """Claims every job in words, ten times a second."""
         while True:
-            for job in jobs:
-                await self._send(CLAIMS, msgspec.json.encode([ClaimSaid(job, self.worker, 0)]))
+            await self._send(CLAIMS, msgspec.json.encode([ClaimSaid(job, self.worker, 0) for job in jobs]))
             await asyncio.sleep(0.1)
 
     async def flood(self) -> None:
