@@ -230,3 +230,14 @@ def wait_until(look: Callable[[], bool]) -> None:
     while not look():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.002)
+
+
+def test_a_bus_that_is_closed_twice_closes_no_file_of_others(tmp_path: Path) -> None:
+    bus = Pipes(tmp_path)
+    bus.close()
+    with (tmp_path / "file").open("w") as file:
+        bus.close()
+        bus.publish(ANYTHING)
+        assert not bus.is_heard()
+        file.write("kept")
+    assert (tmp_path / "file").read_text() == "kept"

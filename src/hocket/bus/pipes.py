@@ -139,11 +139,15 @@ class Pipes:
         return PipeSubscription(self._directory, topics)
 
     def is_heard(self) -> bool:
+        if self._fd < 0:
+            return False
         found = os.fstat(self._fd)
         return bool(self._readers) or found.st_mtime_ns != self._seen or found.st_nlink == 0
 
     def publish(self, changes: Changes) -> None:
         with self._lock:
+            if self._fd < 0:
+                return
             self._look()
             names = [name for name, reader in self._readers.items() if changes.matches(reader.topics)]
             message = encode_within(changes, MESSAGE_BYTES_MAX) if names else b""
@@ -154,8 +158,10 @@ class Pipes:
         with self._lock:
             for reader in self._readers.values():
                 os.close(reader.fd)
-            os.close(self._fd)
             self._readers.clear()
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1  # by the next call, the number may be another file's
 
     def _open_directory(self) -> int:
         self._directory.mkdir(mode=0o700, exist_ok=True)
