@@ -34,7 +34,9 @@ def test_a_command_runs_on_the_node_that_is_named(program: Callable[[str], Progr
     (tmp_path / "in" / "a").write_text("input\n")
     ended = first("run", "--on", "third", "--input", "in", *WHERE, code=3)
     where, given = ended.out.splitlines()
-    assert where.startswith(str(third.home)) and given == "input" and ended.err == "aside\n"
+    assert where.startswith(str(third.home)) and given == "input"
+    # On a slow machine it also says what it waits for.
+    assert [line for line in ended.err.splitlines() if not line.startswith("hocket: waiting")] == ["aside"]
     told = first("run", "--on", "third", "--input", "in", "--json", *WHERE, code=3).json
     assert told["stdout"].startswith(str(third.home)) and told["stderr"] == "aside\n"
     shown = first.show(told["job_id"])

@@ -59,7 +59,7 @@ def test_it_is_hostile_indeed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ops reach the logs, and are refused there for many reasons."""
     reasons, _ = seen_by_victims(monkeypatch)
     wanted = {Reason.UNBOUND, Reason.UNAUTHORISED, Reason.OWNER_ONLY, Reason.NOT_ARBITER}
-    for seed in range(1, 12):  # three of them do
+    for seed in (9, 19, 12, 43, 45):  # the first two do
         sim.run(seed, nodes=2, minutes=0.1, faults=["hostile"], jobs=3)
         if reasons >= wanted:
             return
@@ -95,7 +95,9 @@ def test_links_that_are_not_checked_let_two_histories_through(monkeypatch: pytes
     """It takes longer runs, and the first of these seeds finds it."""
     links_are_not_checked(monkeypatch)
     two_faced(monkeypatch)
-    assert any(sim.run(seed, nodes=3, minutes=0.5, faults=["hostile"], jobs=12).violations for seed in range(40, 50))
+    assert any(
+        sim.run(seed, nodes=3, minutes=0.35, faults=["hostile"], jobs=12).violations for seed in (41, 40, 43, 44)
+    )
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
