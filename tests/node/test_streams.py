@@ -160,6 +160,24 @@ def test_synchronous_code_streams_too(home: Path) -> None:
         assert handle.result(PATIENCE_S) == "a b "
 
 
+def test_ctrl_c_just_when_a_part_has_come_ends_the_stream(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of the event loop whose task has ended leaves the stop of the loop behind."""
+    really = asyncio.Runner.run
+
+    def run(self: asyncio.Runner, act: Coroutine[Any, Any, Any], **more: Any) -> Any:
+        if act.__name__ != "_next":
+            return really(self, act, **more)
+        act.close()
+        self.get_loop().call_soon(self.get_loop().stop)
+        raise KeyboardInterrupt
+
+    with hocket.open(home) as node:
+        parts = node.submit("test.words").stream()
+        monkeypatch.setattr(asyncio.Runner, "run", run)
+        with pytest.raises(KeyboardInterrupt):
+            next(parts)
+
+
 def test_a_handler_can_follow_another_job(home: Path) -> None:
     async def relay(ctx: hocket.Context[Node]) -> AsyncIterator[str]:
         handle = await ctx.node.submit("stream.words", text="x y")

@@ -14,6 +14,7 @@ from contextlib import (
     ExitStack,
     asynccontextmanager,
     closing,
+    suppress,
 )
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
@@ -514,6 +515,9 @@ class SyncNode:
                 while (part := runner.run(_next(source))) is not None:
                     yield part
             finally:
+                # A Ctrl-C just when a run has ended leaves the stop of its loop behind, for the next run.
+                with suppress(RuntimeError):
+                    runner.run(asyncio.sleep(0))
                 runner.run(end())
 
     def with_node(self, act: Callable[[Node], Awaitable[T]]) -> T:

@@ -87,10 +87,10 @@ def bench_in(root: Path) -> Iterator[Bench]:
 def processes_with(setting: str) -> list[int]:
     """The processes that have this in their environment. One that has ended has none, even if nobody waited for it."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
+    for number in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if setting.encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
+            if setting.encode() in Path(f"/proc/{number}/environ").read_bytes().split(b"\0"):
+                found.append(int(number))
         except OSError:
             continue
     return found
@@ -110,14 +110,14 @@ def ready(parent: int) -> list[int]:
 
 def _below(parent: int) -> dict[int, tuple[bytes, str]]:
     found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for number in filter(str.isdigit, os.listdir("/proc")):
         try:
-            head, _, rest = path.read_bytes().rpartition(b")")
+            head, _, rest = Path(f"/proc/{number}/stat").read_bytes().rpartition(b")")
         except OSError:
             continue
         fields = rest.split()
         if int(fields[1]) == parent:
-            found[int(path.parent.name)] = head.partition(b"(")[2], fields[0].decode()
+            found[int(number)] = head.partition(b"(")[2], fields[0].decode()
     return found
 
 
