@@ -92,12 +92,10 @@ def test_a_planted_mistake_lets_it_through(
 
 @pytest.mark.timeout(600)
 def test_links_that_are_not_checked_let_two_histories_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes longer runs, and the first of these seeds finds it."""
+    """It takes longer runs, and each of these seeds finds it; many others take minutes."""
     links_are_not_checked(monkeypatch)
     two_faced(monkeypatch)
-    assert any(
-        sim.run(seed, nodes=3, minutes=0.35, faults=["hostile"], jobs=12).violations for seed in (41, 40, 43, 44)
-    )
+    assert any(sim.run(seed, nodes=3, minutes=0.35, faults=["hostile"], jobs=12).violations for seed in (41, 40))
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
