@@ -213,5 +213,5 @@ def test_nothing_is_left_behind_and_no_thread_is_started(tmp_path: Path, monkeyp
     with hocket.testing.node() as node:
         node.submit(echo, word="a")
         node.drain()
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads
     assert os.listdir(tmp_path) == []

@@ -150,6 +150,21 @@ def test_a_coroutine_that_waits_behind_a_cancelled_run_gets_its_loop(runs: Runs)
     assert started == ["third"]
 
 
+def test_the_loop_of_coroutines_is_closed_with_its_worker(runs: Runs) -> None:
+    ended = threading.Event()
+
+    async def once(ctx: hocket.Context) -> None: ...
+
+    threads = HandlerThreads(1, lambda run: ended.set(), lambda: runs.now)
+    threads.start(runs.run(JobType("acme.once", function=once)))
+    assert ended.wait(PATIENCE_S)
+    loop = threads.loop
+    threads.close()
+    threads.close()
+    assert loop is not None
+    wait_for(loop.is_closed, "the loop to be closed")
+
+
 @pytest.mark.req("LW-18")
 def test_a_thawed_worker_starts_nothing_whose_lease_has_ended(mesh: Mesh) -> None:
     mesh.node.submit_many([("hung.stamp", {})] * 150)

@@ -73,8 +73,9 @@ class HandlerThreads:
         self._waiting.clear()
         for _ in range(self._threads):
             self._queue.put(None)
-        if self.loop is not None:
-            self.loop.call_soon_threadsafe(self.loop.stop)
+        loop, self.loop = self.loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
 
     def _fill(self) -> None:
         with self._lock:
@@ -175,7 +176,7 @@ class HandlerThreads:
 
     def _start_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, name="hocket-async-handlers", daemon=True).start()
+        threading.Thread(target=_serve, args=(loop,), name="hocket-async-handlers", daemon=True).start()
         self.loop = loop
         return loop
 
@@ -192,3 +193,11 @@ class HandlerThreads:
         task.add_done_callback(ended)
         if not run.attach(task) or run.cancelled:
             task.cancel()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Runs the loop until it is stopped, and closes it: a program may run many workers, one after the other."""
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()

@@ -2,6 +2,7 @@
 behind. Commands carry a mark in their environment, by which each process of theirs is found, wherever it hides.
 """
 
+import gc
 import os
 import sys
 import time
@@ -122,4 +123,6 @@ def _below(parent: int) -> dict[int, tuple[bytes, str]]:
 
 
 def descriptors() -> int:
+    """How many are open. What earlier tests left behind does not count: it would be closed at any time."""
+    gc.collect()
     return len(os.listdir("/proc/self/fd"))

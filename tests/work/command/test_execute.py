@@ -150,7 +150,8 @@ def test_nothing_is_left_of_many_commands_at_once(bench: Bench) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert [*pool.map(one, range(60))] == [*range(60)]
-    assert (descriptors(), bench.runner.process, threading.active_count()) == (before, runner, threads)
+    assert bench.runner.process == runner
+    assert descriptors() <= before and threading.active_count() <= threads
     assert bench.survivors() == []
     assert runner is not None
     wait_for(lambda: children(runner) == {}, "the runner to wait for its supervisors")
@@ -168,10 +169,10 @@ def test_descriptors_and_processes_of_a_keeper_are_gone_when_it_is_closed(bench:
     runner.close()
     runner.close()
     assert process not in children(os.getpid())
-    assert descriptors() == before
+    assert descriptors() <= before
     ended = runner.run(bench.order("true"), bench.hear, never, now_ms)
     assert (ended.why, ended.detail) == ("not started", "the worker is stopping")
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_a_worker_without_descriptors_to_spare_says_so_and_goes_on(bench: Bench) -> None:
@@ -185,7 +186,7 @@ def test_a_worker_without_descriptors_to_spare_says_so_and_goes_on(bench: Bench)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert ended.exit_code == 0 or (ended.why == "not started" and "Too many open files" in ended.detail)
-        assert descriptors() == before
+        assert descriptors() <= before
     assert ended.exit_code == 0
 
 

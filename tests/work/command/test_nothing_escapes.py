@@ -154,7 +154,7 @@ def test_a_cancelled_job_stops_its_command(bench: Bench) -> None:
     before = descriptors()
     assert raised_in(bench, Cancelled, "trap '' TERM; echo there; sleep 3600 & sleep 3600") == [Cancelled]
     assert bench.survivors() == []
-    assert descriptors() == before
+    assert descriptors() <= before
     assert bench.run("true").exit_code == 0
 
 
@@ -188,7 +188,7 @@ def test_a_job_that_is_cancelled_at_any_moment_leaves_nothing(bench: Bench, afte
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
     wait_for(lambda: not bench.survivors(), "the command to be gone")
-    assert descriptors() == before
+    assert descriptors() <= before
     assert bench.run("true").exit_code == 0
 
 
@@ -250,7 +250,7 @@ def test_when_the_keeper_is_killed_its_commands_are_lost_and_the_next_one_has_a_
     assert bench.survivors() == []
     assert bench.run("true").exit_code == 0
     assert bench.runner.process != first
-    assert descriptors() == before
+    assert descriptors() <= before
     assert first not in children(os.getpid())
 
 
@@ -396,7 +396,7 @@ def test_nothing_is_left_of_commands_that_meet_every_misfortune(bench: Bench) ->
     wait_for(lambda: not bench.survivors(), "everything to be gone")
     assert {"lost", "cancelled"} <= {*whys}
     assert bench.run("true").exit_code == 0
-    wait_for(lambda: descriptors() == before, "every descriptor to be closed")
+    wait_for(lambda: descriptors() <= before, "every descriptor to be closed")
     runner = bench.runner.process or 0
     wait_for(lambda: children(runner) == {}, "the runner to be alone")
     assert {*children(os.getpid())} - others == {runner}

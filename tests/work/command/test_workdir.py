@@ -73,7 +73,7 @@ def test_a_room_is_there_for_as_long_as_it_is_needed(tmp_path: Path) -> None:
     workdirs.close()
     workdirs.close()
     assert [*(tmp_path / "runs").iterdir()] == []
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_rooms_of_dead_processes_are_cleared_and_those_of_the_living_stay(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_whatever_a_command_leaves_is_removed(scrap: Path) -> None:
     assert [path.name for path in scrap.iterdir()] == ["precious"]
     assert (scrap / "precious" / "file").exists()
     assert remove_tree(top), "what is not there is removed"
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not do everything")
