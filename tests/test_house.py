@@ -183,6 +183,33 @@ def test_words_that_sql_uses_too_are_no_sql():
     assert statements('say("Update the jobs", "select one from the list", "delete from here on", "pragma")') == []
 
 
+def typed_uses(source: str) -> list[str]:
+    """Where the source has msgspec decode into a type."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and (name := ast.unparse(node.func)).startswith("msgspec."):
+            is_typed = any(keyword.arg == "type" for keyword in node.keywords)
+            if name.endswith((".convert", ".Decoder")) or (name.endswith(".decode") and is_typed):
+                found.append(f"{name} in line {node.lineno}")
+    return found
+
+
+def test_only_the_kernel_has_msgspec_decode_into_types():
+    """Two threads that use a type for the first time crash the process: `kernel/decoding` lets in one at a time."""
+    assert not {
+        str(path.relative_to(HOUSE)): found
+        for path in modules()
+        if path != HOUSE / "kernel" / "decoding.py" and (found := typed_uses(path.read_text(encoding="utf-8")))
+    }
+
+
+@pytest.mark.parametrize(
+    "source", ["msgspec.convert(a, B)", "msgspec.json.Decoder(B)", "msgspec.msgpack.decode(\n    a,\n    type=B,\n)"]
+)
+def test_decoding_into_a_type_is_found(source: str):
+    assert typed_uses(source) and not typed_uses("msgspec.json.decode(a), decoder.decode(a, type=B)")
+
+
 def test_every_room_has_its_place():
     known = {*ORDER, *EVERYWHERE, *OPEN}
     rooms = {path.relative_to(HOUSE).parts[0].removesuffix(".py") for path in modules()}

@@ -13,6 +13,7 @@ import msgspec
 
 from hocket.errors import Conflict, Usage
 from hocket.kernel.agents import check_agent
+from hocket.kernel.decoding import decode_json
 from hocket.log import Log
 from hocket.store import AgentRow, Presence, Session, WorkerRow
 from hocket.work.hardware import UNKNOWN, Hardware
@@ -88,7 +89,7 @@ def read_said(text: str) -> NodeSaid:
     agent can be called has none.
     """
     try:
-        said = msgspec.json.decode(text, type=NodeSaid)
+        said = decode_json(text, NodeSaid)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return NodeSaid()
     if any(fault(each) for each in said.agents):

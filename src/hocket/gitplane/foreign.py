@@ -9,6 +9,7 @@ import msgspec
 
 from hocket.gitplane.results import Result
 from hocket.gitplane.trailers import BadTrailer, hash_of
+from hocket.kernel.decoding import json_decoder
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import key_text, verify
 from hocket.kernel.proof import PROOF_BYTES_MAX, BadProof, read_envelope
@@ -30,7 +31,7 @@ class _ForeignEnvelope(msgspec.Struct, forbid_unknown_fields=True):
     finished_at: str | None = None
 
 
-_envelopes = msgspec.json.Decoder(_ForeignEnvelope)
+_envelopes = json_decoder(_ForeignEnvelope)
 
 
 class ForeignProof(NamedTuple):

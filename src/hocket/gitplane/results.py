@@ -14,6 +14,7 @@ from hocket.gitplane.claims import IDENTITY
 from hocket.gitplane.objects import Commit, commit_data
 from hocket.gitplane.trailers import BadTrailer, any_key_of, find_trailers, hash_of, message
 from hocket.kernel.canonical import canonical_plain
+from hocket.kernel.decoding import json_decoder
 from hocket.kernel.execution import Execution
 from hocket.kernel.ids import hash_text
 from hocket.kernel.intoto import PAYLOAD_TYPE, statement
@@ -55,7 +56,7 @@ class _Dsse(msgspec.Struct, forbid_unknown_fields=True):
     signatures: list[_Signature]
 
 
-_attestations = msgspec.json.Decoder(_Dsse)
+_attestations = json_decoder(_Dsse)
 
 
 def state_of(execution: Execution) -> ResultState:

@@ -15,6 +15,7 @@ from hocket.kernel.coordination_payloads import (
     ReturnMessage,
     SetAvailability,
 )
+from hocket.kernel.decoding import decode_msgpack
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ClaimWork, Payload, YieldWork
@@ -79,7 +80,7 @@ class Availabilities:
         return msgspec.msgpack.encode(state)
 
     def decode(self, data: bytes) -> AvailabilityState:
-        return msgspec.msgpack.decode(data, type=AvailabilityState)
+        return decode_msgpack(data, AvailabilityState)
 
 
 AVAILABILITIES = Availabilities()

@@ -12,6 +12,7 @@ import msgspec
 
 from hocket.kernel.canonical import canonical_json
 from hocket.kernel.clock import U64_MAX
+from hocket.kernel.decoding import convert, decode_json
 from hocket.kernel.ids import node_id
 from hocket.kernel.jws import base64url, compact, open_compact
 from hocket.kernel.keys import SigningKey, verify
@@ -82,7 +83,7 @@ def read_bearer(token: str) -> Bearer:
         raise Malformed(f"a bearer token is nested deeper than {NESTING_MAX}")
     try:
         # Read as a whole first: ignored members must still be JSON.
-        claims = msgspec.convert(msgspec.json.decode(payload, type=dict[str, Any]), _BearerClaims)
+        claims = convert(decode_json(payload, dict[str, Any]), _BearerClaims)
         node = int(claims.iss)
     except (ValueError, msgspec.MsgspecError) as error:
         raise Malformed(f"not a bearer token: {error}") from None

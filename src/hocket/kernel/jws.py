@@ -10,6 +10,7 @@ from functools import lru_cache
 import msgspec
 
 from hocket.kernel.canonical import canonical_json
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.keys import SIGNATURE_BYTES, SigningKey
 from hocket.kernel.nesting import NESTING_MAX, is_too_deep
 from hocket.kernel.postcard import Malformed
@@ -84,7 +85,7 @@ def open_compact(token: str) -> tuple[dict[str, object], bytes, bytes, bytes]:
     if is_too_deep(raw):
         raise Malformed(f"a token's header is nested deeper than {NESTING_MAX}")
     try:
-        header = msgspec.json.decode(raw, type=dict[str, object])
+        header = decode_json(raw, dict[str, object])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Malformed(f"a token's header is not a JSON object: {error}") from None
     return header, from_base64url(parts[1]), from_base64url(signature), signing_input

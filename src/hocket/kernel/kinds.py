@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from hocket.kernel.arbitration import Citing, FoldContext
 from hocket.kernel.clock import Hlc
+from hocket.kernel.decoding import decode_msgpack
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy, decode_policy, readable_policy
 from hocket.kernel.reasons import Reason
@@ -79,7 +80,7 @@ class Kinds:
         return msgspec.msgpack.encode(state)
 
     def decode(self, data: bytes) -> Definition:
-        return msgspec.msgpack.decode(data, type=Definition)
+        return decode_msgpack(data, Definition)
 
 
 KINDS = Kinds()

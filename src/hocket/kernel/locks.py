@@ -26,6 +26,7 @@ from hocket.kernel.coordination_payloads import (
     ReleaseLocks,
     RenewLocks,
 )
+from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.key_patterns import overlap
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
@@ -147,7 +148,7 @@ class LockScopes:
 
 LOCKS = LockScopes()
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Scope).decode
+_decode = msgpack_decoder(Scope).decode
 
 
 def ends_early(state: Scope | None, op: Op, context: LockContext, physical: int) -> Reason | None:

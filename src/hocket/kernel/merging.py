@@ -5,7 +5,9 @@ remove the same member would both believe that they took it.
 
 import msgspec
 
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+from hocket.kernel.decoding import json_decoder
+
+_members = json_decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder(order="sorted")
 
 

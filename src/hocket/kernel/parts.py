@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.postcard import BOOL, BYTES, U32, U64, Malformed, decode, encode, tuple_of
 
 FORM = 1
@@ -87,7 +88,7 @@ def encode_whole(parts: Sequence[bytes]) -> bytes:
 def decode_whole(content: bytes, is_bytes: bool) -> list[Any]:
     """Raises Malformed."""
     try:
-        return msgspec.json.decode(content, type=list[bytes] if is_bytes else list[Any])
+        return decode_json(content, list[bytes] if is_bytes else list[Any])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Malformed(f"not a list of parts: {error}") from None
 

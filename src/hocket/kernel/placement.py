@@ -7,6 +7,8 @@ from typing import Annotated
 
 import msgspec
 
+from hocket.kernel.decoding import convert
+
 LABEL_LENGTH_MAX = 128
 NEEDS_MAX = 16
 LABEL = r"\A[A-Za-z0-9_.-]+(=[A-Za-z0-9_.:/+-]+)?\Z"
@@ -19,7 +21,7 @@ def check_labels(labels: Iterable[str]) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(labels))
     for label in found:
         try:
-            msgspec.convert(label, Label)
+            convert(label, Label)
         except msgspec.ValidationError:
             raise ValueError(
                 f"bad label {label!r}; write it like gpu or gpu=a100, at most {LABEL_LENGTH_MAX} characters"

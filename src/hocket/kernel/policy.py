@@ -12,6 +12,7 @@ import msgspec
 from hocket.kernel.beats.phases import HOLD_BEATS_MAX
 from hocket.kernel.beats.score import Score, checked_score
 from hocket.kernel.budgets import RATES_LABEL, Budget
+from hocket.kernel.decoding import json_decoder
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.placement import NEEDS_MAX, Label
 from hocket.kernel.rendezvous import CLAIM_TIMEOUT_MS
@@ -89,7 +90,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 DEFAULT = Policy()
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Policy)
+_decoder = json_decoder(Policy)
 
 
 def encode_policy(policy: Policy) -> bytes:

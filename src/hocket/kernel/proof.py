@@ -10,6 +10,7 @@ import msgspec
 
 from hocket.kernel.canonical import canonical_json, canonical_plain
 from hocket.kernel.clock import parse_hlc
+from hocket.kernel.decoding import json_decoder
 from hocket.kernel.execution import Amount, Charged, Count, Execution, Output, Resources, RunnerProgram, Stream
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.intoto import enclose, moment_text, signing_bytes, statement
@@ -97,8 +98,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     worker: str
 
 
-_envelopes = msgspec.json.Decoder(_Envelope)
-_files = msgspec.json.Decoder(_File)
+_envelopes = json_decoder(_Envelope)
+_files = json_decoder(_File)
 
 
 def envelope(execution: Execution) -> bytes:

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 
 from hocket.kernel.budgets import Measured
+from hocket.kernel.decoding import convert
 from hocket.kernel.execution import Resources
 from hocket.kernel.ids import content_hash
 from hocket.kernel.kinds import covers
@@ -73,7 +74,7 @@ def read_rate_card(text: bytes) -> RateCard:
     if unknown := [str(name) for name in found if name not in RateCard.__struct_fields__]:
         raise BadRateCard(f"unknown: {', '.join(unknown)}; known are {', '.join(RateCard.__struct_fields__)}")
     try:
-        card = msgspec.convert(found, RateCard)
+        card = convert(found, RateCard)
     except msgspec.ValidationError as error:
         raise BadRateCard(str(error)) from None
     if DEFAULT_ROLE not in card.role_rate_bu:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from hocket.kernel.arbitration import Citing, FoldContext
 from hocket.kernel.clock import Hlc
 from hocket.kernel.coordination_payloads import PutRow, ResolveConflict, SendMessage, Strategy
+from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.merging import MergeClash, merged
 from hocket.kernel.ops import NO_ID, Op
@@ -87,7 +88,7 @@ class RowState(msgspec.Struct, frozen=True, array_like=True):
         return [each for each in self.conflicts if each.is_open]
 
 
-_state = msgspec.msgpack.Decoder(RowState)
+_state = msgpack_decoder(RowState)
 
 
 class Rows:

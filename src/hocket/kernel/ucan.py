@@ -20,6 +20,7 @@ from typing import Annotated
 import msgspec
 
 from hocket.kernel.canonical import canonical_json
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.jws import compact, from_base64url, open_compact
 from hocket.kernel.keys import SigningKey, did_key, key_text, parse_did_key, verify
@@ -125,7 +126,7 @@ def read(token: bytes) -> Delegation:
         _, payload, signature, signing_input = open_compact(token.decode("ascii"))
         header = _unambiguous(from_base64url(token.partition(b".")[0]))
         members = _unambiguous(payload)
-        claims = msgspec.json.decode(payload, type=_UcanClaims)
+        claims = decode_json(payload, _UcanClaims)
         version = {each for each in (header.pop("ucv", None), members.get("ucv")) if each is not None}
         if header != _HEADER or version != {_VERSION}:
             raise Malformed("a token's header and version are not those of a UCAN v0.10 signed with EdDSA")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from hocket.kernel.decoding import decode_json
 from hocket.store import Store
 
 # How often a process that stays vouches, and for how long that counts.
@@ -80,7 +81,7 @@ class MachineClock:
             return 0
         offset_ms = round((self._clock() - uptime) * 1000)
         with self._store.read() as session:
-            found = msgspec.json.decode(session.meta(VOUCHED) or b"null", type=Vouch | None)
+            found = decode_json(session.meta(VOUCHED) or b"null", Vouch | None)
         if found is not None and (found.boot != self._boot or uptime - found.uptime_s > VALID_S):
             found = None
         if found is not None and found.name != self._name:

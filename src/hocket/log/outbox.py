@@ -10,6 +10,7 @@ import msgspec
 
 from hocket.errors import OutboxFull
 from hocket.kernel.clock import Hlc, pack, unpack
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import node_text
 from hocket.store import Session
 
@@ -55,7 +56,7 @@ def note_delivered(session: Session, node: int, at: Hlc) -> None:
 
 def _delivered(session: Session, author: int) -> dict[str, bytes]:
     kept = session.node_meta(author.to_bytes(8, "big"), _DELIVERED)
-    return msgspec.json.decode(kept or b"{}", type=dict[str, bytes])
+    return decode_json(kept or b"{}", dict[str, bytes])
 
 
 class OutboxBound:

@@ -13,6 +13,7 @@ from hocket.bus.changes import ANYTHING
 from hocket.bus.messages import MessageBus
 from hocket.bus.subject_names import subject_name, subject_pattern
 from hocket.coordination.presence import NodePresence, NodeSaid, own_presence, read_presence, said_text
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.postcard import Malformed
 from hocket.mesh import peers
@@ -116,9 +117,7 @@ class BusSharing:
         for node, workers in heard.items():
             before = known.get(node, NodePresence(node, NodeSaid(), now_ms))
             said = msgspec.structs.replace(before.said, workers=workers)
-            found.append(
-                NodePresence(node, msgspec.json.decode(said_text(said), type=NodeSaid), now_ms, before.seen_ms)
-            )
+            found.append(NodePresence(node, decode_json(said_text(said), NodeSaid), now_ms, before.seen_ms))
         keep(log, found)
 
     # Jobs.

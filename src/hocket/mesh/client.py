@@ -12,6 +12,7 @@ import msgspec
 
 from hocket.errors import HocketError, Unreachable
 from hocket.kernel.bearer import check_bearer, make_bearer, read_bearer
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.durations import span
 from hocket.kernel.frontier import Frontier, frontier_text, parse_frontier
 from hocket.kernel.ids import node_text, parse_node
@@ -129,7 +130,7 @@ class Client:
         reply = await self._transport.send(self.address, Request("GET", wire.HEALTH))
         if reply.status == 200:
             try:
-                health = msgspec.json.decode(reply.body, type=_Health)
+                health = decode_json(reply.body, _Health)
                 self.claims, self.is_hocket = parse_node(health.node), health.protocol == wire.PROTOCOL
             except (msgspec.MsgspecError, ValueError):
                 pass  # not a Hocket server; keep strictly to Likewise
@@ -157,7 +158,7 @@ class Client:
     async def _push(self, path: str, bodies: list[bytes]) -> PushCounts:
         reply = await self._ask("POST", path, body=encode_sequence(bodies))
         try:
-            return msgspec.json.decode(reply.body, type=PushCounts)
+            return decode_json(reply.body, PushCounts)
         except msgspec.MsgspecError:
             raise Unreachable(f"{self.address} answered a push without counts") from None
 

@@ -17,6 +17,7 @@ from hocket.errors import Conflict, Failed, HocketError, NotAuthorised, Unreacha
 from hocket.kernel.authority import Authority, Standing
 from hocket.kernel.capabilities import grant_of
 from hocket.kernel.clock import Hlc
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key, parse_did_key
 from hocket.kernel.ops import NO_ID
@@ -131,7 +132,7 @@ def is_cancelled(invitation: Invitation) -> bool:
 
 
 def terms_of(invitation: Invitation) -> InvitationTerms:
-    return msgspec.json.decode(invitation.grants, type=InvitationTerms)
+    return decode_json(invitation.grants, InvitationTerms)
 
 
 def cancel(log: Log, name: str) -> None:
@@ -170,7 +171,7 @@ def answer(log: Log, key: SigningKey, request: Request) -> Reply:
 def refusal_of(reply: Reply) -> str:
     """Why a node was not admitted, in one word; empty if the reply does not say."""
     try:
-        return msgspec.json.decode(reply.body, type=dict[str, str]).get("error", "")
+        return decode_json(reply.body, dict[str, str]).get("error", "")
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return ""
 

@@ -17,6 +17,7 @@ import msgspec
 
 from hocket.bus.changes import OUTPUT, Changes
 from hocket.errors import HocketError, Unreachable
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import NO_ID
 from hocket.kernel.postcard import Malformed
@@ -259,7 +260,7 @@ class OutputPushes:
 
 def read_pushed(body: bytes) -> PushedOutput:
     try:
-        return msgspec.json.decode(body, type=PushedOutput)
+        return decode_json(body, PushedOutput)
     except msgspec.MsgspecError:
         raise Unreachable("a peer answered a push of output with something else") from None
 

@@ -12,6 +12,7 @@ import msgspec
 from hocket.errors import Conflict, Usage
 from hocket.kernel.breaker import Breaker
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.frontier import Frontier, decode_frontier, encode_frontier
 from hocket.kernel.postcard import Malformed
 from hocket.log import Log
@@ -154,7 +155,7 @@ def pulled(peer: Peer | None) -> Frontier:
 
 
 def trusts(session: LocalSession) -> dict[str, Trust]:
-    return msgspec.json.decode(session.meta(TRUST) or b"{}", type=dict[str, Trust])
+    return decode_json(session.meta(TRUST) or b"{}", dict[str, Trust])
 
 
 def set_trust(session: LocalSession, trust: dict[str, Trust]) -> None:
@@ -163,7 +164,7 @@ def set_trust(session: LocalSession, trust: dict[str, Trust]) -> None:
 
 def breakers(session: LocalSession) -> dict[str, Breaker]:
     """The breakers of peers that have failed, by their addresses."""
-    return msgspec.json.decode(session.meta(BREAKERS) or b"{}", type=dict[str, Breaker])
+    return decode_json(session.meta(BREAKERS) or b"{}", dict[str, Breaker])
 
 
 def breaker(session: LocalSession, address: str) -> Breaker:

@@ -23,6 +23,7 @@ from hocket.coordination.presence import (
 from hocket.errors import HocketError
 from hocket.kernel.authority import Standing
 from hocket.kernel.capabilities import Grant, grant_of
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import node_text, parse_node
 from hocket.log import Log
 from hocket.mesh import wire
@@ -100,7 +101,7 @@ class PresenceBoard:
         `permissions` is the number of the permissions by which the caller reads.
         """
         try:
-            told = msgspec.json.decode(body, type=_Beat)
+            told = decode_json(body, _Beat)
         except (msgspec.MsgspecError, RecursionError):
             return Reply(400)
         now_ms = self._log.physical()
@@ -300,7 +301,7 @@ class PresenceSharing:
         beat = _Beat(own.said.workers, own.said.agents, own.said.hardware, seen, told.mark)
         try:
             body = await client.share_presence(msgspec.json.encode(beat))
-            found = [] if body is None else msgspec.json.decode(body, type=list[_Known] | _Presences)
+            found = [] if body is None else decode_json(body, list[_Known] | _Presences)
             answer = found if isinstance(found, _Presences) else _Presences("", tuple(found), {})
             heard = [_presence(each, now_ms) for each in answer.nodes[:NODES_MAX]]
             ages = list(answer.ages.items())[:NODES_MAX]

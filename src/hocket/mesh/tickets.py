@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash
 from hocket.kernel.jws import base64url, from_base64url
 from hocket.kernel.keys import KEY_BYTES, SIGNATURE_BYTES, SigningKey, did_key, key_text, parse_key, verify
@@ -136,7 +137,7 @@ def read_request(body: bytes) -> JoinRequest:
     secret authenticates it.
     """
     try:
-        request = msgspec.json.decode(body, type=_Request)
+        request = decode_json(body, _Request)
         invitation, mac = bytes.fromhex(request.invitation), bytes.fromhex(request.mac)
         public, signature = parse_key(request.key), parse_key(request.signature, SIGNATURE_BYTES)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
@@ -176,12 +177,12 @@ def read_answer(ticket: Ticket, public: bytes, body: bytes) -> Welcome:
     the answer is for another node.
     """
     try:
-        answer = msgspec.json.decode(body, type=_Answer)
+        answer = decode_json(body, _Answer)
         encoded = bytes(answer.welcome)
         mac = bytes.fromhex(answer.mac)
         if not hmac.compare_digest(_mac(key_of(ticket.secret), _ANSWER, public + encoded), mac):
             raise Malformed("the answer is not from the node that made the invitation")
-        return msgspec.json.decode(encoded, type=Welcome)
+        return decode_json(encoded, Welcome)
     except Malformed:
         raise
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:

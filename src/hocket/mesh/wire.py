@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from hocket.bus.changes import ANYTHING, Changes, decode_changes, encode_changes
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess
@@ -115,7 +116,7 @@ def hint(changes: Changes) -> bytes:
 def read_hint(data: bytes) -> Changes:
     """The changes that an event's data names. If another version's data is unreadable, anything may have changed."""
     try:
-        return decode_changes(base64.b64decode(msgspec.json.decode(data, type=_Hint).changes, validate=True))
+        return decode_changes(base64.b64decode(decode_json(data, _Hint).changes, validate=True))
     except (msgspec.MsgspecError, ValueError):
         return ANYTHING
 

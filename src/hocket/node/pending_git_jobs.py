@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from hocket.gitplane.opening import is_address
+from hocket.kernel.decoding import decode_json
 
 # Jobs that are noted; more push out the oldest.
 NOTED_MAX = 1_024
@@ -85,7 +86,7 @@ class PendingGitJobs:
 
 def _read(path: Path) -> PendingGitJob | None:
     try:
-        job = msgspec.json.decode(path.read_bytes(), type=PendingGitJob)
+        job = decode_json(path.read_bytes(), PendingGitJob)
         return job if len(job.id) == _HASH_BYTES else None
     except (msgspec.MsgspecError, ValueError):
         return None

@@ -7,6 +7,7 @@ import msgspec
 
 from hocket.errors import Conflict
 from hocket.kernel.authority import Standing
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import node_id, node_text
 from hocket.log import Log
 from hocket.log.founder import founder
@@ -95,7 +96,7 @@ def _is_news(session: Session, author: bytes, ours: HomeInUse) -> bool:
     noted = session.node_meta(author, HOME)
     if noted is None:
         return True
-    known = msgspec.json.decode(noted, type=HomeInUse)
+    known = decode_json(noted, HomeInUse)
     if known.place == ours.place:
         return ours.used_ms - known.used_ms > USED_MS
     last_ms = max(known.used_ms, *(each.beat for each in session.workers(author)), 0)

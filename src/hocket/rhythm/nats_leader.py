@@ -10,6 +10,7 @@ import msgspec
 from hocket.bus.nats_register import NOTHING, NatsRegister
 from hocket.coordination.locks import LockHeld, LockLost
 from hocket.kernel.beats.messages import Count
+from hocket.kernel.decoding import decode_json
 
 # The register is taken from a leader if it has not changed for this part of a lock's time. A pulse that has just taken
 # it thus has the time to send its first frame.
@@ -61,6 +62,6 @@ class NatsLeaderLock:
 def _fence_of(data: bytes) -> int:
     """0 for a value that is none of ours."""
     try:
-        return msgspec.json.decode(data, type=LeaderEntry).fence
+        return decode_json(data, LeaderEntry).fence
     except ValueError:
         return 0

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from hocket.errors import HocketError, NotFound, Unreachable, Usage
+from hocket.kernel.decoding import convert
 from hocket.kernel.parts import Part
 from hocket.mesh.wire import Reply
 from hocket.node.handles import Handle, JobCancelled
@@ -242,7 +243,7 @@ class _ChatJob:
 
     def _usage_counted(self) -> TokenUsage:
         with suppress(msgspec.ValidationError):
-            return msgspec.convert(self._usage, TokenUsage)
+            return convert(self._usage, TokenUsage)
         texts = [each.get("content") for each in self.asked.messages]
         asked = sum(len(each.split()) for each in texts if isinstance(each, str))
         return TokenUsage(asked, self._count, asked + self._count)

@@ -10,6 +10,7 @@ from typing import Any, overload
 import msgspec
 
 from hocket.errors import Usage
+from hocket.kernel.decoding import convert
 from hocket.kernel.durations import duration_ms
 from hocket.node.node import Node, SyncNode
 from hocket.service import ListPage, Service, agents, artifacts, jobs, nodes, schedules, status
@@ -234,6 +235,6 @@ def _duration_ms(duration: Duration) -> int:
 
 def _query(**wanted: Any) -> JobQuery:
     try:
-        return msgspec.convert(wanted, JobQuery)
+        return convert(wanted, JobQuery)
     except msgspec.ValidationError as error:
         raise Usage(f"bad query: {error}") from None

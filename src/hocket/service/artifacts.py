@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from hocket.errors import Usage
+from hocket.kernel.decoding import convert
 from hocket.kernel.ids import hash_text, parse_ulid, ulid_text
 from hocket.node.delivery import waiting_of
 from hocket.service import ListPage, Service, ServiceAnswer
@@ -70,7 +71,7 @@ def page(service: Service, job: str | None, limit: int, after: str | None = None
             found = iter(made[next((at for at, each in enumerate(made, 1) if each.id == start), 0) :])
         chosen = list(islice(found, limit + 1))
         blobs = service.runtime.blobs
-        items = [msgspec.convert(artifacts.brief(session, blobs, each), ArtifactBrief) for each in chosen[:limit]]
+        items = [convert(artifacts.brief(session, blobs, each), ArtifactBrief) for each in chosen[:limit]]
     return ListPage(items, items[-1].artifact_id if len(chosen) > limit else None)
 
 
@@ -84,7 +85,7 @@ def _id(text: str) -> bytes:
 def show(service: Service, prefix: str) -> ArtifactDetails:
     with service.read() as session:
         found = artifacts.find(session, prefix)
-        return msgspec.convert(artifacts.full(session, service.runtime.blobs, found), ArtifactDetails)
+        return convert(artifacts.full(session, service.runtime.blobs, found), ArtifactDetails)
 
 
 def content(service: Service, prefix: str) -> ArtifactContent:

@@ -10,6 +10,7 @@ import msgspec
 
 from hocket.bus.changes import about
 from hocket.errors import Unreachable, Usage
+from hocket.kernel.decoding import convert
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.roster import Outcome
 from hocket.kernel.subjects import JOB
@@ -132,7 +133,7 @@ def _page(service: Service, session: Session, wanted: JobQuery) -> JobsPage:
     pids = {worker.number: worker.pid for worker in session.workers()}
     held = [entry for entry in shown if entry.stage is Stage.CLAIMED and entry.worker in pids]
     return JobsPage(
-        [msgspec.convert(view.brief(session, entry), JobBrief) for entry in shown],
+        [convert(view.brief(session, entry), JobBrief) for entry in shown],
         ulid_text(shown[-1].job.id) if len(entries) > wanted.limit else None,
         max(service.runtime.log.physical(), session.head().wall),
         session.job_count(_filter(wanted)),
@@ -220,7 +221,7 @@ def find(service: Service, prefix: str) -> str:
 
 
 def show(service: Service, prefix: str) -> JobDetails:
-    return msgspec.convert(service.node.job(find(service, prefix)).status(), JobDetails)
+    return convert(service.node.job(find(service, prefix)).status(), JobDetails)
 
 
 def submit(service: Service, drafts: Sequence[Draft]) -> list[Submitted]:
@@ -282,7 +283,7 @@ def retry(service: Service, prefix: str, reason: str) -> JobBrief:
 
 
 def brief(service: Service, job_id: str) -> JobBrief:
-    return msgspec.convert(service.runtime.brief(_id(job_id)), JobBrief)
+    return convert(service.runtime.brief(_id(job_id)), JobBrief)
 
 
 def _target(service: Service, prefix: str, reason: str) -> str:

@@ -11,6 +11,7 @@ from hocket.coordination.availability import set_availability, unavailable
 from hocket.coordination.presence import NodePresence, NodeSaid, known_nodes
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.coordination_payloads import Availability
+from hocket.kernel.decoding import convert
 from hocket.kernel.ids import hash_text, node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.quota import Quota
@@ -272,7 +273,7 @@ def identity(service: Service) -> Identity:
     if here is None:
         raise NotAuthorised("no delegation on the log admits this node; run `hocket doctor`")
     more = {"user": log.user, "home": str(home.path), "holds_user_key": home.has_user_key()}
-    return msgspec.convert(msgspec.to_builtins(here) | more, Identity)
+    return convert(msgspec.to_builtins(here) | more, Identity)
 
 
 def may(service: Service, node: str, action: str, kind: str | None) -> MayShown:

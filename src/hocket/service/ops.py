@@ -7,6 +7,7 @@ import msgspec
 
 from hocket.bus.changes import LOG, about
 from hocket.events import ignore
+from hocket.kernel.decoding import convert
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.kinds import covers
 from hocket.kernel.rules import Rules
@@ -138,7 +139,7 @@ def take_in(service: Service, source: BinaryIO) -> Admission:
 
 def op_line(row: OpRow) -> OpLine:
     try:
-        return msgspec.convert(view.op_line(row), OpLine)
+        return convert(view.op_line(row), OpLine)
     except ValueError as error:
         # `log verify` judges damage; here the rest of the log is still worth showing.
         op_id = ulid_text(row.id[:16]) if len(row.id) >= 16 else row.id.hex()

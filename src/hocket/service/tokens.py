@@ -14,6 +14,7 @@ import msgspec
 
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, StoreError, Usage
 from hocket.kernel.capabilities import Grant, grant_of, held_grants
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash
 from hocket.kernel.jws import base64url
 from hocket.kernel.ucan import ROOT, Capability
@@ -160,7 +161,7 @@ def recognise(service: Service, text: str, chosen: str | None = None) -> Program
             raise UnknownToken("this node does not know the token")
         if (state := _state(row, now)) != "active":
             raise UnknownToken(f"the token {row.name} is {state}")
-        held = _held(service, session, msgspec.json.decode(row.grants, type=tuple[Capability, ...]), now)
+        held = _held(service, session, decode_json(row.grants, tuple[Capability, ...]), now)
     if row.used is None or now - row.used >= USED_AGAIN_MS:
         _note_use(service, row, now)
     return Program(row.name, row.name, held)
@@ -207,5 +208,5 @@ def _state(row: TokenRow, now: int) -> str:
 
 
 def _shown(row: TokenRow, now: int) -> TokenShown:
-    may = words(msgspec.json.decode(row.grants, type=tuple[Capability, ...]))
+    may = words(decode_json(row.grants, tuple[Capability, ...]))
     return TokenShown(row.name, row.id, _state(row, now), may, row.made, row.expires, row.revoked, row.used)

@@ -14,6 +14,7 @@ from hocket.bus.messages import BusMessage, MessageBus
 from hocket.bus.subject_names import subject_name, subject_pattern
 from hocket.kernel.candidates import WORKER_NAME_CHARS_MAX, node_of, worker_id
 from hocket.kernel.clock import Hlc, hlc_text, parse_hlc
+from hocket.kernel.decoding import json_decoder
 from hocket.kernel.envelope import LIFE_MS
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
@@ -45,11 +46,12 @@ class ClaimSaid(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     timestamp: Annotated[str, msgspec.Meta(max_length=TIMESTAMP_CHARS_MAX)] = ""
 
 
+_claims = json_decoder(Annotated[list[ClaimSaid], msgspec.Meta(min_length=1, max_length=SAID_AT_ONCE_MAX)])
+
+
 def read_claims_said(data: bytes, author: int) -> list[tuple[bytes, ClaimSaid]]:
     """What a node has said about jobs and workers of its own. Raises ValueError or msgspec.MsgspecError."""
-    claims = msgspec.json.decode(
-        data, type=Annotated[list[ClaimSaid], msgspec.Meta(min_length=1, max_length=SAID_AT_ONCE_MAX)]
-    )
+    claims = _claims.decode(data)
     if any(node_of(said.worker_id) != author for said in claims):
         raise ValueError("a node speaks for its own workers only")
     return [(parse_ulid(said.job_id), said) for said in claims]

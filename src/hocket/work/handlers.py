@@ -21,6 +21,7 @@ from hocket.errors import Usage
 from hocket.kernel.beats.phases import BeatsLong, parse_length
 from hocket.kernel.beats.score import Score, parse_score, read_score
 from hocket.kernel.budgets import Budget
+from hocket.kernel.decoding import convert
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.kinds import covers
@@ -397,7 +398,7 @@ _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "claim": lambda value: {"claim": value},
     "sticky": lambda value: {"sticky": value},
     "claim_timeout": lambda value: {"claim_timeout_ms": duration_ms(value)},
-    "budget": lambda value: {"budget": value if value is None else msgspec.convert(value, Budget)},
+    "budget": lambda value: {"budget": value if value is None else convert(value, Budget)},
     "score": lambda value: {"score": _score(value)},
 }
 

@@ -11,6 +11,7 @@ from hocket.kernel.availability import AVAILABILITIES
 from hocket.kernel.candidates import EPOCH_MS, Candidates, KnownWorkers, WorkerHeard, worker_id
 from hocket.kernel.clock import Hlc
 from hocket.kernel.coordination_payloads import Availability
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.subjects import AVAILABILITY
 from hocket.log.projectors import availability_of
 from hocket.store import Presence, Session, WorkerRow
@@ -96,7 +97,7 @@ class Members:
         if before is not None and before.text == row.said:
             return _KnownNode(row.said, before.workers, row.heard)
         try:
-            said = msgspec.json.decode(row.said, type=_WorkersSaid).workers
+            said = decode_json(row.said, _WorkersSaid).workers
         except (msgspec.MsgspecError, ValueError, RecursionError):
             said = ()
         own = worker_id(node, "")

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
+from hocket.kernel.decoding import decode_json
+
 T = TypeVar("T")
 
 
@@ -77,7 +79,7 @@ def notes(directory: Path, role: str, kind: type[T]) -> list[T]:
     for path in sorted(directory.glob(f"{role}-*.lock")):
         try:
             if is_alive(directory, path.stem):
-                found.append(msgspec.json.decode(path.read_bytes(), type=kind))
+                found.append(decode_json(path.read_bytes(), kind))
         except (OSError, msgspec.MsgspecError):
             continue  # it has just started, changed or ended
     return found

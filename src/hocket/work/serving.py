@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from hocket.errors import Usage
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.manifest import BadManifest, parse_manifest
 from hocket.work.claim_tally import Tally
 from hocket.work.command import sandbox
@@ -79,6 +80,6 @@ def serving_text(workers: Sequence[Serving]) -> str:
 def read_serving(text: str) -> list[Serving]:
     """The workers in a text of this or another program; none if it is unreadable."""
     try:
-        return msgspec.json.decode(text or "[]", type=list[Serving])
+        return decode_json(text or "[]", list[Serving])
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return []

@@ -15,6 +15,7 @@ import msgspec
 import msgspec.inspect
 
 from hocket.errors import Failed, Usage
+from hocket.kernel.decoding import convert, json_decoder
 from hocket.work.retrying import Fatal
 
 # Stands for a member that the payload leaves out; the function has a default for it.
@@ -82,7 +83,7 @@ class HandlerSignature:
         if returns is type(None) or not _is_checkable(returns):
             return value
         try:
-            return msgspec.convert(value, returns, str_keys=True, dec_hook=decode_hook)
+            return convert(value, returns, str_keys=True, hook=decode_hook)
         except msgspec.ValidationError as error:
             raise Failed(f"the result of job {job_id} is not what {self._name} returns: {error}") from None
 
@@ -95,7 +96,7 @@ class HandlerSignature:
             is_needed = parameter.default is Parameter.empty
             fields.append((name, checked, msgspec.NODEFAULT if is_needed else _ABSENT))
         taken = msgspec.defstruct("Payload", fields, kw_only=True, forbid_unknown_fields=not self._takes_any)
-        return msgspec.json.Decoder(taken, dec_hook=decode_hook)
+        return json_decoder(taken, hook=decode_hook)
 
     @cached_property
     def _hints(self) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from hocket.errors import Usage
 from hocket.kernel.beats.messages import HelpPromise, to_json
 from hocket.kernel.beats.score import WAITS
 from hocket.kernel.beats.tempo import Beat
+from hocket.kernel.decoding import convert
 from hocket.work.handlers import JobType
 from hocket.work.run_outputs import RunOutputs
 from hocket.work.scored_run import NO_FALLBACK, PROMISE_TYPE, ScoredRun
@@ -128,7 +129,7 @@ def make_promise(thread_id: str, beats: int, fail_after: int | None, confidence:
         "on_fail": on_fail,
     }
     try:
-        return msgspec.convert(members, HelpPromise)
+        return convert(members, HelpPromise)
     except msgspec.ValidationError as error:
         raise Usage(f"bad promise: {error}") from None
 

@@ -13,6 +13,7 @@ from msgspec import Meta
 from hocket.kernel.beats.phases import Phases, phase_at
 from hocket.kernel.beats.tempo import BAR_LEN_MAX, BPM_MAX, BPM_MIN, Tempo, beat_at, make_tempo
 from hocket.kernel.clock import Hlc, hlc_text, parse_hlc, parse_wall, wall_text
+from hocket.kernel.decoding import decode_json, json_decoder
 from hocket.kernel.postcard import Malformed
 
 BEATS_MAX = 1_000_000
@@ -212,14 +213,14 @@ def to_json(message: msgspec.Struct) -> bytes:
 def from_json(data: bytes, kind: type[T]) -> T:
     """Raises Malformed."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decode_json(data, kind)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"not a {kind.__name__}: {error}") from None
 
 
 def batch_decoder(kind: type[T]) -> Callable[[bytes], list[T]]:
     """Reads a message of this type, or a JSON array of them. Raises Malformed."""
-    decoder: msgspec.json.Decoder[T | list[T]] = msgspec.json.Decoder(kind | list[kind])  # type: ignore[valid-type]
+    decoder: msgspec.json.Decoder[T | list[T]] = json_decoder(kind | list[kind])  # type: ignore[valid-type]
 
     def decode(data: bytes) -> list[T]:
         try:

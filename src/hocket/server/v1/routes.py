@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from hocket.errors import HocketError, NotAuthorised, Usage
+from hocket.kernel.decoding import convert, decode_json
 from hocket.node.node import Node
 from hocket.service import ListPage, Service
 from hocket.service.tokens import Program
@@ -152,13 +153,13 @@ class ApiRoute:
         found = {name: _converted({name: _decoded(value)}, name, self.parameter(name)) for name, value in raw.items()}
         values = _query_values(query)
         if self.query is not None:
-            found["query"] = _read(lambda: msgspec.convert(values, self.query, strict=False), "the query")
+            found["query"] = _read(lambda: convert(values, self.query, strict=False), "the query")
         elif values:
             raise Usage(f"unknown query parameter {next(iter(values))!r}; this path takes none")
         return found
 
     def read_body(self, content: bytes) -> Any:
-        return _read(lambda: msgspec.json.decode(content, type=self.body), "the body")
+        return _read(lambda: decode_json(content, self.body), "the body")
 
 
 def find(routes: Iterable[ApiRoute], path: str) -> tuple[dict[str, ApiRoute], dict[str, str]]:
@@ -204,7 +205,7 @@ def _decoded(segment: str) -> str:
 
 
 def _converted(values: dict[str, str], name: str, type: Any) -> Any:
-    return _read(lambda: msgspec.convert(values[name], type, strict=False), f"{name} in the path")
+    return _read(lambda: convert(values[name], type, strict=False), f"{name} in the path")
 
 
 def _query_values(query: str) -> dict[str, str]:

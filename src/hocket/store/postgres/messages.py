@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from hocket.kernel.clock import pack
+from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.messages import Message
 from hocket.store.messages import DeliveryStage, QueuedDelivery
 from hocket.store.postgres.statements import PostgresStatements, insert, upsert
@@ -14,7 +15,7 @@ _MESSAGE = "id, receiver, thread, reply_to, depth, last, state"
 _DELIVERY = "queue, message, stage, due, priority, sent, thread"
 _STAGES = tuple(DeliveryStage)
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Message).decode
+_decode = msgpack_decoder(Message).decode
 
 
 class PostgresMessages(PostgresStatements):

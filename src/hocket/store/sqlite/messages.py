@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from hocket.kernel.clock import pack
+from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.messages import Message
 from hocket.store.messages import DeliveryStage, QueuedDelivery
 from hocket.store.sqlite.statements import Statements
@@ -13,7 +14,7 @@ from hocket.store.sqlite.statements import Statements
 _DELIVERY = "queue, message, stage, due, priority, sent, thread"
 _STAGES = tuple(DeliveryStage)
 _encode = msgspec.msgpack.Encoder().encode
-decode_message = msgspec.msgpack.Decoder(Message).decode
+decode_message = msgpack_decoder(Message).decode
 
 
 class MessageStatements(Statements):

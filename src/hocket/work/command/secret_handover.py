@@ -21,6 +21,7 @@ from nacl.exceptions import CryptoError
 from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError
 from hocket.events import Emit, SecretsNotHandedOver, StoreUnavailable
 from hocket.kernel.clock import unpack
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.log import Transaction
@@ -58,7 +59,7 @@ def unseal(data: bytes, job_id: bytes, fence: int, key: SigningKey) -> dict[str,
     public = crypto_sign_ed25519_pk_to_curve25519(key.public)
     private = crypto_sign_ed25519_sk_to_curve25519(key.seed + key.public)
     try:
-        found = msgspec.json.decode(crypto_box_seal_open(data, public, private), type=Sealed)
+        found = decode_json(crypto_box_seal_open(data, public, private), Sealed)
     except (CryptoError, msgspec.MsgspecError):
         return None
     return found.values if (found.job, found.fence) == (ulid_text(job_id), fence) else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from hocket.errors import StoreError, Usage
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.store import JobSession, Stage
 
@@ -68,7 +69,7 @@ class Secrets:
     def values(self, job_id: bytes) -> dict[str, str] | None:
         """None if this node has none for that job."""
         try:
-            return msgspec.json.decode(self._place(job_id).read_bytes(), type=dict[str, str])
+            return decode_json(self._place(job_id).read_bytes(), dict[str, str])
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
