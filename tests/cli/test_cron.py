@@ -39,6 +39,7 @@ def test_a_schedule_is_set_listed_replaced_and_removed(hocket: Program):
 def test_ticks_make_jobs_once_for_two_workers(hocket: Program):
     hocket("cron", "add", "pulse", "* * * * * *", "test.echo", '{"n": 1}', code=0)
     workers = [hocket.start("work", "tasks.py") for _ in range(2)]
+    until(lambda: len(hocket("status", "--json").json["workers"]) == 2, "both workers")
     done = until(lambda: [job for job in hocket("jobs", "--json").json if job["outcome"] == "succeeded"])
     hocket("cron", "remove", "pulse", code=0)
     for worker in workers:
