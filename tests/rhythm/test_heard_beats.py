@@ -193,6 +193,19 @@ def test_refusals_of_one_kind_are_told_once_a_minute() -> None:
     assert [each.count for each in heard.told if isinstance(each, FrameRefused)] == [1, 10]
 
 
+@pytest.mark.req("BB-03")
+def test_a_beat_has_one_frame_also_if_the_leader_comes_back_after_a_bar_with_its_clock_set_back() -> None:
+    heard = Listener()
+    assert heard.hear(1, ahead_ms=4_000) is None
+    for passed in (340, 916, 916, 916):
+        heard.passes(passed)
+        heard.degraded(ALICE, 0)
+    heard.passes(913)
+    assert heard.hear(1) is FrameRefusal.FROM_THE_PAST
+    heard.passes(1_000)
+    assert heard.hear(1) is None
+
+
 @given(
     st.lists(
         st.tuples(

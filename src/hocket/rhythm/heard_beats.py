@@ -71,8 +71,7 @@ class HeardBeats:
         self._count()
         state, frame = self._state(), message.frame
         judged = judge_frame(self.policy, state, message, sender, self.clock.now_ms(), self._skew_ms)
-        is_over = state.last is None and frame.epoch_ms + frame.beat_ms <= self._epoch_ms
-        if isinstance(judged, JudgeState) and is_over:
+        if isinstance(judged, JudgeState) and state.last is None and self._is_over(frame):
             judged = FrameRefusal.FROM_THE_PAST
         refusal = judged if isinstance(judged, FrameRefusal) else None
         self._sample(frame, sender)
@@ -157,6 +156,12 @@ class HeardBeats:
         if judge.last is None or over_ms <= judge.last.epoch_ms:
             return judge
         return with_local_beat(judge, local_frame(self.policy, self._tempo, over_ms))
+
+    def _is_over(self, frame: BeatFrame) -> bool:
+        """Whether the beat of this frame is over here, or its frame was accepted before."""
+        last = self._judge.last
+        is_second = last is not None and frame.epoch_ms < last.epoch_ms + last.beat_ms
+        return is_second or frame.epoch_ms + frame.beat_ms <= self._epoch_ms
 
     def _refuse(self, reason: FrameRefusal, sender: int) -> None:
         self.refusals[reason] += 1
