@@ -17,3 +17,13 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], again_s: float = AGAIN_S
         for task in running:
             task.cancel()
         _, running = await asyncio.wait(running, timeout=again_s)
+
+
+def end_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Closes a loop that has stopped. What is still under way is cancelled and gets one turn to clean up, no more."""
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    try:
+        loop.run_until_complete(asyncio.sleep(0))
+    finally:
+        loop.close()

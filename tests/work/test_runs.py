@@ -2,6 +2,7 @@
 exception that stops it reaches no thread that does not run it.
 """
 
+import asyncio
 import threading
 import time
 from pathlib import Path
@@ -151,17 +152,23 @@ def test_a_coroutine_that_waits_behind_a_cancelled_run_gets_its_loop(runs: Runs)
 
 
 def test_the_loop_of_coroutines_is_closed_with_its_worker(runs: Runs) -> None:
-    ended = threading.Event()
+    """One that is under way can still clean up."""
+    begun, cleaned = threading.Event(), threading.Event()
 
-    async def once(ctx: hocket.Context) -> None: ...
+    async def long(ctx: hocket.Context) -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            cleaned.set()
 
-    threads = HandlerThreads(1, lambda run: ended.set(), lambda: runs.now)
-    threads.start(runs.run(JobType("acme.once", function=once)))
-    assert ended.wait(PATIENCE_S)
+    threads = HandlerThreads(1, lambda run: None, lambda: runs.now)
+    threads.start(runs.run(JobType("acme.long", function=long)))
+    assert begun.wait(PATIENCE_S)
     loop = threads.loop
     threads.close()
     threads.close()
-    assert loop is not None
+    assert loop is not None and cleaned.wait(PATIENCE_S)
     wait_for(loop.is_closed, "the loop to be closed")
 
 

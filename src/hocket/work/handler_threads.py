@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from hocket.cancelling import end_loop
 from hocket.work.runner import Run, Step
 
 
@@ -196,8 +197,8 @@ class HandlerThreads:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Runs the loop until it is stopped, and closes it: a program may run many workers, one after the other."""
+    """Runs the loop until it is stopped, and ends it: a program may run many workers, one after the other."""
     try:
         loop.run_forever()
     finally:
-        loop.close()
+        end_loop(loop)

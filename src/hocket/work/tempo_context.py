@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from hocket.cancelling import end_loop
 from hocket.errors import Usage
 from hocket.kernel.beats.messages import HelpPromise, to_json
 from hocket.kernel.beats.score import WAITS
@@ -142,12 +143,4 @@ def _wait_here(run: BeatingRun, waiting: Any) -> Any:
         return loop.run_until_complete(run.task)
     finally:
         run.task = None
-        _end_tasks(loop)
-        loop.close()
-
-
-def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancels what is still under way. It gets one turn of the loop to clean up, and no more."""
-    for task in asyncio.all_tasks(loop):
-        task.cancel()
-    loop.run_until_complete(asyncio.sleep(0))
+        end_loop(loop)
