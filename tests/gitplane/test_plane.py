@@ -26,6 +26,7 @@ from hocket.gitplane.objects import (
 from hocket.gitplane.opening import is_address, open_plane
 from hocket.gitplane.plane import ROOT, Change, Plane
 from tests.gitplane.places import Place, http_server, place
+from tests.work.mesh import wait_for
 
 WHO = "somebody <somebody@localhost>"
 
@@ -76,6 +77,9 @@ def test_swaps_are_made_although_git_is_killed_in_between(here: Place):
     def swaps() -> Iterator[list[Change]]:
         for number in range(6):
             if number in (2, 5):
+                # A git that is killed while it moves a ref leaves the lock of that ref behind.
+                before = ref(f"claims/{number - 1:064x}")
+                wait_for(lambda before=before: here.git("for-each-ref", before), "the swap before")
                 plane._mover._process.kill()  # type: ignore[attr-defined]
                 plane._mover._process.wait()  # type: ignore[attr-defined]
             yield [Change(ref(f"claims/{number:064x}"), None, commit)]
