@@ -703,7 +703,20 @@ def test_a_bad_file_of_authorities_is_named(tmp_path: Path) -> None:
     for file in (tmp_path / "ca.pem", tmp_path / "missing.pem"):
         with pytest.raises(Usage, match=str(file)):
             read_access([], None, file)
-    assert isinstance(NatsAccess().tls([]), ssl.SSLContext)
+
+
+def test_a_connection_without_tls_reads_no_authorities(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes 20 to 50 ms each time, and a server that is away is tried again and again."""
+    reads = []
+    monkeypatch.setattr(ssl, "create_default_context", lambda *_, **__: reads.append(1))
+
+    async def test() -> None:
+        bus = NatsMessages([server.url], NatsAccess())
+        await connected(bus)
+        await bus.close()
+
+    run(test)
+    assert not reads
 
 
 # Signed messages over a real server.

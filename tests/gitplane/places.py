@@ -144,7 +144,7 @@ def http_server(
         def do_POST(self) -> None:
             self._answer()
 
-        def log_message(self, *_: object) -> None:
+        def log_request(self, *_: object) -> None:
             pass
 
         def _answer(self) -> None:
@@ -209,8 +209,10 @@ def http_server(
             self.rfile.readline()
             return b"".join(parts)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128
+
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

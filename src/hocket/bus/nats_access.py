@@ -53,8 +53,11 @@ class NatsAccess(NamedTuple):
     ca: Path | None = None
     needs_tls: bool = False
 
-    def tls(self, servers: list[str]) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
+    def tls(self) -> ssl.SSLContext | None:
+        """None for the system's authorities. The client reads those only when a server wants TLS: reading them takes
+        longer than everything else about a connection.
+        """
+        return None if self.ca is None else ssl.create_default_context(cafile=str(self.ca))
 
 
 def read_access(servers: list[str], credentials: Path | None, ca: Path | None) -> NatsAccess:

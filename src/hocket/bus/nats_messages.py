@@ -370,7 +370,7 @@ class _Client(Client):
             reconnect_time_wait=0,
             connect_timeout=CONNECT_S,  # type: ignore[arg-type]
             ping_interval=2**30,
-            tls=self._access.tls(servers),
+            tls=self._access.tls(),
             pending_size=4 * PENDING_BYTES_MAX,
             flush_timeout=ANSWER_S,
             name="hocket",

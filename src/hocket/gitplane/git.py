@@ -9,12 +9,17 @@ import select
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from hocket.errors import Failed, HocketError, NotAuthorised, StoreError, Unreachable, Usage
 
 PATIENCE_S = 120.0
+# A server that cuts off a connection may be busy or restarting: a request that only reads is sent again, after a rest
+# that doubles each time.
+READ_TRIES = 5
+READ_REST_S = 0.1
 COMPLAINT_CHARS_MAX = 400
 # Begins git's own words in a message of ours.
 QUOTE = " (git said: "
@@ -57,6 +62,13 @@ class Done(NamedTuple):
     code: int
     out: bytes
     complaint: str
+
+    @property
+    def was_cut_off(self) -> bool:
+        """Whether the connection to the server broke. The server may have carried the request out, or not."""
+        return self.code != 0 and any(
+            sign in self.complaint for sign in ("Connection reset", "Empty reply from server")
+        )
 
 
 class GitGone(Exception):
@@ -126,6 +138,18 @@ class Git:
         done = self.attempt(*arguments, given=given)
         if done.code:
             raise self.explain(done.complaint, arguments[0])
+        return done.out
+
+    def ask(self, *arguments: str, given: bytes = b"") -> bytes:
+        """The output of a git command that only reads from a server. Raises if git fails."""
+        done = self.attempt(*arguments, given=given)
+        for failures in range(READ_TRIES - 1):
+            if not done.was_cut_off:
+                break
+            time.sleep(READ_REST_S * 2**failures)
+            done = self.attempt(*arguments, given=given)
+        if done.code:
+            raise self.explain(done.complaint, next(each for each in arguments if each in ("ls-remote", "fetch")))
         return done.out
 
     def talk(self, *arguments: str) -> "Talk":

@@ -250,7 +250,7 @@ class Repository:
         which are already here, rely on.
         """
         how = "consecutive" if above else "noop"
-        self.git.run(
+        self.git.ask(
             *("-c", f"fetch.negotiationAlgorithm={how}", "fetch", "--quiet", "--no-tags", "--no-write-fetch-head"),
             *("--recurse-submodules=no", *options, *(f"--negotiation-tip={oid}" for oid in above), "--stdin", remote),
             given="".join(f"{oid}\n" for oid in oids).encode(),

@@ -161,25 +161,17 @@ class RemotePlane:
             done = self._git.attempt(*order)
             if done.code == 0:
                 return True
-            was_cut_off = _was_cut_off(done)
-            if not was_cut_off and not any(line.startswith(b"!\t") for line in done.out.splitlines()):
+            if not done.was_cut_off and not any(line.startswith(b"!\t") for line in done.out.splitlines()):
                 raise self._git.explain(done.complaint, "push")
             became = outcome(changes, self._list(*(change.ref for change in changes)))
             if became is not None:
                 return became
-            if not was_cut_off and not _was_busy(done):
+            if not done.was_cut_off and not _was_busy(done):
                 break
         raise self._why(done)
 
     def _list(self, *patterns: str) -> dict[str, str]:
-        """The refs of the server. If the connection is cut off, asks once more."""
-        order = ("ls-remote", "--quiet", _NAME, *patterns)
-        done = self._git.attempt(*order)
-        if _was_cut_off(done):
-            done = self._git.attempt(*order)
-        if done.code:
-            raise self._git.explain(done.complaint, "ls-remote")
-        return parse_refs(done.out, b"\t")
+        return parse_refs(self._git.ask("ls-remote", "--quiet", _NAME, *patterns), b"\t")
 
     def swap_each(self, swaps: Iterable[Sequence[Change]]) -> list[bool]:
         """All in one push. If one of them lost its race, they are pushed one by one."""
@@ -198,11 +190,6 @@ class RemotePlane:
         return self._git.explain(words, "push")
 
 
-def _was_cut_off(done: Done) -> bool:
-    """Whether the connection broke. The server may have done what it was asked for, or not."""
-    return done.code != 0 and any(sign in done.complaint for sign in ("Connection reset", "Empty reply from server"))
-
-
 def _was_busy(done: Done) -> bool:
     """Whether the server could not lock a ref at that moment."""
     words = done.out.decode("utf-8", "replace") + done.complaint
@@ -211,7 +198,7 @@ def _was_busy(done: Done) -> bool:
 
 def _format(probe: Git, address: str) -> str:
     """The hash algorithm of the remote repository."""
-    if listed := probe.run("ls-remote", "--quiet", address):
+    if listed := probe.ask("ls-remote", "--quiet", address):
         return "sha256" if listed.find(b"\t") == 64 else "sha1"
     # An empty repository has no id to go by; its algorithm appears only in the packet trace.
     heard = probe.attempt("ls-remote", "--quiet", address, more={"GIT_TRACE_PACKET": "1"}).complaint
