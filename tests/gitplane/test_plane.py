@@ -377,14 +377,14 @@ def test_a_push_whose_connection_is_cut_off_is_made_once(tmp_path: Path, cut: tu
 
 
 def test_a_list_whose_connection_is_cut_off_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(git, "READ_REST_S", 0.001)
+    monkeypatch.setattr(git, "ASK_REST_S", 0.001)
     with place("bare", tmp_path) as here:
         cuts: list[tuple[str, bool]] = []
         with http_server(here.directory.parent, here.outside, cuts=cuts) as port:
             plane = open_plane(f"http://127.0.0.1:{port}/{here.directory.name}", here.cache, here.outside, 60)
-            cuts += [("/info/refs", False)] * (git.READ_TRIES - 1)
+            cuts += [("/info/refs", False)] * (git.ASK_TRIES - 1)
             assert plane.refs() == {} and not cuts
-            cuts += [("/info/refs", False)] * git.READ_TRIES
+            cuts += [("/info/refs", False)] * git.ASK_TRIES
             with pytest.raises(Unreachable, match="does not answer"):
                 plane.refs()
             plane.close()

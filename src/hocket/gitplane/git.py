@@ -18,8 +18,8 @@ from hocket.errors import Failed, HocketError, NotAuthorised, StoreError, Unreac
 PATIENCE_S = 120.0
 # A server that cuts off a connection may be busy or restarting: a request that only reads is sent again, after a rest
 # that doubles each time.
-READ_TRIES = 5
-READ_REST_S = 0.1
+ASK_TRIES = 5
+ASK_REST_S = 0.1
 COMPLAINT_CHARS_MAX = 400
 # Begins git's own words in a message of ours.
 QUOTE = " (git said: "
@@ -143,10 +143,10 @@ class Git:
     def ask(self, *arguments: str, given: bytes = b"") -> bytes:
         """The output of a git command that only reads from a server. Raises if git fails."""
         done = self.attempt(*arguments, given=given)
-        for failures in range(READ_TRIES - 1):
+        for failures in range(ASK_TRIES - 1):
             if not done.was_cut_off:
                 break
-            time.sleep(READ_REST_S * 2**failures)
+            time.sleep(ASK_REST_S * 2**failures)
             done = self.attempt(*arguments, given=given)
         if done.code:
             raise self.explain(done.complaint, next(each for each in arguments if each in ("ls-remote", "fetch")))
