@@ -23,6 +23,7 @@ from hocket.kernel.ops import NO_ID, Op, decode, link_to, plain_schedule
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
+from hocket.kernel.row_seal import RowSeal
 from hocket.kernel.rules import HOCKET, Rules, decode_kept_rules
 from hocket.kernel.signing import OpSigner
 from hocket.kernel.subjects import JOB
@@ -74,6 +75,7 @@ class Log:
         bus: Bus | None = None,
     ) -> None:
         self.store = store
+        store.seal_rows(RowSeal(key))
         self.node = node_id(key.public)
         self._author = self.node.to_bytes(8, "big")
         self.user = user

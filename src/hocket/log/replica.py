@@ -11,6 +11,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from hocket.errors import Conflict, StoreError
+from hocket.kernel.row_seal import RowSeal
 from hocket.log import Log
 from hocket.log.store_copy import StoreCopy, copy_unlogged, origin
 from hocket.store import Session, Store
@@ -52,6 +53,7 @@ class ReplicatedStore:
         self._clock_ms = clock_ms
         self._lock, self._following = Lock(), Lock()
         self._primary: Store | None = None
+        self._seal: RowSeal | None = None
         self._copying: StoreCopy | None = None
         self._writes = self._writes_copied = 0
         self._away_until = 0.0
@@ -88,6 +90,13 @@ class ReplicatedStore:
         clock = None if self._primary is None else self._primary.server_clock
         return (clock or time.time)()
 
+    def seal_rows(self, seal: RowSeal) -> None:
+        self._copy.seal_rows(seal)
+        with self._lock:
+            self._seal = seal
+            if self._primary is not None:
+                self._primary.seal_rows(seal)
+
     def trim(self) -> None:
         self._copy.trim()
 
@@ -106,6 +115,8 @@ class ReplicatedStore:
         with self._lock:
             if self._primary is None:
                 self._primary = self._open_primary()
+                if self._seal is not None:
+                    self._primary.seal_rows(self._seal)
             return self._primary
 
     def copy(self) -> AbstractContextManager[Session]:

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from hocket.breakers import CircuitBreaker
 from hocket.errors import StoreError
+from hocket.kernel.row_seal import RowSeal
 from hocket.store import Session, Store
 
 
@@ -26,6 +27,9 @@ class GuardedStore:
 
     def read(self) -> AbstractContextManager[Session]:
         return self._store.read()
+
+    def seal_rows(self, seal: RowSeal) -> None:
+        self._store.seal_rows(seal)
 
     def trim(self) -> None:
         self._store.trim()
