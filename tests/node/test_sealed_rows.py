@@ -145,6 +145,44 @@ def test_an_invitation_that_a_sharer_has_altered_lets_nobody_in(nodes: Sharers) 
         nodes.join("fourth", token)
 
 
+def kept_rows(nodes: Sharers, table: str) -> list[tuple[object, ...]]:
+    return raw(nodes.third.store, f"SELECT * FROM {table}")
+
+
+def put_back(nodes: Sharers, table: str, rows: list[tuple[object, ...]]) -> None:
+    """The third node makes a table as it was before."""
+    raw(nodes.third.store, f"DELETE FROM {table}")
+    for row in rows:
+        raw(nodes.third.store, f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", *row)
+
+
+def test_a_revoked_token_is_not_one_again_when_a_sharer_puts_its_row_back(nodes: Sharers) -> None:
+    with Service(nodes.founder) as service:
+        token = tokens.create(service, "ci", ["mesh:read"]).token
+        before = kept_rows(nodes, "tokens")
+        with serving(nodes.founder.home.path) as served:
+            assert served.ask("GET", NODES, token).status == 200
+            tokens.revoke(service, "ci")
+            assert "is revoked" in why_refused(served, token)
+            put_back(nodes, "tokens", before)
+            assert "does not know" in why_refused(served, token)
+        assert tokens.listing(service) == []
+
+
+def test_an_invitation_that_was_used_or_cancelled_is_not_open_again_when_a_sharer_puts_its_row_back(
+    nodes: Sharers,
+) -> None:
+    used, cancelled = nodes.invite("fourth"), nodes.invite("fifth")
+    before = kept_rows(nodes, "invitations")
+    nodes.join("fourth", used).close()
+    enrolment.cancel(nodes.founder.log, "fifth")
+    revoke(nodes.founder.log, "fourth")
+    put_back(nodes, "invitations", before)
+    for name, token in (("sixth", used), ("fifth", cancelled)):
+        with pytest.raises(HocketError, match="does not know this invitation"):
+            nodes.join(name, token)
+
+
 def test_an_answer_that_a_sharer_has_altered_is_not_given_again(nodes: Sharers) -> None:
     with Service(nodes.founder) as service:
         assert idempotency.begin(service, "ci", "4711", b"request") is None

@@ -30,7 +30,7 @@ _DATABASE_ENDS = ("", "-wal", "-shm", "-journal", "-waiting")
 _PARTS = (
     *(f"log.db{end}" for end in _DATABASE_ENDS),
     *("processes", "blobs", "runs", "output", "secrets", "git"),
-    *("messages", "read_position"),
+    *("messages", "read_position", "ended_rows"),
     *("config.toml", "store", "tempo.yaml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
 )
 

@@ -28,6 +28,7 @@ from hocket.log.rebuild import Rebuilt, rebuild
 from hocket.log.replica import ReplicatedStore
 from hocket.log.steady_clock import SteadyWall
 from hocket.log.transaction import NEWCOMER, Wall
+from hocket.node.ended_rows import EndedRows
 from hocket.node.home import Ask, Home, Remembered, default_home, read_user_key
 from hocket.node.home_store import (
     blobs_of,
@@ -136,6 +137,7 @@ class Runtime:
             randomness=randomness,
             helpers=helpers,
             bus=self.bus,
+            ended=None if home.server is None else EndedRows(home.path / "ended_rows"),
         )
 
     @classmethod

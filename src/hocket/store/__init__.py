@@ -29,7 +29,7 @@ from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.peers import Invitation, Peer, PeerSession
 from hocket.store.presence import AgentRow, Presence, PresenceSession
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
-from hocket.store.row_seals import SealingSession, UnsealedRow
+from hocket.store.row_seals import EndedSeals, SealingSession, UnsealedRow
 from hocket.store.rows import RowSession
 from hocket.store.subjects import SubjectRow, SubjectSession
 from hocket.store.tokens import AnswerRow, TokenRow, TokenSession
@@ -163,9 +163,9 @@ class Store(Protocol):
     def read(self) -> AbstractContextManager[Session]:
         """One consistent view; it does not block writers."""
 
-    def seal_rows(self, seal: RowSeal) -> None:
+    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
         """Says which node uses the store. Rows beside the log that are of one node get its seal, and it sees no others.
-        In a store of one node it seals those of an older program.
+        In a store of one node it seals those of an older program. `ended` are rows that count no more.
         """
 
     def trim(self) -> None:

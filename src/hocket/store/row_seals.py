@@ -37,7 +37,19 @@ class UnsealedRow(NamedTuple):
     is_old: bool
 
 
+class EndedSeals(Protocol):
+    """The seals of rows that their node has ended, kept outside of the store."""
+
+    def add(self, seal: bytes) -> None: ...
+    def __contains__(self, seal: object, /) -> bool: ...
+
+
 class SealingSession(Protocol):
+    def end_row(self, table: str, row: Sequence[Any]) -> None:
+        """A row that this node has written, as it was, counts no more, also if it is put back. This is durable at once,
+        whatever becomes of the transaction. In a store of one node nobody puts rows back, and it does nothing.
+        """
+
     def unsealed(self) -> list[UnsealedRow]:
         """The rows of this node, or of none, that have no right seal."""
 
@@ -45,13 +57,21 @@ class SealingSession(Protocol):
 class RowSeals:
     """The seal of the node that uses a store, for all its sessions."""
 
-    __slots__ = ("_seal",)
+    __slots__ = ("_ended", "_seal")
 
     def __init__(self) -> None:
         self._seal: RowSeal | None = None
+        self._ended: EndedSeals | None = None
 
-    def use(self, seal: RowSeal) -> None:
+    def use(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
+        """A node that uses the store again may leave out what it has ended."""
+        if ended is not None or self._seal is None or self._seal.node != seal.node:
+            self._ended = ended
         self._seal = seal
+
+    def end(self, table: str, values: Sequence[Any]) -> None:
+        if self._ended is not None:
+            self._ended.add(self.seal.of(table, values[: SEALED[table].columns.count(",") + 1]))
 
     @property
     def seal(self) -> RowSeal:
@@ -70,9 +90,9 @@ class RowSeals:
 
     def right(self, table: str, rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
         """The rows with a right seal. A row has the columns that are sealed, the seal, and any others."""
-        size, seal = SEALED[table].columns.count(",") + 1, self.seal
+        size, seal, ended = SEALED[table].columns.count(",") + 1, self.seal, self._ended
         for row in rows:
-            if seal.is_right(table, row[:size], row[size]):
+            if seal.is_right(table, row[:size], row[size]) and (ended is None or row[size] not in ended):
                 yield row
 
     def right_or_of_others(self, table: str, rows: Iterable[Sequence[Any]], node_at: int) -> list[Sequence[Any]]:

@@ -21,7 +21,7 @@ from hocket.store.libsql.migration import check_and_migrate, planned_migration
 from hocket.store.libsql.session import LATEST, LibsqlSession
 from hocket.store.migration import Migration
 from hocket.store.ops import Head
-from hocket.store.row_seals import RowSeals
+from hocket.store.row_seals import EndedSeals, RowSeals
 from hocket.store.server_clock import ServerClock
 from hocket.store.sqlite import ReadPool
 from hocket.store.sqlite.ops import HEAD
@@ -54,8 +54,8 @@ class LibsqlStore:
         self._session = LibsqlSession(writer, is_writer=True, seals=seals)
         self._readers = ReadPool(lambda: LibsqlReader(address, seals), address.shown)
 
-    def seal_rows(self, seal: RowSeal) -> None:
-        self._seals.use(seal)
+    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
+        self._seals.use(seal, ended)
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> "LibsqlWrite":
         """Always alone."""

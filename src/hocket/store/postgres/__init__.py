@@ -26,7 +26,7 @@ from hocket.store.postgres.migration import check_and_migrate, planned_migration
 from hocket.store.postgres.ops import HEAD, head_of
 from hocket.store.postgres.session import PostgresSession
 from hocket.store.postgres.statements import SERVER_MS
-from hocket.store.row_seals import RowSeals
+from hocket.store.row_seals import EndedSeals, RowSeals
 from hocket.store.server_clock import ServerClock
 
 READERS_MAX = 8
@@ -66,8 +66,8 @@ class PostgresStore:
     def read(self) -> "PostgresRead":
         return PostgresRead(self._readers, self.address.shown)
 
-    def seal_rows(self, seal: RowSeal) -> None:
-        self.seals.use(seal)
+    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
+        self.seals.use(seal, ended)
 
     def trim(self) -> None:
         """PostgreSQL's own autovacuum does this."""

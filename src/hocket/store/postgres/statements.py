@@ -121,6 +121,9 @@ class PostgresStatements:
         columns = f"{each.owner}, {each.columns}, seal{others}"
         self._put(upsert(table, columns, key), (*self._seals.sealed(table, values), *others_values))
 
+    def end_row(self, table: str, row: Sequence[Any]) -> None:
+        self._seals.end(table, row)
+
     def unsealed(self) -> list[UnsealedRow]:
         found: list[UnsealedRow] = []
         for table, each in SEALED.items():

@@ -21,7 +21,7 @@ from hocket.kernel.row_seal import RowSeal
 from hocket.store.disk import is_full
 from hocket.store.lock_holder import lock_holder
 from hocket.store.migration import Migration
-from hocket.store.row_seals import RowSeals
+from hocket.store.row_seals import EndedSeals, RowSeals
 from hocket.store.sqlite.session import MOVED_TO, SqliteSession
 from hocket.store.sqlite.write_hints import WriteHints
 
@@ -82,9 +82,9 @@ class SqliteStore:
     def read(self) -> "ReadTransaction":
         return ReadTransaction(self._readers, self.path)
 
-    def seal_rows(self, seal: RowSeal) -> None:
+    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
         """A file is of one node, so the rows of an older program are that node's."""
-        self._seals.use(seal)
+        self._seals.use(seal, ended)
         with self.read() as session:
             is_old = session.has_rows_to_seal()
         if is_old:

@@ -76,6 +76,9 @@ class Statements:
         columns = f"{each.owner}, {each.columns}, seal{others}"
         self._sql(f"REPLACE INTO {table} ({columns}) VALUES ({', '.join('?' * len(row))})", row)
 
+    def end_row(self, table: str, row: Sequence[Any]) -> None:
+        self._seals.end(table, row)
+
     def unsealed(self) -> list[UnsealedRow]:
         found: list[UnsealedRow] = []
         for table, each in SEALED.items():

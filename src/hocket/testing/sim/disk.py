@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from hocket.kernel.row_seal import RowSeal
 from hocket.store import MEMORY, Session, Store
 from hocket.store import open as open_store
+from hocket.store.row_seals import EndedSeals
 from hocket.testing.sim.loop import Inline, Life
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ class SimStore:
     def read(self) -> AbstractContextManager[Session]:
         return self.store.read()
 
-    def seal_rows(self, seal: RowSeal) -> None:
+    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
         self._seal = seal
         self.store.seal_rows(seal)
 
