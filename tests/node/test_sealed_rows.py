@@ -8,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from hocket.errors import HocketError
+from hocket.errors import Conflict, HocketError
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.rules import STRICT, encode_rules
 from hocket.mesh import enrolment, peers, tickets
 from hocket.mesh.enrolment import InvitationTerms
 from hocket.mesh.grants import parse_grants
@@ -145,6 +147,16 @@ def test_an_invitation_that_a_sharer_has_altered_lets_nobody_in(nodes: Sharers) 
         nodes.join("fourth", token)
 
 
+def test_a_sharer_does_not_read_what_an_open_invitation_is_used_with(nodes: Sharers) -> None:
+    token = nodes.invite("fourth")
+    key = tickets.key_of(enrolment.parse(token).secret)
+    with nodes.founder.store.read() as session:
+        found = session.invitation(key)
+        assert found is not None and (found.name, found.secret_hash) == ("fourth", key)
+    assert not any(key in value for row in kept_rows(nodes, "invitations") for value in row if isinstance(value, bytes))
+    nodes.join("fourth", token).close()
+
+
 def kept_rows(nodes: Sharers, table: str) -> list[tuple[object, ...]]:
     return raw(nodes.third.store, f"SELECT * FROM {table}")
 
@@ -230,6 +242,31 @@ def test_an_op_that_a_sharer_says_the_node_has_held_is_not_admitted(nodes: Share
     passed_off(nodes, "held")
     with nodes.founder.store.read() as session:
         assert session.due(2**40, 10) == []
+
+
+def test_a_node_judges_by_no_rules_that_a_sharer_has_changed(nodes: Sharers) -> None:
+    token = nodes.invite("fourth")
+    ((kept,),) = raw(nodes.third.store, "SELECT value FROM meta WHERE key = 'rules'")
+    raw(nodes.third.store, "UPDATE meta SET value = ? WHERE key = 'rules'", encode_rules(STRICT))
+    with pytest.raises(Conflict, match="rules in the store are not those of this node any more"):
+        Runtime.open(nodes.second.home.path)
+    with pytest.raises(Conflict, match="not those of the inviting node"):
+        nodes.join("fourth", token)
+    raw(nodes.third.store, "UPDATE meta SET value = ? WHERE key = 'rules'", kept)
+    Runtime.open(nodes.second.home.path).close()
+    nodes.join("fourth", token).close()
+
+
+def test_rules_that_the_owner_has_changed_are_accepted_by_each_node(nodes: Sharers) -> None:
+    rules = nodes.founder.log.rules
+    assert rules.extensions is not None
+    nodes.founder.set_rules(replace(rules, extensions=replace(rules.extensions, skew_ms=5_000)))
+    Runtime.open(nodes.founder.home.path).close()
+    with pytest.raises(Conflict, match="if the owner has changed them, remove"):
+        Runtime.open(nodes.second.home.path)
+    (nodes.second.home.path / "rules").unlink()
+    with Runtime.open(nodes.second.home.path) as opened:
+        assert opened.log.rules.extensions is not None and opened.log.rules.extensions.skew_ms == 5_000
 
 
 def test_doctor_names_rows_that_the_node_has_not_written(nodes: Sharers) -> None:

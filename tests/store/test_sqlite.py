@@ -433,6 +433,7 @@ def test_a_node_seals_the_rows_of_version_10_in_its_own_file(path: Path) -> None
         assert rows(session) == expected
     log.store.close()
     as_version_10(path)
+    made_by(path, f"UPDATE invitations SET secret_hash = x'{invitation.secret_hash.hex()}'")
     for _ in range(2):
         log.store = opened(path)
         with log.store.read() as session:

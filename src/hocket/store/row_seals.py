@@ -10,18 +10,19 @@ from hocket.kernel.row_seal import SEAL_BYTES, RowSeal
 
 class SealedTable(NamedTuple):
     """`owner` is the column of the node whose row it is. The seal covers that and the `columns`; others change often
-    and give nothing to anybody. With the owner, the `key` tells rows apart.
+    and give nothing to anybody. With the owner, the `key` tells rows apart. People are told the key, or `shown`.
     """
 
     columns: str
     key: str
     owner: str = "of_node"
+    shown: str | None = None
 
 
 SEALED = {
     "tokens": SealedTable("name, id, hash, grants, made, expires, revoked", "name"),
     "answers": SealedTable("token, key, request, status, body, made", "token, key"),
-    "invitations": SealedTable("secret_hash, name, grants, expires, used_by, made", "secret_hash"),
+    "invitations": SealedTable("secret_hash, name, grants, expires, used_by, made", "secret_hash", shown="name"),
     "peers": SealedTable("address, node, pulled, state, detail, seen, added", "address"),
     "held": SealedTable("id, wall, body, author", "id"),
     "lock_requests": SealedTable("op, scope, process, until, host, boot, namespace, locks", "op", "node"),
@@ -71,7 +72,11 @@ class RowSeals:
 
     def end(self, table: str, values: Sequence[Any]) -> None:
         if self._ended is not None:
-            self._ended.add(self.seal.of(table, values[: SEALED[table].columns.count(",") + 1]))
+            self._ended.add(self.seal.of(table, self._stored(table, values[: SEALED[table].columns.count(",") + 1])))
+
+    def _stored(self, table: str, values: Sequence[Any]) -> Sequence[Any]:
+        """The values as the store has them: whoever reads the key of an invitation could use it."""
+        return (self.seal.conceal(values[0]), *values[1:]) if table == "invitations" else values
 
     @property
     def seal(self) -> RowSeal:
@@ -85,8 +90,8 @@ class RowSeals:
 
     def sealed(self, table: str, values: Sequence[Any]) -> tuple[Any, ...]:
         """The node and the values of a row, and its seal."""
-        seal = self.seal
-        return (seal.node, *values, seal.of(table, values))
+        seal, stored = self.seal, self._stored(table, values)
+        return (seal.node, *stored, seal.of(table, stored))
 
     def right(self, table: str, rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
         """The rows with a right seal. A row has the columns that are sealed, the seal, and any others."""
@@ -114,7 +119,7 @@ class RowSeals:
     def wrong(self, table: str, rows: Iterable[Sequence[Any]]) -> Iterator[UnsealedRow]:
         """The rows without a right seal. A row has its node, the columns that are sealed, and the seal."""
         seal, each = self.seal, SEALED[table]
-        at = [each.columns.split(", ").index(name) for name in each.key.split(", ")]
+        at = [each.columns.split(", ").index(name) for name in (each.shown or each.key).split(", ")]
         for owner, *values, mac in rows:
             if owner != seal.node or not seal.is_right(table, values, mac):
                 key = " ".join(_shown(values[number]) for number in at)

@@ -1,5 +1,7 @@
 """The statements about peers and invitations."""
 
+from collections.abc import Iterator
+
 from hocket.store.peers import Invitation, Peer
 from hocket.store.postgres.statements import PostgresStatements, upsert
 
@@ -25,8 +27,11 @@ class PostgresPeers(PostgresStatements):
         self._put_own("invitations", invitation)
 
     def invitation(self, secret_hash: bytes) -> Invitation | None:
-        row = next(self._own("invitations", "AND secret_hash = %s", secret_hash), None)
-        return None if row is None else Invitation(*row[:-1])
+        return next(self._invitations("AND secret_hash = %s", self._seals.seal.conceal(secret_hash)), None)
 
     def invitations(self) -> list[Invitation]:
-        return [Invitation(*row[:-1]) for row in self._own("invitations", "ORDER BY made")]
+        return list(self._invitations("ORDER BY made"))
+
+    def _invitations(self, tail: str, *values: bytes) -> Iterator[Invitation]:
+        for concealed, *others, _ in self._own("invitations", tail, *values):
+            yield Invitation(self._seals.seal.reveal(concealed), *others)

@@ -53,10 +53,10 @@ class SqliteSession(
             sql = f"SELECT {each.columns} FROM {table} WHERE seal = x''"
             at = [each.columns.split(", ").index(name) for name in each.key.split(", ")]
             which = " AND ".join(f"{name} = ?" for name in each.key.split(", "))
+            columns = ", ".join(f"{name} = ?" for name in (each.owner, *each.columns.split(", "), "seal"))
             for row in self._sql(sql).fetchall():
-                node, *_, seal = self._seals.sealed(table, row)
-                changed = f"UPDATE {table} SET {each.owner} = ?, seal = ? WHERE seal = x'' AND {which}"
-                self._sql(changed, (node, seal, *(row[number] for number in at)))
+                changed = f"UPDATE {table} SET {columns} WHERE seal = x'' AND {which}"
+                self._sql(changed, (*self._seals.sealed(table, row), *(row[number] for number in at)))
         self._sql("DELETE FROM to_seal")
 
     def carry_note(self, note: bytes) -> None:
