@@ -11,6 +11,8 @@ from typing import NamedTuple
 import psycopg
 
 from hocket import store
+from hocket.kernel.keys import SigningKey
+from hocket.kernel.row_seal import RowSeal
 from hocket.store import MEMORY, Store
 from hocket.store.libsql import LibsqlStore
 from hocket.store.libsql.connection import LibsqlConnection
@@ -24,6 +26,12 @@ class StoreKind(NamedTuple):
 
     new: Callable[[], Store]
     address: Callable[[Path], str]
+
+
+def sealed(made: Store) -> Store:
+    """As the log does, for tests that have none."""
+    made.seal_rows(RowSeal(SigningKey(bytes(32))))
+    return made
 
 
 class Recycled:
@@ -41,16 +49,16 @@ class Recycled:
             gc.collect()
         free = next((address for address, used in self._stores.items() if used() is None), None)
         address = server().new_database(template=prepared()) if free is None else emptied(free)
-        made = store.open(address)
+        made = sealed(store.open(address))
         self._stores[address] = weakref.ref(made)
         return made
 
 
 STORES = {
-    "sqlite": StoreKind(lambda: store.open(MEMORY), lambda place: f"sqlite://{place / 'log.db'}"),
+    "sqlite": StoreKind(lambda: sealed(store.open(MEMORY)), lambda place: f"sqlite://{place / 'log.db'}"),
     "postgres": StoreKind(Recycled().new, lambda place: server().new_database()),
     "libsql": StoreKind(
-        lambda: store.open(new_server(has_store=True).address), lambda place: new_server(has_store=True).address
+        lambda: sealed(store.open(new_server(has_store=True).address)), lambda place: new_server(has_store=True).address
     ),
 }
 _in_use = [next(iter(STORES.values()))]

@@ -43,6 +43,7 @@ REQUIREMENTS = {
     **dict.fromkeys(("git-other-proof",), ("GT-15",)),
     **dict.fromkeys(("beat-frame", "status-claim"), ("BB-02",)),
     **dict.fromkeys(("ucxl",), ("BB-13",)),
+    **dict.fromkeys(("libsql-answer", "libsql-row"), ("LW-48",)),
     **dict.fromkeys(("score", "tempo-policy", "window-content"), ()),
 }
 every_target = pytest.mark.parametrize(

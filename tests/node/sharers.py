@@ -1,5 +1,5 @@
-"""Nodes with homes of their own on one store in PostgreSQL, in one process: the founder, a node with the same user's
-key, and a node that was invited.
+"""Nodes with homes of their own on one store, by default in PostgreSQL, in one process: the founder, a node with the
+same user's key, and a node that was invited.
 """
 
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ ADDRESS = "http://founder:7315"
 
 
 class Sharers:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, address: str | None = None) -> None:
         self.directory = directory
-        self.address = server().new_database()
+        self.address = address or server().new_database()
         self.founder = Runtime.init(directory / "founder", server=self.address, name="founder")
         key = directory / "founder" / "user.key"
         self.second = Runtime.init(directory / "second", key, server=self.address, name="second")

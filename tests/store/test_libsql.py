@@ -225,11 +225,11 @@ def crash_around_commit(store: LibsqlStore, crash: Callable[[], None], *, is_lat
     stream = store._writer.stream
     receive, send = stream._received, stream._send
 
-    def crashing_receive(read: object) -> bytes:
+    def crashing_receive() -> bytes:
         stream._received = receive  # type: ignore[method-assign]
-        receive(read)  # type: ignore[arg-type]
+        receive()
         crash()
-        return receive(read)  # type: ignore[arg-type]
+        return receive()
 
     def crashing_send(path: str, body: bytes) -> None:
         stream._send = send  # type: ignore[method-assign]
@@ -237,7 +237,7 @@ def crash_around_commit(store: LibsqlStore, crash: Callable[[], None], *, is_lat
         send(path, body)
 
     if is_late:
-        stream._received = crashing_receive  # type: ignore[assignment]
+        stream._received = crashing_receive  # type: ignore[method-assign]
     else:
         stream._send = crashing_send  # type: ignore[method-assign]
     yield

@@ -21,10 +21,25 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import NO_ID
 from hocket.kernel.policy import Policy
 from hocket.kernel.roster import Job, Outcome, State
+from hocket.kernel.row_seal import RowSeal
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify
-from hocket.store import JobEntry, JobFilter, Place, Session, Stage, WorkerRow, sqlite
+from hocket.store import (
+    AnswerRow,
+    BoundRequest,
+    Invitation,
+    JobEntry,
+    JobFilter,
+    Peer,
+    Place,
+    Session,
+    Stage,
+    TokenRow,
+    UnsealedRow,
+    WorkerRow,
+    sqlite,
+)
 from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteStore
 from hocket.work import claiming, jobs, rescue
 from hocket.work.jobs import Draft, Held
@@ -166,8 +181,39 @@ def test_an_emptied_file_is_not_filled_again_unless_asked(path: Path) -> None:
     assert (connection.pragma("application_id"), connection.pragma("user_version")) == (APPLICATION_ID, VERSION)
 
 
+def opened(path: Path) -> SqliteStore:
+    """As the log of these tests opens it."""
+    store = SqliteStore(path)
+    store.seal_rows(RowSeal(READER))
+    return store
+
+
+def as_version_10(path: Path) -> None:
+    """Makes a database of version 10 with what the tables have in common."""
+    ten = path.with_name("ten.db")
+    steps = [resources.files("hocket.store.sqlite").joinpath(step).read_text() for step in sqlite._SCHEMA[:10]]
+    made_by(ten, *steps, f"PRAGMA application_id={APPLICATION_ID}", "PRAGMA user_version=10")
+    connection = apsw.Connection(str(ten))
+    connection.execute("ATTACH ? AS new", (str(path),))
+    tables = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%'")
+    for (table,) in tables.fetchall():
+        names = [
+            {name for _, name, *_ in connection.execute(f"PRAGMA {schema}.table_info({table})")}
+            for schema in ("main", "new")
+        ]
+        columns = ", ".join(sorted(names[0] & names[1]))
+        order = " ORDER BY rowid" if table == "jobs" else ""
+        connection.execute(f"DELETE FROM {table}")
+        connection.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM new.{table}{order}")
+    connection.close()
+    for each in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        each.unlink(missing_ok=True)
+    ten.rename(path)
+
+
 def as_version_4(path: Path) -> None:
     """Takes from a database what later versions have added."""
+    as_version_10(path)
     made_by(
         path,
         *(
@@ -203,7 +249,7 @@ def test_a_database_of_version_4_knows_how_many_jobs_have_ended(path: Path) -> N
     before = bodies(log)
     log.store.close()
     as_version_4(path)
-    log.store = SqliteStore(path)
+    log.store = opened(path)
     counts = {(Stage.READY, None): 2, (Stage.DONE, Outcome.SUCCEEDED): 1, (Stage.DONE, Outcome.CANCELLED): 2}
     with log.store.read() as session:
         assert session.counts() == counts and session.head().rebuilding is None
@@ -291,12 +337,12 @@ def test_a_database_of_version_3_keeps_its_workers_and_what_they_hold(path: Path
     before, known = bodies(log), derived()
     log.store.close()
     as_version_3(path)
-    log.store = SqliteStore(path)
+    log.store = opened(path)
     assert bodies(log) == before and derived() == known and all(known)
     node = log.node.to_bytes(8, "big")
     with log.store.read() as session:
         assert session.head().rebuilding is None
-        assert session.workers() == session.workers(node) == [old._replace(number=number)]
+        assert session.workers() == session.workers(node) == [old._replace(number=number, node=node)]
         assert [entry.worker for entry in session.claimed()] == [number]
     assert (
         log.run(lambda tx: tx.session.put_worker(WorkerRow(0, "new", 8, 2_000, node, 2_000, Place("h")))) == number + 1
@@ -343,6 +389,7 @@ def test_a_database_of_version_9_keeps_its_jobs(path: Path) -> None:
     tables = [
         row for row in apsw.Connection(str(nine)).execute("SELECT sql FROM sqlite_schema WHERE tbl_name = 'jobs'")
     ]
+    as_version_10(path)
     made_by(
         path,
         "CREATE TABLE kept AS SELECT * FROM jobs",
@@ -352,9 +399,56 @@ def test_a_database_of_version_9_keeps_its_jobs(path: Path) -> None:
         "DROP TABLE kept",
         "PRAGMA user_version=9",
     )
-    log.store = SqliteStore(path)
+    log.store = opened(path)
     assert entries() == before and in_file_order(path) == made
     log.store.close()
+
+
+@pytest.mark.touches("VX-02")
+def test_a_node_seals_the_rows_of_version_10_in_its_own_file(path: Path) -> None:
+    log = new_log(SqliteStore(path, create=True))
+    node = log.node.to_bytes(8, "big")
+    log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy())]))
+    token = TokenRow("ci", "id", b"hash", b"[]", 1, None, None, 7)
+    answer = AnswerRow("ci", "key", b"request", 200, b"body", 2)
+    peer = Peer("http://a:1", b"n" * 8, b"\0", "ok", "", 5, 1)
+    invitation = Invitation(b"s" * 32, "box", b"{}", 9, None, 1)
+    request = BoundRequest(b"o" * 16, node, "", "name", 9, Place("h", "b", "n", "l"))
+    worker = WorkerRow(1, "name", 7, 1_000, node, 1_000, Place("h"))
+
+    def rows(session: Session) -> list[object]:
+        found = [session.token("id"), session.answer("ci", "key"), session.due(9, 9), *session.peers()]
+        return [*found, *session.invitations(), *session.lock_requests(node), *session.workers(node)]
+
+    with log.store.write() as session:
+        session.put_token(token)
+        session.put_answer(answer)
+        session.put_peer(peer)
+        session.put_invitation(invitation)
+        session.put_lock_request(request)
+        session.put_worker(worker)
+        session.hold(b"i" * 16, 7, b"body", node)
+    expected = [token, answer, [b"body"], peer, invitation, request, worker]
+    with log.store.read() as session:
+        assert rows(session) == expected
+    log.store.close()
+    as_version_10(path)
+    made_by(path, f"UPDATE invitations SET secret_hash = x'{invitation.secret_hash.hex()}'")
+    for _ in range(2):
+        log.store = opened(path)
+        with log.store.read() as session:
+            assert rows(session) == expected and session.unsealed() == []
+        log.store.close()
+
+
+def test_rows_without_a_seal_are_sealed_only_once(path: Path) -> None:
+    """A row that appears later was written by something else."""
+    log = new_log(SqliteStore(path, create=True))
+    log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy())]))
+    log.store.close()
+    made_by(path, "INSERT INTO tokens VALUES (x'', 'ci', 'id', x'00', x'', 1, NULL, NULL, NULL, x'')")
+    with closing(opened(path)) as store, store.read() as session:
+        assert session.tokens() == [] and session.unsealed() == [UnsealedRow("tokens", "ci", True)]
 
 
 PUBLISHED = {
@@ -368,6 +462,7 @@ PUBLISHED = {
     "schema_8.sql": "399fd3678a8e436a",
     "schema_9.sql": "bceaa90396413201",
     "schema_10.sql": "1545ea36dad8ede4",
+    "schema_11.sql": "df65de773390f69f",
 }
 
 

@@ -12,14 +12,15 @@ from hocket import store as stores
 from hocket.errors import StoreMoved
 from hocket.log import outbox
 from hocket.log.intake import BEHIND
+from hocket.log.lost_past import SET_ASIDE
 from hocket.log.outbox import SHARED
 from hocket.log.store_copy import copy_unlogged
 from hocket.mesh.peer_exchange import READING
-from hocket.mesh.peers import ADDRESS
+from hocket.mesh.peers import ADDRESS, BREAKERS, TRUST
 from hocket.node.shared_store import HOME
 from hocket.store import LateOp, OverQuota, Refusal, Store, TokenRow
 from hocket.store.unlogged import KEPT, OF_NODE
-from tests.stores import STORES
+from tests.stores import STORES, sealed
 
 NODE = bytes(range(8))
 
@@ -31,7 +32,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(address: str) -> Iterator[Store]:
-    with closing(stores.open(address, create=True)) as opened:
+    with closing(sealed(stores.open(address, create=True))) as opened:
         yield opened
 
 
@@ -78,10 +79,11 @@ def test_every_setting_of_a_node_is_known() -> None:
     used = {
         name
         for file in source.rglob("*.py")
-        for name in re.findall(r"node_meta\([^\n]*?, ([A-Z_]+)[,)]", file.read_text())
+        for name in re.findall(r"(?:node_meta\([^\n]*?, |own_meta\()([A-Z_]+)[,)]", file.read_text())
     }
-    values = {ADDRESS, BEHIND, HOME, READING, SHARED, outbox._DELIVERED}
-    assert used == {"ADDRESS", "BEHIND", "HOME", "READING", "SHARED", "_DELIVERED"} and values == {*OF_NODE}
+    values = {ADDRESS, BEHIND, BREAKERS, HOME, READING, SET_ASIDE, SHARED, TRUST, outbox._DELIVERED}
+    names = {"ADDRESS", "BEHIND", "BREAKERS", "HOME", "READING", "SET_ASIDE", "SHARED", "TRUST", "_DELIVERED"}
+    assert used == names and values == {*OF_NODE}
 
 
 @pytest.mark.req("VX-18")

@@ -23,6 +23,7 @@ from hocket.kernel.ops import NO_ID, Op, decode, link_to, plain_schedule
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
+from hocket.kernel.row_seal import RowSeal
 from hocket.kernel.rules import HOCKET, Rules, decode_kept_rules
 from hocket.kernel.signing import OpSigner
 from hocket.kernel.subjects import JOB
@@ -37,6 +38,7 @@ from hocket.log.sealing import BackgroundSealer, Sealer, SharedSealer, signed
 from hocket.log.short_transaction import LockTransaction, ShortTransaction
 from hocket.log.transaction import Transaction, Wall, being_rebuilt, next_stamp
 from hocket.store import Head, MustBeAlone, NewOp, Session, Store
+from hocket.store.row_seals import EndedSeals
 
 __all__ = ["SETTLE_STEP", "Admission", "LockTransaction", "Log", "Transaction"]
 
@@ -57,8 +59,8 @@ class Log:
     """`wall` gives the time and `randomness` that many random bytes; both are arguments, so that a simulation can
     choose them. `physical` is the machine's own clock in milliseconds; `wall` may run ahead of it once another node has
     sent a later time. With `helpers`, ops are verified in parallel and this node's ops are signed in the background;
-    without helpers the caller's thread does everything. After each commit the log publishes the changes on `bus`. Close
-    the log before the store.
+    without helpers the caller's thread does everything. After each commit the log publishes the changes on `bus`. Rows
+    that `ended` in a shared store count no more. Close the log before the store.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class Log:
         physical: Callable[[], int] | None = None,
         helpers: Executor | None = None,
         bus: Bus | None = None,
+        ended: EndedSeals | None = None,
     ) -> None:
         self.store = store
+        store.seal_rows(RowSeal(key), ended)
         self.node = node_id(key.public)
         self._author = self.node.to_bytes(8, "big")
         self.user = user

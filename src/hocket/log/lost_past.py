@@ -48,7 +48,7 @@ def ops_there(session: Session, at: Hlc) -> list[OpRow]:
 
 def own_history(session: Session, node: int) -> OwnHistory:
     lost = session.node_meta(node.to_bytes(8, "big"), BEHIND)
-    return OwnHistory(bool(lost) and not session.ops_at(lost or b""), bool(session.meta(SET_ASIDE)))
+    return OwnHistory(bool(lost) and not session.ops_at(lost or b""), bool(session.own_meta(SET_ASIDE)))
 
 
 def note_shared(session: Session, at: Hlc) -> None:
@@ -72,9 +72,9 @@ def rewind(log: Log, branch: bytes) -> None:
         first, head = session.op(branch), session.head()
         if first is None:
             return
-        aside = [raw for raw, _ in read_sequence(session.meta(SET_ASIDE) or b"\0")]
+        aside = [raw for raw, _ in read_sequence(session.own_meta(SET_ASIDE) or b"\0")]
         aside += [row.body for row in session.ops_after(first.seq - 1, head.seq)]
-        session.set_meta(SET_ASIDE, encode_sequence(aside))
+        session.set_own_meta(SET_ASIDE, encode_sequence(aside))
         session.drop_ops(first.seq)
         end, sealed = first.seq - 1, min(head.sealed, first.seq - 1)
         last, before = _last_own(session, log.node, end), session.op_seq(sealed)
@@ -105,7 +105,7 @@ def rewrite(log: Log) -> Rewritten:
     other ops in them change with them. Ops of other nodes among them are admitted again.
     """
     with log.store.read() as session:
-        aside = list(read_sequence(session.meta(SET_ASIDE) or b"\0"))
+        aside = list(read_sequence(session.own_meta(SET_ASIDE) or b"\0"))
     if not aside:
         return Rewritten(0, 0)
     log.admit([(raw, op) for raw, op in aside if isinstance(op, Op) and op.node_id != log.node])
@@ -114,7 +114,7 @@ def rewrite(log: Log) -> Rewritten:
 
 
 def _rewrite(tx: Transaction, own: Collection[bytes]) -> Rewritten:
-    if not tx.session.meta(SET_ASIDE):
+    if not tx.session.own_meta(SET_ASIDE):
         return Rewritten(0, 0)  # another process was faster
     names: dict[bytes, bytes] = {}
     for raw in own:
@@ -126,7 +126,7 @@ def _rewrite(tx: Transaction, own: Collection[bytes]) -> Rewritten:
         made = tx.author(payload, op.cited)
         if isinstance(made, Op):
             names[op.id] = made.id
-    tx.session.set_meta(SET_ASIDE, b"")
+    tx.session.set_own_meta(SET_ASIDE, b"")
     return Rewritten(len(names), len(own) - len(names))
 
 

@@ -11,9 +11,11 @@ from threading import Lock
 from typing import NamedTuple
 
 from hocket.errors import Conflict, StoreError
+from hocket.kernel.row_seal import RowSeal
 from hocket.log import Log
 from hocket.log.store_copy import StoreCopy, copy_unlogged, origin
 from hocket.store import Session, Store
+from hocket.store.row_seals import EndedSeals
 from hocket.store.unlogged import REPLICA
 
 # A copy that is older than this is brought up to date before it is read.
@@ -52,6 +54,7 @@ class ReplicatedStore:
         self._clock_ms = clock_ms
         self._lock, self._following = Lock(), Lock()
         self._primary: Store | None = None
+        self._seal: tuple[RowSeal, EndedSeals | None] | None = None
         self._copying: StoreCopy | None = None
         self._writes = self._writes_copied = 0
         self._away_until = 0.0
@@ -88,6 +91,13 @@ class ReplicatedStore:
         clock = None if self._primary is None else self._primary.server_clock
         return (clock or time.time)()
 
+    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
+        self._copy.seal_rows(seal, ended)
+        with self._lock:
+            self._seal = seal, ended or (None if self._seal is None else self._seal[1])
+            if self._primary is not None:
+                self._primary.seal_rows(seal, ended)
+
     def trim(self) -> None:
         self._copy.trim()
 
@@ -106,6 +116,8 @@ class ReplicatedStore:
         with self._lock:
             if self._primary is None:
                 self._primary = self._open_primary()
+                if self._seal is not None:
+                    self._primary.seal_rows(*self._seal)
             return self._primary
 
     def copy(self) -> AbstractContextManager[Session]:

@@ -138,14 +138,20 @@ def terms_of(invitation: Invitation) -> InvitationTerms:
 def cancel(log: Log, name: str) -> None:
     """Cancels the open invitation of that name."""
 
-    def request(tx: Transaction) -> None:
+    def request(tx: Transaction) -> Invitation:
         for each in tx.session.invitations():
             if each.name == name and is_open(each, tx.now):
                 tx.session.put_invitation(each._replace(expires=_CANCELLED))
-                return
+                return each
         raise Usage(f"no open invitation for {name!r}; `hocket invite --list` shows them")
 
-    log.run(request)
+    _end(log, log.run(request))
+
+
+def _end(log: Log, invitation: Invitation) -> None:
+    """After the commit, since an invitation that was not used can still be used."""
+    with log.store.read() as session:
+        session.end_row("invitations", invitation)
 
 
 def answer(log: Log, key: SigningKey, request: Request) -> Reply:
@@ -160,12 +166,16 @@ def answer(log: Log, key: SigningKey, request: Request) -> Reply:
         return _refused(403, "unknown", "unknown invitation")
     with log.store.read() as session:
         # Strangers are refused before they could delay a writer.
-        if _invited(session, asked) is None:
-            return _refused(403, "unknown", "unknown invitation")
+        before = _invited(session, asked)
+    if before is None:
+        return _refused(403, "unknown", "unknown invitation")
     try:
-        return log.run(lambda tx: _let_in(tx, log, key, asked))
+        reply = log.run(lambda tx: _let_in(tx, log, key, asked))
     except _JoinRefused as refused:
         return refused.reply
+    if before.used_by is None:
+        _end(log, before)
+    return reply
 
 
 def refusal_of(reply: Reply) -> str:
@@ -199,7 +209,8 @@ def _refused(status: int, code: str, message: str) -> Reply:
 
 def _let_in(tx: Transaction, log: Log, key: SigningKey, asked: tickets.JoinRequest) -> Reply:
     invitation = _invited(tx.session, asked)
-    assert invitation is not None
+    if invitation is None:
+        raise _JoinRefused(403, "unknown", "unknown invitation")
     terms = terms_of(invitation)
     if invitation.used_by is None:
         if not is_open(invitation, tx.now):

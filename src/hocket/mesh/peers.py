@@ -155,16 +155,16 @@ def pulled(peer: Peer | None) -> Frontier:
 
 
 def trusts(session: LocalSession) -> dict[str, Trust]:
-    return decode_json(session.meta(TRUST) or b"{}", dict[str, Trust])
+    return decode_json(session.own_meta(TRUST) or b"{}", dict[str, Trust])
 
 
 def set_trust(session: LocalSession, trust: dict[str, Trust]) -> None:
-    session.set_meta(TRUST, msgspec.json.encode(trust))
+    session.set_own_meta(TRUST, msgspec.json.encode(trust))
 
 
 def breakers(session: LocalSession) -> dict[str, Breaker]:
     """The breakers of peers that have failed, by their addresses."""
-    return decode_json(session.meta(BREAKERS) or b"{}", dict[str, Breaker])
+    return decode_json(session.own_meta(BREAKERS) or b"{}", dict[str, Breaker])
 
 
 def breaker(session: LocalSession, address: str) -> Breaker:
@@ -175,9 +175,9 @@ def set_breaker(session: LocalSession, address: str, value: Breaker | None) -> N
     """Stores a breaker; None forgets it."""
     kept = breakers(session)
     if value is not None:
-        session.set_meta(BREAKERS, msgspec.json.encode(kept | {address: value}))
+        session.set_own_meta(BREAKERS, msgspec.json.encode(kept | {address: value}))
     elif kept.pop(address, None) is not None:
-        session.set_meta(BREAKERS, msgspec.json.encode(kept))
+        session.set_own_meta(BREAKERS, msgspec.json.encode(kept))
 
 
 def coordinator(log: Log, session: Session) -> int | None:

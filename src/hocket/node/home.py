@@ -30,7 +30,7 @@ _DATABASE_ENDS = ("", "-wal", "-shm", "-journal", "-waiting")
 _PARTS = (
     *(f"log.db{end}" for end in _DATABASE_ENDS),
     *("processes", "blobs", "runs", "output", "secrets", "git"),
-    *("messages", "read_position"),
+    *("messages", "read_position", "ended_rows", "rules"),
     *("config.toml", "store", "tempo.yaml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
 )
 
@@ -60,6 +60,7 @@ def default_home() -> Path:
 class Home:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).expanduser().absolute()
+        self._rules = self.path / "rules"
         self._store = self.path / "store"
         # The address of the store if a database server has it, or else None, and the path of the home's own database.
         self.server = server_address(self._store)
@@ -286,6 +287,16 @@ class Home:
     def ensure_node_key(self) -> None:
         if not self._node_key.exists():
             _write(self._node_key, key_text(new_key().seed))
+
+    def noted_rules(self) -> str | None:
+        """The hash of the mesh rules by which this node judges in a store that nodes share, once it is noted."""
+        try:
+            return self._rules.read_text().strip()
+        except FileNotFoundError:
+            return None
+
+    def note_rules(self, digest: str) -> None:
+        _write(self._rules, digest)
 
     def note_user(self, did: str) -> None:
         """Records the user of this node, once."""

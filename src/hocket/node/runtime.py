@@ -28,6 +28,7 @@ from hocket.log.rebuild import Rebuilt, rebuild
 from hocket.log.replica import ReplicatedStore
 from hocket.log.steady_clock import SteadyWall
 from hocket.log.transaction import NEWCOMER, Wall
+from hocket.node.ended_rows import EndedRows
 from hocket.node.home import Ask, Home, Remembered, default_home, read_user_key
 from hocket.node.home_store import (
     blobs_of,
@@ -39,7 +40,14 @@ from hocket.node.home_store import (
     put_rules,
 )
 from hocket.node.rates import rates_of
-from hocket.node.shared_store import check_database, check_own_store, check_sharing, note_home
+from hocket.node.shared_store import (
+    check_database,
+    check_joined_rules,
+    check_own_store,
+    check_rules,
+    check_sharing,
+    note_home,
+)
 from hocket.node.store_breaker import StoreBreaker
 from hocket.node.variables import (
     DB_CIRCUIT_BREAKER,
@@ -136,6 +144,7 @@ class Runtime:
             randomness=randomness,
             helpers=helpers,
             bus=self.bus,
+            ended=None if home.server is None else EndedRows(home.path / "ended_rows"),
         )
 
     @classmethod
@@ -146,6 +155,11 @@ class Runtime:
         check_scope(home.user_did())
         store = opened_store(home)
         check_whole(home, store)
+        try:
+            check_rules(home, store)
+        except BaseException:
+            store.close()
+            raise
         runtime = cls(home, store, _helpers())
         runtime._check_store_and_variables()
         if runtime.machine_clock is not None:
@@ -195,6 +209,7 @@ class Runtime:
             check_database(home, store)
             put_rules(home, store, STRICT if strict else HOCKET)
             put_blob_place(home, store, blobs)
+            check_rules(home, store)
             runtime = cls(home, store, _helpers())
             runtime.log.run(lambda tx: runtime.introduce(tx, known, called))
             if runtime.log.is_shared:
@@ -260,6 +275,9 @@ class Runtime:
             store = open_store(home.new_store(server))
             entry = enrolment.ask(ticket, home.node_key(), send, SteadyWall(store.server_clock or time.time))
             home.note_user(ticket.user_did)
+            with store.read() as session:
+                check_joined_rules(session, entry.rules)
+            check_rules(home, store)
             runtime = cls(home, store, _helpers())
             enrolment.share(runtime.log, entry)
             runtime._check_sharing()
@@ -377,6 +395,8 @@ class Runtime:
         self._nobody_works("this")
         with self.store.write() as session:
             session.set_meta(RULES, encode_rules(rules))
+        if self.home.server is not None:
+            self.home.note_rules(content_hash(encode_rules(rules)).hex())
         self.log.permissions_reader = PermissionsReader(self.log.user, rules)
         return self.rebuild(progress)
 

@@ -8,8 +8,9 @@ import msgspec
 from hocket.errors import Conflict
 from hocket.kernel.authority import Standing
 from hocket.kernel.decoding import decode_json
-from hocket.kernel.ids import node_id, node_text
-from hocket.log import Log
+from hocket.kernel.ids import content_hash, node_id, node_text
+from hocket.kernel.rules import Rules, encode_rules
+from hocket.log import RULES, Log
 from hocket.log.founder import founder
 from hocket.log.permissions import Permissions
 from hocket.node.home import Home
@@ -52,6 +53,32 @@ def check_own_store(home: Home, store: Store) -> None:
             "the shared store has the log of another node, and this invitation is for a node with a store of its"
             " own; invite with --share, or unset HOCKET_STORE"
         )
+
+
+def check_rules(home: Home, store: Store) -> None:
+    """Notes by which rules this node judges in a shared store. Raises Conflict if they are others now: every node that
+    shares the store can write there what it likes.
+    """
+    if home.server is None:
+        return
+    with store.read() as session:
+        kept = session.meta(RULES)
+    if kept is None:
+        return
+    noted, found = home.noted_rules(), content_hash(kept).hex()
+    if noted is None:
+        home.note_rules(found)
+    elif noted != found:
+        raise Conflict(
+            f"the mesh rules in the store are not those of this node any more; if the owner has changed them, remove"
+            f" {home.path / 'rules'}, and otherwise find out who writes to the store"
+        )
+
+
+def check_joined_rules(session: Session, rules: Rules) -> None:
+    """Raises Conflict if the store has other rules than the inviting node."""
+    if session.meta(RULES) != encode_rules(rules):
+        raise Conflict("the mesh rules in the store are not those of the inviting node; ask its owner who changed them")
 
 
 def check_sharing(session: Session, node: int, permissions: Permissions, now_ms: int) -> None:

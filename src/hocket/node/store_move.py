@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from hocket.errors import Conflict, Usage
 from hocket.kernel.ids import node_id, node_text
+from hocket.kernel.row_seal import RowSeal
 from hocket.log import Log
 from hocket.log.founder import writers
 from hocket.log.store_copy import StoreCopy, copy_unlogged, origin
@@ -113,6 +114,7 @@ def _opened(home: Home, new: str) -> Iterator[Store]:
     if not is_server(new):
         home.new_database()
     with closing(open_store(new, create=True)) as store:
+        store.seal_rows(RowSeal(home.node_key()))
         yield store
 
 

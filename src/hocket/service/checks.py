@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Literal
 
 from hocket.coordination.availability import unavailable
@@ -22,6 +23,7 @@ from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.ops import decode
 from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
+from hocket.kernel.row_seal import RowSeal
 from hocket.kernel.rules import HOCKET, decode_kept_rules
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
@@ -204,6 +206,8 @@ def _database(home: Home) -> Findings:
         yield from _guarded("write lock", lambda: _write_lock(home))
     store = open_store(home.store_address)
     try:
+        with suppress(HocketError):  # the check of the keys says why
+            store.seal_rows(RowSeal(home.node_key()))
         with store.read() as session:
             damage = session.damage()
             yield from (Check("bad", "database", f"damaged: {what}; restore a backup") for what in damage)
@@ -214,6 +218,7 @@ def _database(home: Home) -> Findings:
                 yield from _guarded("first op", lambda: _first_op(home, session))
             else:
                 yield from _guarded("store", lambda: _sharing(home, session, now_ms))
+            yield from _guarded("rows beside the log", lambda: _seals(session))
             yield from _guarded("integrity", lambda: _integrity(session))
             yield from _guarded("history", lambda: _history(home, session))
             yield from _guarded("waiting ops", lambda: _waiting(session))
@@ -270,6 +275,36 @@ def _write_lock(home: Home) -> Findings:
         yield Check("bad", "write lock", f"{says}; {holder.remedy}")
     else:
         yield Check("ok", "write lock", "no process keeps the others from writing")
+
+
+def _seals(session: Session) -> Findings:
+    """Whether this node has written the rows of the store that are its own."""
+    found = session.unsealed()
+    for table in dict.fromkeys(each.table for each in found):
+        old = [each.key for each in found if each.table == table and each.is_old]
+        forged = [each.key for each in found if each.table == table and not each.is_old]
+        if old:
+            which = f"{counted(len(old), 'row')} of {table} {_some(old)} from before rows were sealed"
+            yield Check("warn", "rows beside the log", f"{which}, which no node believes; {_ANEW.get(table, _DROP)}")
+        if forged:
+            which = f"{counted(len(forged), 'row')} of {table} {_some(forged)} that this node has not written"
+            yield Check("bad", "rows beside the log", f"{which} and does not believe; find out who writes to the store")
+    if not found:
+        yield Check("ok", "rows beside the log", "this node has written all that are its own")
+
+
+_DROP = "they can be deleted"
+_ANEW = {
+    "tokens": "make the tokens anew with `hocket token create`",
+    "invitations": "invite again with `hocket invite`",
+    "peers": "add the peers again with `hocket peers add`",
+}
+_NAMED_MAX = 5
+
+
+def _some(keys: list[str]) -> str:
+    """The first keys in parentheses."""
+    return f"({', '.join(keys[:_NAMED_MAX])}{', …' if len(keys) > _NAMED_MAX else ''})"
 
 
 def _integrity(session: Session) -> Findings:

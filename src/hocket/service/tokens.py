@@ -136,6 +136,7 @@ def revoke(service: Service, name: str) -> TokenShown:
         if found is None:
             raise NotFound(f"no token {name!r}; `hocket token list` lists them")
         if found.revoked is None:
+            session.end_row("tokens", found)
             found = found._replace(revoked=now)
             session.put_token(found)
     return _shown(found, now)

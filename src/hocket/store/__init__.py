@@ -14,6 +14,7 @@ from typing import Protocol
 from urllib.parse import unquote
 
 from hocket.errors import Usage
+from hocket.kernel.row_seal import RowSeal
 from hocket.store.artifacts import Artifact, ArtifactSession
 from hocket.store.blobs import BlobTable
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
@@ -28,6 +29,7 @@ from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.peers import Invitation, Peer, PeerSession
 from hocket.store.presence import AgentRow, Presence, PresenceSession
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
+from hocket.store.row_seals import EndedSeals, SealingSession, UnsealedRow
 from hocket.store.rows import RowSession
 from hocket.store.subjects import SubjectRow, SubjectSession
 from hocket.store.tokens import AnswerRow, TokenRow, TokenSession
@@ -91,6 +93,7 @@ __all__ = [
     "TokenRow",
     "TokenSession",
     "UnloggedSession",
+    "UnsealedRow",
     "WakeUp",
     "WorkerRow",
     "WrittenTotals",
@@ -132,6 +135,7 @@ class Session(
     LockRequestSession,
     NoteSession,
     UnloggedSession,
+    SealingSession,
     Protocol,
 ):
     """What a transaction can read, and a write transaction also write."""
@@ -158,6 +162,11 @@ class Store(Protocol):
 
     def read(self) -> AbstractContextManager[Session]:
         """One consistent view; it does not block writers."""
+
+    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
+        """Says which node uses the store. Rows beside the log that are of one node get its seal, and it sees no others.
+        In a store of one node it seals those of an older program. `ended` are rows that count no more.
+        """
 
     def trim(self) -> None:
         """Gives back disk space that earlier transactions took, if it is much. Blocks writers only briefly."""

@@ -10,7 +10,9 @@ from types import TracebackType
 
 from hocket.breakers import CircuitBreaker
 from hocket.errors import StoreError
+from hocket.kernel.row_seal import RowSeal
 from hocket.store import Session, Store
+from hocket.store.row_seals import EndedSeals
 
 
 class GuardedStore:
@@ -26,6 +28,9 @@ class GuardedStore:
 
     def read(self) -> AbstractContextManager[Session]:
         return self._store.read()
+
+    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
+        self._store.seal_rows(seal, ended)
 
     def trim(self) -> None:
         self._store.trim()

@@ -1,6 +1,7 @@
 """Data on no log: worker processes, the claims that they have offered, and settings of the store and of its nodes."""
 
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 
 class Place(NamedTuple):
@@ -29,6 +30,27 @@ class WorkerRow(NamedTuple):
     serves: str = ""
 
 
+# The columns of a worker after those that are sealed and the seal, and where the node is among all of them.
+WORKER_OTHERS = "number, node, beat, serves"
+NODE_AT = 9
+# What a renewed row of a worker takes over.
+WORKER_RENEWED = ", ".join(
+    f"{name} = excluded.{name}"
+    for name in ("node", "pid", "started", "host", "boot", "namespace", "locks", "seal", "serves")
+)
+
+
+def worker_columns(worker: WorkerRow) -> tuple[Any, ...]:
+    """The columns that are sealed, in their order."""
+    return (worker.name, worker.pid, worker.started, *worker.place)
+
+
+def worker_row(row: Sequence[Any]) -> WorkerRow:
+    """From the columns that are sealed, the seal, and the number, the node, the beat and what it serves."""
+    name, pid, started, host, boot, namespace, locks, _, number, node, beat, serves = row
+    return WorkerRow(number, name, pid, started, node, beat, Place(host, boot, namespace, locks), serves)
+
+
 class LocalSession(Protocol):
     def put_worker(self, worker: WorkerRow) -> int:
         """Adds a worker, or renews the worker of that name: its beat, which rises each time, and what it serves.
@@ -38,7 +60,9 @@ class LocalSession(Protocol):
     def has_worker(self, number: int) -> bool: ...
 
     def workers(self, node: bytes | None = None) -> list[WorkerRow]:
-        """The workers of a node, or of all nodes that share the store."""
+        """The workers of a node, or of all nodes that share the store. Only those of the node that uses the store are
+        known to be what their rows say.
+        """
 
     def drop_worker(self, number: int) -> None: ...
     def put_offer(self, op_id: bytes, job_id: bytes, worker: int) -> None: ...
@@ -53,3 +77,8 @@ class LocalSession(Protocol):
         """A setting of one of the nodes that share the store; a store of one node has no others."""
 
     def set_node_meta(self, node: bytes, key: str, value: bytes) -> None: ...
+
+    def own_meta(self, key: str) -> bytes | None:
+        """A setting of the node that uses the store."""
+
+    def set_own_meta(self, key: str, value: bytes) -> None: ...

@@ -1,6 +1,7 @@
 """Requests for locks that end with the process that made them. They concern this node alone and are on no log."""
 
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 from hocket.store.local import Place
 
@@ -18,9 +19,20 @@ class BoundRequest(NamedTuple):
     place: Place
 
 
+def request_columns(request: BoundRequest) -> tuple[Any, ...]:
+    """The columns that are sealed, in their order."""
+    return (request.op, *request[2:5], *request.place)
+
+
+def bound_request(node: bytes, row: Sequence[Any]) -> BoundRequest:
+    return BoundRequest._make((row[0], node, *row[1:4], Place(*row[4:8])))
+
+
 class LockRequestSession(Protocol):
     def put_lock_request(self, request: BoundRequest) -> None:
         """Adds it, or replaces the one of the same op."""
 
-    def lock_requests(self, node: bytes) -> list[BoundRequest]: ...
+    def lock_requests(self, node: bytes) -> list[BoundRequest]:
+        """Those of the node that uses the store; of another node there are none to see."""
+
     def drop_lock_request(self, op_id: bytes) -> None: ...

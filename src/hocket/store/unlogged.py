@@ -24,20 +24,22 @@ class UnloggedTable(NamedTuple):
 KEPT = {
     "meta": UnloggedTable("key, value", "key"),
     "refusals": UnloggedTable("op_id, author, reason, wall", "number"),
-    "held": UnloggedTable("id, wall, body, author", "id"),
+    "held": UnloggedTable("of_node, id, wall, body, author, seal", "of_node, id"),
     "late": UnloggedTable("id, author, hlc, received, body", "id"),
     "over_quota": UnloggedTable("node, wall, ops", "node"),
     "rates": UnloggedTable("kind, due", "kind"),
     # The node releases the locks of processes that have ended.
-    "lock_requests": UnloggedTable("op, node, scope, process, until, host, boot, namespace, locks", "op"),
-    "peers": UnloggedTable("address, node, pulled, state, detail, seen, added", "address"),
+    "lock_requests": UnloggedTable("op, node, scope, process, until, host, boot, namespace, locks, seal", "op"),
+    "peers": UnloggedTable("of_node, address, node, pulled, state, detail, seen, added, seal", "of_node, address"),
     "programs": UnloggedTable("node, knows", "node"),
-    "invitations": UnloggedTable("secret_hash, name, grants, expires, used_by, made", "secret_hash"),
-    "tokens": UnloggedTable("name, id, hash, grants, made, expires, revoked, used", "name"),
-    "answers": UnloggedTable("token, key, request, status, body, made", "token, key"),
+    "invitations": UnloggedTable(
+        "of_node, secret_hash, name, grants, expires, used_by, made, seal", "of_node, secret_hash"
+    ),
+    "tokens": UnloggedTable("of_node, name, id, hash, grants, made, expires, revoked, used, seal", "of_node, name"),
+    "answers": UnloggedTable("of_node, token, key, request, status, body, made, seal", "of_node, token, key"),
 }
 # The settings that each node has for itself where nodes share a store.
-OF_NODE = ("address", "behind", "delivered", "home", "reading", "shared")
+OF_NODE = ("address", "behind", "breakers", "delivered", "home", "reading", "set_aside", "shared", "trust")
 # Only a database server has them, and they are too large for one transaction: a move carries each blob over by itself.
 CARRIED = ("blobs", "blob_parts")
 # Ends with the processes that wrote it, which must have stopped before a move, or expires within seconds.

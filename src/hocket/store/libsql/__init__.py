@@ -12,6 +12,7 @@ import time
 import apsw
 
 from hocket.errors import StoreError
+from hocket.kernel.row_seal import RowSeal
 from hocket.store.libsql.address import ServerAddress, read_address
 from hocket.store.libsql.connection import LibsqlConnection
 from hocket.store.libsql.faults import LOCK_WAIT_S, Broken, raise_explained
@@ -20,6 +21,7 @@ from hocket.store.libsql.migration import check_and_migrate, planned_migration
 from hocket.store.libsql.session import LATEST, LibsqlSession
 from hocket.store.migration import Migration
 from hocket.store.ops import Head
+from hocket.store.row_seals import EndedSeals, RowSeals
 from hocket.store.server_clock import ServerClock
 from hocket.store.sqlite import ReadPool
 from hocket.store.sqlite.ops import HEAD
@@ -48,8 +50,12 @@ class LibsqlStore:
         except BaseException as error:
             writer.close()
             raise_explained(address.shown, error)
-        self._session = LibsqlSession(writer, is_writer=True)
-        self._readers = ReadPool(lambda: LibsqlReader(address), address.shown)
+        self._seals = seals = RowSeals()
+        self._session = LibsqlSession(writer, is_writer=True, seals=seals)
+        self._readers = ReadPool(lambda: LibsqlReader(address, seals), address.shown)
+
+    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
+        self._seals.use(seal, ended)
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> "LibsqlWrite":
         """Always alone."""
@@ -168,9 +174,9 @@ class LibsqlReader:
 
     __slots__ = ("_connection", "_depth", "session", "thread")
 
-    def __init__(self, address: ServerAddress) -> None:
+    def __init__(self, address: ServerAddress, seals: RowSeals) -> None:
         self._connection = LibsqlConnection(address)
-        self.session = LibsqlSession(self._connection)
+        self.session = LibsqlSession(self._connection, seals=seals)
         self.thread = 0
         self._depth = 0
 

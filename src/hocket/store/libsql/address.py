@@ -24,6 +24,17 @@ class ServerAddress(NamedTuple):
     shown: str
     token: str | None = None
 
+    def is_origin_of(self, url: str) -> bool:
+        """Whether the address names a place at this very server."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port or _PORTS.get(parts.scheme)
+        except ValueError:
+            return False
+        is_plain = "@" not in parts.netloc and parts.path.isascii() and parts.path.isprintable()
+        scheme = "https" if self.is_tls else "http"
+        return is_plain and (parts.scheme, parts.hostname, port) == (scheme, self.host, self.port)
+
     def __repr__(self) -> str:
         return f"ServerAddress({self.shown!r})"
 

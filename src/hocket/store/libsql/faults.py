@@ -20,6 +20,7 @@ STREAM_EXPIRED, TRANSACTION_TIMEOUT = "STREAM_EXPIRED", "TRANSACTION_TIMEOUT"
 # The server's code for an answer that is too large for a batch.
 TOO_LARGE = "RESPONSE_TOO_LARGE"
 _MESSAGE_CHARS_MAX = 200
+_PART_CHARS = 6
 
 _ERRORS: dict[str, type[apsw.Error]] = {
     "SQLITE_AUTH": apsw.AuthError,
@@ -46,6 +47,13 @@ class Broken(Exception):
         self.code, self.message, self.is_repeatable = code, message, is_repeatable
 
 
+class BadAnswer(Broken):
+    """The server's answer is not one of libSQL's, or is too large."""
+
+    def __init__(self, shown: str, why: str) -> None:
+        super().__init__(shown, "", why)
+
+
 def statement_error(shown: str, code: str, message: str) -> Exception:
     if code in (TRANSACTION_TIMEOUT, STREAM_EXPIRED):
         return Broken(shown, code, message)
@@ -70,7 +78,7 @@ def _reason(error: OSError) -> str:
 
 def answered_badly(address: ServerAddress, response: http.client.HTTPResponse, content: bytes) -> Exception:
     """The error of an answer with a status other than 200."""
-    shown, status, (code, said) = address.shown, response.status, _said(content)
+    shown, status, (code, said) = address.shown, response.status, _said(address, content)
     if code == STREAM_EXPIRED or "baton" in said:
         return Broken(shown, STREAM_EXPIRED, said, is_repeatable=True)
     if status == 403 and "Write permission" in said:
@@ -89,21 +97,35 @@ def answered_badly(address: ServerAddress, response: http.client.HTTPResponse, c
     return Broken(shown, "", f"HTTP {status} {said}".strip())
 
 
-def _said(content: bytes) -> tuple[str, str]:
+def _said(address: ServerAddress, content: bytes) -> tuple[str, str]:
     """The code and the message in an answer; a page of HTML has none."""
     text = content.decode("utf-8", "replace").strip()
     try:
         answer = json.loads(text)
-    except ValueError:
-        return "", "" if text.startswith("<") else _line(text)
+    except (ValueError, RecursionError):
+        return "", "" if text.startswith("<") else repeated(address, text)
     if not isinstance(answer, dict):
         return "", ""
-    return str(answer.get("code", "")), _line(str(answer.get("message", answer.get("error", ""))))
+    return str(answer.get("code", "")), repeated(address, str(answer.get("message", answer.get("error", ""))))
 
 
-def _line(text: str) -> str:
-    line = (text.splitlines() or [""])[0]
-    return "".join(each if each.isprintable() else "?" for each in line)[:_MESSAGE_CHARS_MAX]
+def repeated(address: ServerAddress, text: str) -> str:
+    """A line of a server's text as it may be shown: without any part of the token, which the server has seen."""
+    line = (text[: 8 * _MESSAGE_CHARS_MAX].splitlines() or [""])[0]
+    line = "".join(each if each.isprintable() else "?" for each in line)
+    if address.token is not None:
+        line = _without(line, address.token)
+    return line[:_MESSAGE_CHARS_MAX]
+
+
+def _without(line: str, token: str) -> str:
+    """Parts of so few characters as are left tell nothing."""
+    size = min(_PART_CHARS, len(token))
+    secret = [False] * len(line)
+    for at in range(len(line) - size + 1):
+        if line[at : at + size].lower() in token.lower():
+            secret[at : at + size] = [True] * size
+    return "".join("*" if hidden else each for each, hidden in zip(line, secret, strict=True))
 
 
 def raise_explained(shown: str, error: BaseException) -> NoReturn:
@@ -115,6 +137,9 @@ def raise_explained(shown: str, error: BaseException) -> NoReturn:
 
 
 def _explained(shown: str, error: BaseException) -> HocketError | None:
+    if isinstance(error, BadAnswer):
+        why = f"is not a libSQL server that can be used: {error.message}"
+        return StoreError(f"{shown} {why}; check the address and the server")
     if isinstance(error, Broken):
         return StoreError(f"{shown} {_ENDED.get(error.code, _BROKE).format(error=error.message)}")
     if isinstance(error, apsw.BusyError):
@@ -124,7 +149,24 @@ def _explained(shown: str, error: BaseException) -> HocketError | None:
     for kinds, sentence in _SENTENCES:
         if isinstance(error, kinds):
             return StoreError(f"{shown} {sentence.format(error=error)}")
+    if isinstance(error, _MISFITS) and _is_from_store(error):
+        return StoreError(f"{shown} gave rows that do not fit what was asked; check the address and the server")
     return None
+
+
+# The modules that check what they read from a server. An error of theirs is a bug.
+_CHECKED = tuple(f"hocket.store.libsql.{name}" for name in ("answers", "connection", "hrana"))
+# What the code of a store raises over rows with other columns than it has asked for.
+_MISFITS = (TypeError, ValueError, LookupError, AttributeError, OverflowError)
+
+
+def _is_from_store(error: BaseException) -> bool:
+    """Whether the code of a store has raised it, and not that of a caller."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+    return where.startswith("hocket.store.") and where not in _CHECKED
 
 
 _BROKE = "broke off ({error}); the change was not kept, check the server and repeat it"

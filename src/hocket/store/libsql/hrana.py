@@ -5,35 +5,36 @@ continues as long as each request names the last answer's baton. The server ends
 import base64
 import http.client
 import ssl
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from hocket.errors import StoreError
+from hocket.kernel.postcard import Malformed
 from hocket.store.libsql.address import ServerAddress
-from hocket.store.libsql.faults import Broken, answered_badly, connecting
-
-T = TypeVar("T")
+from hocket.store.libsql.answers import (
+    CURSOR_BYTES_MAX,
+    LINE_BYTES_MAX,
+    PIPELINE_BYTES_MAX,
+    REFUSAL_BYTES_MAX,
+    Continuation,
+    CursorFailed,
+    Row,
+    StepAnswer,
+    read_continuation,
+    read_entry,
+    read_pipeline,
+)
+from hocket.store.libsql.faults import BadAnswer, Broken, answered_badly, connecting, repeated
 
 CONNECT_S = 10.0
 # Longer than the server lets one transaction wait for another.
 ANSWER_S = 40.0
 
 Statement = tuple[str, Sequence[Any]]
-Row = tuple[Any, ...]
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.decode
-
-
-class StepAnswer(NamedTuple):
-    """What a statement returned; or its error, a code and a message; or nothing, if it was skipped."""
-
-    rows: list[Row]
-    changed: int = 0
-    error: tuple[str, str] | None = None
-    is_skipped: bool = False
+_PIECE_BYTES = 256 * 1024
 
 
 class HranaStream:
@@ -69,21 +70,25 @@ class HranaStream:
 
     def run_script(self, script: str) -> None:
         """Many statements in one text, up to the first that fails."""
-        (result,) = self._pipeline({"type": "sequence", "sql": script})
-        if result["type"] == "error":
-            raise Broken(self._address.shown, *_error(result["error"]))
+        (result,) = self._pipeline([0], {"type": "sequence", "sql": script})
+        if isinstance(result, tuple):
+            raise Broken(self._address.shown, *result)
 
     def read(self, statement: Statement) -> list[Row]:
         """The rows of a statement whose answer is too large for a batch."""
-        body = {"baton": self._taken_baton(), "batch": {"steps": [_step(statement, None)]}}
-        lines = self._answer_lines(body)
-        self._continue(next(lines, {}))
-        rows = []
-        for line in lines:
-            if line["type"] == "row":
-                rows.append(_row(line["row"]))
-            elif line["type"] in ("step_error", "error"):
-                raise Broken(self._address.shown, *_error(line["error"]))
+        self._send("/v3/cursor", _encode({"baton": self._taken_baton(), "batch": {"steps": [_step(statement, None)]}}))
+        rows: list[Row] = []
+        lines = self._lines()
+        try:
+            self._continue(read_continuation(next(lines, b"")))
+            for line in lines:
+                if (row := read_entry(line)) is not None:
+                    rows.append(row)
+        except Malformed as error:
+            raise self._bad_answer(error) from None
+        except CursorFailed as error:
+            self.drop()
+            raise Broken(self._address.shown, error.code, self._repeated(error.message)) from None
         return rows
 
     def end(self) -> None:
@@ -111,38 +116,67 @@ class HranaStream:
     ) -> list[StepAnswer]:
         parts = [part for part in (statements, questions) if part]
         conditions = [None if is_first else _IN_TRANSACTION, _IN_TRANSACTION]
-        results = self._pipeline(*(_batch(part, when) for part, when in zip(parts, conditions, strict=False)))
-        return [answer for part, result in zip(parts, results, strict=True) for answer in _answers(result, len(part))]
+        requests = [_batch(part, when) for part, when in zip(parts, conditions, strict=False)]
+        results = self._pipeline([len(part) for part in parts], *requests)
+        answers: list[StepAnswer] = []
+        for part, result in zip(parts, results, strict=True):
+            answers += [StepAnswer([], error=result)] * len(part) if isinstance(result, tuple) else result
+        return answers
 
-    def _pipeline(self, *requests: dict[str, Any]) -> list[dict[str, Any]]:
+    def _pipeline(
+        self, statements: Sequence[int], *requests: dict[str, Any]
+    ) -> list[list[StepAnswer] | tuple[str, str]]:
+        """The results of requests with so many statements each."""
         self._send("/v3/pipeline", _request(self._taken_baton(), *requests))
-        answer = _read_json(self._address, self._received(lambda response: response.read()))
-        self._continue(answer)
-        return list(answer["results"])
+        content = self._received()
+        try:
+            answer = read_pipeline(content, statements)
+            self._continue(answer.continuation)
+        except Malformed as error:
+            raise self._bad_answer(error) from None
+        return [self._safe(result) for result in answer.results]
 
-    def _answer_lines(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        self._send("/v3/cursor", _encode(body))
-        lines = self._received(lambda response: response.read()).splitlines()
-        return (_read_json(self._address, line) for line in lines)
+    def _safe(self, result: list[StepAnswer] | tuple[str, str]) -> list[StepAnswer] | tuple[str, str]:
+        """The same with errors that can be shown."""
+        if isinstance(result, tuple):
+            return result[0], self._repeated(result[1])
+        return [
+            each if each.error is None else each._replace(error=(each.error[0], self._repeated(each.error[1])))
+            for each in result
+        ]
+
+    def _repeated(self, text: str) -> str:
+        return repeated(self._address, text)
+
+    def _bad_answer(self, error: Malformed) -> BadAnswer:
+        self.drop()
+        return BadAnswer(self._address.shown, f"its answer is not one of Hrana 3 ({self._repeated(str(error))})")
 
     def _taken_baton(self) -> str | None:
         """Each baton is good for one request."""
         baton, self._baton = self._baton, None
         return baton
 
-    def _continue(self, answer: dict[str, Any]) -> None:
-        self._baton = answer.get("baton")
-        base = answer.get("base_url")
-        if base is not None and base != self._base:
-            if self._address.is_tls and not base.startswith("https://"):
-                raise StoreError(f"{self._address.shown} wants to continue without TLS; ask its administrator")
-            self._base, self._http = base, None
+    def _continue(self, answer: Continuation) -> None:
+        """Never at another server: that would get the token."""
+        self._baton = answer.baton
+        if answer.base_url is not None and answer.base_url != self._base:
+            if not self._address.is_origin_of(answer.base_url):
+                self.drop()
+                raise BadAnswer(
+                    self._address.shown, "it wants to continue at another server, which must not get the token"
+                )
+            self._base = answer.base_url
 
     def _settle(self) -> None:
         """Reads the answer that nobody has waited for."""
         if self._is_owed:
             self._is_owed = False
-            self._continue(_read_json(self._address, self._received(lambda response: response.read())))
+            content = self._received()
+            try:
+                self._continue(read_pipeline(content, [1]).continuation)
+            except Malformed as error:
+                raise self._bad_answer(error) from None
 
     def _send(self, path: str, body: bytes) -> None:
         """Connects if need be."""
@@ -152,42 +186,82 @@ class HranaStream:
             headers["Authorization"] = f"Bearer {self._address.token}"
         try:
             if self._http is None:
-                self._http = _connected(self._address, self._base)
+                self._http = _connected(self._address)
             prefix = self._address.path if self._base is None else urlsplit(self._base).path.rstrip("/")
             self._http.request("POST", prefix + path, body, headers)
             self.round_trips += 1
         except (OSError, http.client.HTTPException) as error:
             self.drop()
-            raise Broken(self._address.shown, "", str(error) or type(error).__name__, is_repeatable=is_kept) from None
+            raise self._broke(error, is_repeatable=is_kept) from None
 
-    def _received(self, read: Callable[[http.client.HTTPResponse], bytes]) -> bytes:
+    def _received(self) -> bytes:
+        return b"".join(self._pieces(self._response(), PIPELINE_BYTES_MAX))
+
+    def _lines(self) -> Iterator[bytes]:
+        """The lines of an answer as they come."""
+        line = bytearray()
+        for piece in self._pieces(self._response(), CURSOR_BYTES_MAX):
+            *ends, rest = piece.split(b"\n")
+            for end in ends:
+                line += end
+                if line.strip():
+                    yield bytes(line)
+                line.clear()
+            line += rest
+            if len(line) > LINE_BYTES_MAX:
+                raise self._too_large(LINE_BYTES_MAX)
+        if line.strip():
+            yield bytes(line)
+
+    def _response(self) -> http.client.HTTPResponse:
         assert self._http is not None
         try:
             response = self._http.getresponse()
-            content = read(response)
+            if response.status == 200:
+                return response
+            said = response.read(REFUSAL_BYTES_MAX)
         except (OSError, http.client.HTTPException) as error:
+            self.drop()
             is_closed = isinstance(error, http.client.RemoteDisconnected | ConnectionError)
-            self.drop()
-            raise Broken(self._address.shown, "", str(error) or type(error).__name__, is_repeatable=is_closed) from None
-        if response.status != 200:
-            self.drop()
-            raise answered_badly(self._address, response, content)
-        return content
+            raise self._broke(error, is_repeatable=is_closed) from None
+        self.drop()
+        raise answered_badly(self._address, response, said)
+
+    def _pieces(self, response: http.client.HTTPResponse, limit: int) -> Iterator[bytes]:
+        """The content of an answer, up to so many bytes."""
+        size = 0
+        while True:
+            try:
+                piece = response.read(_PIECE_BYTES)
+            except (OSError, http.client.HTTPException) as error:
+                self.drop()
+                is_closed = isinstance(error, http.client.RemoteDisconnected | ConnectionError)
+                raise self._broke(error, is_repeatable=is_closed) from None
+            if not piece:
+                return
+            size += len(piece)
+            if size > limit:
+                raise self._too_large(limit)
+            yield piece
+
+    def _too_large(self, limit: int) -> BadAnswer:
+        self.drop()
+        return BadAnswer(self._address.shown, f"its answer has more than {limit // 1024**2} MiB")
+
+    def _broke(self, error: Exception, *, is_repeatable: bool) -> Broken:
+        said = self._repeated(str(error)) or type(error).__name__
+        return Broken(self._address.shown, "", said, is_repeatable=is_repeatable)
 
 
 # A statement within a transaction is skipped if the server has ended that.
 _IN_TRANSACTION = {"type": "not", "cond": {"type": "is_autocommit"}}
 
 
-def _connected(address: ServerAddress, base: str | None) -> http.client.HTTPConnection:
-    host, port, is_tls = address.host, address.port, address.is_tls
-    if base is not None:
-        parts = urlsplit(base)
-        host, is_tls = parts.hostname or host, parts.scheme == "https"
-        port = parts.port or (443 if is_tls else 80)
+def _connected(address: ServerAddress) -> http.client.HTTPConnection:
+    host, port = address.host, address.port
     made: http.client.HTTPConnection
     try:
-        if is_tls:
+        if address.is_tls:
             made = http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=ssl.create_default_context())
         else:
             made = http.client.HTTPConnection(host, port, timeout=CONNECT_S)
@@ -229,49 +303,3 @@ def _value(value: object) -> dict[str, Any]:
         case float():
             return {"type": "float", "value": value}
     raise TypeError(f"SQLite has no column for a {type(value).__name__}")
-
-
-def _answers(result: dict[str, Any], count: int) -> list[StepAnswer]:
-    if result["type"] == "error":
-        return [StepAnswer([], error=_error(result["error"]))] * count
-    found = result["response"]["result"]
-    return [_answer(*each) for each in zip(found["step_results"], found["step_errors"], strict=True)]
-
-
-def _answer(result: dict[str, Any] | None, error: dict[str, Any] | None) -> StepAnswer:
-    if error is not None:
-        return StepAnswer([], error=_error(error))
-    if result is None:
-        return StepAnswer([], is_skipped=True)
-    return StepAnswer([_row(row) for row in result["rows"]], result["affected_row_count"])
-
-
-def _error(error: dict[str, Any]) -> tuple[str, str]:
-    return error.get("code") or "", error["message"]
-
-
-def _row(cells: list[dict[str, Any]]) -> Row:
-    return tuple([_cell(cell) for cell in cells])
-
-
-def _cell(cell: dict[str, Any]) -> Any:
-    match cell["type"]:
-        case "null":
-            return None
-        case "integer":
-            return int(cell["value"])
-        case "blob":
-            text: str = cell["base64"]
-            return base64.b64decode(text + "=" * (-len(text) % 4))
-        case _:
-            return cell["value"]
-
-
-def _read_json(address: ServerAddress, content: bytes) -> dict[str, Any]:
-    try:
-        answer = _decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        answer = None
-    if not isinstance(answer, dict):
-        raise StoreError(f"{address.shown} is not a libSQL server: its answer is not one of Hrana 3; check the address")
-    return answer

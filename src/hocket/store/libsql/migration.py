@@ -12,6 +12,9 @@ _MARK = "hocket_version"
 # Many nodes write here, so the sequences of authors are indexed from the start.
 _AUTHORS = "CREATE INDEX IF NOT EXISTS ops_by_author ON ops (substr(hlc, 13), hlc);"
 
+# Rows of version 10 have no seal. These end with the processes that wrote them.
+_UNSEALED = "DELETE FROM workers WHERE seal = x''; DELETE FROM lock_requests WHERE seal = x'';"
+
 
 def check_and_migrate(connection: LibsqlConnection, shown: str, create: bool) -> None:
     """Brings a new or an older store to the current version."""
@@ -42,7 +45,7 @@ def migration(version: int) -> list[str]:
     mark = f"UPDATE {_MARK} SET version = {VERSION};"
     if version == 0:
         mark = f"CREATE TABLE {_MARK} (version INTEGER NOT NULL) STRICT; INSERT INTO {_MARK} VALUES ({VERSION});"
-    return [*table_steps(version), _AUTHORS, mark]
+    return [*table_steps(version), _UNSEALED, _AUTHORS, mark]
 
 
 def stored_version(connection: LibsqlConnection, shown: str) -> int:

@@ -13,6 +13,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from hocket.errors import StoreError, StoreMoved
+from hocket.kernel.row_seal import RowSeal
 from hocket.store.locks import MustBeAlone
 from hocket.store.migration import Migration
 from hocket.store.postgres.address import DatabaseAddress, read_address
@@ -25,6 +26,7 @@ from hocket.store.postgres.migration import check_and_migrate, planned_migration
 from hocket.store.postgres.ops import HEAD, head_of
 from hocket.store.postgres.session import PostgresSession
 from hocket.store.postgres.statements import SERVER_MS
+from hocket.store.row_seals import EndedSeals, RowSeals
 from hocket.store.server_clock import ServerClock
 
 READERS_MAX = 8
@@ -53,7 +55,8 @@ class PostgresStore:
             connection.close()
             raise_explained(address.shown, error)
         self._writer = connection
-        self._readers = PostgresReaders(self.address)
+        self.seals = RowSeals()
+        self._readers = PostgresReaders(self.address, self.seals)
         # How many write transactions this process has committed.
         self.commits = 0
 
@@ -62,6 +65,9 @@ class PostgresStore:
 
     def read(self) -> "PostgresRead":
         return PostgresRead(self._readers, self.address.shown)
+
+    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
+        self.seals.use(seal, ended)
 
     def trim(self) -> None:
         """PostgreSQL's own autovacuum does this."""
@@ -95,7 +101,9 @@ class PostgresStore:
         is_beside = author is not None
         begun = self._beginning.begun(self._writer.ask(self._beginning.statements(author, at_end)))
         self.server_clock.told(begun.server_ms)
-        session = PostgresSession(self._writer, self.address.schema, is_writer=True, is_beside=is_beside)
+        session = PostgresSession(
+            self._writer, self.address.schema, is_writer=True, is_beside=is_beside, seals=self.seals
+        )
         session.begun(begun.head, begun.told, has_end=not is_beside or at_end)
         if (address := session.moved_to()) is not None:
             raise StoreMoved(self.address.shown, address)
@@ -200,9 +208,9 @@ class PostgresReader:
 
     __slots__ = ("_depth", "_schema", "connection", "session", "thread")
 
-    def __init__(self, connection: Connection, schema: str) -> None:
+    def __init__(self, connection: Connection, schema: str, seals: RowSeals) -> None:
         self.connection = connection
-        self.session = PostgresSession(connection, schema)
+        self.session = PostgresSession(connection, schema, seals=seals)
         self._schema = schema
         self.thread = 0
         self._depth = 0
@@ -230,8 +238,8 @@ class PostgresReaders:
     waits for one.
     """
 
-    def __init__(self, address: DatabaseAddress) -> None:
-        self._address = address
+    def __init__(self, address: DatabaseAddress, seals: RowSeals) -> None:
+        self._address, self._seals = address, seals
         self._places = threading.Semaphore(READERS_MAX)
         self._free: list[PostgresReader] = []
         self._taken: dict[int, PostgresReader] = {}
@@ -265,7 +273,7 @@ class PostgresReaders:
                 return reader
             except psycopg.OperationalError:
                 reader.connection.close()
-        reader = PostgresReader(connect(self._address), self._address.schema)
+        reader = PostgresReader(connect(self._address), self._address.schema, self._seals)
         reader.begin()
         return reader
 

@@ -29,23 +29,25 @@ class PostgresIntake(PostgresStatements):
         return counts
 
     def hold(self, op_id: bytes, wall: int, body: bytes, author: bytes = b"") -> None:
-        self._put(insert_new("held", "id, wall, body, author"), (op_id, wall, body, author))
+        row = self._seals.sealed("held", (op_id, wall, body, author))
+        self._put(insert_new("held", "of_node, id, wall, body, author, seal"), row)
 
     def held_of(self, author: bytes) -> int:
-        return int(self._one("SELECT count(*) FROM held WHERE author = %s", author))
+        return int(self._one("SELECT count(*) FROM held WHERE of_node = %s AND author = %s", self._seals.node, author))
 
     def due(self, wall: int, limit: int) -> list[bytes]:
-        return self._column("SELECT body FROM held WHERE wall <= %s ORDER BY wall LIMIT %s", wall, limit)
+        return [row[2] for row in self._own("held", "AND wall <= %s ORDER BY wall LIMIT %s", wall, limit)]
 
     def drop_held(self, op_ids: Sequence[bytes]) -> None:
-        self._put("DELETE FROM held WHERE id = ANY(%s)", (list(op_ids),))
+        self._put("DELETE FROM held WHERE of_node = %s AND id = ANY(%s)", (self._seals.node, list(op_ids)))
 
     def held(self) -> tuple[int, int | None]:
-        ((count, first),) = self._rows("SELECT count(*), min(wall) FROM held")
+        ((count, first),) = self._rows("SELECT count(*), min(wall) FROM held WHERE of_node = %s", self._seals.node)
         return count, first
 
     def held_among(self, op_ids: Sequence[bytes]) -> set[bytes]:
-        return {row[0] for row in self._among("SELECT id FROM held WHERE id = ANY(%s)", op_ids)}
+        own = f"of_node = '\\x{self._seals.node.hex()}'"
+        return {row[0] for row in self._among(f"SELECT id FROM held WHERE {own} AND id = ANY(%s)", op_ids)}
 
     def hold_late(self, late: LateOp) -> None:
         self._put(insert_new("late", _LATE), late)

@@ -1,19 +1,21 @@
 """The statements about worker processes, their offers, and settings."""
 
-from hocket.store.local import Place, WorkerRow
+from hocket.store.local import NODE_AT, WORKER_OTHERS, WORKER_RENEWED, WorkerRow, worker_columns, worker_row
 from hocket.store.postgres.jobs import OFFERED
 from hocket.store.postgres.statements import PostgresStatements, insert, upsert
+from hocket.store.row_seals import SEALED
 
-_WORKER = "name, pid, started, node, beat, host, boot, namespace, locks, serves"
+_WORKER = f"{SEALED['workers'].columns}, seal"
 
 
 class PostgresLocal(PostgresStatements):
     def put_worker(self, worker: WorkerRow) -> int:
         if self._told is not None:
             self._told.worker = None
-        renewed = "beat = greatest(excluded.beat, workers.beat + 1), serves = excluded.serves"
-        sql = f"{insert('workers', _WORKER)} ON CONFLICT (name) DO UPDATE SET {renewed} RETURNING number"
-        return int(self._one(sql, *worker[1:6], *worker.place, worker.serves))
+        values = *self._seals.sealed("workers", worker_columns(worker)), worker.beat, worker.serves
+        renewed = f"beat = greatest(excluded.beat, workers.beat + 1), {WORKER_RENEWED}"
+        added = insert("workers", f"node, {_WORKER}, beat, serves")
+        return int(self._one(f"{added} ON CONFLICT (name) DO UPDATE SET {renewed} RETURNING number", *values))
 
     def has_worker(self, number: int) -> bool:
         told = self._told
@@ -26,8 +28,8 @@ class PostgresLocal(PostgresStatements):
 
     def workers(self, node: bytes | None = None) -> list[WorkerRow]:
         whose, values = ("", ()) if node is None else ("WHERE node = %s", (node,))
-        rows = self._rows(f"SELECT number, {_WORKER} FROM workers {whose} ORDER BY number", *values)
-        return [WorkerRow._make((*row[:6], Place(*row[6:10]), row[10])) for row in rows]
+        rows = self._rows(f"SELECT {_WORKER}, {WORKER_OTHERS} FROM workers {whose} ORDER BY number", *values)
+        return [worker_row(row) for row in self._seals.right_or_of_others("workers", rows, NODE_AT)]
 
     def drop_worker(self, number: int) -> None:
         if self._told is not None:
@@ -67,7 +69,15 @@ class PostgresLocal(PostgresStatements):
         self._put(upsert("meta", "key, value", "key"), (key, value))
 
     def node_meta(self, node: bytes, key: str) -> bytes | None:
-        return self.meta(f"{key} {node.hex()}")
+        name = f"{key} {node.hex()}"
+        return self._seals.value(name, self.meta(name))
 
     def set_node_meta(self, node: bytes, key: str, value: bytes) -> None:
-        self.set_meta(f"{key} {node.hex()}", value)
+        name = f"{key} {node.hex()}"
+        self.set_meta(name, self._seals.sealed_value(name, value))
+
+    def own_meta(self, key: str) -> bytes | None:
+        return self.node_meta(self._seals.node, key)
+
+    def set_own_meta(self, key: str, value: bytes) -> None:
+        self.set_node_meta(self._seals.node, key, value)

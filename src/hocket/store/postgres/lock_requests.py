@@ -1,19 +1,15 @@
 """The statements about requests for locks that end with their process."""
 
-from hocket.store.local import Place
-from hocket.store.lock_requests import BoundRequest
-from hocket.store.postgres.statements import PostgresStatements, upsert
-
-_REQUEST = "op, node, scope, process, until, host, boot, namespace, locks"
+from hocket.store.lock_requests import BoundRequest, bound_request, request_columns
+from hocket.store.postgres.statements import PostgresStatements
 
 
 class PostgresLockRequests(PostgresStatements):
     def put_lock_request(self, request: BoundRequest) -> None:
-        self._put(upsert("lock_requests", _REQUEST, "op"), (*request[:5], *request.place))
+        self._put_own("lock_requests", request_columns(request))
 
     def lock_requests(self, node: bytes) -> list[BoundRequest]:
-        rows = self._rows(f"SELECT {_REQUEST} FROM lock_requests WHERE node = %s", node)
-        return [BoundRequest._make((*row[:5], Place(*row[5:]))) for row in rows]
+        return [bound_request(node, row) for row in self._own("lock_requests")] if node == self._seals.node else []
 
     def drop_lock_request(self, op_id: bytes) -> None:
         self._put("DELETE FROM lock_requests WHERE op = %s", (op_id,))

@@ -1,21 +1,21 @@
 """The statements about peers and invitations."""
 
+from collections.abc import Iterator
+
 from hocket.store.peers import Invitation, Peer
 from hocket.store.postgres.statements import PostgresStatements, upsert
-
-_PEER = "address, node, pulled, state, detail, seen, added"
-_INVITATION = "secret_hash, name, grants, expires, used_by, made"
 
 
 class PostgresPeers(PostgresStatements):
     def put_peer(self, peer: Peer) -> None:
-        self._put(upsert("peers", _PEER, "address"), peer)
+        self._put_own("peers", peer)
 
     def drop_peer(self, address: str) -> bool:
-        return self._sql("DELETE FROM peers WHERE address = %s", (address,)).rowcount > 0
+        sql = "DELETE FROM peers WHERE of_node = %s AND address = %s"
+        return self._sql(sql, (self._seals.node, address)).rowcount > 0
 
     def peers(self) -> list[Peer]:
-        return [Peer(*row) for row in self._rows(f"SELECT {_PEER} FROM peers ORDER BY added, address")]
+        return [Peer(*row[:-1]) for row in self._own("peers", "ORDER BY added, address")]
 
     def programs(self) -> dict[bytes, str]:
         return {node: knows for node, knows in self._rows("SELECT node, knows FROM programs")}
@@ -24,12 +24,14 @@ class PostgresPeers(PostgresStatements):
         self._put(upsert("programs", "node, knows", "node"), (node, knows))
 
     def put_invitation(self, invitation: Invitation) -> None:
-        self._put(upsert("invitations", _INVITATION, "secret_hash"), invitation)
+        self._put_own("invitations", invitation)
 
     def invitation(self, secret_hash: bytes) -> Invitation | None:
-        sql = f"SELECT {_INVITATION} FROM invitations WHERE secret_hash = %s"
-        row = self._sql(sql, (secret_hash,)).first
-        return None if row is None else Invitation(*row)
+        return next(self._invitations("AND secret_hash = %s", self._seals.seal.conceal(secret_hash)), None)
 
     def invitations(self) -> list[Invitation]:
-        return [Invitation(*row) for row in self._rows(f"SELECT {_INVITATION} FROM invitations ORDER BY made")]
+        return list(self._invitations("ORDER BY made"))
+
+    def _invitations(self, tail: str, *values: bytes) -> Iterator[Invitation]:
+        for concealed, *others, _ in self._own("invitations", tail, *values):
+            yield Invitation(self._seals.seal.reveal(concealed), *others)

@@ -11,6 +11,7 @@ from hocket.store.ops import Head
 from hocket.store.postgres.columns import Column, unnested
 from hocket.store.postgres.exchange import Connection, Statement, StatementAnswer
 from hocket.store.postgres.told import Told
+from hocket.store.row_seals import SEALED, RowSeals, UnsealedRow
 
 T = TypeVar("T")
 
@@ -63,9 +64,16 @@ class PostgresStatements:
     """
 
     def __init__(
-        self, connection: Connection, schema: str, *, is_writer: bool = False, is_beside: bool = False
+        self,
+        connection: Connection,
+        schema: str,
+        *,
+        is_writer: bool = False,
+        is_beside: bool = False,
+        seals: RowSeals | None = None,
     ) -> None:
         self._connection = connection
+        self._seals = RowSeals() if seals is None else seals
         self._schema = schema
         self.is_beside = is_beside
         self._is_writer = is_writer
@@ -99,6 +107,29 @@ class PostgresStatements:
         self._waiting.append((sql, values))
         if len(self._waiting) >= WAITING_MAX:
             self._ask()
+
+    def _own(self, table: str, tail: str = "", *values: Any, others: str = "") -> Iterator[Sequence[Any]]:
+        """The rows of this node for the end of a statement: the columns that are sealed, the seal, and others."""
+        each = SEALED[table]
+        sql = f"SELECT {each.columns}, seal{others} FROM {table} WHERE {each.owner} = %s {tail}"
+        return self._seals.right(table, self._rows(sql, self._seals.node, *values))
+
+    def _put_own(self, table: str, values: Sequence[Any], others: str = "", *others_values: Any) -> None:
+        """Adds a row of this node, or replaces the one with its key."""
+        each = SEALED[table]
+        key = each.key if each.owner == "node" else f"{each.owner}, {each.key}"
+        columns = f"{each.owner}, {each.columns}, seal{others}"
+        self._put(upsert(table, columns, key), (*self._seals.sealed(table, values), *others_values))
+
+    def end_row(self, table: str, row: Sequence[Any]) -> None:
+        self._seals.end(table, row)
+
+    def unsealed(self) -> list[UnsealedRow]:
+        found: list[UnsealedRow] = []
+        for table, each in SEALED.items():
+            sql = f"SELECT {each.owner}, {each.columns}, seal FROM {table} WHERE {each.owner} IN (%s, '')"
+            found += self._seals.wrong(table, self._rows(sql, self._seals.node))
+        return found
 
     def send(self, *last: Statement) -> None:
         """Sends what waits, and these after it."""

@@ -1,35 +1,40 @@
 """The statements about programs' tokens and the answers to their requests."""
 
-from hocket.store.postgres.statements import PostgresStatements, upsert
+from collections.abc import Iterator
+
+from hocket.store.postgres.statements import PostgresStatements
 from hocket.store.tokens import AnswerRow, TokenRow
 
-_TOKEN = "name, id, hash, grants, made, expires, revoked, used"
-_ANSWER = "token, key, request, status, body, made"
+# The columns of a token that are sealed; then come the seal and the others.
+_SEALED = 7
 
 
 class PostgresTokens(PostgresStatements):
     def put_token(self, token: TokenRow) -> None:
-        self._put(upsert("tokens", _TOKEN, "name"), token)
+        self._put_own("tokens", token[:_SEALED], ", used", token.used)
 
     def token(self, id: str) -> TokenRow | None:
-        row = self._sql(f"SELECT {_TOKEN} FROM tokens WHERE id = %s", (id,)).first
-        return None if row is None else TokenRow(*row)
+        return next(self._tokens("AND id = %s", id), None)
 
     def tokens(self) -> list[TokenRow]:
-        return [TokenRow(*row) for row in self._rows(f"SELECT {_TOKEN} FROM tokens ORDER BY made, name")]
+        return list(self._tokens("ORDER BY made, name"))
+
+    def _tokens(self, tail: str, *values: str) -> Iterator[TokenRow]:
+        for row in self._own("tokens", tail, *values, others=", used"):
+            yield TokenRow._make((*row[:_SEALED], row[-1]))
 
     def put_answer(self, answer: AnswerRow) -> None:
-        self._put(upsert("answers", _ANSWER, "token, key"), answer)
+        self._put_own("answers", answer)
 
     def answer(self, token: str, key: str) -> AnswerRow | None:
-        row = self._sql(f"SELECT {_ANSWER} FROM answers WHERE token = %s AND key = %s", (token, key)).first
-        return None if row is None else AnswerRow(*row)
+        row = next(self._own("answers", "AND token = %s AND key = %s", token, key), None)
+        return None if row is None else AnswerRow(*row[:-1])
 
     def answer_count(self, token: str) -> int:
-        return int(self._one("SELECT count(*) FROM answers WHERE token = %s", token))
+        return int(self._one("SELECT count(*) FROM answers WHERE of_node = %s AND token = %s", self._seals.node, token))
 
     def drop_answer(self, token: str, key: str) -> None:
-        self._put("DELETE FROM answers WHERE token = %s AND key = %s", (token, key))
+        self._put("DELETE FROM answers WHERE of_node = %s AND token = %s AND key = %s", (self._seals.node, token, key))
 
     def drop_answers(self, before: int) -> None:
-        self._put("DELETE FROM answers WHERE made < %s", (before,))
+        self._put("DELETE FROM answers WHERE of_node = %s AND made < %s", (self._seals.node, before))

@@ -17,16 +17,18 @@ from typing import Protocol, TypeVar
 import apsw
 
 from hocket.errors import StoreError, StoreLocked, StoreMoved
+from hocket.kernel.row_seal import RowSeal
 from hocket.store.disk import is_full
 from hocket.store.lock_holder import lock_holder
 from hocket.store.migration import Migration
+from hocket.store.row_seals import EndedSeals, RowSeals
 from hocket.store.sqlite.session import MOVED_TO, SqliteSession
 from hocket.store.sqlite.write_hints import WriteHints
 
 T = TypeVar("T")
 
 APPLICATION_ID = 0x484F434B  # "HOCK"
-VERSION = 10
+VERSION = 11
 _SCHEMA = ("schema.sql", *(f"schema_{version}.sql" for version in range(2, VERSION + 1)))
 LOCK_WAIT_S = 30.0
 RETRY_MIN_S, RETRY_MAX_S = 0.0001, 0.002
@@ -65,10 +67,11 @@ class SqliteStore:
                 # bytes in several of them.
                 _set(self._writer, f"page_size={PAGE_BYTES}", "journal_mode=WAL")
             self._migrate()
-        self._write_session = SqliteSession(self._writer, is_writer=True)
+        self._seals = RowSeals()
+        self._write_session = SqliteSession(self._writer, is_writer=True, seals=self._seals)
         self._readers: ReadPool | WriterAsReader
         if self.path == ":memory:":
-            self._readers = WriterAsReader(ReadConnection(self._writer, is_alone=True), self._write_lock)
+            self._readers = WriterAsReader(ReadConnection(self._writer, self._seals, is_alone=True), self._write_lock)
         else:
             self._readers = ReadPool(self._new_reader, self.path)
 
@@ -78,6 +81,15 @@ class SqliteStore:
 
     def read(self) -> "ReadTransaction":
         return ReadTransaction(self._readers, self.path)
+
+    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
+        """A file is of one node, so the rows of an older program are that node's."""
+        self._seals.use(seal, ended)
+        with self.read() as session:
+            is_old = session.has_rows_to_seal()
+        if is_old:
+            with suppress(StoreMoved), self.write() as session:
+                session.seal_old_rows()
 
     def trim(self) -> None:
         """The first step copies without blocking anybody; the second waits briefly for readers, and is left for another
@@ -108,7 +120,7 @@ class SqliteStore:
         return connection
 
     def _new_reader(self) -> "ReadConnection":
-        return ReadConnection(self._connect(apsw.SQLITE_OPEN_READWRITE, READER_CACHE_KIB))
+        return ReadConnection(self._connect(apsw.SQLITE_OPEN_READWRITE, READER_CACHE_KIB), self._seals)
 
     def _migrate(self) -> None:
         """Brings a new or an older file to the current version."""
@@ -267,10 +279,10 @@ class ReadConnection:
 
     __slots__ = ("_depth", "_is_alone", "connection", "session", "thread")
 
-    def __init__(self, connection: apsw.Connection, is_alone: bool = False) -> None:
+    def __init__(self, connection: apsw.Connection, seals: RowSeals, is_alone: bool = False) -> None:
         self.connection = connection
         self._is_alone = is_alone
-        self.session = SqliteSession(connection)
+        self.session = SqliteSession(connection, seals=seals)
         self.thread = 0
         self._depth = 0
 

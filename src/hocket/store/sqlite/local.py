@@ -1,24 +1,26 @@
 """The statements about this node's own processes, their offers, and settings."""
 
-from hocket.store.local import Place, WorkerRow
+from hocket.store.local import NODE_AT, WORKER_OTHERS, WORKER_RENEWED, WorkerRow, worker_columns, worker_row
+from hocket.store.row_seals import SEALED
 from hocket.store.sqlite.statements import Statements
 
-_WORKER = "name, pid, started, node, beat, host, boot, namespace, locks, serves"
+_WORKER = f"{SEALED['workers'].columns}, seal"
 
 
 class LocalStatements(Statements):
     def put_worker(self, worker: WorkerRow) -> int:
-        added = f"INSERT INTO workers ({_WORKER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-        renewed = "ON CONFLICT (name) DO UPDATE SET beat = max(excluded.beat, beat + 1), serves = excluded.serves"
-        return int(self._one(f"{added} {renewed} RETURNING number", *worker[1:6], *worker.place, worker.serves))
+        values = *self._seals.sealed("workers", worker_columns(worker)), worker.beat, worker.serves
+        added = f"INSERT INTO workers (node, {_WORKER}, beat, serves) VALUES ({', '.join('?' * len(values))})"
+        renewed = f"ON CONFLICT (name) DO UPDATE SET beat = max(excluded.beat, beat + 1), {WORKER_RENEWED}"
+        return int(self._one(f"{added} {renewed} RETURNING number", *values))
 
     def has_worker(self, number: int) -> bool:
         return self._one("SELECT 1 FROM workers WHERE number = ?", number) is not None
 
     def workers(self, node: bytes | None = None) -> list[WorkerRow]:
-        whose = "WHERE ?1 IS NULL OR node IN (?1, x'')"
-        rows = self._sql(f"SELECT number, {_WORKER} FROM workers {whose} ORDER BY number", (node,))
-        return [WorkerRow._make((*row[:6], Place(*row[6:10]), row[10])) for row in rows]
+        whose = "WHERE ?1 IS NULL OR node = ?1"
+        rows = self._sql(f"SELECT {_WORKER}, {WORKER_OTHERS} FROM workers {whose} ORDER BY number", (node,))
+        return [worker_row(row) for row in self._seals.right_or_of_others("workers", rows, NODE_AT)]
 
     def drop_worker(self, number: int) -> None:
         self._sql("DELETE FROM workers WHERE number = ?", (number,))
@@ -49,3 +51,9 @@ class LocalStatements(Statements):
 
     def set_node_meta(self, node: bytes, key: str, value: bytes) -> None:
         self.set_meta(key, value)
+
+    def own_meta(self, key: str) -> bytes | None:
+        return self.node_meta(self._seals.node, key)
+
+    def set_own_meta(self, key: str, value: bytes) -> None:
+        self.set_node_meta(self._seals.node, key, value)

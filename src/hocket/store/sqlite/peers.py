@@ -1,23 +1,21 @@
 """The statements about peers and invitations."""
 
+from collections.abc import Iterator
+
 from hocket.store.peers import Invitation, Peer
 from hocket.store.sqlite.statements import Statements
-
-_INVITATION = "secret_hash, name, grants, expires, used_by, made"
 
 
 class PeerStatements(Statements):
     def put_peer(self, peer: Peer) -> None:
-        self._sql(
-            "REPLACE INTO peers (address, node, pulled, state, detail, seen, added) VALUES (?, ?, ?, ?, ?, ?, ?)", peer
-        )
+        self._put_own("peers", peer)
 
     def drop_peer(self, address: str) -> bool:
-        return bool(self._sql("DELETE FROM peers WHERE address = ? RETURNING 1", (address,)).fetchall())
+        sql = "DELETE FROM peers WHERE of_node = ? AND address = ? RETURNING 1"
+        return bool(self._sql(sql, (self._seals.node, address)).fetchall())
 
     def peers(self) -> list[Peer]:
-        rows = self._sql("SELECT address, node, pulled, state, detail, seen, added FROM peers ORDER BY added, address")
-        return [Peer(*row) for row in rows]
+        return [Peer(*row[:-1]) for row in self._own("peers", "ORDER BY added, address")]
 
     def programs(self) -> dict[bytes, str]:
         return dict(self._sql("SELECT node, knows FROM programs"))
@@ -26,12 +24,14 @@ class PeerStatements(Statements):
         self._sql("REPLACE INTO programs VALUES (?, ?)", (node, knows))
 
     def put_invitation(self, invitation: Invitation) -> None:
-        self._sql(f"REPLACE INTO invitations ({_INVITATION}) VALUES (?, ?, ?, ?, ?, ?)", invitation)
+        self._put_own("invitations", invitation)
 
     def invitation(self, secret_hash: bytes) -> Invitation | None:
-        sql = f"SELECT {_INVITATION} FROM invitations WHERE secret_hash = ?"
-        row = self._sql(sql, (secret_hash,)).fetchone()
-        return None if row is None else Invitation(*row)
+        return next(self._invitations("AND secret_hash = ?", self._seals.seal.conceal(secret_hash)), None)
 
     def invitations(self) -> list[Invitation]:
-        return [Invitation(*row) for row in self._sql(f"SELECT {_INVITATION} FROM invitations ORDER BY made")]
+        return list(self._invitations("ORDER BY made"))
+
+    def _invitations(self, tail: str, *values: bytes) -> Iterator[Invitation]:
+        for concealed, *others, _ in self._own("invitations", tail, *values):
+            yield Invitation(self._seals.seal.reveal(concealed), *others)

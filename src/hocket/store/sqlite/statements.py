@@ -11,6 +11,7 @@ from hocket.errors import StoreError
 from hocket.kernel.subjects import Subject
 from hocket.store.jobs import IsLeft, JobEntry
 from hocket.store.ops import Head
+from hocket.store.row_seals import SEALED, RowSeals, UnsealedRow
 
 # The errors of a good statement if the schema or the text in the file is damaged.
 UNREADABLE = (apsw.SQLError, UnicodeDecodeError)
@@ -33,8 +34,9 @@ def damaged(how: str) -> StoreError:
 class Statements:
     """`is_writer` is for the session of write transactions, which exclude every other writer."""
 
-    def __init__(self, connection: SqliteConnection, is_writer: bool = False) -> None:
+    def __init__(self, connection: SqliteConnection, is_writer: bool = False, seals: RowSeals | None = None) -> None:
         self._is_writer = is_writer
+        self._seals = RowSeals() if seals is None else seals
         self._connection = connection
         self._sql = connection.execute
         self._many = connection.executemany
@@ -61,6 +63,28 @@ class Statements:
         """The first column of the first row, or None."""
         row = self._sql(sql, values).fetchone()
         return None if row is None else row[0]
+
+    def _own(self, table: str, tail: str = "", *values: Any, others: str = "") -> Iterator[Any]:
+        """The rows of this node for the end of a statement: the columns that are sealed, the seal, and others."""
+        each = SEALED[table]
+        sql = f"SELECT {each.columns}, seal{others} FROM {table} WHERE {each.owner} = ? {tail}"
+        return self._seals.right(table, self._sql(sql, (self._seals.node, *values)))
+
+    def _put_own(self, table: str, values: Sequence[Any], others: str = "", *others_values: Any) -> None:
+        """Adds a row of this node, or replaces the one with its key."""
+        each, row = SEALED[table], (*self._seals.sealed(table, values), *others_values)
+        columns = f"{each.owner}, {each.columns}, seal{others}"
+        self._sql(f"REPLACE INTO {table} ({columns}) VALUES ({', '.join('?' * len(row))})", row)
+
+    def end_row(self, table: str, row: Sequence[Any]) -> None:
+        self._seals.end(table, row)
+
+    def unsealed(self) -> list[UnsealedRow]:
+        found: list[UnsealedRow] = []
+        for table, each in SEALED.items():
+            sql = f"SELECT {each.owner}, {each.columns}, seal FROM {table} WHERE {each.owner} IN (?, x'')"
+            found += self._seals.wrong(table, self._sql(sql, (self._seals.node,)))
+        return found
 
     def _rows(self, sql: str, *values: Any) -> Iterable[Any]:
         rows: Iterable[Any] = self._sql(sql, values)

@@ -1,35 +1,40 @@
 """The statements about programs' tokens and the answers to their requests."""
 
+from collections.abc import Iterator
+
 from hocket.store.sqlite.statements import Statements
 from hocket.store.tokens import AnswerRow, TokenRow
 
-_TOKEN = "name, id, hash, grants, made, expires, revoked, used"
-_ANSWER = "token, key, request, status, body, made"
+# The columns of a token that are sealed; then come the seal and the others.
+_SEALED = 7
 
 
 class TokenStatements(Statements):
     def put_token(self, token: TokenRow) -> None:
-        self._sql(f"REPLACE INTO tokens ({_TOKEN}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", token)
+        self._put_own("tokens", token[:_SEALED], ", used", token.used)
 
     def token(self, id: str) -> TokenRow | None:
-        row = self._sql(f"SELECT {_TOKEN} FROM tokens WHERE id = ?", (id,)).fetchone()
-        return None if row is None else TokenRow(*row)
+        return next(self._tokens("AND id = ?", id), None)
 
     def tokens(self) -> list[TokenRow]:
-        return [TokenRow(*row) for row in self._sql(f"SELECT {_TOKEN} FROM tokens ORDER BY made, name")]
+        return list(self._tokens("ORDER BY made, name"))
+
+    def _tokens(self, tail: str, *values: str) -> Iterator[TokenRow]:
+        for row in self._own("tokens", tail, *values, others=", used"):
+            yield TokenRow._make((*row[:_SEALED], row[-1]))
 
     def put_answer(self, answer: AnswerRow) -> None:
-        self._sql(f"REPLACE INTO answers ({_ANSWER}) VALUES (?, ?, ?, ?, ?, ?)", answer)
+        self._put_own("answers", answer)
 
     def answer(self, token: str, key: str) -> AnswerRow | None:
-        row = self._sql(f"SELECT {_ANSWER} FROM answers WHERE token = ? AND key = ?", (token, key)).fetchone()
-        return None if row is None else AnswerRow(*row)
+        row = next(self._own("answers", "AND token = ? AND key = ?", token, key), None)
+        return None if row is None else AnswerRow(*row[:-1])
 
     def answer_count(self, token: str) -> int:
-        return int(self._one("SELECT count(*) FROM answers WHERE token = ?", token))
+        return int(self._one("SELECT count(*) FROM answers WHERE of_node = ? AND token = ?", self._seals.node, token))
 
     def drop_answer(self, token: str, key: str) -> None:
-        self._sql("DELETE FROM answers WHERE token = ? AND key = ?", (token, key))
+        self._sql("DELETE FROM answers WHERE of_node = ? AND token = ? AND key = ?", (self._seals.node, token, key))
 
     def drop_answers(self, before: int) -> None:
-        self._sql("DELETE FROM answers WHERE made < ?", (before,))
+        self._sql("DELETE FROM answers WHERE of_node = ? AND made < ?", (self._seals.node, before))

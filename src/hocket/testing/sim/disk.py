@@ -8,8 +8,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, TypeVar
 
+from hocket.kernel.row_seal import RowSeal
 from hocket.store import MEMORY, Session, Store
 from hocket.store import open as open_store
+from hocket.store.row_seals import EndedSeals
 from hocket.testing.sim.loop import Inline, Life
 
 T = TypeVar("T")
@@ -42,6 +44,10 @@ class SimStore:
     def read(self) -> AbstractContextManager[Session]:
         return self.store.read()
 
+    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
+        self._seal = seal
+        self.store.seal_rows(seal)
+
     def copy(self, other: "SimStore") -> None:
         """Replaces the log here by a copy of one that has all of it: to take it in op by op takes much longer."""
         with self.read() as session:
@@ -52,6 +58,7 @@ class SimStore:
         with here.write() as session:
             head = session.head()
             session.put_head(head._replace(last=own))
+        here.seal_rows(self._seal)
         self.copied = head.seq
         self.store.close()
         self.store = here

@@ -1,0 +1,52 @@
+"""The seal of a row that a node keeps beside the log: a MAC under a key that only the node has. It shows the node that
+it wrote the row itself. A store that nodes share can be written to by all of them, and read: what lets somebody in is
+concealed there.
+"""
+
+from collections.abc import Sequence
+from hmac import compare_digest
+
+import msgspec
+from blake3 import blake3
+
+from hocket.kernel.ids import node_id
+from hocket.kernel.keys import SigningKey
+
+SEAL_BYTES = 32
+_CONTEXT = "hocket 2026-11 rows beside the log"
+_CONCEALED_CONTEXT = "hocket 2026-11 concealed values beside the log"
+_NONCE_BYTES = 16
+_encode = msgspec.msgpack.Encoder().encode
+
+SealedValue = bytes | str | int | None
+
+
+class RowSeal:
+    """Seals the rows of one node."""
+
+    __slots__ = ("_concealing", "_key", "node")
+
+    def __init__(self, key: SigningKey) -> None:
+        self.node = node_id(key.public).to_bytes(8, "big")
+        self._key: bytes = blake3(key.seed, derive_key_context=_CONTEXT).digest()
+        self._concealing: bytes = blake3(key.seed, derive_key_context=_CONCEALED_CONTEXT).digest()
+
+    def of(self, table: str, values: Sequence[SealedValue]) -> bytes:
+        """The seal of a row of this node."""
+        return blake3(_encode((table, self.node, *values)), key=self._key).digest()
+
+    def is_right(self, table: str, values: Sequence[SealedValue], seal: bytes) -> bool:
+        return compare_digest(self.of(table, values), seal)
+
+    def conceal(self, value: bytes) -> bytes:
+        """The same for the same value. The nonce is a MAC of the value, so that no two values have the same."""
+        nonce = blake3(b"nonce" + value, key=self._concealing).digest(_NONCE_BYTES)
+        return nonce + self._masked(nonce, value)
+
+    def reveal(self, concealed: bytes) -> bytes:
+        """What was concealed. Of anything else it gives some bytes."""
+        return self._masked(concealed[:_NONCE_BYTES], concealed[_NONCE_BYTES:])
+
+    def _masked(self, nonce: bytes, value: bytes) -> bytes:
+        mask = blake3(b"mask" + nonce, key=self._concealing).digest(len(value))
+        return bytes(one ^ other for one, other in zip(value, mask, strict=True))
