@@ -1,5 +1,6 @@
 """Which commands of other nodes a worker runs, and which patterns allow more than they seem to."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,14 @@ from hocket.work.command.allowance import Allowance, configured, read_pattern
 
 @pytest.fixture(autouse=True)
 def no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test says whether a sandbox can be made."""
-    monkeypatch.setattr(sandbox, "_found", [sandbox._Found("", "there is none")])
+    """Each test says whether a sandbox can be made, and whether the worker is root's."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(sandbox, "_found", [sandbox.Bubblewrap("", "there is none")])
 
 
 @pytest.fixture
 def a_sandbox(no_sandbox: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "_found", [sandbox._Found("/bin/bwrap", "")])
+    monkeypatch.setattr(sandbox, "_found", [sandbox.Bubblewrap("/bin/bwrap", "")])
 
 
 def asked(*argv: str, **env: str) -> Manifest:
@@ -92,7 +94,7 @@ def test_the_variables_that_tell_us_how_to_run_it_need_no_leave() -> None:
 def test_a_sandbox_is_the_default_where_one_can_be_made(a_sandbox: None) -> None:
     allowed = allowing("make test")
     assert allowed.sandbox_for(asked("make", "test")) == "on"
-    assert allowed.sandbox_for(asked("make", "test", HOCKET_SANDBOX="network")) == "network"
+    assert allowed.sandbox_for(asked("make", "test", HOCKET_SANDBOX="network")) == "network", "if `allows` lets it"
     assert allowed._replace(sandbox="off").sandbox_for(asked("make", "test")) == "off"
     assert allowed._replace(sandbox="off").sandbox_for(asked("make", "test", HOCKET_SANDBOX="on")) == "on"
 
