@@ -24,10 +24,11 @@ _NAMED = ("PGPASSFILE", "PGSERVICEFILE", "PGSSLKEY")
 
 
 def secret_paths(home: Home, also: Iterable[str] = ()) -> tuple[str, ...]:
-    """Without symbolic links, sorted. `also` are paths that the owner named."""
+    """Without symbolic links, and without what is below another one. `also` are paths that the owner named."""
     named = [home.path, *(Path(os.path.expanduser("~"), name) for name in _IN_HOME), *map(Path, also)]
     named += [Path(value).expanduser() for name in _NAMED if (value := variables.given(name))]
     databases = [home.database, *filter(None, [variables.replica_path(home.server)])]
     named += [database.with_name(database.name + end) for database in databases for end in DATABASE_ENDS]
     named += filter(None, [credentials_path(home), home.tls_key()])
-    return tuple(sorted({os.path.realpath(path) for path in named}))
+    whole = {Path(os.path.realpath(path)) for path in named}
+    return tuple(sorted(str(path) for path in whole if whole.isdisjoint(path.parents)))

@@ -20,7 +20,7 @@ OPTIONAL = "/opt"
 ETC = (
     *("ld.so.cache", "ld-musl-*.path", "alternatives", "localtime", "os-release", "fonts", "java-*"),
     *("ssl/certs", "ssl/cert.pem", "ssl/openssl.cnf", "pki/tls/certs", "pki/tls/cert.pem", "pki/ca-trust/extracted"),
-    *("ca-certificates/extracted", "crypto-policies", "OpenCL", "vulkan", "glvnd"),
+    *("ca-certificates/extracted", "crypto-policies", "OpenCL", "vulkan"),
 )
 NETWORK = tuple(f"/etc/{name}" for name in ("resolv.conf", "hosts", "gai.conf", "host.conf", "services", "protocols"))
 # Root could write to these, or read there what other users cannot.

@@ -269,10 +269,10 @@ class _Gate:
             os.close(self._wait)
 
     def _first(self) -> int:
-        """The pid of the first process inside; 0 if there is none."""
+        """The pid of the first process inside; 0 if there is none. The report is read to its end: it comes in parts."""
         poller, report = select.poll(), b""
         poller.register(self._report, select.POLLIN)
-        while b"," not in report and poller.poll(GATE_S * 1000):
+        while b"}" not in report and poller.poll(GATE_S * 1000):
             part = os.read(self._report, MESSAGE_BYTES_MAX)
             if not part:
                 return 0
