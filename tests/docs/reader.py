@@ -81,6 +81,7 @@ def environment(directory: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOCKET_", "PYTEST_"))}
     path = os.pathsep.join([str(tools), kept.get("PATH", os.defpath)])
     modules = os.pathsep.join(filter(None, [str(ROOT / "src"), kept.get("PYTHONPATH", "")]))
+    kept["HOCKET_COMMANDS_AS_ROOT"] = "1"
     return kept | TERMINAL | {"PATH": path, "PYTHONPATH": modules, "HOME": str(home)}
 
 

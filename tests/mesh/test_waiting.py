@@ -32,9 +32,9 @@ def submit(place: Place, name: str = "acme.render", **options: Any) -> bytes:
     return place.runtime.submit([kind(name, **options).draft({})])[0].job_id
 
 
-def submit_command(place: Place, *argv: str) -> bytes:
+def submit_command(place: Place, *argv: str, network: bool = False) -> bytes:
     runtime = place.runtime
-    packed = request.pack(command(*argv), runtime.blobs)
+    packed = request.pack(command(*argv, network=network), runtime.blobs)
     return place.log.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed))
 
 
@@ -212,6 +212,17 @@ def test_a_worker_that_does_not_allow_the_command(tmp_path: Path) -> None:
         )
         heard(hub, leaf, Serving(("hocket.run",), allow=("ffmpeg -i *",)))
         assert waiting(hub, job).reason is WaitReason.BUSY
+        heard(hub, leaf, Serving(("hocket.run",), refuses="root"))
+        assert waiting(hub, job).sentence == (
+            "the worker on leaf runs no commands of other nodes: the worker runs as root; run it as a user of its own"
+        )
+        heard(hub, leaf, Serving(("hocket.run",), refuses="\x1b[2J"))
+        assert waiting(hub, job).sentence.startswith("the worker on leaf does not allow this command")
+        online = submit_command(hub, "ffmpeg", "-i", "x", network=True)
+        heard(hub, leaf, Serving(("hocket.run",), allow=("ffmpeg -i *",)))
+        assert waiting(hub, online).sentence == "the worker on leaf gives commands of other nodes no network"
+        heard(hub, leaf, Serving(("hocket.run",), allow=("ffmpeg -i *",), network=True))
+        assert waiting(hub, online).reason is WaitReason.BUSY
         # A node runs its own commands without asking anyone.
         heard(hub, leaf)
         employ(hub, Serving(("hocket.run",)))

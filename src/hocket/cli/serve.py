@@ -146,6 +146,8 @@ async def _serve(
         told = address or server.address
         with stopped_by_signals(ended.set) as received:
             await server.start()
+            if key is not None:
+                runtime.home.note_tls_key(key)
             keeping = asyncio.create_task(
                 supervised("the exchange with peers", lambda: services.loop().run(), emit, node.environment)
             )

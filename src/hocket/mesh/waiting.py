@@ -8,6 +8,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
+
 from hocket.coordination.availability import unavailable
 from hocket.coordination.presence import NodePresence, is_away, known_nodes
 from hocket.kernel.clock import U32_MAX, Hlc
@@ -25,6 +27,7 @@ from hocket.mesh.names import names
 from hocket.store import JobEntry, Session, Stage
 from hocket.work.authorship import is_own
 from hocket.work.claiming import turn_at
+from hocket.work.command.allowance import OBSTACLES, Obstacle
 from hocket.work.command.request import KIND
 from hocket.work.liveness import Liveness
 from hocket.work.serving import Serving
@@ -175,6 +178,13 @@ class WaitReader:
             return Waiting(WaitReason.NO_WORKER, sentence)
         if job.kind == KIND and not self._allowing(job, able):
             sentence = f"the worker on {self._list(able)} does not allow this command; start it there with --allow"
+            workers = self._workers(job, able)
+            payload = self._command(job) or b""
+            if obstacle := next((each.refuses for each in workers if each.refuses in OBSTACLES), None):
+                why = OBSTACLES[Obstacle(obstacle)]
+                sentence = f"the worker on {self._list(able)} runs no commands of other nodes: {why}"
+            elif any(msgspec.structs.replace(each, network=True).allows(payload) for each in workers):
+                sentence = f"the worker on {self._list(able)} gives commands of other nodes no network"
             return Waiting(WaitReason.NOT_ALLOWED, sentence)
         return None
 
@@ -216,16 +226,20 @@ class WaitReader:
 
     def _allowing(self, job: Job, nodes: Iterable[NodePresence]) -> list[NodePresence]:
         """The nodes that run this command: their own, or one that a worker of theirs allows."""
-        row = self._session.op(job.schedule_op)
-        payload = None if row is None else decode(row.body).payload
-        if row is None or not isinstance(payload, ScheduleJob):
+        row, payload = self._session.op(job.schedule_op), self._command(job)
+        if row is None or payload is None:
             return list(nodes)
         return [
             each
             for each in nodes
             if is_own(self._session, each.node, row.body)
-            or any(worker.covers(job.kind) and worker.allows(payload.payload) for worker in each.workers)
+            or any(worker.covers(job.kind) and worker.allows(payload) for worker in each.workers)
         ]
+
+    def _command(self, job: Job) -> bytes | None:
+        row = self._session.op(job.schedule_op)
+        payload = None if row is None else decode(row.body).payload
+        return payload.payload if isinstance(payload, ScheduleJob) else None
 
     def _name(self, node: int) -> str:
         return HERE if node == self._log.node else self._names.get(node) or node_text(node)

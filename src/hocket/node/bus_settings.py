@@ -42,6 +42,11 @@ def bus_settings(home: Home, url: str | None = None) -> BusSettings | None:
     return BusSettings(servers, read_access(servers, credentials or None, ca or None))
 
 
+def credentials_path(home: Home) -> Path | None:
+    path = given(BUS_CREDENTIALS) or _configured(home.configuration).get(_CREDENTIALS)
+    return None if path is None else Path(path).expanduser()
+
+
 def _configured(path: Path) -> dict[str, str]:
     try:
         table = tomllib.loads(path.read_text("utf-8")).get("bus", {})

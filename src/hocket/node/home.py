@@ -25,13 +25,14 @@ from hocket.store.secrecy import without_password
 ENVIRONMENT = "HOCKET_HOME"
 
 _OTHERS = 0o077
-_DATABASE_ENDS = ("", "-wal", "-shm", "-journal", "-waiting")
+DATABASE_ENDS = ("", "-wal", "-shm", "-journal", "-waiting")
 # Everything that Hocket puts into a home. It ignores other files.
 _PARTS = (
-    *(f"log.db{end}" for end in _DATABASE_ENDS),
+    *(f"log.db{end}" for end in DATABASE_ENDS),
     *("processes", "blobs", "runs", "output", "secrets", "git"),
     *("messages", "read_position", "ended_rows", "rules"),
     *("config.toml", "store", "tempo.yaml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
+    "tls_key",
 )
 
 # Returns the passphrase; called only if one is needed.
@@ -80,6 +81,7 @@ class Home:
         self._user_did = self.path / "user.did"
         self._node_key = self.path / "node.key"
         self._complete = self.path / "complete"
+        self._tls_key = self.path / "tls_key"
 
     def check(self) -> None:
         """Raises an error that says what to do if this is not a usable home."""
@@ -128,8 +130,17 @@ class Home:
 
     def _parts(self) -> list[Path]:
         """Everything that Hocket puts into a home, and the database if it is elsewhere."""
-        beside = [self.database.with_name(self.database.name + end) for end in _DATABASE_ENDS]
+        beside = [self.database.with_name(self.database.name + end) for end in DATABASE_ENDS]
         return [self.path / name for name in _PARTS] + ([] if self.has_own_database() else beside)
+
+    def note_tls_key(self, path: Path) -> None:
+        """Remembers where the key of this node's server is, so that workers keep it from commands."""
+        text = str(path.absolute())
+        if str(self.tls_key()) != text:
+            _write(self._tls_key, text)
+
+    def tls_key(self) -> Path | None:
+        return Path(self._tls_key.read_text().strip()) if self._tls_key.is_file() else None
 
     def has_own_database(self) -> bool:
         """Whether the database is in the home itself."""

@@ -515,6 +515,7 @@ class Runtime:
         """The runner of commands on this node: its own, and those of other nodes that the home's configuration or these
         patterns allow, with variables of these names. `fetch` gets content from other nodes.
         """
+        from hocket.node.secret_paths import secret_paths
         from hocket.work.command.allowance import configured
         from hocket.work.command.job import Commands, Premises
 
@@ -531,6 +532,7 @@ class Runtime:
             self.log.physical,
             self.output,
             rates_of(self.home),
+            secret_paths(self.home, allowance.hide),
         )
         return Commands(premises, allowance)
 

@@ -38,6 +38,7 @@ from hocket.node.bus_settings import bus_settings
 from hocket.node.home import Home, exposure, key_owner
 from hocket.node.home_store import blob_place
 from hocket.node.running_buses import running_buses
+from hocket.node.secret_paths import secret_paths
 from hocket.node.shared_store import check_sharing
 from hocket.service import ServiceAnswer
 from hocket.service.status import breakers_of
@@ -47,7 +48,9 @@ from hocket.store import open as open_store
 from hocket.store.blobs import BlobPlace
 from hocket.store.intake import REFUSALS_KEPT
 from hocket.store.lock_holder import lock_holder
-from hocket.work.command.allowance import configured
+from hocket.work.command import sandbox
+from hocket.work.command.allowance import Allowance, configured
+from hocket.work.command.sandbox_probe import look_inside
 from hocket.work.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
 
 PYTHON_MIN = (3, 11)
@@ -174,6 +177,16 @@ def _commands(home: Home) -> Findings:
     elif not warnings:
         yield Check("ok", "commands", "commands of other nodes run in a sandbox, and no pattern allows everything")
     yield from (Check("warn", "commands", each) for each in warnings)
+    if allowance.sandbox != "off" and sandbox.available():
+        yield from _guarded("sandbox", lambda: _sandbox(home, allowance))
+
+
+def _sandbox(home: Home, allowance: Allowance) -> Findings:
+    """What a command of another node could reach here, tried from inside."""
+    sight = look_inside(allowance.paths, secret_paths(home, allowance.hide), allowance.network)
+    network = "the network" if allowance.network else "no network"
+    yield Check("ok", "sandbox", f"a command of another node sees {network}, and can read {', '.join(sight.shown)}")
+    yield from (Check("warn", "sandbox", each) for each in sight.warnings(allowance.network))
 
 
 def _file_system(home: Home) -> Findings:

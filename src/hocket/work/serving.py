@@ -11,7 +11,6 @@ from hocket.errors import Usage
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.manifest import BadManifest, parse_manifest
 from hocket.work.claim_tally import Tally
-from hocket.work.command import sandbox
 from hocket.work.command.allowance import Allowance, read_pattern
 from hocket.work.command.request import KIND
 
@@ -21,7 +20,8 @@ TEXT_CHARS_MAX = 16_384
 
 class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
     """One worker. A kind that ends with a dot stands for every kind below it. `allow`, `allow_any` and `variables`
-    limit the commands of other nodes that it runs; `labels` are what jobs may need. `id` is the worker's own, and
+    limit the commands of other nodes that it runs, which get the `network` only with this switch; `refuses` is why it
+    runs none, as an `Obstacle`; `labels` are what jobs may need. `id` is the worker's own, and
     `weight` its share of the jobs that go by rank; a worker without an id is not ranked. `since_ms` is when it began,
     and `claimed` how many jobs it has claimed by rank: kind, minute, claims.
     """
@@ -30,6 +30,8 @@ class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
     allow: tuple[str, ...] = ()
     allow_any: bool = False
     variables: tuple[str, ...] = ()
+    network: bool = False
+    refuses: str = ""
     labels: tuple[str, ...] = ()
     id: str = ""
     weight: float = 1.0
@@ -52,15 +54,21 @@ class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
             manifest = parse_manifest(msgspec.json.decode(payload))
         except (BadManifest, Usage, msgspec.MsgspecError, RecursionError):
             return self.allow_any
-        return Allowance(patterns, self.allow_any, self.variables, sandbox="off").allows(manifest)
+        allowance = Allowance(patterns, self.allow_any, self.variables, "off", network=self.network, as_root=True)
+        return not self.refuses and allowance.allows(manifest)
 
 
 def serving(kinds: Iterable[str], allowance: Allowance | None = None) -> Serving:
-    """What a worker of these kinds runs. Without a sandbox that its owner requires, it runs no commands of others."""
+    """What a worker of these kinds runs. As root, or without a sandbox that its owner requires, it runs no commands of
+    others.
+    """
     named = tuple(sorted(kinds))
-    if allowance is None or KIND not in named or (allowance.sandbox == "required" and not sandbox.available()):
+    if allowance is None or KIND not in named or allowance.is_empty:
         return Serving(named)
-    return Serving(named, tuple(each.text for each in allowance.patterns), allowance.anything, allowance.variables)
+    if obstacle := allowance.obstacle():
+        return Serving(named, refuses=obstacle)
+    patterns = tuple(each.text for each in allowance.patterns)
+    return Serving(named, patterns, allowance.anything, allowance.variables, allowance.network)
 
 
 def without_tallies(workers: Iterable[Serving]) -> list[Serving]:

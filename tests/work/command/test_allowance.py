@@ -1,5 +1,6 @@
 """Which commands of other nodes a worker runs, and which patterns allow more than they seem to."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,18 +8,20 @@ import pytest
 from hocket.errors import Usage
 from hocket.kernel.manifest import Manifest, parse_manifest
 from hocket.work.command import sandbox
-from hocket.work.command.allowance import Allowance, configured, read_pattern
+from hocket.work.command.allowance import AS_ROOT, PROCESSES_MAX, Allowance, configured, read_pattern
+from hocket.work.serving import Serving, serving
 
 
 @pytest.fixture(autouse=True)
 def no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test says whether a sandbox can be made."""
-    monkeypatch.setattr(sandbox, "_found", [sandbox._Found("", "there is none")])
+    """Each test says whether a sandbox can be made, and whether the worker is root's."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(sandbox, "_found", [sandbox.Bubblewrap("", "there is none")])
 
 
 @pytest.fixture
 def a_sandbox(no_sandbox: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "_found", [sandbox._Found("/bin/bwrap", "")])
+    monkeypatch.setattr(sandbox, "_found", [sandbox.Bubblewrap("/bin/bwrap", "")])
 
 
 def asked(*argv: str, **env: str) -> Manifest:
@@ -92,7 +95,7 @@ def test_the_variables_that_tell_us_how_to_run_it_need_no_leave() -> None:
 def test_a_sandbox_is_the_default_where_one_can_be_made(a_sandbox: None) -> None:
     allowed = allowing("make test")
     assert allowed.sandbox_for(asked("make", "test")) == "on"
-    assert allowed.sandbox_for(asked("make", "test", HOCKET_SANDBOX="network")) == "network"
+    assert allowed.sandbox_for(asked("make", "test", HOCKET_SANDBOX="network")) == "network", "if `allows` lets it"
     assert allowed._replace(sandbox="off").sandbox_for(asked("make", "test")) == "off"
     assert allowed._replace(sandbox="off").sandbox_for(asked("make", "test", HOCKET_SANDBOX="on")) == "on"
 
@@ -182,3 +185,61 @@ def test_the_configuration_says_it_all(tmp_path: Path) -> None:
         path.write_text(f"[commands]\n{text}\n")
         with pytest.raises(Usage, match=sentence.replace("[", r"\[")):
             configured(path)
+
+
+def test_no_command_of_another_node_runs_as_root_unless_the_owner_says_so(
+    a_sandbox: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for allowed in (Allowance(anything=True), allowing("make test")):
+        assert not allowed.allows(asked("make", "test"))
+        assert [*allowed.warnings()][-1] == (
+            "commands of other nodes do not run: the worker runs as root; run it as a user of its own"
+        )
+        assert serving(["hocket.run"], allowed) == Serving(("hocket.run",), refuses="root")
+        permitted = allowed._replace(as_root=True)
+        assert permitted.allows(asked("make", "test"))
+        assert "commands of other nodes run as root" in [*permitted.warnings()][-1]
+    config = tmp_path / "config.toml"
+    monkeypatch.delenv(AS_ROOT)
+    assert not configured(config).as_root
+    config.write_text("[commands]\nas_root = true\n")
+    assert configured(config).as_root
+    config.unlink()
+    monkeypatch.setenv(AS_ROOT, "1")
+    assert configured(config).as_root
+
+
+def test_the_network_is_the_owners_switch(a_sandbox: None, tmp_path: Path) -> None:
+    online = asked("make", "test", HOCKET_SANDBOX="network")
+    for allowed in (Allowance(anything=True), allowing("make test")):
+        assert not allowed.allows(online) and allowed.allows(asked("make", "test"))
+        permitted = allowed._replace(network=True)
+        assert permitted.allows(online) and permitted.sandbox_for(online) == "network"
+        assert permitted.sandbox_for(asked("make", "test")) == "on", "only for those that ask"
+        assert "may use the network" in [*permitted.warnings()][-1]
+    config = tmp_path / "config.toml"
+    assert not configured(config).network
+    config.write_text("[commands]\nnetwork = true\n")
+    assert configured(config).network
+
+
+def test_the_limits_are_the_owners(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    default = configured(config).limits
+    assert default.memory_bytes_max > 0 and default.processes_max == PROCESSES_MAX and default.open_files_max > 0
+    config.write_text('[commands]\nmemory_mib = 512\nprocesses = 40\nhide = ["/srv/models/licence"]\n')
+    found = configured(config)
+    assert (found.limits.memory_bytes_max, found.limits.processes_max) == (512 * 1024 * 1024, 40)
+    assert found.hide == ("/srv/models/licence",)
+    for text, sentence in (
+        ("memory_mib = 0", "commands.memory_mib must be a whole number above 0, not 0"),
+        ("processes = true", "commands.processes must be a whole number above 0, not True"),
+        ('network = "yes"', "commands.network must be true or false, not 'yes'"),
+        ("as_root = 1", "commands.as_root must be true or false, not 1"),
+        ('paths = ["/"]', "commands.paths must name whole paths"),
+        ('hide = ["key.pem"]', "commands.hide must name whole paths"),
+    ):
+        config.write_text(f"[commands]\n{text}\n")
+        with pytest.raises(Usage, match=sentence):
+            configured(config)

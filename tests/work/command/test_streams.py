@@ -157,6 +157,14 @@ def test_a_command_that_fills_the_disk_is_stopped(bench: Bench, small_disk: Path
 
 
 @needs_mounts
+def test_a_command_that_makes_too_many_files_is_stopped(bench: Bench, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,nr_inodes=20000", str(small_disk)], check=True)
+    ended = bench.shell("i=0; while true; do i=$((i+1)); : > file$i; done", directory=small_disk, free_bytes_min=1)
+    assert ended.why == "disk full", ended
+    assert os.statvfs(small_disk).f_bavail > 0, "there is room, but not for files"
+
+
+@needs_mounts
 def test_many_processes_do_not_delay_the_look_at_the_disk(bench: Bench, small_disk: Path) -> None:
     """They take long to sample, so they are sampled seldom."""
     many = "i=0; while [ $i -lt 1000 ]; do i=$((i+1)); sleep 1000 & done; sleep 1"

@@ -3,9 +3,11 @@ pattern is matched argument by argument. A list of names limits the variables of
 sandbox wherever one can be made, unless the owner says otherwise.
 """
 
+import os
 import shlex
 import tomllib
 from collections.abc import Iterable, Iterator
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -15,6 +17,7 @@ from hocket.kernel.manifest import AGAIN_NAME, INPUTS_NAME, ON_NAME, OUTPUTS_NAM
 from hocket.work.command import sandbox
 from hocket.work.command.orders import PASSED_ON
 from hocket.work.command.risky_patterns import is_deciding, trap
+from hocket.work.command.running import ResourceLimits
 from hocket.work.command.secrets import SECRETS_NAME, secret_names
 
 # `auto` means required where a sandbox can be made, and off elsewhere.
@@ -24,7 +27,16 @@ SandboxRule = Literal["auto", "required", "off"]
 MORE = "**"
 # Variables that tell us how to run a command; the command does not need them.
 _OURS = (AGAIN_NAME, INPUTS_NAME, ON_NAME, OUTPUTS_NAME, SANDBOX_NAME, SECRETS_NAME)
-_KEYS = ("allow", "allow_any", "variables", "sandbox", "paths", "environment")
+_SWITCHES = ("allow_any", "network", "as_root")
+_LISTS = ("allow", "variables", "paths", "hide", "environment")
+_LIMITS = ("memory_mib", "processes")
+_KEYS = (*_LISTS, *_SWITCHES, "sandbox", *_LIMITS)
+# Does what commands.as_root does, for containers.
+AS_ROOT = "HOCKET_COMMANDS_AS_ROOT"
+# The processes of a command of another node, and the open files of each process.
+PROCESSES_MAX = 1_024
+OPEN_FILES_MAX = 4_096
+MIB = 1024 * 1024
 
 
 class Pattern(NamedTuple):
@@ -55,9 +67,22 @@ def read_pattern(text: str) -> Pattern:
     return Pattern(text, words[:-1] if has_more else words, has_more)
 
 
+class Obstacle(StrEnum):
+    ROOT = "root"
+    NO_SANDBOX = "sandbox"
+
+
+OBSTACLES = {
+    Obstacle.ROOT: "the worker runs as root; run it as a user of its own",
+    Obstacle.NO_SANDBOX: "its owner requires a sandbox, and none can be made",
+}
+
+
 class Allowance(NamedTuple):
     """`variables` are the names, or patterns of names, that a manifest of another node may set; `paths` are visible in
-    the sandbox besides the system; `environment` names the worker's own variables that every command gets.
+    the sandbox besides the system, and `hide` names files and directories that are not; `environment` names the
+    worker's own variables that every command gets. Commands of other nodes get the `network` only with this switch, run
+    on a worker of root's only with `as_root`, and under `limits`.
     """
 
     patterns: tuple[Pattern, ...] = ()
@@ -66,6 +91,10 @@ class Allowance(NamedTuple):
     sandbox: SandboxRule = "auto"
     paths: tuple[str, ...] = ()
     environment: tuple[str, ...] = PASSED_ON
+    network: bool = False
+    as_root: bool = False
+    hide: tuple[str, ...] = ()
+    limits: ResourceLimits = ResourceLimits()
 
     @property
     def is_empty(self) -> bool:
@@ -73,15 +102,25 @@ class Allowance(NamedTuple):
 
     def allows(self, manifest: Manifest) -> bool:
         """Whether a command of another node may run here."""
-        if self.sandbox == "required" and not sandbox.available():
+        if self.obstacle() or (manifest.sandbox == "network" and not self.network):
             return False
         if self.anything:
             return True
         names = ({*(manifest.env or {})} | {*secret_names(manifest)}) - {*_OURS}
         return any(each.fits(manifest.argv) for each in self.patterns) and all(map(self._may_set, names))
 
+    def obstacle(self) -> "Obstacle | None":
+        """Why no command of another node runs here, whatever it is; None if some may."""
+        if os.geteuid() == 0 and not self.as_root:
+            return Obstacle.ROOT
+        if self.sandbox == "required" and not sandbox.available():
+            return Obstacle.NO_SANDBOX
+        return None
+
     def sandbox_for(self, manifest: Manifest) -> Sandbox:
-        """The sandbox for a command of another node. It has network access only if the command asks for it."""
+        """The sandbox for a command of another node. It has network access only if the command asks for it, which
+        `allows` has compared with the owner's switch.
+        """
         if self.sandbox == "off" or manifest.sandbox != "off":
             return manifest.sandbox
         return "on" if self.sandbox == "required" or sandbox.available() else "off"
@@ -103,11 +142,17 @@ class Allowance(NamedTuple):
         for name in self.variables:
             if is_deciding(name):
                 yield f"the variable {name!r} lets other nodes decide which program runs or what it loads"
-        problem = "sandbox is off" if self.sandbox == "off" else sandbox.problem()
-        if problem and self.sandbox == "required":
-            yield f"commands of other nodes do not run: a sandbox is required, but {problem}"
-        elif problem:
+        if obstacle := self.obstacle():
+            is_root = obstacle is Obstacle.ROOT
+            why = OBSTACLES[obstacle] if is_root else f"a sandbox is required, but {sandbox.problem()}"
+            yield f"commands of other nodes do not run: {why}"
+            return
+        if os.geteuid() == 0:
+            yield "commands of other nodes run as root: a fault of the sandbox or of the kernel gives them the machine"
+        if problem := "sandbox is off" if self.sandbox == "off" else sandbox.problem():
             yield f"commands of other nodes run without a sandbox, with all rights of this user: {problem}"
+        elif self.network:
+            yield "commands of other nodes may use the network, and reach this machine's own ports"
 
     def _may_set(self, name: str) -> bool:
         return any(fnmatchcase(name, each) for each in self.variables)
@@ -123,7 +168,7 @@ def configured(path: Path) -> Allowance:
     try:
         table = tomllib.loads(path.read_text("utf-8")).get("commands", {})
     except FileNotFoundError:
-        return Allowance()
+        table = {}
     except (OSError, ValueError) as error:
         raise Usage(f"cannot read {path}: {error}") from None
     if not isinstance(table, dict):
@@ -131,23 +176,46 @@ def configured(path: Path) -> Allowance:
     for key in table:
         if key not in _KEYS:
             raise Usage(f"{path}: unknown key commands.{key}; known are {', '.join(_KEYS)}")
-    anything = table.get("allow_any", False)
-    if not isinstance(anything, bool):
-        raise Usage(f"{path}: commands.allow_any must be true or false, not {anything!r}")
+    for key in _SWITCHES:
+        if not isinstance(value := table.get(key, False), bool):
+            raise Usage(f"{path}: commands.{key} must be true or false, not {value!r}")
+    for key in _LIMITS:
+        if not isinstance(value := table.get(key, 1), int) or isinstance(value, bool) or value < 1:
+            raise Usage(f"{path}: commands.{key} must be a whole number above 0, not {value!r}")
     rule = table.get("sandbox", "auto")
     if rule not in get_args(SandboxRule):
         raise Usage(f"{path}: commands.sandbox must be one of {', '.join(get_args(SandboxRule))}, not {rule!r}")
-    paths = _strings(path, table, "paths")
-    for each in paths:
-        if not each.startswith("/"):
-            raise Usage(f"{path}: commands.paths must name whole paths, like /srv/models, not {each!r}")
+    lists = {key: _strings(path, table, key) for key in _LISTS}
+    for key in ("paths", "hide"):
+        for each in lists[key]:
+            if not each.startswith("/") or os.path.normpath(each) in ("/", "/proc"):
+                raise Usage(f"{path}: commands.{key} must name whole paths, like /srv/models, not {each!r}")
     try:
-        patterns = tuple(map(read_pattern, _strings(path, table, "allow")))
+        patterns = tuple(map(read_pattern, lists["allow"]))
     except Usage as error:
         raise Usage(f"{path}: commands.allow: {error}") from None
-    environment = (*PASSED_ON, *_strings(path, table, "environment"))
-    variables = _strings(path, table, "variables")
-    return Allowance(patterns, anything, variables, cast(SandboxRule, rule), paths, environment)
+    return Allowance(
+        patterns,
+        table.get("allow_any", False),
+        lists["variables"],
+        cast(SandboxRule, rule),
+        tuple(map(os.path.normpath, lists["paths"])),
+        (*PASSED_ON, *lists["environment"]),
+        table.get("network", False),
+        table.get("as_root", False) or _is_on(AS_ROOT),
+        lists["hide"],
+        _limits(table),
+    )
+
+
+def _limits(table: dict[str, Any]) -> ResourceLimits:
+    """By default a command may use as much memory as the machine has."""
+    memory = table.get("memory_mib", 0) * MIB or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return ResourceLimits(memory, table.get("processes", PROCESSES_MAX), OPEN_FILES_MAX)
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() in ("1", "true", "yes", "on")
 
 
 def _strings(path: Path, table: dict[str, Any], key: str) -> tuple[str, ...]:

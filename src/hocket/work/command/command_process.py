@@ -12,13 +12,15 @@ import os
 import resource
 
 from hocket.work.command import fd_passing
-from hocket.work.command.process import die_with_parent, forgo_new_rights
+from hocket.work.command.process import die_with_parent, forgo_new_rights, keep_to_own_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 COMPLAINT_BYTES_MAX = 4_096
+# The descriptors at which a sandbox reports its first process, and waits until that one is limited.
+GATE = (206, 207)
 _SIZE_BYTES = 8
 # A signal that the worker's parent ignored would stay ignored.
 _RESET = (
@@ -69,12 +71,17 @@ def _become(line: _socket.socket, supervisor: int) -> None:
         if not head:
             os._exit(0)
         order = _order(line, int.from_bytes(head, "big"))
-        if order["no_new_rights"]:
+        if order["no_new_rights"] or order["is_scoped"]:
             forgo_new_rights()
-        if order["file_bytes_max"]:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes_max"],) * 2)
+        if order["is_scoped"]:
+            keep_to_own_sockets()
+        for number, content in order["files"].items():
+            _put(number, content)
         os.dup2(streams[0], 1)
         os.dup2(streams[1], 2)
+        for number, stream in zip(GATE, streams[2:], strict=False):
+            os.dup2(stream, number)
+        _limit(order)
         step = "directory"
         os.chdir(order["directory"])
         step = "program"
@@ -85,6 +92,33 @@ def _become(line: _socket.socket, supervisor: int) -> None:
         line.send(marshal.dumps((f"{step}: {error!r}"[:1000], 0)))
     finally:
         os._exit(127)
+
+
+def _limit(order: dict[str, Any]) -> None:
+    """If memory runs out nevertheless, the kernel kills a limited command before others."""
+    limits = {
+        resource.RLIMIT_FSIZE: order["file_bytes_max"],
+        resource.RLIMIT_DATA: order["memory_bytes_max"],
+        resource.RLIMIT_NOFILE: order["open_files_max"],
+    }
+    for kind, most in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        if most and (hard == resource.RLIM_INFINITY or most < hard):
+            resource.setrlimit(kind, (most, most))
+    if order["memory_bytes_max"]:
+        with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
+            file.write(b"1000")
+
+
+def _put(number: int, content: bytes) -> None:
+    """Has the program find this content at a descriptor."""
+    fd = os.memfd_create("hocket")
+    left = memoryview(content)
+    while left:
+        left = left[os.write(fd, left) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.dup2(fd, number)
+    os.close(fd)
 
 
 def _rehearse() -> None:

@@ -25,7 +25,7 @@ ROUND_S = 0.1
 # server.
 TRIES = 3
 
-Why = Literal["exited", "timeout", "stopped", "disk full", "over budget", "not started", "lost"]
+Why = Literal["exited", "timeout", "stopped", "disk full", "out of memory", "over budget", "not started", "lost"]
 # Called with what a command has used so far; says why it must stop, if it must.
 BudgetCheck = Callable[[Resources], str | None]
 
@@ -217,10 +217,12 @@ def _sentence(order: CommandOrder, why: Why, exit_code: int | None, number: int 
     end = f"it was killed by {_signal_name(number)}" if number is not None else f"its exit code is {exit_code}"
     if why == "exited":
         return end
+    little = f"fewer than {order.free_bytes_min} bytes are free on the disk of {order.directory}, or few files"
     reason = {
         "timeout": f"it was stopped after its timeout of {order.timeout_s:g} s",
         "stopped": "it was stopped",
-        "disk full": f"fewer than {order.free_bytes_min} bytes are free on the disk of {order.directory}",
+        "out of memory": f"it used more than {order.limits.memory_bytes_max} bytes of memory",
+        "disk full": little,
     }[why]
     return f"{reason}; {end}"
 

@@ -35,12 +35,13 @@ from hocket.work.artifacts import Fetch
 from hocket.work.authorship import is_own
 from hocket.work.blobs import Blobs
 from hocket.work.budget_guard import BudgetGuard
-from hocket.work.command.allowance import Allowance
+from hocket.work.command.allowance import OBSTACLES, Allowance
 from hocket.work.command.execute import CommandResult, CommandRunner, Heard
 from hocket.work.command.gpus import Gpus
 from hocket.work.command.listeners import OutputListeners
 from hocket.work.command.orders import CommandLimits, RunTerms, order_for
 from hocket.work.command.request import KIND
+from hocket.work.command.running import ResourceLimits
 from hocket.work.command.secret_handover import sealed_since, unseal
 from hocket.work.command.secrets import Secrets, secret_names
 from hocket.work.command.streams import Kept
@@ -67,7 +68,9 @@ BOUNDS = CommandLimits(RUN_S_MAX, GRACE_S, PRINTED_BYTES_MAX, FREE_BYTES_MIN, FI
 
 
 class Premises(NamedTuple):
-    """What commands need from their node. `fetch` gets content from other nodes; `rates` price what commands use."""
+    """What commands need from their node. `fetch` gets content from other nodes; `rates` price what commands use;
+    `hidden` are the paths of secrets, which no sandbox shows.
+    """
 
     key: SigningKey
     node: int
@@ -79,6 +82,7 @@ class Premises(NamedTuple):
     now_ms: Callable[[], int]
     output: OutputFiles
     rates: RateCard | None = None
+    hidden: tuple[str, ...] = ()
 
 
 class Performed(NamedTuple):
@@ -234,8 +238,18 @@ class Commands:
 
     def _terms(self, ctx: Context, manifest: Manifest, is_own: bool) -> RunTerms:
         allowance = self.allowance
+        if not is_own and (obstacle := allowance.obstacle()):
+            raise Failed(f"commands of other nodes do not run here: {OBSTACLES[obstacle]}")
         box = manifest.sandbox if is_own else allowance.sandbox_for(manifest)
-        return RunTerms(is_own, box, allowance.environment, allowance.paths, self._secrets(ctx, manifest))
+        return RunTerms(
+            is_own,
+            box,
+            allowance.environment,
+            allowance.paths,
+            self._secrets(ctx, manifest),
+            self._premises.hidden,
+            ResourceLimits() if is_own else allowance.limits,
+        )
 
     def _secrets(self, ctx: Context, manifest: Manifest) -> dict[str, str]:
         """The values of the secret variables that the manifest names: from this home, or handed over by the node that

@@ -35,7 +35,7 @@ class UsageMeter:
 
     def __init__(self, now: float) -> None:
         self._began = self._looked = now
-        self._memory_bytes = 0
+        self.memory_bytes = 0
         self._memory_peak = 0
         self._memory_byte_s = 0.0
         self._cpu_s = 0.0
@@ -48,8 +48,8 @@ class UsageMeter:
 
     def look(self, processes: dict[int, Process], now: float) -> None:
         self._hold(now)
-        self._memory_bytes = sum(process.memory_bytes for process in processes.values())
-        self._memory_peak = max(self._memory_peak, self._memory_bytes)
+        self.memory_bytes = sum(process.memory_bytes for process in processes.values())
+        self._memory_peak = max(self._memory_peak, self.memory_bytes)
         for number in self._cpu_seen.keys() - processes.keys():
             self._cpu_gone_s += self._cpu_seen.pop(number)
         for number, process in processes.items():
@@ -81,5 +81,5 @@ class UsageMeter:
         }
 
     def _hold(self, now: float) -> None:
-        self._memory_byte_s += self._memory_bytes * (now - self._looked)
+        self._memory_byte_s += self.memory_bytes * (now - self._looked)
         self._looked = now

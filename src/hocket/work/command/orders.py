@@ -11,13 +11,11 @@ from typing import NamedTuple
 
 from hocket.kernel.manifest import Manifest, Sandbox
 from hocket.work.command import sandbox
-from hocket.work.command.running import CommandOrder
+from hocket.work.command.running import CommandOrder, ResourceLimits
 from hocket.work.command.workdir import Workdir
 
 # The worker's variables that commands get; a star matches anything.
 PASSED_ON = ("PATH", "LANG", "LC_*", "TZ")
-# Variables that the dynamic linker obeys. Outside a sandbox they would affect the program that makes it.
-_LINKING = ("LD_", "GLIBC_TUNABLES")
 
 
 class CommandLimits(NamedTuple):
@@ -32,8 +30,8 @@ class CommandLimits(NamedTuple):
 
 class RunTerms(NamedTuple):
     """How a worker runs a command. `passed_on` are names of the worker's own variables, `paths` what a sandbox shows
-    besides the system, `secrets` variables that are not in the manifest. The command of another node cannot choose its
-    HOME and TMPDIR.
+    besides the system, `hidden` what it never shows, `secrets` variables that are not in the manifest. The command of
+    another node cannot choose its HOME and TMPDIR.
     """
 
     is_own: bool
@@ -41,21 +39,18 @@ class RunTerms(NamedTuple):
     passed_on: tuple[str, ...] = PASSED_ON
     paths: tuple[str, ...] = ()
     secrets: Mapping[str, str] = {}
+    hidden: tuple[str, ...] = ()
+    limits: ResourceLimits = ResourceLimits()
 
 
 def order_for(
     manifest: Manifest, workdir: Workdir, told: Mapping[str, str], bounds: CommandLimits, terms: RunTerms
 ) -> CommandOrder:
     """`told` are variables that identify the job. Raises Usage if a sandbox is required and cannot be made."""
-    argv, directory = manifest.argv, workdir.begin_in(manifest)
+    directory = workdir.begin_in(manifest)
     env = environment(manifest, workdir, told, os.environ, terms)
-    is_sandboxed, has_network = terms.sandbox != "off", terms.sandbox != "on"
-    if is_sandboxed:
-        inside = {name: env.pop(name) for name in [*env] if name.startswith(_LINKING)}
-        view = sandbox.View(workdir, directory, has_network, terms.paths)
-        argv = sandbox.wrapped(sandbox.check(), argv, view, inside)
-    return CommandOrder(
-        argv=argv,
+    order = CommandOrder(
+        argv=manifest.argv,
         env=env,
         directory=directory,
         streams=workdir.streams,
@@ -64,8 +59,26 @@ def order_for(
         output_bytes_max=bounds.output_bytes_max,
         free_bytes_min=bounds.free_bytes_min,
         file_bytes_max=bounds.file_bytes_max,
-        sandboxed=is_sandboxed,
+        limits=terms.limits,
+    )
+    return order if terms.sandbox == "off" else _sandboxed(order, workdir, terms)
+
+
+def _sandboxed(order: CommandOrder, workdir: Workdir, terms: RunTerms) -> CommandOrder:
+    """The variables are for the command alone: bubblewrap would load a library that they name before there is a
+    sandbox.
+    """
+    has_network, bubblewrap = terms.sandbox == "network", sandbox.check()
+    view = sandbox.View(workdir, order.directory, has_network, terms.paths, terms.hidden)
+    is_gated = order.limits.processes_max > 0
+    boxed = sandbox.wrapped(bubblewrap, order.argv, view, order.env, is_gated=is_gated)
+    return order._replace(
+        argv=boxed.argv,
+        env={},
+        files=boxed.files,
+        sandboxed=True,
         network=has_network,
+        is_scoped=has_network and not bubblewrap.is_privileged,
     )
 
 

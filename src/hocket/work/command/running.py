@@ -10,7 +10,7 @@ import math
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,12 +32,24 @@ SILENCE_S = 5.0
 Heard = Callable[[str, bytes], None]
 
 
+class ResourceLimits(NamedTuple):
+    """What all processes of a command may use together, and each of them; 0 means no limit. The number of processes is
+    limited only in a sandbox, and not for root.
+    """
+
+    memory_bytes_max: int = 0
+    processes_max: int = 0
+    open_files_max: int = 0
+
+
 class CommandOrder(NamedTuple):
     """A command to run. Of stdout and stderr at most `output_bytes_max` each are kept, in files of these names in the
     directory `streams`. No file of the command grows beyond `file_bytes_max`. The command is stopped when its time is
     up or less than `free_bytes_min` are free on the disk of `directory`. A timeout or limit of 0 means none.
     If it `is_watched`, its usage is reported while it runs. `sandboxed` means that the command line is a sandbox's,
-    which may need rights that plain commands do not get, and `network` is False if it cannot have used any.
+    which may need rights that plain commands do not get, and `network` is False if it cannot have used any. `files`
+    are read by the first program from descriptors with these numbers. If it `is_scoped`, the command reaches no
+    abstract sockets of the machine.
     """
 
     argv: tuple[str, ...]
@@ -52,6 +64,9 @@ class CommandOrder(NamedTuple):
     sandboxed: bool = False
     network: bool = True
     is_watched: bool = False
+    is_scoped: bool = False
+    files: Mapping[int, bytes] = {}
+    limits: ResourceLimits = ResourceLimits()
 
 
 class Running:
@@ -208,6 +223,10 @@ def _parts(order: CommandOrder, is_named: bool) -> Iterator[bytes]:
         "no_new_rights": not order.sandboxed,
         "named_s": ASK_S if is_named else 0.0,
         "is_watched": order.is_watched,
+        "files": dict(order.files),
+        "is_scoped": order.is_scoped,
+        **order.limits._asdict(),
+        "processes_max": order.limits.processes_max if order.sandboxed else 0,
     }
     whole = marshal.dumps(told)
     yield len(whole).to_bytes(8, "big")

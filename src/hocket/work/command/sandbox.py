@@ -1,74 +1,101 @@
 """A sandbox for commands, made by bubblewrap (`bwrap`): the system is readable, the command's own workdir is writable,
-and nothing else is visible. The command sees no other processes, and no network unless it asked for it. A command that
-requires a sandbox never runs without one.
+and nothing else is visible (`sandbox_mounts`). The command sees no other processes, has no network unless it may have
+it, and cannot make some system calls (`seccomp`). Its variables go to bubblewrap through a descriptor, because every
+user of the machine can read command lines. A command that requires a sandbox never runs without one.
 """
 
+import os
 import shutil
+import stat
 import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 from hocket.errors import Usage
+from hocket.work.command.command_process import GATE
+from hocket.work.command.sandbox_mounts import View, mounts
+from hocket.work.command.seccomp import filter_program
 from hocket.work.command.workdir import Workdir
+
+__all__ = ["Bubblewrap", "View", "available", "check", "problem", "run_inside", "wrapped"]
 
 PROGRAM = "bwrap"
 # How long the trial may take.
 TRIAL_S = 10.0
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store")
-# Where host names are looked up, on systems whose /etc/resolv.conf points there.
-RESOLVER = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")
+# The descriptors that bubblewrap reads: its arguments, the filter of system calls, and the files made for the command.
+DESCRIPTORS = range(200, 206)
+# Bubblewrap 0.8 and newer: the command can make no namespace of users, in which it would be root.
+_NO_USERS = ("--unshare-user", "--disable-userns")
+_NAMES = "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n"
+_LOCAL = "127.0.0.1 localhost\n::1 localhost\n"
 
 
-class View(NamedTuple):
-    """What a command sees: its workdir, the directory in it where it starts, the network or not, and further readable
-    `paths`. Those below /dev are devices.
-    """
+class Sandboxed(NamedTuple):
+    """A command line, and what it reads from descriptors, by their numbers."""
 
-    workdir: Workdir
-    directory: Path
-    has_network: bool
-    paths: tuple[str, ...] = ()
+    argv: tuple[str, ...]
+    files: dict[int, bytes]
 
 
-class _Found(NamedTuple):
-    """Where the program is, or why there can be no sandbox."""
+class Bubblewrap(NamedTuple):
+    """Where the program is, or why there can be no sandbox. `options` are those of newer versions."""
 
     program: str
     problem: str
+    options: tuple[str, ...] = ()
+
+    @property
+    def is_privileged(self) -> bool:
+        """Whether it gets root's rights when it starts, as on systems where users can make no namespaces."""
+        return bool(os.stat(self.program).st_mode & stat.S_ISUID)
 
 
 _lock = threading.Lock()
-_found: list[_Found] = []
+_found: list[Bubblewrap] = []
 
 
-def wrapped(program: str, argv: Sequence[str], view: View, env: Mapping[str, str] = {}) -> tuple[str, ...]:
-    """The command line that runs `argv` inside, with these variables set there. `program` is bubblewrap's full path, so
-    that the command's own PATH cannot choose another.
+def wrapped(
+    bubblewrap: Bubblewrap,
+    argv: Sequence[str],
+    view: View,
+    env: Mapping[str, str],
+    descriptors: Sequence[int] = DESCRIPTORS,
+    is_gated: bool = False,
+) -> Sandboxed:
+    """The command line that runs `argv` inside, with these variables and no others. The full path of bubblewrap stands
+    in it, so that the command's own PATH cannot choose another. If it `is_gated`, the sandbox reports its first process
+    and waits at the descriptors `GATE`.
     """
-    workdir, has_network = view.workdir, view.has_network
-    made = [program, "--unshare-all", *(["--share-net"] if has_network else []), "--die-with-parent", "--new-session"]
-    made += ["--cap-drop", "ALL"]
-    for path in (*SYSTEM, *(RESOLVER if has_network else ())):
-        made += ["--ro-bind-try", path, path]
-    made += ["--proc", "/proc", "--dev", "/dev", "--bind", str(workdir.temporary), "/tmp"]
-    for path in view.paths:
-        made += ["--dev-bind-try" if path.startswith("/dev/") else "--ro-bind-try", path, path]
-    for own in (workdir.work, workdir.home, workdir.temporary):
-        made += ["--bind", str(own), str(own)]
+    arguments, filtering, *generated = descriptors
+    files: dict[int, bytes] = {}
+    made = ["--unshare-all", *bubblewrap.options, *(["--share-net"] if view.has_network else [])]
+    made += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    for fd, (path, content) in zip(generated, _generated(view).items(), strict=False):
+        made += ["--perms", "0444", "--file", str(fd), path]
+        files[fd] = content.encode()
+    made += [*mounts(view), "--clearenv"]
     for name, value in env.items():
         made += ["--setenv", name, value]
-    return *made, "--chdir", str(view.directory), "--", *argv
+    if (program := filter_program()) is not None:
+        made += ["--seccomp", str(filtering)]
+        files[filtering] = program
+    if is_gated:
+        made += ["--info-fd", str(GATE[0]), "--block-fd", str(GATE[1])]
+    made += ["--chdir", str(view.directory)]
+    files[arguments] = b"".join(os.fsencode(each) + b"\0" for each in made)
+    return Sandboxed((bubblewrap.program, "--args", str(arguments), "--", *argv), files)
 
 
-def check() -> str:
+def check() -> Bubblewrap:
     """The program that makes sandboxes. Raises Usage, with what to do, if none can be made."""
     found = _look()
     if found.problem:
         raise Usage(f"the command needs a sandbox, but {found.problem}")
-    return found.program
+    return found
 
 
 def available() -> bool:
@@ -80,31 +107,62 @@ def problem() -> str:
     return _look().problem
 
 
-def _look() -> _Found:
+def run_inside(
+    bubblewrap: Bubblewrap,
+    argv: Sequence[str],
+    paths: tuple[str, ...] = (),
+    hidden: tuple[str, ...] = (),
+    has_network: bool = False,
+) -> subprocess.CompletedProcess[bytes]:
+    """Runs a short program of our own with the view of a command, and returns what it printed. Raises OSError or
+    TimeoutExpired.
+    """
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        workdir = Workdir(Path(directory))
+        for path in workdir.own:
+            path.mkdir()
+        view = View(workdir, workdir.work, has_network, paths, hidden)
+        fds = [os.memfd_create("hocket") for _ in DESCRIPTORS]
+        for fd in fds:
+            stack.callback(os.close, fd)
+        boxed = wrapped(bubblewrap, argv, view, {"PATH": os.defpath}, fds)
+        for fd, content in boxed.files.items():
+            os.write(fd, content)
+            os.lseek(fd, 0, os.SEEK_SET)
+        return subprocess.run(
+            boxed.argv, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_S, pass_fds=fds
+        )
+
+
+def _generated(view: View) -> dict[str, str]:
+    """Files of /etc that would tell about the machine. At most as many as there are descriptors for them."""
+    user, group, home = os.geteuid(), os.getegid(), view.workdir.home
+    return {
+        "/etc/passwd": f"hocket:x:{user}:{group}::{home}:/bin/sh\nnobody:x:65534:65534::/nonexistent:/bin/false\n",
+        "/etc/group": f"hocket:x:{group}:\nnogroup:x:65534:\n",
+        "/etc/nsswitch.conf": _NAMES,
+        **({} if view.has_network else {"/etc/hosts": _LOCAL}),
+    }
+
+
+def _look() -> Bubblewrap:
     """Makes one sandbox as a trial: even if the program is installed, the kernel may forbid it."""
     with _lock:
         if not _found:
             program = shutil.which(PROGRAM) or ""
-            _found.append(_Found(program, _try(program)))
+            newest = Bubblewrap(program, "", _NO_USERS)
+            oldest = Bubblewrap(program, "") if (problem := _problem(newest)) else newest
+            _found.append(oldest._replace(problem=problem and _problem(oldest)))
         return _found[0]
 
 
-def _try(program: str) -> str:
-    if not program:
+def _problem(bubblewrap: Bubblewrap) -> str:
+    if not bubblewrap.program:
         return "`bwrap` is not installed; install the package bubblewrap"
-    with tempfile.TemporaryDirectory() as directory:
-        workdir = Workdir(Path(directory))
-        for path in (workdir.work, workdir.home, workdir.temporary):
-            path.mkdir()
-        try:
-            ran = subprocess.run(
-                wrapped(program, ("true",), View(workdir, workdir.work, has_network=False)),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=TRIAL_S,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return f"bwrap cannot be run: {error}"
+    try:
+        ran = run_inside(bubblewrap, ("true",))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bwrap cannot be run: {error}"
     if ran.returncode != 0:
         said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
         return (

@@ -10,6 +10,7 @@ import _signal as signal  # type: ignore[import-not-found]
 import _socket
 import marshal
 import os
+import resource
 import select
 import time
 
@@ -30,6 +31,10 @@ READY, BUSY = b"hocket-ready", b"hocket-command"
 NAMED_MAX = 1_000
 # If less disk space is free than this times the required minimum, it is checked as often as at the start.
 TIGHT = 4
+# A disk is full, too, when it has room for fewer files than this, or than this part of all.
+FREE_FILES_MIN, FREE_FILES_PART = 10_000, 100
+# How long a sandbox may take to report its first process.
+GATE_S = 10.0
 
 _MSG_DONTWAIT = 0x40
 
@@ -102,15 +107,20 @@ class CommandWatch:
 
     def start(self, order: bytes, streams: list[int]) -> bool:
         """Starts the first process; if it has died while waiting, starts another one."""
+        gate: _Gate | None = None
         try:
+            gate = _Gate() if self._order["processes_max"] else None
+            given = [*streams, *(gate.ends if gate is not None else ())]
             self._first = self._first or CommandProcess()
             try:
-                problem = self._first.begin(order, streams)
+                problem = self._first.begin(order, given)
             except OSError:
                 self._first = CommandProcess()
-                problem = self._first.begin(order, streams)
+                problem = self._first.begin(order, given)
         except OSError as error:
             problem = "fork", error.errno or 0
+        if gate is not None:
+            gate.open(self._order["processes_max"])
         if problem is not None:
             self.kill()
             _say(self._control, {"is": "not started", "step": problem[0], "errno": problem[1]})
@@ -153,6 +163,10 @@ class CommandWatch:
                 until = self._stop("timeout", now)
             elif self._why == "exited" and self._is_full():
                 until = self._stop("disk full", now)
+            elif 0 < order["memory_bytes_max"] < self._meter.memory_bytes:
+                # It would take more while it ends.
+                self._why = "out of memory"
+                return
 
     def finish(self) -> None:
         """Ends the remaining processes of the command, and reports."""
@@ -226,7 +240,45 @@ class CommandWatch:
             workdir = os.fstatvfs(self._workdir)
         except OSError:
             return False
-        return bool(workdir.f_bavail * workdir.f_frsize < least * times)
+        files_min = min(FREE_FILES_MIN, workdir.f_files // FREE_FILES_PART)
+        return bool(workdir.f_bavail * workdir.f_frsize < least * times or workdir.f_favail < files_min * times)
+
+
+class _Gate:
+    """Limits the processes of a command in a sandbox before it begins. The limit must be set inside: outside, the
+    kernel compares it with all processes of the user.
+    """
+
+    def __init__(self) -> None:
+        self._report, report_end = os.pipe()
+        wait_end, self._wait = os.pipe()
+        self.ends = (report_end, wait_end)
+
+    def open(self, processes_max: int) -> None:
+        for fd in self.ends:
+            os.close(fd)
+        try:
+            first = self._first()
+            if first:
+                resource.prlimit(first, resource.RLIMIT_NPROC, (processes_max, processes_max))
+            os.write(self._wait, b"go")
+        except OSError:
+            pass  # the sandbox has ended, and its exit code says why
+        finally:
+            os.close(self._report)
+            os.close(self._wait)
+
+    def _first(self) -> int:
+        """The pid of the first process inside; 0 if there is none. The report is read to its end: it comes in parts."""
+        poller, report = select.poll(), b""
+        poller.register(self._report, select.POLLIN)
+        while b"}" not in report and poller.poll(GATE_S * 1000):
+            part = os.read(self._report, MESSAGE_BYTES_MAX)
+            if not part:
+                return 0
+            report += part
+        number = report.partition(b'"child-pid":')[2].partition(b",")[0].strip()
+        return int(number) if number.isdigit() else 0
 
 
 def _first_of(control: int, lives: tuple[int, ...]) -> int:

@@ -33,7 +33,15 @@ class Workdir:
         self.work = path / "work"
         self.home = path / "home"
         self.temporary = path / "tmp"
+        self.shm = path / "shm"
         self.streams = path / "streams"
+
+    @property
+    def own(self) -> tuple[Path, ...]:
+        """The directories that the command may write to. `shm` is its /dev/shm in a sandbox: on the disk, whose free
+        space is watched, and not in memory.
+        """
+        return self.work, self.home, self.temporary, self.shm
 
     def furnish(self, manifest: Manifest, content: Content) -> None:
         """Puts the inputs where the manifest says, each checked against its hash, and creates the directory that the
@@ -77,7 +85,7 @@ class Workdirs:
             raise StoreError(f"cannot make a directory for the command: {error.strerror}") from error
         try:
             try:
-                for each in (path, workdir.work, workdir.home, workdir.temporary, workdir.streams):
+                for each in (path, *workdir.own, workdir.streams):
                     each.mkdir(mode=0o700)
             except OSError as error:
                 raise StoreError(f"cannot make a directory for the command: {error.strerror}") from error
