@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -35,6 +36,7 @@ from hocket.node.runtime import Runtime
 from hocket.server.monitoring import metrics
 from hocket.server.monitoring.collector import Collector
 from hocket.server.monitoring.event_counts import LABEL_VALUES_MAX, OTHER, EventCounts
+from hocket.server.monitoring.host_check import names_this_machine
 from hocket.server.monitoring.metrics import MetricType
 from hocket.server.monitoring.monitor import Monitor
 from hocket.server.monitoring.monitor_server import parse_address
@@ -156,6 +158,50 @@ def test_another_machine_needs_a_token_for_metrics_and_none_for_probes(tmp_path:
         # A proxy that names no caller stands for anybody.
         assert served.ask("GET", "/metrics").status == 401
         assert served.ask("GET", "/readyz", headers=elsewhere).status == 200
+
+
+def test_a_web_page_that_points_its_name_at_this_machine_reads_no_metrics(tmp_path: Path) -> None:
+    home, tasks = tmp_path / "home", tmp_path / "tasks.py"
+    Runtime.init(home).close()
+    tasks.write_text(TASKS)
+    made = json.loads(program(home, "token", "create", "reader", "--may", "mesh:read", "--json").stdout)["token"]
+    page = {"Host": "page.attacker.example:9464"}
+    with serving(home) as served:
+        refused = served.ask("GET", "/metrics", headers=page)
+        assert refused.status == 401 and b"hocket_jobs" not in refused.body
+        assert served.ask("GET", "/metrics", made, headers=page).status == 200
+        assert served.ask("GET", "/metrics", headers={"Host": "localhost:9464"}).status == 200
+        assert served.ask("GET", "/readyz", headers=page).status == 200
+    with working(home, str(tasks)) as (served, _):
+        refused = served.ask("GET", "/metrics", headers=page)
+        assert refused.status == 403 and b"--metrics NAME:PORT" in refused.body
+        assert served.ask("GET", "/metrics").status == 200
+        assert served.ask("GET", "/readyz", headers=page).status != 403
+
+
+@pytest.mark.parametrize(
+    ("host", "bound", "is_ours"),
+    [
+        (None, "", True),
+        ("127.0.0.1:9464", "", True),
+        ("192.0.2.7", "", True),
+        ("[::1]:9464", "", True),
+        ("localhost", "", True),
+        ("metrics.localhost:1", "", True),
+        ("gpu-box:9464", "", True),
+        (socket.gethostname(), "", True),
+        ("GPU.example.org:9464", "gpu.example.org", True),
+        ("gpu.example.org:9464", "0.0.0.0", False),
+        ("gpu.example.org.", "gpu.example.org", False),
+        ("127.0.0.1.attacker.example", "", False),
+        ("localhost.attacker.example", "", False),
+        ("[::1].attacker.example", "", False),
+        ("127.0.0.1@attacker.example", "", False),
+        ("", "", False),
+    ],
+)
+def test_a_host_header_that_names_this_machine(host: str | None, bound: str, is_ours: bool) -> None:
+    assert names_this_machine(host, bound) is is_ours
 
 
 @pytest.mark.touches("BB-17")
