@@ -48,7 +48,7 @@ from tests.mesh.world import Place, run
 from tests.server.served import PATIENCE_S, ROOT, Served, environment, serving
 from tests.server.served import hocket as program
 from tests.service.test_grid import claim, tell
-from tests.work.test_claim_order import KIND, Fleet, fleet
+from tests.work.test_claim_order import FRIEND, KIND, Fleet, fleet
 
 assert fleet
 
@@ -309,7 +309,7 @@ def test_a_label_has_a_bounded_number_of_values() -> None:
 
 def test_the_figures_of_the_grid_are_shown(fleet: Fleet) -> None:
     fleet.worker("one", 2.0)
-    fleet.elsewhere(7, "w")
+    fleet.elsewhere(FRIEND.id, "w")
     fleet.submit(3)
     claim(fleet, 2)
     shown = Samples(Collector(Service(fleet.runtime), EventCounts()).text("")[0].decode())
@@ -321,7 +321,7 @@ def test_the_figures_of_the_grid_are_shown(fleet: Fleet) -> None:
     assert shown.value("hocket_grid_double_starts", kind=KIND) == 0
     assert shown.value("hocket_grid_workers", kind=KIND, worker_node=other) == 1
     assert shown.value("hocket_grid_epoch", kind=KIND) is not None
-    tell(fleet, 7, big=(30, 3_600_000, 3.0), small=(10, 3_600_000, 1.0))
+    tell(fleet, FRIEND.id, big=(30, 3_600_000, 3.0), small=(10, 3_600_000, 1.0))
     shown = Samples(Collector(Service(fleet.runtime), EventCounts()).text("")[0].decode())
     for name, share in (("big", 0.75), ("small", 0.25)):
         worker = f"{other}/{name}"

@@ -167,6 +167,12 @@ class Permissions:
     def may_schedule(self, node: int, kind: str, wall_ms: int) -> bool:
         return not self.delegations or self.authority.may(node, "Job", "Schedule", kind, wall_ms) is not None
 
+    def may_run(self, node: int, kind: str, wall_ms: int) -> bool:
+        """Whether its delegations let a node claim jobs of a kind, and end them."""
+        return not self.delegations or all(
+            self.authority.may(node, "Job", action, kind, wall_ms) is not None for action in ("Claim", "Complete")
+        )
+
     def _is_derivation(self, payload: Payload, kind: str | None) -> bool:
         if type(payload) in _DERIVING and kind is not None:
             return kind.startswith(self._derivation_kinds)
