@@ -50,6 +50,24 @@ def test_a_run_that_ends_in_its_time_is_within_its_budget(
         assert over_budget(budget, spent + beats + 1, (spent + beats + 1) * rate * (1 + 1e-6)) is not None
 
 
+@pytest.mark.touches("BB-14")
+@pytest.mark.parametrize(
+    ("max_cost", "beat_cost", "beats"),
+    [
+        (0.3, 0.1, 3),  # 0.3 / 0.1 is 2.9999999999999996
+        (4.35, 0.01, 435),  # 434.99999999999994
+        (0.35, 0.1, 3),  # a beat that has begun costs a whole one, so only whole ones are allowed
+        (0.39999, 0.1, 3),
+        (3 - 5e-10, 1.0, 3),  # less than a billionth of a beat is an error of the division
+        (3 - 2e-9, 1.0, 2),
+        (0.09, 0.1, 0),
+    ],
+)
+def test_a_cap_in_money_allows_the_whole_beats_that_it_pays(max_cost: float, beat_cost: float, beats: int) -> None:
+    assert seconds_left(Budget(max_cost=max_cost), 0, 4_000, beat_cost) == beats * 4.0
+    assert seconds_left(Budget(max_cost=max_cost), 1, 4_000, beat_cost) == max(0, beats - 1) * 4.0
+
+
 def used(cpu_sec: float) -> dict[Measured, float]:
     return {name: cpu_sec if name == "cpu_sec" else 0.0 for name in MEASURED}
 

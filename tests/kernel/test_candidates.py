@@ -23,7 +23,7 @@ from hocket.kernel.candidates import (
 )
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text
-from hocket.kernel.rendezvous import may_try_at, rank_of, rank_weighted, score, should_claim
+from hocket.kernel.rendezvous import may_try_at, rank_weighted, score, should_claim, turn_of
 
 BEGIN_MS = 1_700_000_000_000 // EPOCH_MS * EPOCH_MS
 LATER_MS = BEGIN_MS + 10 * EPOCH_MS
@@ -280,7 +280,7 @@ def test_ghosts_keep_no_job_for_longer_than_their_expiry():
         left_by_published += published(ever, waiting[now], SEED) not in alive
         for announced, job in list(waiting.items()):
             weights = known.candidates(KIND, announced, now).weights
-            if any(may_try_at(rank_of(job, SEED, each, weights), announced) <= now for each in alive):
+            if any(may_try_at(turn_of(job, SEED, each, weights), announced) <= now for each in alive):
                 waited[announced] = now - announced
                 del waiting[announced]
     assert len(ever) == 103 and left_by_published > 200
@@ -295,7 +295,7 @@ def test_a_dead_winner_leaves_its_job_for_ever_by_the_published_rule_and_for_a_t
     order = rank_weighted("job", SEED, workers)
     alive = order[3:]
     assert not any(should_claim("job", SEED, worker, workers) for worker in alive), "however often they ask"
-    tries = {worker: may_try_at(rank_of("job", SEED, worker, workers), 0) for worker in alive}
+    tries = {worker: may_try_at(turn_of("job", SEED, worker, workers), 0) for worker in alive}
     assert min(tries.items(), key=lambda each: each[1]) == (order[3], 15_000)
 
 

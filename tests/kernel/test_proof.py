@@ -22,7 +22,7 @@ from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey
 
 from hocket.kernel.canonical import canonical_json, canonical_plain
-from hocket.kernel.execution import Execution, Output, Resources, RunnerProgram, Stream
+from hocket.kernel.execution import AMOUNT_MAX, Execution, Output, Resources, RunnerProgram, Stream
 from hocket.kernel.ids import content_hash, hash_text, ulid_text
 from hocket.kernel.intoto import BUILD_TYPE
 from hocket.kernel.keys import SigningKey, did_key, key_text, verify
@@ -64,7 +64,7 @@ PROOF = prove(EXECUTION, KEY)
 
 HASHES = st.binary(min_size=32, max_size=32)
 COUNTS = st.integers(0, 2**53 - 1)
-AMOUNTS = st.floats(0, 2**53 - 1) | st.floats(0, 1e300) | st.integers(0, 1000).map(float)
+AMOUNTS = st.floats(0, AMOUNT_MAX) | st.integers(0, 1000).map(float)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 STEPS = TEXTS.filter(lambda step: step not in ("", ".", "..") and "/" not in step)
 PATHS = st.lists(STEPS, min_size=1, max_size=3).map("/".join)
@@ -313,6 +313,8 @@ def changed(change: Callable[[dict[str, Any], dict[str, Any]], object]) -> bytes
         lambda e, r: r.update(job="job"),
         lambda e, r: r.update(inputs=["ab" * 32]),
         lambda e, r: r["resources"].update(wall_s=-0.5),
+        lambda e, r: r["resources"].update(wall_s=1e308),
+        lambda e, r: r["resources"].update(gpu_s={f"device {number}": 1 for number in range(257)}),
         lambda e, r: r["resources"].update(wall_s="1"),
         lambda e, r: r["resources"].update(gpu_s={"A100": -1}),
         lambda e, r: r["resources"].update(more=1),

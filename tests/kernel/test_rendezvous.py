@@ -25,16 +25,17 @@ from hocket.kernel.rendezvous import (
     AnnouncedClaim,
     NotSigned,
     by_weighted_score,
+    in_turns,
     is_weight,
     may_try_at,
     rank,
-    rank_of,
     rank_sticky,
     rank_weighted,
     score,
     seed_in,
     seed_of,
     should_claim,
+    turn_of,
     weighted_scores,
     winning_claim,
 )
@@ -91,16 +92,16 @@ def test_the_lowest_hash_wins(job: str, seed: bytes, workers: list[str]):
         others = [each for each in workers if each != worker]
         assert should_claim(job, seed, worker, workers) == should_claim(job, seed, worker, others) == (place == 0)
         assert published_should_claim(job, seed, worker, workers) == (place == 0)
-        assert rank_of(job, seed, worker, dict.fromkeys(workers, 2.5)) == place
+        assert turn_of(job, seed, worker, dict.fromkeys(workers, 2.5)) == place
 
 
 @pytest.mark.req("GR-01")
 @given(jobs, seeds, names)
 def test_a_worker_that_is_alone_wins(job: str, seed: bytes, worker: str):
     assert should_claim(job, seed, worker, []) and should_claim(job, seed, worker, [worker])
-    assert rank(job, seed, [worker]) == [worker] and rank_of(job, seed, worker, {worker: 1.0}) == 0
+    assert rank(job, seed, [worker]) == [worker] and turn_of(job, seed, worker, {worker: 1.0}) == 0
     assert rank(job, seed, []) == rank_weighted(job, seed, {}) == rank_sticky("key", {}, {}) == []
-    assert rank_of(job, seed, worker, {}) == 0
+    assert turn_of(job, seed, worker, {}) == 0
 
 
 def submitted(kind: str = "acme.render", payload: bytes = b"{}", wall: int = 7, key: SigningKey = KEY):
@@ -227,7 +228,7 @@ def test_the_highest_weighted_score_wins(job: str, seed: bytes, weights: dict[st
     scores = {worker: int.from_bytes(plain(job, seed, worker), "big") for worker in weights}
     order = in_decimals(scores, weights)
     assert rank_weighted(job, seed, weights) == order
-    assert [rank_of(job, seed, worker, weights) for worker in order] == list(range(len(order)))
+    assert [turn_of(job, seed, worker, weights) for worker in order] == list(range(len(order)))
     backwards = dict(reversed(weights.items()))
     assert rank_weighted(job, seed, backwards) == order, "whatever the order in which a node knows them"
 
@@ -245,7 +246,7 @@ def test_every_score_has_a_weighted_score(number: int, weight: float):
 @given(jobs, seeds, weighted_fleets, names)
 def test_a_higher_weight_never_lowers_a_rank(job: str, seed: bytes, weights: dict[str, float], worker: str):
     ranks = [
-        rank_of(job, seed, worker, weights | {worker: weight}) for weight in (WEIGHT_MIN, 0.3, 1.0, 9.0, WEIGHT_MAX)
+        turn_of(job, seed, worker, weights | {worker: weight}) for weight in (WEIGHT_MIN, 0.3, 1.0, 9.0, WEIGHT_MAX)
     ]
     assert ranks == sorted(ranks, reverse=True)
 
@@ -268,8 +269,8 @@ def test_a_worker_that_leaves_moves_only_those_behind_it(job: str, seed: bytes, 
 def test_a_dead_winner_costs_one_timeout_for_each_rank(job: str, seed: bytes, weights: dict[str, float], data):
     dead = data.draw(st.sets(st.sampled_from(sorted(weights))))
     order = rank_weighted(job, seed, weights)
-    tries = {worker: may_try_at(rank_of(job, seed, worker, weights), 1_000) for worker in weights.keys() - dead}
-    tries["a worker that nobody has heard of" * 2] = last = may_try_at(rank_of(job, seed, "?" * 99, weights), 1_000)
+    tries = {worker: may_try_at(turn_of(job, seed, worker, weights), 1_000) for worker in weights.keys() - dead}
+    tries["a worker that nobody has heard of" * 2] = last = may_try_at(turn_of(job, seed, "?" * 99, weights), 1_000)
     assert last == 1_000 + len(weights) * CLAIM_TIMEOUT_MS, "after the last rank anybody may"
     before = list(itertools.takewhile(dead.__contains__, order))
     assert min(tries.values()) == 1_000 + len(before) * 5_000
@@ -355,15 +356,42 @@ def test_a_key_stays_with_its_worker_and_no_worker_gets_more_than_its_limit():
     assert len(loads) > 1
 
 
-def test_the_rank_of_one_worker_is_its_place_among_weighted_ones() -> None:
+def test_the_turn_of_one_worker_is_its_place_among_weighted_ones() -> None:
     chance = random.Random(11)
     for _ in range(400):
         weights = {f"w{n}": chance.choice((0.001, 1.0, 1.0, 2.5, 1000.0)) for n in range(chance.randint(1, 30))}
         seed, worker = chance.randbytes(32), f"w{chance.randrange(len(weights))}"
-        assert rank_of("job", seed, worker, weights) == rank_weighted("job", seed, weights).index(worker)
+        assert turn_of("job", seed, worker, weights) == rank_weighted("job", seed, weights).index(worker)
 
 
-def test_where_floats_are_unsure_the_rank_of_one_worker_is_that_of_the_whole_ranking(
+@pytest.mark.req("GR-07")
+def test_each_node_has_one_turn_before_any_has_a_second() -> None:
+    ranking = ["h/1", "h/2", "a/1", "h/3", "b/1", "a/2", "alone"]
+    assert in_turns(ranking) == ["h/1", "a/1", "b/1", "alone", "h/2", "a/2", "h/3"]
+    chance = random.Random(12)
+    for _ in range(400):
+        names = [f"n{chance.randrange(4)}/w{n}" for n in range(chance.randint(1, 30))]
+        weights = {name: chance.choice((0.001, 1.0, 1.0, 2.5, 1000.0)) for name in names}
+        seed = chance.randbytes(32)
+        order = in_turns(rank_weighted("job", seed, weights))
+        assert [turn_of("job", seed, worker, weights) for worker in order] == list(range(len(order)))
+        assert order[0] == rank_weighted("job", seed, weights)[0], "the winner is that of the ranking"
+
+
+@pytest.mark.req("LW-49")
+@pytest.mark.touches("GR-07")
+def test_a_node_with_many_silent_workers_delays_the_others_by_one_turn() -> None:
+    made_up = {f"hostile/w{number}": WEIGHT_MAX for number in range(64)}
+    for number in range(50):
+        seed = bytes([number]) * 32
+        assert turn_of("job", seed, "honest/1", made_up | {"honest/1": 1.0}) <= 1
+        weights = made_up | {"honest/1": 1.0, "honest/2": 1.0}
+        assert sorted(turn_of("job", seed, f"honest/{each}", weights) for each in (1, 2))[1] <= 3
+        assert turn_of("job", seed, "honest/new", made_up) == 1, "a newcomer waits for one turn of each node"
+        assert turn_of("job", seed, "honest/new", weights) == 5, "and for its own node's others"
+
+
+def test_where_floats_are_unsure_the_turn_of_one_worker_is_that_of_the_whole_ranking(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next score below and above each limit, and the lowest and the highest of all."""
@@ -376,4 +404,4 @@ def test_where_floats_are_unsure_the_rank_of_one_worker_is_that_of_the_whole_ran
                 number = min(max(int.from_bytes(found, "big") + step, 0), 2**256 - 1)
                 scores = {"own": own, "same": most, "other": number.to_bytes(32, "big")}
                 monkeypatch.setattr(rendezvous, "_scorer", lambda job, seed, scores=scores: scores.__getitem__)
-                assert rank_of("", b"", "own", weights) == rank_weighted("", b"", weights).index("own")
+                assert turn_of("", b"", "own", weights) == rank_weighted("", b"", weights).index("own")

@@ -6,19 +6,22 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from hocket.kernel.beats.frame_judge import FrameRefusal
 from hocket.kernel.beats.messages import PulseMessage
+from hocket.kernel.beats.policy import TempoPolicy
 from hocket.kernel.beats.tempo import Tempo
 from hocket.kernel.envelope import LIFE_MS
 from hocket.node.node import Node
+from hocket.node.tempo import leader_check
 from hocket.node.tempo_policy import tempo_policy
+from hocket.rhythm.beat_listener import BeatListener
 from hocket.rhythm.heard_beats import HeardBeats
+from hocket.rhythm.leader_check import LeaderCheck
 from hocket.rhythm.tempo_clock import TempoClock
-from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
+from hocket.rhythm.tempo_messages import TempoMessages
 from tests.scenarios.machines import Machine, Process
 
 PATIENCE_S = 60.0
@@ -27,26 +30,15 @@ LEADS, FOLLOWS, READY = "this pulse leads", "no longer leads", "this pulse liste
 FREE_S = 0.2
 
 
-@dataclass
 class Agent:
     """What one agent has heard."""
 
-    beats: HeardBeats
-    accepted: list[PulseMessage] = field(default_factory=list)
-    refused: list[FrameRefusal] = field(default_factory=list)
-    degraded_tempi: set[Tempo] = field(default_factory=set)
-
-    async def listen(self, queue: TempoQueue[PulseMessage]) -> None:
-        while True:
-            heard = await queue.get(PATIENCE_S)
-            assert heard is not None, "no pulse was heard any more"
-            refusal = self.beats.hear(heard.message, heard.at.node)
-            if refusal is None:
-                self.accepted.append(heard.message)
-            else:
-                self.refused.append(refusal)
-            if heard.message.degraded:
-                self.degraded_tempi.add(heard.message.frame.tempo)
+    def __init__(self, policy: TempoPolicy, clock: TempoClock, leaders: LeaderCheck) -> None:
+        self.accepted: list[PulseMessage] = []
+        self.refused: list[FrameRefusal] = []
+        self.degraded_tempi: set[Tempo] = set()
+        self.beats = RecordedBeats(self, policy, clock, leaders)
+        self.listener = BeatListener(self.beats, leaders)
 
     async def until(self, count: int) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -65,6 +57,22 @@ class Agent:
         gaps = [(later - earlier) // tempo.beat_ms for earlier, later in pairwise(epochs)]
         assert max(gaps) <= 2, f"beats between accepted frames: {gaps}"
         assert {each.frame.tempo for each in self.accepted} | self.degraded_tempi == {tempo}
+
+
+class RecordedBeats(HeardBeats):
+    def __init__(self, agent: Agent, policy: TempoPolicy, clock: TempoClock, leaders: LeaderCheck) -> None:
+        super().__init__(policy, clock, LIFE_MS, leaders=leaders)
+        self._agent = agent
+
+    def hear(self, message: PulseMessage, sender: int, came_ms: int | None = None) -> FrameRefusal | None:
+        refusal = super().hear(message, sender, came_ms)
+        if refusal is None:
+            self._agent.accepted.append(message)
+        else:
+            self._agent.refused.append(refusal)
+        if message.degraded:
+            self._agent.degraded_tempi.add(message.frame.tempo)
+        return refusal
 
 
 class Pulses:
@@ -121,8 +129,11 @@ async def three_pulses(node: Node, homes: list[Machine], policy: Path, beats: in
     found = tempo_policy(node.runtime.home, policy)
     assert found is not None
     clock = TempoClock(node.environment.monotonic, lambda: node.environment.physical_ms() / 1000)
-    agent = Agent(HeardBeats(found, clock, LIFE_MS))
-    messages = TempoMessages(await node.message_bus(), node.log.user)
+    bus = await node.message_bus()
+    leaders = leader_check(node, found, bus)
+    await leaders.refresh()
+    agent = Agent(found, clock, leaders)
+    messages = TempoMessages(bus, node.log.user)
 
     async def is_free() -> bool:
         """Whether others can write into the store."""
@@ -133,7 +144,7 @@ async def three_pulses(node: Node, homes: list[Machine], policy: Path, beats: in
         return False
 
     with closing(await messages.subscribe(PulseMessage, found.cluster_id)) as queue:
-        listening = asyncio.create_task(agent.listen(queue))
+        listening = asyncio.create_task(agent.listener.run(queue))
         pulses = Pulses(homes, policy)
         await agent.until(2)
         while len(agent.accepted) < beats or not pulses.pauses:

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.events import BeatsDegraded, BeatsLed, Event, FrameRefused
-from hocket.kernel.beats.frame_judge import FrameRefusal
+from hocket.kernel.beats.frame_judge import FrameRefusal, Lead
 from hocket.kernel.beats.messages import PulseMessage
 from hocket.kernel.beats.policy import make_policy
 from hocket.kernel.beats.tempo import Tempo, changed, make_tempo
-from hocket.rhythm.heard_beats import TOLD_MS, HeardBeats, local_frame
+from hocket.rhythm.heard_beats import TOLD_MS, HeardBeats, Leaders, local_frame
 from hocket.rhythm.tempo_clock import TempoClock
 
 POLICY = make_policy("one", 60, 4)
@@ -25,11 +25,11 @@ ALICE, BOB, EVE = 1, 2, 3
 class Listener:
     """HeardBeats with clocks that a test moves."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaders: Leaders | None = None) -> None:
         self.monotonic_ms, self.wall_ms = 50_000, NOON_MS
         self.told: list[Event] = []
         clock = TempoClock(lambda: self.monotonic_ms / 1000, lambda: self.wall_ms / 1000)
-        self.beats = HeardBeats(POLICY, clock, SKEW_MS, self.told.append)
+        self.beats = HeardBeats(POLICY, clock, SKEW_MS, self.told.append, leaders)
 
     def passes(self, ms: int) -> None:
         self.monotonic_ms += ms
@@ -43,6 +43,82 @@ class Listener:
     def degraded(self, sender: int, ahead_ms: int) -> None:
         frame = local_frame(POLICY, self.beats.tempo, self.wall_ms + ahead_ms)
         assert self.beats.hear(PulseMessage(frame, 0, True), sender) is FrameRefusal.LEADERLESS
+
+
+class Lock:
+    """The leader's lock as this process has read it, and the members that may lead."""
+
+    def __init__(self, lead: Lead | None) -> None:
+        self.lead, self.members = lead, {ALICE, BOB}
+
+    def may_lead(self, node: int) -> bool:
+        return node in self.members
+
+
+FENCE_MAX = 2**53 - 1
+
+
+@pytest.mark.req("LW-49")
+@pytest.mark.touches("BB-03")
+def test_a_fence_is_read_from_the_lock_and_not_believed_from_a_message() -> None:
+    """A reader, and a member that may lead and does not, say the highest fence that there is."""
+    lock = Lock(Lead(1, ALICE))
+    heard = Listener(lock)
+    assert heard.hear(1) is None
+    heard.passes(1_000)
+    assert heard.hear(FENCE_MAX, EVE) is FrameRefusal.NOT_A_PULSE
+    assert heard.hear(FENCE_MAX, BOB) is FrameRefusal.UNCONFIRMED
+    assert heard.hear(1) is None and heard.beats.fence == 1
+    heard.passes(1_000)
+    assert heard.beats.needs_confirmation(PulseMessage(local_frame(POLICY, TEMPO, heard.wall_ms), 2), BOB)
+    assert not heard.beats.needs_confirmation(PulseMessage(local_frame(POLICY, TEMPO, heard.wall_ms), 2), EVE)
+    lock.lead = Lead(2, BOB)
+    assert heard.hear(2, BOB) is None
+    heard.passes(1_000)
+    assert heard.hear(1, ALICE) is FrameRefusal.DEPOSED
+
+
+@pytest.mark.req("LW-49")
+def test_a_pulse_that_is_no_longer_a_member_is_forgotten() -> None:
+    """Here who leads cannot be read. A member that may lead is believed as long as it is one."""
+    lock = Lock(None)
+    heard = Listener(lock)
+    assert heard.hear(1) is None
+    heard.passes(1_000)
+    assert heard.hear(FENCE_MAX, BOB, ahead_ms=100) is None
+    heard.passes(1_000)
+    assert heard.hear(2, ALICE) is FrameRefusal.DEPOSED
+    lock.members = {ALICE}
+    assert heard.hear(2, ALICE) is None and heard.beats.fence == 2
+    # Nor is its clock part of the median.
+    heard.passes(1_000)
+    heard.degraded(ALICE, 0)
+    assert heard.beats.hear(PulseMessage(local_frame(POLICY, TEMPO, heard.wall_ms + 4_000), 0, True), BOB) is not None
+    heard.passes(3_000)
+    assert heard.beats.now().at_ms == heard.wall_ms
+
+
+def test_a_leader_that_was_believed_gives_way_to_the_lock() -> None:
+    lock = Lock(None)
+    heard = Listener(lock)
+    assert heard.hear(FENCE_MAX, BOB) is None
+    heard.passes(1_000)
+    lock.lead = Lead(7, ALICE)
+    assert heard.hear(7, ALICE) is None and heard.beats.fence == 7
+
+
+@pytest.mark.req("LW-49")
+def test_a_frame_that_is_ahead_by_more_than_a_beat_and_the_measured_skew_is_refused() -> None:
+    heard = Listener()
+    assert heard.hear(1, ahead_ms=1_500) is None, "nothing was measured before"
+    heard.passes(1_000)
+    assert heard.hear(2, BOB, ahead_ms=4_000) is FrameRefusal.FROM_THE_FUTURE
+    assert heard.hear(1, ahead_ms=1_500) is None
+    # What it says is measured: after the old leader has been silent for two bars, the new one sets the time.
+    for _ in range(9):
+        heard.passes(1_000)
+        refusal = heard.hear(2, BOB, ahead_ms=4_000)
+    assert refusal is None and heard.beats.now().at_ms == heard.wall_ms + 4_000
 
 
 def test_alone_a_process_counts_by_its_own_clock() -> None:

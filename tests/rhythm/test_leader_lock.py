@@ -1,25 +1,38 @@
 """The leader's lock, over every arbiter that a mesh can have: one holder, and fences that rise."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import hocket
 from hocket.bus.nats_messages import NatsMessages
 from hocket.bus.nats_register import NOTHING, NatsRegister
+from hocket.bus.signed import SignedMessages
+from hocket.bus.subject_names import subject_name
 from hocket.coordination.locks import LockHeld, LockLost
-from hocket.errors import Unreachable
+from hocket.errors import NotAuthorised, Unreachable
+from hocket.events import Event, RegisterReplaced
+from hocket.kernel.clock import Hlc
+from hocket.kernel.envelope import PROCESS_BYTES, Envelope, seal
 from hocket.node.locks import lock_client
 from hocket.rhythm.leader_lock import INCIDENT, SCOPE, ArbiterLock, LeaderLock, is_incident
-from hocket.rhythm.nats_leader import NatsLeaderLock
+from hocket.rhythm.nats_leader import LeaderEntry, LeaderRegister, NatsLeaderLock
 from tests.bus.nats_server import NatsServer, connected
+from tests.mesh.world import Guest
 
 PATIENCE_S = 30.0
 TTL_MS = 300
 Locks = Callable[[str], LeaderLock]
+MEMBER, OTHER, READER, STRANGER = Guest(1), Guest(2), Guest(3), Guest(4)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 @asynccontextmanager
@@ -29,13 +42,35 @@ async def store_locks(directory: Path) -> AsyncIterator[Locks]:
         yield lambda name: ArbiterLock(node, lock_client(node, node.lock_processes), "one", name)
 
 
+class OnNats:
+    """Locks of two nodes over one server, the register itself, and what they told."""
+
+    def __init__(self, messages: NatsMessages) -> None:
+        self.raw = NatsRegister(messages, "m", "one")
+        self.told: list[Event] = []
+        self._messages = messages
+        self.leaders = {MEMBER.id, OTHER.id}
+        self._keys = {each.id: each.key.public for each in (MEMBER, OTHER, READER)}
+
+    def register(self, guest: Guest) -> LeaderRegister:
+        bus = SignedMessages(self._messages, guest.key, "m", self._keys.get, now_ms)
+        return LeaderRegister(self.raw, bus, self.leaders.__contains__, now_ms)
+
+    def __call__(self, name: str, guest: Guest | None = None) -> NatsLeaderLock:
+        guest = guest or (MEMBER if name == "one" else OTHER)
+        return NatsLeaderLock(self.register(guest), name, asyncio.get_running_loop().time, self.told.append)
+
+    async def write(self, data: bytes) -> None:
+        """As anyone who reaches the server can."""
+        assert await self.raw.swap((await self.raw.read()).revision, data) is not None
+
+
 @asynccontextmanager
-async def nats_locks(directory: Path) -> AsyncIterator[Locks]:
+async def nats_locks(directory: Path) -> AsyncIterator[OnNats]:
     with NatsServer(directory) as server:
         messages = NatsMessages([server.url], root="hocket.m")
         await connected(messages)
-        loop = asyncio.get_running_loop()
-        yield lambda name: NatsLeaderLock(NatsRegister(messages, "m", "one"), name, loop.time)
+        yield OnNats(messages)
         await messages.close()
 
 
@@ -111,7 +146,7 @@ def test_a_server_that_lost_its_data_gives_no_fence_again(tmp_path: Path) -> Non
         with NatsServer(tmp_path) as server:
             messages = NatsMessages([server.url], root="hocket.m")
             await connected(messages)
-            lock = NatsLeaderLock(NatsRegister(messages, "m", "one"), "one", asyncio.get_running_loop().time)
+            lock = OnNats(messages)("one")
             fence = await lock.acquire(TTL_MS, 0)
             for _ in range(3):
                 await lock.renew(fence, TTL_MS)
@@ -142,15 +177,82 @@ def test_a_register_without_jetstream_is_unreachable(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
-def test_a_foreign_value_in_the_register_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.req("LW-48")
+@pytest.mark.touches("BB-03")
+def test_one_write_of_a_stranger_does_not_depose_the_leader(tmp_path: Path) -> None:
+    """Garbage, an entry without a signature, one of a node that is no member, one of a member that may not lead, an
+    entry for another register and an old one of the leader itself.
+    """
+
     async def test() -> None:
         async with nats_locks(tmp_path) as locks:
             lock = locks("one")
-            assert isinstance(lock, NatsLeaderLock)
-            register = lock._register
-            assert await register.swap(0, b"\xff{") == 1
-            assert await register.swap(0, b"late") is None
-            assert await acquired(lock) == 2
+            fence = await lock.acquire(TTL_MS, 0)
+            old = (await locks.raw.read()).data
+            await lock.renew(fence, TTL_MS)
+            entry = LeaderEntry("evil", fence + 1)
+            for data in (
+                b"\xff{",
+                msgspec.json.encode(entry),
+                signed(STRANGER, entry),
+                signed(READER, entry),
+                signed(OTHER, entry, subject="register.m.two"),
+                signed(OTHER, entry, cluster="another"),
+                signed(OTHER, LeaderEntry("evil", 2**53 - 1)),
+                signed(OTHER, LeaderEntry("evil", fence - 1)),
+                old,
+            ):
+                await locks.write(data)
+                await lock.renew(fence, TTL_MS)
+                assert await locks.register(MEMBER).lead() == (fence, MEMBER.id)
+            assert [type(each) for each in locks.told] == [RegisterReplaced] * 7
+            # An entry of a member that may lead counts.
+            await locks.write(signed(OTHER, entry))
+            with pytest.raises(LockLost):
+                await lock.renew(fence, TTL_MS)
+
+    asyncio.run(test())
+
+
+def signed(guest: Guest, entry: LeaderEntry, *, subject: str = "", cluster: str = "m") -> bytes:
+    """An entry as a program of this node can write it."""
+    subject = subject or f"register.{subject_name('m', 'register', 'one')}"
+    at = Hlc(now_ms(), 0, guest.id)
+    return seal(Envelope(cluster, at, bytes(PROCESS_BYTES), subject, msgspec.json.encode(entry)), guest.key)
+
+
+@pytest.mark.req("LW-48")
+def test_a_pulse_takes_the_register_from_a_value_that_does_not_count_at_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with nats_locks(tmp_path) as locks:
+            assert await locks.raw.swap(0, b"\xff{") == 1
+            assert await locks.raw.swap(0, b"late") is None
+            before = now_ms()
+            assert before < await locks("one").acquire(60_000, 0) <= now_ms() + 1
+            await locks.write(signed(STRANGER, LeaderEntry("evil", 2**53 - 1)))
+            assert before < await locks("two").acquire(60_000, 0) <= now_ms() + 1
+            assert locks.told == [RegisterReplaced("one")] * 2
+
+    asyncio.run(test())
+
+
+def test_a_member_that_may_not_lead_is_told_which_grant_it_lacks(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with nats_locks(tmp_path) as locks:
+            with pytest.raises(NotAuthorised, match="--may lock:acquire:pulse:one"):
+                await locks("reader", READER).acquire(TTL_MS, 0)
+
+    asyncio.run(test())
+
+
+def test_a_leader_whose_write_went_through_unheard_goes_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with nats_locks(tmp_path) as locks:
+            lock = locks("one")
+            fence = await lock.acquire(TTL_MS, 0)
+            await locks.write(signed(MEMBER, LeaderEntry("one", fence)))
+            await lock.renew(fence, TTL_MS)
+            assert locks.told == []
 
     asyncio.run(test())
 

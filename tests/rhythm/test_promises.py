@@ -13,20 +13,25 @@ from hypothesis import strategies as st
 
 import hocket
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
+from hocket.bus.process_messages import ProcessMessages
 from hocket.bus.signed import SignedMessages
 from hocket.errors import Usage
 from hocket.kernel.beats.messages import PromiseOutcome, PromiseResult, to_json
 from hocket.kernel.beats.promise_record import HALF_LIFE_MS, PromiseRecord, weighed
 from hocket.kernel.clock import Hlc, hlc_text
-from hocket.kernel.ids import node_id, node_text
+from hocket.kernel.ids import content_hash, node_id, node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.rendezvous import WEIGHT_MIN
+from hocket.kernel.ucan import Capability, issue
+from hocket.kernel.vocabulary import DelegateUcan
+from hocket.node.help import may_tell
 from hocket.node.inbox import ReceivedMessage
 from hocket.node.node import Node
 from hocket.rhythm.promise_watch import AGENTS_MAX, PromiseCounts, PromiseWatch
 from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
 from hocket.work.serving import read_serving
 from hocket.work.tempo_context import make_promise
+from tests.mesh.world import Guest
 
 PATIENCE_S = 30.0
 POLICY = "cluster_id: choir\ninitial_bpm: 240\nbar_len_beats: 8\n"
@@ -204,15 +209,67 @@ def test_broken_promises_lower_the_weight_of_a_worker_that_weighs_them(tmp_path:
     asyncio.run(main())
 
 
+@pytest.mark.req("LW-49")
+@pytest.mark.touches("BB-08")
+def test_only_the_parties_of_a_promise_say_how_it_ended(tmp_path: Path) -> None:
+    """The helper's worker hears them. A third node says that each agent broke its promise."""
+    third = Guest(4)
+
+    async def act(node: Node, queue: TempoQueue[PromiseResult]) -> None:
+        watch, log = node.runtime.promises, node.runtime.log
+        assert watch is not None
+        own = f"helper@{node_text(log.node)}"
+        handle = await node.submit(asks, body="how?")
+        (message,) = await node.inbox("helper").claim(wait=PATIENCE_S)
+        await promise(message, 1_000, 1_000)
+
+        def tells(thread: str, agent: str, outcome: PromiseOutcome, author: int) -> Any:
+            result = PromiseResult(thread, agent, outcome, hlc_text(log.reading()))
+            return node.peek(lambda session: may_tell(session, result, author))
+
+        broken, kept = PromiseOutcome.BROKEN, PromiseOutcome.KEPT
+        assert await tells(message.id, own, kept, log.node), "the one that asked"
+        assert not await tells(message.id, own, broken, third.id), "a third node"
+        assert not await tells(message.id, own, kept, third.id)
+        assert not await tells(message.id, "other@0123456789abcdef", broken, log.node), "it has promised nothing"
+        assert not await tells("t", own, kept, log.node), "no such thread"
+        assert await tells("t", own, broken, log.node), "a helper, of itself"
+
+        grants = (Capability("Job", "Read", {}),)
+        token = issue(node.runtime.home.user_key(), third.key.public, grants, log.physical() // 1000, None)
+        await node.run(lambda tx: tx.author(DelegateUcan(content_hash(token), token)))
+        raw = ProcessMessages(node.runtime.home.messages, lambda event: None)
+        keys = {third.id: third.key.public}
+        bus = SignedMessages(raw, third.key, log.user, keys.get, node.environment.physical_ms)
+        lies = TempoMessages(bus, log.user)
+        for _ in range(3):
+            await lies.publish(PromiseResult("thread", own, broken, hlc_text(log.reading())), "choir")
+            heard = await queue.get(PATIENCE_S)
+            assert heard is not None and heard.at.node == third.id
+        await message.reply("so")
+        assert await handle.result() == "so"
+        while not watch.counts.of(own).kept:
+            await asyncio.sleep(0.01)
+        assert (watch.counts.of(own).kept, watch.counts.of(own).broken) == (1, 0)
+        await raw.close()
+
+    run(tmp_path / "home", act, slow(20))
+
+
 @pytest.mark.req("BB-08")
 def test_who_promised_is_released_when_another_agent_has_helped() -> None:
     async def answered_at(thread_id: str, agent_id: str) -> int | None:
         raise AssertionError("the thread is closed")
 
+    async def may_tell(result: PromiseResult, node: int) -> bool:
+        raise AssertionError("no other node tells anything")
+
     async def main() -> None:
         server, key = MemoryServer(), SigningKey(bytes(32))
         bus = SignedMessages(MemoryMessages(server), key, "mesh", {node_id(key.public): key.public}.get, lambda: 0)
-        watch = PromiseWatch(TempoMessages(bus, "mesh"), "choir", lambda: Hlc(0, 0, 0), lambda: 0, answered_at)
+        watch = PromiseWatch(
+            TempoMessages(bus, "mesh"), "choir", lambda: Hlc(0, 0, 0), lambda: 0, answered_at, may_tell
+        )
         made = make_promise("thread", 1, 2, 0.9, "fallback")
         for agent in ("a@node", "b@node"):
             watch.promised(agent, made, 0, 1_000_000)

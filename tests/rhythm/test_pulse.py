@@ -15,7 +15,7 @@ from hocket.events import BeatSent, Event, PulseFollows, PulseLeads, PulseLockFa
 from hocket.kernel.beats.messages import BarReport, PulseMessage
 from hocket.kernel.beats.policy import TempoPolicy, make_policy, read_policy
 from hocket.kernel.clock import Hlc, hlc_text, wall_text
-from hocket.rhythm.heard_beats import HeardBeats
+from hocket.rhythm.heard_beats import HeardBeats, local_frame
 from hocket.rhythm.pulse import Pulse
 from hocket.rhythm.tempo_clock import TempoClock
 from hocket.testing.sim.loop import run as run_virtually
@@ -31,12 +31,14 @@ class OneLock:
     def __init__(self) -> None:
         self.fence, self.ends_at = 0, 0.0
         self.is_away = False
+        self.grants = 0
 
     async def acquire(self, ttl_ms: int, above: int) -> int:
         self._check()
         if self._now() <= self.ends_at:
             raise LockHeld("another pulse leads")
-        self.fence, self.ends_at = max(self.fence, above) + 1, self._now() + ttl_ms / 1000
+        self.fence, self.ends_at = self.fence + 1, self._now() + ttl_ms / 1000
+        self.grants += 1
         return self.fence
 
     async def renew(self, fence: int, ttl_ms: int) -> None:
@@ -67,14 +69,14 @@ class Cluster:
         self.told: list[Event] = []
         self.pulses: list[Pulse] = []
         self.tasks: list[asyncio.Task[None]] = []
-        self._heard: list[HeardBeats] = []
+        self.heard: list[HeardBeats] = []
         self.agent = self._beats()
 
     def _beats(self) -> HeardBeats:
         loop = asyncio.get_running_loop()
         clock = TempoClock(loop.time, lambda: loop.time() + 1_756_865_520 + self.wall_s)
         beats = HeardBeats(self.policy, clock, SKEW_MS)
-        self._heard.append(beats)
+        self.heard.append(beats)
         return beats
 
     def start(self) -> None:
@@ -82,7 +84,7 @@ class Cluster:
 
         async def publish(message: PulseMessage) -> None:
             self.sent.append(message)
-            for beats in self._heard:
+            for beats in self.heard:
                 refusal = beats.hear(message, node)
                 if beats is self.agent and refusal is None:
                     self.accepted.append(message)
@@ -199,6 +201,24 @@ def test_a_leader_that_slept_checks_its_lock_before_it_sends() -> None:
             assert leader.fence == 0
             await found.until(lambda: len(found.sent) > count)
             assert all(each.fence != 1 for each in found.sent[count:])
+
+    run(test)
+
+
+@pytest.mark.req("LW-49")
+def test_pulses_that_lose_the_lead_at_once_rest() -> None:
+    """Here messages are believed, so one of a liar ends all leadership, and each grant is worth nothing."""
+
+    async def test() -> None:
+        async with cluster(3) as found:
+            await found.until(lambda: len(found.accepted) >= 2)
+            frame = local_frame(POLICY, POLICY.initial_tempo, found.agent.clock.now_ms() + 100)
+            for beats in found.heard:
+                beats.hear(PulseMessage(frame, 2**53 - 1), 99)
+            await found.until(lambda: found.leader() is None)
+            before, beats = found.lock.grants, 200
+            await asyncio.sleep(beats * 0.1)
+            assert found.lock.grants - before <= beats / 4
 
     run(test)
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -35,6 +36,7 @@ from hocket.node.runtime import Runtime
 from hocket.server.monitoring import metrics
 from hocket.server.monitoring.collector import Collector
 from hocket.server.monitoring.event_counts import LABEL_VALUES_MAX, OTHER, EventCounts
+from hocket.server.monitoring.host_check import names_this_machine
 from hocket.server.monitoring.metrics import MetricType
 from hocket.server.monitoring.monitor import Monitor
 from hocket.server.monitoring.monitor_server import parse_address
@@ -46,7 +48,7 @@ from tests.mesh.world import Place, run
 from tests.server.served import PATIENCE_S, ROOT, Served, environment, serving
 from tests.server.served import hocket as program
 from tests.service.test_grid import claim, tell
-from tests.work.test_claim_order import KIND, Fleet, fleet
+from tests.work.test_claim_order import FRIEND, KIND, Fleet, fleet
 
 assert fleet
 
@@ -158,6 +160,50 @@ def test_another_machine_needs_a_token_for_metrics_and_none_for_probes(tmp_path:
         assert served.ask("GET", "/readyz", headers=elsewhere).status == 200
 
 
+def test_a_web_page_that_points_its_name_at_this_machine_reads_no_metrics(tmp_path: Path) -> None:
+    home, tasks = tmp_path / "home", tmp_path / "tasks.py"
+    Runtime.init(home).close()
+    tasks.write_text(TASKS)
+    made = json.loads(program(home, "token", "create", "reader", "--may", "mesh:read", "--json").stdout)["token"]
+    page = {"Host": "page.attacker.example:9464"}
+    with serving(home) as served:
+        refused = served.ask("GET", "/metrics", headers=page)
+        assert refused.status == 401 and b"hocket_jobs" not in refused.body
+        assert served.ask("GET", "/metrics", made, headers=page).status == 200
+        assert served.ask("GET", "/metrics", headers={"Host": "localhost:9464"}).status == 200
+        assert served.ask("GET", "/readyz", headers=page).status == 200
+    with working(home, str(tasks)) as (served, _):
+        refused = served.ask("GET", "/metrics", headers=page)
+        assert refused.status == 403 and b"--metrics NAME:PORT" in refused.body
+        assert served.ask("GET", "/metrics").status == 200
+        assert served.ask("GET", "/readyz", headers=page).status != 403
+
+
+@pytest.mark.parametrize(
+    ("host", "bound", "is_ours"),
+    [
+        (None, "", True),
+        ("127.0.0.1:9464", "", True),
+        ("192.0.2.7", "", True),
+        ("[::1]:9464", "", True),
+        ("localhost", "", True),
+        ("metrics.localhost:1", "", True),
+        ("gpu-box:9464", "", True),
+        (socket.gethostname(), "", True),
+        ("GPU.example.org:9464", "gpu.example.org", True),
+        ("gpu.example.org:9464", "0.0.0.0", False),
+        ("gpu.example.org.", "gpu.example.org", False),
+        ("127.0.0.1.attacker.example", "", False),
+        ("localhost.attacker.example", "", False),
+        ("[::1].attacker.example", "", False),
+        ("127.0.0.1@attacker.example", "", False),
+        ("", "", False),
+    ],
+)
+def test_a_host_header_that_names_this_machine(host: str | None, bound: str, is_ours: bool) -> None:
+    assert names_this_machine(host, bound) is is_ours
+
+
 @pytest.mark.touches("BB-17")
 def test_a_worker_shows_its_runs_and_that_it_is_ready(tmp_path: Path) -> None:
     home, tasks = tmp_path / "home", tmp_path / "tasks.py"
@@ -263,7 +309,7 @@ def test_a_label_has_a_bounded_number_of_values() -> None:
 
 def test_the_figures_of_the_grid_are_shown(fleet: Fleet) -> None:
     fleet.worker("one", 2.0)
-    fleet.elsewhere(7, "w")
+    fleet.elsewhere(FRIEND.id, "w")
     fleet.submit(3)
     claim(fleet, 2)
     shown = Samples(Collector(Service(fleet.runtime), EventCounts()).text("")[0].decode())
@@ -275,7 +321,7 @@ def test_the_figures_of_the_grid_are_shown(fleet: Fleet) -> None:
     assert shown.value("hocket_grid_double_starts", kind=KIND) == 0
     assert shown.value("hocket_grid_workers", kind=KIND, worker_node=other) == 1
     assert shown.value("hocket_grid_epoch", kind=KIND) is not None
-    tell(fleet, 7, big=(30, 3_600_000, 3.0), small=(10, 3_600_000, 1.0))
+    tell(fleet, FRIEND.id, big=(30, 3_600_000, 3.0), small=(10, 3_600_000, 1.0))
     shown = Samples(Collector(Service(fleet.runtime), EventCounts()).text("")[0].decode())
     for name, share in (("big", 0.75), ("small", 0.25)):
         worker = f"{other}/{name}"

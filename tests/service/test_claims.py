@@ -7,7 +7,7 @@ import pytest
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.service import Service, claims
 from hocket.work import claiming, jobs
-from tests.work.test_claim_order import TIMEOUT_MS, Fleet, fleet
+from tests.work.test_claim_order import FRIEND, TIMEOUT_MS, Fleet, fleet
 
 assert fleet
 
@@ -16,7 +16,7 @@ assert fleet
 def test_the_ranking_and_the_claims_of_a_job_are_told(fleet: Fleet, tmp_path: Path) -> None:
     for number in range(3):
         fleet.worker(f"w{number}", weight=1.0 + number)
-    (other,) = fleet.elsewhere(7, "w")
+    (other,) = fleet.elsewhere(FRIEND.id, "w")
     job = fleet.submit()[0]
     service = Service(fleet.runtime)
     told = claims.explain(service, ulid_text(job.id))

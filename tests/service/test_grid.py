@@ -25,9 +25,12 @@ from hocket.work.claim_tally import MINUTE_MS, TOLD_MAX
 from hocket.work.handlers import JobType
 from hocket.work.jobs import Held, hand_back
 from hocket.work.serving import Serving, read_serving, serving_text
-from tests.work.test_claim_order import KIND, TIMEOUT_MS, Fleet, fleet
+from tests.mesh.world import Guest
+from tests.work.test_claim_order import FRIEND, KIND, TIMEOUT_MS, Fleet, fleet
 
 assert fleet
+
+OTHER = Guest(8)
 
 
 def claim(fleet: Fleet, limit: int = 1) -> list[claiming.Claim]:
@@ -38,7 +41,7 @@ def test_shares_takeovers_and_members_are_counted(fleet: Fleet) -> None:
     service = Service(fleet.runtime)
     assert grid(service) == []
     one, two = fleet.worker("one", 2.0), fleet.worker("two", 1.0)
-    (other,) = fleet.elsewhere(7, "w")
+    (other,) = fleet.elsewhere(FRIEND.id, "w")
     fleet.submit(3)
     fleet.submit(1, claim="first")
     claim(fleet, 2)
@@ -48,7 +51,7 @@ def test_shares_takeovers_and_members_are_counted(fleet: Fleet) -> None:
     assert (shown.kind, shown.claims, shown.takeovers) == (KIND, 3, 1)
     assert (shown.refused, shown.double_starts) == (0, 0)
     nodes = {each.node: each for each in shown.nodes}
-    here, there = nodes[node_text(fleet.log.node)], nodes[node_text(7)]
+    here, there = nodes[node_text(fleet.log.node)], nodes[node_text(FRIEND.id)]
     assert ({each.worker for each in here.workers}, here.weight) == ({one, two}, 3.0)
     assert (here.claims, here.share) == (3, 1.0)
     assert [each.worker for each in there.workers] == [other]
@@ -107,8 +110,9 @@ def tell(fleet: Fleet, node: int, **workers: tuple[int, int, float]) -> None:
 def test_shares_of_workers_are_compared_with_what_weights_and_time_promise(fleet: Fleet) -> None:
     fleet.submit()
     hour = 3_600_000
-    tell(fleet, 7, fair=(210, hour, 1.0), heavy=(395, hour, 2.0))
-    tell(fleet, 8, idle=(2, hour, 1.0), greedy=(193, hour, 0.01), new=(0, -hour, 4.0))
+    fleet.invite(OTHER)
+    tell(fleet, FRIEND.id, fair=(210, hour, 1.0), heavy=(395, hour, 2.0))
+    tell(fleet, OTHER.id, idle=(2, hour, 1.0), greedy=(193, hour, 0.01), new=(0, -hour, 4.0))
     (shown,) = grid(Service(fleet.runtime))
     workers = {each.worker.partition("/")[2]: each for node in shown.nodes for each in node.workers}
     total = 210 + 395 + 2 + 193
@@ -125,13 +129,14 @@ def test_shares_of_workers_are_compared_with_what_weights_and_time_promise(fleet
 @pytest.mark.touches("GR-04")
 def test_a_node_that_claims_what_it_was_not_promised_is_marked(fleet: Fleet) -> None:
     fleet.worker("here")
-    tell(fleet, 7, quick=(0, 3_600_000, 1.0))
-    tell(fleet, 8, slow=(0, 3_600_000, 1.0))
+    fleet.invite(OTHER)
+    tell(fleet, FRIEND.id, quick=(0, 3_600_000, 1.0))
+    tell(fleet, OTHER.id, slow=(0, 3_600_000, 1.0))
     fleet.submit(60)
     claim(fleet, 60)
     (shown,) = grid(Service(fleet.runtime))
     nodes = {each.node: each for each in shown.nodes}
-    here, there = nodes[node_text(fleet.log.node)], nodes[node_text(7)]
+    here, there = nodes[node_text(fleet.log.node)], nodes[node_text(FRIEND.id)]
     assert (here.claims, here.share, here.is_beyond_chance) == (60, 1.0, True)
     assert here.expected == pytest.approx(1 / 3) and there.expected_claims == pytest.approx(20)
     assert (there.claims, there.is_beyond_chance) == (0, True)

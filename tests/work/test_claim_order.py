@@ -17,12 +17,14 @@ from hocket.errors import Usage
 from hocket.kernel.candidates import EPOCH_MS, worker_id
 from hocket.kernel.clock import Hlc
 from hocket.kernel.coordination_payloads import Availability
-from hocket.kernel.ids import ulid_text
+from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.ops import decode, unsigned
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.rendezvous import AnnouncedClaim, rank, rank_sticky, rank_weighted, seed_of
 from hocket.kernel.roster import Job, State
 from hocket.kernel.signing import is_marked
+from hocket.kernel.ucan import ROOT, Capability, issue
+from hocket.kernel.vocabulary import DelegateUcan, RouteKind
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import Place, Stage, WorkerRow
@@ -33,10 +35,13 @@ from hocket.work.heard_claims import HeardClaims
 from hocket.work.members import EXPIRY_MS, REFRESH_MS, Members
 from hocket.work.processes import ProcessLock, lock_path
 from hocket.work.serving import Serving, serving_text
+from tests.mesh.world import Guest
 
 KIND = "acme.render"
 TIMEOUT_MS = 5_000
 LEASE_MS = 60_000
+# Another node of the mesh that is only a key.
+FRIEND = Guest(7)
 
 
 class Fleet:
@@ -71,7 +76,7 @@ class Fleet:
 
     def order(self, id: str) -> ClaimOrder:
         heard = HeardClaims(self.log.physical)
-        return ClaimOrder(id, Members(self.runtime.liveness(), self.log.physical()), heard)
+        return ClaimOrder(id, Members(self.runtime.liveness(), self.log), heard)
 
     def submit(self, count: int = 1, payload: dict[str, Any] | None = None, **options: Any) -> list[Job]:
         drafts = [kind(KIND, **{"claim": "rendezvous"} | options).draft(payload or {}) for _ in range(count)]
@@ -112,6 +117,11 @@ class Fleet:
             self.later_ms += ms // max(1, ms // 2_000)
             self.look()
 
+    def invite(self, guest: Guest, capabilities: tuple[Capability, ...] = ROOT) -> None:
+        user = self.runtime.home.user_key()
+        token = issue(user, guest.key.public, capabilities, self.log.physical() // 1000, None)
+        self.log.run(lambda tx: tx.author(DelegateUcan(content_hash(token), token)))
+
     def elsewhere(self, node: int, *names: str, weight: float = 1.0, ago_ms: int = 0) -> list[str]:
         workers = tuple(Serving((KIND,), id=worker_id(node, name), weight=weight) for name in names)
         heard = NodePresence(node, NodeSaid(workers), self.log.physical() - ago_ms)
@@ -124,6 +134,7 @@ class Fleet:
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
     with closing(Runtime.init(tmp_path / "home")) as runtime:
         made = Fleet(runtime)
+        made.invite(FRIEND)
         yield made
         for lock in made.locks.values():
             lock.close()
@@ -338,7 +349,7 @@ def test_ghosts_win_nothing_for_longer_than_the_expiry(fleet: Fleet) -> None:
     own = fleet.worker("own")
     fleet.look()
     for number in range(100):
-        fleet.elsewhere(7, f"w{number}")
+        fleet.elsewhere(FRIEND.id, f"w{number}")
         fleet.later_ms += REFRESH_MS
         fleet.look()
     with fleet.log.store.read() as session:
@@ -347,7 +358,7 @@ def test_ghosts_win_nothing_for_longer_than_the_expiry(fleet: Fleet) -> None:
     seen = fleet.orders[own].members
     with fleet.log.store.read() as session:
         seen.refresh(session, fleet.log.physical())
-    assert seen.candidates(KIND, fleet.log.physical()).weights.keys() == {own, worker_id(7, "w99")}
+    assert seen.candidates(KIND, fleet.log.physical()).weights.keys() == {own, worker_id(FRIEND.id, "w99")}
     fleet.later_ms += EXPIRY_MS
     for job in fleet.submit(10):
         assert fleet.first(job) == own
@@ -355,7 +366,7 @@ def test_ghosts_win_nothing_for_longer_than_the_expiry(fleet: Fleet) -> None:
 
 def test_a_node_that_falls_silent_is_out_after_two_heartbeats_and_a_half(fleet: Fleet) -> None:
     own = fleet.worker("own")
-    (other,) = fleet.elsewhere(7, "w", ago_ms=EXPIRY_MS - 2_000)
+    (other,) = fleet.elsewhere(FRIEND.id, "w", ago_ms=EXPIRY_MS - 2_000)
     job = fleet.submit()[0]
     members = fleet.orders[own].members
     fleet.waits(job)
@@ -370,12 +381,12 @@ def test_joining_and_new_weights_count_from_the_next_epoch(fleet: Fleet) -> None
     members = fleet.orders[own].members
     fleet.live(2 * EPOCH_MS)
     fleet.live(EPOCH_MS - fleet.log.physical() % EPOCH_MS)
-    (other,) = fleet.elsewhere(7, "w")
+    (other,) = fleet.elsewhere(FRIEND.id, "w")
     fleet.live(REFRESH_MS)
     assert other not in members.candidates(KIND, fleet.log.physical()).weights
     fleet.live(EPOCH_MS)
     assert members.candidates(KIND, fleet.log.physical()).weights[other] == 1.0
-    fleet.elsewhere(7, "w", weight=1000.0)
+    fleet.elsewhere(FRIEND.id, "w", weight=1000.0)
     fleet.live(REFRESH_MS)
     assert members.candidates(KIND, fleet.log.physical()).weights[other] == 1.0
     fleet.live(EPOCH_MS)
@@ -384,20 +395,76 @@ def test_joining_and_new_weights_count_from_the_next_epoch(fleet: Fleet) -> None
 
 def test_a_draining_node_has_no_members(fleet: Fleet) -> None:
     own = fleet.worker("own")
-    (other,) = fleet.elsewhere(7, "w")
+    (other,) = fleet.elsewhere(FRIEND.id, "w")
     fleet.look()
     members = fleet.orders[own].members
     assert other in members.candidates(KIND, fleet.log.physical()).weights
-    fleet.log.run(lambda tx: set_availability(tx, 7, Availability.DRAINING, ""))
+    fleet.log.run(lambda tx: set_availability(tx, FRIEND.id, Availability.DRAINING, ""))
     fleet.later_ms += REFRESH_MS
     fleet.look()
     assert members.candidates(KIND, fleet.log.physical()).weights.keys() == {own}
 
 
+@pytest.mark.req("LW-49")
+@pytest.mark.parametrize(
+    "capabilities",
+    [
+        (Capability("Job", "Read", {"kind_prefix": ["other."]}),),
+        (Capability("Job", "Claim", {"kind_prefix": ["other."]}), Capability("Job", "Complete", {})),
+        (Capability("Job", "Claim", {}),),
+        None,
+    ],
+)
+def test_only_workers_of_nodes_that_may_claim_the_kind_are_ranked(
+    fleet: Fleet, capabilities: tuple[Capability, ...] | None
+) -> None:
+    reader = Guest(8)
+    if capabilities is not None:
+        fleet.invite(reader, capabilities)
+    own = fleet.worker("own")
+    made_up = fleet.elsewhere(reader.id, *(f"w{number}" for number in range(64)), weight=1000.0)
+    for job in fleet.submit(5):
+        assert fleet.waits(job) == {own: 0}
+    fleet.invite(reader, (Capability("Job", "Claim", {}), Capability("Job", "Complete", {})))
+    fleet.later_ms += REFRESH_MS
+    fleet.look()
+    candidates = fleet.orders[own].members.candidates(KIND, fleet.log.physical())
+    assert candidates.weights.keys() == {own, *made_up}
+
+
+@pytest.mark.req("LW-49")
+@pytest.mark.touches("GR-07")
+def test_a_node_with_64_workers_that_claim_nothing_delays_a_job_by_one_timeout(fleet: Fleet) -> None:
+    fleet.worker("own")
+    fleet.elsewhere(FRIEND.id, *(f"w{number}" for number in range(64)), weight=1000.0)
+    for job in fleet.submit(10):
+        assert max(fleet.waits(job).values()) <= 1
+    later = fleet.worker("later")
+    fleet.later_ms += REFRESH_MS
+    for job in fleet.submit(10):
+        assert fleet.waits(job)[later] <= 3, "one turn of the other node for each of its own"
+
+
+def test_the_workers_of_other_nodes_are_not_ranked_for_a_kind_that_is_routed(fleet: Fleet) -> None:
+    own = fleet.worker("own")
+    (other,) = fleet.elsewhere(FRIEND.id, "w", weight=1000.0)
+    fleet.look()
+    members = fleet.orders[own].members
+    for route, ranked in ((fleet.log.node, {own}), (FRIEND.id, {other}), (None, {own, other})):
+        fleet.log.run(lambda tx, route=route: tx.author(RouteKind(KIND, route)))
+        fleet.later_ms += REFRESH_MS
+        fleet.look()
+        assert members.candidates(KIND, fleet.log.physical()).weights.keys() == ranked
+
+
 def test_a_node_speaks_for_its_own_workers_only(fleet: Fleet) -> None:
     own = fleet.worker("own")
-    workers = (Serving((KIND,), id=worker_id(8, "w")), Serving((KIND,)), Serving((KIND,), id=worker_id(7, "a/b")))
-    heard = NodePresence(7, NodeSaid(workers), fleet.log.physical())
+    workers = (
+        Serving((KIND,), id=worker_id(8, "w")),
+        Serving((KIND,)),
+        Serving((KIND,), id=worker_id(FRIEND.id, "a/b")),
+    )
+    heard = NodePresence(FRIEND.id, NodeSaid(workers), fleet.log.physical())
     with fleet.log.store.write() as session:
         session.put_presence(heard.row)
     fleet.look()
@@ -407,7 +474,9 @@ def test_a_node_speaks_for_its_own_workers_only(fleet: Fleet) -> None:
 def test_unreadable_presence_is_no_member(fleet: Fleet) -> None:
     own = fleet.worker("own")
     with fleet.log.store.write() as session:
-        session.put_presence(NodePresence(7, NodeSaid(), fleet.log.physical()).row._replace(said='{"workers":3}'))
+        session.put_presence(
+            NodePresence(FRIEND.id, NodeSaid(), fleet.log.physical()).row._replace(said='{"workers":3}')
+        )
     fleet.look()
     assert fleet.orders[own].members.candidates(KIND, fleet.log.physical()).weights.keys() == {own}
 
@@ -533,7 +602,7 @@ def test_jobs_with_the_same_key_go_to_the_same_worker(fleet: Fleet) -> None:
 def test_a_sticky_job_passes_over_a_worker_with_too_much_to_do(fleet: Fleet) -> None:
     for number in range(3):
         fleet.worker(f"w{number}")
-    (other,) = fleet.elsewhere(7, "w")
+    (other,) = fleet.elsewhere(FRIEND.id, "w")
     options = {"claim": "sticky", "sticky": "key"}
     fleet.look()
     weights = dict.fromkeys([*fleet.orders, other], 1.0)
@@ -545,7 +614,7 @@ def test_a_sticky_job_passes_over_a_worker_with_too_much_to_do(fleet: Fleet) -> 
         entries = session.jobs_by_id(more)
         busy = [
             entry._replace(
-                job=msgspec.structs.replace(entry.job, state=State.CLAIMED, claimer=7, deadline=2**40),
+                job=msgspec.structs.replace(entry.job, state=State.CLAIMED, claimer=FRIEND.id, deadline=2**40),
                 stage=Stage.CLAIMED,
             )
             for entry in entries

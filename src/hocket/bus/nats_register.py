@@ -34,17 +34,17 @@ class NatsRegister:
     """`mesh` and `name` say which value it is."""
 
     def __init__(self, messages: NatsMessages, mesh: str, name: str) -> None:
-        self._messages = messages
-        self._subject = f"{PREFIX}.{subject_name(mesh, PREFIX, name)}"
+        self._messages, self.name = messages, name
+        self.subject = f"{PREFIX}.{subject_name(mesh, PREFIX, name)}"
         self._pattern = f"{PREFIX}.{messages.root}.>" if messages.root else f"{PREFIX}.>"
         self._stream = f"hocket-{PREFIX}-{hashlib.sha256(messages.root.encode()).hexdigest()[:16]}"
         self._made_with: Client | None = None
 
     async def read(self) -> Entry:
         """NOTHING if the value was never set. Raises Unreachable."""
-        client = await self._connected()
+        client = self._client()
         try:
-            found = await client.jsm(timeout=ANSWER_S).get_last_msg(self._stream, self._subject)
+            found = await client.jsm(timeout=ANSWER_S).get_last_msg(self._stream, self.subject)
         except nats.js.errors.NotFoundError:
             return NOTHING
         except _FAILURES as error:
@@ -55,11 +55,11 @@ class NatsRegister:
         """Replaces the value of this revision. Returns the new revision; None if there is a newer one. Raises
         Unreachable: then the value may have been replaced, or not.
         """
-        client = await self._connected()
+        client = await self._with_stream()
         headers = {api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(revision)}
         try:
             done = await client.jetstream(timeout=ANSWER_S).publish(
-                self._subject, data, timeout=ANSWER_S, stream=self._stream, headers=headers
+                self.subject, data, timeout=ANSWER_S, stream=self._stream, headers=headers
             )
         except nats.js.errors.APIError as error:
             if error.err_code == _WRONG_SEQUENCE:
@@ -69,10 +69,14 @@ class NatsRegister:
             raise self._unreachable(error) from None
         return done.seq
 
-    async def _connected(self) -> Client:
+    def _client(self) -> Client:
         client = self._messages.client
         if client is None:
             raise Unreachable(f"the bus {self._messages.state.what} is away")
+        return client
+
+    async def _with_stream(self) -> Client:
+        client = self._client()
         if self._made_with is not client:
             config = api.StreamConfig(
                 name=self._stream,

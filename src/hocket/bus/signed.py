@@ -11,7 +11,7 @@ from hocket.bus.messages import CAPACITY, BusMessage, MessageBus, MessageQueue, 
 from hocket.bus.opening import LOOK_S, MessageOpener
 from hocket.bus.subject_names import subject_name
 from hocket.kernel.clock import Hlc, tick
-from hocket.kernel.envelope import LIFE_MS, PROCESS_BYTES, Drop, Envelope, Seen, open_envelope, seal
+from hocket.kernel.envelope import LIFE_MS, PROCESS_BYTES, Drop, Envelope, Seen, open_envelope, open_value, seal
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
 
@@ -73,6 +73,18 @@ class SignedMessages:
     async def request(self, subject: str, data: bytes, timeout_s: float) -> BusMessage | None:
         inbox = subject_name(self.cluster, REPLIES, self._randomness(16).hex())
         return await ask(self, inbox, subject, data, timeout_s)
+
+    @property
+    def node(self) -> int:
+        return self._at.node
+
+    def seal_value(self, subject: str, data: bytes) -> bytes:
+        """A value that stays on a server, signed by this node."""
+        return self._sealed(subject, data)
+
+    def open_value(self, subject: str, data: bytes) -> Envelope | None:
+        """A value on a server, however old; None if no member has signed it for this subject."""
+        return open_value(data, self.cluster, subject, self._key_of)
 
     def is_member(self, node: int) -> bool:
         return self._key_of(node) is not None

@@ -15,6 +15,9 @@ from hocket.kernel.plurals import counted
 if TYPE_CHECKING:
     from hocket.work.costs import CostRow, Costs
 
+# Of the devices without a rate, these many are named.
+DEVICES_SHOWN = 5
+
 app = new_app()
 
 
@@ -70,6 +73,7 @@ def cost(
             row = costs.of_job(service, job, rates)
             emit(row)
             fields([("job", row.name), ("cost", f"{row.cost:.6g} {row.currency}"), *_used(row)])
+            _tell_left_out(row)
         else:
             group = CostsBy(by or CostsBy.KIND)
             shown = costs.by(service, group, None if window_s is None else round(window_s * 1000), rates)
@@ -85,8 +89,26 @@ def _show(group: str, shown: "Costs") -> None:
     table((group, "jobs", "runs", "beats", "cpu s", shown.total.currency), rows, "no run has ended")
     if shown.rows:
         say(f"total {shown.total.cost:.6g} {shown.total.currency}, {counted(shown.total.jobs, 'job')}", "bold")
+    _tell_left_out(shown.total)
+    if shown.uncharged:
+        notice(
+            f"{counted(shown.uncharged, 'job')} counted for no account: the submitter has no grant account:charge for"
+            " the account that it named"
+        )
     if shown.is_cut:
         notice("there are more jobs than one sum looks at; the oldest are left out")
+
+
+def _tell_left_out(row: "CostRow") -> None:
+    if row.unpriced:
+        shown = [repr(each) for each in row.unpriced_devices[:DEVICES_SHOWN]]
+        devices = ", ".join(shown) + (", …" if len(shown) < len(row.unpriced_devices) else "")
+        notice(f"{counted(row.unpriced, 'run')} left out: rate_gpu_sec of the rate card has no rate for {devices}")
+    if row.doubtful:
+        notice(
+            f"{counted(row.doubtful, 'run')} charged by time: the proof says more than a machine can use in the time of"
+            " the run"
+        )
 
 
 def _used(row: "CostRow") -> list[tuple[str, object]]:

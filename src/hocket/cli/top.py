@@ -118,7 +118,10 @@ def _alarms(shown: "Top") -> tuple[str, str]:
 
 
 def _cost(shown: "Top") -> str:
-    return "no rate card" if shown.cost is None else f"{shown.cost:.6g} {shown.currency} in the last hour"
+    if shown.cost is None:
+        return "no rate card"
+    left_out = f", without {counted(shown.unpriced, 'run')} that have no price" if shown.unpriced else ""
+    return f"{shown.cost:.6g} {shown.currency} in the last hour{left_out}"
 
 
 def _until(hold: "HoldOnTop", now_ms: int) -> str:

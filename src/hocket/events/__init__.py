@@ -60,6 +60,7 @@ from hocket.events.tempo import (
     PulseLeads,
     PulseLockFailed,
     PulseStarted,
+    RegisterReplaced,
     ReverbStarted,
     TempoChanged,
 )
@@ -148,6 +149,7 @@ __all__ = [
     "PulseLeads",
     "PulseLockFailed",
     "PulseStarted",
+    "RegisterReplaced",
     "RequestsRefused",
     "ResultDiscarded",
     "RetryPlanned",

@@ -102,6 +102,20 @@ class PulseLockFailed(_TempoEvent, frozen=True):
         return f"this pulse cannot ask who leads {self.cluster}: {self.error}; it tries again"
 
 
+class RegisterReplaced(_TempoEvent, frozen=True):
+    """The leader's register on the bus had a value that no member that may lead has signed."""
+
+    level = WARNING
+
+    cluster: str
+
+    def __str__(self) -> str:
+        return (
+            f"the register of {self.cluster} on the bus had a value that no pulse of this mesh wrote; this pulse"
+            " replaced it. Restrict who may write to it with permissions of the NATS server"
+        )
+
+
 class BeatSent(_TempoEvent, frozen=True):
     """`late_s` is how long after the start of the beat its frame left, and `drift_s` how far the time of day is ahead
     of the pulse's clock.

@@ -1,13 +1,13 @@
-"""Which workers are candidates for a job: those of its kind that are alive. What workers say about themselves comes in
-as facts; `KnownWorkers` folds them, and `rendezvous` ranks the candidates. All times are of the node that heard the
-facts, by a clock that never goes back; no other clock is trusted.
+"""Which workers are candidates for a job: those of its kind that are alive, and whose node may claim it. What workers
+say about themselves comes in as facts; `KnownWorkers` folds them, and `rendezvous` ranks the candidates. All times are
+of the node that heard the facts, by a clock that never goes back; no other clock is trusted.
 
 Leaving counts at once, joining does not: a worker, its kinds, labels and weight count from the epoch after the one in
 which they were heard, and a job is ranked by the epoch in which it was announced. So no worker can choose a name or a
 weight after it has seen a job. A worker that falls silent is no candidate after its expiry, whatever its name wins.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from hashlib import sha256
 from typing import NamedTuple
@@ -29,6 +29,9 @@ WORKERS_PER_NODE_MAX = 64
 OFFERS_KEPT = 4
 # Answers that are kept until something changes.
 ASKED_MAX = 1_024
+
+MayClaim = Callable[[int, str], bool]
+"""Whether a node may claim the jobs of a kind."""
 
 
 def epoch_at(time_ms: int) -> int:
@@ -106,15 +109,20 @@ class _KnownWorker(NamedTuple):
 
 class KnownWorkers:
     """The workers of which one node has heard since `started_ms`. Those that it hears in its first epoch length count
-    at once, for earlier jobs too: it cannot know how long they have been there.
+    at once, for earlier jobs too: it cannot know how long they have been there. Workers of a node that may not claim a
+    kind are no candidates for it, whatever they say; `may_claim` is asked again in each epoch.
     """
 
-    def __init__(self, started_ms: int) -> None:
-        self._started_ms = started_ms
+    def __init__(self, started_ms: int, may_claim: MayClaim = lambda node, kind: True) -> None:
+        self._started_ms, self._may_claim = started_ms, may_claim
         self._nodes: dict[int, dict[str, _KnownWorker]] = {}
         self._epoch = epoch_at(started_ms)
         # What was asked since the last change, and until when it stays so.
         self._asked: dict[tuple[str, int, tuple[str, ...]], tuple[Candidates, int]] = {}
+
+    def ask_again(self) -> None:
+        """Call this when `may_claim` answers otherwise than before."""
+        self._asked.clear()
 
     def hear(self, fact: WorkerHeard) -> Unheard | None:
         """Takes a fact in, or says why it does not count."""
@@ -174,6 +182,8 @@ class KnownWorkers:
         weights: dict[str, float] = {}
         until_ms = now_ms + EPOCH_MS
         for node, workers in self._nodes.items():
+            if not self._may_claim(node, kind):
+                continue
             for name, worker in workers.items():
                 offer = worker.offer(epoch)
                 # What a worker no longer serves, it leaves at once.

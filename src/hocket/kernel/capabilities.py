@@ -9,7 +9,8 @@ Our own readings, where the Likewise document leaves a choice or contradicts its
   about claims, kind_prefix those about jobs, under Ops as well as under the class itself. time_range restricts all. An
   op that cannot be judged is not admitted: under source_types the tombstone of some evidence, under predicates a
   change of some claim, under kind_prefix an op about an unknown job.
-- Ours: key_prefix restricts ops about locks, messages and rows, by the key, the receiver or the row.
+- Ours: key_prefix restricts ops about locks, messages and rows, by the key, the receiver or the row, and the accounts
+  that jobs may be charged to. No op is about an account: who adds up the costs judges by the submitter's grants.
 - kind_prefix also restricts the reading of artifacts, under Artifact and under Ops: by the kind of the job that an
   artifact came from. It does not admit an artifact that came from no job. It does not restrict writing artifacts.
 - An unknown caveat, or a known one with a value of another type, empties its capability and leaves the others of the
@@ -39,10 +40,10 @@ RESOURCES_V01 = frozenset(
 ACTIONS_V01 = frozenset({"*", "Read", "Write", "Schedule", "Claim", "Complete"})
 CAVEATS_V01 = frozenset(CAVEATS)
 # What this program knows.
-KEYED = frozenset({"Lock", "Inbox", "Row", "Store"})  # key_prefix restricts their grants
+KEYED = frozenset({"Lock", "Inbox", "Row", "Store", "Account"})  # key_prefix restricts their grants
 RESOURCES = RESOURCES_V01 | KEYED
 _OF_KINDS = frozenset({"Job", "Artifact"})
-ACTIONS = ACTIONS_V01 | {"Define", "Acquire", "Break", "Decide"}
+ACTIONS = ACTIONS_V01 | {"Define", "Acquire", "Break", "Decide", "Charge"}
 # What (Ops, Write) admits besides the writes that are called so.
 _WRITES = {
     "Job": frozenset({"Schedule", "Claim", "Complete"}),

@@ -110,6 +110,22 @@ def open_envelope(
     return envelope
 
 
+def open_value(data: bytes, cluster: str, subject: str, key_of: Callable[[int], bytes | None]) -> Envelope | None:
+    """A value that stays on a server, where it may be old and is read many times; None if no member has signed it for
+    this subject.
+    """
+    reader = Reader(data)
+    try:
+        envelope = _read(reader)
+    except Malformed:
+        return None
+    public = key_of(envelope.at.node)
+    if public is None or (envelope.cluster, envelope.subject) != (cluster, subject):
+        return None
+    is_signed = reader.remaining() == SIGNATURE_BYTES and len(data) <= SEALED_BYTES_MAX
+    return envelope if is_signed and verify(public, data[reader.pos :], _CONTEXT + data[: reader.pos]) else None
+
+
 def read_envelope(data: bytes) -> Envelope | None:
     """What a message of any author says; None if it is not a message."""
     try:

@@ -7,7 +7,19 @@ from typing import Annotated
 import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
-Amount = Annotated[float, msgspec.Meta(ge=0)]
+# No run uses more of anything than this: 30,000 years of a processor.
+AMOUNT_MAX = 1e12
+Amount = Annotated[float, msgspec.Meta(ge=0, le=AMOUNT_MAX)]
+# More than the highest rates make of the largest amounts.
+Cost = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
+DeviceClass = Annotated[str, msgspec.Meta(max_length=256)]
+# The most that one machine can have, and the bytes that it can move in a second.
+PROCESSORS_MAX = 4_096
+DEVICES_MAX = 256
+MEMORY_GB_MAX = 65_536
+BYTES_PER_S_MAX = 10**12
+# By how much the clock of the log may differ from that of the machine that measured.
+SPAN_SLACK_MS = 60_000
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -36,7 +48,19 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk_read_bytes: Count = 0
     disk_written_bytes: Count = 0
     network_bytes: Count | None = None
-    gpu_s: dict[str, Amount] = {}
+    gpu_s: Annotated[dict[DeviceClass, Amount], msgspec.Meta(max_length=DEVICES_MAX)] = {}
+
+    def fits(self, span_ms: int) -> bool:
+        """Whether one machine can have used this much in so long a time, by the clock of the log."""
+        span_s = (span_ms + SPAN_SLACK_MS) / 1000
+        moved_bytes = self.disk_read_bytes + self.disk_written_bytes + (self.network_bytes or 0)
+        return (
+            self.wall_s <= span_s
+            and self.cpu_s <= span_s * PROCESSORS_MAX
+            and sum(self.gpu_s.values()) <= span_s * DEVICES_MAX
+            and self.memory_gb_s <= span_s * MEMORY_GB_MAX
+            and moved_bytes <= span_s * BYTES_PER_S_MAX
+        )
 
 
 class Charged(msgspec.Struct, frozen=True):

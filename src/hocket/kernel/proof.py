@@ -11,7 +11,7 @@ import msgspec
 from hocket.kernel.canonical import canonical_json, canonical_plain
 from hocket.kernel.clock import parse_hlc
 from hocket.kernel.decoding import json_decoder
-from hocket.kernel.execution import Amount, Charged, Count, Execution, Output, Resources, RunnerProgram, Stream
+from hocket.kernel.execution import Charged, Cost, Count, Execution, Output, Resources, RunnerProgram, Stream
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.intoto import enclose, moment_text, signing_bytes, statement
 from hocket.kernel.keys import KEY_BYTES, SIGNATURE_BYTES, SigningKey, key_text, parse_key, verify
@@ -55,7 +55,7 @@ class _Stream(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Charge(msgspec.Struct, forbid_unknown_fields=True):
-    cost: Amount
+    cost: Cost
     currency: Words
     rates: str
     over: Annotated[str, msgspec.Meta(max_length=256)]

@@ -143,9 +143,14 @@ class Charge(msgspec.Struct, frozen=True):
     parts: dict[str, float]
 
 
+def unpriced_devices(usage: ResourceUse, card: RateCard) -> list[str]:
+    """The classes of devices that were used and that the card does not price."""
+    return sorted(usage.gpu_sec.keys() - card.rate_gpu_sec.keys())
+
+
 def charge(usage: ResourceUse, card: RateCard, kind: str) -> Charge:
     """The formula. Raises BadRateCard with the classes of devices that the card does not price."""
-    if unpriced := sorted(usage.gpu_sec.keys() - card.rate_gpu_sec.keys()):
+    if unpriced := unpriced_devices(usage, card):
         raise BadRateCard(f"rate_gpu_sec has no rate for {', '.join(map(repr, unpriced))}")
     parts = {
         "beats": usage.beats * card.beat_rate(kind),

@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Context, Decimal
 from fractions import Fraction
+from functools import lru_cache
 from hashlib import sha256
+from itertools import compress
 from math import ceil, expm1, log, log1p
 from operator import truediv
 from struct import Struct
@@ -148,24 +150,69 @@ def rank_weighted(job: str, seed: bytes, weights: Mapping[str, float]) -> list[s
     return by_weighted_score({worker: score_of(worker) for worker in weights}, weights)
 
 
-def rank_of(job: str, seed: bytes, worker: str, weights: Mapping[str, float]) -> int:
-    """The worker's place in the ranking, 0 for the winner. A worker that is not in it comes after the last."""
+def in_turns(ranking: Iterable[str]) -> list[str]:
+    """The workers of a ranking in the order in which they try. A worker that does not claim the job in its turn loses
+    the places of its node's other workers, too: each node has one turn, by its best worker, before any has a second.
+    So however many workers a node says that it has, it delays the others by one turn.
+    """
+    rounds: Counter[str] = Counter()
+    found: list[tuple[int, str]] = []
+    for worker in ranking:
+        found.append((rounds[node := _node(worker)], worker))
+        rounds[node] += 1
+    return [worker for _, worker in sorted(found, key=lambda each: each[0])]
+
+
+def turn_of(job: str, seed: bytes, worker: str, weights: Mapping[str, float]) -> int:
+    """When the worker tries: its place in the ranking `in_turns`, 0 for the winner."""
     if worker not in weights:
-        return len(weights)
+        return turn_outside(worker, weights)
+    ahead = _ahead(job, seed, worker, weights)
+    sizes = _sizes(tuple(weights))
+    if not ahead or len(sizes) in (1, len(weights)):
+        return len(ahead)  # all workers are of one node, or each is of another
+    before = Counter(map(_node, ahead))
+    rounds = before.pop(_node(worker), 0)
+    return sum(min(size, rounds) for size in sizes.values()) + sum(count > rounds for count in before.values())
+
+
+def turn_outside(worker: str, ranking: Iterable[str]) -> int:
+    """When a worker tries that is not in the ranking: it comes after the last worker of its own node, and in that
+    round after those of all other nodes.
+    """
+    sizes = _sizes(tuple(ranking))
+    rounds = sizes.get(_node(worker), 0) + 1
+    return sum(min(size, rounds) for size in sizes.values())
+
+
+def _ahead(job: str, seed: bytes, worker: str, weights: Mapping[str, float]) -> list[str]:
+    """The workers that rank before this one, in any order."""
     score_of = _scorer(job, seed)
     own = score_of(worker)
     kinds = set(weights.values())
     if len(kinds) == 1:
-        return sum(map(own.__gt__, map(score_of, weights)))
+        return list(compress(weights, map(own.__gt__, map(score_of, weights))))
     limits = _limits(own, weights[worker], kinds)
-    place = 0
+    ahead = []
     for other, weight in weights.items():
         found, (sure, possible) = score_of(other), limits[weight]
         if found < sure:
-            place += 1
+            ahead.append(other)
         elif found <= possible and other != worker:
-            return rank_weighted(job, seed, weights).index(worker)
-    return place
+            ranking = rank_weighted(job, seed, weights)
+            return ranking[: ranking.index(worker)]
+    return ahead
+
+
+@lru_cache(64)
+def _sizes(workers: tuple[str, ...]) -> Mapping[str, int]:
+    """How many of these workers each node has."""
+    return dict(Counter(map(_node, workers)))
+
+
+def _node(worker: str) -> str:
+    """A worker's id begins with its node. A name without a node stands alone."""
+    return worker.partition("/")[0]
 
 
 def _limits(own: bytes, weight: float, weights: Iterable[float]) -> dict[float, tuple[bytes, bytes]]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hocket.kernel.authority import Authority, Revocation, Standing, counting_revocations
 from hocket.kernel.clock import U32_MAX, Hlc, pack, unpack
-from hocket.kernel.ids import content_hash
+from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.ops import NO_ID, Op, decode, link_to, pin_to
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Rules
@@ -166,6 +166,20 @@ class Permissions:
 
     def may_schedule(self, node: int, kind: str, wall_ms: int) -> bool:
         return not self.delegations or self.authority.may(node, "Job", "Schedule", kind, wall_ms) is not None
+
+    def may_run(self, node: int, kind: str, wall_ms: int) -> bool:
+        """Whether its delegations let a node claim jobs of a kind, and end them."""
+        return not self.delegations or all(
+            self.authority.may(node, "Job", action, kind, wall_ms) is not None for action in ("Claim", "Complete")
+        )
+
+    def may_charge(self, node: int, wall_ms: int, account: str) -> bool:
+        """Whether a node may charge an account. Its own id is an account that it may."""
+        return (
+            not self.delegations
+            or account == node_text(node)
+            or any(grant.admits("Account", "Charge", (account,)) for grant in self.authority.grants(node, wall_ms))
+        )
 
     def _is_derivation(self, payload: Payload, kind: str | None) -> bool:
         if type(payload) in _DERIVING and kind is not None:

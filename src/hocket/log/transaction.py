@@ -295,13 +295,7 @@ class Transaction:
         if self.projection.availability(self.node) is not Availability.ACTIVE:
             return False
         routed = self.projection.jobs.route(kind, self.latest)
-        if routed not in (None, self.node):
-            return False
-        permissions = self.projection.permissions
-        return not permissions.delegations or all(
-            permissions.authority.may(self.node, "Job", action, kind, self.now) is not None
-            for action in ("Claim", "Complete")
-        )
+        return routed in (None, self.node) and self.projection.permissions.may_run(self.node, kind, self.now)
 
     def decides(self, policy: Policy) -> bool:
         """Whether this node may end jobs of such a policy without asking another node."""

@@ -15,7 +15,7 @@ _RESOURCES = {
     for name in (
         *("Ops", "Evidence", "Entity", "Claim", "Job", "Episode", "Artifact", "Action", "Mesh", "UserAssertion"),
         "Registration",
-        *("Lock", "Inbox", "Row"),
+        *("Lock", "Inbox", "Row", "Account"),
     )
 }
 _OF_JOBS = {
@@ -25,9 +25,10 @@ _OF_JOBS = {
 _OF_LOCKS = {"read": "Read", "acquire": "Acquire", "break": "Break", "all": "*"}
 _OF_INBOXES = {"read": "Read", "write": "Write", "claim": "Claim", "all": "*"}
 _OF_OTHERS = {"read": "Read", "write": "Write", "all": "*"}
-_ACTIONS = {"Job": _OF_JOBS, "Lock": _OF_LOCKS, "Inbox": _OF_INBOXES}
+_OF_ACCOUNTS = {"charge": "Charge"}
+_ACTIONS = {"Job": _OF_JOBS, "Lock": _OF_LOCKS, "Inbox": _OF_INBOXES, "Account": _OF_ACCOUNTS}
 # Whose grants may end with a prefix, and what it is a prefix of.
-_KEYED = {"Lock": "key", "Inbox": "receiver", "Row": "row"}
+_KEYED = {"Lock": "key", "Inbox": "receiver", "Row": "row", "Account": "name"}
 # Without these, a node could not verify the ops that it receives.
 _NEEDED = ("Registration", "Mesh")
 _OF_A_WORKER = ("job:claim", "job:complete", "job:read", "artifact:read")
@@ -49,10 +50,11 @@ _MANY = {
     "Lock": "locks",
     "Inbox": "messages",
     "Row": "rows",
+    "Account": "accounts",
 }
 _VERBS = {
     **{"Read": "read", "Write": "write", "Schedule": "submit", "Claim": "claim", "Complete": "complete"},
-    **{"Define": "set the options of", "Acquire": "acquire", "Break": "break"},
+    **{"Define": "set the options of", "Acquire": "acquire", "Break": "break", "Charge": "charge"},
 }
 
 _Wanted = dict[tuple[str, str], list[str] | None]
@@ -99,7 +101,7 @@ def parse_grants(
     if ("Job", "Complete") in wanted or ("Job", "*") in wanted:
         wanted.setdefault(("Artifact", "Write"), None)
     for resource, action, prefixes in [(*pair, prefixes) for pair, prefixes in wanted.items()]:
-        if resource in _KEYED and action not in ("Read", "*"):
+        if resource in _KEYED and action not in ("Read", "*", "Charge"):
             # Who acquires a lock reads all locks of its scope; who writes or receives something reads that.
             known = wanted.setdefault((resource, "Read"), [])
             if prefixes is None or resource == "Lock":
@@ -135,8 +137,8 @@ def _want(wanted: _Wanted, text: str) -> None:
         wanted[pair] = None
     elif pair[0] not in ("Job", *_KEYED) and pair != ("Artifact", "Read"):
         raise Usage(
-            f"bad grant {text!r}: only artifact:read and actions on jobs, locks, inboxes and rows take a prefix; leave"
-            f" out {prefix!r}"
+            f"bad grant {text!r}: only artifact:read and actions on jobs, locks, inboxes, rows and accounts take a"
+            f" prefix; leave out {prefix!r}"
         )
     elif prefix.endswith("*"):
         raise Usage(f"bad grant {text!r}: write the prefix without a star: {prefix.rstrip('*')!r}")

@@ -1,11 +1,8 @@
 """What jobs of this node's log cost, by its rate card or by another."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from hocket.errors import Usage
-from hocket.kernel.rate_card import BadRateCard
 from hocket.node.rates import need_rates
 from hocket.node.runtime import Runtime
 from hocket.work import costs as runs
@@ -17,7 +14,7 @@ from hocket.work.costs import CostRow, Costs, CostsBy
 def job_cost(runtime: Runtime, job: str, rates: Path | None = None, fetch: Fetch | None = None) -> CostRow:
     """What a job cost; `job` is an id, or the beginning of one."""
     card = need_rates(runtime.home, rates)
-    with runtime.read() as session, _explained():
+    with runtime.read() as session:
         return runs.job_cost(session, runtime.blobs, view.find(session, job).job, card, fetch)
 
 
@@ -28,13 +25,6 @@ def costs(runtime: Runtime, by: CostsBy | str, since_ms: int = 0, rates: Path | 
     except ValueError:
         raise Usage(f"costs go by {', '.join(CostsBy)}, not by {by!r}") from None
     card = need_rates(runtime.home, rates)
-    with runtime.read() as session, _explained():
-        return runs.costs_by(session, runtime.blobs, chosen, card, since_ms)
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except BadRateCard as error:
-        raise Usage(f"the rate card does not price what was used: {error}") from None
+    with runtime.read() as session:
+        may_charge = runtime.log.permissions(session).may_charge
+        return runs.costs_by(session, runtime.blobs, chosen, card, may_charge, since_ms)

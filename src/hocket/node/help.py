@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from hocket.coordination.inbox import content_of, default_agent
-from hocket.kernel.beats.messages import HelpPromise, from_json
+from hocket.kernel.beats.messages import HelpPromise, PromiseOutcome, PromiseResult, from_json
 from hocket.kernel.beats.promises import promise_times, reply_due
-from hocket.kernel.ids import node_text, ulid_text
+from hocket.kernel.ids import node_text, parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
 from hocket.node.inbox import Inbox, MessagingNode, ReceivedMessage, message_id_of
 from hocket.rhythm.promise_watch import PromiseWatch
@@ -82,3 +82,23 @@ def answered_at(session: Session, thread_id: str, agent_id: str) -> int | None:
         and content_of(session, reply.id).message_type != PROMISE_TYPE
     ]
     return min(found, default=None)
+
+
+def may_tell(session: Session, result: PromiseResult, node: int) -> bool:
+    """Whether a node may say how a promise ended, by the log: the one that asked for help, of an agent that has
+    promised it there. A helper may say of itself that it was late or broke its promise.
+    """
+    if result.outcome is not PromiseOutcome.KEPT and result.agent_id.endswith(f"@{node_text(node)}"):
+        return True
+    try:
+        thread_id = parse_ulid(result.thread_id)
+    except ValueError:
+        return False
+    asked = session.message(thread_id)
+    if asked is None or asked.sent.node != node:
+        return False
+    return any(
+        f"{reply.sender}@{node_text(reply.sent.node)}" == result.agent_id
+        and content_of(session, reply.id).message_type == PROMISE_TYPE
+        for reply in session.replies(thread_id)
+    )

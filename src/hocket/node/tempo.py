@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from typing import TYPE_CHECKING
 
 from hocket.cancelling import end_tasks
 from hocket.errors import StoreError
@@ -13,12 +14,17 @@ from hocket.kernel.envelope import LIFE_MS
 from hocket.node.local_node import LocalNode
 from hocket.node.locks import lock_client
 from hocket.node.message_bus import NodeMessages
-from hocket.rhythm.heard_beats import HeardBeats
+from hocket.rhythm.beat_listener import BeatListener
+from hocket.rhythm.heard_beats import HeardBeats, Leaders
+from hocket.rhythm.leader_check import LeaderCheck
 from hocket.rhythm.leader_lock import ArbiterLock, LeaderLock, is_incident
 from hocket.rhythm.pulse import Pulse
 from hocket.rhythm.tempo_clock import TempoClock
 from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
 from hocket.work.supervision import supervised
+
+if TYPE_CHECKING:
+    from hocket.rhythm.nats_leader import LeaderRegister
 
 WAIT_S = 60.0
 
@@ -26,22 +32,18 @@ WAIT_S = 60.0
 @asynccontextmanager
 async def heard_beats(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) -> AsyncIterator[HeardBeats]:
     """The beats of a cluster as this process hears them on the node's bus."""
-    messages = TempoMessages(await node.message_bus(emit), node.log.user)
+    bus = await node.message_bus(emit)
+    messages = TempoMessages(bus, node.log.user)
     clock = TempoClock(node.environment.monotonic, lambda: node.environment.physical_ms() / 1000)
-    beats = HeardBeats(policy, clock, LIFE_MS, emit)
+    leaders = leader_check(node, policy, bus)
+    beats = HeardBeats(policy, clock, LIFE_MS, emit, leaders)
+    await leaders.refresh()
     with closing(await messages.subscribe(PulseMessage, policy.cluster_id)) as queue:
-        task = asyncio.create_task(_hear(queue, beats))
+        task = asyncio.create_task(BeatListener(beats, leaders).run(queue))
         try:
             yield beats
         finally:
             await end_tasks([task])
-
-
-async def _hear(queue: TempoQueue[PulseMessage], beats: HeardBeats) -> None:
-    while True:
-        heard = await queue.get(WAIT_S)
-        if heard is not None:
-            beats.hear(heard.message, heard.at.node)
 
 
 @asynccontextmanager
@@ -59,7 +61,7 @@ async def _run_pulse(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) 
     bus = await node.message_bus(emit)
     messages = TempoMessages(bus, node.log.user)
     async with heard_beats(node, policy, emit) as beats:
-        lock = leader_lock(node, policy, bus)
+        lock = leader_lock(node, policy, bus, beats.leaders, emit)
         pulse = Pulse(beats, lock, lambda message: messages.publish(message, policy.cluster_id), emit)
         with closing(await messages.subscribe(BarReport, policy.cluster_id)) as reports:
             emit(PulseStarted(policy.cluster_id))
@@ -80,17 +82,33 @@ async def _adapt(node: LocalNode, reports: TempoQueue[BarReport], pulse: Pulse) 
             pulse.hear_report(heard.message, is_incident=frozen)
 
 
-def leader_lock(node: LocalNode, policy: TempoPolicy, bus: NodeMessages) -> LeaderLock:
+def leader_lock(
+    node: LocalNode, policy: TempoPolicy, bus: NodeMessages, leaders: Leaders, emit: Emit = ignore
+) -> LeaderLock:
     """On a bus with a NATS server, a register of that server: pulses that hear each other share it. Otherwise a lock of
     the mesh.
     """
     name = node.environment.name("pulse")
     if bus.is_local:
         return ArbiterLock(node, lock_client(node, node.lock_processes), policy.cluster_id, name)
+    from hocket.rhythm.nats_leader import NatsLeaderLock
+
+    return NatsLeaderLock(_register(node, policy, bus, leaders), name, node.environment.monotonic, emit)
+
+
+def leader_check(node: LocalNode, policy: TempoPolicy, bus: NodeMessages) -> LeaderCheck:
+    """Reads who leads where `leader_lock` keeps it."""
+    made = LeaderCheck(node, policy.cluster_id)
+    if not bus.is_local:
+        made.register = _register(node, policy, bus, made)
+    return made
+
+
+def _register(node: LocalNode, policy: TempoPolicy, bus: NodeMessages, leaders: Leaders) -> "LeaderRegister":
     from hocket.bus.nats_messages import NatsMessages
     from hocket.bus.nats_register import NatsRegister
-    from hocket.rhythm.nats_leader import NatsLeaderLock
+    from hocket.rhythm.nats_leader import LeaderRegister
 
     assert isinstance(bus.messages, NatsMessages)
     register = NatsRegister(bus.messages, node.log.user, policy.cluster_id)
-    return NatsLeaderLock(register, name, node.environment.monotonic)
+    return LeaderRegister(register, bus, leaders.may_lead, node.environment.physical_ms)

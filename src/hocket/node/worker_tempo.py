@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from hocket.errors import Usage
+from hocket.errors import StoreError, Usage
 from hocket.kernel.beats.phases import BeatsLong, parse_length
 from hocket.kernel.beats.policy import TempoPolicy
 from hocket.kernel.candidates import worker_id
@@ -22,6 +22,7 @@ from hocket.work.supervision import supervised
 from hocket.work.worker import WorkerOptions
 
 if TYPE_CHECKING:
+    from hocket.kernel.beats.messages import PromiseResult
     from hocket.node.local_node import LocalNode
 
 
@@ -44,7 +45,7 @@ async def in_tempo(node: "LocalNode", options: WorkerOptions, policy: TempoPolic
     if policy is None:
         yield
         return
-    from hocket.node.help import answered_at
+    from hocket.node.help import answered_at, may_tell
     from hocket.node.tempo import heard_beats
     from hocket.rhythm.promise_watch import PromiseWatch
     from hocket.rhythm.status_claims import StatusClaims
@@ -56,13 +57,19 @@ async def in_tempo(node: "LocalNode", options: WorkerOptions, policy: TempoPolic
     async def answered(thread_id: str, agent_id: str) -> int | None:
         return await node.peek(lambda session: answered_at(session, thread_id, agent_id))
 
+    async def tells(result: "PromiseResult", author: int) -> bool:
+        try:
+            return await node.peek(lambda session: may_tell(session, result, author))
+        except StoreError:
+            return False
+
     log, emit = node.runtime.log, options.emit
     async with heard_beats(node, policy, emit) as beats:
         beats_now = beats.now
         agent_id = worker_id(log.node, node.environment.name("worker"))
         claims = StatusClaims(beats, agent_id, options.concurrency, log.reading, lambda: node.peek(ready))
         messages = TempoMessages(await node.message_bus(emit), log.user)
-        watch = PromiseWatch(messages, policy.cluster_id, log.reading, lambda: beats_now().at_ms, answered)
+        watch = PromiseWatch(messages, policy.cluster_id, log.reading, lambda: beats_now().at_ms, answered, tells)
         tasks: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("telling what runs", functools.partial(claims.send, messages)),
             ("telling of promises", watch.send),

@@ -1,15 +1,17 @@
 """The beats of a cluster as one process hears them. Frames of the leader set the tempo and the time. Between frames the
 process counts on by itself, so a beat begins on time though its frame is still on its way. Without a leader it follows
 the median of the pulses that it hears, without any its own clock, and the tempo stays. `kernel.beats` has the rules.
+Only members that may lead are heard, and only the one that holds the leader's lock leads (`leader_check`).
 """
 
 import asyncio
 from collections import Counter
 from contextlib import suppress
+from typing import Protocol
 
 from hocket.events import BeatsDegraded, BeatsLed, Emit, FrameRefused, ignore
-from hocket.kernel.beats.degraded import DegradedTempo, HeardPulse, degraded_beat, is_leaderless
-from hocket.kernel.beats.frame_judge import FrameRefusal, JudgeState, judge_frame, with_local_beat
+from hocket.kernel.beats.degraded import HEARD_BARS, DegradedTempo, HeardPulse, degraded_beat, is_leaderless, median
+from hocket.kernel.beats.frame_judge import FrameRefusal, JudgeState, Lead, judge_frame, with_local_beat
 from hocket.kernel.beats.messages import BeatFrame, PulseMessage, make_frame
 from hocket.kernel.beats.policy import TempoPolicy, policy_hash
 from hocket.kernel.beats.tempo import BadTempo, Tempo, TempoChange, Timeline, timeline
@@ -26,11 +28,34 @@ TOLD_MS = 60_000
 LATE_SHARE = 100
 
 
+class Leaders(Protocol):
+    """Who may lead, and who does."""
+
+    def may_lead(self, node: int) -> bool: ...
+
+    @property
+    def lead(self) -> Lead | None:
+        """As it was last read; None if this process cannot read it."""
+        ...
+
+
+class AnyLeader:
+    """Believes every pulse: for a process that has no log and no register to read."""
+
+    lead: Lead | None = None
+
+    def may_lead(self, node: int) -> bool:
+        return True
+
+
 class HeardBeats:
     """A `BeatSource`. Call `hear` with each message of a pulse. `skew_ms` is by how much clocks may differ."""
 
-    def __init__(self, policy: TempoPolicy, clock: TempoClock, skew_ms: int, emit: Emit = ignore) -> None:
+    def __init__(
+        self, policy: TempoPolicy, clock: TempoClock, skew_ms: int, emit: Emit = ignore, leaders: Leaders | None = None
+    ) -> None:
         self.policy, self.clock = policy, clock
+        self.leaders: Leaders = leaders or AnyLeader()
         self.timeline: Timeline = timeline(policy.initial_tempo)
         self.refusals: Counter[FrameRefusal] = Counter()
         self.changed = asyncio.Event()
@@ -66,20 +91,53 @@ class HeardBeats:
         """How long ago the last frame was accepted; without any, how long this has listened."""
         return self.clock.monotonic_ms() - (self._began_ms if self._led_ms is None else self._led_ms)
 
-    def hear(self, message: PulseMessage, sender: int) -> FrameRefusal | None:
-        """Why the frame is refused; None if it is accepted."""
+    def needs_confirmation(self, message: PulseMessage, sender: int) -> bool:
+        """Whether the frame may count once the leader's lock has been read again."""
+        self._forget()
+        judged = self._judged(message, sender)
+        return judged is FrameRefusal.UNCONFIRMED
+
+    def hear(self, message: PulseMessage, sender: int, came_ms: int | None = None) -> FrameRefusal | None:
+        """Why the frame is refused; None if it is accepted. `came_ms` is when it came, by the monotonic clock, if that
+        was before now.
+        """
+        self._forget()
         self._count()
-        state, frame = self._state(), message.frame
-        judged = judge_frame(self.policy, state, message, sender, self.clock.now_ms(), self._skew_ms)
-        if isinstance(judged, JudgeState) and state.last is None and self._is_over(frame):
-            judged = FrameRefusal.FROM_THE_PAST
-        refusal = judged if isinstance(judged, FrameRefusal) else None
-        self._sample(frame, sender)
+        judged = self._judged(message, sender)
+        if judged is not FrameRefusal.NOT_A_PULSE:
+            self._sample(message.frame, sender, self.clock.monotonic_ms() if came_ms is None else came_ms)
         if isinstance(judged, JudgeState):
-            self._accept(judged, frame, sender)
-        else:
-            self._refuse(judged, sender)
-        return refusal
+            self._accept(judged, message.frame, sender)
+            return None
+        self._refuse(judged, sender)
+        return judged
+
+    def _judged(self, message: PulseMessage, sender: int) -> JudgeState | FrameRefusal:
+        if not self.leaders.may_lead(sender):
+            return FrameRefusal.NOT_A_PULSE
+        state, now_ms = self._state(), self.clock.now_ms()
+        ahead_ms, lead = message.frame.beat_ms + self._measured_skew(), self.leaders.lead
+        judged = judge_frame(self.policy, state, message, sender, now_ms, self._skew_ms, ahead_ms, lead)
+        if isinstance(judged, JudgeState) and state.last is None and self._is_over(message.frame):
+            return FrameRefusal.FROM_THE_PAST
+        return judged
+
+    def _measured_skew(self) -> int:
+        """By how much the pulses that were heard of late are ahead of this clock; the most that is allowed, if none
+        was.
+        """
+        now_ms = self.clock.monotonic_ms()
+        since_ms = now_ms - HEARD_BARS * self._tempo.bar_ms
+        offsets = [each.offset_ms for each in self._heard.values() if each.heard_ms >= since_ms]
+        return max(0, median(offsets) + now_ms - self.clock.now_ms()) if offsets else self._skew_ms
+
+    def _forget(self) -> None:
+        """Forgets pulses that may no longer lead, and a leader that the lock never knew."""
+        self._heard = {node: each for node, each in self._heard.items() if self.leaders.may_lead(node)}
+        judge, lead = self._judge, self.leaders.lead
+        is_gone = judge.fence > 0 and not self.leaders.may_lead(judge.leader)
+        if is_gone or (lead is not None and judge.fence > lead.fence):
+            self._judge = JudgeState(last=judge.last)
 
     def now(self) -> BeatNow:
         self._count()
@@ -103,15 +161,15 @@ class HeardBeats:
     def _is_leaderless(self) -> bool:
         return self._led_ms is None or is_leaderless(self._tempo, self._led_ms, self.clock.monotonic_ms())
 
-    def _sample(self, frame: BeatFrame, sender: int) -> None:
+    def _sample(self, frame: BeatFrame, sender: int, came_ms: int) -> None:
         """Remembers the clock of a pulse of this cluster, unless it is off by more than clocks may be."""
         is_ours = frame.cluster_id == self.policy.cluster_id and frame.policy_hash == policy_hash(
             self.policy, frame.tempo
         )
-        sent_ms, now_ms = parse_wall(frame.deadline_at) - frame.beat_ms, self.clock.monotonic_ms()
+        sent_ms = parse_wall(frame.deadline_at) - frame.beat_ms
         is_right = abs(sent_ms - self.clock.now_ms()) <= self._skew_ms
         if is_ours and is_right and (sender in self._heard or len(self._heard) < PULSES_MAX):
-            self._heard[sender] = HeardPulse(sent_ms - now_ms, now_ms)
+            self._heard[sender] = HeardPulse(sent_ms - came_ms, came_ms)
 
     def _accept(self, judged: JudgeState, frame: BeatFrame, sender: int) -> None:
         is_new = self._is_leaderless() or sender != self._judge.leader

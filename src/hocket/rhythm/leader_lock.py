@@ -16,6 +16,11 @@ SCOPE = "tempo"
 INCIDENT = "incident"
 
 
+def leader_key(cluster_id: str) -> str:
+    """The key of the leader's lock. The members that may acquire it may lead, whatever the bus is."""
+    return f"pulse:{cluster_id}"
+
+
 class LeaderLock(Protocol):
     async def acquire(self, ttl_ms: int, above: int) -> int:
         """Returns the fence, which is greater than `above`. Raises LockHeld if another pulse leads, and other
@@ -33,7 +38,7 @@ class ArbiterLock:
 
     def __init__(self, access: NodeAccess, client: LockClient, cluster_id: str, agent: str) -> None:
         self._access, self._client = access, client
-        self._key, self._agent = f"pulse:{cluster_id}", agent
+        self._key, self._agent = leader_key(cluster_id), agent
         self._request: bytes | None = None
 
     async def acquire(self, ttl_ms: int, above: int) -> int:

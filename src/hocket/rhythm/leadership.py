@@ -26,6 +26,10 @@ ASK_AGAIN_BEATS = 0.1
 RELEASE_S = 2.0
 # After an error, the pulse rests for this many beats, then for more.
 RESTS = RetryPolicy(0.25, 8.0)
+# After a loss of the lead, too, and for longer if it has not led for so many beats: pulses that depose each other must
+# not fill the log with locks.
+LOST_RESTS = RetryPolicy(0.25, 32.0)
+SETTLED_BEATS = 8
 
 
 class Leadership:
@@ -41,6 +45,9 @@ class Leadership:
         self._asked_ms = self._ends_ms = 0
         self._asked_at_ms = self._ends_at_ms = 0
         self._is_overdue = False
+        self._has_lost = False
+        self._losses = 0
+        self._led_ms = 0
 
     @property
     def fence(self) -> int:
@@ -62,6 +69,9 @@ class Leadership:
                 try:
                     await (self._keep() if self._fence else self._try())
                     failures = 0
+                    if self._has_lost:
+                        self._has_lost = False
+                        await self._rest(LOST_RESTS.delay_s(self._losses, 1.0))
                 except LockHeld:
                     failures = 0
                     await self._rest(ASK_AGAIN_BEATS)
@@ -82,7 +92,7 @@ class Leadership:
         ttl_ms = self._asks()
         fence = await self._lock.acquire(ttl_ms, self._beats.fence)
         self._holds(ttl_ms)
-        self._fence = fence
+        self._fence, self._led_ms = fence, self._clock.monotonic_ms()
         if self.fence:
             self._emit(PulseLeads(self._cluster, fence))
             self._changed()
@@ -116,6 +126,9 @@ class Leadership:
     def _lose(self, reason: str) -> None:
         if self._fence:
             fence, self._fence = self._fence, 0
+            settled_ms = SETTLED_BEATS * self._beats.tempo.beat_ms
+            self._losses = 1 if self._clock.monotonic_ms() - self._led_ms >= settled_ms else self._losses + 1
+            self._has_lost = True
             self._emit(PulseFollows(self._cluster, fence, reason))
             self._changed()
 

@@ -1,12 +1,13 @@
 """Watches the promises that a worker's jobs were given. When a thread closes, or help has come, it tells on the bus how
-the promise ended, and counts that to the agent that made it. What other nodes tell is counted too.
+the promise ended, and counts that to the agent that made it. What other nodes tell is counted too, if they are parties
+of the promise.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,13 +15,16 @@ from hocket.kernel.beats.messages import HelpPromise, PromiseOutcome, PromiseRes
 from hocket.kernel.beats.promise_record import PromiseRecord
 from hocket.kernel.beats.promises import PromiseTimes, promise_outcome, promise_times
 from hocket.kernel.clock import Hlc, hlc_text
-from hocket.rhythm.tempo_messages import TempoMessages
+from hocket.rhythm.tempo_messages import Heard, TempoMessages
 
 OPEN_MAX = 4_096
 AGENTS_MAX = 10_000
 RESULTS_MAX = 10_000
 OUTGOING_MAX = 1_024
 HEARD_S = 60.0
+# A result can come before the log has its promise: it is looked at again once, after this time, and so many wait.
+AGAIN_S = 5.0
+AGAIN_MAX = 64
 
 Key = tuple[str, str]
 """A thread, and the agent that made a promise in it."""
@@ -62,7 +66,8 @@ class _Open(NamedTuple):
 
 class PromiseWatch:
     """`reading` reads the clock of the log, and `now_ms` that of the cluster. `answered_at` finds on the log when an
-    agent has answered a thread; None if it has not. `promised` and `answered` may be called from any thread.
+    agent has answered a thread; None if it has not. `may_tell` finds there whether a node may say how a promise ended.
+    `promised` and `answered` may be called from any thread.
     """
 
     def __init__(
@@ -72,9 +77,10 @@ class PromiseWatch:
         reading: Callable[[], Hlc],
         now_ms: Callable[[], int],
         answered_at: Callable[[str, str], Awaitable[int | None]],
+        may_tell: Callable[[PromiseResult, int], Awaitable[bool]],
     ) -> None:
         self._messages, self._lane = messages, lane
-        self._reading, self._now_ms, self._answered_at = reading, now_ms, answered_at
+        self._reading, self._now_ms, self._answered_at, self._may_tell = reading, now_ms, answered_at, may_tell
         self.counts = PromiseCounts()
         self._open: dict[Key, _Open] = {}
         self._outgoing: asyncio.Queue[msgspec.Struct] = asyncio.Queue(OUTGOING_MAX)
@@ -109,7 +115,10 @@ class PromiseWatch:
                 self._judge(key, found.times, at_ms)
 
     def _close(self, key: Key) -> None:
-        task = self._loop.create_task(self._look(key))
+        self._begin(self._look(key))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
         self._judging.add(task)
         task.add_done_callback(self._judging.discard)
 
@@ -142,7 +151,17 @@ class PromiseWatch:
         try:
             while True:
                 heard = await queue.get(HEARD_S)
-                if heard is not None:
-                    self.counts.add(heard.message, heard.at.wall)
+                if heard is not None and not await self._count(heard) and len(self._judging) < AGAIN_MAX:
+                    self._begin(self._count_later(heard))
         finally:
             queue.close()
+
+    async def _count(self, heard: Heard[PromiseResult]) -> bool:
+        is_party = await self._may_tell(heard.message, heard.at.node)
+        if is_party:
+            self.counts.add(heard.message, heard.at.wall)
+        return is_party
+
+    async def _count_later(self, heard: Heard[PromiseResult]) -> None:
+        await asyncio.sleep(AGAIN_S)
+        await self._count(heard)

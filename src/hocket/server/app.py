@@ -15,6 +15,7 @@ from hocket.mesh.gate import Gate
 from hocket.mesh.peers import is_loopback
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.server.listening import Connections, address_of
+from hocket.server.monitoring.host_check import names_this_machine
 from hocket.server.monitoring.monitor import METRICS, Monitor
 from hocket.server.v1.api import Api
 from hocket.server.v1.routes import PREFIX, RouteNeed
@@ -146,8 +147,11 @@ class _Door:
             await Response(reply.body, reply.status, dict(reply.headers))(scope, receive, send)
 
     async def _monitored(self, monitor: Monitor, request: Request, is_local: bool) -> Reply:
-        """Metrics name jobs and nodes. A caller on this machine may read them; another needs a token."""
+        """Metrics name jobs and nodes. A caller on this machine that asks for this machine may read them; another needs
+        a token.
+        """
         refused = None
+        is_local = is_local and names_this_machine(request.headers.get("host"))
         if request.path == METRICS and self._api is not None and not is_local:
             refused = await self._api.refusal(request, METRICS_NEED)
         return await monitor.answer(request) if refused is None else refused

@@ -79,7 +79,7 @@ def explain(service: Service, job: str) -> ClaimsExplained:
         ready_ms = _ready_ms(session, found, ops)
         epoch, digest, key, ranked = None, None, None, []
         if is_ranked(found):
-            members = Members(service.runtime.liveness(), log.physical())
+            members = Members(service.runtime.liveness(), log)
             members.refresh(session, log.physical())
             schedule = next(row.body for row, op in ops if op.id == found.schedule_op)
             announced_ms = log.physical() - max(0, log.reading().wall - ready_ms)

@@ -118,7 +118,7 @@ def grid(service: Service, kind: str | None = None, window_ms: int = WINDOW_MS) 
         for job in _newest(session, kind):
             ops = [(row, decode(row.body)) for row in session.ops_about(Subject(JOB, job.id))]
             counts.setdefault(job.kind, _Counts()).add(job, ops, since_ms)
-        members = Members(service.runtime.liveness(), log.physical())
+        members = Members(service.runtime.liveness(), log)
         now_ms = log.physical()
         members.refresh(session, now_ms)
         names, told = service.names(session), _told(session)

@@ -11,7 +11,7 @@ from hocket.rhythm.window_archive import kept_reports
 from hocket.service import Service, ServiceAnswer, locks, nodes
 from hocket.service.nodes import LiveNode
 from hocket.store import JobFilter, Session, Stage
-from hocket.work.costs import job_cost
+from hocket.work.costs import CostRow, job_cost
 
 # The most holds that are shown, and the newest ended jobs whose costs are summed.
 HOLDS_MAX = 200
@@ -40,7 +40,8 @@ class HoldOnTop(ServiceAnswer, frozen=True):
 
 class Top(ServiceAnswer, frozen=True):
     """`alarms` are those of the newest window, `window`, on the log; without a window, None and none. `cost` is that of
-    the jobs that ended within an hour; None without a rate card.
+    the jobs that ended within an hour; None without a rate card. `unpriced` of their runs have no price by that card,
+    and are not in it.
     """
 
     now_ms: int
@@ -52,6 +53,7 @@ class Top(ServiceAnswer, frozen=True):
     alarms: list[Alarm]
     cost: float | None
     currency: str | None
+    unpriced: int
 
 
 class TopView:
@@ -60,7 +62,7 @@ class TopView:
     def __init__(self, service: Service, policy: TempoPolicy) -> None:
         self._service, self._policy = service, policy
         self._rates = rates_of(service.runtime.home)
-        self._costs: dict[bytes, float] = {}
+        self._costs: dict[bytes, CostRow] = {}
 
     def look(self) -> Top:
         service = self._service
@@ -73,7 +75,7 @@ class TopView:
             for (stage, _), count in session.counts().items():
                 if stage is not Stage.DONE:
                     queue[stage.name.lower()] += count
-            cost = self._cost(session, now_ms)
+            costs = self._ended_costs(session, now_ms)
             reports = kept_reports(session, now_ms, 1)
         jobs = []
         for entry in claimed[:HOLDS_MAX]:
@@ -88,20 +90,21 @@ class TopView:
             queue,
             reports[0].window if reports else None,
             alarms(reports[0]) if reports else [],
-            cost,
+            None if self._rates is None else sum(each.cost for each in costs),
             None if self._rates is None else self._rates.currency,
+            sum(each.unpriced for each in costs),
         )
 
-    def _cost(self, session: Session, now_ms: int) -> float | None:
+    def _ended_costs(self, session: Session, now_ms: int) -> list[CostRow]:
         if self._rates is None:
-            return None
+            return []
         newest = [entry.job for entry in session.jobs(JobFilter((Stage.DONE,)), JOBS_MAX)]
         ended = [job for job in newest if job.done is not None and job.done.wall > now_ms - COST_MS]
         blobs, rates, known = self._service.runtime.blobs, self._rates, self._costs
         self._costs = {
-            job.id: known[job.id] if job.id in known else job_cost(session, blobs, job, rates).cost for job in ended
+            job.id: known[job.id] if job.id in known else job_cost(session, blobs, job, rates) for job in ended
         }
-        return sum(self._costs.values())
+        return list(self._costs.values())
 
 
 def _beat(policy: TempoPolicy, now_ms: int) -> BeatOnTop:

@@ -1,6 +1,6 @@
 """When a worker may claim a job of a kind that goes by rank. The first in rank may at once, each further one after
-another claim timeout. This decides only who tries: the arbiter, or for `open` jobs the order of the log, decides who
-holds the job.
+another claim timeout, and each node has one turn before any node has a second. This decides only who tries: the
+arbiter, or for `open` jobs the order of the log, decides who holds the job.
 
 Workers tell each other of claims and passes (`claim_messages`). Such a message moves a turn by one claim timeout at
 most, since it may be a lie or lost.
@@ -17,7 +17,17 @@ from hocket.kernel.candidates import EPOCH_MS, Candidates, node_of
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.rendezvous import NotSigned, may_try_at, rank_of, rank_sticky, rank_weighted, seed_in, seed_of
+from hocket.kernel.rendezvous import (
+    NotSigned,
+    in_turns,
+    may_try_at,
+    rank_sticky,
+    rank_weighted,
+    seed_in,
+    seed_of,
+    turn_of,
+    turn_outside,
+)
 from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.signing import is_marked
 from hocket.kernel.vocabulary import ScheduleJob
@@ -111,7 +121,7 @@ def ranking(session: Session, members: Members, job: Job, op: Op, ready_ms: int,
         workers = rank_sticky(key, candidates.weights, loads(session, job.kind, candidates))
     else:
         workers = rank_weighted(ulid_text(job.id), seed_of(op), candidates.weights)
-    return Ranking(candidates, workers, ready_ms, key)
+    return Ranking(candidates, in_turns(workers), ready_ms, key)
 
 
 class _ReadyJob(NamedTuple):
@@ -258,12 +268,12 @@ class ClaimOrder:
     def _rank(self, tx: QueueView, job: Job, known: _ReadyJob, candidates: Candidates, passed: frozenset[str]) -> int:
         if known.key is not None:
             workers = rank_sticky(known.key, candidates.weights, loads(tx.session, job.kind, candidates))
-            left = [each for each in workers if each not in passed]
-            return left.index(self.worker) if self.worker in left else len(left)
+            left = in_turns(each for each in workers if each not in passed)
+            return left.index(self.worker) if self.worker in left else turn_outside(self.worker, left)
         before = self._ranks.get(job.id)
         if before is not None and before[0] is candidates and before[1] == passed:
             return before[2]
         weights = {worker: weight for worker, weight in candidates.weights.items() if worker not in passed}
-        rank = rank_of(ulid_text(job.id), known.seed, self.worker, weights)
+        rank = turn_of(ulid_text(job.id), known.seed, self.worker, weights)
         self._ranks[job.id] = candidates, passed, rank
         return rank

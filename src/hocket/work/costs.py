@@ -1,9 +1,10 @@
 """What jobs used and cost, from the log: the proofs of commands have what the runner measured, and every other run is
-charged for its time.
+charged for its time. A proof is the word of the node that ran the command. One that says more than a machine can use in
+the time of its run does not count, and a run on a device without a rate has no price; sums leave it out and say so.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from hocket.errors import HocketError
+from hocket.kernel.clock import unpack
 from hocket.kernel.execution import Resources
 from hocket.kernel.ids import node_id, node_text, ulid_text
 from hocket.kernel.ops import schedule_payload
@@ -23,6 +25,7 @@ from hocket.kernel.rate_card import (
     beats_used,
     charge,
     estimate,
+    unpriced_devices,
     usage_of,
 )
 from hocket.kernel.roster import Job, Outcome
@@ -37,13 +40,20 @@ JOBS_MAX = 100_000
 HISTORY_MAX = 200
 
 
+MayCharge = Callable[[int, int, str], bool]
+"""Whether a node may charge an account at a time."""
+
+
 class MeteredRun(NamedTuple):
-    """A run and what it used. `resources` are those of its proof; None for a run that has none."""
+    """A run and what it used. `resources` are those of its proof; None for a run that has none that counts. Of a
+    doubtful run the proof says more than the run can have used.
+    """
 
     node: int
     ended_ms: int
     resources: Resources | None
     usage: ResourceUse
+    is_doubtful: bool = False
 
 
 class Spent(NamedTuple):
@@ -54,7 +64,9 @@ class Spent(NamedTuple):
 def metered_runs(
     session: Session, blobs: Blobs, job: Job, beat_ms: int, fetch: Fetch | None = None
 ) -> Iterator[MeteredRun]:
-    """The ended runs of a job. A proof counts for the last run of its signer that began before it was on the log."""
+    """The ended runs of a job. A proof counts for the last run of its signer that began before it was on the log, if
+    the run lasted long enough for what the proof says.
+    """
     spans = run_spans(session, job.id)
     found: dict[RunSpan, Resources] = {}
     for node, at_ms, used in _proofs(session, blobs, job, fetch):
@@ -62,8 +74,11 @@ def metered_runs(
             found[before[-1]] = used
     for span in spans:
         resources = found.get(span)
+        is_doubtful = resources is not None and not resources.fits(span.ended_ms - span.began_ms)
+        if is_doubtful:
+            resources = None
         usage = ResourceUse(beats_used(span.ran_ms, beat_ms)) if resources is None else usage_of(resources, beat_ms)
-        yield MeteredRun(span.node, span.ended_ms, resources, usage)
+        yield MeteredRun(span.node, span.ended_ms, resources, usage, is_doubtful)
 
 
 def _proofs(session: Session, blobs: Blobs, job: Job, fetch: Fetch | None) -> Iterator[tuple[int, int, Resources]]:
@@ -80,16 +95,26 @@ def _proofs(session: Session, blobs: Blobs, job: Job, fetch: Fetch | None) -> It
 
 
 def spent_on(session: Session, blobs: Blobs, job: Job, rates: RateCard | None) -> Spent:
-    """What the runs of a job have used so far. Without rates, they cost nothing."""
+    """What the runs of a job have used so far. Without rates they cost nothing, and without a rate for a device the use
+    of that device costs nothing.
+    """
     beat_ms = BEAT_MS_DEFAULT if rates is None else rates.beat_ms
     used = [each.usage for each in metered_runs(session, blobs, job, beat_ms)]
-    costs = [] if rates is None else [charge(each, rates, job.kind).total for each in used]
+    costs = [] if rates is None else [charge(_priced(each, rates), rates, job.kind).total for each in used]
     return Spent(sum(each.beats for each in used), math.fsum(costs))
+
+
+def _priced(usage: ResourceUse, rates: RateCard) -> ResourceUse:
+    """The part of it that the card prices."""
+    devices = {name: seconds for name, seconds in usage.gpu_sec.items() if name in rates.rate_gpu_sec}
+    return msgspec.structs.replace(usage, gpu_sec=devices)
 
 
 class CostRow(msgspec.Struct, frozen=True):
     """What the runs of a kind, on a node, for an account or of a job used and cost. `name` is None for the runs of jobs
-    without an account.
+    without an account. `unpriced` of the runs used devices that the card does not price, which are in
+    `unpriced_devices`; these runs are not in `cost`. `doubtful` of them have a proof that says more than they can have
+    used, and are charged for their time.
     """
 
     name: str | None
@@ -98,6 +123,9 @@ class CostRow(msgspec.Struct, frozen=True):
     usage: ResourceUse
     cost: float
     currency: str
+    unpriced: int = 0
+    unpriced_devices: list[str] = []
+    doubtful: int = 0
 
 
 class CostsBy(StrEnum):
@@ -108,12 +136,13 @@ class CostsBy(StrEnum):
 
 class Costs(msgspec.Struct, frozen=True):
     """`rows` are those that cost most first, `total` is their sum. `is_cut` is whether there are older jobs that were
-    not looked at.
+    not looked at. `uncharged` jobs name an account that their submitter may not charge, and count for none.
     """
 
     rows: list[CostRow]
     total: CostRow
     is_cut: bool = False
+    uncharged: int = 0
 
 
 def job_cost(session: Session, blobs: Blobs, job: Job, rates: RateCard, fetch: Fetch | None = None) -> CostRow:
@@ -122,27 +151,43 @@ def job_cost(session: Session, blobs: Blobs, job: Job, rates: RateCard, fetch: F
 
 
 def costs_by(
-    session: Session, blobs: Blobs, by: CostsBy, rates: RateCard, since_ms: int = 0, fetch: Fetch | None = None
+    session: Session,
+    blobs: Blobs,
+    by: CostsBy,
+    rates: RateCard,
+    may_charge: MayCharge,
+    since_ms: int = 0,
+    fetch: Fetch | None = None,
 ) -> Costs:
-    """The costs of the runs that ended since that time, of the newest jobs."""
+    """The costs of the runs that ended since that time, of the newest jobs. `may_charge` decides whether a node may
+    charge an account at a time.
+    """
     found: dict[str | None, list[tuple[Job, MeteredRun]]] = {}
+    uncharged: set[bytes] = set()
     newest = session.jobs(JobFilter(), JOBS_MAX + 1)
     for entry in newest[:JOBS_MAX]:
-        for run in metered_runs(session, blobs, entry.job, rates.beat_ms, fetch):
-            if run.ended_ms >= since_ms:
-                found.setdefault(_name(by, entry.job, run), []).append((entry.job, run))
+        job, account = entry.job, _account(entry.job) if by is CostsBy.ACCOUNT else None
+        runs = [run for run in metered_runs(session, blobs, job, rates.beat_ms, fetch) if run.ended_ms >= since_ms]
+        if runs and account is not None and not may_charge(*submitted(session, job), account):
+            uncharged.add(job.id)
+            account = None
+        for run in runs:
+            name = {CostsBy.KIND: job.kind, CostsBy.NODE: node_text(run.node), CostsBy.ACCOUNT: account}[by]
+            found.setdefault(name, []).append((job, run))
     rows = [_row(name, runs, rates) for name, runs in found.items()]
     total = _row(None, [each for runs in found.values() for each in runs], rates)
-    return Costs(sorted(rows, key=lambda row: (-row.cost, row.name or "")), total, len(newest) > JOBS_MAX)
+    ordered = sorted(rows, key=lambda row: (-row.cost, row.name or ""))
+    return Costs(ordered, total, len(newest) > JOBS_MAX, len(uncharged))
 
 
 def cost_estimate(session: Session, blobs: Blobs, rates: RateCard, kind: str, program: str | None) -> Estimate | None:
     """What the newest jobs of this kind cost that succeeded; of commands, those of the same program. None if there are
-    none.
+    none. Jobs that have no price are left out.
     """
     ended = session.jobs(JobFilter((Stage.DONE,), Outcome.SUCCEEDED, kind), JOBS_MAX)
     alike = (entry.job for entry in ended if program is None or _program(session, entry.job) == program)
-    return estimate([job_cost(session, blobs, job, rates).cost for job in islice(alike, HISTORY_MAX)])
+    rows = (job_cost(session, blobs, job, rates) for job in islice(alike, HISTORY_MAX))
+    return estimate([row.cost for row in rows if not row.unpriced])
 
 
 def _program(session: Session, job: Job) -> str | None:
@@ -154,15 +199,23 @@ def _program(session: Session, job: Job) -> str | None:
     return str(command[0]) if isinstance(command, list) and command else None
 
 
-def _name(by: CostsBy, job: Job, run: MeteredRun) -> str | None:
-    if by is CostsBy.KIND:
-        return job.kind
-    if by is CostsBy.NODE:
-        return node_text(run.node)
+def _account(job: Job) -> str | None:
     return None if job.policy.budget is None else job.policy.budget.charge_to
+
+
+def submitted(session: Session, job: Job) -> tuple[int, int]:
+    """Which node has submitted the job, and when; for a tick, which has set its schedule."""
+    set_by = job.policy.set_by()
+    row = None if set_by is None else session.op(set_by)
+    at = job.scheduled if row is None else unpack(row.hlc)
+    return at.node, at.wall
 
 
 def _row(name: str | None, runs: Sequence[tuple[Job, MeteredRun]], rates: RateCard) -> CostRow:
     used = sum((run.usage for _, run in runs), ResourceUse())
-    cost = math.fsum(charge(run.usage, rates, job.kind).total for job, run in runs)
-    return CostRow(name, len({job.id for job, _ in runs}), len(runs), used, cost, rates.currency)
+    priced = [(job, run) for job, run in runs if not unpriced_devices(run.usage, rates)]
+    cost = math.fsum(charge(run.usage, rates, job.kind).total for job, run in priced)
+    doubtful = sum(run.is_doubtful for _, run in runs)
+    jobs, unpriced = len({job.id for job, _ in runs}), len(runs) - len(priced)
+    devices = unpriced_devices(used, rates)
+    return CostRow(name, jobs, len(runs), used, cost, rates.currency, unpriced, devices, doubtful)

@@ -1,6 +1,6 @@
 """Which workers are ranked for the jobs of a kind: those of the nodes that share this store, by their rows, and those
 of other nodes, by what these have said about themselves. `kernel.candidates` decides who counts; here the store is
-read. A node that is draining or quarantined has no members.
+read. A node that is draining or quarantined has no members, and a node that may not claim the kind has none for it.
 
 What a coordinator relays about other nodes is believed unchecked: this decides only who tries to claim a job.
 """
@@ -13,6 +13,8 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.subjects import AVAILABILITY
+from hocket.log import Log
+from hocket.log.permissions import Permissions
 from hocket.log.projectors import availability_of
 from hocket.store import Presence, Session, WorkerRow
 from hocket.work.liveness import Liveness, WorkerState, standing
@@ -41,13 +43,15 @@ class _KnownNode(msgspec.Struct):
 class Members:
     """The members as one process knows them. Call `refresh` with a session first; times are of the machine's clock."""
 
-    def __init__(self, liveness: Liveness, started_ms: int) -> None:
-        self._liveness = liveness
-        self._now_ms = self._next_ms = started_ms
+    def __init__(self, liveness: Liveness, log: Log) -> None:
+        self._liveness, self._log = liveness, log
+        self._now_ms = self._next_ms = log.physical()
+        self._permissions: Permissions | None = None
+        self._routes: dict[str, int] = {}
         self._begin()
 
     def _begin(self) -> None:
-        self._known = KnownWorkers(self._now_ms)
+        self._known = KnownWorkers(self._now_ms, self._may_claim)
         self._nodes: dict[int, _KnownNode] = {}
         # The time of the last fact about each node. Two facts never have the same.
         self._said: dict[int, int] = {}
@@ -60,6 +64,7 @@ class Members:
         if self._now_ms >= self._next_ms + EPOCH_MS:
             self._begin()  # it has not looked for so long that it knows no more than one that has just started
         self._next_ms = self._now_ms + REFRESH_MS
+        self._read_permissions(session)
         here = self._here(session)
         elsewhere = [each for each in session.presence() if int.from_bytes(each.node, "big") not in here]
         found = here | {int.from_bytes(each.node, "big"): self._heard(each) for each in elsewhere}
@@ -79,6 +84,17 @@ class Members:
     def candidates(self, kind: str, announced_ms: int, needs: tuple[str, ...] = ()) -> Candidates:
         """The members for a job that was announced at that time."""
         return self._known.candidates(kind, min(announced_ms, self._now_ms), self._now_ms, needs)
+
+    def _read_permissions(self, session: Session) -> None:
+        permissions, routes = self._log.permissions(session), _routes(session)
+        if permissions is not self._permissions or routes != self._routes:
+            self._permissions, self._routes = permissions, routes
+            self._known.ask_again()
+
+    def _may_claim(self, node: int, kind: str) -> bool:
+        if self._routes.get(kind, node) != node:
+            return False
+        return self._permissions is None or self._permissions.may_run(node, kind, self._now_ms)
 
     def _here(self, session: Session) -> dict[int, _KnownNode]:
         """The workers of the nodes that use this store. One whose process has ended is gone at once."""
@@ -121,6 +137,11 @@ class Members:
         self._known.hear(
             WorkerHeard(node, name, said, self._now_ms, told.kinds, told.labels, told.weight, left_ms),
         )
+
+
+def _routes(session: Session) -> dict[str, int]:
+    """The node of each kind that is routed to one."""
+    return {kind: int.from_bytes(node, "big") for kind, _, node in session.routes() if node is not None}
 
 
 def _told(row: WorkerRow) -> Serving | None:

@@ -158,7 +158,7 @@ class Worker:
             options.hold_ms,
         )
         self.id = worker_id(access.log.node, self._name)
-        members = Members(environment.liveness, access.log.physical())
+        members = Members(environment.liveness, access.log)
         order = ClaimOrder(self.id, members, HeardClaims(access.log.physical))
         self._ranked = RankedClaims(order, self._held)
         self._transact = BatchRunner(

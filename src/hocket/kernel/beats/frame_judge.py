@@ -1,9 +1,11 @@
 """Which frames an agent accepts. A pulse that leads holds a lock and puts its fence into each frame; so after the first
-frame of a new leader none of the old one counts, however late it wakes. An agent accepts at most one frame for a beat,
-and never goes back. The envelope of the bus has proved who sent a frame.
+frame of a new leader none of the old one counts, however late it wakes. A frame says a fence, and does not prove it:
+the first frame of a leader counts if the lock shows that its sender holds it under this fence. An agent accepts at most
+one frame for a beat, and never goes back. The envelope of the bus has proved who sent a frame.
 """
 
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +26,15 @@ class FrameRefusal(StrEnum):
     DEPOSED = "deposed"  # its sender no longer leads
     SECOND_LEADER = "second leader"  # another node has this fence
     MID_BAR = "mid-bar"  # it changes the tempo where no bar begins
+    NOT_A_PULSE = "not a pulse"  # its sender is no member that may lead
+    UNCONFIRMED = "unconfirmed"  # the lock does not show that its sender leads
+
+
+class Lead(NamedTuple):
+    """Which node holds the leader's lock, and under which fence, as this process has read it. Fence 0: none does."""
+
+    fence: int
+    node: int
 
 
 class JudgeState(msgspec.Struct, frozen=True):
@@ -35,9 +46,19 @@ class JudgeState(msgspec.Struct, frozen=True):
 
 
 def judge_frame(
-    policy: TempoPolicy, state: JudgeState, message: PulseMessage, sender: int, now_ms: int, skew_ms: int
+    policy: TempoPolicy,
+    state: JudgeState,
+    message: PulseMessage,
+    sender: int,
+    now_ms: int,
+    skew_ms: int,
+    ahead_ms: int | None = None,
+    lead: Lead | None = None,
 ) -> JudgeState | FrameRefusal:
-    """The state after an accepted frame, or why the frame is refused. `skew_ms` is by how much clocks may differ."""
+    """The state after an accepted frame, or why the frame is refused. `skew_ms` is by how much clocks may differ, and
+    `ahead_ms` how far ahead a frame may begin, if that is less. Without a `lead`, who leads cannot be read here, and
+    the frame is believed.
+    """
     frame = message.frame
     if frame.cluster_id != policy.cluster_id:
         return FrameRefusal.WRONG_CLUSTER
@@ -47,7 +68,7 @@ def judge_frame(
         return FrameRefusal.FOREIGN_POLICY
     if not _is_consistent(policy, frame):
         return FrameRefusal.INCONSISTENT
-    if frame.epoch_ms > now_ms + skew_ms:
+    if frame.epoch_ms > now_ms + min(skew_ms, skew_ms if ahead_ms is None else ahead_ms):
         return FrameRefusal.FROM_THE_FUTURE
     if frame.epoch_ms + frame.beat_ms < now_ms - skew_ms:
         return FrameRefusal.FROM_THE_PAST
@@ -59,6 +80,8 @@ def judge_frame(
         return FrameRefusal.FROM_THE_PAST
     if state.last is not None and not _may_follow(state.last.tempo, state.last.epoch_ms, frame.tempo, frame.epoch_ms):
         return FrameRefusal.MID_BAR
+    if lead is not None and message.fence > state.fence and lead != (message.fence, sender):
+        return FrameRefusal.UNCONFIRMED
     return JudgeState(message.fence, sender, frame)
 
 

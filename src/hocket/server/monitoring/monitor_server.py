@@ -1,17 +1,19 @@
 """A server for the metrics and the probes of a process that serves nothing else. It asks for no token, so it listens on
-this machine unless the operator names another interface.
+this machine unless the operator names another interface, and gives metrics only to requests that name this machine.
 """
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hocket.errors import Usage
-from hocket.mesh.wire import Request
+from hocket.mesh.wire import Reply, Request
 from hocket.server.listening import Connections
-from hocket.server.monitoring.monitor import Monitor
+from hocket.server.monitoring.host_check import names_this_machine
+from hocket.server.monitoring.monitor import METRICS, Monitor
 from hocket.server.running import AppServer, bound_listener
 
 LOCAL = "127.0.0.1"
+_FOREIGN_NAME = b"ask for the metrics by the machine's IP address or host name, or start with --metrics NAME:PORT\n"
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -24,7 +26,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 class MonitorServer:
     def __init__(self, monitor: Monitor, host: str, port: int) -> None:
-        self._monitor = monitor
+        self._monitor, self._host = monitor, host
         listener = bound_listener(host, port)
         listener.connections = Connections()
         shown, number = listener.getsockname()[:2]
@@ -40,5 +42,8 @@ class MonitorServer:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        reply = await self._monitor.answer(Request(scope["method"], scope["path"], headers=headers))
+        if scope["path"] == METRICS and not names_this_machine(headers.get("host"), self._host):
+            reply = Reply(403, {"content-type": "text/plain"}, _FOREIGN_NAME)
+        else:
+            reply = await self._monitor.answer(Request(scope["method"], scope["path"], headers=headers))
         await Response(reply.body, reply.status, dict(reply.headers))(scope, receive, send)
