@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hocket.kernel.arbitration import Standings, fold
 from hocket.kernel.clock import Hlc
@@ -21,10 +22,12 @@ from hocket.kernel.ids import derived_ulid, node_text
 from hocket.kernel.messages import (
     BODY_BYTES_MAX,
     MESSAGES,
+    RECEIVERS_MAX,
     TTL_MS_MAX,
     Address,
     DeliveryState,
     Message,
+    MessageDelivery,
     addresses_of,
     is_agent,
     read_address,
@@ -354,3 +357,36 @@ def test_any_history_keeps_the_promises(history: list[tuple[int, str, str, int, 
             assert used == tries and (holder is None or wall > until)
             holder, used, ready = None, 0, 0
     assert state is not None and (state.deliveries[0].state is DeliveryState.ACKNOWLEDGED) == is_over
+
+
+@pytest.mark.req("LW-49")
+@pytest.mark.parametrize("to", ["all", "team/"])
+def test_the_agents_of_one_node_do_not_push_out_those_of_others(to: str) -> None:
+    history = History(to)
+    states = list(DeliveryState)
+    made_up = [
+        MessageDelivery(f"team/{number}", B, states[number % 4], 1, SENT + 50, b"claim")
+        for number in range(RECEIVERS_MAX)
+    ]
+    full = replace(history.state, deliveries=tuple(made_up))
+    one_less = replace(full, deliveries=full.deliveries[1:])
+
+    def claimed(message: Message, node: int, agent: str) -> Message | Reason:
+        op = Op(b"op", Hlc(SENT + 60, 0, node), node, (), ClaimMessage(M, agent, 100))
+        return MESSAGES.apply(message, op, history.context)
+
+    assert claimed(full, B, "team/new") is Reason.TOO_MANY_RECEIVERS
+    assert isinstance(claimed(one_less, B, "team/new"), Message)
+    assert isinstance(claimed(full, A, "team/new"), Message)
+    assert isinstance(claimed(full, B, "team/1"), Message), "it has received the message before"
+
+
+def test_a_message_that_was_dead_is_received_again_at_the_limit() -> None:
+    history = History("all")
+    dead = [MessageDelivery(str(number), B, DeliveryState.DEAD, 3, 0, b"x") for number in range(RECEIVERS_MAX)]
+    retry = Op(b"retry", Hlc(SENT + 60, 0, A), A, (), RetryMessage(M, "again"))
+    ready = MESSAGES.apply(replace(history.state, deliveries=tuple(dead[:3])), retry, history.context)
+    assert isinstance(ready, Message)
+    full = replace(ready, deliveries=(*ready.deliveries, *dead[3:]))
+    claim = Op(b"op", Hlc(SENT + 70, 0, B), B, (), ClaimMessage(M, "1", 100))
+    assert isinstance(MESSAGES.apply(full, claim, history.context), Message)

@@ -6,17 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel.coordination_payloads import AcquireLocks, LockMode, ReleaseLocks, RenewLocks
+from hocket.kernel.clock import Hlc
+from hocket.kernel.coordination_payloads import AcquireLocks, BreakLock, LockMode, ReleaseLocks, RenewLocks
+from hocket.kernel.ids import content_hash, make_ulid
 from hocket.kernel.locks import LOCKS, TENURE_BITS, Scope
+from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import LOCK, Subject
-from hocket.kernel.vocabulary import AcceptOffer, DesignateCoordinator
+from hocket.kernel.ucan import Capability, issue
+from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordinator
 from hocket.log import Log
 from hocket.log.audit import verify
 from hocket.log.projection import Projection
 from hocket.log.rebuild import rebuild
 from tests.log.roster.test_cascades import everywhere_the_same, reason
-from tests.log.roster.world import INTRODUCTIONS, NODES, NOW, Script, new_log, sent
+from tests.log.roster.world import INTRODUCTIONS, KEYS, NODES, NOW, USER, Script, new_log, sent
 from tests.log.test_families import Node
 
 A, B, C = 0, 1, 2
@@ -133,3 +137,33 @@ def test_nodes_that_have_heard_everything_agree(has_arbiter: bool, history: list
         rebuild(node.log.store, node.log.permissions_reader, NOW)
         states.append(scope(node.log))
     assert all(state == states[0] for state in states)
+
+
+@pytest.mark.req("LW-49")
+def test_what_a_break_ends_does_not_depend_on_when_its_grants_arrive() -> None:
+    """A node that may break `mine/` ends the hold below it and not the wider one; with a later grant for everything,
+    whenever that arrives, it ends both.
+    """
+
+    def granted(prefix: list[str], wall: int) -> Any:
+        caveats = {"key_prefix": prefix}
+        capabilities = (Capability("Lock", "Break", caveats), Capability("Lock", "Acquire", caveats))
+        token = issue(USER, KEYS[C].public, capabilities, 0, None)
+        op_id = make_ulid(wall, content_hash(token)[:10])
+        return Op(op_id, Hlc(wall, 0, guest), guest, (), DelegateUcan(content_hash(token), token))
+
+    guest = NODES[C]
+    script = Script()
+    script.say(A, 1, DesignateCoordinator(NODES[A]))
+    wide = script.say(A, 10, AcquireLocks("", ("**",), "wide", LockMode.SHARED, 10_000, 0))
+    inner = script.say(A, 11, AcquireLocks("", ("mine/a",), "inner", LockMode.SHARED, 10_000, 0))
+    narrow, wider = granted(["mine/"], 2), granted([""], 3)
+    offer = script.say(C, 20, BreakLock("", "mine/a", "stuck"))
+    accepted = accept(script, 30, offer)
+    before = (*INTRODUCTIONS[:C], narrow, *script.ops[:3])
+    log = everywhere_the_same([offer, accepted], before)
+    state = scope(log)
+    assert state is not None and [hold.op for hold in state.holds] == [wide.id] and inner.id != wide.id
+    log = everywhere_the_same([wider, offer, accepted], before)
+    state = scope(log)
+    assert state is not None and state.holds == ()

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from hocket.coordination.lock_processes import LockSweep
-from hocket.coordination.locks import LockHeld, LockLost, read_scope, wanted
-from hocket.errors import NotAuthorised, Unreachable
+from hocket.coordination.locks import LockHeld, LockLost, Wanted, read_scope, wanted
+from hocket.errors import NotAuthorised, Unreachable, Usage
 from hocket.events import ignore
+from hocket.kernel import lock_limits
+from hocket.kernel.coordination_payloads import LockMode
 from hocket.kernel.locks import TENURE_BITS, Scope
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import DesignateCoordinator
@@ -222,6 +224,69 @@ def test_a_grant_bounds_which_keys_a_node_may_lock_and_break(tmp_path: Path) -> 
             async with a.node.lock("file:src/a", agent="owner"):
                 with pytest.raises(NotAuthorised, match="may not break"):
                     await lock_client(b.node, b.node.lock_processes).break_("", "file:src/a", "mine now")
+        finally:
+            await b.close()
+
+    run(tmp_path, test, "a")
+
+
+@pytest.mark.req("LW-49")
+def test_a_member_that_reaches_its_limit_is_told_and_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_limits, "HOLDS_MAX", 3)
+
+    async def test(a: Place, b: Place) -> None:
+        await connected(a, b)
+        greedy, owner = (lock_client(place.node, place.node.lock_processes) for place in (b, a))
+        for number in range(3):
+            await greedy.acquire(wanted([f"k{number}"], "greedy", 60_000), is_bound=False)
+        for wait_ms in (0, 60_000):
+            with pytest.raises(LockHeld, match="k3: its node has or wants more locks of this scope") as error:
+                await greedy.acquire(wanted(["k3"], "greedy", 60_000, wait_ms=wait_ms), is_bound=False)
+            assert error.value.exit_code == 3
+        granted = await owner.acquire(wanted(["k3"], "owner", 60_000), is_bound=False)
+        assert granted.hold.fence == 4
+        await greedy.acquire(wanted(["k3"], "greedy", 60_000, scope="other"), is_bound=False)
+
+    run(tmp_path, test)
+
+
+@pytest.mark.req("LW-49")
+def test_the_coordinator_takes_no_key_with_many_stars(tmp_path: Path) -> None:
+    async def test(a: Place, b: Place) -> None:
+        await connected(a, b)
+        key = "*a" * (lock_limits.STARS_MAX + 1)
+        with pytest.raises(Usage, match="it has 9 stars; use at most 8"):
+            wanted([key], "hostile")
+        request = Wanted("", (key,), "hostile", LockMode.EXCLUSIVE, 60_000, 60_000)
+        with pytest.raises(Usage, match="cannot be locked: a key has too many stars"):
+            await lock_client(b.node, b.node.lock_processes).acquire(request, is_bound=False)
+        assert scope_of(a).fence == 0
+
+    run(tmp_path, test)
+
+
+@pytest.mark.req("LW-49")
+def test_a_grant_to_break_below_a_prefix_ends_nothing_outside(tmp_path: Path) -> None:
+    async def test(a: Place) -> None:
+        grants = (*WORKER, Capability("Lock", "Break", {"key_prefix": ["mine/"]}), Capability("Lock", "Read", {}))
+        b = await enrolled(tmp_path / "b", a, grants)
+        try:
+            b.befriend(a.address, a.id)
+            await b.exchanges.visit(a.address)
+            b.node.reach = b.exchanges.consult
+            client = lock_client(b.node, b.node.lock_processes)
+            async with a.node.lock("**", agent="owner") as held:
+                with pytest.raises(NotAuthorised, match=r"may not break.*also covers keys.*\*\* is held by owner"):
+                    await client.break_("", "mine/a", "mine now")
+                assert [hold.fence for hold in scope_of(a).holds] == [held.fence]
+            owner = lock_client(a.node, a.node.lock_processes)
+            for agent, keys in (("inner", ["mine/*"]), ("outer", ["mine/a", "b"])):
+                await owner.acquire(wanted(keys, agent, 3_600_000, shared=True), is_bound=False)
+            ended = await client.break_("", "mine/a", "mine now")
+            assert [hold.agent for hold in ended] == ["inner"]
+            assert [hold.agent for hold in scope_of(a).holds] == ["outer"]
         finally:
             await b.close()
 

@@ -204,7 +204,7 @@ def claim(tx: Transaction, agent: str, count: int, lease_ms: int) -> MessageClai
             continue
         op = tx.author(ClaimMessage(row.message_id, agent, lease_ms))
         if isinstance(op, Reason):
-            refused = op if op in UNAUTHORISED else refused
+            refused = op if op in UNAUTHORISED or op is Reason.TOO_MANY_RECEIVERS else refused
             continue
         order.append(row.message_id)
         if tx.is_offer(op):
@@ -213,6 +213,8 @@ def claim(tx: Transaction, agent: str, count: int, lease_ms: int) -> MessageClai
             taken.append(ClaimedMessage(row.message_id, op.id))
         if len(order) >= count:
             break
+    if refused is Reason.TOO_MANY_RECEIVERS and not taken and not offers:
+        raise Conflict(f"{agent} cannot receive a message to a group: {refused.sentence}")
     if refused is not None and not taken and not offers:
         raise NotAuthorised(f"this node may not receive messages for {agent}: {refused.sentence}")
     return MessageClaims(taken, offers, order)

@@ -14,7 +14,7 @@ from hocket.bus.changes import LOCK_WAIT, LOG, about
 from hocket.coordination.deciding import acceptance
 from hocket.coordination.lock_processes import LockProcesses
 from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
-from hocket.kernel import locks
+from hocket.kernel import lock_limits, locks
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.coordination_payloads import (
     AcquireLocks,
@@ -26,7 +26,8 @@ from hocket.kernel.coordination_payloads import (
 )
 from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text
-from hocket.kernel.key_patterns import overlap
+from hocket.kernel.key_patterns import is_pattern, overlap
+from hocket.kernel.lock_index import LockIndex
 from hocket.kernel.locks import LOCKS, Hold, Scope, Wait
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
@@ -90,9 +91,11 @@ def wanted(
     scope: str = "",
 ) -> Wanted:
     """A request, checked. All keys are taken at once, so their order does not matter. Raises Usage."""
-    named = tuple(sorted({checked(key, "key", locks.KEY_CHARS_MAX) for key in keys}))
+    named = tuple(sorted(set(map(checked_key, keys))))
     if not 0 < len(named) <= locks.KEYS_MAX:
         raise Usage(f"a lock has 1 to {locks.KEYS_MAX} keys, not {len(named)}")
+    if (patterns := sum(map(is_pattern, named))) > lock_limits.PATTERNS_MAX:
+        raise Usage(f"{patterns} keys have stars; a lock has at most {lock_limits.PATTERNS_MAX} such keys")
     if ttl_ms is None:
         ttl_ms = default_ttl_ms(named)
     if not 0 <= wait_ms <= locks.WAIT_MS_MAX:
@@ -118,6 +121,13 @@ def checked(text: str, what: str, length: int) -> str:
         raise Usage(f"bad {what}: it has {len(named)} characters; use 1 to {length}")
     if not named.isprintable() or not named.strip():
         raise Usage(f"bad {what} {named!a}: it has characters that cannot be printed, or nothing but spaces")
+    return named
+
+
+def checked_key(key: str) -> str:
+    named = checked(key, "key", locks.KEY_CHARS_MAX)
+    if (stars := named.count("*")) > lock_limits.STARS_MAX:
+        raise Usage(f"bad key {named!r}: it has {stars} stars; use at most {lock_limits.STARS_MAX}")
     return named
 
 
@@ -195,6 +205,8 @@ class LockClient:
         """
         ends_at = _now() + wanted.wait_ms / 1000
         asked: list[bytes] = []
+        if any(map(is_pattern, wanted.keys)):
+            await self._access.peek(lambda session: _compare_ahead(session, wanted))
 
         def ask(tx: LockTransaction) -> Op | Reason:
             op = tx.author(wanted.payload(wanted.wait_ms))
@@ -281,11 +293,17 @@ class LockClient:
             return tx.author(BreakLock(scope, key, reason)) if found else Reason.NOT_LOCKED
 
         decided = await self._decided(scope, ask)
-        if decided.outcome in UNAUTHORISED:
-            raise NotAuthorised(f"this node may not break the lock {key}: {decided.outcome.sentence}")
-        if isinstance(decided.outcome, Reason):
+        left = set() if decided.scope is None else {hold.fence for hold in decided.scope.holds}
+        standing = [hold for hold in found if hold.fence in left]
+        refused = decided.outcome
+        if refused is Reason.NOT_ACCEPTED and standing:
+            refused = Reason.OTHERS_LOCK
+        if refused in UNAUTHORISED or refused is Reason.OTHERS_LOCK:
+            held = "".join(f"; {self._sentence(each)}" for each in standing[:3])
+            raise NotAuthorised(f"this node may not break the lock {key}: {refused.sentence}{held}")
+        if isinstance(refused, Reason):
             raise Conflict(f"no agent holds {key}; there is nothing to break")
-        return found
+        return [hold for hold in found if hold not in standing]
 
     # How a request is decided.
 
@@ -404,12 +422,15 @@ class LockClient:
     def _refused(self, wanted: Wanted, decided: _LockDecision, others: Sequence[Scope]) -> HocketError:
         reason = decided.outcome
         assert isinstance(reason, Reason)
+        if reason is Reason.NOT_ACCEPTED and decided.written is not None:
+            # The arbiter does not say why, so this node looks for itself.
+            reason = lock_limits.excess(decided.scope, decided.written) or reason
         if reason in UNAUTHORISED:
             return NotAuthorised(f"this node may not lock {_text(wanted.keys)}: {reason.sentence}")
         if reason in (Reason.LOCK_HELD, Reason.DEADLOCK, Reason.NOT_ACCEPTED, Reason.LEASE_RUNNING):
             return self._held_by_others(wanted, decided.scope, scopes=others)
         if reason is Reason.TOO_MANY_LOCKS:
-            return LockHeld(f"{_text(wanted.keys)}: {reason.sentence}; try again later")
+            return LockHeld(f"{_text(wanted.keys)}: {reason.sentence}; release some of them, or try again later")
         return Usage(f"{_text(wanted.keys)} cannot be locked: {reason.sentence}")
 
     def _held_by_others(
@@ -471,13 +492,22 @@ class _Undecided(Unreachable):
         self.written = written
 
 
+def _compare_ahead(session: Session, wanted: Wanted) -> None:
+    """Compares the keys of a request with the others before the write transaction, which then remembers the results."""
+    if (scope := read_scope(session, wanted.scope)) is not None:
+        requests: list[Hold | Wait] = [*scope.holds, *scope.waits]
+        LockIndex(requests).conflicts(wanted)
+
+
 def _holding(scope: Scope, key: str) -> list[Hold]:
     return [hold for hold in scope.holds if any(overlap(each, key) for each in hold.keys)]
 
 
 def _due_s(scope: Scope, now: int) -> float:
     """How long until a hold that others wait for passes its deadline."""
-    deadlines = [hold.deadline for hold in scope.holds if any(locks.conflict(hold, wait) for wait in scope.waits)]
+    behind = {wait.behind for wait in scope.waits}
+    # A wait that an older program has stored does not say what it is behind.
+    deadlines = [hold.deadline for hold in scope.holds if hold.op in behind or b"" in behind]
     return (min(deadlines) + 1 - now) / 1000 if deadlines else LOOK_S
 
 

@@ -426,6 +426,10 @@ class Authority:
         """What the node may do at this time, as far as its delegations say."""
         return [grant for _, grant in self._grants(node, at_ms) if _at(grant, at_ms)]
 
+    def breaks_some_locks(self, node: int) -> bool:
+        """Whether this node may break the locks on some keys only."""
+        return any(grant.covers("Lock", "Break") and grant.key_prefix is not None for _, grant in self._grants(node))
+
     def reads_everything(self, node: int, now_ms: int) -> bool:
         """Whether this node may now have every op as it is, so that none need be checked."""
         whole = {Grant("Ops", "Read"), Grant("Ops", "*")}

@@ -1,8 +1,13 @@
-"""Keys of locks, and patterns of keys: `*` stands for any text without a slash, `**` for any text. Two keys overlap if
-one name fits both, so `file:src/**` overlaps `file:src/lib.rs` and `file:*/lib.rs`.
+"""Keys of locks, and patterns of keys: `*` stands for any text without a slash, `**` for any text. A slash after `**`
+belongs to it: `src/**/x` also stands for `src/x`. Two keys overlap if one name fits both, so `file:src/**` overlaps
+`file:src/lib.rs` and `file:*/lib.rs`.
+
+Whether two keys overlap is found in one pass over one of them, however many stars they have: a number remembers, bit by
+bit, which places of the other key some common name can have reached.
 """
 
 from functools import lru_cache
+from typing import NamedTuple
 
 _STAR, _GLOBSTAR = "*", "**"
 
@@ -11,14 +16,22 @@ def is_pattern(key: str) -> bool:
     return "*" in key
 
 
+def plain_prefix(key: str) -> str:
+    """What stands before the first star: every name that fits the key begins with it."""
+    star = key.find("*")
+    return key if star < 0 else key[:star]
+
+
 def overlap(left: str, right: str) -> bool:
     if left == right:
         return True
     if "*" not in left and "*" not in right:
         return False
-    # What stands before the first star must agree.
     length = min(_plain(left), _plain(right))
-    return left[:length] == right[:length] and _meet(left, right)
+    if left[:length] != right[:length]:
+        return False
+    # The pass goes over the shorter one, and every pair is remembered in one order.
+    return _meet(left, right) if (len(left), left) < (len(right), right) else _meet(right, left)
 
 
 def _plain(key: str) -> int:
@@ -26,50 +39,68 @@ def _plain(key: str) -> int:
     return len(key) if star < 0 else star
 
 
+class _Places(NamedTuple):
+    """The tokens of a key, and one bit for each place at which a token of a kind stands. The bit after the last token
+    stands for the end.
+    """
+
+    tokens: tuple[str, ...]
+    of_character: dict[str, int]
+    stars: int
+    globstars: int
+    end: int
+
+
+@lru_cache(maxsize=1024)
+def _places(key: str) -> _Places:
+    tokens = tuple(_tokens(key))
+    bits: dict[str, int] = {}
+    for place, token in enumerate(tokens):
+        bits[token] = bits.get(token, 0) | 1 << place
+    stars, globstars = bits.pop(_STAR, 0), bits.pop(_GLOBSTAR, 0)
+    return _Places(tokens, bits, stars, globstars, 1 << len(tokens))
+
+
 def _tokens(key: str) -> list[str]:
-    """Characters and stars. A slash after `**` belongs to it: `src/**/x` also stands for `src/x`."""
+    """Characters and stars, of which no two stand side by side. `**` can end anywhere, so its slash adds nothing."""
     tokens: list[str] = []
     at = 0
     while at < len(key):
-        stars = len(key[at:]) - len(key[at:].lstrip("*")) if key[at] == "*" else 0
-        tokens.append(key[at] if not stars else _STAR if stars == 1 else _GLOBSTAR)
-        at += stars or 1
+        if key[at] != "*":
+            tokens.append(key[at])
+            at += 1
+            continue
+        begin = at
+        while at < len(key) and key[at] == "*":
+            at += 1
+        is_globstar = at - begin > 1
+        at += is_globstar and key[at : at + 1] == "/"
+        if tokens and tokens[-1] in (_STAR, _GLOBSTAR):
+            is_globstar |= tokens.pop() == _GLOBSTAR
+        tokens.append(_GLOBSTAR if is_globstar else _STAR)
     return tokens
 
 
 @lru_cache(maxsize=4096)
 def _meet(left: str, right: str) -> bool:
-    """Walks through both at once, over every pair of places that some name can reach."""
-    one, other = _tokens(left), _tokens(right)
-    ends = len(one), len(other)
-    seen, open_pairs = {(0, 0)}, [(0, 0)]
-    while open_pairs:
-        pair = open_pairs.pop()
-        if pair == ends:
-            return True
-        i, j = pair
-        reached = [(to, j) for to in _skips(one, i)] + [(i, to) for to in _skips(other, j)]
-        if i < ends[0] and j < ends[1] and _share(one[i], other[j]):
-            reached.append((i + (one[i] not in (_STAR, _GLOBSTAR)), j + (other[j] not in (_STAR, _GLOBSTAR))))
-        for each in reached:
-            if each not in seen:
-                seen.add(each)
-                open_pairs.append(each)
-    return False
-
-
-def _skips(tokens: list[str], at: int) -> list[int]:
-    """Where a star may end without another character."""
-    if at == len(tokens) or tokens[at] not in (_STAR, _GLOBSTAR):
-        return []
-    is_folder = tokens[at] == _GLOBSTAR and tokens[at + 1 : at + 2] == ["/"]
-    return [at + 1, at + 2] if is_folder else [at + 1]
-
-
-def _share(left: str, right: str) -> bool:
-    """Whether one character fits both."""
-    if left == _GLOBSTAR or right == _GLOBSTAR:
-        return True
-    if left == _STAR or right == _STAR:
-        return "/" not in (left, right)
-    return left == right
+    """Walks along the left key and keeps the set of places of the right one that a common name can have reached."""
+    tokens = _places(left).tokens
+    _, of_character, stars, globstars, end = _places(right)
+    gaps = stars | globstars
+    no_slash = (end - 1) & ~of_character.get("/", 0)
+    reached = 1 | (gaps & 1) << 1
+    for token in tokens:
+        if token == _GLOBSTAR:
+            # Any text: every later place.
+            reached = (end << 1) - (reached & -reached)
+        elif token == _STAR:
+            # Any text up to the next slash: the carry of the addition runs to it.
+            reached |= ((reached & no_slash) + no_slash) ^ no_slash
+            reached |= (reached & gaps) << 1
+        else:
+            stays = reached & (globstars if token == "/" else gaps)
+            reached = (reached & of_character.get(token, 0)) << 1 | stays
+            reached |= (reached & gaps) << 1
+        if not reached:
+            return False
+    return bool(reached & end)

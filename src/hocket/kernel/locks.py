@@ -28,6 +28,9 @@ from hocket.kernel.coordination_payloads import (
 )
 from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.key_patterns import overlap
+from hocket.kernel.lock_index import LockIndex
+from hocket.kernel.lock_index import conflict as conflict
+from hocket.kernel.lock_limits import excess
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 
@@ -36,14 +39,15 @@ KEY_CHARS_MAX = 512
 NAME_CHARS_MAX = 255
 TTL_MS_MAX = 24 * 3600 * 1000
 WAIT_MS_MAX = 24 * 3600 * 1000
-HOLDS_MAX = 4096
-WAITS_MAX = 1024
 # How long a grant from the queue lasts at most until its holder renews it.
 GRANT_MS = 5_000
 # An overdue hold that nobody takes over is forgotten after this long: every clock has passed its deadline by then.
 OVERDUE_MS = 24 * 3600 * 1000
 # A coordinator that was designated without knowing its predecessor's last grants begins above them.
 TENURE_BITS = 32
+# A search for a deadlock gives up after it has compared this many characters of keys with stars. A deadlock that it
+# has not found ends with the first wait whose time is over.
+COMPARED_CHARS_MAX = 65_536
 
 
 class Hold(msgspec.Struct, frozen=True, array_like=True):
@@ -60,7 +64,9 @@ class Hold(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Wait(msgspec.Struct, frozen=True, array_like=True):
-    """`until` is when its author no longer waits."""
+    """`until` is when its author no longer waits. `behind` is the op of a hold or of an earlier wait that conflicts
+    with it: while that one is there, nothing else need be compared.
+    """
 
     keys: tuple[str, ...]
     mode: LockMode
@@ -69,6 +75,7 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
     ttl_ms: int
     until: int
     op: bytes
+    behind: bytes = b""
 
 
 class Scope(msgspec.Struct, frozen=True, array_like=True):
@@ -90,21 +97,6 @@ Agent = tuple[int, str]
 _EMPTY = Scope(0, (), (), Hlc(0, 0, 0))
 
 
-class LockRequest(Protocol):
-    """What conflicts with other requests: a hold, a wait or an AcquireLocks."""
-
-    @property
-    def keys(self) -> tuple[str, ...]: ...
-    @property
-    def mode(self) -> LockMode: ...
-
-
-def conflict(left: LockRequest, right: LockRequest) -> bool:
-    if left.mode == right.mode == LockMode.SHARED:
-        return False
-    return any(overlap(one, other) for one in left.keys for other in right.keys)
-
-
 class LockScopes:
     """The family of locks."""
 
@@ -123,7 +115,7 @@ class LockScopes:
         return False
 
     def apply(self, state: Scope | None, op: Op, context: LockContext) -> Verdict:
-        fault = _overdue_renewal(state or _EMPTY, op, op.timestamp.wall)
+        fault = excess(state, op) or _overdue_renewal(state or _EMPTY, op, op.timestamp.wall)
         return fault or self.apply_decided(state, op, context, op.node_id)
 
     def apply_decided(self, state: Scope | None, op: Op, context: LockContext, author: int) -> Verdict:
@@ -166,16 +158,17 @@ def ends_early(state: Scope | None, op: Op, context: LockContext, physical: int)
     return Reason.LEASE_RUNNING if early else None
 
 
-def is_deadlock(state: Scope | None, op: Op, context: LockContext, others: Sequence[Scope]) -> bool:
+def is_deadlock(state: Scope | None, op: Op, context: LockContext, others: Callable[[], Sequence[Scope]]) -> bool:
     """Whether this op would wait for an agent that waits, in these other scopes, for its author. The fold of a scope
-    sees only that scope, so the arbiter asks this before it writes or accepts the op.
+    sees only that scope, so the arbiter asks this before it writes or accepts the op. The other scopes are read only if
+    the op would wait.
     """
-    if type(op.payload) is not AcquireLocks or not op.payload.wait_ms or not any(scope.waits for scope in others):
+    if state is None or type(op.payload) is not AcquireLocks or not op.payload.wait_ms:
         return False
-    made = _applied(state or _EMPTY, op, context)
+    made = _applied(state, op, context)
     waits = () if isinstance(made, Reason) else made.scope.waits
     asking = next((wait for wait in waits if wait.op == op.id or wait.op in op.cited), None)
-    return asking is not None and bool(deadlock(made.scope, asking, op.timestamp.wall, others))  # type: ignore[union-attr]
+    return asking is not None and bool(deadlock(made.scope, asking, op.timestamp.wall, others()))  # type: ignore[union-attr]
 
 
 def _overdue_renewal(state: Scope, op: Op, now: int) -> Reason | None:
@@ -203,42 +196,55 @@ class _Changed(NamedTuple):
 def _applied(state: Scope, op: Op, context: LockContext) -> _Applied | Reason:
     wall = op.timestamp.wall
     holds = tuple(hold for hold in state.holds if hold.deadline + OVERDUE_MS >= wall)
-    changed = _RULES[type(op.payload)](holds, state.waits, op, op.payload)
+    if isinstance(op.payload, BreakLock):
+        changed = _break(holds, state.waits, op, op.payload, context)
+    else:
+        changed = _RULES[type(op.payload)](holds, state.waits, op, op.payload)
     if isinstance(changed, Reason):
         return changed
     floor = max(state.fence, context.designations(op.timestamp) << TENURE_BITS)
     made = _served(changed, op.timestamp, floor)
     asking = changed.asking
-    if asking is not None and asking in made.scope.waits:
+    if asking is not None and any(wait.op == asking.op for wait in made.scope.waits):
         if asking.until == wall:
             return Reason.LOCK_HELD
-        if len(made.scope.waits) > WAITS_MAX:
-            return Reason.TOO_MANY_LOCKS
         if deadlock(made.scope, asking, wall):
             return Reason.DEADLOCK
     return made
 
 
 def _served(changed: _Changed, at: Hlc, fence: int) -> _Applied:
-    """Grants what can be granted, in the order of the queue."""
-    holds, wall = list(changed.holds), at.wall
-    waiting: list[Wait] = []
+    """Grants what can be granted, in the order of the queue. A wait is compared with the others only if the one that it
+    was behind is gone.
+    """
+    wall = at.wall
+    held = LockIndex([hold for hold in changed.holds if hold.deadline >= wall])
+    overdue = LockIndex([hold for hold in changed.holds if hold.deadline < wall])
+    waiting: LockIndex[Wait] = LockIndex()
+    in_the_way = {hold.op for hold in held.requests}
+    granted: list[Hold] = []
     taken_over: list[Hold] = []
     for wait in changed.waits:
         if wait.until < wall:
             continue
-        rivals = [hold for hold in holds if conflict(hold, wait)]
-        is_held = any(hold.deadline >= wall for hold in rivals)
-        if is_held or len(holds) >= HOLDS_MAX or any(conflict(earlier, wait) for earlier in waiting):
-            waiting.append(wait)
-            continue
-        if rivals:
-            taken_over += rivals
-            holds = [hold for hold in holds if hold not in rivals]
-        fence += 1
-        ttl_ms = wait.ttl_ms if wait is changed.asking else min(wait.ttl_ms, GRANT_MS)
-        holds.append(Hold(wait.keys, wait.mode, wait.node, wait.agent, fence, wall, wall + ttl_ms, wait.op))
-    return _Applied(Scope(fence, tuple(holds), tuple(waiting), at), tuple(taken_over))
+        if wait.behind not in in_the_way:
+            rival = waiting.any_conflict(wait) or held.any_conflict(wait)
+            if rival is None:
+                taken_over += (hold for hold in overdue.conflicts(wait) if hold not in taken_over)
+                fence += 1
+                is_asking = changed.asking is not None and wait.op == changed.asking.op
+                ttl_ms = wait.ttl_ms if is_asking else min(wait.ttl_ms, GRANT_MS)
+                hold = Hold(wait.keys, wait.mode, wait.node, wait.agent, fence, wall, wall + ttl_ms, wait.op)
+                granted.append(hold)
+                held.add(hold)
+                in_the_way.add(hold.op)
+                continue
+            wait = replace(wait, behind=rival.op)
+        waiting.add(wait)
+        in_the_way.add(wait.op)
+    gone = {hold.op for hold in taken_over}
+    kept = changed.holds if not gone else tuple(hold for hold in changed.holds if hold.op not in gone)
+    return _Applied(Scope(fence, (*kept, *granted), tuple(waiting.requests), at), tuple(taken_over))
 
 
 # One rule for each payload.
@@ -265,7 +271,7 @@ def _acquire(holds: tuple[Hold, ...], waits: tuple[Wait, ...], op: Op, payload: 
             return Reason.STALE_CLAIM
         for place, wait in enumerate(waits):
             if wait.op in cited and _asks_the_same(wait, asking):
-                asking = replace(asking, op=wait.op)
+                asking = replace(asking, op=wait.op, behind=wait.behind)
                 return _Changed(holds, (*waits[:place], asking, *waits[place + 1 :]), asking)
     return _Changed(holds, (*waits, asking), asking)
 
@@ -321,9 +327,22 @@ def _leave(holds: tuple[Hold, ...], waits: tuple[Wait, ...], op: Op, payload: Le
     return Reason.NOT_WAITING if (kept, staying) == (holds, waits) else _Changed(kept, staying)
 
 
-def _break(holds: tuple[Hold, ...], waits: tuple[Wait, ...], op: Op, payload: BreakLock) -> _Changed | Reason:
-    kept = tuple(hold for hold in holds if not any(overlap(key, payload.key) for key in hold.keys))
-    return Reason.NOT_LOCKED if len(kept) == len(holds) else _Changed(kept, waits)
+def _break(
+    holds: tuple[Hold, ...], waits: tuple[Wait, ...], op: Op, payload: BreakLock, context: FoldContext
+) -> _Changed | Reason:
+    """A hold ends only if the author may break every key of it: who may break `mine/` does not end a hold on `**`."""
+    if len(payload.key) > KEY_CHARS_MAX:
+        return Reason.BAD_LOCK
+
+    def may_break(key: str) -> bool:
+        # An accepted op stays in force when its author has lost its delegation.
+        return context.refusal(replace(op, payload=replace(payload, key=key)), "") in (None, Reason.REVOKED)
+
+    overlapping = [hold for hold in holds if any(overlap(key, payload.key) for key in hold.keys)]
+    ended = {hold.fence for hold in overlapping if all(map(may_break, hold.keys))}
+    if not ended:
+        return Reason.OTHERS_LOCK if overlapping else Reason.NOT_LOCKED
+    return _Changed(tuple(hold for hold in holds if hold.fence not in ended), waits)
 
 
 _RULES: dict[type, Rule] = {
@@ -331,7 +350,6 @@ _RULES: dict[type, Rule] = {
     RenewLocks: _renew,
     ReleaseLocks: _release,
     LeaveQueue: _leave,
-    BreakLock: _break,
 }
 
 
@@ -345,13 +363,12 @@ def live(scope: Scope, now: int) -> list[Hold]:
 
 def in_the_way(scope: Scope, request: Wait, now: int) -> list[Hold | Wait]:
     """The holds and the earlier waits for which a request waits. A request that is not in the queue comes last."""
-    earlier: list[Wait] = []
+    candidates: list[Hold | Wait] = [*live(scope, now)]
     for wait in scope.waits:
         if wait.op == request.op:
             break
-        earlier.append(wait)
-    candidates: list[Hold | Wait] = [*live(scope, now), *earlier]
-    return [each for each in candidates if conflict(each, request)]
+        candidates.append(wait)
+    return LockIndex(candidates).conflicts(request)
 
 
 def deadlock(scope: Scope, request: Wait, now: int, others: Sequence[Scope] = ()) -> list[Agent]:
@@ -360,21 +377,53 @@ def deadlock(scope: Scope, request: Wait, now: int, others: Sequence[Scope] = ()
     processes may use its name.
     """
     first = request.node, request.agent
-    waits: dict[Agent, list[tuple[Scope, Wait]]] = {first: [(scope, request)]}
-    for place in (scope, *others):
-        for wait in place.waits:
-            if wait.op != request.op and wait.until >= now:
-                waits.setdefault((wait.node, wait.agent), []).append((place, wait))
-    paths: list[list[Agent]] = [[first]]
-    seen = {first}
-    while paths:
-        path = paths.pop()
-        for place, wait in waits.get(path[-1], ()):
-            for each in in_the_way(place, wait, now):
+    queues = [_Queue(scope, now, request), *(_Queue(other, now) for other in others if other.waits)]
+    if not any(queue.is_before_others(first) for queue in queues):
+        return []
+    waits: dict[Agent, list[tuple[_Queue, Wait, int]]] = {}
+    for queue in queues:
+        for number, wait in queue.waits:
+            waits.setdefault((wait.node, wait.agent), []).append((queue, wait, number))
+    # Of each agent, the one that waits for it.
+    came_from: dict[Agent, Agent] = {}
+    reached, compared_chars = [first], 0
+    while reached:
+        waiting = reached.pop()
+        for queue, wait, number in waits.get(waiting, ()):
+            if compared_chars > COMPARED_CHARS_MAX:
+                return []
+            compared_chars -= queue.index.compared_chars
+            for each in queue.index.in_front(wait, number):
                 agent = each.node, each.agent
-                if agent == first and len(path) > 1:
-                    return path
-                if agent not in seen:
-                    seen.add(agent)
-                    paths.append([*path, agent])
+                if agent == first and waiting != first:
+                    return _path(came_from, waiting)
+                if agent != first and agent not in came_from:
+                    came_from[agent] = waiting
+                    reached.append(agent)
+            compared_chars += queue.index.compared_chars
     return []
+
+
+def _path(came_from: dict[Agent, Agent], last: Agent) -> list[Agent]:
+    path = [last]
+    while path[-1] in came_from:
+        path.append(came_from[path[-1]])
+    return path[::-1]
+
+
+class _Queue:
+    """The holds in force and the waits of one scope, and who is in front of whom. A request that is not in the queue
+    comes last.
+    """
+
+    def __init__(self, scope: Scope, now: int, request: Wait | None = None) -> None:
+        holds = live(scope, now)
+        waiting = [wait for wait in scope.waits if wait.until >= now or (request and wait.op == request.op)]
+        if request is not None and all(wait.op != request.op for wait in waiting):
+            waiting.append(request)
+        self.waits = list(enumerate(waiting, len(holds)))
+        self.index: LockIndex[Hold | Wait] = LockIndex([*holds, *waiting])
+
+    def is_before_others(self, agent: Agent) -> bool:
+        """Whether others may wait for this agent here: it holds something, or waits in front of another request."""
+        return any((each.node, each.agent) == agent for each in self.index.requests[:-1])

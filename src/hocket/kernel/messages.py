@@ -45,7 +45,7 @@ TTL_MS_MAX = 366 * 24 * 3600 * 1000
 TRIES_MAX = 1_000
 ATTACHMENTS_MAX = 32
 ATTACHMENT_CHARS_MAX = 255
-# How many agents can receive one message to a group.
+# How many agents of one node can receive one message to a group.
 RECEIVERS_MAX = 10_000
 
 
@@ -160,6 +160,10 @@ class Message(msgspec.Struct, frozen=True):
         found = (each for each in self.deliveries if each.agent == agent and each.node == node)
         return next(found, MessageDelivery(agent, node))
 
+    def receivers(self, node: int) -> int:
+        """How many agents of a node have claimed a message to a group."""
+        return sum(each.node == node for each in self.deliveries) if self.is_group else 0
+
     def with_delivery(self, delivery: MessageDelivery, at: Hlc) -> "Message":
         if not self.is_group:
             return replace(self, deliveries=(delivery,), last=at)
@@ -262,7 +266,7 @@ def _claim(message: Message, op: Op, payload: ClaimMessage) -> Verdict:
         return Reason.MESSAGE_LEASED
     if delivery.state is DeliveryState.READY and wall < delivery.until:
         return Reason.MESSAGE_DELAYED
-    if delivery.tries == 0 and len(message.deliveries) >= RECEIVERS_MAX:
+    if delivery.op is None and message.receivers(op.node_id) >= RECEIVERS_MAX:
         return Reason.TOO_MANY_RECEIVERS
     tries, until = delivery.tries + 1, wall + payload.lease_ms
     leased = MessageDelivery(payload.agent, op.node_id, DeliveryState.LEASED, tries, until, op.id)

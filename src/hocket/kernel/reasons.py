@@ -54,9 +54,11 @@ class Reason(IntEnum):
     STALE_FENCE = 101, "its author does not hold a lock under this fence"
     BAD_LOCK = 102, "a key, a name or a time is empty, too long or has control characters"
     DEADLOCK = 103, "it would wait for an agent that waits for it"
-    TOO_MANY_LOCKS = 104, "too many agents wait for locks of this scope"
+    TOO_MANY_LOCKS = 104, "its node has or wants more locks of this scope than one node may"
     NOT_WAITING = 105, "its author does not wait for the lock"
     NOT_LOCKED = 106, "no agent holds the lock"
+    BAD_PATTERN = 107, "a key has too many stars, or too many keys have stars"
+    OTHERS_LOCK = 108, "the lock also covers keys that its author may not break"
     # Decided by the fold of one row.
     BAD_ROW = 150, "the name of the row or of the agent is empty, too long or has control characters"
     BAD_ROW_VALUE = 151, "the value of the row is not JSON, too large or nested too deeply"
@@ -109,7 +111,7 @@ class Reason(IntEnum):
     NOT_HOLDER = 131, "another consumer holds the message"
     STALE_LEASE = 132, "it cites a claim that no longer holds the message"
     NOT_DEAD = 133, "only a dead message can be delivered again"
-    TOO_MANY_RECEIVERS = 134, "too many agents have received the message"
+    TOO_MANY_RECEIVERS = 134, "too many agents of its node have received the message"
     NOT_ITS_TURN = 135, "an earlier message of its thread is not acknowledged yet"
 
     # Decided by authority: what the delegations on the log allow the author at the op's time.

@@ -12,6 +12,7 @@ from hocket.errors import StoreError
 from hocket.kernel.arbitration import FoldContext
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.coordination_payloads import AcquireLocks
+from hocket.kernel.lock_limits import excess
 from hocket.kernel.locks import LOCKS, Scope, ends_early, is_deadlock
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
@@ -71,13 +72,12 @@ class LockProjector(SubjectProjector):
             if isinstance(offered.payload, AcquireLocks) and self._is_given_up(offered, offered.payload):
                 return Reason.LEASE_PASSED
             op = replace(offered, id=op.id, timestamp=op.timestamp)
+        if fault := excess(state, op):
+            return fault
         early = ends_early(state, op, self, self._engine.physical)
-        return early or (Reason.DEADLOCK if is_deadlock(state, op, self, self._others(op, subject)) else None)
+        return early or (Reason.DEADLOCK if is_deadlock(state, op, self, lambda: self._others(subject)) else None)
 
-    def _others(self, op: Op, subject: Subject) -> list[Scope]:
-        """All other scopes, if the op may wait."""
-        if not isinstance(op.payload, AcquireLocks) or not op.payload.wait_ms:
-            return []
+    def _others(self, subject: Subject) -> list[Scope]:
         self.flush()
         return [LOCKS.decode(state) for state in self._session.subject_states(LOCK, subject.key)]
 

@@ -498,7 +498,9 @@ class Projection:
                 self._doubt(fresh.id, subject_of(fresh.payload), permissions=True)
         for node in losers | gainers:
             self._schedules.doubt_ticks_of(node)
-        for node in losers:
+        # What such a node has broken may have been only a part of what it may break now.
+        breakers = {node for node in gainers if before.authority.breaks_some_locks(node)}
+        for node in losers | breakers:
             self._session.order_ops()
             for op_id, subject in self._session.written_by(node.to_bytes(8, "big")):
                 self._doubt(op_id, subject, permissions=True)

@@ -10,9 +10,9 @@ from hocket.coordination.locks import (
     REASON_CHARS_MAX,
     LockClient,
     Wanted,
-    checked,
     checked_agent,
     checked_fence,
+    checked_key,
     checked_scope,
     checked_ttl,
     default_ttl_ms,
@@ -21,7 +21,7 @@ from hocket.coordination.locks import (
 from hocket.errors import Usage
 from hocket.kernel.ids import node_text
 from hocket.kernel.key_patterns import overlap
-from hocket.kernel.locks import KEY_CHARS_MAX, Hold, Wait, live
+from hocket.kernel.locks import Hold, Wait, live
 from hocket.kernel.subjects import LOCK
 from hocket.service import Service, ServiceAnswer
 
@@ -101,7 +101,7 @@ def renew(
 ) -> LockShown:
     """Keeps the lock for another `ttl_ms`. Raises Conflict if the agent does not hold it under this fence."""
     service.check_writer()
-    scope, key, agent = checked_scope(scope), _key(key), checked_agent(agent)
+    scope, key, agent = checked_scope(scope), checked_key(key), checked_agent(agent)
     lasts_ms = checked_ttl(default_ttl_ms([key]) if ttl_ms is None else ttl_ms)
     number = checked_fence(fence)
     hold = _asked(service, lambda client: client.renew(scope, key, agent, number, lasts_ms))
@@ -111,7 +111,7 @@ def renew(
 def release(service: Service, key: str, agent: str, fence: int, *, scope: str = "") -> None:
     """Raises Conflict if the agent does not hold the lock under this fence."""
     service.check_writer()
-    scope, key, agent, number = checked_scope(scope), _key(key), checked_agent(agent), checked_fence(fence)
+    scope, key, agent, number = checked_scope(scope), checked_key(key), checked_agent(agent), checked_fence(fence)
     _asked(service, lambda client: client.release(scope, key, agent, number))
 
 
@@ -120,14 +120,14 @@ def break_(service: Service, key: str, reason: str, *, scope: str = "") -> list[
     service.check_writer()
     if not reason.strip() or len(reason) > REASON_CHARS_MAX:
         raise Usage(f"bad reason: write 1 to {REASON_CHARS_MAX} characters")
-    scope, key = checked_scope(scope), _key(key)
+    scope, key = checked_scope(scope), checked_key(key)
     broken = _asked(service, lambda client: client.break_(scope, key, reason))
     called = _names(service)
     return [_shown(hold, scope, called) for hold in broken]
 
 
 def show(service: Service, key: str, *, scope: str = "") -> LockState:
-    scope, key, now = checked_scope(scope), _key(key), service.runtime.log.reading().wall
+    scope, key, now = checked_scope(scope), checked_key(key), service.runtime.log.reading().wall
     with service.read() as session:
         state = read_scope(session, scope)
         called = service.names(session)
@@ -148,10 +148,6 @@ def listing(service: Service, *, scope: str | None = None) -> list[LockShown]:
         )
         states = [(each, read_scope(session, each)) for each in sorted(scopes)]
     return [_shown(hold, each, called) for each, state in states if state is not None for hold in live(state, now)]
-
-
-def _key(key: str) -> str:
-    return checked(key, "key", KEY_CHARS_MAX)
 
 
 def _asked(service: Service, act: Callable[[LockClient], Awaitable[T]]) -> T:
