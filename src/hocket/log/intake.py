@@ -27,9 +27,11 @@ from hocket.store import LateOp
 HELD_MAX = 100_000
 # The most held ops of one author, so that no author takes the room of the others.
 HELD_PER_AUTHOR_MAX = 10_000
-# By how much an allowed op that does not count, such as a claim that came second, may be ahead of this machine's clock
-# without being held: a node with a slightly fast clock must not wait after each of them.
-AHEAD_MS = 10_000
+# By how much an op that does not count may be ahead of this machine's clock without being held: one that its author may
+# not write, and one that it may, such as a claim that came second. A node with a slightly fast clock must not wait
+# after each of those.
+FORBIDDEN_AHEAD_MS = 1_000
+IDLE_AHEAD_MS = 10_000
 _WAITING = (int(Reason.WAITING),)
 _ACCEPTANCES = tuple(map(number_of, ACCEPTANCES))
 # The most ops of one author that wait for the owner's decision.
@@ -125,7 +127,7 @@ class Intake:
             self._refuse(op.id, op.node_id, limited, op.timestamp)
         elif early:
             self._hold(raw, op, op.timestamp.wall)
-        elif op.timestamp.wall > tx.physical and self._is_idle_ahead(op):
+        elif op.timestamp.wall > tx.physical + FORBIDDEN_AHEAD_MS and self._is_idle_ahead(op):
             # Due when this machine's clock has reached it; others are due once it is within the allowed difference.
             self._hold(raw, op, op.timestamp.wall + self._limit - tx.physical)
         elif not self._is_vouched and (self._is_late(op) or (self._checks_links and self._late_of(op.node_id))):
@@ -265,7 +267,7 @@ class Intake:
         return (
             self._held_count(op.node_id) > 0
             or projection.is_unauthorised(op)
-            or (op.timestamp.wall > tx.physical + AHEAD_MS and not projection.would_count(op))
+            or (op.timestamp.wall > tx.physical + IDLE_AHEAD_MS and not projection.would_count(op))
         )
 
     def _held_count(self, node: int) -> int:
