@@ -12,8 +12,9 @@ from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import State
+from hocket.kernel.rules import STRICT, UNBOUND, Rules, encode_rules
 from hocket.kernel.vocabulary import RouteKind, ScheduleJob
-from hocket.log import Log
+from hocket.log import RULES, Log
 from hocket.log.steady_clock import SteadyWall
 from hocket.store import open as open_store
 from hocket.work import claiming, jobs, rescue
@@ -91,11 +92,18 @@ def test_the_clock_goes_on_from_where_it_was_after_a_restart(store_url: str) -> 
     assert written[-1].wall >= 1_700_000_000_000
 
 
-@pytest.mark.req("LW-22")
+@pytest.mark.req("LW-22", "LW-49")
 @pytest.mark.parametrize("why", [Reason.UNKNOWN_NODE, Reason.BAD_SIGNATURE, Reason.FOREIGN_USER, None])
-def test_time_is_heard_from_refused_ops_too(why: Reason | None) -> None:
+@pytest.mark.parametrize("rules", [STRICT, UNBOUND], ids=["strict", "ours"])
+def test_a_strict_mesh_hears_the_time_of_refused_ops_and_ours_only_that_of_admitted_ones(
+    why: Reason | None, rules: Rules
+) -> None:
+    """Where an arbiter ends leases and locks, an op without effect must not move its clock ahead."""
     clock = Clock()
-    log = new_log(key=KEYS[2], wall=clock)
+    store = new_store()
+    with store.write() as session:
+        session.set_meta(RULES, encode_rules(rules))
+    log = new_log(store, KEYS[2], clock)
     log.admit(sent(INTRODUCTIONS))
     far = Hlc(clock.now + 60_000, 9, NODES[0])
     op = Op(job_id(1), far, NODES[0], (), RouteKind("k", None))
@@ -109,7 +117,8 @@ def test_time_is_heard_from_refused_ops_too(why: Reason | None) -> None:
     admission = log.admit([item])
     assert admission.refused == ({} if why is None else {why: 1})
     log.append_plain("k", b"{}")
-    assert times(log)[-1][:2] > (far.wall, 0)
+    is_heard = why is None or (rules is STRICT and why is not Reason.BAD_SIGNATURE)
+    assert (times(log)[-1][:2] > (far.wall, 0)) == is_heard
 
 
 @pytest.mark.req("LW-22")

@@ -4,19 +4,22 @@ than what came with it. An impostor stands at the address of a peer, without its
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hocket.coordination.locks import wanted
 from hocket.kernel.backoff import RetryPolicy
 from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import decode_frontier, frontier_text
 from hocket.kernel.ids import node_text
 from hocket.kernel.ops import NO_ID, decode, encode_sequence, read_sequence
 from hocket.kernel.rules import STRICT, rules_hash
-from hocket.kernel.vocabulary import ScheduleJob
+from hocket.kernel.vocabulary import ClaimWork, DesignateCoordinator, ScheduleJob
 from hocket.mesh import peer_exchange, peers, wire
 from hocket.mesh.client import Client
 from hocket.mesh.wire import Reply, Request
+from hocket.node.locks import lock_client
 from tests.mesh.test_sync import Between
 from tests.mesh.world import Guest, Place, ask, introduced, joined, resigned, revoke, run, until
 
@@ -348,25 +351,58 @@ def test_held_ops_are_counted_in_the_answer(tmp_path: Path):
     run(tmp_path, test, "a")
 
 
-@pytest.mark.req("LW-22")
-@pytest.mark.parametrize("case", ["relayed", "unknown variant", "bad signature"])
-def test_the_clock_hears_every_op_that_is_refused(tmp_path: Path, case: str):
+@pytest.mark.req("LW-22", "LW-49")
+@pytest.mark.parametrize("case", ["relayed", "unknown variant", "bad signature", "not granted", "no such job"])
+def test_a_refused_op_from_ahead_does_not_move_the_clock_that_ends_locks(tmp_path: Path, case: str):
+    """A refused op dated 290 seconds ahead kept the locks of dead holders alive for that long."""
+
     async def test(a: Place) -> None:
         guest, third = Guest(7), Guest(8)
-        introduced(a, guest)
+        joined(a, guest)
         introduced(a, third)
-        wall = a.log.physical() + 200_000
-        job = ScheduleJob(NO_ID, "acme.render", b"{}", b"")
-        op = (third if case == "relayed" else guest).op(job, wall, 0)
+        wall = a.log.physical() + 290_000
+        payload: Any = ScheduleJob(NO_ID, "acme.render", b"{}", b"")
+        if case == "no such job":
+            payload = ClaimWork(NO_ID, guest.id, 60_000)
+        if case == "not granted":
+            payload = DesignateCoordinator(guest.id)
+        op = (third if case == "relayed" else guest).op(payload, wall, 0)
         if case == "bad signature":
             op = op[:-1] + b"x"
         if case == "unknown variant":
             at = op.index(decode(op).id, 16) - 1
             op = op[:at] + b"\x7f" + op[at + 1 :]
         reply = await ask(a, guest, method="POST", query="", body=encode_sequence([op]))
-        assert b'"rejected":1' in reply.body
+        is_held = case in ("not granted", "no such job")
+        assert (b'"held":1' if is_held else b'"rejected":1') in reply.body
+        granted = await lock_client(a.node, a.node.lock_processes).acquire(
+            wanted(["k"], "dead", 10_000), is_bound=False
+        )
+        assert granted.hold.deadline <= a.log.physical() + 10_000
+
+    run(tmp_path, test, "a")
+
+
+@pytest.mark.req("LW-22")
+def test_an_op_that_counts_moves_the_clock_and_one_that_does_not_waits_for_its_time(tmp_path: Path) -> None:
+    async def test(a: Place) -> None:
+        guest, later, now = Guest(7), 5_000, a.log.physical
+        joined(a, guest)
+        counts = guest.op(ScheduleJob(NO_ID, "acme.render", b"{}", b""), wall := now() + later)
+        await ask(a, guest, method="POST", query="", body=encode_sequence([counts]))
         with a.runtime.store.read() as session:
             assert session.head().wall >= wall
+        refused = guest.op(DesignateCoordinator(guest.id), wall + later)
+        follows = guest.op(ScheduleJob(NO_ID, "acme.render", b"{}", b""), wall + later + 1)
+        reply = await ask(a, guest, method="POST", query="", body=encode_sequence([refused, follows]))
+        assert b'"held":2' in reply.body
+        with a.runtime.store.read() as session:
+            assert session.head().wall < wall + later
+        a.log.physical = lambda: wall + later + 1
+        released = a.log.release()
+        assert released is not None and released.appended == 2
+        with a.runtime.store.read() as session:
+            assert session.held() == (0, None) and session.head().wall >= wall + later + 1
 
     run(tmp_path, test, "a")
 

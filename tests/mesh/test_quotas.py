@@ -9,13 +9,18 @@ import pytest
 
 from hocket.events import sentences
 from hocket.kernel.ids import content_hash
-from hocket.kernel.ops import encode_sequence
+from hocket.kernel.ops import Op, encode_sequence
 from hocket.kernel.quota import NO_QUOTA, Quota
+from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import READERS_DEFAULT
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan, IngestEvidence
+from hocket.log import Admission
+from hocket.log.intake import Intake
+from hocket.log.op_costs import SLICE_STEP
 from hocket.mesh import membership, wire
-from hocket.mesh.quotas import BURST_S, FULL_RETRY_S, Quotas
+from hocket.mesh.quotas import BURST_S, FULL_RETRY_S, WORK_MS_PER_S, Quotas
+from hocket.mesh.turns import Turns
 from hocket.mesh.wire import Reply
 from hocket.store import WrittenTotals
 from tests.mesh.world import WORKER, Place, enrolled, run
@@ -204,3 +209,116 @@ def test_what_is_fetched_from_its_author_counts_against_its_quota_too(tmp_path: 
         await b.close()
 
     run(tmp_path, test, "a")
+
+
+def costly(monkeypatch: pytest.MonkeyPatch, place: Place, node: int, seconds: float) -> None:
+    """Each op of this node takes so long in the write transaction of the place; those of others take no time."""
+    watch, take = Time(), Intake.take
+    place.log._stopwatch = watch
+
+    def slowly(self: Intake, raw: bytes, op: Op, reason: Reason | None) -> None:
+        take(self, raw, op, reason)
+        watch.now += seconds if op.node_id == node else 0.0
+
+    monkeypatch.setattr(Intake, "take", slowly)
+
+
+@pytest.mark.req("LW-49")
+def test_an_author_whose_ops_take_long_waits_and_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty small ops once held the store for 26 seconds, and no quota counted that."""
+
+    async def test(a: Place) -> None:
+        clock = Time()
+        a.gate._quotas = Quotas(clock, sentences(a.notices.append))
+        b = await enrolled(tmp_path / "b", a, WORKER)
+        c = await enrolled(tmp_path / "c", a, WORKER)
+        for place in (b, c):
+            await place.exchanges.exchange(a.address)
+        costly(monkeypatch, a, b.id, 0.4)
+        b.submit(200)
+        before, seen = written(a, b.id).ops, []
+        for _ in range(12):
+            done = await b.exchanges.visit(a.address)
+            assert done.state == "ok"
+            seen.append(written(a, b.id).ops - before)
+            # Others are admitted at once, whatever b has used.
+            c.submit(5)
+            others = await c.exchanges.visit(a.address)
+            assert others.retry_s == 0 and c.ids() <= a.ids()
+            if not done.retry_s:
+                break
+            assert (await b.exchanges.visit(a.address)).retry_s > 0, "it is not even listened to"
+            assert written(a, b.id).ops - before == seen[-1]
+            clock.now += done.retry_s
+        steps = [later - earlier for earlier, later in pairwise([0, *seen])]
+        assert len(steps) > 2 and max(steps) <= SLICE_STEP, "the store was not held for longer than one step"
+        assert b.ids() <= a.ids(), "it only waited"
+        worked_s = 200 * 0.4
+        assert clock.now - Time().now >= (worked_s * 1000 - WORK_MS_PER_S * BURST_S) / WORK_MS_PER_S - SLICE_STEP
+        assert any("share of the store's time" in text for text in a.notices)
+        await b.close()
+        await c.close()
+
+    run(tmp_path, test, "a")
+
+
+@pytest.mark.req("LW-49")
+def test_ops_of_a_costly_author_that_others_pass_on_come_last_and_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(a: Place) -> None:
+        quotas = a.exchanges._quotas = Quotas(Time())
+        reader = await enrolled(tmp_path / "reader", a, (*WORKER, Capability("Ops", "Read", {})))
+        b = await enrolled(tmp_path / "b", a, WORKER)
+        costly(monkeypatch, reader, b.id, 0.4)
+        reader.exchanges._quotas = quotas
+        batches: list[set[int]] = []
+        taken = Intake.admission
+
+        def noted(self: Intake) -> Admission:
+            batches.append({op.node_id for op in self.taken})
+            return taken(self)
+
+        monkeypatch.setattr(Intake, "admission", noted)
+        for _ in range(2):
+            b.submit(100)
+            a.submit(20)
+            await b.exchanges.exchange(a.address)
+            batches.clear()
+            await reader.exchanges.visit(a.address)
+        assert batches[0] == {a.id} and set(map(frozenset, batches[1:])) == {frozenset((b.id,))}
+        assert len(batches) > 2, "in slices, between which others may write"
+        assert b.ids() <= reader.ids()
+        await reader.close()
+        await b.close()
+
+    run(tmp_path, test, "a")
+
+
+@pytest.mark.req("LW-49")
+def test_the_turn_goes_to_the_node_that_has_used_the_least() -> None:
+    async def test() -> None:
+        used = {1: 5_000.0, 2: 0.0, 3: 100.0}
+        turns = Turns(1, lambda node: used[node])
+        done: list[int] = []
+        release = asyncio.Event()
+
+        async def ask(node: int) -> None:
+            async with turns.turn(node):
+                await release.wait()
+                done.append(node)
+
+        first = asyncio.create_task(ask(1))
+        await asyncio.sleep(0)
+        assert not turns.is_awaited(1)
+        rest = [asyncio.create_task(ask(node)) for node in (1, 3, 2, 3)]
+        await asyncio.sleep(0)
+        assert turns.is_awaited(1)
+        rest[1].cancel()
+        release.set()
+        await asyncio.gather(first, *rest, return_exceptions=True)
+        assert done == [1, 2, 3, 1]
+        async with turns.turn(1):
+            assert not turns.is_awaited(1)
+
+    asyncio.run(test())

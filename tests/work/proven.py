@@ -54,7 +54,7 @@ def ran(
         asked(runtime, manifest, Policy(retries=3))
         taken = runtime.log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: 60_000)).taken
     job = taken[0].job
-    products = RunOutputs(runtime.kit(KIND, monotonic), job.id)
+    products = RunOutputs(runtime.kit(KIND, monotonic), job)
     files = {path: products.evidence(data, OUTPUT_TYPE) for path, data in FILES.items()}
     streams = {name: products.evidence(name.encode(), type) for name, type in STREAM_TYPES.items()}
     parsed = parse_manifest(manifest)

@@ -82,10 +82,18 @@ class HistoryRecovered(Event, frozen=True):
 
 
 class NodeOverQuota(Event, frozen=True):
+    """`is_work` says that the node's ops have taken more than its share of the store's time."""
+
     node: str
     ops: int
+    is_work: bool = False
 
     def __str__(self) -> str:
+        if self.is_work:
+            return (
+                f"node {self.node} has used up its share of the store's time: {self.ops} of its ops wait, and those of"
+                " other nodes go first"
+            )
         return (
             f"node {self.node} is over its quota: {self.ops} of its ops were refused for now;"
             " `hocket nodes` shows its quota"

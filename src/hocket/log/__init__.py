@@ -8,7 +8,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from functools import partial
 from itertools import islice
+from time import perf_counter
 from typing import Any, TypeVar
 
 from hocket.bus import Bus
@@ -31,6 +33,7 @@ from hocket.kernel.vocabulary import ScheduleJob, number_of
 from hocket.log.author_check import WALL_MAX, AuthorCheck
 from hocket.log.intake import Admission, Intake, add
 from hocket.log.naming import is_taken
+from hocket.log.op_costs import Slice, WorkCharge
 from hocket.log.outbox import OutboxBound
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.projectors import defaults_of
@@ -60,7 +63,8 @@ class Log:
     choose them. `physical` is the machine's own clock in milliseconds; `wall` may run ahead of it once another node has
     sent a later time. With `helpers`, ops are verified in parallel and this node's ops are signed in the background;
     without helpers the caller's thread does everything. After each commit the log publishes the changes on `bus`. Rows
-    that `ended` in a shared store count no more. Close the log before the store.
+    that `ended` in a shared store count no more. `stopwatch` counts the seconds that ops from elsewhere are charged
+    for. Close the log before the store.
     """
 
     def __init__(
@@ -75,9 +79,11 @@ class Log:
         helpers: Executor | None = None,
         bus: Bus | None = None,
         ended: EndedSeals | None = None,
+        stopwatch: Callable[[], float] = perf_counter,
     ) -> None:
         self.store = store
         store.seal_rows(RowSeal(key), ended)
+        self._stopwatch = stopwatch
         self.node = node_id(key.public)
         self._author = self.node.to_bytes(8, "big")
         self.user = user
@@ -293,16 +299,25 @@ class Log:
     def rules(self) -> Rules:
         return self.permissions_reader.rules
 
-    def admit(self, ops: Iterable[Received], decide: Decide | None = None, *, sender: int | None = None) -> Admission:
+    def admit(
+        self,
+        ops: Iterable[Received],
+        decide: Decide | None = None,
+        *,
+        sender: int | None = None,
+        costs: WorkCharge | None = None,
+    ) -> Admission:
         """Admits ops from elsewhere, in any order, any number of times. Refuses and counts those that it cannot verify.
         Calls `decide` with the new ops, inside the transaction that admits them. `sender` is the node that sends them,
-        None for the operator.
+        None for the operator. With `costs`, the time is charged to the authors, and admission may stop before the end.
         """
         # Held ops of an author come before its later ops.
         self.release(decide)
-        return self._admit(ops, decide, sender)
+        return self._admit(ops, decide, sender, costs)
 
-    def _admit(self, ops: Iterable[Received], decide: Decide | None, sender: int | None) -> Admission:
+    def _admit(
+        self, ops: Iterable[Received], decide: Decide | None, sender: int | None, costs: WorkCharge | None = None
+    ) -> Admission:
         with self.store.read() as session:
             keys = {int.from_bytes(node, "big"): public for node, (public, _) in session.nodes().items()}
             permissions = self.permissions(session)
@@ -310,11 +325,13 @@ class Log:
         door = AuthorCheck(self.user, keys, self._has_written, permissions, self.node, self._wall(0))
         total = Admission(0, 0, {})
         waiting: Callable[[], Admission] | None = None
-        for batch in _batches(ops):
+        for batch, is_costly in _batches(ops, costs):
             # While one batch is folded, the helpers verify the next.
-            following = self._begin(batch, door, decide, is_vouched, sender)
+            following = self._begin(batch, door, decide, is_vouched, sender, costs, is_costly)
             if waiting is not None:
                 total = add(total, waiting())
+            if total.is_stopped:
+                return total
             waiting = following
         return total if waiting is None else add(total, waiting())
 
@@ -327,39 +344,72 @@ class Log:
         return node in self._authors
 
     def _begin(
-        self, batch: list[Received], door: AuthorCheck, decide: Decide | None, is_vouched: bool, sender: int | None
+        self,
+        batch: list[Received],
+        door: AuthorCheck,
+        decide: Decide | None,
+        is_vouched: bool,
+        sender: int | None,
+        costs: WorkCharge | None,
+        is_costly: bool,
     ) -> Callable[[], Admission]:
-        """Begins to verify a batch. The returned function finishes that and admits the good ops."""
+        """Begins to verify a batch. The returned function finishes that and admits the good ops. Ops that members send,
+        or whose author is costly, are admitted in slices.
+        """
         good = sorted(((raw, op) for raw, op in batch if isinstance(op, Op)), key=lambda item: item[1].timestamp)
         judging = door.judge(good, self._helpers)
+        is_sliced = costs is not None and (is_costly or not is_vouched)
 
         def finish() -> Admission:
-            verdicts = judging.finish()
+            rest = [(raw, op, reason) for (raw, op), reason in zip(good, judging.finish(), strict=True)]
             limit = self.physical() + self._skew
-            return self.run(lambda tx: request(tx, verdicts, limit))
+            unreadable = [(raw, op) for raw, op in batch if isinstance(op, Malformed)]
+            total = Admission(0, 0, {})
+            while True:
+                slice_ = Slice(self._stopwatch, is_sliced)
+                total = add(total, self.run(partial(request, slice_, limit, rest, unreadable)))
+                del rest[: slice_.taken]
+                unreadable = []
+                may_go_on = costs is None or costs.charge(slice_.work())
+                if not rest:
+                    return total
+                if not may_go_on:
+                    return total._replace(is_stopped=True)
 
-        def request(tx: Transaction, verdicts: list[Reason | None], limit: int) -> Admission:
-            tx.lock_permissions_for(op.payload for _, op in good)
+        def request(
+            slice_: Slice,
+            limit: int,
+            rest: list[tuple[bytes, Op, Reason | None]],
+            unreadable: list[tuple[bytes, Malformed]],
+            tx: Transaction,
+        ) -> Admission:
+            tx.lock_permissions_for(op.payload for _, op, _ in rest)
             tx.session.order_ops()
             tx.settle()
-            intake = Intake(tx, limit, [op for _, op in good], is_vouched, sender)
-            for raw, op in batch:
-                if isinstance(op, Malformed):
-                    intake.unreadable(raw, op)
-            for (raw, op), reason in zip(good, verdicts, strict=True):
-                intake.take(raw, op, reason)
-            intake.settle()
-            if decide is not None and intake.taken:
-                decide(tx, intake.taken)
+            slice_.begin()
+            intake = Intake(tx, limit, [op for _, op, _ in rest], is_vouched, sender)
+            for raw, error in unreadable:
+                intake.unreadable(raw, error)
+            for step in slice_.steps(rest):
+                first = len(intake.taken)
+                for raw, op, reason in step:
+                    intake.take(raw, op, reason)
+                    slice_.note(op.node_id)
+                intake.settle()
+                if decide is not None:
+                    for op in intake.taken[first:]:
+                        decide(tx, (op,))
+                        slice_.note(op.node_id)
             return intake.admission()
 
         return finish
 
     def hear(self, stamps: Iterable[Hlc]) -> None:
-        """Moves the clock past the times of ops that are refused unread, except those too far ahead."""
-        limit = self.physical() + self._skew
-        latest = max((stamp for stamp in stamps if stamp.wall <= limit), default=None)
-        if latest is not None:
+        """In a mesh that keeps to Likewise v0.1: moves the clock past the times of ops that are refused unread.
+        Elsewhere they move it no further than the machine's own clock, which the next op is not behind anyway.
+        """
+        latest = max((stamp for stamp in stamps if stamp.wall <= WALL_MAX), default=None)
+        if latest is not None and self.rules.is_strict:
             self.run(lambda tx: tx.hear(latest))
 
     def release(self, decide: Decide | None = None) -> Admission | None:
@@ -408,7 +458,17 @@ def _settle_some(tx: Transaction) -> int:
     return tx.unsettled
 
 
-def _batches(ops: Iterable[Received]) -> Iterator[list[Received]]:
+def _batches(ops: Iterable[Received], costs: WorkCharge | None) -> Iterator[tuple[list[Received], bool]]:
+    """The ops in batches, each with whether its authors are costly. Those come after the others."""
     ops = iter(ops)
     while batch := list(islice(ops, ADMIT_BATCH)):
-        yield batch
+        authors = set() if costs is None else {op.node_id for _, op in batch if isinstance(op, Op)}
+        costly = {author for author in authors if costs is not None and costs.is_costly(author)}
+        if costly:
+            apart = [item for item in batch if isinstance(item[1], Op) and item[1].node_id in costly]
+            batch = [item for item in batch if not isinstance(item[1], Op) or item[1].node_id not in costly]
+            if batch:
+                yield batch, False
+            yield apart, True
+        else:
+            yield batch, False

@@ -1,5 +1,7 @@
 """Takes in ops from elsewhere inside one transaction. Each op is appended, a duplicate, refused, or held until its time
-has come. Every op moves this node's clock, except one from a clock too far ahead.
+has come. An appended op moves this node's clock. A refused one moves it no further than the machine's own clock, and an
+op that would not count is held until the machine's clock has reached its time: the deadlines of leases and locks are
+set by this node's clock, and an op without effect must not push them away.
 """
 
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
 from hocket.kernel.schedules import is_tick
 from hocket.kernel.subjects import ACCEPTANCES
-from hocket.kernel.vocabulary import ReportFork, Sanitised, number_of
+from hocket.kernel.vocabulary import DelegateUcan, ReportFork, Sanitised, number_of
 from hocket.log.author_check import CURABLE
 from hocket.log.limits import Limits
 from hocket.log.naming import long_key
@@ -25,6 +27,11 @@ from hocket.store import LateOp
 HELD_MAX = 100_000
 # The most held ops of one author, so that no author takes the room of the others.
 HELD_PER_AUTHOR_MAX = 10_000
+# By how much an op that does not count may be ahead of this machine's clock without being held: one that its author may
+# not write, and one that it may, such as a claim that came second. A node with a slightly fast clock must not wait
+# after each of those.
+FORBIDDEN_AHEAD_MS = 1_000
+IDLE_AHEAD_MS = 10_000
 _WAITING = (int(Reason.WAITING),)
 _ACCEPTANCES = tuple(map(number_of, ACCEPTANCES))
 # The most ops of one author that wait for the owner's decision.
@@ -43,6 +50,7 @@ class Admission(NamedTuple):
     whose two histories came to light now, here or by another node's report. `limited` counts by author the ops refused
     because the author has used up its quota.
     `branch` is the id of the op of this node's own that stands in the place of one that it has lost: see `lost_past`.
+    `is_stopped` says that the rest was not looked at, because its author has used up its share of the store's time.
     """
 
     appended: int
@@ -56,6 +64,7 @@ class Admission(NamedTuple):
     forked: frozenset[int] = frozenset()
     limited: dict[int, int] = {}  # noqa: RUF012
     branch: bytes | None = None
+    is_stopped: bool = False
 
     @property
     def rejected(self) -> int:
@@ -72,12 +81,9 @@ class Intake:
         self, tx: Transaction, limit: int, expected: Sequence[Op], is_vouched: bool = True, sender: int | None = None
     ) -> None:
         self._tx = tx
-        latest = next((op.timestamp for op in reversed(expected) if op.timestamp.wall <= limit), None)
-        if latest is not None:
-            tx.hear(latest)
         self._limits = Limits(tx, sender, is_vouched)
         self._limit = limit
-        self._is_vouched = is_vouched
+        self._is_vouched, self._is_operator = is_vouched, sender is None
         self._known = _known(tx, [op.id for op in expected])
         tx.projection.prepare(expected)
         self._forks = tx.projection.permissions.forks
@@ -98,8 +104,8 @@ class Intake:
 
     def unreadable(self, raw: bytes, error: Malformed) -> None:
         stamp = read_stamp(raw)
-        if stamp is not None and stamp.wall <= self._limit:
-            self._tx.hear(stamp)
+        if stamp is not None:
+            self._hear_refused(stamp)
         reason = Reason.UNKNOWN_VARIANT if isinstance(error, UnknownVariant) else Reason.MALFORMED
         self._refuse(raw[:16].ljust(16, b"\0"), 0, reason)
 
@@ -120,10 +126,14 @@ class Intake:
         elif (limited := self._limits.refusal(op, len(raw))) is not None:
             self._refuse(op.id, op.node_id, limited, op.timestamp)
         elif early:
-            self._hold(raw, op)
+            self._hold(raw, op, op.timestamp.wall)
+        elif op.timestamp.wall > tx.physical + FORBIDDEN_AHEAD_MS and self._is_idle_ahead(op):
+            # Due when this machine's clock has reached it; others are due once it is within the allowed difference.
+            self._hold(raw, op, op.timestamp.wall + self._limit - tx.physical)
         elif not self._is_vouched and (self._is_late(op) or (self._checks_links and self._late_of(op.node_id))):
             self._hold_for_owner(raw, op)
         elif tx.is_bound and op.node_id == tx.node and not self._continues(raw, op):
+            tx.hear(op.timestamp)
             self._refuse(op.id, op.node_id, Reason.UNLINKED, op.timestamp)
         elif self._checks_links and op.node_id != tx.node and not self._follows(raw, op):
             self._unlinked.add(op.node_id)
@@ -138,6 +148,7 @@ class Intake:
         if self._late_of(op.node_id):
             self._tx.session.drop_late([op.id])
             del self._lates[op.node_id]
+        self._tx.hear(op.timestamp)
         self._tx.admit(op, raw)
         self._known[op.id] = raw
         self._ids.add(op.id)
@@ -241,17 +252,38 @@ class Intake:
             return authority.membership_ended(op.node_id, op.timestamp.wall, ended)
         return authority.relied_on_ended(op.node_id, op.payload, op.timestamp.wall, tx.kind_of(op.payload), ended)
 
-    def _hold(self, raw: bytes, op: Op) -> None:
+    def _is_idle_ahead(self, op: Op) -> bool:
+        """Whether an op that is ahead of this machine's clock would not count, or follows one that is held for that.
+        Owners, the coordinator and the operator are trusted with this node's clock.
+        """
+        tx = self._tx
+        if tx.is_strict or self._is_operator or op.node_id == tx.node:
+            return False
+        projection = tx.projection
+        if projection.permissions.is_trusted(op.node_id, tx.physical):
+            return False
+        if isinstance(op.payload, DelegateUcan) and tx.latest_of(op.node_id)[1] == NO_ID:
+            return False  # its introduction
+        return (
+            self._held_count(op.node_id) > 0
+            or projection.is_unauthorised(op)
+            or (op.timestamp.wall > tx.physical + IDLE_AHEAD_MS and not projection.would_count(op))
+        )
+
+    def _held_count(self, node: int) -> int:
+        if node not in self._held_of:
+            self._held_of[node] = self._tx.session.held_of(node.to_bytes(8, "big"))
+        return self._held_of[node]
+
+    def _hold(self, raw: bytes, op: Op, due: int) -> None:
         author = op.node_id.to_bytes(8, "big")
-        if op.node_id not in self._held_of:
-            self._held_of[op.node_id] = self._tx.session.held_of(author)
-        if self._room <= 0 or self._held_of[op.node_id] >= HELD_PER_AUTHOR_MAX:
+        if self._room <= 0 or self._held_count(op.node_id) >= HELD_PER_AUTHOR_MAX:
             self._refuse(op.id, op.node_id, Reason.HELD_FULL, op.timestamp)
             return
         self._room -= 1
         self._held += 1
         self._held_of[op.node_id] += 1
-        self._tx.session.hold(op.id, op.timestamp.wall, raw, author)
+        self._tx.session.hold(op.id, due, raw, author)
 
     def _late_of(self, node: int) -> int:
         """How many ops of this author wait for the owner's decision. Its later ones wait with them, so that none of
@@ -274,8 +306,14 @@ class Intake:
     def _refuse(self, op_id: bytes, author: int, reason: Reason, at: Hlc | None = None) -> None:
         self._tx.refuse(op_id, author, reason)
         self._refused[reason] = self._refused.get(reason, 0) + 1
+        if at is not None and reason is not Reason.BAD_SIGNATURE:
+            self._hear_refused(at)
         if at is not None and reason in CURABLE:
             self._curable[author] = min(self._curable.get(author, at), at)
+
+    def _hear_refused(self, stamp: Hlc) -> None:
+        if stamp.wall <= (self._limit if self._tx.is_strict else self._tx.physical):
+            self._tx.hear(stamp)
 
     def settle(self) -> None:
         """Refolds the subjects that late ops have changed; once for the whole batch."""
@@ -328,4 +366,5 @@ def add(left: Admission, right: Admission) -> Admission:
         forked=left.forked | right.forked,
         limited=left.limited | {author: left.limited.get(author, 0) + n for author, n in right.limited.items()},
         branch=left.branch or right.branch,
+        is_stopped=left.is_stopped or right.is_stopped,
     )

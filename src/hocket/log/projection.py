@@ -17,7 +17,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.subjects import ACCEPTANCES, AVAILABILITY, JOB, KIND, LOCK, MESSAGE, Subject, names_of, subject_of
-from hocket.kernel.vocabulary import ReportFork, RevokeRoot, discriminant
+from hocket.kernel.vocabulary import ReportFork, RevokeRoot, Unknown, discriminant
 from hocket.log.artifact_register import ArtifactRegister
 from hocket.log.citations import Citations, names_others
 from hocket.log.job_projector import JobProjector
@@ -192,6 +192,31 @@ class Projection:
             self.projectors[family].prepare(list(found))
             names += found
         self.citations.expect(names)
+
+    def is_unauthorised(self, op: Op) -> bool:
+        """Whether no delegation allows an op that is about to arrive, or its variant is unknown here."""
+        subject = self._subject(op)
+        if subject is None:
+            refused = self.permissions.refusal(op)
+        else:
+            projector = self.projectors[subject.family]
+            state = projector.state(subject.key)
+            is_certain = projector.family.is_certain(state, op)
+            refused = self.permissions.refusal(op, projector.family.word(state)) if is_certain else None
+        return refused in UNAUTHORISED or isinstance(op.payload, Unknown)
+
+    def would_count(self, op: Op) -> bool:
+        """Whether an op that is about to arrive would count as things stand, or could be accepted by the arbiter."""
+        op = self._naming.resolved(op)
+        subject = self._subject(op)
+        if subject is None:
+            return self._fault(op) is None
+        projector = self.projectors[subject.family]
+        state = projector.state(subject.key)
+        verdict = self._applied(projector, subject, state, op)
+        if verdict is Reason.OFFERED:
+            verdict = projector.family.apply_decided(state, op, projector.context, op.node_id)
+        return not isinstance(verdict, Reason)
 
     # Ops that are later than everything on the log: this node's own.
 

@@ -5,6 +5,7 @@ stores its progress, so a stopped rebuild can continue. Until it ends, the log a
 import struct
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -13,9 +14,10 @@ from msgspec.structs import replace
 
 from hocket.kernel.roster import Job
 from hocket.kernel.subjects import JOB, MESSAGE
-from hocket.kernel.vocabulary import DesignateCoordinator, ReportFork, number_of
+from hocket.kernel.vocabulary import CreateArtifact, DesignateCoordinator, ReportFork, number_of
 from hocket.log.founder import writers
 from hocket.log.naming import ID_BYTES, keyed
+from hocket.log.output_quota import add_charges, charged
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.projection import Projection
 from hocket.log.registers import GrantRegister
@@ -23,6 +25,7 @@ from hocket.store import Head, OpRow, Session, Store, WrittenTotals
 
 STEP = 2_000
 START = bytes(20)
+_ARTIFACT = number_of(CreateArtifact)
 _PROOFS = (number_of(ReportFork),)
 _GRANTS = tuple(number_of(each) for each in GrantRegister.payloads)
 
@@ -156,3 +159,11 @@ def _count(session: Session, head: Head, permissions: Permissions, rows: list[Op
     for node, found in sizes.items():
         if node not in local:
             session.add_written(node, WrittenTotals(len(found), sum(found)))
+    outputs = [row for row in rows if row.variant == _ARTIFACT and row.hlc[12:] in local]
+    job = partial(_job, session)
+    add_charges(session, [charged(session, keyed(row), len(row.body), job) for row in outputs])
+
+
+def _job(session: Session, job_id: bytes) -> Job | None:
+    entry = session.job(job_id)
+    return None if entry is None else entry.job

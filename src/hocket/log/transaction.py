@@ -17,6 +17,7 @@ from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ops import NO_ID, SELF_NAMED, Op, bound, decode, link_to, pin_to, unsigned
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job
 from hocket.kernel.signing import OpSigner
 from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import (
@@ -35,6 +36,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log.naming import ID_BYTES, is_taken, keyed
 from hocket.log.outbox import OutboxBound
+from hocket.log.output_quota import add_charges, charged
 from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
 from hocket.log.projectors import FOLLOW_UPS
@@ -414,10 +416,22 @@ class Transaction:
             projection.forget()
 
     def _count(self) -> None:
-        """Adds up what other authors have written. This node has no quota on its own log."""
+        """Adds up what other authors have written, and the outputs of their jobs that this node has written. This node
+        has no quota on its own log.
+        """
         sizes: dict[int, list[int]] = defaultdict(list)
-        for op, body, is_received in self._drafts:
-            if is_received and op.node_id != self.node:
-                sizes[op.node_id].append(len(body))
+        outputs: list[OpDraft] = []
+        for draft in self._drafts:
+            if draft.op.node_id != self.node:
+                if draft.is_received:
+                    sizes[draft.op.node_id].append(len(draft.body))
+            elif type(draft.op.payload) is CreateArtifact:
+                outputs.append(draft)
         for node, found in sizes.items():
             self.session.add_written(node.to_bytes(8, "big"), WrittenTotals(len(found), sum(found)))
+        if outputs:
+            add_charges(self.session, [charged(self.session, op, len(body), self._job) for op, body, _ in outputs])
+
+    def _job(self, job_id: bytes) -> Job | None:
+        entry = self.projection.jobs.entry(job_id)
+        return None if entry is None else entry.job

@@ -36,9 +36,10 @@ from hocket.mesh.outgoing import PeerReader, order_ops
 from hocket.mesh.output import AskedOutput, read_query
 from hocket.mesh.output import answer as answer_output
 from hocket.mesh.output import keep as keep_output
-from hocket.mesh.quotas import Quotas
+from hocket.mesh.quotas import BatchWork, Quotas
 from hocket.mesh.rate_limit import Buckets
 from hocket.mesh.recovery import recover
+from hocket.mesh.turns import Turns
 from hocket.mesh.window_tokens import WINDOW_HELP, WindowTokens, is_of_window
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.work.accepting import accept
@@ -136,7 +137,7 @@ class Gate:
         self._all_strangers = Buckets(ALL_STRANGERS_RATE_PER_S, ALL_STRANGERS_BURST, environment.monotonic)
         self._asking: Counter[int] = Counter()
         self._sending: Counter[int] = Counter()
-        self._admissions = asyncio.Semaphore(ADMISSIONS_MAX)
+        self._turns = Turns(ADMISSIONS_MAX, lambda node: self._quotas.used_ms(node))
         self._hint_streams = HintStreams(access, environment, emit)
         self._pages = OpPages(access, environment, self._hint_streams.gave)
         self._presence_board, self._presence_lock = presence.PresenceBoard(access.log, environment), asyncio.Lock()
@@ -329,7 +330,7 @@ class Gate:
     async def _post_ops(self, request: Request) -> Reply:
         async with self._called(request) as caller:
             body = await self._body(request, caller)
-            async with self._admissions:
+            async with self._turns.turn(caller.node):
                 counts = await self._access.call(lambda: self._admit(caller, body))
             return self._proved(caller, json_reply(200, counts.shown()))
 
@@ -342,7 +343,7 @@ class Gate:
                 counts = self._admit(caller, body)
                 return json_reply(200, {**counts.shown(), "stored": stored_messages(self._access.log, body)})
 
-            async with self._admissions:
+            async with self._turns.turn(caller.node):
                 return self._proved(caller, await self._access.call(work))
 
     async def _exchange(self, request: Request) -> Reply:
@@ -357,7 +358,7 @@ class Gate:
                 said = zip(wire.COUNTS, map(str, counts), strict=True)
                 return self._proved(caller, reply._replace(headers={**reply.headers, **dict(said)}))
 
-            async with self._admissions:
+            async with self._turns.turn(caller.node):
                 return await self._access.call(work)
 
     async def _hints(self, request: Request) -> Reply:
@@ -470,14 +471,17 @@ class Gate:
 
         meter = self._quotas.meter(log, caller.node)
         pushed = Pushed(body, caller.reader, introductions.all_authors(log), meter, log.node)
-        admission = log.admit(pushed, decide=decide, sender=caller.node)
+        costs = BatchWork(self._quotas, log, meter, lambda: self._turns.is_awaited(caller.node))
+        admission = log.admit(pushed, decide=decide, sender=caller.node, costs=costs)
         if admission.branch is not None:
             rewind(log, admission.branch)
             pushed = Pushed(body, caller.reader, introductions.all_authors(log), meter, log.node)
-            admission = log.admit(pushed, decide=decide, sender=caller.node)
+            admission = log.admit(pushed, decide=decide, sender=caller.node, costs=costs)
             self._is_recovering = True
         if self._is_recovering:
             self._is_recovering = recover(log, self._emit) is not None
+        if admission.is_stopped and meter is not None:
+            pushed.stop(admission)
         if pushed.left or pushed.cut:
             log.hear(op.timestamp for op in pushed.left + pushed.cut)
         if pushed.left:
@@ -490,7 +494,9 @@ class Gate:
             self.refusals["ops beyond a quota"] += over_quota
         if admission.collided:
             self._emit(OpsCollided(node_text(caller.node), admission.collided))
-        rejected = admission.rejected + unauthorised + len(pushed.left) + (0 if meter is None else meter.cut)
+        rejected = (
+            admission.rejected + unauthorised + len(pushed.left) + (0 if meter is None else meter.cut + meter.stopped)
+        )
         for author in admission.forked:
             self._emit(NodeForked(node_text(author)))
         unlinked = admission.refused.get(Reason.UNLINKED, 0)

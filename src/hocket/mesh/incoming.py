@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator
 from hocket.kernel import postcard
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed
+from hocket.log import Admission
 from hocket.mesh.outgoing import PeerReader
 from hocket.mesh.quotas import QuotaMeter
 
@@ -54,3 +55,12 @@ class Pushed:
                     said = postcard.Reader(self._body).varint() if isinstance(op, Op) else count
                     meter.leave(min(max(0, said - count), len(self._body)), max(0, len(self._body) - size))
                     return
+
+    def stop(self, admission: Admission) -> None:
+        """Counts what was not looked at, because the sender must wait for its share of the store's time, or for other
+        nodes.
+        """
+        assert self._meter is not None
+        done = admission.appended + admission.duplicated + admission.rejected + admission.held
+        said = min(postcard.Reader(self._body).varint(), len(self._body))
+        self._meter.stopped = max(1, said - done - len(self.left) - self._meter.cut)

@@ -25,7 +25,7 @@ from hocket.mesh import introductions, outgoing, peers, programs
 from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Client, PeerAnswer, PushCounts, Refused
 from hocket.mesh.incoming import Received, is_brought, is_own
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
-from hocket.mesh.quotas import Quotas
+from hocket.mesh.quotas import BatchWork, Quotas
 from hocket.mesh.recovery import recover
 from hocket.mesh.wire import look, note
 from hocket.store import Session
@@ -379,8 +379,9 @@ class PeerExchange:
                         # The sender's delegation may begin in a moment; then the op is admitted.
                         left.setdefault(last.node_id, last.timestamp)
 
-            admission = log.admit(received(), decide=accept, sender=sender or 0)
-            retry_s = 0.0 if meter is None else meter.finish(admission)
+            costs = BatchWork(self._quotas, log, None)
+            admission = log.admit(received(), decide=accept, sender=sender or 0, costs=costs)
+            retry_s = 0.0 if meter is None else max(meter.finish(admission), meter.spent_s)
             self._quotas.note(log, sender or 0, meter, admission)
             if left:
                 log.hear(stamp for stamp in stamps.values() if stamp.node in left)

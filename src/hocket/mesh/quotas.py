@@ -2,10 +2,13 @@
 are verified, so that a member's input never costs more than its quota allows. A used-up quota cuts a batch: the rest is
 refused for now, and the answer says when to push it again. Owners and the coordinator have no quota. Ops that others
 pass on were counted where they came in; `log.limits` caps them.
+
+A quota counts work, too: the time that an author's ops took in write transactions, whoever brought them. An author that
+has used up its share waits like one that has used up its ops.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from hocket.events import Emit, NodeOverQuota, ignore
@@ -16,6 +19,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Bounds
 from hocket.log import Admission, Log
 from hocket.log.author_check import CURABLE
+from hocket.log.output_quota import stored_bytes
 from hocket.log.permissions import Permissions
 from hocket.mesh.rate_limit import BUCKETS_MAX, DebtBuckets, Draw
 from hocket.store import IntakeSession, OverQuota, WrittenTotals
@@ -26,6 +30,13 @@ BURST_S = 10.0
 FULL_RETRY_S = 300.0
 # The event about the same node repeats after this long.
 TELL_AGAIN_S = 60.0
+
+# The share of the store's time that the ops of one member may take in the long run, in milliseconds of each second.
+WORK_MS_PER_S = 800
+# The ops of an author that has used this much of late are admitted apart from those of others.
+COSTLY_MS = 1_000.0
+# Less work than this, of an author whose ops another node passes on, is not worth a look-up.
+WORK_MS_MIN = 1.0
 
 _UNBOUNDED = 2**63
 # Reasons that can refuse an honest node's ops, or ops that were counted before decoding.
@@ -41,12 +52,15 @@ class Payer(NamedTuple):
 
     def draws(self, ops: float, size: float) -> list[Draw]:
         """What this many ops, of this size together, take from its buckets."""
-        found = []
+        found = [self.work(0.0)]
         if self.quota.ops_per_s is not None:
             found.append(Draw((self.node, "ops"), self.quota.ops_per_s, ops))
         if self.quota.bytes_per_s is not None:
             found.append(Draw((self.node, "bytes"), self.quota.bytes_per_s, size))
         return found
+
+    def work(self, ms: float) -> Draw:
+        return Draw((self.node, "work"), WORK_MS_PER_S, ms)
 
 
 class QuotaMeter:
@@ -59,6 +73,8 @@ class QuotaMeter:
         self._left_bytes = min((each.left.bytes for each in payers), default=0)
         self._cut_bytes = 0
         self.cut = 0
+        # How many ops of the batch were not looked at, because admission stopped.
+        self.stopped = 0
         self.is_full = False
 
     def admits(self, size: int) -> bool:
@@ -81,11 +97,14 @@ class QuotaMeter:
         self._cut_bytes += size
 
     @property
+    def spent_s(self) -> float:
+        """The seconds until the author has a share of the store's time again; 0 if it has not used it up."""
+        return max((self._flows.wait(each.work(0.0)) for each in self._payers), default=0.0)
+
+    @property
     def retry_s(self) -> float:
-        """The seconds until the author may push the cut ops, or as many as it may push at once; 0 if nothing was
-        cut.
-        """
-        if not self.cut:
+        """The seconds until the author may push the rest, or as much as it may push at once; 0 if all was admitted."""
+        if not self.cut and not self.stopped:
             return 0.0
         if self.is_full:
             return FULL_RETRY_S
@@ -105,6 +124,24 @@ class QuotaMeter:
         return [draw for each in self._payers for draw in each.draws(ops, size)]
 
 
+class BatchWork:
+    """Charges the work of one batch. The rest of a batch waits when its sender has used up its share, or when
+    `is_awaited` says that another node waits for its turn.
+    """
+
+    def __init__(
+        self, quotas: "Quotas", log: Log, meter: QuotaMeter | None, is_awaited: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._quotas, self._log, self._meter, self._is_awaited = quotas, log, meter, is_awaited
+
+    def is_costly(self, author: int) -> bool:
+        return self._quotas.used_ms(author) > COSTLY_MS
+
+    def charge(self, work: Mapping[int, float]) -> bool:
+        self._quotas.charge(self._log, work)
+        return self._meter is None or not (self._meter.spent_s > 0 or self._is_awaited())
+
+
 class Quotas:
     """The buckets of one process, and what it has reported to the operator. Safe to use from several threads."""
 
@@ -121,15 +158,29 @@ class Quotas:
         now_ms = log.physical()
         with log.store.read() as session:
             permissions = log.permissions(session)
-            if not permissions.delegations or permissions.is_trusted(node, now_ms):
-                return None
-            paying = payers(permissions.authority, node, now_ms)
-            found = [self._payer(permissions, session, each, now_ms) for each in paying]
+            found: list[Payer] = []
+            if permissions.delegations and not permissions.is_trusted(node, now_ms):
+                paying = payers(permissions.authority, node, now_ms)
+                found = [self._payer(permissions, session, each, now_ms) for each in paying]
         self._payers[node] = found
         self._payers.move_to_end(node)
         if len(self._payers) > BUCKETS_MAX:
             self._payers.popitem(last=False)
-        return QuotaMeter(self._flows, node, found)
+        return QuotaMeter(self._flows, node, found) if found else None
+
+    def used_ms(self, node: int) -> float:
+        """How much of its share of the store's time a node has used of late, as far as is known."""
+        return max((self._flows.missing(each.work(0.0)) for each in self._payers.get(node, ())), default=0.0)
+
+    def charge(self, log: Log, work: Mapping[int, float]) -> None:
+        """Charges authors with the seconds that their ops took."""
+        for author, seconds in work.items():
+            if author == log.node:
+                continue
+            if author not in self._payers and seconds * 1000 >= WORK_MS_MIN:
+                self.meter(log, author)
+            for each in self._payers.get(author, ()):
+                self._flows.charge(each.work(seconds * 1000))
 
     def wait(self, node: int) -> float:
         """The seconds during which not even a request body of this node is read, as far as is known. A node that has
@@ -141,9 +192,10 @@ class Quotas:
 
     def _payer(self, permissions: Permissions, session: IntakeSession, node: int, now_ms: int) -> Payer:
         quota = quota_of(permissions.authority, node, now_ms, permissions.rules.bounds or Bounds())
-        written = session.written(each.to_bytes(8, "big") for each in self._sharers(permissions, node)).values()
+        sharers = self._sharers(permissions, node)
+        written = session.written(each.to_bytes(8, "big") for each in sharers).values()
         ops = _UNBOUNDED if quota.ops is None else quota.ops - sum(each.ops for each in written)
-        size = _UNBOUNDED if quota.bytes is None else quota.bytes - sum(each.bytes for each in written)
+        size = _UNBOUNDED if quota.bytes is None else quota.bytes - stored_bytes(session, sharers)
         return Payer(node, quota, WrittenTotals(ops, size))
 
     def _sharers(self, permissions: Permissions, node: int) -> set[int]:
@@ -158,9 +210,12 @@ class Quotas:
             refused[sender] = refused.get(sender, 0) + meter.cut
         for node, count in refused.items():
             self._note(log, node, count)
+        if meter is not None and meter.stopped and meter.spent_s > 0:
+            self._note(log, sender, meter.stopped, is_work=True)
+            return refused.get(sender, 0) + meter.stopped
         return refused.get(sender, 0)
 
-    def _note(self, log: Log, node: int, count: int) -> None:
+    def _note(self, log: Log, node: int, count: int, is_work: bool = False) -> None:
         """Tells the operator from time to time; `hocket nodes` shows it too."""
         self._refused[node] = self._refused.get(node, 0) + count
         now = self._monotonic()
@@ -172,4 +227,4 @@ class Quotas:
         with log.store.write() as session:
             before = session.over_quota().get(key)
             session.put_over_quota(OverQuota(key, log.physical(), refused + (0 if before is None else before.ops)))
-        self._emit(NodeOverQuota(node_text(node), refused))
+        self._emit(NodeOverQuota(node_text(node), refused, is_work))

@@ -79,6 +79,11 @@ class DebtBuckets:
             return 0.0
         return short / draw.rate if draw.rate > 0 else self._burst_s
 
+    def missing(self, draw: Draw) -> float:
+        """How much is missing from a full bucket."""
+        with self._lock:
+            return self._missing_of(draw, self._monotonic())
+
     def _short(self, draw: Draw, missing: float) -> float:
         """How many tokens are missing. A bucket with no inflow grants nothing."""
         full = draw.rate * self._burst_s

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from hocket.errors import HocketError, Usage
 from hocket.kernel.clock import Hlc
+from hocket.kernel.roster import Job
 from hocket.node.help import helper
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import AsyncHandlerNode, Node, PlainHandlerNode, SyncNode
@@ -182,7 +183,7 @@ class _RemoteRun(Run):
         super().__init__(start.claim, REGISTRY[start.kind], start.lease_ms, start.claimed_at, kit)
         self.number = start.run
         self._send = send
-        self.products = _Outputs(self.number, kit, self.job.id, send)
+        self.products = _Outputs(self.number, kit, self.job, send)
 
     def report(self, note: bytes) -> None:
         self._send(Noted(self.number, note))
@@ -205,8 +206,8 @@ class _RemoteRun(Run):
 class _Outputs(RunOutputs):
     """Outputs that the worker gets as soon as they are made, so that they are kept if this process is killed."""
 
-    def __init__(self, number: int, kit: RunServices, job_id: bytes, send: Send) -> None:
-        super().__init__(kit, job_id)
+    def __init__(self, number: int, kit: RunServices, job: Job, send: Send) -> None:
+        super().__init__(kit, job)
         self._number = number
         self._send = send
 

@@ -16,6 +16,7 @@ from hocket.kernel.capabilities import sharing
 from hocket.kernel.ids import content_hash, node_text, ulid_text
 from hocket.kernel.keys import did_key
 from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
+from hocket.kernel.roster import Job
 from hocket.kernel.rules import HOCKET, SKEW_MS_DEFAULT, STRICT, Rules, decode_kept_rules, encode_rules
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
@@ -23,6 +24,7 @@ from hocket.log import RULES, Log, Transaction
 from hocket.log.audit import Audit, verify
 from hocket.log.founder import founder
 from hocket.log.machine_clock import MachineClock
+from hocket.log.output_quota import output_room
 from hocket.log.permissions import PermissionsReader
 from hocket.log.rebuild import Rebuilt, rebuild
 from hocket.log.replica import ReplicatedStore
@@ -501,12 +503,27 @@ class Runtime:
 
             return run() if self._helpers is None else self._helpers.submit(run).result()
 
+        def room(job: Job) -> int | None:
+            if job.scheduled.node == self.log.node and job.policy.schedule_op is None:
+                return None
+            now_ms = self.log.physical()
+            found: int | None = read(lambda s: output_room(s, self.log.permissions(s), job, now_ms))
+            return found
+
         from hocket.rhythm.score_keeper import keeper_alone
 
         physical = self.log.physical
         tempo = self.tempo or (lambda job: keeper_alone(job, physical))
         return RunServices(
-            self.blobs, self.log.reading, self.log.new_id, monotonic, audited, read, output=self.output, tempo=tempo
+            self.blobs,
+            self.log.reading,
+            self.log.new_id,
+            monotonic,
+            audited,
+            read,
+            output=self.output,
+            tempo=tempo,
+            room=room,
         )
 
     def commands(

@@ -6,13 +6,14 @@ have happened.
 
 import threading
 from collections.abc import Callable, Coroutine, Iterable
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from hocket.errors import Usage
+from hocket.errors import Failed, Usage
 from hocket.kernel.clock import Hlc
 from hocket.kernel.coordination_payloads import SendMessage
 from hocket.kernel.durations import duration_ms
@@ -20,6 +21,7 @@ from hocket.kernel.ids import content_hash, parse_ulid
 from hocket.kernel.ops import artifact_id
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.postcard import encode as encode_value
+from hocket.kernel.proof import PROOF_TYPE
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import (
@@ -50,6 +52,9 @@ from hocket.work.parts import RunParts
 from hocket.work.tempo import RunTempo
 
 INLINE_BYTES_MAX = 64 * 1024
+# How many bytes the artifacts of one run may have inside ops if another member submitted the job. The rest goes into
+# blobs, which are not on the log.
+MEMBER_INLINE_BYTES_MAX = 256 * 1024
 TYPE_CHARS_MAX = 255
 INPUTS_MAX = 1_000
 # An op can cite a little more than a thousand others, and the completion cites every record of a model call.
@@ -74,7 +79,8 @@ class RunServices(NamedTuple):
     anywhere, so none of them touches the store in the caller's thread. `read` runs a query, and `node` gives a node for
     a handler, async or not. `output` keeps what the handler prints and logs, if it is kept. `stream` sends the parts of
     a result that are there to those who follow the job. `tempo` gives the beats of a run, if it has any, and
-    `ask_help` asks an agent for help and waits for it.
+    `ask_help` asks an agent for help and waits for it. `room` is how many bytes the outputs of a job may have, None if
+    there is no limit.
     """
 
     blobs: Blobs
@@ -88,6 +94,7 @@ class RunServices(NamedTuple):
     stream: Callable[[RunParts], None] = lambda parts: None
     tempo: Callable[[Job], RunTempo | None] = lambda job: None
     ask_help: Callable[[str, Any, RunTempo], Coroutine[Any, Any, Any]] = lambda to, body, tempo: _unavailable(to)
+    room: Callable[[Job], int | None] = lambda job: None
 
 
 class RunOutput(NamedTuple):
@@ -133,11 +140,12 @@ class Evidence(NamedTuple):
 
 
 class RunOutputs:
-    """Safe to use from several threads. `job_id` is the job of the run."""
+    """Safe to use from several threads. `job` is the job of the run."""
 
-    def __init__(self, kit: RunServices, job_id: bytes) -> None:
+    def __init__(self, kit: RunServices, job: Job) -> None:
         self.kit = kit
-        self.job_id = job_id
+        self._job, self.job_id = job, job.id
+        self._kept_bytes = self._inline_bytes = 0
         self._lock = threading.Lock()
         self._made: list[RunOutput] = []
         self._open: dict[bytes, Callable[[Hlc], RunOutput]] = {}
@@ -153,11 +161,42 @@ class RunOutputs:
         """Adds an artifact of one of our own types that records what the run did. It is kept even if the run fails."""
         return self._keep(content, type, None, (), is_evidence=True)
 
+    @cached_property
+    def _room(self) -> int | None:
+        """How many bytes the submitter's quota leaves for the outputs of this run; None if there is no limit."""
+        return self.kit.room(self._job)
+
+    def has_room(self, size: int) -> bool:
+        """Whether the quota of the job's submitter has room for so many bytes more."""
+        room = self._room
+        with self._lock:
+            return room is None or self._kept_bytes + size <= room
+
+    def _charge(self, kept: Content) -> None:
+        room = self._room
+        with self._lock:
+            if room is not None and self._kept_bytes + kept.size > room:
+                raise Failed(
+                    f"the outputs of this job are more than its submitter may store here: {room} bytes are left"
+                )
+            self._kept_bytes += kept.size
+            self._inline_bytes += 0 if kept.inline is None else kept.size
+
+    @property
+    def _inline_max(self) -> int:
+        room = self._room
+        with self._lock:
+            left = MEMBER_INLINE_BYTES_MAX - self._inline_bytes
+        return INLINE_BYTES_MAX if room is None else max(0, min(INLINE_BYTES_MAX, left))
+
     def _keep(
         self, content: bytes | PathLike[str], type: str, ttl_ms: int | None, inputs: Ids, is_evidence: bool
     ) -> Evidence:
-        kept = contain(self.kit.blobs, content)
+        is_proof = type == PROOF_TYPE
+        kept = contain(self.kit.blobs, content, INLINE_BYTES_MAX if is_proof else self._inline_max)
         try:
+            if not is_proof:
+                self._charge(kept)
             payload = self.named(creation(self.new_id(), type, self.job_id, inputs, kept, ttl_ms))
             self.add(RunOutput(payload.artifact_id, payload, self.snapshots, kept.staged, is_evidence=is_evidence))
         except BaseException:
@@ -325,16 +364,16 @@ def creation(
     )
 
 
-def contain(blobs: Blobs, content: bytes | PathLike[str]) -> Content:
-    """Small content goes into the op, larger content into a blob."""
+def contain(blobs: Blobs, content: bytes | PathLike[str], inline_max: int = INLINE_BYTES_MAX) -> Content:
+    """Content of at most `inline_max` bytes goes into the op, larger content into a blob."""
     if isinstance(content, bytes | bytearray | memoryview):
         data = bytes(content)
-        if len(data) <= INLINE_BYTES_MAX:
+        if len(data) <= inline_max:
             return Content(content_hash(data), len(data), data, None)
         staged = blobs.stage(data)
     elif isinstance(content, PathLike):
-        data = beginning(Path(content), INLINE_BYTES_MAX + 1)
-        if len(data) <= INLINE_BYTES_MAX:
+        data = beginning(Path(content), inline_max + 1)
+        if len(data) <= inline_max:
             return Content(content_hash(data), len(data), data, None)
         staged = blobs.stage(Path(content))
     else:

@@ -281,7 +281,7 @@ class Run:
         self.checkpoint: bytes | None = None
         self.checkpoint_at = 0.0
         self.kept_checkpoint: bytes | None = None
-        self.products = RunOutputs(kit, job.id)
+        self.products = RunOutputs(kit, job)
         self.parts = RunParts(job.id, job.fence)
         self.schedule = claim.schedule
         self._monotonic = kit.monotonic

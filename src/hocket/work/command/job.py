@@ -92,6 +92,14 @@ class Performed(NamedTuple):
     ended: CommandResult
     proof: Proof
     proof_id: bytes
+    left_out: "LeftOut"
+
+
+class LeftOut(NamedTuple):
+    """What of a command's outputs was not kept, because its submitter may store no more here."""
+
+    paths: tuple[str, ...] = ()
+    streams: tuple[str, ...] = ()
 
 
 class Commands:
@@ -182,8 +190,10 @@ class Commands:
                 over_budget=guard.over if guard.watches else None,
             )
             products = products_of(ctx)
-            outputs = _outputs(products, workdir, manifest)
-            stdout, stderr = (_stream(products, name, getattr(ended, name)) for name in STREAM_TYPES)
+            outputs, unkept = _outputs(products, workdir, manifest)
+            streams = {name: _stream(products, name, getattr(ended, name)) for name in STREAM_TYPES}
+            lost = tuple(name for name, stream in streams.items() if stream.size == 0 and stream.written > 0)
+            left_out = LeftOut(unkept, lost)
         execution = Execution(
             content_id=id_of,
             argv=manifest.argv,
@@ -198,15 +208,14 @@ class Commands:
             fence=ctx.fence,
             job=ctx.job_id,
             runner=_runner(),
-            stdout=stdout,
-            stderr=stderr,
+            **streams,
             charge=guard.charged(ended.resources, ended.detail if ended.why == "over budget" else ""),
         )
         if execution.charge is not None:
             set_cost(ctx, execution.charge.cost)
         self.listeners.tell_end(ctx.job_id, execution)
         proof = prove(execution, self._premises.key)
-        return Performed(execution, ended, proof, products.evidence(encode_proof(proof), PROOF_TYPE).id)
+        return Performed(execution, ended, proof, products.evidence(encode_proof(proof), PROOF_TYPE).id, left_out)
 
     def _guard(self, job: Job) -> BudgetGuard:
         """Raises Failed if the job's budget is used up already, or cannot be kept here."""
@@ -331,20 +340,31 @@ def result(manifest: Manifest, performed: Performed) -> dict[str, Any]:
         "content_id": hash_text(execution.content_id),
         "outputs": [{"path": each.path, "hash": hash_text(each.hash), "size": each.size} for each in execution.outputs],
         "proof": ulid_text(performed.proof_id),
-    }
+    } | _left_out(performed.left_out)
 
 
-def _outputs(products: RunOutputs, workdir: Workdir, manifest: Manifest) -> tuple[Output, ...]:
-    made = []
+def _left_out(left_out: LeftOut) -> dict[str, Any]:
+    if left_out == LeftOut():
+        return {}
+    why = "the node that submitted the job may store no more here; see its quota in `hocket nodes`"
+    return {"left_out": {"outputs": list(left_out.paths), "streams": list(left_out.streams), "why": why}}
+
+
+def _outputs(products: RunOutputs, workdir: Workdir, manifest: Manifest) -> tuple[tuple[Output, ...], tuple[str, ...]]:
+    """The kept files, and the paths of those for which the submitter's quota has no room."""
+    made, left_out = [], []
     for path, file in workdir.collect(manifest.output_patterns).items():
-        kept = products.evidence(file, OUTPUT_TYPE)
-        made.append(Output(path, kept.hash, kept.size))
-    return tuple(made)
+        if products.has_room(file.stat().st_size):
+            kept = products.evidence(file, OUTPUT_TYPE)
+            made.append(Output(path, kept.hash, kept.size))
+        else:
+            left_out.append(path)
+    return tuple(made), tuple(left_out)
 
 
 def _stream(products: RunOutputs, name: str, kept: Kept) -> Stream:
-    """An empty stream has no artifact."""
-    if kept.size == 0:
+    """An empty stream has no artifact, nor has one for which the submitter's quota has no room."""
+    if kept.size == 0 or not products.has_room(kept.size):
         return Stream(NOTHING, 0, kept.total)
     content = kept.path.read_bytes() if kept.size <= INLINE_BYTES_MAX else kept.path
     evidence = products.evidence(content, STREAM_TYPES[name])
