@@ -30,6 +30,7 @@ class LockProcesses:
         self._environment = environment
         self._name = ""
         self._sign: SignOfLife | None = None
+        self._has_swept = False
 
     @property
     def fd(self) -> int | None:
@@ -78,8 +79,14 @@ class LockProcesses:
         worker = WorkerRow(0, request.process, 0, 0, request.node, 0, request.place)
         return self._environment.liveness.is_running(worker) is False
 
+    async def sweep_once(self, access: NodeAccess) -> None:
+        """Sweeps before the first request of this process. Another process of the same agent may have died."""
+        if not self._has_swept:
+            await self.sweep_dead(access)
+
     async def sweep_dead(self, access: NodeAccess) -> int:
         """Releases what ended requests got, and gives how many ops that took. Writes nothing if there are none."""
+        self._has_swept = True
         ended = await access.peek(lambda session: self.ended(session, access.log.node))
         if not ended:
             return 0

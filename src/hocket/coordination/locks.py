@@ -177,6 +177,7 @@ class LockClient:
         Raises LockHeld; and Unreachable if the arbiter cannot be asked: then no lock was taken, and none will be.
         """
         ends_at = _now() + wanted.wait_ms / 1000
+        await self._processes.sweep_once(self._access)
         while True:
             try:
                 return await self._acquire(wanted, is_bound, ends_at)

@@ -349,7 +349,8 @@ def in_the_way(scope: Scope, request: Wait, now: int) -> list[Hold | Wait]:
     for wait in scope.waits:
         if wait.op == request.op:
             break
-        earlier.append(wait)
+        if wait.until >= now:
+            earlier.append(wait)
     candidates: list[Hold | Wait] = [*live(scope, now), *earlier]
     return [each for each in candidates if conflict(each, request)]
 

@@ -13,8 +13,8 @@ from hocket.kernel.ids import node_text
 from hocket.kernel.ops import Op
 from hocket.store import PEER_NEW, PEER_OK, Session
 
-# How long an author waits for a decision: an exchange may take five seconds, and a machine may be busy.
-DECIDED_MS = 6_000
+# How long an author waits for a decision. An exchange with the arbiter takes no longer: its author gives up first.
+DECIDED_MS = 5_000
 # A difference between two clocks that is smaller than this is not corrected: answers have whole seconds.
 OFFSET_MS_MIN = 2_000
 # The store's key of by how many milliseconds the clocks of other nodes are ahead of this node's clock, by node.
