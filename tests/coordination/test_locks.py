@@ -17,8 +17,9 @@ import pytest
 
 import hocket
 from hocket.coordination import lock_processes, locks
+from hocket.coordination.lock_decisions import read_scope
 from hocket.coordination.lock_processes import LockProcesses, LockSweep
-from hocket.coordination.locks import LockHeld, LockLost, read_scope, wanted
+from hocket.coordination.locks import LockHeld, LockLost, wanted
 from hocket.errors import StoreError, Usage
 from hocket.events import ignore
 from hocket.kernel.coordination_payloads import AcquireLocks
@@ -306,6 +307,42 @@ async def test_a_waiting_agent_is_woken_by_its_own_grant_alone(home: Path, monke
             assert looks <= 2 and not waiting.done()
         async with asyncio.timeout(PATIENCE_S):
             assert (await waiting).fence == scope_of(node).fence
+
+
+@pytest.mark.req("VX-19")
+@on_a_loop
+async def test_a_waiter_that_was_killed_makes_no_deadlock_and_is_in_nobodys_way(home: Path) -> None:
+    """No process of the home stays that would sweep."""
+    async with hocket.open(home) as node:
+        async with node.lock("a", agent="alive", ttl="1h"):
+            async with node.lock("b", agent="other", ttl="1h"):
+                dead = holder(home, "other", "a")
+                await eventually(node, lambda: scope_of(node).waits, "the wait")
+                with pytest.raises(LockHeld, match="deadlock"):
+                    async with node.lock("b", agent="alive", wait="1m"):
+                        pass
+                dead.kill()
+                dead.wait()
+                waiting = asyncio.create_task(node.lock("b", agent="alive", wait="1m").__aenter__())
+                await eventually(node, lambda: [wait.agent for wait in scope_of(node).waits] == ["alive"], "the living")
+            assert (await waiting).fence == 3
+        held = await lock_client(node, node.lock_processes).acquire(wanted(["a"], "next"), is_bound=False)
+        assert held.hold.fence == 4, "the dead request got nothing"
+
+
+@pytest.mark.req("VX-19", "VX-05")
+@on_a_loop
+async def test_a_request_without_a_wait_does_not_stop_before_a_dead_holder(home: Path) -> None:
+    async with hocket.open(home) as node:
+        with pytest.raises(LockHeld):
+            async with node.lock("a", agent="one"), node.lock("a", agent="two"):
+                pass
+        dead = holder(home, "dead", "a")
+        assert fence_of(dead) == 2
+        dead.kill()
+        dead.wait()
+        async with node.lock("a", agent="next") as held:
+            assert held.fence == 3
 
 
 @pytest.mark.req("VX-04")

@@ -54,9 +54,11 @@ def disturb(
     chance: random.Random,
     restart_server: Callable[[], None],
     ready: Callable[[], bool],
+    calm: Callable[[list[Client]], None] = lambda clients: None,
+    kills: float = 0.1,
 ) -> dict[int, Death]:
-    """Disturbs the clients for so long after they are ready. Gives when each of the killed processes died; at the end,
-    all of them are.
+    """Disturbs the clients for so long after they are ready; of the disturbances, `kills` are kills. Then calls `calm`
+    while they run undisturbed. Gives when each of the killed processes died; at the end, all of them are.
     """
     died: dict[int, Death] = {}
     frozen: dict[int, tuple[Client, float]] = {}
@@ -80,7 +82,7 @@ def disturb(
                 awake = [client for client in clients if client.popen.pid not in frozen]
                 victim = chance.choice(awake or clients)
                 fate = chance.random()
-                if fate < 0.1:
+                if fate < kills:
                     died[victim.popen.pid] = victim.kill()
                     frozen.pop(victim.popen.pid, None)
                     clients[clients.index(victim)] = victim.successor()
@@ -95,6 +97,9 @@ def disturb(
                     restart_server()
                     next_restart = now + seconds / 4
             time.sleep(chance.uniform(0.05, 0.4))
+        for client, _ in frozen.values():
+            client.popen.send_signal(signal.SIGCONT)
+        calm(clients)
     finally:
         for client in clients:
             died[client.popen.pid] = client.kill()

@@ -2,6 +2,7 @@
 
 import random
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
@@ -14,6 +15,7 @@ from hocket.testing.linearizability import UNKNOWN, Acquire, Call, Expire, LockM
 from tests.histories import guarded
 from tests.histories.disturbance import Client, disturb, file_of
 from tests.histories.recording import SLACK_S, recorded
+from tests.postgres_server import server
 from tests.scenarios.machines import Machine, machines
 
 CLIENTS = 8
@@ -34,14 +36,15 @@ class Mesh:
     def serve(self) -> None:
         self._address = self.owner.serve()
 
-    def restart_server(self) -> None:
-        """Stops the server in good order, or kills it, by turns."""
+    def restart_server(self, away_s: float = 0.0) -> None:
+        """Stops the server in good order, or kills it, by turns. It comes back after a while."""
         if self._address is None:
             return
         server = self.owner.processes[-1]
         server.popen.send_signal(signal.SIGKILL if self._restarts % 2 else signal.SIGTERM)
         server.popen.wait(30)
         self._restarts += 1
+        time.sleep(away_s)
         self.owner.serve("--port", str(urlsplit(self._address).port))
 
     @property
@@ -67,6 +70,16 @@ def coordinated(directory: Path, *grants: str) -> Iterator[Mesh]:
         yield mesh
 
 
+@contextmanager
+def shared_store(directory: Path) -> Iterator[Mesh]:
+    """Two nodes on one database of PostgreSQL, each with a home of its own."""
+    with machines(directory, "first", "second") as [first, second]:
+        store = server().new_database()
+        first("init", "--store", store)
+        second("init", "--store", store, "--user-key", first.home / "user.key")
+        yield Mesh([first, second])
+
+
 def record(mesh: Mesh, directory: Path, client: str, given: str, resources: list[str], seconds: int) -> list[Call]:
     """Runs the clients, checks what they wrote behind the guard, and gives their history."""
     guarded.prepare(directory)
@@ -86,10 +99,10 @@ def record(mesh: Mesh, directory: Path, client: str, given: str, resources: list
     for note in sorted(set(notes)):
         print(f"  {notes.count(note)}× {note}")
     assert written > 20
-    return _without_guesses(history, mesh.is_alone)
+    return without_guesses(history, mesh.is_alone)
 
 
-def _without_guesses(history: list[Call], is_alone: bool) -> list[Call]:
+def without_guesses(history: list[Call], is_alone: bool) -> list[Call]:
     """The history without requests that have no answer, and without refusals that such a request may have caused.
     Otherwise the search would have to guess when each of them was granted. They explain nothing but refusals. In a mesh
     a request can be granted much later, when its node reaches the coordinator, even if its client has given up: that

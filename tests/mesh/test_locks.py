@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from hocket.coordination.lock_decisions import read_scope
 from hocket.coordination.lock_processes import LockSweep
-from hocket.coordination.locks import LockHeld, LockLost, Wanted, read_scope, wanted
+from hocket.coordination.locks import LockHeld, LockLost, Wanted, wanted
 from hocket.errors import NotAuthorised, Unreachable, Usage
 from hocket.events import ignore
 from hocket.kernel import lock_limits
@@ -91,28 +92,6 @@ def test_a_deadlock_across_scopes_and_nodes_is_told(tmp_path: Path, turned: bool
                 async with there.node.lock("k", agent="two", scope="x", wait="1m"):
                     pass
         await waiting
-
-    run(tmp_path, test)
-
-
-def test_a_lock_that_was_granted_after_its_agent_gave_up_is_released(tmp_path: Path) -> None:
-    async def test(a: Place, b: Place) -> None:
-        b.befriend(a.address, a.id)
-        await b.exchanges.visit(a.address)
-        b.node.reach = b.exchanges.consult
-        address = a.address
-        await a.stop_serving()
-        with pytest.raises(Unreachable, match="no lock was taken"):
-            async with b.node.lock("k", agent="hasty"):
-                pass
-        sweep = LockSweep(b.node, b.node.environment, ignore)
-        await sweep.look()
-        await a.serve(port=int(address.rpartition(":")[2]))
-        await b.exchanges.consult()
-        assert scope_of(b).holds, "the late grant"
-        await sweep.look()
-        await b.exchanges.consult()
-        assert scope_of(a) == Scope(1, (), (), scope_of(a).last)
 
     run(tmp_path, test)
 

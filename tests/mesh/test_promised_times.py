@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from hocket.bus.changes import Changes
-from hocket.coordination.locks import read_scope, wanted
+from hocket.coordination.lock_decisions import read_scope
+from hocket.coordination.locks import WAIT_STEP_MS, WAIT_STEP_MS_MAX, LockHeld, wanted
 from hocket.errors import Unreachable
 from hocket.events import Event
+from hocket.kernel.coordination_payloads import AcquireLocks
 from hocket.kernel.keys import SigningKey
+from hocket.kernel.locks import Scope
 from hocket.kernel.ops import decode
 from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import DesignateCoordinator
@@ -205,3 +208,48 @@ async def test_a_long_running_process_sweeps_once_a_minute_and_fences_go_on_risi
         await until(lambda: not holds(), 61)
     assert 180 <= now() - began < 183, "the sweep comes every 60 seconds, to a second"
     assert held.hold.fence == 3
+
+
+def scope_at(node: SimNode) -> Scope:
+    with node.store.read() as session:
+        scope = read_scope(session, "")
+    assert scope is not None
+    return scope
+
+
+@pytest.mark.req("VX-19")
+@on_virtual_time
+async def test_an_agent_that_waits_for_long_keeps_its_place_and_says_so_seldom(two: Two) -> None:
+    here, there = await two.meet()
+    holder = await here.lock("k", agent="holder", ttl="1h").__aenter__()
+    first = asyncio.create_task(there.lock("k", agent="first", wait="10m").__aenter__())
+    await until(lambda: scope_at(two.nodes[0]).waits, 10)
+    second = asyncio.create_task(here.lock("k", agent="second", wait="10m").__aenter__())
+    await until(lambda: len(scope_at(two.nodes[0]).waits) == 2, 10)
+    await asyncio.sleep(5 * 60)
+    waits, reading = scope_at(two.nodes[0]).waits, here.log.reading().wall
+    assert [wait.agent for wait in waits] == ["first", "second"]
+    assert all(0 < wait.until - reading <= WAIT_STEP_MS_MAX for wait in waits)
+    with two.nodes[1].store.read() as session:
+        bodies = [row.body for row in session.ops_after(0, 1_000_000)]
+    asked = [op for op in map(decode, bodies) if isinstance(op.payload, AcquireLocks) and op.node_id == there.log.node]
+    assert 1 < len(asked) < 20
+    await lock_client(here, here.lock_processes).release("", None, "holder", holder.fence)
+    assert (await asyncio.wait_for(first, 10)).fence == holder.fence + 1 and not second.done()
+    second.cancel()
+
+
+@pytest.mark.req("VX-19")
+@on_virtual_time
+async def test_a_waiter_that_is_gone_with_its_node_makes_no_deadlock_after_its_step(two: Two) -> None:
+    here, there = await two.meet()
+    await lock_client(there, there.lock_processes).acquire(wanted(["b"], "dead", 20_000), is_bound=False)
+    async with here.lock("a", agent="alive"):
+        there.life.start(there.lock("a", agent="dead", wait="1h").__aenter__(), "waiting")
+        await until(lambda: scope_at(two.nodes[0]).waits, 10)
+        with pytest.raises(LockHeld, match="deadlock"):
+            await here.lock("b", agent="alive", wait="1m").__aenter__()
+        two.nodes[1].crash()
+        await asyncio.sleep(WAIT_STEP_MS / 1000)
+        async with here.lock("b", agent="alive", wait="1m") as held:
+            assert held.fence == 3

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import hocket
-from hocket.coordination.locks import read_scope
+from hocket.coordination.lock_decisions import read_scope
 from hocket.errors import Usage
 from hocket.kernel.beats.phases import hold_end
 from hocket.kernel.beats.policy import read_policy

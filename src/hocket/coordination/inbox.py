@@ -7,10 +7,12 @@ import asyncio
 import getpass
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from hocket.coordination.deciding import acceptance
 from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
+from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.coordination_payloads import (
     AcknowledgeMessage,
     ClaimMessage,
@@ -35,7 +37,8 @@ from hocket.kernel.messages import (
 from hocket.kernel.ops import NO_ID, Op, decode
 from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.log import Transaction
+from hocket.log import Log, Transaction
+from hocket.log.transaction import NEWCOMER
 from hocket.store import DeliveryStage, QueuedDelivery, Session
 from hocket.work import artifacts
 from hocket.work.blobs import Blobs
@@ -77,11 +80,22 @@ class ClaimedMessage(NamedTuple):
 
 
 class MessageClaims(NamedTuple):
-    """The messages that are claimed, the claims that the arbiter must accept, and the messages of both in order."""
+    """The messages that are claimed, the claims that the arbiter must accept, and the messages of both in order.
+    `is_elsewhere`: another node decides about messages to plain agents. `is_withheld`: some were not claimed, because
+    that node is not known or was out of reach.
+    """
 
     taken: list[ClaimedMessage]
     offers: list[Op]
     order: list[bytes]
+    is_elsewhere: bool
+    is_withheld: bool
+
+    def needs_arbiter(self, asks: bool) -> bool:
+        """Whether the arbiter must be asked before there is anything to claim. `asks`: also if this node knows of no
+        message, since the arbiter may.
+        """
+        return not self.order and (self.is_withheld or (asks and self.is_elsewhere))
 
     def with_accepted(self, accepted: Sequence[ClaimedMessage]) -> list[ClaimedMessage]:
         return sorted([*self.taken, *accepted], key=lambda each: self.order.index(each.message_id))
@@ -188,10 +202,14 @@ def has_mail(session: Session, agent: str, node: int, now: int) -> bool:
     return bool(session.group_messages(groups, session.group_cursor(queue), 1))
 
 
-def claim(tx: Transaction, agent: str, count: int, lease_ms: int) -> MessageClaims:
+def claim(tx: Transaction, agent: str, count: int, lease_ms: int, *, is_in_touch: bool = False) -> MessageClaims:
     """Claims up to `count` messages for an agent of this node, the most urgent first, and those of a thread in the
-    order in which they were sent.
+    order in which they were sent. If the arbiter was out of reach when it was last asked, and the caller does not know
+    better (`is_in_touch`), claims only messages that need no arbiter: other claims could not be decided.
     """
+    only_open = tx.is_uninformed or (tx.is_out_of_touch and not is_in_touch)
+    is_elsewhere = tx.is_uninformed or tx.projection.arbiter(tx.latest) not in (None, tx.node)
+    is_withheld = False
     projector = tx.projection.messages
     projector.bring_up_to_date(agent, tx.node)
     taken: list[ClaimedMessage] = []
@@ -200,9 +218,12 @@ def claim(tx: Transaction, agent: str, count: int, lease_ms: int) -> MessageClai
     refused: Reason | None = None
     for row in _by_urgency(tx.session, agent, tx.node, count):
         message = projector.state(row.message_id)
-        if message is None or (not message.is_open and tx.is_uninformed):
+        if message is None:
             continue
-        op = tx.author(ClaimMessage(row.message_id, agent, lease_ms))
+        if only_open and not message.is_open:
+            is_withheld = True
+            continue
+        op = tx.author(ClaimMessage(row.message_id, agent, lease_ms), is_awaited=True)
         if isinstance(op, Reason):
             refused = op if op in UNAUTHORISED or op is Reason.TOO_MANY_RECEIVERS else refused
             continue
@@ -217,7 +238,7 @@ def claim(tx: Transaction, agent: str, count: int, lease_ms: int) -> MessageClai
         raise Conflict(f"{agent} cannot receive a message to a group: {refused.sentence}")
     if refused is not None and not taken and not offers:
         raise NotAuthorised(f"this node may not receive messages for {agent}: {refused.sentence}")
-    return MessageClaims(taken, offers, order)
+    return MessageClaims(taken, offers, order, is_elsewhere, is_withheld)
 
 
 def _by_urgency(session: Session, agent: str, node: int, count: int) -> Iterator[QueuedDelivery]:
@@ -240,19 +261,32 @@ def _by_urgency(session: Session, agent: str, node: int, count: int) -> Iterator
             return
 
 
+def may_be_elsewhere(log: Log, session: Session) -> bool:
+    """Whether another node may decide about messages to plain agents, and so know of some that this node does not."""
+    latest = Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node)
+    leader = log.permissions(session).leader(latest)
+    return session.meta(NEWCOMER) is not None if leader is None else leader != log.node
+
+
 async def claim_messages(
-    access: NodeAccess, agent: str, count: int, lease_ms: int
+    access: NodeAccess, agent: str, count: int, lease_ms: int, *, asks: bool = True
 ) -> list[tuple[float, ClaimedMessage]]:
-    """Claims up to `count` messages and has the claims decided. Returns each with the time, by the event loop's clock,
-    until which its lease surely lasts: counted from before the claim. Raises Unreachable if only the arbiter can say
-    whether there is a message, and it cannot be asked.
+    """Claims up to `count` messages and has the claims decided. If this node knows of none and another node decides,
+    asks that node once, if it `asks` at all. Returns each with the time, by the event loop's clock, until which its
+    lease surely lasts: counted from before the claim. Raises Unreachable if only the arbiter can say whether there is a
+    message, and it cannot be asked.
     """
-    now = asyncio.get_running_loop().time
+    now, is_in_touch = asyncio.get_running_loop().time, False
     taken: list[tuple[float, ClaimedMessage]] = []
     for _ in range(ROUNDS_MAX):
         until, wanted = now() + lease_ms / 1000, count - len(taken)
-        made = await access.run(lambda tx, wanted=wanted: claim(tx, agent, wanted, lease_ms))  # type: ignore[misc]
+        request = partial(claim, agent=agent, count=wanted, lease_ms=lease_ms, is_in_touch=is_in_touch)
+        made = await access.run(request)
         try:
+            if made.needs_arbiter(asks) and not taken and not is_in_touch:
+                await ask_arbiter(access)
+                is_in_touch = True
+                continue
             decided = made.with_accepted(await settled(access, made.offers)) if made.offers else made.taken
         except Unreachable:
             if not taken and not made.taken:
@@ -262,6 +296,13 @@ async def claim_messages(
         if not made.offers or len(taken) >= count:
             break
     return taken
+
+
+async def ask_arbiter(access: NodeAccess) -> None:
+    """Gets the messages that the arbiter has and this node lacks. Raises Unreachable."""
+    await access.consult(())
+    if await access.run(lambda tx: tx.is_uninformed):
+        raise Unreachable("this node does not know its coordinator yet; run `hocket sync`")
 
 
 async def settled(access: NodeAccess, offers: Sequence[Op]) -> list[ClaimedMessage]:

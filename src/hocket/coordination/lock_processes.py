@@ -7,7 +7,7 @@ import asyncio
 
 from hocket.errors import StoreError
 from hocket.events import Emit, StoreUnavailable
-from hocket.kernel.coordination_payloads import LeaveQueue, ReleaseLocks
+from hocket.kernel.coordination_payloads import AcquireLocks, LeaveQueue, ReleaseLocks
 from hocket.kernel.locks import LOCKS, Hold, Wait
 from hocket.kernel.subjects import LOCK, Subject
 from hocket.kernel.vocabulary import AcceptOffer
@@ -30,6 +30,7 @@ class LockProcesses:
         self._environment = environment
         self._name = ""
         self._sign: SignOfLife | None = None
+        self._has_swept = False
 
     @property
     def fd(self) -> int | None:
@@ -53,24 +54,39 @@ class LockProcesses:
         """The request has ended, or no longer depends on this process."""
         tx.session.drop_lock_request(op_id)
 
+    def rebind(self, tx: Transaction, before: bytes, op_id: bytes) -> None:
+        """Another op stands for the request from now on."""
+        for request in tx.session.lock_requests(tx.node.to_bytes(8, "big")):
+            if request.op == before:
+                tx.session.drop_lock_request(before)
+                tx.session.put_lock_request(request._replace(op=op_id))
+
     def give_up(self, tx: Transaction, op_id: bytes) -> None:
-        """Nobody waits for the request any longer; if the arbiter accepts it later, the node releases the lock."""
+        """Nobody waits for the request any longer: the node releases what it got, or withdraws it."""
         for request in tx.session.lock_requests(tx.node.to_bytes(8, "big")):
             if request.op == op_id:
-                tx.session.put_lock_request(request._replace(process=""))
+                release_ended(tx, request)
 
     def ended(self, session: Session, node: int) -> list[BoundRequest]:
-        """The requests of this node that were given up, or whose process is dead."""
-        return [each for each in session.lock_requests(node.to_bytes(8, "big")) if self._is_ended(each)]
+        """The requests of this node that were given up, or whose process is dead, if there may be something to do."""
+        return [each for each in session.lock_requests(node.to_bytes(8, "big")) if self._is_ended(session, each)]
 
-    def _is_ended(self, request: BoundRequest) -> bool:
-        if not request.process or request.process == self._name:
-            return not request.process
+    def _is_ended(self, session: Session, request: BoundRequest) -> bool:
+        if request.process == self._name and self._name:
+            return False
+        if not request.process:
+            return request.until < self._environment.physical_ms() or _may_have_got(session, request)
         worker = WorkerRow(0, request.process, 0, 0, request.node, 0, request.place)
         return self._environment.liveness.is_running(worker) is False
 
+    async def sweep_once(self, access: NodeAccess) -> None:
+        """Sweeps before the first request of this process. Another process of the same agent may have died."""
+        if not self._has_swept:
+            await self.sweep_dead(access)
+
     async def sweep_dead(self, access: NodeAccess) -> int:
         """Releases what ended requests got, and gives how many ops that took. Writes nothing if there are none."""
+        self._has_swept = True
         ended = await access.peek(lambda session: self.ended(session, access.log.node))
         if not ended:
             return 0
@@ -82,8 +98,8 @@ class LockProcesses:
 
 
 def release_ended(tx: Transaction, request: BoundRequest) -> bool:
-    """Releases what the request got. A request that is not decided yet is remembered as given up until the arbiter
-    would no longer accept it.
+    """Releases what the request got. A request that is not decided yet is withdrawn, and is remembered as given up
+    until what it may have got has ended by itself.
     """
     scope = tx.projection.projectors[LOCK].state(request.scope.encode())
     found = [each for each in (*scope.holds, *scope.waits) if _is_for(tx, each, request.op)] if scope else []
@@ -94,9 +110,25 @@ def release_ended(tx: Transaction, request: BoundRequest) -> bool:
             tx.author(LeaveQueue(request.scope, each.agent, each.op))
     if found or request.until < tx.now:
         tx.session.drop_lock_request(request.op)
-    else:
+    elif request.process:
+        _withdraw(tx, request)
         tx.session.put_lock_request(request._replace(process=""))
     return bool(found)
+
+
+def _withdraw(tx: Transaction, request: BoundRequest) -> None:
+    """Tells the arbiter, which gets this op together with the request, not to accept the request."""
+    op, _ = tx.projection.known(request.op)
+    if op is not None and isinstance(op.payload, AcquireLocks) and tx.projection.arbiter(tx.latest) != tx.node:
+        tx.author(LeaveQueue(request.scope, op.payload.agent, request.op))
+
+
+def _may_have_got(session: Session, request: BoundRequest) -> bool:
+    """Whether this node has holds or waits in the scope of the request."""
+    state, node = session.subject_state(Subject(LOCK, request.scope.encode())), int.from_bytes(request.node, "big")
+    scope = None if state is None else LOCKS.decode(state)
+    found: tuple[Hold | Wait, ...] = () if scope is None else (*scope.holds, *scope.waits)
+    return any(each.node == node for each in found)
 
 
 def _is_for(tx: Transaction, each: Hold | Wait, op_id: bytes) -> bool:

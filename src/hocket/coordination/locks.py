@@ -6,14 +6,15 @@ the queue.
 
 import asyncio
 import unicodedata
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from hocket.bus.changes import LOCK_WAIT, LOG, about
-from hocket.coordination.deciding import acceptance
+from hocket.bus.changes import LOCK_WAIT, about
+from hocket.coordination.lock_decisions import LockDecision, UndecidedRequest, decided, read_scope, scope_in
 from hocket.coordination.lock_processes import LockProcesses
-from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
+from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
 from hocket.kernel import lock_limits, locks
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.coordination_payloads import (
@@ -31,7 +32,7 @@ from hocket.kernel.lock_index import LockIndex
 from hocket.kernel.locks import LOCKS, Hold, Scope, Wait
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.subjects import LOCK, Subject
+from hocket.kernel.subjects import LOCK
 from hocket.log import LockTransaction, Transaction
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess
@@ -46,15 +47,14 @@ LOOK_S_MIN = 0.02
 # How long it rests after it has asked again in vain, the first time and at most.
 ASK_AGAIN_S = 0.2
 ASK_AGAIN_S_MAX = 5.0
-# How long a node that has just joined waits for the log that says who decides.
-INFORMED_S = 10.0
+# A waiting agent says for how long it surely waits, and says so again when a third of that is left. If it dies, its
+# request ends by then. The longer it has waited, the longer is the step.
+WAIT_STEP_MS = 10_000
+WAIT_STEP_MS_MAX = 60_000
 REASON_CHARS_MAX = 500
 
 NameOf = Callable[[int], str]
 Request = Callable[[LockTransaction], Op | Reason]
-X = TypeVar("X", bound=LockTransaction)
-# The op, whether it is an offer, and the scope after it; None if this node does not know yet who decides.
-_Answer = tuple[Op | Reason, bool, Scope | None] | None
 
 
 class Wanted(NamedTuple):
@@ -145,23 +145,8 @@ def checked_fence(fence: int) -> int:
     return fence
 
 
-def subject(scope: str) -> Subject:
-    return Subject(LOCK, scope.encode())
-
-
-def read_scope(session: Session, scope: str) -> Scope | None:
-    state = session.subject_state(subject(scope))
-    return None if state is None else LOCKS.decode(state)
-
-
 def _others(session: Session, scope: str) -> list[Scope]:
     return [LOCKS.decode(state) for state in session.subject_states(LOCK, scope.encode())]
-
-
-def scope_in(tx: LockTransaction, scope: str) -> Scope | None:
-    """The same inside a transaction."""
-    state: Scope | None = tx.state(subject(scope))
-    return state
 
 
 def hold_of(scope: Scope | None, op_id: bytes) -> Hold | None:
@@ -183,14 +168,12 @@ class Granted(NamedTuple):
     is_elsewhere: bool
 
 
-class _LockDecision(NamedTuple):
-    """How a request was decided: the op under which it counts and the scope after it, or the reason why it does not
-    count. `written` is this node's own op, if there is one.
-    """
+@dataclass
+class _Queued:
+    """A request that waits: the op under which it is in the queue, and the op of this node that put it there."""
 
-    outcome: bytes | Reason
-    scope: Scope | None
-    written: Op | None = None
+    waiting: bytes
+    written: Op
 
 
 class LockClient:
@@ -201,64 +184,85 @@ class LockClient:
 
     async def acquire(self, wanted: Wanted, *, is_bound: bool) -> Granted:
         """Waits until the lock is held, for as long as the request says. A hold that `is_bound` ends with this process.
-        Raises LockHeld.
+        Raises LockHeld; and Unreachable if the arbiter cannot be asked: then no lock was taken, and none will be.
         """
         ends_at = _now() + wanted.wait_ms / 1000
+        await self._processes.sweep_once(self._access)
+        while True:
+            try:
+                return await self._acquire(wanted, is_bound, ends_at)
+            except _LostPlace:
+                if ends_at <= _now():
+                    raise
+            except LockHeld:
+                # The agents in the way may be processes of this node that are dead.
+                if not await self._processes.sweep_dead(self._access):
+                    raise
+
+    async def _acquire(self, wanted: Wanted, is_bound: bool, ends_at: float) -> Granted:
+        """Asks once. Raises _LostPlace if the request has left the queue without a grant."""
+        left_ms = max(0, round((ends_at - _now()) * 1000))
         asked: list[bytes] = []
         if any(map(is_pattern, wanted.keys)):
             await self._access.peek(lambda session: _compare_ahead(session, wanted))
 
         def ask(tx: LockTransaction) -> Op | Reason:
-            op = tx.author(wanted.payload(wanted.wait_ms))
+            op = tx.author(wanted.payload(min(left_ms, WAIT_STEP_MS)), is_awaited=True)
             if isinstance(op, Op):
                 asked.append(op.id)
                 if is_bound or tx.is_offer(op) or wait_of(scope_in(tx, wanted.scope), op.id):
-                    self._processes.bind(tx, op.id, wanted.scope, wanted.wait_ms + wanted.ttl_ms)
+                    self._processes.bind(tx, op.id, wanted.scope, left_ms + wanted.ttl_ms)
             return op
 
         try:
-            decided = await self._decided(wanted.scope, ask)
+            decision = await self._decided(wanted.scope, ask, is_awaited=True)
         except asyncio.CancelledError:
             # The op may be written all the same.
             await asyncio.shield(self._access.run(lambda tx: self._withdraw(tx, wanted, asked)))
             raise
-        except _Undecided as error:
-            await self.give_up(error.written.id)
+        except StoreError:
+            raise
+        except Unreachable as error:
+            if isinstance(error, UndecidedRequest):
+                await self.give_up(error.written.id)
             raise Unreachable(f"{error}; no lock was taken") from None
-        if isinstance(decided.outcome, Reason):
-            await self._free(decided.written)
+        if isinstance(decision.outcome, Reason):
+            await self._free(decision.written)
             others = await self._access.peek(lambda session: _others(session, wanted.scope))
-            raise self._refused(wanted, decided, others)
-        assert decided.written is not None
-        request, is_elsewhere = decided.written.id, decided.outcome != decided.written.id
-        if (at_once := hold_of(decided.scope, decided.outcome)) is not None:
+            raise self._refused(wanted, decision, others)
+        assert decision.written is not None
+        request, is_elsewhere = decision.written.id, decision.outcome != decision.written.id
+        if (at_once := hold_of(decision.scope, decision.outcome)) is not None:
             if is_elsewhere and not is_bound:
-                await self._free(decided.written)
+                await self._free(decision.written)
             return Granted(at_once, request, False, is_elsewhere)
+        queued = _Queued(decision.outcome, decision.written)
         try:
-            hold = await self._turn(wanted, decided.outcome, ends_at)
+            hold = await self._turn(wanted, queued, ends_at)
         except BaseException:
-            await asyncio.shield(self._leave(wanted, decided))
+            await asyncio.shield(self._leave(wanted, queued))
             raise
         if not is_bound:
-            await self._free(decided.written)
+            await self._free(queued.written)
             hold = await self.renew(wanted.scope, None, wanted.agent, hold.fence, wanted.ttl_ms)
-        return Granted(hold, request, True, is_elsewhere)
+        return Granted(hold, queued.written.id, True, is_elsewhere)
 
     async def renew(self, scope: str, key: str | None, agent: str, fence: int, ttl_ms: int) -> Hold:
         """Raises LockLost."""
 
         def ask(tx: LockTransaction) -> Op | Reason:
             self._check_key(scope_in(tx, scope), key, agent, fence)
-            return tx.author(RenewLocks(scope, agent, fence, ttl_ms))
+            return tx.author(RenewLocks(scope, agent, fence, ttl_ms), is_awaited=True)
 
         try:
-            decided = await self._decided(scope, ask)
-        except _Undecided as error:
+            decision = await self._decided(scope, ask, is_awaited=True)
+        except StoreError:
+            raise
+        except Unreachable as error:
             raise Unreachable(f"{error}; the lock was not renewed") from None
-        hold = self._held(decided.scope, agent, fence)
-        if isinstance(decided.outcome, Reason) or hold is None:
-            raise self._lost(decided, key, agent, fence)
+        hold = self._held(decision.scope, agent, fence)
+        if isinstance(decision.outcome, Reason) or hold is None:
+            raise self._lost(decision, key, agent, fence)
         return hold
 
     async def release(self, scope: str, key: str | None, agent: str, fence: int, bound: bytes | None = None) -> None:
@@ -271,14 +275,14 @@ class LockClient:
             return tx.author(ReleaseLocks(scope, agent, fence))
 
         try:
-            decided = await self._decided(scope, ask)
-        except _Undecided as error:
+            decision = await self._decided(scope, ask)
+        except UndecidedRequest as error:
             raise Unreachable(f"{error}; the release waits here, and is sent when the coordinator answers") from None
-        if isinstance(decided.outcome, Reason):
-            raise self._lost(decided, key, agent, fence)
+        if isinstance(decision.outcome, Reason):
+            raise self._lost(decision, key, agent, fence)
 
     async def give_up(self, request: bytes) -> None:
-        """The node releases what this request got, or may still get."""
+        """Withdraws the request. The node releases what it has got, or may still get."""
         await self._access.run(lambda tx: self._processes.give_up(tx, request))
 
     async def break_(self, scope: str, key: str, reason: str) -> list[Hold]:
@@ -290,12 +294,12 @@ class LockClient:
         def ask(tx: LockTransaction) -> Op | Reason:
             state = scope_in(tx, scope)
             found[:] = [] if state is None else _holding(state, key)
-            return tx.author(BreakLock(scope, key, reason)) if found else Reason.NOT_LOCKED
+            return tx.author(BreakLock(scope, key, reason), is_awaited=True) if found else Reason.NOT_LOCKED
 
-        decided = await self._decided(scope, ask)
-        left = set() if decided.scope is None else {hold.fence for hold in decided.scope.holds}
+        decision = await self._decided(scope, ask, is_awaited=True)
+        left = set() if decision.scope is None else {hold.fence for hold in decision.scope.holds}
         standing = [hold for hold in found if hold.fence in left]
-        refused = decided.outcome
+        refused = decision.outcome
         if refused is Reason.NOT_ACCEPTED and standing:
             refused = Reason.OTHERS_LOCK
         if refused in UNAUTHORISED or refused is Reason.OTHERS_LOCK:
@@ -305,91 +309,72 @@ class LockClient:
             raise Conflict(f"no agent holds {key}; there is nothing to break")
         return [hold for hold in found if hold not in standing]
 
-    # How a request is decided.
-
-    async def _decided(self, scope: str, ask: Request) -> _LockDecision:
-        """Raises _Undecided if the arbiter cannot be asked, and Unreachable if it is not even known."""
-        return await self._decided_by(self._access.run_short, scope, ask)
-
-    async def _decided_by(
-        self, run: Callable[[Callable[[X], _Answer]], Awaitable[_Answer]], scope: str, ask: Callable[[X], Op | Reason]
-    ) -> _LockDecision:
-        def request(tx: X) -> _Answer:
-            if tx.is_uninformed:
-                return None
-            op = ask(tx)
-            return op, isinstance(op, Op) and tx.is_offer(op), scope_in(tx, scope)
-
-        async def informed() -> tuple[bool, _Answer]:
-            said = await run(request)
-            return said is not None, said
-
-        said = await run(request)
-        if said is None:
-            # This node has just joined: the log that says who decides is on its way.
-            try:
-                said = await self._access.until(informed, INFORMED_S, about(LOG))
-            except TimeoutError:
-                raise Unreachable("this node does not know its coordinator yet; run `hocket sync`") from None
-        assert said is not None
-        op, is_offer, state = said
-        if isinstance(op, Reason) or not is_offer:
-            return _LockDecision(op if isinstance(op, Reason) else op.id, state, None if isinstance(op, Reason) else op)
-        try:
-            await self._access.consult(())
-        except Unreachable as error:
-            raise _Undecided(str(error), op) from error
-
-        def look(session: Session) -> tuple[bytes | None, Scope | None]:
-            return acceptance(session, op), read_scope(session, scope)
-
-        found, state = await self._access.peek(look)
-        return _LockDecision(found or Reason.NOT_ACCEPTED, state, op)
+    async def _decided(self, scope: str, ask: Request, *, is_awaited: bool = False) -> LockDecision:
+        access = self._access
+        return await decided(access, access.run_short, scope, ask, is_awaited=is_awaited)
 
     # Waiting.
 
-    async def _turn(self, wanted: Wanted, waiting: bytes, ends_at: float) -> Hold:
+    async def _turn(self, wanted: Wanted, queued: _Queued, ends_at: float) -> Hold:
         """Waits in the queue until the lock is granted."""
         state: Scope | None = None
 
         async def look() -> tuple[bool, Hold | None]:
             nonlocal state
             state = await self._access.peek(lambda session: read_scope(session, wanted.scope))
-            hold = hold_of(state, waiting)
-            return hold is not None or wait_of(state, waiting) is None, hold
+            hold = hold_of(state, queued.waiting)
+            return hold is not None or wait_of(state, queued.waiting) is None, hold
 
-        topics, rests_until, rest_s = about(LOCK_WAIT, waiting), 0.0, ASK_AGAIN_S
+        begun, rests_until, rest_s = _now(), 0.0, ASK_AGAIN_S
+        says_again_at = begun + WAIT_STEP_MS / 1500
         is_over, found = await look()
         while not is_over:
             if ends_at <= _now():
-                raise self._held_by_others(wanted, state, waiting)
+                raise self._held_by_others(wanted, state, queued.waiting)
             await self._processes.sweep_dead(self._access)
-            if self._due_s(state) <= 0 and rests_until <= _now():
-                await self._ask_again(wanted, waiting, ends_at)
+            is_due = self._due_s(state) <= 0
+            if (is_due or says_again_at <= _now() < ends_at) and rests_until <= _now():
+                step_s = min(max(WAIT_STEP_MS / 1000, (_now() - begun) / 2), WAIT_STEP_MS_MAX / 1000)
+                if await self._ask_again(wanted, queued, min(step_s, ends_at - _now()), is_due):
+                    says_again_at = _now() + step_s * 2 / 3
                 rests_until, rest_s = _now() + rest_s, min(2 * rest_s, ASK_AGAIN_S_MAX)
             patience = min(LOOK_S, ends_at - _now(), max(self._due_s(state), rests_until - _now()))
             with suppress(TimeoutError):
-                found = await self._access.until(look, max(patience, LOOK_S_MIN), topics)
+                found = await self._access.until(look, max(patience, LOOK_S_MIN), about(LOCK_WAIT, queued.waiting))
                 is_over = True
         if found is None:
-            raise LockHeld(f"{_text(wanted.keys)}: the request is no longer in the queue; ask again")
+            raise _LostPlace(f"{_text(wanted.keys)}: the request is no longer in the queue; ask again")
         return found
 
     def _due_s(self, scope: Scope | None) -> float:
         return LOOK_S if scope is None else _due_s(scope, self._access.log.reading().wall)
 
-    async def _ask_again(self, wanted: Wanted, waiting: bytes, ends_at: float) -> None:
-        """An op of this node serves the queue after a hold has passed its deadline."""
-        left_ms = max(1, round((ends_at - _now()) * 1000))
+    async def _ask_again(self, wanted: Wanted, queued: _Queued, step_s: float, is_due: bool) -> bool:
+        """An op of this node serves the queue after a hold has passed its deadline, and says that the agent still
+        waits. False if that was not decided.
+        """
+        payload = wanted.payload(max(1, round(step_s * 1000)))
 
         def ask(tx: Transaction) -> Op | Reason:
             state = scope_in(tx, wanted.scope)
-            if state is None or wait_of(state, waiting) is None or _due_s(state, tx.now) > 0:
+            if state is None or wait_of(state, queued.waiting) is None or (is_due and _due_s(state, tx.now) > 0):
                 return Reason.NOT_WAITING
-            return tx.author(wanted.payload(left_ms), (waiting,))
+            return tx.author(payload, (queued.waiting,), is_awaited=True)
 
-        with suppress(_Undecided):
-            await self._decided_by(self._access.run, wanted.scope, ask)
+        try:
+            decision = await decided(self._access, self._access.run, wanted.scope, ask, is_awaited=True)
+        except StoreError:
+            raise
+        except Unreachable:
+            return False
+        outcome, written = decision.outcome, decision.written
+        if isinstance(outcome, Reason) or written is None:
+            return False
+        if hold_of(decision.scope, outcome) or wait_of(decision.scope, outcome):
+            # The arbiter had dropped the request before it got this op, which then is a new request.
+            before, queued.waiting, queued.written = queued.written, outcome, written
+            await self._access.run(lambda tx: self._processes.rebind(tx, before.id, written.id))
+        return True
 
     def _withdraw(self, tx: Transaction, wanted: Wanted, asked: Sequence[bytes]) -> None:
         """Ends a request whose author was cancelled before it knew the decision."""
@@ -401,14 +386,12 @@ class LockClient:
             else:
                 self._processes.give_up(tx, op_id)
 
-    async def _leave(self, wanted: Wanted, decided: _LockDecision) -> None:
+    async def _leave(self, wanted: Wanted, queued: _Queued) -> None:
         """Leaves the queue. If that cannot be decided now, the node does it when the arbiter can be reached."""
-        waiting, written = decided.outcome, decided.written
-        assert isinstance(waiting, bytes) and written is not None
 
         def ask(tx: LockTransaction) -> Op | Reason:
-            self._processes.free(tx, written.id)
-            return tx.author(LeaveQueue(wanted.scope, wanted.agent, waiting))
+            self._processes.free(tx, queued.written.id)
+            return tx.author(LeaveQueue(wanted.scope, wanted.agent, queued.waiting))
 
         with suppress(HocketError):
             await self._decided(wanted.scope, ask)
@@ -419,8 +402,8 @@ class LockClient:
 
     # Refusals.
 
-    def _refused(self, wanted: Wanted, decided: _LockDecision, others: Sequence[Scope]) -> HocketError:
-        reason = decided.outcome
+    def _refused(self, wanted: Wanted, decision: LockDecision, others: Sequence[Scope]) -> HocketError:
+        reason = decision.outcome
         assert isinstance(reason, Reason)
         if reason is Reason.NOT_ACCEPTED and decided.written is not None:
             # The arbiter does not say why, so this node looks for itself.
@@ -428,7 +411,7 @@ class LockClient:
         if reason in UNAUTHORISED:
             return NotAuthorised(f"this node may not lock {_text(wanted.keys)}: {reason.sentence}")
         if reason in (Reason.LOCK_HELD, Reason.DEADLOCK, Reason.NOT_ACCEPTED, Reason.LEASE_RUNNING):
-            return self._held_by_others(wanted, decided.scope, scopes=others)
+            return self._held_by_others(wanted, decision.scope, scopes=others)
         if reason is Reason.TOO_MANY_LOCKS:
             return LockHeld(f"{_text(wanted.keys)}: {reason.sentence}; release some of them, or try again later")
         return Usage(f"{_text(wanted.keys)} cannot be locked: {reason.sentence}")
@@ -469,8 +452,8 @@ class LockClient:
         found = () if scope is None else scope.holds
         return next((hold for hold in found if (hold.node, hold.agent, hold.fence) == holder), None)
 
-    def _lost(self, decided: _LockDecision, key: str | None, agent: str, fence: int) -> HocketError:
-        reason, scope = decided.outcome, decided.scope
+    def _lost(self, decision: LockDecision, key: str | None, agent: str, fence: int) -> HocketError:
+        reason, scope = decision.outcome, decision.scope
         if reason in UNAUTHORISED:
             return NotAuthorised(f"this node may not do that: {reason.sentence}")
         held = self._held(scope, agent, fence)
@@ -484,12 +467,8 @@ class LockClient:
         return LockLost(f"{agent} does not hold {key or 'a lock'} under fence {fence}: {rest}")
 
 
-class _Undecided(Unreachable):
-    """The arbiter could not be asked about an op of this node."""
-
-    def __init__(self, message: str, written: Op) -> None:
-        super().__init__(message)
-        self.written = written
+class _LostPlace(LockHeld):
+    """The request is no longer in the queue, although its agent still waits."""
 
 
 def _compare_ahead(session: Session, wanted: Wanted) -> None:

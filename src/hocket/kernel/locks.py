@@ -367,7 +367,8 @@ def in_the_way(scope: Scope, request: Wait, now: int) -> list[Hold | Wait]:
     for wait in scope.waits:
         if wait.op == request.op:
             break
-        candidates.append(wait)
+        if wait.until >= now:
+            candidates.append(wait)
     return LockIndex(candidates).conflicts(request)
 
 

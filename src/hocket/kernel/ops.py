@@ -8,7 +8,7 @@ id is that of the op that creates it, or a hash over its author and its content.
 that an op depends on, in the same field. The last is its link, a hash of the author's previous op: an author's ops form
 one chain, and two ops with the same link prove that their author has two histories. Before the link there may be a pin,
 the time and a hash of the last op that the author knew of another node: an op that this node shows later under an
-earlier time was not known then.
+earlier time was not known then. A request that another node decides has a deadline in the place of the pin.
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,6 +68,8 @@ SELF_NAMED: dict[type[Payload], str] = {
     SendMessage: "message_id",
 }
 _OP_CONTEXT = b"hocket op\0"
+# No pin ends like this. Programs that know no deadlines take one for a pin, which has no meaning in a request.
+_DEADLINE_END = b"\xff\xff\xff\xff" + digest(b"hocket deadline\0", 5)
 
 
 class Op(msgspec.Struct, frozen=True):
@@ -96,8 +98,18 @@ class Op(msgspec.Struct, frozen=True):
 
     @property
     def pin(self) -> "Pin | None":
-        pins = [dep for dep in self.causal_deps[-2:] if dep[0] == _PIN_MARK]
+        pins = [dep for dep in self.causal_deps[-2:] if dep[0] == _PIN_MARK and dep[7:] != _DEADLINE_END]
         return Pin(int.from_bytes(pins[0][1:7], "big"), int.from_bytes(pins[0][7:11], "big"), pins[0]) if pins else None
+
+    @property
+    def deadline(self) -> int | None:
+        """The time, by the arbiter's own clock, until which the author waits for the decision on this request. After it
+        the arbiter does not accept the request.
+        """
+        for dep in self.causal_deps[-2:]:
+            if dep[0] == _PIN_MARK and dep[7:] == _DEADLINE_END:
+                return int.from_bytes(dep[1:7], "big")
+        return None
 
 
 class Pin(NamedTuple):
@@ -119,6 +131,11 @@ def pin_to(stamp: Hlc, op_id: bytes) -> bytes:
     """What commits an op to the last op that its author knows of another node."""
     time = stamp.wall.to_bytes(6, "big") + stamp.logical.to_bytes(4, "big")
     return b"\xfe" + time + digest(b"hocket pin\0" + op_id, 5)
+
+
+def deadline_at(wall: int) -> bytes:
+    """What a request carries of the time until which its author waits."""
+    return b"\xfe" + wall.to_bytes(6, "big") + _DEADLINE_END
 
 
 def bind(op: Op) -> tuple[Op, bytes]:

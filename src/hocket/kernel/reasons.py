@@ -22,6 +22,7 @@ class Reason(IntEnum):
     # Nor is an offer refused: it counts from the arbiter's acceptance on, if there is one.
     OFFERED = 2, "is offered to the arbiter, which decides"
     NOT_ACCEPTED = 3, "the arbiter did not accept it"
+    GIVEN_UP = 4, "its author no longer waits for it"
 
     # Decided by the fold of one job.
     UNKNOWN_JOB = 10, "no job with this id was scheduled before it"

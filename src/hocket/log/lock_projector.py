@@ -19,6 +19,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import ACCEPTANCES, LOCK, Subject, subject_of
 from hocket.log.permissions import Permissions
 from hocket.log.projectors import SubjectProjector
+from hocket.log.request_deadlines import is_given_up
 from hocket.store import Session
 
 
@@ -69,8 +70,8 @@ class LockProjector(SubjectProjector):
             offered = self.offered(op.payload.offer, subject)  # type: ignore[union-attr]
             if offered is None:
                 return None
-            if isinstance(offered.payload, AcquireLocks) and self._is_given_up(offered, offered.payload):
-                return Reason.LEASE_PASSED
+            if self._is_given_up(offered):
+                return Reason.GIVEN_UP
             op = replace(offered, id=op.id, timestamp=op.timestamp)
         if fault := excess(state, op):
             return fault
@@ -90,6 +91,10 @@ class LockProjector(SubjectProjector):
             )
         self._checked.add(subject.key)
 
-    def _is_given_up(self, offered: Op, payload: AcquireLocks) -> bool:
+    def _is_given_up(self, offered: Op) -> bool:
         """Whether a request has taken so long to get here that its author no longer counts on it."""
-        return offered.timestamp.wall + payload.wait_ms + payload.ttl_ms < self._engine.now
+        payload, engine = offered.payload, self._engine
+        if offered.deadline is None and not isinstance(payload, AcquireLocks):
+            return False
+        good_for_ms = payload.wait_ms + payload.ttl_ms if isinstance(payload, AcquireLocks) else 0
+        return is_given_up(offered, good_for_ms, engine.physical, engine.now)

@@ -28,6 +28,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import MESSAGE, Subject
 from hocket.kernel.vocabulary import AcceptOffer
 from hocket.log.projectors import Engine
+from hocket.log.request_deadlines import is_given_up
 from hocket.store import DeliveryStage, QueuedDelivery, Session
 
 # How many deliveries whose time has come, and messages to groups, one transaction looks at.
@@ -103,12 +104,12 @@ class MessageProjector:
     # What this node decides.
 
     def own_fault(self, state: Message | None, op: Op) -> Reason | None:
-        payload, author, offered_at = op.payload, op.node_id, None
+        payload, author, offered = op.payload, op.node_id, None
         if isinstance(payload, AcceptOffer):
             offered, _ = self._engine.known(payload.offer)
             if offered is None:
                 return None
-            payload, author, offered_at = offered.payload, offered.node_id, offered.timestamp.wall
+            payload, author = offered.payload, offered.node_id
         if state is None or isinstance(payload, SendMessage):
             return None
         if not state.is_open and self._engine.arbiter(op.timestamp) not in (None, op.node_id):
@@ -122,8 +123,8 @@ class MessageProjector:
         if isinstance(payload, ClaimMessage):
             if delivery.is_held(now):
                 return Reason.MESSAGE_LEASED
-            if offered_at is not None and offered_at + payload.lease_ms < self._engine.now:
-                return Reason.LEASE_PASSED  # its claimer no longer waits for it
+            if offered is not None and is_given_up(offered, payload.lease_ms, now, self._engine.now):
+                return Reason.GIVEN_UP
             return None if self._is_its_turn(state, payload.agent, author) else Reason.NOT_ITS_TURN
         return Reason.LEASE_PASSED if delivery.state is DeliveryState.LEASED and delivery.until < now else None
 

@@ -44,7 +44,7 @@ class ShortTransaction:
 
     __slots__ = ("_clock", "_head", "_last", "_ops", "_projector", "_signer", "node", "now", "physical", "session")
 
-    is_uninformed = False
+    is_uninformed = is_out_of_touch = False
 
     def __init__(
         self, session: Session, head: Head, signer: OpSigner, permissions: Permissions, now: int, physical: int
@@ -55,9 +55,9 @@ class ShortTransaction:
         self._clock, self._last = Hlc(head.wall, head.logical, self.node), head.last
         self._ops: list[NewOp] = []
 
-    def author(self, payload: Payload) -> Op | Reason:
+    def author(self, payload: Payload, *, is_awaited: bool = False) -> Op | Reason:
         """Writes an op of this node that cites no other. An op that would not count is not written: the reason is
-        returned instead.
+        returned instead. Nobody waits for the decision, since this node makes it: `is_awaited` changes nothing.
         """
         subject = subject_of(payload)
         assert subject is not None and subject.family == LOCK

@@ -14,7 +14,7 @@ from hocket.bus.changes import CLAIM, LOCK_WAIT, LOG, NOTHING, Changes, gathered
 from hocket.errors import StoreError
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, unpack
 from hocket.kernel.coordination_payloads import Availability
-from hocket.kernel.ops import NO_ID, SELF_NAMED, Op, bound, decode, link_to, pin_to, unsigned
+from hocket.kernel.ops import NO_ID, SELF_NAMED, Op, bound, deadline_at, decode, link_to, pin_to, unsigned
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
@@ -41,6 +41,7 @@ from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
 from hocket.log.projectors import FOLLOW_UPS
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
+from hocket.log.request_deadlines import is_out_of_touch, request_deadline
 from hocket.log.sealing import LogEnd, signed
 from hocket.store import Head, NewOp, Refusal, Session, WrittenTotals
 
@@ -169,13 +170,20 @@ class Transaction:
         return gathered(projection.jobs.ready_kinds(), keys)
 
     def author(
-        self, payload: Payload, deps: tuple[bytes, ...] = (), about: int | None = None, *, at_once: bool = False
+        self,
+        payload: Payload,
+        deps: tuple[bytes, ...] = (),
+        about: int | None = None,
+        *,
+        at_once: bool = False,
+        is_awaited: bool = False,
     ) -> Op | Reason:
         """Writes an op of this node. An op that would not count is not written: the reason is returned instead. If
         another node is the arbiter and must decide on it, the op is written as an offer: see `is_offer`. A job, an
         artifact or a message whose id is `NO_ID` gets that of the op. An op that is `about` another node pins that
-        node's last known op. It is signed after the commit, or `at_once` if others need its signature. In a strict mesh
-        Hocket's own payloads are never written.
+        node's last known op. It is signed after the commit, or `at_once` if others need its signature. An offer that
+        `is_awaited` has a deadline: its author waits for the decision now, and does not want a later one. In a strict
+        mesh Hocket's own payloads are never written.
         """
         if self.is_strict and discriminant(payload) >= EXTENSION_BASE:
             return Reason.STRICT
@@ -184,7 +192,7 @@ class Transaction:
         if self.session.is_beside:
             self._check_beside(payload)
         stamp = next_stamp(self._clock, self._wall_now)
-        op, body = self._named(stamp, payload, deps, about)
+        op, body = self._named(stamp, payload, deps, about, self._deadline if is_awaited else None)
         projection = self.projection
         if isinstance(op.payload, ScheduleJob) and op.payload.job_id == op.id:
             projection.jobs.expect_new(op.id)
@@ -233,9 +241,11 @@ class Transaction:
         if any(type(payload) in PERMISSION_PAYLOADS for payload in payloads):
             self.session.lock_permissions(exclusive=True)
 
-    def _named(self, stamp: Hlc, payload: Payload, deps: tuple[bytes, ...], about: int | None) -> tuple[Op, bytes]:
+    def _named(
+        self, stamp: Hlc, payload: Payload, deps: tuple[bytes, ...], about: int | None, deadline: bytes | None = None
+    ) -> tuple[Op, bytes]:
         if self.is_bound:
-            pins = () if about is None else self._pin(about)
+            pins = self._pin(about) if about is not None else () if deadline is None else (deadline,)
             return bound(stamp, (*deps, *pins, link_to(self._last)), payload)
         op_id = self.new_id(stamp.wall)
         while self.is_strict and is_taken(self.session, op_id):
@@ -311,6 +321,25 @@ class Transaction:
         extensions = self._permissions_reader.rules.extensions
         has_arbiter = extensions is not None and extensions.arbiter
         return has_arbiter and not self.projection.permissions.coordinators and self.session.meta(NEWCOMER) is not None
+
+    @cached_property
+    def _other_arbiter(self) -> int | None:
+        """The node that decides on this node's requests, if it is another one."""
+        arbiter = self.projection.arbiter(self.latest)
+        return None if arbiter == self.node else arbiter
+
+    @cached_property
+    def _deadline(self) -> bytes | None:
+        arbiter = self._other_arbiter
+        if arbiter is None:
+            return None
+        return deadline_at(request_deadline(self.session, self.node, arbiter, self.physical))
+
+    @property
+    def is_out_of_touch(self) -> bool:
+        """Whether another node decides here, and it did not answer when this node last asked it."""
+        arbiter = self._other_arbiter
+        return arbiter is not None and is_out_of_touch(self.session, arbiter)
 
     @property
     def latest(self) -> Hlc:

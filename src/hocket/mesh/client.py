@@ -120,6 +120,9 @@ class Client:
         self._public: bytes | None = None
         self._unsigned: Unsigned | None = None
         self.knows: Knowledge | None = None
+        # By how many milliseconds the peer's clock was ahead of this machine's in its last signed answer.
+        self.offset_ms = 0
+        self._sent_ms = 0
 
     # Requests.
 
@@ -254,7 +257,11 @@ class Client:
             return False
         if (bearer.node, bearer.nonce, bearer.answer) != (self.claims, proof.nonce, proof.answer):
             return False
-        return check_bearer(proof.token, bearer, public, (str(self._access.log.node),), self._now_s()) is None
+        if check_bearer(proof.token, bearer, public, (str(self._access.log.node),), self._now_s()) is not None:
+            return False
+        # The answer was signed between the request and now, and its time has whole seconds.
+        self.offset_ms = bearer.issued * 1000 + 500 - (self._sent_ms + self._environment.physical_ms()) // 2
+        return True
 
     # How requests are sent.
 
@@ -276,6 +283,7 @@ class Client:
         headers = dict(self._headers(nonce))
         if body:
             headers["content-type"] = wire.OCTETS
+        self._sent_ms = self._environment.physical_ms()
         return await self._transport.send(self.address, Request(method, path, query, headers, body)), nonce
 
     def _headers(self, nonce: str) -> Mapping[str, str]:

@@ -20,6 +20,7 @@ from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission, Log
 from hocket.log.lost_past import note_shared, ops_there, own_history, rewind
 from hocket.log.outbox import note_delivered
+from hocket.log.request_deadlines import OFFSET_MS_MIN, known_offset, note_offset
 from hocket.log.transaction import GAPS
 from hocket.mesh import introductions, outgoing, peers, programs
 from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Client, PeerAnswer, PushCounts, Refused
@@ -137,6 +138,8 @@ class PeerExchange:
         self._began = self._rechecked = environment.monotonic()
         self._compared = self._recovered = self._shared = -COMPARE_S
         self._knows: Knowledge | None = None
+        # By how much the peer's clock is ahead, as the store says.
+        self._offset_ms: int | None = None
 
     async def exchange(self, *, unless_idle: bool = False) -> Exchanged:
         """Pulls everything and pushes everything. Raises Paused, Refused or Unreachable."""
@@ -174,6 +177,8 @@ class PeerExchange:
         elif client.knows is not None and client.knows != self._knows:
             self._knows = client.knows
             await programs.heard(self._access, node, client.knows, self._emit)
+        if node is not None:
+            await self._note_offset(node)
         if first is not None and out is not None and theirs is not None:
             theirs = merge(theirs, out.scanned)
         if theirs is not None:
@@ -219,6 +224,16 @@ class PeerExchange:
         return Exchanged(
             client.address, node, peers.OK, detail, tally.pulled, tally.pushed, tally.refused, retry_s, answered
         )
+
+    async def _note_offset(self, node: int) -> None:
+        """Notes by how much the peer's clock differs from this one, if that has changed."""
+        offset_ms, own = self.client.offset_ms, self._access.log.node
+        offset_ms = offset_ms if abs(offset_ms) >= OFFSET_MS_MIN else 0
+        if self._offset_ms is None:
+            self._offset_ms = await look(self._access, lambda session: known_offset(session, own, node))
+        if abs(offset_ms - self._offset_ms) >= OFFSET_MS_MIN or (self._offset_ms and not offset_ms):
+            await note(self._access, lambda session: note_offset(session, own, node, offset_ms))
+            self._offset_ms = offset_ms
 
     # Pulls.
 

@@ -17,14 +17,14 @@ from hocket.kernel.frontier import Frontier, decode_frontier, encode_frontier
 from hocket.kernel.postcard import Malformed
 from hocket.log import Log
 from hocket.log.outbox import waiting
-from hocket.store import LocalSession, Peer, PeerSession, Session
+from hocket.store import PEER_NEW, PEER_OK, LocalSession, Peer, PeerSession, Session
 
 ADDRESS_CHARS_MAX = 512
 PEERS_MAX = 1_000
 # A coordinator that was silent for this long is reported. There is no automatic failover.
 QUIET_MS = 10 * 60 * 1000
 
-NEW, OK, PAUSED, REFUSED, UNREACHABLE = "new", "ok", "paused", "refused", "unreachable"
+NEW, OK, PAUSED, REFUSED, UNREACHABLE = PEER_NEW, PEER_OK, "paused", "refused", "unreachable"
 
 # Store keys: the address of this node's own server, how to trust the certificates of others, and their breakers.
 ADDRESS = "address"

@@ -129,7 +129,9 @@ class Exchanges:
                     done = await self.visit(address)
         except TimeoutError:
             await self.transport.blame(address, f"no answer within {CONSULT_S:g} seconds")
-            raise Unreachable(f"the coordinator at {address} does not answer") from None
+            silent = f"the coordinator at {address} does not answer"
+            await self._record(Exchanged(address, None, peers.UNREACHABLE, silent))
+            raise Unreachable(silent) from None
         if done.state != peers.OK or done.retry_s:
             raise Unreachable(done.detail)
 

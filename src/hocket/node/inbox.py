@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -257,14 +258,21 @@ class Inbox:
     async def claim(
         self, count: int = 1, lease: Duration = LEASE_MS_DEFAULT / 1000, wait: Duration = 0
     ) -> list[ReceivedMessage]:
-        """Claims up to `count` messages, the most urgent first. If there are none, waits so long for the first."""
+        """Claims up to `count` messages, the most urgent first. If there are none, waits so long for the first; without
+        a `wait`, asks the coordinator once. Raises Unreachable if only the coordinator can say whether there is one.
+        """
         node, agent, log = self._node, self.agent, self._node.log
         lease_ms, wait_ms = inbox.check_lease(milliseconds(lease, "lease")), milliseconds(wait, "wait")
 
+        def may_find(session: Session) -> bool:
+            return inbox.has_mail(session, agent, log.node, log.physical()) or (
+                not wait_ms and inbox.may_be_elsewhere(log, session)
+            )
+
         async def look() -> tuple[bool, list[tuple[float, ClaimedMessage]]]:
-            if not await node.peek(lambda session: inbox.has_mail(session, agent, log.node, log.physical())):
+            if not await node.peek(may_find):
                 return False, []
-            taken = await inbox.claim_messages(node, agent, count, lease_ms)
+            taken = await inbox.claim_messages(node, agent, count, lease_ms, asks=not wait_ms)
             return bool(taken), taken
 
         taken: list[tuple[float, ClaimedMessage]] = []
@@ -360,7 +368,9 @@ class SyncInbox:
     def claim(
         self, count: int = 1, lease: Duration = LEASE_MS_DEFAULT / 1000, wait: Duration = 0
     ) -> list[SyncReceivedMessage]:
-        """Claims up to `count` messages, the most urgent first. If there are none, waits so long for the first."""
+        """Claims up to `count` messages, the most urgent first. If there are none, waits so long for the first; without
+        a `wait`, asks the coordinator once. Raises Unreachable if only the coordinator can say whether there is one.
+        """
         log = self._node.runtime.log
         lease_ms, wait_ms = inbox.check_lease(milliseconds(lease, "lease")), milliseconds(wait, "wait")
 
@@ -368,12 +378,12 @@ class SyncInbox:
             return inbox.has_mail(session, self.agent, log.node, log.physical()), True
 
         until = time.monotonic() + lease_ms / 1000
-        taken = self._claim(count, lease_ms)
+        taken = self._claim(count, lease_ms, asks=not wait_ms)
         if wait_ms and not taken:
             with suppress(TimeoutError):
                 self._node.until(look, wait_ms / 1000, _MAIL)
                 until = time.monotonic() + lease_ms / 1000
-                taken = self._claim(count, lease_ms)
+                taken = self._claim(count, lease_ms, asks=False)
         if taken:
             self._node.wrote()
 
@@ -390,9 +400,13 @@ class SyncInbox:
         while True:
             yield from self.claim(wait=3600)
 
-    def _claim(self, count: int, lease_ms: int) -> list[ClaimedMessage]:
+    def _claim(self, count: int, lease_ms: int, asks: bool) -> list[ClaimedMessage]:
         node, log = self._node, self._node.runtime.log
-        made = node.call(lambda: log.run(lambda tx: inbox.claim(tx, self.agent, count, lease_ms)))
+        claim = partial(inbox.claim, agent=self.agent, count=count, lease_ms=lease_ms)
+        made = node.call(lambda: log.run(claim))
+        if made.needs_arbiter(asks):
+            node.call(lambda: node.with_node(inbox.ask_arbiter))
+            made = node.call(lambda: log.run(partial(claim, is_in_touch=True)))
         if not made.offers:
             return made.taken
         offers = made.offers

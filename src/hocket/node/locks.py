@@ -12,8 +12,9 @@ from contextlib import AbstractAsyncContextManager, closing, contextmanager
 from typing import Generic, TypedDict, TypeVar, Unpack
 
 from hocket.bus.changes import about
+from hocket.coordination.lock_decisions import read_scope
 from hocket.coordination.lock_processes import LockProcesses
-from hocket.coordination.locks import LockClient, LockLost, Wanted, read_scope, wanted
+from hocket.coordination.locks import LockClient, LockLost, Wanted, wanted
 from hocket.errors import HocketError, Unreachable, Usage
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import node_text

@@ -5,7 +5,8 @@ that has only NATS uses `nats_leader`.
 
 from typing import Protocol
 
-from hocket.coordination.locks import LockClient, LockHeld, read_scope, wanted
+from hocket.coordination.lock_decisions import read_scope
+from hocket.coordination.locks import LockClient, LockHeld, wanted
 from hocket.kernel.locks import Scope
 from hocket.kernel.locks import live as live_holds
 from hocket.mesh import peers

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from hocket.coordination.locks import moment, read_scope, subject
+from hocket.coordination.lock_decisions import read_scope, subject
+from hocket.coordination.locks import moment
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.coordination_payloads import RenewLocks
 from hocket.kernel.ids import ulid_ms

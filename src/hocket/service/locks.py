@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from hocket.coordination import locks
+from hocket.coordination.lock_decisions import read_scope
 from hocket.coordination.locks import (
     REASON_CHARS_MAX,
     LockClient,
@@ -16,7 +17,6 @@ from hocket.coordination.locks import (
     checked_scope,
     checked_ttl,
     default_ttl_ms,
-    read_scope,
 )
 from hocket.errors import Usage
 from hocket.kernel.ids import node_text

@@ -26,7 +26,7 @@ from hocket.store.locks import LockMisuse, LockSession, MustBeAlone
 from hocket.store.messages import DeliveryStage, MessageSession, QueuedDelivery
 from hocket.store.migration import Migration
 from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
-from hocket.store.peers import Invitation, Peer, PeerSession
+from hocket.store.peers import PEER_NEW, PEER_OK, Invitation, Peer, PeerSession
 from hocket.store.presence import AgentRow, Presence, PresenceSession
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
 from hocket.store.row_seals import EndedSeals, SealingSession, UnsealedRow
@@ -39,6 +39,8 @@ __all__ = [
     "MEMORY",
     "NOTE_BYTES_MAX",
     "NO_LINK",
+    "PEER_NEW",
+    "PEER_OK",
     "SERVER_FORMS",
     "AgentRow",
     "AnswerRow",

@@ -8,7 +8,7 @@ from hocket.store.local import Place
 
 class BoundRequest(NamedTuple):
     """`op` is the AcquireLocks op. `process` is the name of the process's OS lock; empty if the request was given up.
-    After `until` the arbiter no longer accepts the request.
+    After `until` nothing is left of what the request may have got.
     """
 
     op: bytes

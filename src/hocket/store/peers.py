@@ -2,6 +2,9 @@
 
 from typing import NamedTuple, Protocol
 
+# The states of a peer that was not asked yet, and of one that answered the last exchange. `mesh.peers` has the others.
+PEER_NEW, PEER_OK = "new", "ok"
+
 
 class Peer(NamedTuple):
     """Another node that this one exchanges ops with. `pulled` is the encoded frontier at the end of its last answer;

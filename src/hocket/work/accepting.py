@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 
 from hocket.kernel.availability import allows
+from hocket.kernel.coordination_payloads import LeaveQueue
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, State
 from hocket.kernel.subjects import JOB, subject_of
 from hocket.kernel.vocabulary import AcceptOffer, AcceptWork, ClaimWork, ExpireWork
 from hocket.log import Transaction
+from hocket.log.request_deadlines import is_given_up
 from hocket.work.claiming import turn
 from hocket.work.jobs import author, stamp
 
@@ -19,8 +21,11 @@ def accept(tx: Transaction, offers: Sequence[Op]) -> int:
     completions of open jobs, which need no acceptance: then they stand, whatever arrives later. Returns how many it
     accepted.
     """
+    withdrawn = {(op.node_id, op.payload.waiting) for op in offers if isinstance(op.payload, LeaveQueue)}
     return sum(
-        _accept(tx, op) if tx.is_offer(op) else stamp(tx, op) for op in sorted(offers, key=lambda op: op.timestamp)
+        _accept(tx, op) if tx.is_offer(op) else stamp(tx, op)
+        for op in sorted(offers, key=lambda op: op.timestamp)
+        if (op.node_id, op.id) not in withdrawn
     )
 
 
@@ -50,10 +55,8 @@ def _accept(tx: Transaction, op: Op) -> bool:
 
 
 def _may_start(tx: Transaction, op: Op, payload: ClaimWork, job: Job) -> bool:
-    """Whether a claim from another node would be useful if accepted, and would break no limit. If its lease would
-    already be over, its claimer is gone.
-    """
-    if op.timestamp.wall + payload.lease_duration_ms < tx.now:
+    """Whether a claim from another node would be useful if accepted, and would break no limit."""
+    if is_given_up(op, payload.lease_duration_ms, tx.physical, tx.now):
         return False
     if any(tx.projection.jobs.succeeded(dependency) is None for dependency in job.policy.dependencies()):
         return False

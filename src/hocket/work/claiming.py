@@ -109,7 +109,7 @@ def claim(
         beats = job.policy.lease_beats
         lease_ms = job.policy.lease_ms or (leases[job.kind] if beats is None else hold_ms(beats))
         assert lease_ms is not None
-        op = tx.author(ClaimWork(job.id, tx.node, lease_ms))
+        op = tx.author(ClaimWork(job.id, tx.node, lease_ms), is_awaited=True)
         if isinstance(op, Reason):
             continue
         spent = spent_ms(tx.session, job.id) if job.policy.budget is not None and job.fence else 0

@@ -1,0 +1,157 @@
+"""Histories of agents that wait for locks, are killed while they wait, give up, and at times cannot reach the server:
+in one home, on a database that two nodes share, and in a mesh. They are linearizable, no fence goes to a request after
+its author has given it up, no deadlock is told, and at the end every live agent gets the lock.
+"""
+
+import json
+import random
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.kernel.arbitration import FoldContext
+from hocket.kernel.clock import Hlc
+from hocket.kernel.coordination_payloads import AcquireLocks
+from hocket.kernel.locks import LOCKS, Scope
+from hocket.kernel.ops import Op, decode
+from hocket.kernel.subjects import LOCK, Subject
+from hocket.kernel.vocabulary import AcceptOffer
+from hocket.node.runtime import Runtime
+from hocket.store import Session
+from hocket.testing.linearizability import falling_fences
+from tests.histories import guarded
+from tests.histories.disturbance import Client, disturb, file_of
+from tests.histories.recording import GAVE_UP, SLACK_S, recorded
+from tests.histories.runs import Mesh, check_history, coordinated, one_home, shared_store, without_guesses
+from tests.histories.waiter import DEADLOCK, KEYS
+from tests.scenarios.machines import until
+
+CLIENTS = 6
+FREEZE_S = 0.8
+AWAY_S = 1.5
+SECONDS = [8, pytest.param(120, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
+
+
+@pytest.mark.req("LW-50", "VX-19", "VX-03", "VX-06")
+@pytest.mark.parametrize("seconds", SECONDS)
+def test_waiters_in_one_home(tmp_path: Path, seconds: int) -> None:
+    with one_home(tmp_path) as mesh:
+        run(mesh, tmp_path, seconds)
+
+
+@pytest.mark.req("LW-50", "VX-19", "VX-03", "VX-18")
+@pytest.mark.parametrize("seconds", SECONDS)
+def test_waiters_on_nodes_that_share_a_database(tmp_path: Path, seconds: int) -> None:
+    with shared_store(tmp_path) as mesh:
+        run(mesh, tmp_path, seconds)
+
+
+@pytest.mark.req("LW-50", "VX-19", "VX-03", "VX-04")
+@pytest.mark.parametrize("seconds", SECONDS)
+def test_waiters_in_a_mesh_whose_server_is_away_at_times(tmp_path: Path, seconds: int) -> None:
+    with coordinated(tmp_path, "lock:acquire:file:") as mesh:
+        run(mesh, tmp_path, seconds)
+
+
+def run(mesh: Mesh, directory: Path, seconds: int) -> None:
+    guarded.prepare(directory)
+    clients = []
+    for number in range(CLIENTS):
+        place = mesh.places[number % len(mesh.places)]
+        place.environment["PYTHONPATH"] = place.open_briefly()
+        words = (file_of("waiter.py"), str(place.home), str(directory), f"agent-{number}")
+        clients.append(Client(place, words, ""))
+    died = disturb(
+        clients,
+        seconds,
+        FREEZE_S,
+        random.Random(seconds),
+        partial(mesh.restart_server, AWAY_S),
+        lambda: len(list(directory.glob("calls-*"))) >= CLIENTS,
+        lambda alive: every_one_is_served(directory, alive),
+        kills=0.35,
+    )
+    history, notes = recorded(directory, died, acts_after_death=not mesh.is_alone)
+    guarded.check_writes(directory, list(KEYS))
+    print(f"{len(history)} calls, {len(died)} deaths")
+    for note in sorted(set(notes)):
+        print(f"  {notes.count(note)}× {note}")
+    assert DEADLOCK not in notes
+    history = without_guesses(history, mesh.is_alone)
+    check_history(history)
+    assert not falling_fences(history)
+    runtime = Runtime.open(mesh.owner.home)
+    try:
+        with runtime.read() as session:
+            granted = grants(session)
+    finally:
+        runtime.close()
+    given_up = {ttl_ms: at for ttl_ms, at in answers(directory, GAVE_UP).items() if ttl_ms in granted}
+    late = {ttl_ms: granted[ttl_ms] - at for ttl_ms, at in given_up.items() if granted[ttl_ms] > at + SLACK_S}
+    assert not late, f"requests that were given up got a fence so many seconds later: {late}"
+
+
+def every_one_is_served(directory: Path, clients: list[Client]) -> None:
+    """Undisturbed, each client gets a lock that it asks for now."""
+    begin = time.monotonic()
+
+    def unserved() -> set[int]:
+        for client in clients:
+            client.check()
+        served = {
+            line["pid"] for line in lines(directory) if line["at"] > begin and isinstance(line.get("result"), int)
+        }
+        return {client.popen.pid for client in clients} - served
+
+    until(lambda: not unserved(), "a lock for every client")
+
+
+def lines(directory: Path) -> list[dict[str, Any]]:
+    """The whole lines of all clients."""
+    texts = (path.read_text() for path in directory.glob("calls-*"))
+    return [json.loads(line) for text in texts for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def answers(directory: Path, result: str) -> dict[int, float]:
+    """The requests with this answer, and when they got it, in seconds since 1970."""
+    offset, found = time.time() - time.monotonic(), {}
+    for path in directory.glob("calls-*"):
+        asked: dict[int, int] = {}
+        for line in map(json.loads, path.read_text().splitlines()):
+            if "ttl_ms" in line:
+                asked[line["call"]] = line["ttl_ms"]
+            elif line.get("answer") in asked and line["result"] == result:
+                found[asked[line["answer"]]] = line["at"] + offset
+    return found
+
+
+class Context(FoldContext):
+    def designations(self, at: Hlc) -> int:
+        return 0
+
+
+def grants(session: Session) -> dict[int, float]:
+    """When each request that got a fence got it, by the log of the node that decides."""
+    scope: Scope | None = None
+    found: dict[int, float] = {}
+    asked: dict[bytes, int] = {}
+    for row in session.ops_about(Subject(LOCK, b"")):
+        if row.reason:
+            continue
+        op = decode(row.body)
+        if isinstance(op.payload, AcceptOffer):
+            offered = session.op(op.payload.offer)
+            assert offered is not None
+            inner = decode(offered.body)
+            op = Op(op.id, op.timestamp, inner.node_id, inner.causal_deps, inner.payload)
+        if isinstance(op.payload, AcquireLocks):
+            asked[op.id] = op.payload.ttl_ms
+        before = 0 if scope is None else scope.fence
+        verdict = LOCKS.apply_decided(scope, op, Context(), op.node_id)  # type: ignore[abstract]
+        assert isinstance(verdict, Scope), verdict
+        scope = verdict
+        found |= {asked[hold.op]: op.timestamp.wall / 1000 for hold in scope.holds if hold.fence > before}
+    return found
