@@ -14,6 +14,7 @@ from contextlib import (
     ExitStack,
     asynccontextmanager,
     closing,
+    nullcontext,
     suppress,
 )
 from functools import partial
@@ -292,6 +293,10 @@ class Node(LocalNode):
         if worker.is_spent:
             raise Failed("every slot has a handler that does not end; only a new process is rid of them, so restart it")
         return worker
+
+    def holding(self, shortest_lease_s: Callable[[], float]) -> AbstractContextManager[None]:
+        breaker = self.runtime.store_breaker
+        return nullcontext() if breaker is None else breaker.holding(shortest_lease_s)
 
     def kit(self, kind: str) -> RunServices:
         loop = asyncio.get_running_loop()

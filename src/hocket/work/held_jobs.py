@@ -177,6 +177,10 @@ class HeldJobs:
     def has_free_slot(self) -> bool:
         return len(self.runs) < self._runner.slots
 
+    def shortest_lease_s(self) -> float:
+        """The shortest lease that is held; infinity for none. Any thread may call this."""
+        return min((run.lease_ms / 1000 for run in list(self.runs.values())), default=math.inf)
+
     def room(self, now: float) -> int:
         """How many more jobs may be held: one for each slot, and ahead of that as much as is done in a moment, going
         by the runs that ended and by how long none has.

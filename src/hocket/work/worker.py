@@ -51,7 +51,7 @@ from hocket.work.handlers import Handlers
 from hocket.work.heard_claims import HeardClaims
 from hocket.work.held_jobs import HeldJobs
 from hocket.work.jobs import Claim, Offer
-from hocket.work.lease import COUNTED
+from hocket.work.lease import COUNTED, store_pause_s
 from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.members import Members
 from hocket.work.node_access import WorkerAccess
@@ -217,8 +217,9 @@ class Worker:
         talking = self._talk()
         try:
             await self._runner.open()
-            await self._join()
-            await self._work()
+            with self._access.holding(self._held.shortest_lease_s):
+                await self._join()
+                await self._work()
         finally:
             if talking is not None:
                 talking.cancel()
@@ -381,7 +382,8 @@ class Worker:
             self._held.put_back(turn)
             self._hungry |= turn.wanted > 0
             self._store_failures += 1
-            await asyncio.sleep(STORE_RETRIES.delay_s(self._store_failures, self._environment.chance.random()))
+            rest_s = STORE_RETRIES.delay_s(self._store_failures, self._environment.chance.random())
+            await asyncio.sleep(min(rest_s, store_pause_s(self._held.shortest_lease_s())))
             return None
 
     async def _sleep(self) -> None:
