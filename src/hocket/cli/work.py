@@ -6,7 +6,7 @@ import asyncio
 import functools
 import os
 import sys
-from contextlib import AbstractAsyncContextManager, closing, nullcontext
+from contextlib import AbstractAsyncContextManager, closing, nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -204,8 +204,10 @@ def work(
             )
             options.weighs_promises = weigh_promises
             options.serving = serving(handlers.topics(), commands.allowance)
-            if processes is not None and (served := Handlers(found)):
-                options.processes = handler_processes(runtime, processes, served)
+            if served := Handlers(found):
+                # Without a process that can import them, jobs that must be alone take the whole worker.
+                with nullcontext() if processes else suppress(Usage):
+                    options.processes = handler_processes(runtime, processes or 0, served)
             policy = tempo_policy(runtime.home, tempo)
             shift = Shift(runtime, options, commands, lines, servers, metrics, policy)
             with catching(lines.show_print):

@@ -265,6 +265,8 @@ class Node(LocalNode):
         """
         served = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
         if processes is not None:
+            if processes < 1:
+                raise Usage(f"{processes} processes are too few; give at least 1")
             options = (
                 {"concurrency": processes} | options | {"processes": handler_processes(self.runtime, processes, served)}
             )

@@ -162,7 +162,8 @@ class Worker:
         order = ClaimOrder(self.id, members, HeardClaims(access.log.physical))
         self._ranked = RankedClaims(order, self._held)
         self._transact = BatchRunner(
-            options.handlers, options.until_idle, self._troubles, order, frozenset(options.labels), options.hold_ms
+            *(options.handlers, options.until_idle, self._troubles, order, frozenset(options.labels)),
+            *(options.hold_ms, self._held.isolates),
         )
         self._wake = asyncio.Event()
         self._pending_decisions = PendingDecisions(self._consult, environment, self._wake.set, options.emit)
@@ -437,6 +438,7 @@ class Worker:
             if self.is_spent and self._stopping is None:
                 self.stop()
         turn = self._held.due(now, self._stopping is not None, self._lost_at)
+        others = len(self._held.runs) - len(turn.ended) - len(turn.unstarted) + self._pending_decisions.claims
         is_hungry = (self._hungry or self._guests) and self._stopping is None
         wanted = max(0, self._room(now) + len(turn.ended) + len(turn.unstarted)) if is_hungry else 0
         if wanted:
@@ -447,6 +449,7 @@ class Worker:
             offering=not self._pending_decisions.is_resting(now),
             beat=now >= self._beat_at,
             passing=not wanted and self._ranked.may_pass(now),
+            is_free=others == 0,
         )
 
     def _room(self, now: float) -> int:
@@ -499,7 +502,7 @@ class Worker:
         self._closed.append((now if is_held else now + REFUSED_REST_S, wanted.offer.op_id))
         if isinstance(decision, Reason):
             return
-        claim = Claim(decision, wanted.schedule, wanted.spent_ms)
+        claim = Claim(decision, wanted.schedule, wanted.spent_ms, wanted.deaths)
         is_over = now >= before + wanted.lease_ms / 1000 * COUNTED
         if self._stopping is not None or is_over or (dropped and not self._held.has_free_slot):
             self._held.give_back(claim)
