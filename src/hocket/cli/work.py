@@ -16,8 +16,9 @@ from hocket.cli.log_lines import LogLines, start_logging
 from hocket.cli.monitoring import MetricsOption, monitored
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
 from hocket.cli.output import console, emit, on_terminal, say
+from hocket.cli.patient_opening import open_patiently, until_answered
 from hocket.cli.run import parse
-from hocket.cli.settings import HomeOption, JsonOption, open_runtime, settings
+from hocket.cli.settings import HomeOption, JsonOption, settings
 from hocket.errors import Failed, Usage
 from hocket.events import AllowanceIsRisky, Emit, KindsNotClaimable, WorkerStarted, WorkerStopping
 from hocket.kernel.beats.policy import TempoPolicy
@@ -182,7 +183,7 @@ def work(
     grace_s = seconds(grace, "--grace")
     assert grace_s is not None
     lines = start_logging(verbose, quiet, log_format)
-    with open_runtime() as runtime:
+    with open_patiently(log_event) as runtime:
         # A handler that opens a node gets this one.
         os.environ[ENVIRONMENT] = str(runtime.home.path)
         found = load(modules or ())
@@ -274,7 +275,15 @@ class Shift:
         not, except commands, which every worker would run.
         """
         kinds = self._options.handlers.kinds()
-        denied = await node.call(lambda: nodes.not_claimable(Service(self._runtime), kinds))
+        worker = self._worker
+        assert worker is not None
+        denied = await until_answered(
+            lambda: node.call(lambda: nodes.not_claimable(Service(self._runtime), kinds)),
+            self._emit,
+            lambda: worker.is_stopping,
+        )
+        if denied is None:
+            return kinds
         served = [each for each in kinds if each not in denied]
         if told := [each for each in denied if each != request.KIND or not served]:
             log_event(KindsNotClaimable(tuple(told)))

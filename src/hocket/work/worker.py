@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from hocket.bus.changes import CLAIM, Changes, about
 from hocket.bus.messages import MessageBus
-from hocket.errors import StoreError, StoreLocked, Usage
+from hocket.errors import StoreAway, StoreError, Usage
 from hocket.events import (
     AvailabilityChanged,
     BatchFailed,
@@ -288,15 +288,19 @@ class Worker:
         return bool(guests)
 
     async def _join(self) -> None:
-        """Registers this worker. If another process holds up every writer, the worker waits until that has passed."""
+        """Registers this worker. If the store is away, full or locked, the worker waits until that has passed."""
         failures = 0
         while self._stopping is None:
             try:
                 return await self._access.run(self._register)
-            except StoreLocked as error:
+            except StoreAway as error:
                 self._emit(StoreUnavailable(str(error)))
             failures += 1
-            await asyncio.sleep(STORE_RETRIES.delay_s(failures, self._environment.chance.random()))
+            rest_s = STORE_RETRIES.delay_s(failures, self._environment.chance.random())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await self._wake.wait()
+            self._wake.clear()
 
     def _register(self, tx: Transaction) -> None:
         if tx.is_uninformed:
