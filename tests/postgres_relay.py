@@ -1,6 +1,6 @@
 """A way to the PostgreSQL server that understands its messages. As a pooler it does what PgBouncer does in transaction
 mode: each transaction of a client gets another session of the server than the last one did. Either way it counts how
-often a client waits for the server.
+often a client waits for the server, and it can be cut: then the server is away without a word.
 """
 
 import select
@@ -28,46 +28,70 @@ class Relay:
         self._free: deque[Backend] = deque()
         self._made = 0
         self._changed = threading.Condition()
+        self._clients: set[socket.socket] = set()
         self.waits = 0
         """How often clients asked for an answer: after a query, a sync or a flush the client waits."""
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def close(self) -> None:
+    def cut(self) -> None:
+        """Ends every connection, and refuses new ones."""
+        self._stop_listening()
+        for client in list(self._clients):
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        """Listens on the same port again."""
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _stop_listening(self) -> None:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
         self._listener.close()
+
+    def close(self) -> None:
+        self._stop_listening()
         with self._changed:
             for backend in self._free:
                 backend.socket.close()
 
     def _serve(self) -> None:
+        listener = self._listener
         while True:
             try:
-                client, _ = self._listener.accept()
+                client, _ = listener.accept()
             except OSError:
                 return
+            self._clients.add(client)
             threading.Thread(target=self._attend, args=(client,), daemon=True).start()
 
     def _attend(self, client: socket.socket) -> None:
         with client, suppress(OSError, EOFError):
-            startup = _startup(client)
-            if self._sessions is None:
-                backend = Backend(startup)
-                client.sendall(backend.greeting)
-                with backend.socket:
-                    while self._transact(client, backend, keep=True):
-                        pass
-                return
+            try:
+                self._carry_all(client)
+            finally:
+                self._clients.discard(client)
+
+    def _carry_all(self, client: socket.socket) -> None:
+        startup = _startup(client)
+        if self._sessions is None:
+            backend = Backend(startup)
+            client.sendall(backend.greeting)
+            with backend.socket:
+                while self._transact(client, backend, keep=True):
+                    pass
+            return
+        backend = self._take(startup)
+        client.sendall(backend.made_up_greeting)
+        self._give_back(backend)
+        while data := client.recv(65_536):
             backend = self._take(startup)
-            client.sendall(backend.made_up_greeting)
-            self._give_back(backend)
-            while data := client.recv(65_536):
-                backend = self._take(startup)
-                is_over = False
-                try:
-                    is_over = self._transact(client, backend, data)
-                finally:
-                    (self._give_back if is_over else self._drop)(backend)
+            is_over = False
+            try:
+                is_over = self._transact(client, backend, data)
+            finally:
+                (self._give_back if is_over else self._drop)(backend)
 
     def _take(self, startup: bytes) -> "Backend":
         """The session that has rested longest, so that nobody gets the same one twice in a row."""

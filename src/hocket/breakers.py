@@ -16,7 +16,7 @@ from hocket.kernel.breaker import OPEN_MS, Breaker, BreakerState
 
 class CircuitBreaker:
     """`what` names for people what is called: "the store". `refusal` is the error of a call that may not go out;
-    `changed` is called with every new state.
+    `changed` is called with every new state, and `pause_ms` for how long an open breaker lets no call out.
     """
 
     def __init__(
@@ -27,7 +27,9 @@ class CircuitBreaker:
         *,
         refusal: type[CircuitOpen] = CircuitOpen,
         changed: Callable[[Breaker], None] = lambda breaker: None,
+        pause_ms: Callable[[], int] = lambda: OPEN_MS,
     ) -> None:
+        self.pause_ms = pause_ms
         self._what, self._monotonic, self._refusal, self._changed = what, monotonic, refusal, changed
         self.emit = emit
         self.breaker = Breaker()
@@ -42,11 +44,11 @@ class CircuitBreaker:
             return breaker.call
         with self._lock:
             before = self.breaker
-            self.breaker, call = before.admit(self._now_ms())
+            self.breaker, call = before.admit(self._now_ms(), self.pause_ms())
             after = self.breaker
         self._report(before, after)
         if call is None:
-            raise refusal(self._what, after, self._now_ms(), self._refusal)
+            raise refusal(self._what, after, self._now_ms(), self._refusal, self.pause_ms())
         return call
 
     def succeeded(self, call: int) -> None:
@@ -81,7 +83,7 @@ class CircuitBreaker:
         self._report(before, after)
 
     def _report(self, before: Breaker, after: Breaker) -> None:
-        if (event := transition(self._what, before, after)) is not None:
+        if (event := transition(self._what, before, after, self.pause_ms())) is not None:
             self._changed(after)
             self.emit(event)
 
@@ -89,7 +91,7 @@ class CircuitBreaker:
         return int(self._monotonic() * 1000)
 
 
-def transition(what: str, before: Breaker, after: Breaker) -> Event | None:
+def transition(what: str, before: Breaker, after: Breaker, pause_ms: int = OPEN_MS) -> Event | None:
     """The event of a change of state; None if the state is the same."""
     if after.call == before.call:
         return None
@@ -99,12 +101,14 @@ def transition(what: str, before: Breaker, after: Breaker) -> Event | None:
         return BreakerProbing(what)
     if after.failures == before.failures:
         return None  # the probe was abandoned
-    return BreakerOpened(what, after.failures, after.error, OPEN_MS / 1000)
+    return BreakerOpened(what, after.failures, after.error, pause_ms / 1000)
 
 
-def refusal(what: str, breaker: Breaker, now_ms: int, error: type[CircuitOpen] = CircuitOpen) -> CircuitOpen:
+def refusal(
+    what: str, breaker: Breaker, now_ms: int, error: type[CircuitOpen] = CircuitOpen, pause_ms: int = OPEN_MS
+) -> CircuitOpen:
     """The error of a call that may not go out."""
-    wait_s = breaker.wait_ms(now_ms) / 1000
+    wait_s = breaker.wait_ms(now_ms, pause_ms) / 1000
     last = f"{what} has failed {breaker.failures} times, the last time with: {breaker.error}"
     if breaker.state is BreakerState.HALF_OPEN:
         return error(f"{last}; it is being tried again now", wait_s)

@@ -74,8 +74,18 @@ class StoreError(Unreachable):
     """The database cannot be read or written: read-only, full, damaged, locked for too long, or too new."""
 
 
-class StoreLocked(StoreError):
+class StoreAway(StoreError):
+    """The database does not answer, has no space left, or is locked. This may pass: a process that stays tries again,
+    also when it starts.
+    """
+
+
+class StoreLocked(StoreAway):
     """Another process has held the write lock of the database for too long. This passes."""
+
+
+class StoreStarting(StoreAway):
+    """The database server is restarting. It will answer in a moment."""
 
 
 class OutboxFull(Unreachable):
@@ -90,5 +100,5 @@ class CircuitOpen(Unreachable):
         self.wait_s = wait_s
 
 
-class StoreCircuitOpen(CircuitOpen, StoreError):
+class StoreCircuitOpen(CircuitOpen, StoreAway):
     """The same for the store: nothing was written."""

@@ -180,3 +180,44 @@ def test_two_workers_share_the_jobs(hocket: Program):
     assert sum(result["succeeded"] for result in results) == 200
     assert hocket("status", "--json").json["jobs"]["succeeded"] == 200
     hocket("log", "verify", code=0)
+
+
+DEADLY = """
+import os
+import signal
+import time
+from pathlib import Path
+
+import hocket
+
+
+@hocket.job("deadly.kill")
+def kill(ctx, path):
+    Path(f"{path}-{ctx.fence}").touch()
+    while not Path(path).exists():
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.req("LW-41")
+def test_a_handler_that_kills_its_worker_twice_gets_a_process_of_its_own(hocket: Program, tmp_path: Path):
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    deadly = tmp_path / "deadly"
+    job_id = hocket.submit("deadly.kill", f'{{"path": "{deadly}"}}')
+    deadly.touch()
+    for _ in range(2):
+        killed = hocket.start("work", tmp_path / "deadly.py", "tasks.py")
+        assert killed.wait(60) == -9
+    deadly.unlink()
+    worker = hocket.start("work", tmp_path / "deadly.py", "tasks.py")
+    until((tmp_path / "deadly-3").exists, "the third run")
+    assert "returned 2 times" in hocket("jobs", code=0).out
+    beside = hocket.submit("test.echo", "--wait")
+    deadly.touch()
+    until(lambda: hocket.show(job_id)["outcome"] == "failed", "the job to fail")
+    assert "was killed by SIGKILL" in hocket.show(job_id)["error"] and hocket.show(job_id)["returns"] == 2
+    assert hocket.show(beside)["outcome"] == "succeeded"
+    worker.terminate()
+    assert "runs alone, in a process of its own" in hocket.finished(worker).err

@@ -1,12 +1,13 @@
 """The breaker of a process's store: its events reach the process's own listener, and other processes see it."""
 
 import asyncio
+import math
 import time
 from pathlib import Path
 
 import pytest
 
-from hocket.errors import StoreError
+from hocket.errors import StoreCircuitOpen, StoreError
 from hocket.events import BreakerClosed, BreakerOpened, BreakerProbing, Event
 from hocket.node import runtime as runtime_module
 from hocket.node.node import Node
@@ -50,3 +51,35 @@ def test_a_process_tells_and_notes_that_its_store_fails(tmp_path: Path, monkeypa
     asyncio.run(asyncio.wait_for(run(), 60))
     assert [type(each) for each in told] == [BreakerOpened, BreakerProbing, BreakerClosed]
     assert list((home / "processes").glob("breaker-*")) == []
+
+
+@pytest.mark.req("VX-16")
+def test_the_pause_is_far_shorter_than_the_shortest_lease(tmp_path: Path):
+    now = 0.0
+    breaker = StoreBreaker(tmp_path, lambda: now)
+    leases = [20.0, 600.0]
+
+    def fail() -> None:
+        with pytest.raises(StoreError), breaker.guard(StoreError):
+            raise StoreError("no answer")
+
+    with breaker.holding(lambda: min(leases)), breaker.holding(lambda: math.inf):
+        for _ in range(5):
+            fail()
+        now = 1.99
+        with pytest.raises(StoreCircuitOpen, match="the next try is in 0 seconds"):
+            breaker.admit()
+        now = 2.0
+        fail()
+        leases.remove(20.0)
+        now = 6.9
+        with pytest.raises(StoreCircuitOpen):
+            breaker.admit()
+        now = 7.0
+        fail()
+    now = 36.9
+    with pytest.raises(StoreCircuitOpen):
+        breaker.admit()
+    now = 37.0
+    breaker.succeeded(breaker.admit())
+    breaker.close()

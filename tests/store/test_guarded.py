@@ -8,7 +8,7 @@ import pytest
 
 from hocket import store as stores
 from hocket.breakers import CircuitBreaker
-from hocket.errors import Conflict, StoreCircuitOpen, StoreError, StoreLocked
+from hocket.errors import Conflict, StoreCircuitOpen, StoreError, StoreLocked, StoreStarting
 from hocket.events import BreakerClosed, BreakerOpened, BreakerProbing, Event
 from hocket.store import Session, sqlite
 from hocket.store.guarded import GuardedStore
@@ -94,6 +94,20 @@ def test_an_error_of_the_caller_is_no_failure(place: Place, error: Exception):
     for _ in range(20):
         with pytest.raises(type(error)):
             place.write(refuse)
+    assert not place.is_open() and not place.told
+
+
+@pytest.mark.req("VX-16")
+def test_a_server_that_restarts_is_no_failure(place: Place, monkeypatch: pytest.MonkeyPatch):
+    class Restarting:
+        def __enter__(self) -> Session:
+            raise StoreStarting("the database system is starting up")
+
+    monkeypatch.setattr(place.store._store, "write", lambda author, at_end: Restarting())
+    for _ in range(20):
+        with pytest.raises(StoreStarting):
+            place.write()
+    monkeypatch.undo()
     assert not place.is_open() and not place.told
 
 

@@ -127,3 +127,13 @@ def asks(ctx: hocket.Context) -> None:
     """Its model never answers."""
     note(ctx, "start")
     ctx.infer(model="acme-llm", version="1", prompt="are you there?", call=lambda prompt: time.sleep(LONG_S))
+
+
+@hocket.job("hung.kill", lease="60s")
+def kills(ctx: hocket.Context, path: str) -> None:
+    """Kills its process as soon as the file is there."""
+    note(ctx, "start")
+    while not Path(path).exists():
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(LONG_S)

@@ -6,6 +6,7 @@ of it.
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -107,6 +108,9 @@ class Line:
         return RunServices(
             None, self._here.log.reading, self._here.log.new_id, self._here.environment.monotonic, lambda: False
         )  # type: ignore[arg-type]
+
+    def holding(self, shortest_lease_s: Callable[[], float]) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def run(self, request: Callable[[Transaction], Any], *, beside: bool = False) -> Any:
         await asyncio.sleep(0)

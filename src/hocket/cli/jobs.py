@@ -14,6 +14,7 @@ from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.cli.tables import lines_drawn
 from hocket.errors import Usage
 from hocket.kernel.durations import span
+from hocket.kernel.plurals import counted
 from hocket.kernel.safe_text import clean
 from hocket.service.jobs import LIMIT_MAX, JobBrief, JobQuery, JobsPage, JobsWatch, OutcomeName, StateName, page
 
@@ -131,10 +132,11 @@ def _holder(job: JobBrief, listed: JobsPage) -> str:
 
 
 def _note(job: JobBrief) -> str:
-    """What the handler says of a running job, or why it failed last."""
+    """What the handler says of a running job, or why it failed last, and how often it was returned."""
     if job.state == "claimed" and job.progress is not None:
         return job.progress if isinstance(job.progress, str) else msgspec.json.encode(job.progress).decode()
-    return "" if job.outcome == "succeeded" else job.error or ""
+    returned = f"returned {counted(job.returns, 'time')}" if job.returns and job.outcome is None else ""
+    return "" if job.outcome == "succeeded" else "; ".join(filter(None, (job.error, returned)))
 
 
 def _state(job: JobBrief) -> str:

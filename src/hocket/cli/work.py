@@ -6,7 +6,7 @@ import asyncio
 import functools
 import os
 import sys
-from contextlib import AbstractAsyncContextManager, closing, nullcontext
+from contextlib import AbstractAsyncContextManager, closing, nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,8 +16,9 @@ from hocket.cli.log_lines import LogLines, start_logging
 from hocket.cli.monitoring import MetricsOption, monitored
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
 from hocket.cli.output import console, emit, on_terminal, say
+from hocket.cli.patient_opening import open_patiently, until_answered
 from hocket.cli.run import parse
-from hocket.cli.settings import HomeOption, JsonOption, open_runtime, settings
+from hocket.cli.settings import HomeOption, JsonOption, settings
 from hocket.errors import Failed, Usage
 from hocket.events import AllowanceIsRisky, Emit, KindsNotClaimable, WorkerStarted, WorkerStopping
 from hocket.kernel.beats.policy import TempoPolicy
@@ -182,7 +183,7 @@ def work(
     grace_s = seconds(grace, "--grace")
     assert grace_s is not None
     lines = start_logging(verbose, quiet, log_format)
-    with open_runtime() as runtime:
+    with open_patiently(log_event) as runtime:
         # A handler that opens a node gets this one.
         os.environ[ENVIRONMENT] = str(runtime.home.path)
         found = load(modules or ())
@@ -204,8 +205,10 @@ def work(
             )
             options.weighs_promises = weigh_promises
             options.serving = serving(handlers.topics(), commands.allowance)
-            if processes is not None and (served := Handlers(found)):
-                options.processes = handler_processes(runtime, processes, served)
+            if served := Handlers(found):
+                # Without a process that can import them, jobs that must be alone take the whole worker.
+                with nullcontext() if processes else suppress(Usage):
+                    options.processes = handler_processes(runtime, processes or 0, served)
             policy = tempo_policy(runtime.home, tempo)
             shift = Shift(runtime, options, commands, lines, servers, metrics, policy)
             with catching(lines.show_print):
@@ -272,7 +275,15 @@ class Shift:
         not, except commands, which every worker would run.
         """
         kinds = self._options.handlers.kinds()
-        denied = await node.call(lambda: nodes.not_claimable(Service(self._runtime), kinds))
+        worker = self._worker
+        assert worker is not None
+        denied = await until_answered(
+            lambda: node.call(lambda: nodes.not_claimable(Service(self._runtime), kinds)),
+            self._emit,
+            lambda: worker.is_stopping,
+        )
+        if denied is None:
+            return kinds
         served = [each for each in kinds if each not in denied]
         if told := [each for each in denied if each != request.KIND or not served]:
             log_event(KindsNotClaimable(tuple(told)))

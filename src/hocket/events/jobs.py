@@ -106,6 +106,22 @@ class JobRescued(_RunEvent, frozen=True):
         return f"job {self.job_id}: rescued: {self.reason}"
 
 
+class JobRunsAlone(_RunEvent, frozen=True):
+    """`deaths` worker processes of this node died or were lost while they held the job. If it `is_isolated`, it runs in
+    a process of its own; otherwise the worker holds no other job meanwhile.
+    """
+
+    routine = False
+    level = WARNING
+
+    deaths: int
+    is_isolated: bool
+
+    def __str__(self) -> str:
+        where = "in a process of its own" if self.is_isolated else "and this worker holds no other job meanwhile"
+        return f"job {self.job_id}: {self.deaths} worker processes died while they held it; it runs alone, {where}"
+
+
 class LeaseLost(Event, frozen=True):
     logger = "hocket.jobs"
 

@@ -1,6 +1,6 @@
 """The circuit breaker, as a pure state machine. Closed, it lets every call out. Five failures in a row open it: then
 calls are refused at once. After half a minute it lets exactly one call out, the probe, which closes it or opens it
-again.
+again. The caller may shorten the half minute, as a holder of leases does.
 
 Each call that is let out gets a number and reports with it. The number changes with each state, so a call that comes
 back late changes nothing. `now_ms` may be any clock that counts milliseconds; if it was set back, the breaker does not
@@ -44,18 +44,18 @@ class Breaker(msgspec.Struct, frozen=True, omit_defaults=True):
             return BreakerState.CLOSED
         return BreakerState.OPEN if self.probe_ms is None else BreakerState.HALF_OPEN
 
-    def wait_ms(self, now_ms: int) -> int:
+    def wait_ms(self, now_ms: int, open_ms: int = OPEN_MS) -> int:
         """How long no call goes out, unless the probe reports before; 0 if one may go out now."""
         if self.opened_ms is None:
             return 0
-        begun, span = (self.opened_ms, OPEN_MS) if self.probe_ms is None else (self.probe_ms, PROBE_MS_MAX)
+        begun, span = (self.opened_ms, open_ms) if self.probe_ms is None else (self.probe_ms, PROBE_MS_MAX)
         return max(0, begun + span - now_ms) if now_ms >= begun else 0
 
-    def admit(self, now_ms: int) -> "Admitted":
+    def admit(self, now_ms: int, open_ms: int = OPEN_MS) -> "Admitted":
         """Asks to let a call out."""
         if self.opened_ms is None:
             return Admitted(self, self.call)
-        if self.wait_ms(now_ms):
+        if self.wait_ms(now_ms, open_ms):
             return Admitted(self, None)
         probing = replace(self, probe_ms=now_ms, call=self.call + 1)
         return Admitted(probing, probing.call)

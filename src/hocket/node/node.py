@@ -14,6 +14,7 @@ from contextlib import (
     ExitStack,
     asynccontextmanager,
     closing,
+    nullcontext,
     suppress,
 )
 from functools import partial
@@ -264,6 +265,8 @@ class Node(LocalNode):
         """
         served = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
         if processes is not None:
+            if processes < 1:
+                raise Usage(f"{processes} processes are too few; give at least 1")
             options = (
                 {"concurrency": processes} | options | {"processes": handler_processes(self.runtime, processes, served)}
             )
@@ -292,6 +295,10 @@ class Node(LocalNode):
         if worker.is_spent:
             raise Failed("every slot has a handler that does not end; only a new process is rid of them, so restart it")
         return worker
+
+    def holding(self, shortest_lease_s: Callable[[], float]) -> AbstractContextManager[None]:
+        breaker = self.runtime.store_breaker
+        return nullcontext() if breaker is None else breaker.holding(shortest_lease_s)
 
     def kit(self, kind: str) -> RunServices:
         loop = asyncio.get_running_loop()

@@ -1,5 +1,7 @@
 """The breaker of a process's store, and which processes of a home cannot write now. A breaker that is not closed is
-noted in a file beside an OS lock, not in the store, which may be the very thing that fails.
+noted in a file beside an OS lock, not in the store, which may be the very thing that fails. While the process holds
+leases, the breaker's pause is far shorter than the shortest of them: a renewal or a result that comes after its lease
+is lost work.
 """
 
 import os
@@ -14,7 +16,8 @@ import msgspec
 from hocket.breakers import CircuitBreaker
 from hocket.errors import StoreCircuitOpen
 from hocket.events import Emit, Event, ignore
-from hocket.kernel.breaker import Breaker, BreakerState
+from hocket.kernel.breaker import OPEN_MS, Breaker, BreakerState
+from hocket.work.lease import store_pause_s
 from hocket.work.processes import ProcessLock, notes
 
 if TYPE_CHECKING:
@@ -38,8 +41,11 @@ class StoreBreaker(CircuitBreaker):
     """Close it when done."""
 
     def __init__(self, directory: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
-        super().__init__("the store", monotonic, refusal=StoreCircuitOpen, changed=self._note)
+        super().__init__(
+            "the store", monotonic, refusal=StoreCircuitOpen, changed=self._note, pause_ms=self._shortened_ms
+        )
         self._directory = directory
+        self._leases_s: list[Callable[[], float]] = []
         self._file: ProcessLock | None = None
 
     @contextmanager
@@ -56,6 +62,19 @@ class StoreBreaker(CircuitBreaker):
         finally:
             self.emit = ignore
 
+    @contextmanager
+    def holding(self, shortest_lease_s: Callable[[], float]) -> Iterator[None]:
+        """Shortens the pause while the block runs, by the shortest lease that the process holds; infinity for none."""
+        self._leases_s.append(shortest_lease_s)
+        try:
+            yield
+        finally:
+            self._leases_s.remove(shortest_lease_s)
+
+    def _shortened_ms(self) -> int:
+        pauses_s = [store_pause_s(shortest()) for shortest in list(self._leases_s)]
+        return int(min(OPEN_MS, *(each * 1000 for each in pauses_s))) if pauses_s else OPEN_MS
+
     def close(self) -> None:
         self._note(Breaker())
 
@@ -70,7 +89,7 @@ class StoreBreaker(CircuitBreaker):
                 self._file = ProcessLock(self._directory, f"{_ROLE}-{os.getpid()}-{os.urandom(4).hex()}")
             now_ms, monotonic_ms = int(time.time() * 1000), self._now_ms()
             since_ms = now_ms - monotonic_ms + (breaker.since_ms or monotonic_ms)
-            next_ms = now_ms + breaker.wait_ms(monotonic_ms)
+            next_ms = now_ms + breaker.wait_ms(monotonic_ms, self.pause_ms())
             noted = StoreTrouble(os.getpid(), breaker.state, breaker.failures, breaker.error, since_ms, next_ms)
             self._file.path.write_bytes(msgspec.json.encode(noted))
 

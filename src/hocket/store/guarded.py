@@ -1,7 +1,7 @@
 """A store behind a circuit breaker. A failure is an error of the database itself when a transaction begins, writes or
 commits: an input/output error, a full disk, a file that cannot be opened or is damaged, a lock that was held for too
-long. An error of the caller's own, such as a conflict or a refusal, says nothing about the database. Reads are not
-guarded: they wait for no lock, and go on when nothing can be written.
+long. An error of the caller's own, such as a conflict or a refusal, says nothing about the database, and a server that
+restarts will answer in a moment. Reads are not guarded: they wait for no lock, and go on when nothing can be written.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 
 from hocket.breakers import CircuitBreaker
-from hocket.errors import StoreError
+from hocket.errors import StoreError, StoreStarting
 from hocket.kernel.row_seal import RowSeal
 from hocket.store import Session, Store
 from hocket.store.row_seals import EndedSeals
@@ -70,7 +70,7 @@ class GuardedWrite:
             self._breaker.abandoned(self._call)
 
     def _report(self, error: BaseException | None) -> None:
-        if isinstance(error, StoreError):
+        if isinstance(error, StoreError) and not isinstance(error, StoreStarting):
             self._breaker.failed(self._call, error)
         else:
             self._breaker.abandoned(self._call)

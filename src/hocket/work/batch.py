@@ -32,7 +32,7 @@ PASSES_MAX = 32
 class Batch(NamedTuple):
     """The requests. `spare` are holds that this worker no longer needs; `closed` are offered claims that are decided.
     `beat` is whether the worker's own sign of life is due, `passing` whether it has no room for the jobs whose turn it
-    has.
+    has, `is_free` whether it holds nothing but what it gives up with this turn.
     """
 
     ended: Sequence[Run] = ()
@@ -47,6 +47,7 @@ class Batch(NamedTuple):
     offering: bool = False
     beat: bool = False
     passing: bool = False
+    is_free: bool = True
 
     @property
     def is_worth_it(self) -> bool:
@@ -101,8 +102,9 @@ class BatchRunner:
         order: ClaimOrder,
         labels: frozenset[str] = frozenset(),
         hold_ms: HoldMs = whole_beats,
+        isolates: Callable[[str], bool] = lambda kind: True,
     ) -> None:
-        self._handlers = handlers
+        self._handlers, self._isolates = handlers, isolates
         self._order = order
         self._labels = labels
         self._hold_ms = hold_ms
@@ -136,7 +138,8 @@ class BatchRunner:
             may_claim_at = functools.partial(self._order.may_claim_at, tx)
             left_until = self._order.look(tx)
             claims = claiming.claim(
-                tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants, may_claim_at, self._hold_ms, left_until
+                *(tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants, may_claim_at, self._hold_ms),
+                *(left_until, self._isolates, turn.is_free),
             )
         passes = self._passes(tx) if turn.passing else ()
         is_idle = not claims.taken and not claims.wanted and self._until_idle
@@ -204,7 +207,8 @@ class BatchRunner:
         for kind in sorted(await access.run(lambda tx: tx.session.ready_kinds())) if turn.wanted else ():
             room = turn.wanted - len(taken) - len(wanted)
             if room > 0 and self._handlers.find(kind) is not None:
-                asked = Batch(wanted=room, offering=turn.offering)
+                is_free = turn.is_free and not taken and not wanted
+                asked = Batch(wanted=room, offering=turn.offering, is_free=is_free)
                 parts.append(found := await alone(asked, ("kind", kind), f"claiming {kind} jobs", kind))
                 taken += found.claims.taken if found else []
                 wanted += found.claims.wanted if found else []

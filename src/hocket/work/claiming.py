@@ -16,6 +16,7 @@ from hocket.store import IsLeft, JobEntry
 from hocket.store.locks import LIMIT
 from hocket.work.claim_order import is_ranked
 from hocket.work.jobs import NEVER, Claim, Draft, Offer, must, submit_one
+from hocket.work.rescue import DEATHS_ALONE, deaths
 from hocket.work.run_spans import spent_ms
 
 # How many unsuitable jobs a claim skips at most.
@@ -34,6 +35,7 @@ class OfferedClaim(NamedTuple):
     lease_ms: int
     job: Job
     spent_ms: int = 0
+    deaths: int = 0
 
 
 class Claims(NamedTuple):
@@ -67,11 +69,15 @@ def claim(
     may_claim_at: Callable[[Job, bytes], int] = lambda job, schedule: 0,
     hold_ms: HoldMs = whole_beats,
     left_until: LeftUntil | None = None,
+    isolates: Callable[[str], bool] = lambda kind: True,
+    is_free: bool = True,
 ) -> Claims:
     """Claims up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` returns a lease. Takes only
     jobs that the claimer `wants`, by the job and the op that carries the payload, and not before it `may_claim_at`.
     Skips jobs that another node arbitrates unless `offering`; then it offers claims on them. `hold_ms` is how long a
-    lease lasts that is counted in beats. Jobs that are `left_until` later are not read again until then.
+    lease lasts that is counted in beats. Jobs that are `left_until` later are not read again until then. A job with
+    which workers died is claimed alone, by a claimer that `is_free`, unless the claimer `isolates` its kind; a claimer
+    that is not free claims nothing after it.
     """
     tx.settle(SETTLE_STEP)
     tx.projection.flush()
@@ -101,6 +107,10 @@ def claim(
         if not wants(job, body):
             continue
         at = may_claim_at(job, body)
+        died = deaths(tx.session, job, tx.node)
+        is_alone = died >= DEATHS_ALONE and not isolates(job.kind)
+        if is_alone and at <= tx.now and (taken or wanted or not is_free):
+            break
         if at <= tx.now:
             at = turn(tx, job)
         if at > tx.now:
@@ -115,10 +125,10 @@ def claim(
         spent = spent_ms(tx.session, job.id) if job.policy.budget is not None and job.fence else 0
         if tx.is_offer(op):
             tx.session.put_offer(op.id, job.id, worker)
-            wanted.append(OfferedClaim(Offer(op.id, job.id), body, lease_ms, job, spent))
+            wanted.append(OfferedClaim(Offer(op.id, job.id), body, lease_ms, job, spent, died))
         else:
-            taken.append(Claim(roster.assign(job.id, worker), body, spent))
-        if len(taken) + len(wanted) == limit:
+            taken.append(Claim(roster.assign(job.id, worker), body, spent, died))
+        if is_alone or len(taken) + len(wanted) == limit:
             return Claims(taken, tx.now, wanted)
     hidden = tx.now + HIDDEN_MS if tx.session.has_skipped else None
     again = [*turns, tx.session.next_ready_at(), tx.now if tx.unsettled else None, hidden]

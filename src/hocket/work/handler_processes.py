@@ -6,6 +6,9 @@ processes of their own anyway.
 
 A process that dies takes its runs with it. A run that was alone in it fails: its handler is the cause. Of several runs
 the cause is unknown: they go back to the queue, and here each of them runs alone from then on.
+
+A job with which whole workers died gets a process of its own, which ends with the run. A plan for no processes is for
+these alone: all other handlers run on threads of the worker.
 """
 
 import asyncio
@@ -60,8 +63,8 @@ import_module(sys.argv[1]).main(int(sys.argv[2]), int(sys.argv[3]))
 
 
 class ProcessPlan(NamedTuple):
-    """How many processes, for the handlers of which kinds, and where those are defined. `program` is the module that a
-    process runs.
+    """How many processes, for the handlers of which kinds, and where those are defined; none if only runs that must be
+    alone get a process. `program` is the module that a process runs.
     """
 
     processes: int
@@ -73,7 +76,7 @@ class ProcessPlan(NamedTuple):
 
 def plan(processes: int, program: str, home: Path, types: Iterable[JobType]) -> ProcessPlan:
     """Raises Usage if a process could not import the handlers."""
-    if not 1 <= processes <= PROCESSES_MAX:
+    if not 0 <= processes <= PROCESSES_MAX:
         raise Usage(f"{processes} processes are too few or too many; give 1 to {PROCESSES_MAX}")
     modules: dict[tuple[str, str], None] = {}
     served = [each for each in types if each.function is not None]
@@ -89,8 +92,9 @@ def plan(processes: int, program: str, home: Path, types: Iterable[JobType]) -> 
 class _Process:
     """One handler process. It is killed by the kernel, with everything that it has started, when this one ends."""
 
-    def __init__(self, plan: ProcessPlan, slots: int) -> None:
+    def __init__(self, plan: ProcessPlan, slots: int, *, is_lone: bool = False) -> None:
         self.is_ready = False
+        self.is_lone = is_lone
         self.error: str | None = None
         self.retires_at = math.inf
         self.runs: dict[int, Run] = {}
@@ -148,10 +152,11 @@ class HandlerProcesses(HandlerThreads):
     ) -> None:
         super().__init__(slots, finished, monotonic)
         self._plan = plan
-        self._each = math.ceil(slots / plan.processes)
+        self._each = math.ceil(slots / max(1, plan.processes))
         self._processes: list[_Process] = []
         self._numbers = count()
         self._suspects: set[bytes] = set()
+        self._can_isolate = True
         self._failures = 0
         self._starts_at = 0.0
         self._changed: Callable[[], object] = lambda: None
@@ -162,7 +167,7 @@ class HandlerProcesses(HandlerThreads):
         self._changed = lambda: loop.call_soon_threadsafe(changed.set)
         self._start_missing(self._monotonic())
         try:
-            while sum(each.is_ready for each in list(self._processes)) < self._plan.processes:
+            while sum(each.is_ready for each in self._standing()) < self._plan.processes:
                 await changed.wait()
                 changed.clear()
                 if self.trouble is not None:
@@ -172,8 +177,17 @@ class HandlerProcesses(HandlerThreads):
 
     @property
     def slots(self) -> int:
-        ready = sum(each.is_ready and not each.is_retiring for each in list(self._processes))
+        if not self._plan.processes:
+            return self._slots
+        ready = sum(each.is_ready and not each.is_retiring for each in self._standing())
         return min(self._slots, ready * self._each)
+
+    def isolates(self, kind: str) -> bool:
+        return self._can_isolate and kind in self._plan.kinds
+
+    def _standing(self) -> list[_Process]:
+        """The processes that stay, whichever runs end."""
+        return [each for each in list(self._processes) if not each.is_lone]
 
     def stop(self, run: Run) -> None:
         super().stop(run)
@@ -208,15 +222,21 @@ class HandlerProcesses(HandlerThreads):
 
     # Runs.
 
+    def _is_lone(self, run: Run) -> bool:
+        return run.is_alone and self.isolates(run.job_type.kind)
+
+    def _is_for_process(self, run: Run) -> bool:
+        return self._is_lone(run) or (self._plan.processes > 0 and run.job_type.kind in self._plan.kinds)
+
     def _has_room(self, run: Run) -> bool:
-        return run.job_type.kind not in self._plan.kinds or self._place(run) is not None
+        return self._is_lone(run) or not self._is_for_process(run) or self._place(run) is not None
 
     def _place(self, run: Run) -> _Process | None:
         """The process with the fewest runs that may take one more."""
         room = 1 if run.job.id in self._suspects else self._each
         places = [
             each
-            for each in self._processes
+            for each in self._standing()
             if each.is_ready
             and not each.is_retiring
             and len(each.runs) < room
@@ -225,13 +245,13 @@ class HandlerProcesses(HandlerThreads):
         return min(places, key=lambda each: len(each.runs), default=None)
 
     def _is_for_thread(self, run: Run) -> bool:
-        return run.job_type.kind not in self._plan.kinds and super()._is_for_thread(run)
+        return not self._is_for_process(run) and super()._is_for_thread(run)
 
     def _launch(self, run: Run) -> None:
-        if run.job_type.kind not in self._plan.kinds:
+        if not self._is_for_process(run):
             super()._launch(run)
             return
-        process, number = self._place(run), next(self._numbers)
+        process, number = self._start_lone() if self._is_lone(run) else self._place(run), next(self._numbers)
         assert process is not None
         process.runs[number] = run
         kind, claim = run.job_type.kind, run.claim
@@ -243,12 +263,11 @@ class HandlerProcesses(HandlerThreads):
             self._say(run, step)
 
     def _give_up(self, run: Run) -> None:
-        if run.job_type.kind not in self._plan.kinds:
-            super()._give_up(run)
-            return
         found = self._find(run)
-        if found is None:
-            return  # it has just ended
+        if found is None:  # it runs on a thread, or has just ended
+            if not self._is_for_process(run):
+                super()._give_up(run)
+            return
         process, number = found
         with self._lock:
             process.retires_at = min(process.retires_at, self._monotonic() + GRACE_S)
@@ -273,7 +292,7 @@ class HandlerProcesses(HandlerThreads):
     # Processes.
 
     def _start_missing(self, now: float) -> None:
-        while sum(not each.is_retiring for each in list(self._processes)) < self._plan.processes:
+        while sum(not each.is_retiring for each in self._standing()) < self._plan.processes:
             if self._is_closed or now < self._starts_at:
                 return
             try:
@@ -281,8 +300,19 @@ class HandlerProcesses(HandlerThreads):
             except OSError as error:
                 self._failed(f"no process can be started: {error.strerror}")
                 return
-            self._processes.append(process)
-            threading.Thread(target=self._listen, args=(process,), name="hocket-handler-process", daemon=True).start()
+            self._add(process)
+
+    def _start_lone(self) -> _Process:
+        try:
+            process = _Process(self._plan, 1, is_lone=True)
+        except OSError as error:
+            raise RuntimeError(f"no process can be started: {error.strerror}") from error
+        self._add(process)
+        return process
+
+    def _add(self, process: _Process) -> None:
+        self._processes.append(process)
+        threading.Thread(target=self._listen, args=(process,), name="hocket-handler-process", daemon=True).start()
 
     def _listen(self, process: _Process) -> None:
         """A thread for each process: hears it until it ends."""
@@ -317,6 +347,8 @@ class HandlerProcesses(HandlerThreads):
             self._made(process, run, message)
         elif isinstance(message, Ended):
             process.runs.pop(message.run, None)
+            if process.is_lone:
+                process.channel.send(Close())
             self._suspects.discard(run.job.id)
             run.stopped = run.stopped or message.stopped
             run.conclude(message.ending._replace(traceback=message.ending.traceback or run.traceback))
@@ -343,6 +375,10 @@ class HandlerProcesses(HandlerThreads):
             self._processes.remove(process)
             runs, process.runs = list(process.runs.values()), {}
         if not process.is_ready:
+            if process.is_lone and process.error is not None:
+                self._can_isolate = False
+                for run in runs:
+                    run.stopped = True
             self._failed(process.error or f"a handler process {_how(code)} before its handlers were loaded")
         for run in runs:
             if len(runs) == 1 and not run.stopped:

@@ -46,6 +46,10 @@ class HandlerThreads:
     def renewed(self, run: Run) -> None:
         """The run's lease was renewed."""
 
+    def isolates(self, kind: str) -> bool:
+        """Whether a run of that kind can get a process of its own."""
+        return False
+
     @property
     def slots(self) -> int:
         """How many runs can be under way at once."""

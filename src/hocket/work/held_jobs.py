@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-from hocket.events import Emit, JobClaimed, LeaseLost, RunStarted
+from hocket.events import Emit, JobClaimed, JobRunsAlone, LeaseLost, RunStarted
 from hocket.kernel.rate_card import RateCard
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
@@ -17,6 +17,7 @@ from hocket.work.batch import Batch
 from hocket.work.budget_guard import time_left
 from hocket.work.checkpoints import interval_s
 from hocket.work.claiming import HoldMs, whole_beats
+from hocket.work.command.request import KIND
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held
@@ -103,6 +104,9 @@ class HeldJobs:
         waited_ms = run.job.last.wall - max(run.job.scheduled.wall, run.job.ready_at)
         waited_s = max(0, waited_ms) / 1000 if run.job.fence == 1 else None
         self._emit(JobClaimed(run.job_id, run.job.kind, run.job.fence, waited_s))
+        if run.is_alone:
+            is_isolated = self.isolates(run.job.kind)
+            self._emit(JobRunsAlone(run.job_id, run.job.kind, run.job.fence, claim.deaths, is_isolated))
         self._begun(run.job)
         self._unstarted.append(run)
         if run.lease.ends_at > self._monotonic():
@@ -177,10 +181,20 @@ class HeldJobs:
     def has_free_slot(self) -> bool:
         return len(self.runs) < self._runner.slots
 
+    def isolates(self, kind: str) -> bool:
+        """Whether a job of that kind runs in a process of its own if it must be alone. A command always does."""
+        return kind == KIND or self._runner.isolates(kind)
+
+    def shortest_lease_s(self) -> float:
+        """The shortest lease that is held; infinity for none. Any thread may call this."""
+        return min((run.lease_ms / 1000 for run in list(self.runs.values())), default=math.inf)
+
     def room(self, now: float) -> int:
         """How many more jobs may be held: one for each slot, and ahead of that as much as is done in a moment, going
-        by the runs that ended and by how long none has.
+        by the runs that ended and by how long none has. No other job is held beside a run that must be alone.
         """
+        if any(run.is_alone and not self.isolates(run.job.kind) for run in self.runs.values()):
+            return 0
         slots = self._runner.slots
         if len(self.runs) < slots:
             self._moved_at = now

@@ -18,6 +18,9 @@ TRIED_AGAIN_AFTER = 0.1
 # long job writes few ops, and a dead machine delays it by a part of what is lost anyway.
 GROWTH = 0.25
 GROWN_S_MAX = 900.0
+# A holder tries a store that fails again after this part of its shortest lease, at the latest after so many seconds.
+STORE_PAUSE = 0.1
+STORE_PAUSE_S_MAX = 5.0
 # How many lease lengths an observer waits for an unchanged claim.
 WAITED = 1.1
 
@@ -80,6 +83,11 @@ def to_renew(held: Iterable[H], now: float) -> list[H]:
 def run_out(held: Iterable[H], now: float) -> list[H]:
     """The holds that their holder must stop now."""
     return [each for each in held if now >= each.lease.ends_at and not each.lease.is_over]
+
+
+def store_pause_s(shortest_lease_s: float) -> float:
+    """The longest time between two tries of a store that fails, for a holder of leases; infinity if it holds none."""
+    return math.inf if shortest_lease_s == math.inf else min(shortest_lease_s * STORE_PAUSE, STORE_PAUSE_S_MAX)
 
 
 def may_be_taken_over(seen_at: float, length_s: float, now: float) -> bool:

@@ -3,6 +3,7 @@ same object. `node.Node` is the real one; a simulated node runs on virtual time.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 from hocket.bus.changes import ANYTHING, Changes
@@ -56,3 +57,6 @@ class WorkerAccess(NodeAccess, Protocol):
 
     def kit(self, kind: str) -> RunServices:
         """What a run of a job of that kind needs."""
+
+    def holding(self, shortest_lease_s: Callable[[], float]) -> AbstractContextManager[None]:
+        """While the block runs, a store that fails is tried again well within the shortest lease."""

@@ -9,7 +9,16 @@ from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.subjects import JOB, Subject
-from hocket.kernel.vocabulary import CancelJob, CompleteJob, ExpireWork, FailWork, PostponeWork, YieldWork, number_of
+from hocket.kernel.vocabulary import (
+    CancelJob,
+    CompleteJob,
+    ExpireWork,
+    FailWork,
+    PostponeWork,
+    RetryJob,
+    YieldWork,
+    number_of,
+)
 from hocket.log import Transaction
 from hocket.store import JobEntry, Session
 from hocket.work.jobs import NEVER, author, call_off_dependents
@@ -18,6 +27,9 @@ _ENDS = tuple(number_of(end) for end in (CompleteJob, FailWork, PostponeWork, Yi
 # How long other nodes wait for the submitter of an open job to end it.
 OTHERS_MS = 60_000
 WORKER_DIED = "its worker process died"
+# After so many worker processes of this node died or were lost with a job, the job runs alone: it may be the cause.
+DEATHS_ALONE = 2
+_DEATHS = tuple(number_of(op) for op in (YieldWork, ExpireWork, RetryJob))
 # Called with each job that goes back to the queue because its worker is gone, and the reason.
 Rescued = Callable[[Job, str], None]
 
@@ -112,6 +124,26 @@ def reclaim(tx: Transaction, dead: set[int], rescued: Rescued = _untold) -> int:
         tx.session.drop_worker(number)
         tx.session.drop_offers_of(number)
     return returned
+
+
+def deaths(session: Session, job: Job, node: int) -> int:
+    """How many worker processes of this node died or were lost while they held the job, since it was last retried by
+    hand. Only this node's own workers count: another node must not make a job take a whole worker here.
+    """
+    if job.returns < DEATHS_ALONE:
+        return 0
+    rows = session.ops_about(Subject(JOB, job.id))
+    ops = [decode(row.body) for row in rows if row.variant in _DEATHS and row.reason in (0, Reason.OFFERED)]
+    count = 0
+    for op in sorted(ops, key=lambda op: op.timestamp):
+        payload = op.payload
+        if isinstance(payload, RetryJob):
+            count = 0
+        elif isinstance(payload, YieldWork):
+            count += op.node_id == node and payload.reason == WORKER_DIED
+        else:
+            count += isinstance(payload, ExpireWork) and payload.expired_claimer == node
+    return count
 
 
 def _end_is_offered(tx: Transaction, job: Job) -> bool:

@@ -33,6 +33,7 @@ from hocket.work.lease import Lease
 from hocket.work.output_capture import Capture, captured
 from hocket.work.output_files import HANDLER
 from hocket.work.parts import RunParts, gathered, gathered_async
+from hocket.work.rescue import DEATHS_ALONE
 from hocket.work.retrying import Later, may_retry
 from hocket.work.run_outputs import RunOutputs, RunServices
 from hocket.work.scored_run import PhraseEnded, ScoredRun
@@ -259,6 +260,8 @@ class Run:
         """What it cost, if its function has measured that."""
         self.deadline_ms = job.deadline
         self.claimed_at = claimed_at
+        self.is_alone = claim.deaths >= DEATHS_ALONE
+        """Whether no other run may be lost if this one ends its process."""
         self.lease = Lease(lease_ms / 1000, claimed_at)
         self.checked_at = claimed_at
         self.started_at: float | None = None

@@ -20,6 +20,9 @@ from hocket.work.troubles import Troubles, described
 # How often a process checks whether a sweep is due. A dead process's jobs restart within this time.
 ROUND_S = 0.25
 EXPIRED_MAX = 500
+# After this process has found the store away, it expires no lease for so long: the holders could not renew, and have
+# results to deliver. They try the store again at least every few seconds (`lease.STORE_PAUSE_S_MAX`).
+RETURN_S = 15.0
 # How often some of the jobs that wait for others are looked at, and how many.
 BLOCKED_EVERY_MS = 5_000
 BLOCKED_AT_ONCE = 500
@@ -33,12 +36,14 @@ class Sweep:
         self._looked_at: JobEntry | None = None
         self._look_again_at = 0
         self._hopeless: list[JobEntry] = []
+        self.spares_leases = False
+        """Whether leases that are past their deadline stay for now."""
 
     def is_due(self, session: Session, now: int) -> bool:
         """Whether a lease is past its deadline, a job was not begun in time or waits in vain, or a schedule has a tick
         without a job.
         """
-        times = (session.next_deadline(), session.next_begin_by())
+        times = (None if self.spares_leases else session.next_deadline(), session.next_begin_by())
         self._look_at_blocked(session, now)
         is_late = any(each is not None and each < now for each in times)
         return is_late or bool(self._hopeless) or bool(self._due(session, now))
@@ -70,7 +75,8 @@ class Sweep:
     def __call__(self, tx: Transaction, dead: set[int]) -> None:
         """`dead` are worker processes of this node that were found dead."""
         self._reclaim(tx, dead)
-        rescue.expire(tx, EXPIRED_MAX, self._rescued)
+        if not self.spares_leases:
+            rescue.expire(tx, EXPIRED_MAX, self._rescued)
         rescue.end_unbegun(tx, EXPIRED_MAX)
         rescue.end_hopeless(tx, self._hopeless)
         for schedule in self._due(tx.session, tx.now):
@@ -80,7 +86,7 @@ class Sweep:
         with self._troubles.contained("reclaim", "returning the jobs of dead worker processes"):
             await access.run(lambda tx: self._reclaim(tx, dead))
         with self._troubles.contained("expire", "looking for expired leases"):
-            for job_id in await access.run(_overdue):
+            for job_id in [] if self.spares_leases else await access.run(_overdue):
                 with self._troubles.contained(job_id, "expiring job", job_id):
                     await access.run(lambda tx, job_id=job_id: rescue.expire_one(tx, job_id, self._rescued))  # type: ignore[misc]
         with self._troubles.contained("unbegun", "ending jobs that no worker began in time"):
@@ -114,6 +120,7 @@ class SweepLoop:
         self._access, self._environment, self._emit = access, environment, emit
         self._troubles = Troubles(emit, environment.monotonic)
         self._sweep = Sweep(self._troubles, emit)
+        self._spares_until = 0.0
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -123,6 +130,7 @@ class SweepLoop:
 
     async def look(self) -> None:
         """Sweeps if something is due."""
+        self._sweep.spares_leases = self._environment.monotonic() < self._spares_until
         try:
             with self._troubles.contained("round", "checking whether a sweep is due"):
                 dead = await self._access.peek(self._survey)
@@ -130,6 +138,7 @@ class SweepLoop:
                     await self._all(dead)
                     self._environment.liveness.forget(dead)
         except StoreError as error:
+            self._spares_until = self._environment.monotonic() + RETURN_S
             self._emit(StoreUnavailable(str(error)))
 
     def _survey(self, session: Session) -> set[int] | None:

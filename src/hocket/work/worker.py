@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from hocket.bus.changes import CLAIM, Changes, about
 from hocket.bus.messages import MessageBus
-from hocket.errors import StoreError, StoreLocked, Usage
+from hocket.errors import StoreAway, StoreError, Usage
 from hocket.events import (
     AvailabilityChanged,
     BatchFailed,
@@ -51,7 +51,7 @@ from hocket.work.handlers import Handlers
 from hocket.work.heard_claims import HeardClaims
 from hocket.work.held_jobs import HeldJobs
 from hocket.work.jobs import Claim, Offer
-from hocket.work.lease import COUNTED
+from hocket.work.lease import COUNTED, store_pause_s
 from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.members import Members
 from hocket.work.node_access import WorkerAccess
@@ -162,7 +162,8 @@ class Worker:
         order = ClaimOrder(self.id, members, HeardClaims(access.log.physical))
         self._ranked = RankedClaims(order, self._held)
         self._transact = BatchRunner(
-            options.handlers, options.until_idle, self._troubles, order, frozenset(options.labels), options.hold_ms
+            *(options.handlers, options.until_idle, self._troubles, order, frozenset(options.labels)),
+            *(options.hold_ms, self._held.isolates),
         )
         self._wake = asyncio.Event()
         self._pending_decisions = PendingDecisions(self._consult, environment, self._wake.set, options.emit)
@@ -217,8 +218,9 @@ class Worker:
         talking = self._talk()
         try:
             await self._runner.open()
-            await self._join()
-            await self._work()
+            with self._access.holding(self._held.shortest_lease_s):
+                await self._join()
+                await self._work()
         finally:
             if talking is not None:
                 talking.cancel()
@@ -286,15 +288,19 @@ class Worker:
         return bool(guests)
 
     async def _join(self) -> None:
-        """Registers this worker. If another process holds up every writer, the worker waits until that has passed."""
+        """Registers this worker. If the store is away, full or locked, the worker waits until that has passed."""
         failures = 0
         while self._stopping is None:
             try:
                 return await self._access.run(self._register)
-            except StoreLocked as error:
+            except StoreAway as error:
                 self._emit(StoreUnavailable(str(error)))
             failures += 1
-            await asyncio.sleep(STORE_RETRIES.delay_s(failures, self._environment.chance.random()))
+            rest_s = STORE_RETRIES.delay_s(failures, self._environment.chance.random())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await self._wake.wait()
+            self._wake.clear()
 
     def _register(self, tx: Transaction) -> None:
         if tx.is_uninformed:
@@ -381,7 +387,8 @@ class Worker:
             self._held.put_back(turn)
             self._hungry |= turn.wanted > 0
             self._store_failures += 1
-            await asyncio.sleep(STORE_RETRIES.delay_s(self._store_failures, self._environment.chance.random()))
+            rest_s = STORE_RETRIES.delay_s(self._store_failures, self._environment.chance.random())
+            await asyncio.sleep(min(rest_s, store_pause_s(self._held.shortest_lease_s())))
             return None
 
     async def _sleep(self) -> None:
@@ -435,6 +442,7 @@ class Worker:
             if self.is_spent and self._stopping is None:
                 self.stop()
         turn = self._held.due(now, self._stopping is not None, self._lost_at)
+        others = len(self._held.runs) - len(turn.ended) - len(turn.unstarted) + self._pending_decisions.claims
         is_hungry = (self._hungry or self._guests) and self._stopping is None
         wanted = max(0, self._room(now) + len(turn.ended) + len(turn.unstarted)) if is_hungry else 0
         if wanted:
@@ -445,6 +453,7 @@ class Worker:
             offering=not self._pending_decisions.is_resting(now),
             beat=now >= self._beat_at,
             passing=not wanted and self._ranked.may_pass(now),
+            is_free=others == 0,
         )
 
     def _room(self, now: float) -> int:
@@ -497,7 +506,7 @@ class Worker:
         self._closed.append((now if is_held else now + REFUSED_REST_S, wanted.offer.op_id))
         if isinstance(decision, Reason):
             return
-        claim = Claim(decision, wanted.schedule, wanted.spent_ms)
+        claim = Claim(decision, wanted.schedule, wanted.spent_ms, wanted.deaths)
         is_over = now >= before + wanted.lease_ms / 1000 * COUNTED
         if self._stopping is not None or is_over or (dropped and not self._held.has_free_slot):
             self._held.give_back(claim)

@@ -4,12 +4,13 @@ sentences for the user, which name the store by its address without the token an
 
 import http.client
 import json
+import socket
 import ssl
 from typing import NoReturn
 
 import apsw
 
-from hocket.errors import HocketError, StoreError, StoreLocked, StoreMoved
+from hocket.errors import HocketError, StoreAway, StoreError, StoreLocked, StoreMoved
 from hocket.store.libsql.address import ServerAddress
 from hocket.store.secrecy import DB_TOKEN
 from hocket.store.sqlite.session import MOVED_TO
@@ -69,7 +70,9 @@ def connecting(shown: str, error: OSError) -> StoreError:
     if isinstance(error, ssl.SSLError):
         why = f"no TLS there ({error.reason or error}); check the port, or write ?tls=0 or http:// if it is meant"
         return StoreError(f"cannot connect to {shown}: {why}")
-    return StoreError(f"cannot connect to {shown}: {_reason(error)}; is the server running there?")
+    if isinstance(error, socket.gaierror):
+        return StoreError(f"cannot connect to {shown}: {_reason(error)}; check the host's name")
+    return StoreAway(f"cannot connect to {shown}: {_reason(error)}; is the server running there?")
 
 
 def _reason(error: OSError) -> str:
@@ -141,14 +144,15 @@ def _explained(shown: str, error: BaseException) -> HocketError | None:
         why = f"is not a libSQL server that can be used: {error.message}"
         return StoreError(f"{shown} {why}; check the address and the server")
     if isinstance(error, Broken):
-        return StoreError(f"{shown} {_ENDED.get(error.code, _BROKE).format(error=error.message)}")
+        return StoreAway(f"{shown} {_ENDED.get(error.code, _BROKE).format(error=error.message)}")
     if isinstance(error, apsw.BusyError):
         return StoreLocked(f"{shown} was locked by other transactions for {LOCK_WAIT_S:.0f} seconds; repeat the change")
     if isinstance(error, apsw.ConstraintError) and MOVED_TO in str(error):
         return StoreMoved(shown, str(error).partition(MOVED_TO)[2])
     for kinds, sentence in _SENTENCES:
         if isinstance(error, kinds):
-            return StoreError(f"{shown} {sentence.format(error=error)}")
+            kind = StoreAway if isinstance(error, apsw.FullError) else StoreError
+            return kind(f"{shown} {sentence.format(error=error)}")
     if isinstance(error, _MISFITS) and _is_from_store(error):
         return StoreError(f"{shown} gave rows that do not fit what was asked; check the address and the server")
     return None

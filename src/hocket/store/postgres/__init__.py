@@ -12,7 +12,7 @@ from contextlib import suppress
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from hocket.errors import StoreError, StoreMoved
+from hocket.errors import StoreAway, StoreError, StoreMoved, StoreStarting
 from hocket.kernel.row_seal import RowSeal
 from hocket.store.locks import MustBeAlone
 from hocket.store.migration import Migration
@@ -20,7 +20,7 @@ from hocket.store.postgres.address import DatabaseAddress, read_address
 from hocket.store.postgres.beginning import Beginning
 from hocket.store.postgres.connecting import connect, is_pooled
 from hocket.store.postgres.exchange import Connection
-from hocket.store.postgres.faults import LOCK_WAIT_S, first_line, raise_explained
+from hocket.store.postgres.faults import LOCK_WAIT_S, RESTARTING, first_line, raise_explained
 from hocket.store.postgres.listening import notification
 from hocket.store.postgres.migration import check_and_migrate, planned_migration
 from hocket.store.postgres.ops import HEAD, head_of
@@ -33,6 +33,8 @@ READERS_MAX = 8
 # How long a process looks for the answer after a connection broke during a commit.
 COMMIT_CHECK_S = 30.0
 COMMIT_CHECK_PAUSE_S = 0.2
+# A server that has said that it shuts down may refuse connections for this long: it is restarting.
+RESTART_S = 30.0
 # What NOTIFY raises if a listener that is stopped somewhere has let the notifications pile up.
 QUEUE_FULL = psycopg.errors.ProgramLimitExceeded
 
@@ -43,6 +45,7 @@ class PostgresStore:
         self._lock = threading.RLock()
         self.server_clock = ServerClock()
         self._beginning = Beginning(address.schema)
+        self._restarts_until = 0.0
         connection = connect(address)
         try:
             if is_pooled(connection):
@@ -88,14 +91,27 @@ class PostgresStore:
         try:
             try:
                 return self._begin(author, at_end)
-            except psycopg.OperationalError:
+            except psycopg.OperationalError as error:
                 if not self._writer.closed:
                     raise
-                self._writer = connect(self.address)
+                if isinstance(error, RESTARTING):
+                    self._restarts_until = time.monotonic() + RESTART_S
+                self._writer = self._reconnected()
                 return self._begin(author, at_end)
         except BaseException as error:
             self.roll_back()
             raise_explained(self.address.shown, error)
+
+    def _reconnected(self) -> Connection:
+        try:
+            return connect(self.address)
+        except StoreStarting:
+            self._restarts_until = time.monotonic() + RESTART_S
+            raise
+        except StoreAway as error:
+            if time.monotonic() < self._restarts_until:
+                raise StoreStarting(str(error)) from error
+            raise
 
     def _begin(self, author: bytes | None = None, at_end: bool = False) -> PostgresSession:
         is_beside = author is not None
@@ -149,7 +165,7 @@ class PostgresStore:
             except (psycopg.OperationalError, StoreError) as error:
                 self._writer.close()
                 if time.monotonic() > deadline:
-                    raise StoreError(
+                    raise StoreAway(
                         f"{self.address.shown} broke off during a commit ({first_line(broken)}), and could not be asked"
                         f" since whether op {op_id[:16].hex()} is on the log; look before you repeat the change"
                     ) from error

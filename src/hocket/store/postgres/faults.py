@@ -7,22 +7,26 @@ from typing import NoReturn
 import psycopg
 from psycopg import errors
 
-from hocket.errors import HocketError, StoreError, StoreLocked, Usage
+from hocket.errors import HocketError, StoreAway, StoreError, StoreLocked, StoreStarting, Usage
 
 LOCK_WAIT_S = 30
 # PostgreSQL ends a transaction whose process does nothing for this long: a process that is stopped holds up no others.
 IDLE_S = 20
 
-# What libpq says when it cannot connect, and what to do. Its errors have no code then.
+# Errors of a server that is about to restart, or has not started yet.
+RESTARTING = (errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow)
+
+# What libpq says when it cannot connect, and what to do. Its errors have no code then. Other refusals may pass.
 _REFUSALS = (
     (("password authentication failed", "no password supplied"), "check PGPASSFILE, PGPASSWORD or HOCKET_STORE"),
     (("no encryption", "does not support SSL", "SSL off", "certificate"), "check sslmode and sslrootcert"),
     (("no pg_hba.conf entry",), "ask its administrator to let this role and address in (pg_hba.conf)"),
     (("role ", "does not exist"), "check the role's name, or create it"),
     (("database ", "does not exist"), "check the database's name, or create it with `createdb`"),
-    (("too many clients", "connection slots", "too many connections"), "raise max_connections, or stop some programs"),
-    (("starting up", "shutting down", "recovery"), "repeat in a moment"),
+    (("failed to resolve host", "translate host name"), "check the host's name, and this machine's name service"),
 )
+_FULL_HOUSE = ("too many clients", "connection slots", "too many connections")
+_STARTING = ("starting up", "shutting down", "recovery", "not yet accepting connections")
 _SENTENCES: tuple[tuple[tuple[type[psycopg.Error], ...], str], ...] = (
     (
         (errors.ReadOnlySqlTransaction,),
@@ -44,6 +48,9 @@ _SENTENCES: tuple[tuple[tuple[type[psycopg.Error], ...], str], ...] = (
     ((psycopg.OperationalError,), "broke off ({error}); the change was not kept, check the server and repeat it"),
 )
 
+# What may pass by itself.
+_PASSING = (errors.DiskFull,), (errors.IdleInTransactionSessionTimeout,), (psycopg.OperationalError,)
+
 
 def connecting(shown: str, error: psycopg.Error) -> StoreError:
     """The error of a connection that could not be made."""
@@ -51,7 +58,11 @@ def connecting(shown: str, error: psycopg.Error) -> StoreError:
     for signs, remedy in _REFUSALS:
         if all(sign in reason for sign in signs) if signs[-1] == "does not exist" else any(s in reason for s in signs):
             return StoreError(f"cannot connect to {shown}: {reason}; {remedy}")
-    return StoreError(f"cannot connect to {shown}: {reason}; is the server running there?")
+    if any(sign in reason for sign in _STARTING):
+        return StoreStarting(f"cannot connect to {shown}: {reason}; repeat in a moment")
+    is_full = any(sign in reason for sign in _FULL_HOUSE)
+    remedy = "raise max_connections, or stop some programs" if is_full else "is the server running there?"
+    return StoreAway(f"cannot connect to {shown}: {reason}; {remedy}")
 
 
 def raise_explained(shown: str, error: BaseException) -> NoReturn:
@@ -71,7 +82,8 @@ def _explained(shown: str, error: BaseException) -> HocketError | None:
         return Usage("a text contains the character NUL, which PostgreSQL cannot store; remove it")
     for kinds, sentence in _SENTENCES:
         if isinstance(error, kinds):
-            return StoreError(f"{shown} {sentence.format(error=first_line(error))}")
+            kind = StoreStarting if isinstance(error, RESTARTING) else StoreAway if kinds in _PASSING else StoreError
+            return kind(f"{shown} {sentence.format(error=first_line(error))}")
     return None
 
 

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 import apsw
 
-from hocket.errors import StoreError, StoreLocked, StoreMoved
+from hocket.errors import StoreAway, StoreError, StoreLocked, StoreMoved
 from hocket.kernel.row_seal import RowSeal
 from hocket.store.disk import is_full
 from hocket.store.lock_holder import lock_holder
@@ -443,7 +443,7 @@ def _explain(path: str, error: BaseException) -> None:
     if isinstance(error, apsw.BusyError):
         raise StoreLocked(_locked(path)) from error
     if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError | apsw.CantOpenError) and is_full(path)):
-        raise StoreError(f"{path} {_FULL}") from error
+        raise StoreAway(f"{path} {_FULL}") from error
     if isinstance(error, apsw.ConstraintError) and MOVED_TO in str(error):
         raise StoreMoved(path, str(error).partition(MOVED_TO)[2]) from error
     for kinds, sentence in _SENTENCES:
