@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from hocket.coordination.lock_decisions import read_scope
-from hocket.coordination.lock_processes import LockSweep
 from hocket.coordination.locks import LockHeld, LockLost, Wanted, wanted
 from hocket.errors import NotAuthorised, Unreachable, Usage
-from hocket.events import ignore
 from hocket.kernel import lock_limits
 from hocket.kernel.coordination_payloads import LockMode
 from hocket.kernel.locks import TENURE_BITS, Scope

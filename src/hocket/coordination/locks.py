@@ -405,9 +405,9 @@ class LockClient:
     def _refused(self, wanted: Wanted, decision: LockDecision, others: Sequence[Scope]) -> HocketError:
         reason = decision.outcome
         assert isinstance(reason, Reason)
-        if reason is Reason.NOT_ACCEPTED and decided.written is not None:
+        if reason is Reason.NOT_ACCEPTED and decision.written is not None:
             # The arbiter does not say why, so this node looks for itself.
-            reason = lock_limits.excess(decided.scope, decided.written) or reason
+            reason = lock_limits.excess(decision.scope, decision.written) or reason
         if reason in UNAUTHORISED:
             return NotAuthorised(f"this node may not lock {_text(wanted.keys)}: {reason.sentence}")
         if reason in (Reason.LOCK_HELD, Reason.DEADLOCK, Reason.NOT_ACCEPTED, Reason.LEASE_RUNNING):

@@ -6,7 +6,7 @@ leads; it believes the members that may.
 from contextlib import suppress
 from typing import Protocol
 
-from hocket.coordination.locks import read_scope
+from hocket.coordination.lock_decisions import read_scope
 from hocket.errors import StoreError, Unreachable
 from hocket.kernel.beats.frame_judge import Lead
 from hocket.log.permissions import Permissions
