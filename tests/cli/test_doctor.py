@@ -2,14 +2,19 @@
 
 import re
 import time
+from contextlib import closing
 from pathlib import Path
 
 import apsw
 import pytest
 
+from hocket.kernel.ids import node_id
 from hocket.kernel.reasons import Reason
+from hocket.kernel.row_seal import RowSeal
 from hocket.node.home import Home
 from hocket.service import checks
+from hocket.store import Place, WorkerRow
+from hocket.store import open as open_store
 
 from .conftest import Program
 
@@ -35,6 +40,7 @@ def test_a_healthy_home(used: Program):
         "locks and pipes",
         "database",
         "first op",
+        "rows beside the log",
         "integrity",
         "write lock",
         "history",
@@ -130,13 +136,15 @@ def test_status(used: Program):
 def worker_elsewhere(hocket: Program, heard_ms_ago: int) -> None:
     """A row as a worker of this node on another machine writes it."""
     now = int(time.time() * 1000)
-    connection = apsw.Connection(str(hocket.home / "log.db"))
-    connection.execute(
-        "REPLACE INTO workers (name, pid, started, host, boot, namespace, locks, beat)"
-        " VALUES ('worker-77-x', 77, ?, 'host', 'boot', 'pid:[1]', '1-2', ?)",
-        (now - 600_000, now - heard_ms_ago),
-    )
-    connection.close()
+    key = Home(hocket.home).node_key()
+    place = Place("host", "boot", "pid:[1]", "1-2")
+    row = WorkerRow(0, "worker-77-x", 77, now - 600_000, node_id(key.public).to_bytes(8, "big"), 0, place)
+    with closing(open_store(hocket.home / "log.db")) as store:
+        store.seal_rows(RowSeal(key))
+        with store.write() as session:
+            for each in session.workers():
+                session.drop_worker(each.number)
+            session.put_worker(row._replace(beat=now - heard_ms_ago))
 
 
 @pytest.mark.touches("VX-01")

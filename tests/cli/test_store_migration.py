@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from hocket.store.postgres import migration
+from hocket.store.row_seals import SEALED
 from tests.cli.conftest import TASKS, Program
 from tests.postgres_server import server
 
@@ -17,6 +18,7 @@ RIGHTS = (
     "GRANT USAGE ON SCHEMA hocket TO {role}",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA hocket TO {role}",
 )
+OF_NODE = [table for table, each in SEALED.items() if each.owner == "of_node"]
 
 
 @pytest.fixture
@@ -62,6 +64,13 @@ def test_a_store_of_version_1_is_brought_to_the_current_one_and_refuses_the_olde
     hocket("work", "tasks.py", "--until-idle", code=0)
     administer(
         address,
+        *(f"ALTER TABLE hocket.{table} DROP COLUMN seal" for table in SEALED),
+        *(f"ALTER TABLE hocket.{table} DROP COLUMN of_node" for table in OF_NODE),
+        *(f"ALTER TABLE hocket.{table} ADD PRIMARY KEY ({SEALED[table].key})" for table in OF_NODE),
+        "ALTER TABLE hocket.tokens ADD UNIQUE (id)",
+        "CREATE INDEX answers_by_age ON hocket.answers (made)",
+        "CREATE INDEX held_by_wall ON hocket.held (wall)",
+        "CREATE INDEX held_by_author ON hocket.held (author)",
         "DROP TABLE hocket.blob_parts, hocket.blobs",
         "ALTER TABLE hocket.finished DROP COLUMN author",
         "ALTER TABLE hocket.finished ADD PRIMARY KEY (kind, outcome)",

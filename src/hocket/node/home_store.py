@@ -8,6 +8,7 @@ from hocket.bus.pipes import Pipes
 from hocket.bus.shared import ORIGIN_BYTES, SharedBus
 from hocket.errors import Conflict, StoreError
 from hocket.kernel.ids import node_id
+from hocket.kernel.row_seal import RowSeal
 from hocket.kernel.rules import Rules, decode_kept_rules, encode_rules
 from hocket.log import RULES, Log
 from hocket.log.founder import founder
@@ -34,9 +35,11 @@ def opened_store(home: Home) -> Store:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
         raise StoreError(f"cannot create the replica {path}: {error.strerror}") from error
-    return ReplicatedStore(
+    replicated = ReplicatedStore(
         path, open_store(path, create=True), lambda: open_store(address), lambda store: log_in(store, home)
     )
+    replicated.seal_rows(RowSeal(home.node_key()))
+    return replicated
 
 
 def log_in(store: Store, home: Home) -> Log:

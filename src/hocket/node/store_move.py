@@ -54,6 +54,7 @@ def move(home: Home, source: str, target: str, progress: Progress, blobs: BlobPl
     if not is_server(new) and Path(new) != home.database:
         raise Usage(f"this home's file is {home.database}; name that one, or set {DB_PATH} to {new} for every program")
     with closing(open_store(old)) as kept:
+        kept.seal_rows(RowSeal(home.node_key()))
         gone = _moved_to(kept)
         if gone is None:
             _check_movable(home, kept, old)

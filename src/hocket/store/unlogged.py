@@ -44,6 +44,8 @@ OF_NODE = ("address", "behind", "breakers", "delivered", "home", "reading", "set
 CARRIED = ("blobs", "blob_parts")
 # Ends with the processes that wrote it, which must have stopped before a move, or expires within seconds.
 LEFT = ("workers", "offers", "presence", "agents")
+# Only a file has it: whether an older program has left rows there that have no seal.
+TO_SEAL = "to_seal"
 
 
 class UnloggedSession(Protocol):

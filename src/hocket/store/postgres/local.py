@@ -12,7 +12,8 @@ class PostgresLocal(PostgresStatements):
     def put_worker(self, worker: WorkerRow) -> int:
         if self._told is not None:
             self._told.worker = None
-        values = *self._seals.sealed("workers", worker_columns(worker)), worker.beat, worker.serves
+        _, *sealed = self._seals.sealed("workers", worker_columns(worker))
+        values = worker.node, *sealed, worker.beat, worker.serves
         renewed = f"beat = greatest(excluded.beat, workers.beat + 1), {WORKER_RENEWED}"
         added = insert("workers", f"node, {_WORKER}, beat, serves")
         return int(self._one(f"{added} ON CONFLICT (name) DO UPDATE SET {renewed} RETURNING number", *values))

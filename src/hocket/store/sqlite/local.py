@@ -9,7 +9,8 @@ _WORKER = f"{SEALED['workers'].columns}, seal"
 
 class LocalStatements(Statements):
     def put_worker(self, worker: WorkerRow) -> int:
-        values = *self._seals.sealed("workers", worker_columns(worker)), worker.beat, worker.serves
+        _, *sealed = self._seals.sealed("workers", worker_columns(worker))
+        values = worker.node, *sealed, worker.beat, worker.serves
         added = f"INSERT INTO workers (node, {_WORKER}, beat, serves) VALUES ({', '.join('?' * len(values))})"
         renewed = f"ON CONFLICT (name) DO UPDATE SET beat = max(excluded.beat, beat + 1), {WORKER_RENEWED}"
         return int(self._one(f"{added} {renewed} RETURNING number", *values))
