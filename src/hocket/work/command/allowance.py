@@ -118,9 +118,11 @@ class Allowance(NamedTuple):
         return None
 
     def sandbox_for(self, manifest: Manifest) -> Sandbox:
-        """The sandbox for a command of another node. It has network access only if the command asks for it, which
-        `allows` has compared with the owner's switch.
+        """The sandbox for a command of another node. It has network access only if the command asks for it and the
+        owner's switch is on.
         """
+        if manifest.sandbox == "network" and not self.network:
+            return "on"
         if self.sandbox == "off" or manifest.sandbox != "off":
             return manifest.sandbox
         return "on" if self.sandbox == "required" or sandbox.available() else "off"
