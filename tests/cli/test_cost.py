@@ -14,6 +14,7 @@ from hocket.work.handlers import JobType
 from tests.cli.conftest import Program, until
 from tests.mesh.test_commands import program as program
 from tests.mesh.test_run_elsewhere import joined
+from tests.scenarios.machines import machines
 
 BEAT_MS = 100
 RATES = {
@@ -212,3 +213,19 @@ def test_a_rate_card_with_missing_classes_is_refused_by_name(hocket: Program):
     for words in (("cost",), ("work", "tasks.py", "--until-idle"), ("run", "--", "true")):
         said = hocket(*words, code=2).sentence
         assert "rates.yaml: these rates are missing: rate_gpu_sec, rate_mem_gbs;" in said
+
+
+@pytest.mark.req("LW-49")
+@pytest.mark.touches("BB-14")
+def test_a_node_charges_only_accounts_that_it_was_granted_and_its_own(tmp_path: Path):
+    with machines(tmp_path, "owner", "member") as (owner, member):
+        owner("init")
+        owner.serve()
+        member("join", owner.invite("member", "job:schedule", "account:charge:team-a/"))
+        submit = ("submit", "acme.draw", "{}", "--charge-to")
+        refused = member(*submit, "team-b", code=4)
+        assert "may not charge the account 'team-b'" in refused.err and "--may account:charge:team-b" in refused.err
+        assert member(*submit, "team-a/", code=0).out and member("jobs", "--json").json
+        own = member("whoami", "--json").json["node"]
+        member(*submit, own, code=0)
+        owner(*submit, "team-b", code=0)

@@ -175,7 +175,7 @@ def test_an_invitation_that_nobody_answers(hocket: Program, tmp_path: Path):
         (
             ("gpu", "--may", "artifact:write:acme."),
             2,
-            "only artifact:read and actions on jobs, locks, inboxes and rows take a prefix",
+            "only artifact:read and actions on jobs, locks, inboxes, rows and accounts take a prefix",
         ),
         (("bad name", "--may", "all"), 2, "cannot be a node's name"),
         (("gpu", "--may", "all", "--expires", "soon"), 2, "bad --expires"),

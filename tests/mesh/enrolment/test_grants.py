@@ -48,6 +48,21 @@ def test_a_worker_by_its_kinds_reads_these_alone() -> None:
     assert both["Artifact", "Read"] == {} and both["Job", "Read"] == {"kind_prefix": ["acme."]}
 
 
+def test_a_grant_to_charge_accounts_by_a_prefix() -> None:
+    made = parse_grants(["job:schedule", "account:charge:team-a/"])
+    assert Capability("Account", "Charge", {"key_prefix": ["team-a/"]}) in made
+    assert not any((each.resource, each.action) == ("Account", "Read") for each in made)
+    assert "charge accounts with name team-a/*" in words(made)
+    grants = [grant for each in made if (grant := grant_of(each)) is not None]
+    assert any(grant.admits("Account", "Charge", ("team-a/nightly",)) for grant in grants)
+    assert not any(grant.admits("Account", "Charge", ("team-b",)) for grant in grants)
+    for wide in (["ops:write"], ["job:all"], ["ops:read"]):
+        others = [grant for each in parse_grants(wide) if (grant := grant_of(each)) is not None]
+        assert not any(grant.covers("Account", "Charge") for grant in others)
+    with pytest.raises(Usage, match="account has no action 'read'"):
+        parse_grants(["account:read"])
+
+
 def test_passing_on_is_never_granted_unasked() -> None:
     def passes_on(*texts: str, worker: tuple[str, ...] = ()) -> bool:
         grants = [grant_of(each) for each in parse_grants(texts, worker=worker)]
@@ -116,7 +131,10 @@ def test_audit_and_sanitize_go_where_they_have_a_meaning() -> None:
         ("job:write", "no action 'write'; it has read, schedule, claim, complete, define, all"),
         ("artifact:claim", "it has read, write, all"),
         ("", "unknown resource ''"),
-        ("artifact:write:acme.", "only artifact:read and actions on jobs, locks, inboxes and rows take a prefix"),
+        (
+            "artifact:write:acme.",
+            "only artifact:read and actions on jobs, locks, inboxes, rows and accounts take",
+        ),
         ("job:claim:acme.*", "without a star: 'acme.'"),
         ("job:claim:", "1 to 255"),
         ("job:claim:a\x1bb", "1 to 255"),
