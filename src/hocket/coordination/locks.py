@@ -281,8 +281,10 @@ class LockClient:
         """The node releases what this request got, or may still get."""
         await self._access.run(lambda tx: self._processes.give_up(tx, request))
 
-    async def break_(self, scope: str, key: str, reason: str) -> list[Hold]:
-        """The holds that were ended."""
+    async def break_(
+        self, scope: str, key: str, reason: str, may_break: Callable[[str], bool] | None = None
+    ) -> list[Hold]:
+        """The holds that were ended. If `may_break` is false for a key of one of them, none is ended."""
         # Another node may have acquired it a moment ago.
         await self._access.consult(())
         found: list[Hold] = []
@@ -290,6 +292,8 @@ class LockClient:
         def ask(tx: LockTransaction) -> Op | Reason:
             state = scope_in(tx, scope)
             found[:] = [] if state is None else _holding(state, key)
+            if may_break is not None and not all(may_break(each) for hold in found for each in hold.keys):
+                return Reason.OTHERS_LOCK
             return tx.author(BreakLock(scope, key, reason)) if found else Reason.NOT_LOCKED
 
         decided = await self._decided(scope, ask)
@@ -300,7 +304,8 @@ class LockClient:
             refused = Reason.OTHERS_LOCK
         if refused in UNAUTHORISED or refused is Reason.OTHERS_LOCK:
             held = "".join(f"; {self._sentence(each)}" for each in standing[:3])
-            raise NotAuthorised(f"this node may not break the lock {key}: {refused.sentence}{held}")
+            who = "this node" if may_break is None else "this program"
+            raise NotAuthorised(f"{who} may not break the lock {key}: {refused.sentence}{held}")
         if isinstance(refused, Reason):
             raise Conflict(f"no agent holds {key}; there is nothing to break")
         return [hold for hold in found if hold not in standing]
