@@ -33,6 +33,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.subjects import LOCK, Subject
 from hocket.log import LockTransaction, Transaction
+from hocket.log.lock_projector import waited_in
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess
 
@@ -154,10 +155,6 @@ def read_scope(session: Session, scope: str) -> Scope | None:
     return None if state is None else LOCKS.decode(state)
 
 
-def _others(session: Session, scope: str) -> list[Scope]:
-    return [LOCKS.decode(state) for state in session.subject_states(LOCK, scope.encode())]
-
-
 def scope_in(tx: LockTransaction, scope: str) -> Scope | None:
     """The same inside a transaction."""
     state: Scope | None = tx.state(subject(scope))
@@ -227,7 +224,7 @@ class LockClient:
             raise Unreachable(f"{error}; no lock was taken") from None
         if isinstance(decided.outcome, Reason):
             await self._free(decided.written)
-            others = await self._access.peek(lambda session: _others(session, wanted.scope))
+            others = await self._access.peek(lambda session: waited_in(session, wanted.scope.encode()))
             raise self._refused(wanted, decided, others)
         assert decided.written is not None
         request, is_elsewhere = decided.written.id, decided.outcome != decided.written.id
