@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hocket.kernel import capabilities
 from hocket.kernel import vocabulary as v
@@ -16,7 +17,7 @@ from hocket.kernel.authority import (
 )
 from hocket.kernel.capabilities import READERS, sharing
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import BreakLock, SetAvailability
+from hocket.kernel.coordination_payloads import AcquireLocks, BreakLock, LockMode, RenewLocks, SetAvailability
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.reasons import Reason
@@ -49,7 +50,7 @@ def refusal(granted: Capability, payload: v.Payload = CLAIM, kind: str | None = 
 
 @pytest.mark.req("LW-24")
 def test_the_caveats_are_those_of_the_rules() -> None:
-    assert tuple(READERS) == (*STRICT.caveats, "key_prefix"), "the last is ours"
+    assert tuple(READERS) == (*STRICT.caveats, "key_prefix", "scopes"), "the last two are ours"
     for rule in STRICT.sanitize:
         assert parse_rule("TruncateContent(9)" if rule == "TruncateContent" else rule).name == rule
 
@@ -530,3 +531,43 @@ def test_an_acceptance_is_read_by_those_who_may_read_what_it_accepts() -> None:
     assert not reads(memories, "lock", b"") and not reads(memories, "counter", b"memories/sky")
     assert reads(Capability("Lock", "Read", {}), "lock", b"") and reads(Capability("Inbox", "Read", {}), "message", ID)
     assert reads(Capability("Ops", "Read", {}), "counter", b"any")
+
+
+@pytest.mark.req("LW-49")
+def test_a_grant_about_locks_may_name_scopes() -> None:
+    def acquire(scope: str) -> AcquireLocks:
+        return AcquireLocks(scope, ("k",), "agent", LockMode.EXCLUSIVE, 10, 0)
+
+    grant = Capability("Lock", "*", {"scopes": ["repo"]})
+    for payload in (acquire("repo"), RenewLocks("repo", "agent", 1, 10), BreakLock("repo", "k", "why")):
+        assert refusal(grant, payload) is None
+        assert refusal(grant, replace(payload, scope="repository")) is Reason.UNAUTHORISED
+    both = Capability("Lock", "Acquire", {"scopes": ["repo", ""], "key_prefix": ["k"]})
+    assert refusal(both, acquire("")) is None
+    assert refusal(both, replace(acquire(""), keys=("other",))) is Reason.UNAUTHORISED
+    everything = Capability("Ops", "*", {"scopes": ["repo"]})
+    assert refusal(everything, acquire("repo")) is None and refusal(everything) is None, "it restricts only locks"
+    assert refusal(everything, acquire("")) is Reason.UNAUTHORISED
+    assert refusal(Capability("Lock", "*", {"scopes": "repo"}), acquire("repo")) is Reason.UNAUTHORISED
+
+
+@pytest.mark.req("LW-49")
+def test_who_has_some_scopes_reads_and_passes_on_these_alone() -> None:
+    def grants(*scopes: str) -> Capability:
+        return Capability("Lock", "Acquire", {"scopes": list(scopes)})
+
+    def passed_on(child: Capability) -> Reason | None:
+        inviting = Capability("Registration", "Write", {})
+        worker = made(2, did(1), 2, grants("a", "b"), inviting, prf=[1])
+        guest = made(3, did(2), 3, child, prf=[2])
+        payload = AcquireLocks("a", ("k",), "agent", LockMode.EXCLUSIVE, 10, 0)
+        return Authority(USER, [OWNER, worker, guest], ()).refusal(3, payload, 5, None)
+
+    assert passed_on(grants("a")) is None
+    assert passed_on(grants("a", "c")) is Reason.UNAUTHORISED
+    assert passed_on(Capability("Lock", "Acquire", {})) is Reason.UNAUTHORISED
+    reader = made(2, did(1), 2, Capability("Lock", "Read", {"scopes": ["a"]}), prf=[1])
+    authority = Authority(USER, [OWNER, reader], ())
+    for scope, rules in (("a", ()), ("b", None), ("", None)):
+        assert authority.reading(2, v.AcceptOffer("lock", scope.encode(), ID), 5, None, 5) == rules
+        assert authority.reading(2, RenewLocks(scope, "agent", 1, 10), 5, None, 5) == rules

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import hocket
+from hocket.kernel import messages
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid
 from hocket.node.runtime import Runtime
 from hocket.work import artifacts
@@ -96,3 +97,21 @@ def test_attachments_travel_as_artifacts(home: Path, tmp_path: Path) -> None:
             found = session.artifact(parse_ulid(second.artifact_id))
             assert found is not None
             assert artifacts.content(session, node.runtime.blobs, found) == b"x" * 200_000
+
+
+@pytest.mark.req("LW-49")
+def test_an_agent_that_comes_too_late_to_a_message_for_all_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "RECEIVERS_MAX", 2)
+    with hocket.open(home) as node:
+        node.send("all", "hello", agent="writer")
+        for agent in ("one", "two"):
+            (message,) = node.inbox(agent).claim()
+            message.ack()
+        with pytest.raises(
+            hocket.Conflict, match="three cannot receive a message to a group: too many agents"
+        ) as error:
+            node.inbox("three").claim()
+        assert error.value.exit_code == 3
+        node.send("three", "only you", agent="writer")
+        (message,) = node.inbox("three").claim()
+        assert message.text == "only you"

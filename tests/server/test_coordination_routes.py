@@ -163,6 +163,37 @@ def test_a_token_locks_only_below_its_prefix(served: Served):
     assert narrow("POST", "/v1/locks/file%3Asrc%2Fa/release", {"fence": taken.json["fence"]}).status == 204
 
 
+@pytest.mark.req("LW-49")
+def test_a_token_breaks_nothing_outside_of_its_prefix(served: Served, editor: Client):
+    breaker = Client(served, "breaker", "lock:break:mine/")
+    held = editor("POST", "/v1/locks", {"keys": ["mine/a", "theirs"], "ttl_ms": 60_000, "scope": "breaking"}).json
+    refused = breaker("POST", "/v1/locks/mine%2Fa/break", {"reason": "stuck", "scope": "breaking"})
+    assert refused.status == 403 and "also covers keys" in refused.json["message"]
+    assert editor("GET", "/v1/locks/theirs?scope=breaking").json["holders"] == [held]
+    editor("POST", "/v1/locks", {"keys": ["mine/b"], "ttl_ms": 60_000, "scope": "breaking"})
+    ended = breaker("POST", "/v1/locks/mine%2Fb/break", {"reason": "stuck", "scope": "breaking"})
+    assert ended.status == 200 and [each["keys"] for each in ended.json] == [["mine/b"]]
+
+
+def test_a_token_locks_only_in_its_scopes(served: Served, editor: Client):
+    scoped = Client(served, "scoped", "lock@repo:acquire:src/", "lock@docs:acquire", "lock@docs:break")
+    for scope, key, status in (
+        ("repo", "src/a", 201),
+        ("repo", "other", 403),
+        ("docs", "other", 201),
+        ("", "src/a", 403),
+        ("else", "src/a", 403),
+    ):
+        assert scoped("POST", "/v1/locks", {"keys": [key], "ttl_ms": 60_000, "scope": scope}).status == status
+    assert [each["keys"] for each in scoped("GET", "/v1/locks?scope=repo").json["items"]] == [["src/a"]]
+    for path in ("/v1/locks", "/v1/locks?scope=else", "/v1/locks/src%2Fa"):
+        assert scoped("GET", path).status == 403
+    assert scoped("GET", "/v1/locks/src%2Fa?scope=repo").json["holders"][0]["agent"] == "scoped"
+    body = {"reason": "stuck"}
+    assert scoped("POST", "/v1/locks/src%2Fa/break", body | {"scope": "repo"}).status == 403
+    assert scoped("POST", "/v1/locks/other/break", body | {"scope": "docs"}).status == 200
+
+
 def test_a_key_in_another_form_is_not_below_the_prefix(served: Served):
     """It is locked as one letter with its accent, which does not begin with the letter alone."""
     narrow = Client(served, "letters", "lock:acquire:file:e")

@@ -34,6 +34,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.subjects import LOCK
 from hocket.log import LockTransaction, Transaction
+from hocket.log.lock_projector import waited_in
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess
 
@@ -145,8 +146,6 @@ def checked_fence(fence: int) -> int:
     return fence
 
 
-def _others(session: Session, scope: str) -> list[Scope]:
-    return [LOCKS.decode(state) for state in session.subject_states(LOCK, scope.encode())]
 
 
 def hold_of(scope: Scope | None, op_id: bytes) -> Hold | None:
@@ -228,7 +227,7 @@ class LockClient:
             raise Unreachable(f"{error}; no lock was taken") from None
         if isinstance(decision.outcome, Reason):
             await self._free(decision.written)
-            others = await self._access.peek(lambda session: _others(session, wanted.scope))
+            others = await self._access.peek(lambda session: waited_in(session, wanted.scope.encode()))
             raise self._refused(wanted, decision, others)
         assert decision.written is not None
         request, is_elsewhere = decision.written.id, decision.outcome != decision.written.id
@@ -285,8 +284,10 @@ class LockClient:
         """Withdraws the request. The node releases what it has got, or may still get."""
         await self._access.run(lambda tx: self._processes.give_up(tx, request))
 
-    async def break_(self, scope: str, key: str, reason: str) -> list[Hold]:
-        """The holds that were ended."""
+    async def break_(
+        self, scope: str, key: str, reason: str, may_break: Callable[[str], bool] | None = None
+    ) -> list[Hold]:
+        """The holds that were ended. If `may_break` is false for a key of one of them, none is ended."""
         # Another node may have acquired it a moment ago.
         await self._access.consult(())
         found: list[Hold] = []
@@ -294,6 +295,8 @@ class LockClient:
         def ask(tx: LockTransaction) -> Op | Reason:
             state = scope_in(tx, scope)
             found[:] = [] if state is None else _holding(state, key)
+            if may_break is not None and not all(may_break(each) for hold in found for each in hold.keys):
+                return Reason.OTHERS_LOCK
             return tx.author(BreakLock(scope, key, reason), is_awaited=True) if found else Reason.NOT_LOCKED
 
         decision = await self._decided(scope, ask, is_awaited=True)
@@ -304,7 +307,8 @@ class LockClient:
             refused = Reason.OTHERS_LOCK
         if refused in UNAUTHORISED or refused is Reason.OTHERS_LOCK:
             held = "".join(f"; {self._sentence(each)}" for each in standing[:3])
-            raise NotAuthorised(f"this node may not break the lock {key}: {refused.sentence}{held}")
+            who = "this node" if may_break is None else "this program"
+            raise NotAuthorised(f"{who} may not break the lock {key}: {refused.sentence}{held}")
         if isinstance(refused, Reason):
             raise Conflict(f"no agent holds {key}; there is nothing to break")
         return [hold for hold in found if hold not in standing]

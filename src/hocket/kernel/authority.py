@@ -24,7 +24,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from hocket.kernel import vocabulary as v
-from hocket.kernel.capabilities import Grant, Limit, admits, grant_of, is_narrower, is_v01
+from hocket.kernel.capabilities import Grant, Limit, Words, admits, grant_of, is_narrower, is_v01
 from hocket.kernel.clock import U64_MAX, Hlc
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey, parse_did_key, verify
@@ -55,11 +55,12 @@ class Standing(Enum):
 
 
 class _Write(NamedTuple):
-    """One way to be allowed to write: between two times, and with the op's word within a limit."""
+    """One way to be allowed to write: between two times, with the op's word within a limit, and in some scopes."""
 
     start: int
     end: int
     limit: Limit
+    scopes: Words | None = None
 
 
 class _Read(NamedTuple):
@@ -69,6 +70,7 @@ class _Read(NamedTuple):
     high: int
     limit: Limit
     rules: tuple[str, ...]
+    scopes: Words | None = None
 
 
 class _Share(NamedTuple):
@@ -246,6 +248,10 @@ def _otherwise(variant: type[Payload]) -> Reason:
     return Reason.OWNER_ONLY if variant in _OWNERS_OPS else Reason.UNAUTHORISED
 
 
+def _is_in_scope(way: _Write, payload: Payload) -> bool:
+    return way.scopes is None or getattr(payload, "scope", None) in way.scopes
+
+
 def _limit(grant: Grant, judged: Judged) -> Limit:
     """What a grant's caveat requires of the word by which such ops are judged; empty if nothing can satisfy it."""
     if judged.caveat is None:
@@ -298,11 +304,13 @@ class Authority:
             ways = self._ways(node, type(payload))
         field = ways.judged.field
         word = getattr(payload, field) if field else kind
-        for start, end, limit in ways.live:
-            if start <= wall_ms < end and (limit is None or admits(limit, word)):
+        for start, end, limit, scopes in ways.live:
+            is_admitted = start <= wall_ms < end and (limit is None or admits(limit, word))
+            if is_admitted and (scopes is None or getattr(payload, "scope", None) in scopes):
                 return None
         for other, reason in ((ways.revoked, Reason.REVOKED), (ways.unresolved, Reason.UNRESOLVED)):
-            if any(start <= wall_ms < end and admits(limit, word) for start, end, limit in other):
+            in_scope = (way for way in other if _is_in_scope(way, payload))
+            if any(way.start <= wall_ms < way.end and admits(way.limit, word) for way in in_scope):
                 return reason
         return _otherwise(type(payload))
 
@@ -327,8 +335,10 @@ class Authority:
             return False
         ways = self._ways(node, type(payload))
         word = getattr(payload, ways.judged.field) if ways.judged.field else kind
-        lasting = [way.limit for way in ways.live if way.start <= wall_ms < way.end and way.end > before_ms]
-        ways_ended = [way for way in (*ways.live, *ways.unresolved) if way.start <= wall_ms < way.end <= before_ms]
+        live = [way for way in ways.live if _is_in_scope(way, payload)]
+        unresolved = [way for way in ways.unresolved if _is_in_scope(way, payload)]
+        lasting = [way.limit for way in live if way.start <= wall_ms < way.end and way.end > before_ms]
+        ways_ended = [way for way in (*live, *unresolved) if way.start <= wall_ms < way.end <= before_ms]
         ended = [way.limit for way in ways_ended if way.limit is None or way.limit]
         if word is not None:
             return any(admits(limit, word) for limit in ended) and not any(admits(limit, word) for limit in lasting)
@@ -354,7 +364,8 @@ class Authority:
                 for grant in self._graph.grants[delegation.cid]:
                     if grant.covers(judged.resource, judged.action):
                         low, high = grant.time_range or (start, end)
-                        ways.append(_Write(max(start, low), min(end, high), _limit(grant, judged)))
+                        scopes = grant.scopes if judged.scoped else None
+                        ways.append(_Write(max(start, low), min(end, high), _limit(grant, judged), scopes))
         found = self._writes[node, variant] = _Writes(
             judged,
             tuple(by_fate[None]),
@@ -380,12 +391,15 @@ class Authority:
             return self.reading(node, payload.payload, wall_ms, kind, now_ms)
         variant: type[Payload] = type(payload)
         word: str | tuple[str, ...] | None = kind
+        scope: str | None = getattr(payload, "scope", None)
         if isinstance(payload, v.AcceptOffer) and payload.family in ACCEPTED:
             variant, word = ACCEPTED[payload.family], payload.key.decode(errors="replace")
+            scope = word
         elif field := READING[variant].field:
             word = getattr(payload, field)
-        for start, end, low, high, limit, rules in self._read_ways(node, variant):
-            if start <= now_ms < end and low <= wall_ms < high and (limit is None or admits(limit, word)):
+        for start, end, low, high, limit, rules, scopes in self._read_ways(node, variant):
+            is_admitted = start <= now_ms < end and low <= wall_ms < high and (limit is None or admits(limit, word))
+            if is_admitted and (scopes is None or scope in scopes):
                 return rules
         return None
 
@@ -407,6 +421,7 @@ class Authority:
                     *(grant.time_range or (0, U64_MAX + 1)),
                     _limit(grant, judged),
                     grant.sanitize,
+                    grant.scopes if judged.scoped else None,
                 )
                 for delegation, grant in self._grants(node)
                 if grant.covers(judged.resource, "Read")

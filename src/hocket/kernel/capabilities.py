@@ -11,6 +11,7 @@ Our own readings, where the Likewise document leaves a choice or contradicts its
   change of some claim, under kind_prefix an op about an unknown job.
 - Ours: key_prefix restricts ops about locks, messages and rows, by the key, the receiver or the row, and the accounts
   that jobs may be charged to. No op is about an account: who adds up the costs judges by the submitter's grants.
+  scopes restricts ops about locks, and the reading of them, to the scopes that it names.
 - kind_prefix also restricts the reading of artifacts, under Artifact and under Ops: by the kind of the job that an
   artifact came from. It does not admit an artifact that came from no job. It does not restrict writing artifacts.
 - An unknown caveat, or a known one with a value of another type, empties its capability and leaves the others of the
@@ -69,6 +70,7 @@ class Grant(NamedTuple):
     sanitize: tuple[str, ...] = ()
     audit_inference: bool = False
     key_prefix: tuple[str, ...] | None = None
+    scopes: Words | None = None
 
     def covers(self, resource: str, action: str) -> bool:
         # Ops are what nodes write. Who shares a store is no op, and no wide capability includes it.
@@ -78,10 +80,12 @@ class Grant(NamedTuple):
             return True
         return self.resource == "Ops" and self.action == "Write" and action in _WRITES.get(resource, ())
 
-    def admits(self, resource: str, action: str, words: tuple[str, ...] = ()) -> bool:
+    def admits(self, resource: str, action: str, words: tuple[str, ...] = (), scope: str | None = None) -> bool:
         """Whether it covers this, and each of the words, such as the keys of locks, has one of its prefixes. Under a
-        prefix something without any word is not admitted.
+        prefix something without any word is not admitted. `scope` is that of locks; None stands for all scopes.
         """
+        if resource == "Lock" and not admits(self.scopes, scope):
+            return False
         prefixes = self.key_prefix if resource in KEYED else self.kind_prefix if resource in _OF_KINDS else None
         is_within = prefixes is None or (bool(words) and all(word.startswith(prefixes) for word in words))
         return is_within and self.covers(resource, action)
@@ -94,6 +98,7 @@ class Grant(NamedTuple):
             and is_narrower(self.predicates, parent.predicates)
             and is_narrower(self.kind_prefix, parent.kind_prefix)
             and is_narrower(self.key_prefix, parent.key_prefix)
+            and is_narrower(self.scopes, parent.scopes)
             and _inside(self.time_range, parent.time_range)
             and set(parent.sanitize) <= set(self.sanitize)
             and (self.audit_inference or not parent.audit_inference)
@@ -183,6 +188,7 @@ READERS: dict[str, Callable[[object], object | None]] = {
     "sanitize": _read_sanitize,
     "audit_inference": _read_flag,
     "key_prefix": _read_prefixes,
+    "scopes": _read_words,
 }
 
 

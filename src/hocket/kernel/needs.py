@@ -18,13 +18,15 @@ class Need(NamedTuple):
 class Judged(NamedTuple):
     """How ops with one payload are judged. An action of None: no capability decides who writes them. The field is the
     one whose word, or words, the caveat checks; None stands for a word of the subject that the caller knows, such as
-    the kind of the job, and an empty one for a word that the payload does not have.
+    the kind of the job, and an empty one for a word that the payload does not have. An op that is `scoped` has a scope,
+    which the caveat `scopes` checks.
     """
 
     resource: str
     action: str | None
     caveat: str | None = None
     field: str | None = None
+    scoped: bool = False
 
 
 _EVIDENCE = Judged("Evidence", "Write", "source_types", "")
@@ -36,7 +38,7 @@ _EPISODE = Judged("Episode", "Write")
 _ARTIFACT = Judged("Artifact", "Write")
 _ACTION = Judged("Action", "Write")
 _MESH = Judged("Mesh", "Write")
-_ACQUIRE = Judged("Lock", "Acquire")
+_ACQUIRE = Judged("Lock", "Acquire", scoped=True)
 _RECEIVE = Judged("Inbox", "Claim", "key_prefix", "agent")
 _ROW = Judged("Row", "Write", "key_prefix", "row")
 _REGISTRATION = Judged("Registration", None)
@@ -89,7 +91,7 @@ JUDGED: dict[type[Payload], Judged] = {
     c.RenewLocks: _ACQUIRE,
     c.ReleaseLocks: _ACQUIRE,
     c.LeaveQueue: _ACQUIRE,
-    c.BreakLock: Judged("Lock", "Break", "key_prefix", "key"),
+    c.BreakLock: Judged("Lock", "Break", "key_prefix", "key", scoped=True),
     c.SendMessage: Judged("Inbox", "Write", "key_prefix", "to"),
     c.ClaimMessage: _RECEIVE,
     c.AcknowledgeMessage: _RECEIVE,

@@ -1,17 +1,20 @@
 """Keeps the scopes of locks inside one transaction. On the arbiter's node it also protects holders from clocks that are
 ahead: whatever other nodes' ops say, the arbiter ends a hold only by its own machine's clock. It gives no fence from a
 state that is behind the log, as a row that was lost or restored from a backup is, and it finds deadlocks that span
-scopes.
+scopes. For these it also keeps a row for each scope in which agents wait, so that the other scopes are not read.
 """
 
-from typing import Protocol
+from collections import Counter
+from typing import NamedTuple, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from hocket.errors import StoreError
 from hocket.kernel.arbitration import FoldContext
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.coordination_payloads import AcquireLocks
+from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.lock_limits import excess
 from hocket.kernel.locks import LOCKS, Scope, ends_early, is_deadlock
 from hocket.kernel.ops import Op
@@ -20,7 +23,41 @@ from hocket.kernel.subjects import ACCEPTANCES, LOCK, Subject, subject_of
 from hocket.log.permissions import Permissions
 from hocket.log.projectors import SubjectProjector
 from hocket.log.request_deadlines import is_given_up
-from hocket.store import Session
+from hocket.store import Session, SubjectRow
+
+# The rows of the scopes in which agents wait.
+LOCK_QUEUE = "lock queue"
+# In how many scopes the waits of one node are looked at for a deadlock.
+SCOPES_MAX = 16
+
+
+class ScopeQueue(NamedTuple):
+    """A scope in which agents of these nodes wait."""
+
+    scope: bytes
+    nodes: tuple[int, ...]
+
+
+_encode_queue = msgspec.msgpack.Encoder().encode
+_decode_queue = msgpack_decoder(ScopeQueue).decode
+
+
+def waited_in(session: Session, without: bytes) -> list[Scope]:
+    """The scopes in which agents wait, but one; some for each node, so that no node hides the waits of another."""
+    counts: Counter[int] = Counter()
+    scopes: list[Scope] = []
+    for row in session.subject_states(LOCK_QUEUE, without):
+        queue = _decode_queue(row)
+        if any(counts[node] < SCOPES_MAX for node in queue.nodes):
+            counts.update(queue.nodes)
+            state = session.subject_state(Subject(LOCK, queue.scope))
+            if state is not None:
+                scopes.append(LOCKS.decode(state))
+    return scopes
+
+
+def _waiting_nodes(scope: Scope | None) -> tuple[int, ...]:
+    return () if scope is None else tuple(sorted({wait.node for wait in scope.waits}))
 
 
 class LockEngine(FoldContext, Protocol):
@@ -45,6 +82,8 @@ class LockProjector(SubjectProjector):
         self.is_overtaken, self.offered = engine.is_overtaken, engine.offered
         # The ops that asked for locks and waited in the queue until now.
         self.no_longer_waiting: set[bytes] = set()
+        # The nodes that wait in a scope, according to the store, of scopes whose queue has changed.
+        self._stored_nodes: dict[bytes, tuple[int, ...]] = {}
 
     @property
     def context(self) -> "LockProjector":
@@ -55,7 +94,19 @@ class LockProjector(SubjectProjector):
         if before is not None and before.waits:
             waiting = () if state is None else state.waits
             self.no_longer_waiting |= {wait.op for wait in before.waits} - {wait.op for wait in waiting}
+        if (before is not None and before.waits) or (state is not None and state.waits):
+            self._stored_nodes.setdefault(key, _waiting_nodes(before))
         super().keep(key, state)
+
+    def flush(self) -> None:
+        super().flush()
+        for key, before in self._stored_nodes.items():
+            nodes, subject = _waiting_nodes(self._states[key]), Subject(LOCK_QUEUE, key)
+            if nodes and nodes != before:
+                self._session.put_subject(SubjectRow(subject, b"", _encode_queue(ScopeQueue(key, nodes))))
+            elif not nodes and before:
+                self._session.drop_subject(subject)
+        self._stored_nodes.clear()
 
     def designations(self, at: Hlc) -> int:
         return self._engine.permissions.designations(at)
@@ -80,7 +131,7 @@ class LockProjector(SubjectProjector):
 
     def _others(self, subject: Subject) -> list[Scope]:
         self.flush()
-        return [LOCKS.decode(state) for state in self._session.subject_states(LOCK, subject.key)]
+        return waited_in(self._session, subject.key)
 
     def _check_row(self, subject: Subject, state: Scope | None) -> None:
         if subject.key in self._checked:

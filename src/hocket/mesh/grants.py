@@ -2,9 +2,11 @@
 delegation, and capabilities become words. The kernel decides whether a capability may be delegated and what it admits.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 
 from hocket.errors import Usage
+from hocket.kernel.locks import NAME_CHARS_MAX
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.roster import KIND_LENGTH_MAX
 from hocket.kernel.sanitise import parse_rule
@@ -57,7 +59,11 @@ _VERBS = {
     **{"Define": "set the options of", "Acquire": "acquire", "Break": "break", "Charge": "charge"},
 }
 
-_Wanted = dict[tuple[str, str], list[str] | None]
+# A grant about locks may name the scope that it is for; the default scope has no name.
+_SCOPED = re.compile(rf"lock@(.*?):({'|'.join(_OF_LOCKS)})(:.*)?", re.IGNORECASE | re.DOTALL)
+
+# The prefixes by resource, action and scope; no prefixes and no scope mean "without restriction".
+_Wanted = dict[tuple[str, str, str | None], list[str] | None]
 
 
 def parse_action(text: str) -> tuple[str, str]:
@@ -98,43 +104,50 @@ def parse_grants(
     if not wanted:
         example = "--worker acme.render. or --may job:schedule" if of_node else "--may lock:acquire:file:src/"
         raise Usage(f"no grants; give at least one, like {example}")
-    if ("Job", "Complete") in wanted or ("Job", "*") in wanted:
-        wanted.setdefault(("Artifact", "Write"), None)
-    for resource, action, prefixes in [(*pair, prefixes) for pair, prefixes in wanted.items()]:
+    if ("Job", "Complete", None) in wanted or ("Job", "*", None) in wanted:
+        wanted.setdefault(("Artifact", "Write", None), None)
+    for (resource, action, scope), prefixes in list(wanted.items()):
         if resource in _KEYED and action not in ("Read", "*", "Charge"):
             # Who acquires a lock reads all locks of its scope; who writes or receives something reads that.
-            known = wanted.setdefault((resource, "Read"), [])
+            known = wanted.setdefault((resource, "Read", scope), [])
             if prefixes is None or resource == "Lock":
-                wanted[resource, "Read"] = None
+                wanted[resource, "Read", scope] = None
             elif known is not None:
                 known += [prefix for prefix in prefixes if prefix not in known]
     # Every action on all jobs is not a read by name; a read action or a prefix is.
     reads = {
         resource
-        for (resource, action), prefixes in wanted.items()
+        for (resource, action, _), prefixes in wanted.items()
         if resource not in _KEYED
         and (action == "Read" or (action == "*" and (resource != "Job" or prefixes is not None)))
     }
     if of_node and "Ops" not in reads:
         for resource in _NEEDED if reads else _READ_BY_DEFAULT:
-            wanted.setdefault((resource, "Read"), None)
+            wanted.setdefault((resource, "Read", None), None)
     if len(wanted) > CAPABILITIES_MAX:
         raise Usage(f"{len(wanted)} grants are too many for one node; at most {CAPABILITIES_MAX}")
     return tuple(
-        Capability(resource, action, _caveats(resource, action, prefixes, audit, list(sanitize)))
-        for (resource, action), prefixes in wanted.items()
+        Capability(resource, action, _caveats(resource, action, scope, prefixes, audit, list(sanitize)))
+        for (resource, action, scope), prefixes in wanted.items()
     )
 
 
 def _want(wanted: _Wanted, text: str) -> None:
     if text.strip().lower() == "all":
-        wanted[ROOT[0].resource, ROOT[0].action] = None
+        wanted[ROOT[0].resource, ROOT[0].action, None] = None
         return
+    scope: str | None = None
+    if (scoped := _SCOPED.fullmatch(text.strip())) is not None:
+        scope = scoped[1]
+        text = f"lock:{scoped[2]}{scoped[3] or ''}"
+        if len(scope) > NAME_CHARS_MAX or (scope and not scope.isprintable()):
+            raise Usage(f"bad scope {scope!a}: use at most {NAME_CHARS_MAX} printable characters")
     resource, _, rest = text.strip().partition(":")
     action, colon, prefix = rest.partition(":")
     pair = _pair(text, resource, action)
+    place = (*pair, scope)
     if not colon:
-        wanted[pair] = None
+        wanted[place] = None
     elif pair[0] not in ("Job", *_KEYED) and pair != ("Artifact", "Read"):
         raise Usage(
             f"bad grant {text!r}: only artifact:read and actions on jobs, locks, inboxes, rows and accounts take a"
@@ -144,7 +157,7 @@ def _want(wanted: _Wanted, text: str) -> None:
         raise Usage(f"bad grant {text!r}: write the prefix without a star: {prefix.rstrip('*')!r}")
     elif not prefix or len(prefix) > KIND_LENGTH_MAX or not prefix.isprintable():
         raise Usage(f"bad grant {text!r}: a prefix has 1 to {KIND_LENGTH_MAX} printable characters")
-    elif (known := wanted.setdefault(pair, [])) is not None and prefix not in known:
+    elif (known := wanted.setdefault(place, [])) is not None and prefix not in known:
         known.append(prefix)
 
 
@@ -162,9 +175,9 @@ def _pair(text: str, resource: str, action: str) -> tuple[str, str]:
 
 
 def _caveats(
-    resource: str, action: str, prefixes: list[str] | None, audit: bool, sanitize: list[str]
+    resource: str, action: str, scope: str | None, prefixes: list[str] | None, audit: bool, sanitize: list[str]
 ) -> dict[str, object]:
-    caveats: dict[str, object] = {}
+    caveats: dict[str, object] = {} if scope is None else {"scopes": [scope]}
     if prefixes is not None:
         caveats["key_prefix" if resource in _KEYED else "kind_prefix"] = prefixes
     is_write = action == "*" and resource in ("Job", *_OUTPUTS)
@@ -202,6 +215,9 @@ def _what(capability: Capability) -> str:
         what += " of jobs" if capability.resource == "Artifact" else ""
         what += f" with {keyed} " if keyed else " of kind "
         what += " or ".join(f"{prefix}*" for prefix in prefixes) or "(none)"
+    scopes = capability.caveats.get("scopes")
+    if isinstance(scopes, list):
+        what += " in " + (" or ".join(f"the scope {scope}" if scope else "the default scope" for scope in scopes))
     return what
 
 
@@ -217,7 +233,7 @@ def _conditions(capability: Capability) -> str:
             said.append("every model call recorded")
         elif name == "sanitize" and isinstance(value, list):
             said.append("after " + _joined([str(rule) for rule in value]))
-        elif name not in ("kind_prefix", "key_prefix", "audit_inference"):
+        elif name not in ("kind_prefix", "key_prefix", "scopes", "audit_inference"):
             said.append(f"{name} {value}")
     return f" ({', '.join(said)})" if said else ""
 

@@ -115,13 +115,17 @@ def release(service: Service, key: str, agent: str, fence: int, *, scope: str = 
     _asked(service, lambda client: client.release(scope, key, agent, number))
 
 
-def break_(service: Service, key: str, reason: str, *, scope: str = "") -> list[LockShown]:
-    """Ends every hold on a key, of any agent. Returns what was ended: a pattern may end several."""
+def break_(
+    service: Service, key: str, reason: str, *, scope: str = "", may_break: Callable[[str], bool] | None = None
+) -> list[LockShown]:
+    """Ends every hold on a key, of any agent. Returns what was ended: a pattern may end several. `may_break` says which
+    keys a program may break for which this is done; a hold with another key stops it.
+    """
     service.check_writer()
     if not reason.strip() or len(reason) > REASON_CHARS_MAX:
         raise Usage(f"bad reason: write 1 to {REASON_CHARS_MAX} characters")
     scope, key = checked_scope(scope), checked_key(key)
-    broken = _asked(service, lambda client: client.break_(scope, key, reason))
+    broken = _asked(service, lambda client: client.break_(scope, key, reason, may_break))
     called = _names(service)
     return [_shown(hold, scope, called) for hold in broken]
 

@@ -68,8 +68,8 @@ class Program(NamedTuple):
     agent: str | None
     grants: tuple[Grant, ...]
 
-    def may(self, resource: str, action: str, words: tuple[str, ...] = ()) -> bool:
-        return any(grant.admits(resource, action, words) for grant in self.grants)
+    def may(self, resource: str, action: str, words: tuple[str, ...] = (), scope: str | None = None) -> bool:
+        return any(grant.admits(resource, action, words, scope) for grant in self.grants)
 
     def may_some(self, resource: str, action: str) -> bool:
         """Whether it may do this to something."""

@@ -163,15 +163,18 @@ class Api:
         with ExitStack() as stack:
             stack.enter_context(self._counted(program.name))
             call, need = ApiCall(self._acting(program), program, self._node), route.need
-            # What a prefix is compared with is known later; without any grant no body is read.
-            if not (need.takes_prefix and program.may_some(need.resource, need.action)):
+            # What a prefix and scopes are compared with is known later; without any grant no body is read.
+            is_restricted = need.takes_prefix or need.scope is not None
+            if not (is_restricted and program.may_some(need.resource, need.action)):
                 call.check(need.resource, need.action)
             arguments = route.arguments(values, request.query)
             if route.body is not None:
                 request = await _whole(request)
                 arguments["body"] = route.read_body(request.body)
-            if need.words is not None:
-                call.check(need.resource, need.action, *need.words(call, arguments))
+            if need.words is not None or need.scope is not None:
+                words = () if need.words is None else need.words(call, arguments)
+                scope = None if need.scope is None else need.scope(arguments)
+                call.check(need.resource, need.action, *words, scope=scope)
             key = request.headers.get(KEY) if route.creates else None
             if key is None:
                 reply = await self._run(route, call, arguments, request)

@@ -1,6 +1,7 @@
 """The routes about locks."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
 
@@ -101,8 +102,12 @@ def release_lock(call: ApiCall, key: LockKey, body: Releasing) -> None:
 
 
 def break_lock(call: ApiCall, key: LockKey, body: Breaking) -> list[LockShown]:
-    """End every hold on a key, of any agent. A pattern may end several."""
-    return locks.break_(call.service, key, body.reason, scope=body.scope)
+    """End every hold on a key, of any agent. A pattern may end several. The token must grant every key of a hold."""
+
+    def may_break(each: str) -> bool:
+        return call.program.may("Lock", "Break", (each,), body.scope)
+
+    return locks.break_(call.service, key, body.reason, scope=body.scope, may_break=may_break)
 
 
 def _keys(*keys: str) -> list[str]:
@@ -110,11 +115,25 @@ def _keys(*keys: str) -> list[str]:
     return [checked(key, "key", KEY_CHARS_MAX) for key in keys]
 
 
-READ = RouteNeed("Lock", "Read")
-READ_ONE = RouteNeed("Lock", "Read", lambda call, asked: _keys(asked["key"]))
-ACQUIRE = RouteNeed("Lock", "Acquire", lambda call, asked: _keys(*asked["body"].keys))
-HOLD = RouteNeed("Lock", "Acquire", lambda call, asked: _keys(asked["key"]))
-BREAK = RouteNeed("Lock", "Break", lambda call, asked: _keys(asked["key"]))
+def _key(call: ApiCall, asked: Mapping[str, Any]) -> list[str]:
+    return _keys(asked["key"])
+
+
+def _asked_scope(asked: Mapping[str, Any]) -> str | None:
+    scope: str | None = asked["query"].scope
+    return scope
+
+
+def _body_scope(asked: Mapping[str, Any]) -> str:
+    scope: str = asked["body"].scope
+    return scope
+
+
+READ = RouteNeed("Lock", "Read", scope=_asked_scope)
+READ_ONE = RouteNeed("Lock", "Read", _key, scope=_asked_scope)
+ACQUIRE = RouteNeed("Lock", "Acquire", lambda call, asked: _keys(*asked["body"].keys), scope=_body_scope)
+HOLD = RouteNeed("Lock", "Acquire", _key, scope=_body_scope)
+BREAK = RouteNeed("Lock", "Break", _key, scope=_body_scope)
 
 ROUTES = (
     ApiRoute("POST", "/v1/locks", acquire_lock, ACQUIRE, creates=True),

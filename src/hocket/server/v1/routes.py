@@ -55,9 +55,10 @@ class ApiCall(NamedTuple):
         """The agent that a request names, if the program may speak for it; without a name the program's own."""
         return self.program.agent_named(name)
 
-    def check(self, resource: str, action: str, *words: str) -> None:
-        if not self.program.may(resource, action, words):
+    def check(self, resource: str, action: str, *words: str, scope: str | None = None) -> None:
+        if not self.program.may(resource, action, words, scope):
             about = f" for {', '.join(map(repr, words))}" if words else ""
+            about += f" in the scope {scope!r}" if scope else ""
             grant = f"{resource.lower()}:{action.lower()}"
             raise NotAuthorised(
                 f"the token {self.program.name} does not grant {grant}{about}, or this node may not do it"
@@ -65,17 +66,20 @@ class ApiCall(NamedTuple):
 
 
 Words = Callable[[ApiCall, Mapping[str, Any]], Sequence[str]]
+ScopeOf = Callable[[Mapping[str, Any]], str | None]
 
 
 class RouteNeed(NamedTuple):
     """What a token must grant. `words` picks from the arguments what a prefix in its grant is compared with. If that is
-    not in the request, the function of the route compares it, and the need `is_judged_later`.
+    not in the request, the function of the route compares it, and the need `is_judged_later`. `scope` picks the scope
+    of locks.
     """
 
     resource: str
     action: str
     words: Words | None = None
     is_judged_later: bool = False
+    scope: ScopeOf | None = None
 
     @property
     def takes_prefix(self) -> bool:
