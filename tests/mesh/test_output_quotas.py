@@ -12,6 +12,7 @@ from hocket.kernel.quota import Quota
 from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import CreateArtifact
 from hocket.log.output_quota import output_key
+from hocket.mesh import membership
 from hocket.mesh.quotas import FULL_RETRY_S
 from hocket.store import WrittenTotals
 from hocket.work import claiming, jobs
@@ -74,6 +75,9 @@ def test_outputs_count_against_the_quota_of_the_submitter(tmp_path: Path) -> Non
         end(a, job, products)
         stored = charged(a, b.id)
         assert 20 * PIECE < stored.bytes <= ROOM
+        with a.runtime.read() as session:
+            member = membership.find(membership.members(a.log, session), "b")
+        assert member.written.bytes > stored.bytes, "`hocket nodes` shows it"
         # The next job has no room for outputs, and what the member itself sends waits.
         rest = outputs_of(a, claimed(a))
         assert not rest.has_room(PIECE * 5)

@@ -235,9 +235,9 @@ def test_an_author_whose_ops_take_long_waits_and_others_do_not(tmp_path: Path, m
         for place in (b, c):
             await place.exchanges.exchange(a.address)
         costly(monkeypatch, a, b.id, 0.4)
-        b.submit(200)
+        b.submit(80)
         before, seen = written(a, b.id).ops, []
-        for _ in range(12):
+        for _ in range(40):
             done = await b.exchanges.visit(a.address)
             assert done.state == "ok"
             seen.append(written(a, b.id).ops - before)
@@ -251,10 +251,10 @@ def test_an_author_whose_ops_take_long_waits_and_others_do_not(tmp_path: Path, m
             assert written(a, b.id).ops - before == seen[-1]
             clock.now += done.retry_s
         steps = [later - earlier for earlier, later in pairwise([0, *seen])]
-        assert len(steps) > 2 and max(steps) <= SLICE_STEP, "the store was not held for longer than one step"
+        assert len(steps) > 2 and (max(steps) - SLICE_STEP) * 400 <= WORK_MS_PER_S * BURST_S
         assert b.ids() <= a.ids(), "it only waited"
-        worked_s = 200 * 0.4
-        assert clock.now - Time().now >= (worked_s * 1000 - WORK_MS_PER_S * BURST_S) / WORK_MS_PER_S - SLICE_STEP
+        worked_s = 80 * 0.4
+        assert clock.now - Time().now >= (worked_s * 1000 - WORK_MS_PER_S * BURST_S) / WORK_MS_PER_S - SLICE_STEP * 0.4
         assert any("share of the store's time" in text for text in a.notices)
         await b.close()
         await c.close()

@@ -41,7 +41,7 @@ def sim(
         typer.Option(
             "--faults",
             metavar="NAME,...",
-            help="Only these faults, or `none`; `hostile` adds a hostile node.",
+            help="Only these faults, or `none`; `hostile` adds a hostile node, `costly` nodes whose ops take long.",
         ),
     ] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="How many jobs to submit.")] = None,

@@ -306,13 +306,15 @@ class Log:
         *,
         sender: int | None = None,
         costs: WorkCharge | None = None,
+        decide_held: Decide | None = None,
     ) -> Admission:
         """Admits ops from elsewhere, in any order, any number of times. Refuses and counts those that it cannot verify.
         Calls `decide` with the new ops, inside the transaction that admits them. `sender` is the node that sends them,
         None for the operator. With `costs`, the time is charged to the authors, and admission may stop before the end.
+        Held ops whose time has come are admitted first, with `decide_held` if it is given.
         """
         # Held ops of an author come before its later ops.
-        self.release(decide)
+        self.release(decide_held or decide)
         return self._admit(ops, decide, sender, costs)
 
     def _admit(

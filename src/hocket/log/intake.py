@@ -80,7 +80,7 @@ class Intake:
     def __init__(
         self, tx: Transaction, limit: int, expected: Sequence[Op], is_vouched: bool = True, sender: int | None = None
     ) -> None:
-        self._tx = tx
+        self.tx = self._tx = tx
         self._limits = Limits(tx, sender, is_vouched)
         self._limit = limit
         self._is_vouched, self._is_operator = is_vouched, sender is None

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 # How long such a transaction goes on, and after how many ops the time is looked at.
 SLICE_S = 0.1
-SLICE_STEP = 64
+SLICE_STEP = 8
 
 
 class WorkCharge(Protocol):

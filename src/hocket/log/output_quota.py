@@ -49,10 +49,20 @@ def add_charges(session: IntakeSession, charges: Iterable[tuple[bytes, WrittenTo
         session.add_written(key, total)
 
 
+def stored_totals(session: IntakeSession, nodes: Iterable[int]) -> dict[int, WrittenTotals]:
+    """What each of these nodes has written here, with the bytes of the outputs of its jobs."""
+    keys = {node: (node.to_bytes(8, "big"), output_key(node)) for node in nodes}
+    found = session.written(key for pair in keys.values() for key in pair)
+    nothing = WrittenTotals()
+    return {
+        node: WrittenTotals(found.get(own, nothing).ops, found.get(own, nothing).bytes + found.get(out, nothing).bytes)
+        for node, (own, out) in keys.items()
+    }
+
+
 def stored_bytes(session: IntakeSession, nodes: Iterable[int]) -> int:
     """What these nodes have written here, and the outputs of their jobs."""
-    keys = [key for node in nodes for key in (node.to_bytes(8, "big"), output_key(node))]
-    return sum(each.bytes for each in session.written(keys).values())
+    return sum(each.bytes for each in stored_totals(session, nodes).values())
 
 
 def output_room(session: Session, permissions: Permissions, job: Job, now_ms: int) -> int | None:

@@ -89,7 +89,7 @@ class RequestCounts(NamedTuple):
 class Gate:
     """Answers requests. `origins` are the addresses that tokens may name instead of this node's id; `routes` are
     further paths, each with its own access check; `met` is called when a node with the same rules comes for the first
-    time, or for the first time since it had other rules.
+    time, or for the first time since it had other rules. With `is_contested`, other nodes always wait for their turn.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class Gate:
         quotas: Quotas | None = None,
         relay: MessageRelay | None = None,
         window_tokens: WindowTokens | None = None,
+        is_contested: bool = False,
     ) -> None:
         self._output, self._window_tokens = output, window_tokens
         self._relay = relay
@@ -137,7 +138,7 @@ class Gate:
         self._all_strangers = Buckets(ALL_STRANGERS_RATE_PER_S, ALL_STRANGERS_BURST, environment.monotonic)
         self._asking: Counter[int] = Counter()
         self._sending: Counter[int] = Counter()
-        self._turns = Turns(ADMISSIONS_MAX, lambda node: self._quotas.used_ms(node))
+        self._turns = Turns(ADMISSIONS_MAX, lambda node: self._quotas.used_ms(node), is_contested)
         self._hint_streams = HintStreams(access, environment, emit)
         self._pages = OpPages(access, environment, self._hint_streams.gave)
         self._presence_board, self._presence_lock = presence.PresenceBoard(access.log, environment), asyncio.Lock()
@@ -472,11 +473,11 @@ class Gate:
         meter = self._quotas.meter(log, caller.node)
         pushed = Pushed(body, caller.reader, introductions.all_authors(log), meter, log.node)
         costs = BatchWork(self._quotas, log, meter, lambda: self._turns.is_awaited(caller.node))
-        admission = log.admit(pushed, decide=decide, sender=caller.node, costs=costs)
+        admission = log.admit(pushed, decide, sender=caller.node, costs=costs, decide_held=accept)
         if admission.branch is not None:
             rewind(log, admission.branch)
             pushed = Pushed(body, caller.reader, introductions.all_authors(log), meter, log.node)
-            admission = log.admit(pushed, decide=decide, sender=caller.node, costs=costs)
+            admission = log.admit(pushed, decide, sender=caller.node, costs=costs, decide_held=accept)
             self._is_recovering = True
         if self._is_recovering:
             self._is_recovering = recover(log, self._emit) is not None

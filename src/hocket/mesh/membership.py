@@ -22,6 +22,7 @@ from hocket.kernel.ucan import ROOT, Capability, Delegation, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload, RevokeUcan, RouteKind
 from hocket.log import Log, Transaction
 from hocket.log.founder import founder
+from hocket.log.output_quota import stored_totals
 from hocket.log.permissions import Permissions
 from hocket.mesh.names import HERE, ID_DIGITS_MIN, likeness, names
 from hocket.store import OpSession, OverQuota, RegisterSession, Session, WrittenTotals
@@ -36,8 +37,8 @@ class Member(NamedTuple):
     """A node of the mesh. `standing` is pending (nothing from it has arrived yet), active, suspended (its delegation
     has ended or not begun), forked (it has two histories) or revoked; `seen` is the time of its newest op or of the
     last exchange with it, 0 for never; `expires` is when the last of its delegations ends, in seconds; `inviter` is
-    None if the user delegated to it. `quota` is what it may store, `written` what it has stored on this node's log, and
-    `over` when ops of it were last refused for its quota.
+    None if the user delegated to it. `quota` is what it may store, `written` what it has stored on this node, the
+    outputs of its jobs included, and `over` when ops of it were last refused for its quota.
     """
 
     node: int
@@ -76,7 +77,7 @@ def members(log: Log, session: Session) -> list[Member]:
     called = names(permissions)
     by_cid = {each.cid: each for each in permissions.delegations}
     keys = {each.node: each.node.to_bytes(8, "big") for each in permissions.delegations}
-    written, over = session.written(keys.values()), session.over_quota()
+    written, over = stored_totals(session, keys), session.over_quota()
     found = []
     for node in dict.fromkeys(delegation.node for delegation in permissions.delegations):
         standing = permissions.authority.standing(node, now.wall)
@@ -97,7 +98,7 @@ def members(log: Log, session: Session) -> list[Member]:
                 issuers.get(held[-1].issuer),
                 node == log.node,
                 NO_QUOTA if permissions.is_trusted(node, now.wall) else _quota(permissions, node, now.wall),
-                written.get(keys[node], WrittenTotals()),
+                written[node],
                 over.get(keys[node]),
             )
         )

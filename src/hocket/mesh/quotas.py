@@ -19,7 +19,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Bounds
 from hocket.log import Admission, Log
 from hocket.log.author_check import CURABLE
-from hocket.log.output_quota import stored_bytes
+from hocket.log.output_quota import stored_totals
 from hocket.log.permissions import Permissions
 from hocket.mesh.rate_limit import BUCKETS_MAX, DebtBuckets, Draw
 from hocket.store import IntakeSession, OverQuota, WrittenTotals
@@ -192,10 +192,9 @@ class Quotas:
 
     def _payer(self, permissions: Permissions, session: IntakeSession, node: int, now_ms: int) -> Payer:
         quota = quota_of(permissions.authority, node, now_ms, permissions.rules.bounds or Bounds())
-        sharers = self._sharers(permissions, node)
-        written = session.written(each.to_bytes(8, "big") for each in sharers).values()
+        written = stored_totals(session, self._sharers(permissions, node)).values()
         ops = _UNBOUNDED if quota.ops is None else quota.ops - sum(each.ops for each in written)
-        size = _UNBOUNDED if quota.bytes is None else quota.bytes - stored_bytes(session, sharers)
+        size = _UNBOUNDED if quota.bytes is None else quota.bytes - sum(each.bytes for each in written)
         return Payer(node, quota, WrittenTotals(ops, size))
 
     def _sharers(self, permissions: Permissions, node: int) -> set[int]:

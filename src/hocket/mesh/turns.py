@@ -10,10 +10,12 @@ from itertools import count
 
 
 class Turns:
-    """`used` gives how much of the store's time a node has used of late; equals go in the order of their arrival."""
+    """`used` gives how much of the store's time a node has used of late; equals go in the order of their arrival. With
+    `is_contested`, another node always waits: a simulation has no moment between two slices of a batch.
+    """
 
-    def __init__(self, at_once: int, used: Callable[[int], float]) -> None:
-        self._free, self._used = at_once, used
+    def __init__(self, at_once: int, used: Callable[[int], float], is_contested: bool = False) -> None:
+        self._free, self._used, self._is_contested = at_once, used, is_contested
         self._waiting: list[tuple[float, int, int, asyncio.Future[None]]] = []
         self._arrivals = count()
 
@@ -30,7 +32,7 @@ class Turns:
 
     def is_awaited(self, node: int) -> bool:
         """Whether another node waits for its turn. Any thread may ask."""
-        return any(other != node for _, _, other, _ in list(self._waiting))
+        return self._is_contested or any(other != node for _, _, other, _ in list(self._waiting))
 
     async def _wait(self, node: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -13,8 +13,9 @@ from hocket.kernel import locks, messages, roster, rows
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import State
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork
-from hocket.log import Log, Transaction, lock_projector
+from hocket.log import Log, Transaction, lock_projector, op_costs
 from hocket.log.intake import Intake
+from hocket.mesh.quotas import Quotas
 from hocket.node.rows import RowTable
 from hocket.work import accepting, jobs, rescue
 
@@ -166,6 +167,23 @@ def version_compared_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rows, "_put", uncompared)
     patch.setattr(RowTable, "_write", compared_before)
 
+
+def work_is_not_charged(patch: pytest.MonkeyPatch) -> None:
+    """A member's batch is admitted in one go, however long it takes."""
+    patch.setattr(op_costs, "SLICE_S", float("inf"))
+    patch.setattr(Quotas, "charge", lambda *_: None)
+
+
+def refused_ops_move_the_clock(patch: pytest.MonkeyPatch) -> None:
+    """An op that does not count moves the clock by which locks end, as far ahead as it is dated."""
+    patch.setattr(Intake, "_is_idle_ahead", lambda *_: False)
+
+
+# What costly members gain by.
+COSTS: dict[str, Plant] = {
+    "work is not charged": work_is_not_charged,
+    "refused ops move the clock": refused_ops_move_the_clock,
+}
 
 BUGS: dict[str, Plant] = {
     "late claim wins": late_claim_wins,

@@ -11,7 +11,7 @@ from hocket.testing import sim
 from hocket.testing.sim import hostile
 from tests.trust.plants import any_member_revokes, jobs_have_any_id, links_are_not_checked
 
-ALL = sim.FAULTS
+ALL = (*sim.HONEST_FAULTS, "hostile")
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 

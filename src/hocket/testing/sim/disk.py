@@ -13,6 +13,7 @@ from hocket.store import MEMORY, Session, Store
 from hocket.store import open as open_store
 from hocket.store.row_seals import EndedSeals
 from hocket.testing.sim.loop import Inline, Life
+from hocket.testing.sim.store_time import StoreTime
 
 T = TypeVar("T")
 Cut = Literal["before", "after"]
@@ -100,10 +101,14 @@ class SimWrite:
 
 
 class DiskOwner(Protocol):
-    """The owner of a disk. `slow_s` is how slow the disk is now."""
+    """The owner of a disk. `slow_s` is how slow the disk is now. `store_time` counts the seconds that transactions
+    take, and `busy_until` is when the last one ends: the next waits for that.
+    """
 
     store: SimStore
     slow_s: float
+    store_time: StoreTime
+    busy_until: float
 
     def crash(self) -> None: ...
 
@@ -131,7 +136,7 @@ class Disk(Inline):
         if self._life.is_over:
             done.cancel()
             return
-        before = self._machine.store.commits
+        before, spent_s = self._machine.store.commits, self._machine.store_time()
         value: Any
         try:
             answer, value = _give, work(*args)
@@ -145,7 +150,13 @@ class Disk(Inline):
             answer(done, value)
         else:
             took = self._chance.uniform(*COMMIT_S) + self._chance.uniform(0, self._machine.slow_s)
-            self._loop.call_later(took, answer, done, value)
+            self._loop.call_later(took + self._queued_s(self._machine.store_time() - spent_s), answer, done, value)
+
+    def _queued_s(self, held_s: float) -> float:
+        """How long a transaction that takes so long waits for those before it, and takes. Readers wait for none."""
+        now, machine = self._loop.time(), self._machine
+        machine.busy_until = max(now, machine.busy_until) + held_s
+        return machine.busy_until - now
 
 
 def _give(done: "asyncio.Future[Any]", value: Any) -> None:

@@ -88,8 +88,7 @@ class HostileNode(SimNode):
 
     def start(self, handlers: Handlers, network: Network, messages: SimMessageServer, nodes: Sequence[SimNode]) -> None:
         """It runs no worker and syncs with no node."""
-        with self.store.read() as session:
-            self.said = [(row.body, decode(row.body)) for row in session.ops_after(0, 10)]
+        self.remember()
         self.up = up = Up(self)
         up.gate = LyingGate(up, self)
         up.life.start(self._misbehave(up, Lines(self.number, network, lambda there: nodes[there].up)), "hostile")
@@ -97,6 +96,11 @@ class HostileNode(SimNode):
         bus = messages.open(self.number, chance.randbytes)
         up.hang_up = lambda: messages.close(bus)
         up.life.start(HostileMessages(self, bus, self.victims, chance).run(), "hostile messages")
+
+    def remember(self) -> None:
+        """Its history begins with its admission to the mesh."""
+        with self.store.read() as session:
+            self.said = [(row.body, decode(row.body)) for row in session.ops_after(0, 10)]
 
     # Misdeeds.
 

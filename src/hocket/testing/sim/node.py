@@ -32,6 +32,7 @@ from hocket.testing.sim.lines import Lines, address
 from hocket.testing.sim.loop import Life
 from hocket.testing.sim.messages import SimMessageServer
 from hocket.testing.sim.network import Network
+from hocket.testing.sim.store_time import StoreTime
 from hocket.work.blobs import Blobs
 from hocket.work.handlers import Handlers
 from hocket.work.output_files import OutputFiles
@@ -67,6 +68,8 @@ class SimNode:
         self.store = SimStore(open_store(MEMORY), lambda: witness.committed(number))
         self.store.seal_rows(RowSeal(self.key))
         self.slow_s = 0.0
+        self.busy_until = 0.0
+        self.store_time = StoreTime()
         self.up: Up | None = None
 
     def install(self, rules: Rules, friends: Sequence[int] = ()) -> None:
@@ -139,9 +142,10 @@ class Up(Node):
             physical=environment.physical_ms,
             randomness=chance.randbytes,
             bus=environment.bus,
+            stopwatch=node.store_time,
         )
         super().__init__(_SimRuntime(log), Disk(node, chance, self.life), environment)
-        self.gate = Gate(self, node.key, environment, emit=self._emit)
+        self.gate = Gate(self, node.key, environment, emit=self._emit, is_contested=True)
         self._chance = chance
         self.hang_up: Callable[[], None] = lambda: None
         """Ends its part in the message bus at once."""

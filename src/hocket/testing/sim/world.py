@@ -7,6 +7,7 @@ import resource
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,9 +20,11 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.testing.sim import checks, faults, load, lock_load, loop, message_load, row_load
+from hocket.testing.sim.costly import AheadNode, CostlyNode
 from hocket.testing.sim.environment import Clocks
-from hocket.testing.sim.faults import HONEST_FAULTS, HOSTILE, Fault
+from hocket.testing.sim.faults import COSTLY, HONEST_FAULTS, HOSTILE, Fault
 from hocket.testing.sim.hostile import HostileNode
+from hocket.testing.sim.liveness_load import LivenessLoad
 from hocket.testing.sim.load import Clients, Journal
 from hocket.testing.sim.lock_load import LockLoad
 from hocket.testing.sim.loop import Life
@@ -31,6 +34,7 @@ from hocket.testing.sim.network import Network
 from hocket.testing.sim.node import SimNode, Up
 from hocket.testing.sim.remembered import remembered
 from hocket.testing.sim.row_load import RowLoad
+from hocket.testing.sim.store_time import StoreTime
 from hocket.testing.sim.trace import SimEvent, Trace
 from hocket.testing.sim.violation import Violation
 from hocket.work.handlers import Handlers
@@ -174,9 +178,17 @@ class World:
         self._locks = LockLoad(lock_wishes, self._nodes, self._note, self._found)
         self._messages = MessageLoad(message_wishes, self._nodes, self._note)
         self._rows = RowLoad(row_wishes, self._nodes, self._note)
+        self._store_time = StoreTime()
         self._loads: tuple[Load, ...] = (self._locks, self._messages, self._rows)
+        if self._names == (COSTLY,):
+            # Other faults delay requests, too.
+            self._loads = (*self._loads, LivenessLoad(self._nodes, seconds, self._note))
 
     async def run(self) -> Report:
+        with self._store_time.counted() if COSTLY in self._names else nullcontext():
+            return await self._run()
+
+    async def _run(self) -> Report:
         began = time.perf_counter()
         loop_here = asyncio.get_running_loop()
         assert isinstance(loop_here, loop.VirtualLoop)
@@ -224,6 +236,12 @@ class World:
             self._hostile.append(
                 HostileNode(self._count + number, user, Clocks(1.0, 0.0), chance, self, victims=victims)
             )
+        for made in (CostlyNode, AheadNode) if COSTLY in self._names else ():
+            chance = random.Random(self._chance.getrandbits(64))
+            number = self._count + len(self._hostile)
+            self._hostile.append(made(number, user, Clocks(1.0, 0.0), chance, self, victims=tuple(self._nodes)))
+        for node in self._nodes:
+            node.store_time = self._store_time
         self._acquaint()
         for node in self._nodes:
             # The arbiter, and one more: so that news spreads even while the arbiter is away. In a large mesh that

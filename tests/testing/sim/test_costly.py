@@ -1,0 +1,28 @@
+"""Costly members in the simulated mesh: whatever they send, the requests of honest agents are answered in time."""
+
+import pytest
+
+from hocket.testing import sim
+from hocket.testing.sim.liveness_load import RULE
+from tests.testing.sim.bugs import COSTS
+
+
+def report_of(seed: int) -> sim.Report:
+    return sim.run(seed, nodes=2, minutes=0.2, faults=["costly"], jobs=1, coordination=1)
+
+
+@pytest.mark.req("LW-49")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed < 2 else pytest.mark.soak) for seed in range(20)])
+def test_no_member_delays_an_honest_request_by_more_than_its_share(seed: int) -> None:
+    report = report_of(seed)
+    assert not report.violations, report
+    assert report.settled_s is not None
+
+
+@pytest.mark.req("LW-49")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("bug", COSTS)
+def test_a_planted_mistake_lets_members_delay_others(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    COSTS[bug](monkeypatch)
+    assert any(RULE in {each.rule for each in report_of(seed).violations} for seed in range(5))
