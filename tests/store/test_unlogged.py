@@ -10,7 +10,7 @@ import pytest
 import hocket
 from hocket import store as stores
 from hocket.errors import StoreMoved
-from hocket.log import outbox
+from hocket.log import outbox, request_deadlines
 from hocket.log.intake import BEHIND
 from hocket.log.outbox import SHARED
 from hocket.log.store_copy import copy_unlogged
@@ -80,8 +80,9 @@ def test_every_setting_of_a_node_is_known() -> None:
         for file in source.rglob("*.py")
         for name in re.findall(r"node_meta\([^\n]*?, ([A-Z_]+)[,)]", file.read_text())
     }
-    values = {ADDRESS, BEHIND, HOME, READING, SHARED, outbox._DELIVERED}
-    assert used == {"ADDRESS", "BEHIND", "HOME", "READING", "SHARED", "_DELIVERED"} and values == {*OF_NODE}
+    values = {ADDRESS, BEHIND, HOME, READING, SHARED, outbox._DELIVERED, request_deadlines._OFFSETS}
+    assert used == {"ADDRESS", "BEHIND", "HOME", "READING", "SHARED", "_DELIVERED", "_OFFSETS"}
+    assert values == {*OF_NODE}
 
 
 @pytest.mark.req("VX-18")

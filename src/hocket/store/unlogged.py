@@ -37,7 +37,7 @@ KEPT = {
     "answers": UnloggedTable("token, key, request, status, body, made", "token, key"),
 }
 # The settings that each node has for itself where nodes share a store.
-OF_NODE = ("address", "behind", "delivered", "home", "reading", "shared")
+OF_NODE = ("address", "behind", "clock_offsets", "delivered", "home", "reading", "shared")
 # Only a database server has them, and they are too large for one transaction: a move carries each blob over by itself.
 CARRIED = ("blobs", "blob_parts")
 # Ends with the processes that wrote it, which must have stopped before a move, or expires within seconds.
