@@ -10,7 +10,7 @@ import pytest
 import hocket
 from hocket import store as stores
 from hocket.errors import StoreMoved
-from hocket.log import outbox
+from hocket.log import outbox, request_deadlines
 from hocket.log.intake import BEHIND
 from hocket.log.lost_past import SET_ASIDE
 from hocket.log.outbox import SHARED
@@ -82,8 +82,9 @@ def test_every_setting_of_a_node_is_known() -> None:
         for name in re.findall(r"(?:node_meta\([^\n]*?, |own_meta\()([A-Z_]+)[,)]", file.read_text())
     }
     values = {ADDRESS, BEHIND, BREAKERS, HOME, READING, SET_ASIDE, SHARED, TRUST, outbox._DELIVERED}
+    values |= {request_deadlines._OFFSETS}
     names = {"ADDRESS", "BEHIND", "BREAKERS", "HOME", "READING", "SET_ASIDE", "SHARED", "TRUST", "_DELIVERED"}
-    assert used == names and values == {*OF_NODE}
+    assert used == names | {"_OFFSETS"} and values == {*OF_NODE}
 
 
 @pytest.mark.req("VX-18")

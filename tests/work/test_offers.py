@@ -492,7 +492,7 @@ async def test_the_loop_never_waits_for_the_network() -> None:
     """While one question is under way for long, jobs that need no arbiter run as ever."""
     work, free = Work(lease_ms=60_000), Work(seconds=0.1, kind="w.open")
     mesh = Mesh([work.type, free.type])
-    mesh.line.delay_s = 20.0
+    mesh.line.delay_s = 4.5
     mesh.home.submit("w.job")
     await until(lambda: mesh.line.asked)
     for number in range(5):

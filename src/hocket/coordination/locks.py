@@ -29,10 +29,9 @@ from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text
 from hocket.kernel.key_patterns import is_pattern, overlap
 from hocket.kernel.lock_index import LockIndex
-from hocket.kernel.locks import LOCKS, Hold, Scope, Wait
+from hocket.kernel.locks import Hold, Scope, Wait
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.subjects import LOCK
 from hocket.log import LockTransaction, Transaction
 from hocket.log.lock_projector import waited_in
 from hocket.store import Session
@@ -144,8 +143,6 @@ def checked_fence(fence: int) -> int:
     if not 0 < fence < 2**63:
         raise Usage(f"bad fence: {fence}; a fence is a positive number, as `lock acquire` gave it")
     return fence
-
-
 
 
 def hold_of(scope: Scope | None, op_id: bytes) -> Hold | None:

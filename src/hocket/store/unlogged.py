@@ -39,7 +39,9 @@ KEPT = {
     "answers": UnloggedTable("of_node, token, key, request, status, body, made, seal", "of_node, token, key"),
 }
 # The settings that each node has for itself where nodes share a store.
-OF_NODE = ("address", "behind", "breakers", "delivered", "home", "reading", "set_aside", "shared", "trust")
+OF_NODE = (
+    *("address", "behind", "breakers", "clock_offsets", "delivered", "home", "reading", "set_aside", "shared", "trust"),
+)
 # Only a database server has them, and they are too large for one transaction: a move carries each blob over by itself.
 CARRIED = ("blobs", "blob_parts")
 # Ends with the processes that wrote it, which must have stopped before a move, or expires within seconds.
