@@ -2,6 +2,7 @@
 real workers.
 """
 
+import asyncio
 import logging
 import os
 import signal
@@ -9,19 +10,23 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import hocket
 import hocket.testing
-from hocket.events import Event, JobRescued, PeerChanged, RunFailed, WorkerStarted
+from hocket.errors import StoreError
+from hocket.events import Event, JobRescued, PeerChanged, RunFailed, StoreUnavailable, WorkerStarted
 from hocket.kernel.ids import parse_ulid
+from hocket.log import Transaction
 from hocket.node.runtime import Runtime
-from hocket.store import Place, WorkerRow
+from hocket.store import Place, Session, WorkerRow
 from hocket.work import claiming, jobs
 from hocket.work.event_logging import level_of, log_event, logged
-from hocket.work.sweep import Sweep
+from hocket.work.sweep import Sweep, SweepLoop
 from hocket.work.troubles import Troubles
 
 
@@ -142,11 +147,72 @@ def test_an_event_for_each_lease_that_ran_out() -> None:
         number = log.run(lambda tx: tx.session.put_worker(row))
         log.run(lambda tx: claiming.claim(tx, number, 1, lambda kind: 1_000))
         sweep = Sweep(Troubles(told.append, time.monotonic), told.append)
-        log.run(lambda tx: sweep(tx, set()))
+        sweep.report(log.run(lambda tx: sweep(tx, set())))
         assert told == []
         node.clock.advance(2)
-        log.run(lambda tx: sweep(tx, set()))
+        sweep.report(log.run(lambda tx: sweep(tx, set())))
     assert told == [JobRescued(one, "logged.good", 1, "its lease ran out")]
+
+
+@pytest.mark.req("LW-37")
+def test_a_job_is_told_to_be_rescued_when_that_is_durable() -> None:
+    """The first commit of the sweep fails."""
+    told: list[Event] = []
+
+    class Access:
+        is_away = True
+
+        def __init__(self, runtime: Runtime) -> None:
+            self.log, self._runtime = runtime.log, runtime
+
+        async def peek(self, query: Callable[[Session], Any]) -> Any:
+            with self._runtime.store.read() as session:
+                return query(session)
+
+        async def run(self, request: Callable[[Transaction], Any]) -> Any:
+            def failing(tx: Transaction) -> None:
+                request(tx)
+                raise StoreError("the disk is full")
+
+            return self.log.run(failing if self.is_away else request)
+
+    with hocket.testing.node() as node:
+        one = node.submit(good).job_id
+        log = node.runtime.log
+        row = WorkerRow(0, "w", 1, 1, log.node.to_bytes(8, "big"), 1, Place())
+        number = log.run(lambda tx: tx.session.put_worker(row))
+        log.run(lambda tx: claiming.claim(tx, number, 1, lambda kind: 1_000))
+        access, environment = Access(node.runtime), Environment(node.clock)
+        loop = SweepLoop(access, environment, told.append)  # type: ignore[arg-type]
+        node.clock.advance(2)
+        asyncio.run(loop.look())
+        assert [type(each) for each in told] == [StoreUnavailable]
+        access.is_away, environment.now = False, 60.0
+        asyncio.run(loop.look())
+    assert told[1:] == [JobRescued(one, "logged.good", 1, "its lease ran out")]
+
+
+class Environment:
+    """As much of one as a sweep needs."""
+
+    now = 0.0
+
+    def __init__(self, clock: Any) -> None:
+        self.physical_ms = lambda: round(clock.now * 1000)
+        self.liveness = Nobody()
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Nobody:
+    """No worker of the node has died."""
+
+    def dead(self, workers: Collection[WorkerRow]) -> set[int]:
+        return set()
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        pass
 
 
 def test_levels_and_loggers(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,15 +1,15 @@
 """The sweep: what every long-running process does for the whole node, once per process. It returns the jobs of dead
 processes to the queue, expires leases past their deadline, ends jobs that no worker began in time or that wait for a
 job that did not succeed, and submits the jobs of due schedules. All of it is one transaction; if that fails, each part
-gets a transaction of its own, so that one bad job or schedule does not stop the others.
+gets a transaction of its own, so that one bad job or schedule does not stop the others. Returned jobs are reported
+when the transaction is durable.
 """
 
 import asyncio
 
 from hocket.errors import StoreError
-from hocket.events import BatchFailed, Emit, JobRescued, JobsReclaimed, ScheduleSkipped, StoreUnavailable
+from hocket.events import BatchFailed, Emit, Event, JobRescued, JobsReclaimed, ScheduleSkipped, StoreUnavailable
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.roster import Job
 from hocket.log import Transaction
 from hocket.store import JobEntry, RegisterSession, Schedule, Session
 from hocket.work import cron, rescue
@@ -72,23 +72,24 @@ class Sweep:
                 due.append(each)
         return due
 
-    def __call__(self, tx: Transaction, dead: set[int]) -> None:
-        """`dead` are worker processes of this node that were found dead."""
-        self._reclaim(tx, dead)
+    def __call__(self, tx: Transaction, dead: set[int]) -> list[Event]:
+        """`dead` are worker processes of this node that were found dead. Returns what to report after the commit."""
+        told = self._reclaim(tx, dead)
         if not self.spares_leases:
-            rescue.expire(tx, EXPIRED_MAX, self._rescued)
+            rescue.expire(tx, EXPIRED_MAX, _reporter(told))
         rescue.end_unbegun(tx, EXPIRED_MAX)
         rescue.end_hopeless(tx, self._hopeless)
         for schedule in self._due(tx.session, tx.now):
             self._tick(tx, schedule)
+        return told
 
     async def one_by_one(self, access: NodeAccess, dead: set[int]) -> None:
         with self._troubles.contained("reclaim", "returning the jobs of dead worker processes"):
-            await access.run(lambda tx: self._reclaim(tx, dead))
+            self.report(await access.run(lambda tx: self._reclaim(tx, dead)))
         with self._troubles.contained("expire", "looking for expired leases"):
             for job_id in [] if self.spares_leases else await access.run(_overdue):
                 with self._troubles.contained(job_id, "expiring job", job_id):
-                    await access.run(lambda tx, job_id=job_id: rescue.expire_one(tx, job_id, self._rescued))  # type: ignore[misc]
+                    self.report(await access.run(lambda tx, job_id=job_id: _expire_one(tx, job_id)))  # type: ignore[misc]
         with self._troubles.contained("unbegun", "ending jobs that no worker began in time"):
             await access.run(lambda tx: rescue.end_unbegun(tx, EXPIRED_MAX))
         with self._troubles.contained("hopeless", "ending jobs that wait for a job that did not succeed"):
@@ -98,13 +99,15 @@ class Sweep:
                 with self._troubles.contained(schedule.op, f"schedule {schedule.name!r}"):
                     await access.run(lambda tx, schedule=schedule: self._tick(tx, schedule))  # type: ignore[misc]
 
-    def _reclaim(self, tx: Transaction, dead: set[int]) -> None:
-        lost = rescue.reclaim(tx, dead, self._rescued)
-        if lost:
-            self._emit(JobsReclaimed(lost))
+    def report(self, events: list[Event]) -> None:
+        for event in events:
+            self._emit(event)
 
-    def _rescued(self, job: Job, reason: str) -> None:
-        self._emit(JobRescued(ulid_text(job.id), job.kind, job.fence, reason))
+    def _reclaim(self, tx: Transaction, dead: set[int]) -> list[Event]:
+        told: list[Event] = []
+        if lost := rescue.reclaim(tx, dead, _reporter(told)):
+            told.append(JobsReclaimed(lost))
+        return told
 
     def _tick(self, tx: Transaction, schedule: Schedule) -> None:
         cron.make_tick(tx, schedule, self._untold)
@@ -155,12 +158,22 @@ class SweepLoop:
 
     async def _all(self, dead: set[int]) -> None:
         try:
-            await self._access.run(lambda tx: self._sweep(tx, dead))
+            self._sweep.report(await self._access.run(lambda tx: self._sweep(tx, dead)))
         except StoreError:
             raise
         except Exception as error:
             self._troubles.tell("sweep", BatchFailed("a sweep", described(error)))
             await self._sweep.one_by_one(self._access, dead)
+
+
+def _reporter(events: list[Event]) -> rescue.Rescued:
+    return lambda job, reason: events.append(JobRescued(ulid_text(job.id), job.kind, job.fence, reason))
+
+
+def _expire_one(tx: Transaction, job_id: bytes) -> list[Event]:
+    told: list[Event] = []
+    rescue.expire_one(tx, job_id, _reporter(told))
+    return told
 
 
 def _overdue(tx: Transaction) -> list[bytes]:
