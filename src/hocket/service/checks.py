@@ -183,7 +183,12 @@ def _commands(home: Home) -> Findings:
 
 def _sandbox(home: Home, allowance: Allowance) -> Findings:
     """What a command of another node could reach here, tried from inside."""
-    sight = look_inside(allowance.paths, secret_paths(home, allowance.hide), allowance.network)
+    hidden = secret_paths(home, allowance.hide)
+    try:
+        sight = look_inside(allowance.paths, hidden, allowance.network)
+    except Usage as error:
+        yield Check("warn", "sandbox", str(error))
+        return
     network = "the network" if allowance.network else "no network"
     yield Check("ok", "sandbox", f"a command of another node sees {network}, and can read {', '.join(sight.shown)}")
     yield from (Check("warn", "sandbox", each) for each in sight.warnings(allowance.network))

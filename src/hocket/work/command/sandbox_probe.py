@@ -14,6 +14,7 @@ import msgspec
 from hocket.errors import Usage
 from hocket.kernel.decoding import decode_json
 from hocket.work.command import sandbox
+from hocket.work.command.sandbox_mounts import OPTIONAL, SYSTEM
 
 # How many files below the owner's paths are looked at for keys, and how many findings of a kind are reported.
 FILES_MAX = 20_000
@@ -128,9 +129,18 @@ def look_inside(paths: tuple[str, ...], hidden: tuple[str, ...], has_network: bo
         argv = (python, "-I", "-S", "-c", _LOOK, msgspec.json.encode(request).decode())
         try:
             ran = sandbox.run_inside(sandbox.check(), argv, (library, *paths), hidden, has_network)
-            return decode_json(ran.stdout, Sight)
+            sight = decode_json(ran.stdout, Sight)
         except msgspec.DecodeError:
             last = ran.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
             raise Usage(f"the look into the sandbox failed: {''.join(last) or 'it printed nothing'}") from None
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Usage(f"the look into the sandbox failed: {error}") from None
+    # Commands do not see the interpreter of this look, unless it is the system's.
+    top = _top(library)
+    if any(_top(path) == top for path in (*SYSTEM, OPTIONAL, *paths)):
+        return sight
+    return msgspec.structs.replace(sight, shown=[path for path in sight.shown if path != top])
+
+
+def _top(path: str) -> str:
+    return f"/{path.split('/')[1]}"
