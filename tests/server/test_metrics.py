@@ -30,6 +30,7 @@ from hocket.events import (
     RunFinished,
     RunStarted,
 )
+from hocket.kernel.ids import node_text
 from hocket.mesh.wire import Request
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
@@ -313,7 +314,7 @@ def test_the_figures_of_the_grid_are_shown(fleet: Fleet) -> None:
     fleet.submit(3)
     claim(fleet, 2)
     shown = Samples(Collector(Service(fleet.runtime), EventCounts()).text("")[0].decode())
-    other = "0000000000000007"
+    other = node_text(FRIEND.id)
     assert shown.value("hocket_grid_claims", kind=KIND) == 2
     assert shown.value("hocket_grid_share_ratio", kind=KIND, worker_node=other) == 0.0
     assert shown.value("hocket_grid_expected_share_ratio", kind=KIND, worker_node=other) == pytest.approx(1 / 3)
