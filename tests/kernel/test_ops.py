@@ -365,3 +365,15 @@ def test_another_schema_version_is_refused() -> None:
     # In a batch its end cannot be known either, so nothing behind it is believed.
     [(raw, fault)] = ops.read_sequence(ops.encode_sequence([newer, good]))
     assert raw == newer + good and isinstance(fault, Malformed)
+
+
+@pytest.mark.req("LW-50", "LW-46")
+def test_a_deadline_stands_where_a_pin_would_and_is_neither_a_pin_nor_a_citation() -> None:
+    link, pin = ops.link_to(DEP), ops.pin_to(Hlc(7, 2, 5), DEP)
+    asked, bare = make(deps=(DEP, ops.deadline_at(1_234), link)), make(deps=(ops.deadline_at(2**48 - 1), link))
+    for op, cited, deadline in ((asked, (DEP,), 1_234), (bare, (), 2**48 - 1)):
+        known = ops.decode(ops.encode(op))
+        assert (known.cited, known.deadline, known.pin, known.link) == (cited, deadline, None, link)
+    pinned = make(deps=(DEP, pin, link))
+    assert pinned.deadline is None and pinned.pin is not None and pinned.pin.wall == 7
+    assert make(deps=(DEP, link)).deadline is None and make(deps=()).deadline is None
