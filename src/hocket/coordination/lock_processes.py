@@ -18,8 +18,10 @@ from hocket.work.liveness import SignOfLife
 from hocket.work.node_access import NodeAccess
 from hocket.work.troubles import Troubles
 
-# How often a long-running process looks for locks of dead processes, and for expired ones.
+# How often a long-running process looks for locks of dead processes, if a process has asked for one, and otherwise; and
+# for expired ones.
 ROUND_S = 0.25
+QUIET_S = 1.0
 EXPIRED_S = 60.0
 
 
@@ -30,6 +32,8 @@ class LockProcesses:
         self._environment = environment
         self._name = ""
         self._sign: SignOfLife | None = None
+        self.is_quiet = False
+        """Whether there was no request at the last look."""
 
     @property
     def fd(self) -> int | None:
@@ -61,7 +65,9 @@ class LockProcesses:
 
     def ended(self, session: Session, node: int) -> list[BoundRequest]:
         """The requests of this node that were given up, or whose process is dead."""
-        return [each for each in session.lock_requests(node.to_bytes(8, "big")) if self._is_ended(each)]
+        requests = session.lock_requests(node.to_bytes(8, "big"))
+        self.is_quiet = not requests
+        return [each for each in requests if self._is_ended(each)]
 
     def _is_ended(self, request: BoundRequest) -> bool:
         if not request.process or request.process == self._name:
@@ -131,7 +137,8 @@ class LockSweep:
     async def run(self) -> None:
         """Runs until it is cancelled."""
         while True:
-            await asyncio.sleep(ROUND_S * self._environment.chance.uniform(0.8, 1.2))
+            round_s = QUIET_S if self._processes.is_quiet else ROUND_S
+            await asyncio.sleep(round_s * self._environment.chance.uniform(0.8, 1.2))
             try:
                 with self._troubles.contained("locks", "releasing the locks of dead processes"):
                     await self.look()
