@@ -24,7 +24,7 @@ _CHANGES = {
         ('    "audit_inference": _read_flag,\n', '    "audit_inference": _read_flag,\n    "gravity": _read_flag,\n'),
     ],
     "mesh/grants.py": [
-        ('        *("Lock", "Inbox", "Row"),\n', '        *("Lock", "Inbox", "Row", "Moon"),\n'),
+        ('        *("Lock", "Inbox", "Row", "Account"),\n', '        *("Lock", "Inbox", "Row", "Account", "Moon"),\n'),
         ('    "Registration": "delegations",\n', '    "Registration": "delegations",\n    "Moon": "moons",\n'),
     ],
 }

@@ -18,8 +18,10 @@ from hocket.work.liveness import SignOfLife
 from hocket.work.node_access import NodeAccess
 from hocket.work.troubles import Troubles
 
-# How often a long-running process looks for locks of dead processes, and for expired ones.
+# How often a long-running process looks for locks of dead processes, if a process has asked for one, and otherwise; and
+# for expired ones.
 ROUND_S = 0.25
+QUIET_S = 1.0
 EXPIRED_S = 60.0
 
 
@@ -31,6 +33,8 @@ class LockProcesses:
         self._name = ""
         self._sign: SignOfLife | None = None
         self._has_swept = False
+        self.is_quiet = False
+        """Whether there was no request at the last look."""
 
     @property
     def fd(self) -> int | None:
@@ -69,7 +73,9 @@ class LockProcesses:
 
     def ended(self, session: Session, node: int) -> list[BoundRequest]:
         """The requests of this node that were given up, or whose process is dead, if there may be something to do."""
-        return [each for each in session.lock_requests(node.to_bytes(8, "big")) if self._is_ended(session, each)]
+        requests = session.lock_requests(node.to_bytes(8, "big"))
+        self.is_quiet = not requests
+        return [each for each in requests if self._is_ended(session, each)]
 
     def _is_ended(self, session: Session, request: BoundRequest) -> bool:
         if request.process == self._name and self._name:
@@ -163,7 +169,8 @@ class LockSweep:
     async def run(self) -> None:
         """Runs until it is cancelled."""
         while True:
-            await asyncio.sleep(ROUND_S * self._environment.chance.uniform(0.8, 1.2))
+            round_s = QUIET_S if self._processes.is_quiet else ROUND_S
+            await asyncio.sleep(round_s * self._environment.chance.uniform(0.8, 1.2))
             try:
                 with self._troubles.contained("locks", "releasing the locks of dead processes"):
                     await self.look()

@@ -14,11 +14,14 @@ from hocket.log import Transaction
 from hocket.store import JobEntry, RegisterSession, Schedule, Session
 from hocket.work import cron, rescue
 from hocket.work.environment import Environment
+from hocket.work.jobs import NEVER
 from hocket.work.node_access import NodeAccess
 from hocket.work.troubles import Troubles, described
 
-# How often a process checks whether a sweep is due. A dead process's jobs restart within this time.
+# How often a process checks whether a sweep is due while a job is claimed, and otherwise. A dead process's jobs restart
+# within this time.
 ROUND_S = 0.25
+QUIET_S = 1.0
 EXPIRED_MAX = 500
 # After this process has found the store away, it expires no lease for so long: the holders could not renew, and have
 # results to deliver. They try the store again at least every few seconds (`lease.STORE_PAUSE_S_MAX`).
@@ -36,6 +39,8 @@ class Sweep:
         self._looked_at: JobEntry | None = None
         self._look_again_at = 0
         self._hopeless: list[JobEntry] = []
+        self.due_ms = 0
+        """When a lease, a time to begin or a tick is due next, as far as the last look knew."""
         self.spares_leases = False
         """Whether leases that are past their deadline stay for now."""
 
@@ -46,7 +51,9 @@ class Sweep:
         times = (None if self.spares_leases else session.next_deadline(), session.next_begin_by())
         self._look_at_blocked(session, now)
         is_late = any(each is not None and each < now for each in times)
-        return is_late or bool(self._hopeless) or bool(self._due(session, now))
+        has_tick = bool(self._due(session, now))
+        self.due_ms = min((each for each in (*times, *self._next_ticks.values()) if each is not None), default=NEVER)
+        return is_late or bool(self._hopeless) or has_tick
 
     def _look_at_blocked(self, session: Session, now: int) -> None:
         """Looks at some of the blocked jobs, and at those that follow the next time."""
@@ -124,11 +131,12 @@ class SweepLoop:
         self._troubles = Troubles(emit, environment.monotonic)
         self._sweep = Sweep(self._troubles, emit)
         self._spares_until = 0.0
+        self._round_s = ROUND_S
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
         while True:
-            await asyncio.sleep(ROUND_S * self._environment.chance.uniform(0.8, 1.2))
+            await asyncio.sleep(self._round_s * self._environment.chance.uniform(0.8, 1.2))
             await self.look()
 
     async def look(self) -> None:
@@ -153,8 +161,12 @@ class SweepLoop:
         workers = session.workers(node.to_bytes(8, "big"))
         dead = self._environment.liveness.dead(workers)
         alive = {each.number for each in workers} - dead
-        lost = any(e.job.claimer == node and e.worker not in alive for e in session.claimed())
-        return dead if lost or dead or self._sweep.is_due(session, now_ms) else None
+        claimed = session.claimed()
+        lost = any(e.job.claimer == node and e.worker not in alive for e in claimed)
+        is_due = self._sweep.is_due(session, now_ms)
+        due_s = (self._sweep.due_ms - now_ms) / 1000
+        self._round_s = ROUND_S if claimed else max(ROUND_S, min(QUIET_S, due_s))
+        return dead if lost or dead or is_due else None
 
     async def _all(self, dead: set[int]) -> None:
         try:

@@ -65,8 +65,10 @@ from hocket.work.troubles import Troubles, described
 
 T = TypeVar("T")
 
-# How often a worker looks for handlers that run too long, or block the loop of the async ones.
+# How often a worker looks for handlers that run too long, or block the loop of the async ones, and how often without a
+# run.
 ROUND_S = 0.25
+QUIET_S = 1.0
 # Ends are put on the log together if the runs that are under way are expected to end within this time.
 LINGER_S = 0.002
 # Jobs that a worker holds by default, those that run included. Runs that ended since the last commit are among them:
@@ -396,6 +398,8 @@ class Worker:
         looking = self._stopping is None and self._room(now) > 0
         if self._held.ended or self._held.spare or self._guests or (looking and self._hungry):
             return
+        if self._held.runs:
+            self._next_round = min(self._next_round, now + ROUND_S)
         renewals = (run.lease.renews_at for run in self._held.runs.values() if not run.stopped)
         until = min((self._next_round, *renewals))
         is_resting = self._pending_decisions.is_resting(now)
@@ -435,7 +439,7 @@ class Worker:
     def _plan(self) -> Batch:
         now = self._monotonic()
         if now >= self._next_round:
-            self._next_round = self._held.next_step_at(now, now + ROUND_S)
+            self._next_round = self._held.next_step_at(now, now + (ROUND_S if self._held.runs else QUIET_S))
             weight = weighed(self._options.weight, self._options.reliability())
             self._sign.serves = serving_text([replace(self._serving, claimed=self._tally.told(), weight=weight)])
             self._handler_watch.look(now)

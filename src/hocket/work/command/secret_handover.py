@@ -32,8 +32,9 @@ from hocket.work.node_access import NodeAccess
 from hocket.work.run_outputs import Content
 
 SEALED_TYPE = "hocket.sealed"
-# How often a node that keeps secrets checks whether a claimer needs them.
+# How often a node that keeps secrets checks whether a claimer needs them, and one without whether it has some.
 LOOK_S = 0.25
+QUIET_S = 1.0
 # When sealed values may be evicted even if the node that sealed them has died.
 SEALED_MS_MAX = 24 * 3_600_000
 ARTIFACTS_STEP = 500
@@ -99,8 +100,9 @@ class HandOver:
     async def run(self) -> None:
         """Runs until it is cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            if self._secrets.is_empty():
+            is_quiet = self._secrets.is_empty()
+            await asyncio.sleep(QUIET_S if is_quiet else LOOK_S)
+            if is_quiet:
                 continue
             try:
                 await self._round()
