@@ -24,6 +24,7 @@ from hocket.errors import StoreError
 from hocket.store import BlobTable, blob_table
 from hocket.store.blobs import PART_BYTES
 from hocket.store.postgres import blobs as postgres_blobs
+from hocket.store.postgres import migration
 from hocket.work import store_blobs
 from hocket.work.blobs import GARBAGE_AGE_S, Blobs, Damaged, HomeBlobs
 from hocket.work.store_blobs import StoreBlobs
@@ -469,8 +470,12 @@ def test_the_copy_in_the_home_goes_after_an_hour_and_only_if_the_store_has_it(
 
 
 @pytest.mark.req("VX-02", "VX-18")
-def test_an_older_store_gets_the_tables(address: str) -> None:
-    sql(address, "DROP TABLE blob_parts, blobs; UPDATE hocket_version SET version = 2")
+def test_an_older_store_gets_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = server().new_database()
+    with monkeypatch.context() as older:
+        older.setattr(migration, "VERSION", 2)
+        older.setattr(migration, "_STEPS", migration._STEPS[:2])
+        stores.open(address).close()
     stores.open(address).close()
     with closing(blob_table(address)) as table:
         assert table.among([put(table, LARGE)])
