@@ -373,3 +373,14 @@ def test_this_place_is_known_and_stays_the_same(tmp_path: Path) -> None:
     assert place_of(tmp_path / "link") == place_of(one)
     assert place_of(one).boot and place_of(one).namespace
     assert place_of(tmp_path / "nowhere").locks == ""
+
+
+@pytest.mark.req("LW-48")
+@pytest.mark.parametrize("name", ["../outside", "../locks/inside", "a\0b", "x" * 5_000])
+def test_the_name_of_a_worker_leads_to_no_file_elsewhere(tmp_path: Path, name: str) -> None:
+    """A node that shares the store can give a worker any name."""
+    (tmp_path / "locks").mkdir()
+    for each in ("outside.lock", "locks/inside.lock"):
+        (tmp_path / each).touch()
+    assert FileLocks(tmp_path / "locks").is_held(name) is None
+    assert FileLocks(tmp_path / "locks").is_held("inside") is False

@@ -29,6 +29,9 @@ SEALED = {
     "workers": SealedTable("name, pid, started, host, boot, namespace, locks", "name", "node"),
 }
 
+# How many columns of a table are sealed.
+SEALED_COLUMNS = {table: each.columns.count(",") + 1 for table, each in SEALED.items()}
+
 
 class UnsealedRow(NamedTuple):
     """A row that its node does not believe. `is_old` if it has no node and no seal: an older program wrote it."""
@@ -72,7 +75,7 @@ class RowSeals:
 
     def end(self, table: str, values: Sequence[Any]) -> None:
         if self._ended is not None:
-            self._ended.add(self.seal.of(table, self._stored(table, values[: SEALED[table].columns.count(",") + 1])))
+            self._ended.add(self.seal.of(table, self._stored(table, values[: SEALED_COLUMNS[table]])))
 
     def _stored(self, table: str, values: Sequence[Any]) -> Sequence[Any]:
         """The values as the store has them: whoever reads the key of an invitation could use it."""
@@ -95,14 +98,14 @@ class RowSeals:
 
     def right(self, table: str, rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
         """The rows with a right seal. A row has the columns that are sealed, the seal, and any others."""
-        size, seal, ended = SEALED[table].columns.count(",") + 1, self.seal, self._ended
+        size, seal, ended = SEALED_COLUMNS[table], self.seal, self._ended
         for row in rows:
             if seal.is_right(table, row[:size], row[size]) and (ended is None or row[size] not in ended):
                 yield row
 
     def right_or_of_others(self, table: str, rows: Iterable[Sequence[Any]], node_at: int) -> list[Sequence[Any]]:
         """The same, and those of other nodes, whose seals nobody else can check."""
-        size, seal = SEALED[table].columns.count(",") + 1, self.seal
+        size, seal = SEALED_COLUMNS[table], self.seal
         return [row for row in rows if row[node_at] != seal.node or seal.is_right(table, row[:size], row[size])]
 
     def sealed_value(self, name: str, value: bytes) -> bytes:

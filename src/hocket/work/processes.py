@@ -46,7 +46,11 @@ def lock_path(directory: Path, name: str) -> Path:
 
 
 def is_held(directory: Path, name: str) -> bool | None:
-    """Whether a process holds the lock of that name. None if there is no such file, or locks do not work here."""
+    """Whether a process holds the lock of that name. None if there is no such file, or locks do not work here. A name
+    from a store that nodes share may be anything.
+    """
+    if "/" in name or "\0" in name:
+        return None
     try:
         fd = os.open(lock_path(directory, name), os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -3,6 +3,7 @@ transaction to the next. Node ids are eight big-endian bytes, because SQLite's i
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import apsw
@@ -29,6 +30,18 @@ class SqliteConnection(Protocol):
 
 def damaged(how: str) -> StoreError:
     return StoreError(f"the database is damaged ({how}); restore a backup")
+
+
+@cache
+def _own_rows(table: str, tail: str, others: str) -> str:
+    each = SEALED[table]
+    return f"SELECT {each.columns}, seal{others} FROM {table} WHERE {each.owner} = ? {tail}"
+
+
+@cache
+def _own_row(table: str, others: str) -> str:
+    columns = f"{SEALED[table].owner}, {SEALED[table].columns}, seal{others}"
+    return f"REPLACE INTO {table} ({columns}) VALUES ({', '.join('?' * (columns.count(',') + 1))})"
 
 
 class Statements:
@@ -66,15 +79,12 @@ class Statements:
 
     def _own(self, table: str, tail: str = "", *values: Any, others: str = "") -> Iterator[Any]:
         """The rows of this node for the end of a statement: the columns that are sealed, the seal, and others."""
-        each = SEALED[table]
-        sql = f"SELECT {each.columns}, seal{others} FROM {table} WHERE {each.owner} = ? {tail}"
-        return self._seals.right(table, self._sql(sql, (self._seals.node, *values)))
+        rows = self._sql(_own_rows(table, tail, others), (self._seals.node, *values))
+        return self._seals.right(table, rows)
 
     def _put_own(self, table: str, values: Sequence[Any], others: str = "", *others_values: Any) -> None:
         """Adds a row of this node, or replaces the one with its key."""
-        each, row = SEALED[table], (*self._seals.sealed(table, values), *others_values)
-        columns = f"{each.owner}, {each.columns}, seal{others}"
-        self._sql(f"REPLACE INTO {table} ({columns}) VALUES ({', '.join('?' * len(row))})", row)
+        self._sql(_own_row(table, others), (*self._seals.sealed(table, values), *others_values))
 
     def end_row(self, table: str, row: Sequence[Any]) -> None:
         self._seals.end(table, row)
