@@ -96,19 +96,20 @@ class LockIndex(Generic[R]):
     def __init__(self, requests: Iterable[R] = ()) -> None:
         self.requests = list(requests)
         self._indexed = 0
-        self._keys = {LockMode.EXCLUSIVE: _Keys(), LockMode.SHARED: _Keys()}
-        self._places: dict[tuple[LockMode, str], list[_Numbered[R]]] = {}
-        self._overlaps: dict[str, tuple[str, ...]] = {}
 
     @property
     def compared_chars(self) -> int:
         """How many characters of keys were compared so far."""
-        return sum(keys.compared_chars for keys in self._keys.values())
+        return sum(keys.compared_chars for keys in self._keys.values()) if self._indexed else 0
 
     def add(self, request: R) -> None:
         self.requests.append(request)
 
     def _catch_up(self) -> None:
+        if not self._indexed:
+            self._keys = {LockMode.EXCLUSIVE: _Keys(), LockMode.SHARED: _Keys()}
+            self._places: dict[tuple[LockMode, str], list[_Numbered[R]]] = {}
+            self._overlaps: dict[str, tuple[str, ...]] = {}
         for number in range(self._indexed, len(self.requests)):
             request = self.requests[number]
             mode = request.mode
@@ -123,6 +124,8 @@ class LockIndex(Generic[R]):
 
     def any_conflict(self, request: LockRequest) -> R | None:
         """A request that conflicts with this one, a late one if possible; None if there is none."""
+        if not self.requests:
+            return None
         self._catch_up()
         modes = _rivals(request.mode)
         for key in request.keys:
@@ -137,6 +140,8 @@ class LockIndex(Generic[R]):
 
     def conflicts(self, request: LockRequest) -> list[R]:
         """All requests that conflict with this one, in order."""
+        if not self.requests:
+            return []
         self._catch_up()
         found: dict[int, R] = {}
         for mode in _rivals(request.mode):

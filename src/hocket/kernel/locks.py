@@ -217,9 +217,12 @@ def _served(changed: _Changed, at: Hlc, fence: int) -> _Applied:
     """Grants what can be granted, in the order of the queue. A wait is compared with the others only if the one that it
     was behind is gone.
     """
+    if not changed.waits:
+        return _Applied(Scope(fence, changed.holds, (), at))
     wall = at.wall
     held = LockIndex([hold for hold in changed.holds if hold.deadline >= wall])
-    overdue = LockIndex([hold for hold in changed.holds if hold.deadline < wall])
+    is_overdue = len(held.requests) < len(changed.holds)
+    overdue = LockIndex([hold for hold in changed.holds if hold.deadline < wall]) if is_overdue else None
     waiting: LockIndex[Wait] = LockIndex()
     in_the_way = {hold.op for hold in held.requests}
     granted: list[Hold] = []
@@ -230,7 +233,8 @@ def _served(changed: _Changed, at: Hlc, fence: int) -> _Applied:
         if wait.behind not in in_the_way:
             rival = waiting.any_conflict(wait) or held.any_conflict(wait)
             if rival is None:
-                taken_over += (hold for hold in overdue.conflicts(wait) if hold not in taken_over)
+                if overdue is not None:
+                    taken_over += (hold for hold in overdue.conflicts(wait) if hold not in taken_over)
                 fence += 1
                 is_asking = changed.asking is not None and wait.op == changed.asking.op
                 ttl_ms = wait.ttl_ms if is_asking else min(wait.ttl_ms, GRANT_MS)
@@ -242,8 +246,10 @@ def _served(changed: _Changed, at: Hlc, fence: int) -> _Applied:
             wait = replace(wait, behind=rival.op)
         waiting.add(wait)
         in_the_way.add(wait.op)
-    gone = {hold.op for hold in taken_over}
-    kept = changed.holds if not gone else tuple(hold for hold in changed.holds if hold.op not in gone)
+    kept = changed.holds
+    if taken_over:
+        gone = {hold.op for hold in taken_over}
+        kept = tuple(hold for hold in kept if hold.op not in gone)
     return _Applied(Scope(fence, (*kept, *granted), tuple(waiting.requests), at), tuple(taken_over))
 
 

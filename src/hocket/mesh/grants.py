@@ -3,6 +3,7 @@ delegation, and capabilities become words. The kernel decides whether a capabili
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 from hocket.errors import Usage
@@ -138,7 +139,7 @@ def _want(wanted: _Wanted, text: str) -> None:
         return
     scope: str | None = None
     if (scoped := _SCOPED.fullmatch(text.strip())) is not None:
-        scope = scoped[1]
+        scope = unicodedata.normalize("NFC", scoped[1])
         text = f"lock:{scoped[2]}{scoped[3] or ''}"
         if len(scope) > NAME_CHARS_MAX or (scope and not scope.isprintable()):
             raise Usage(f"bad scope {scope!a}: use at most {NAME_CHARS_MAX} printable characters")

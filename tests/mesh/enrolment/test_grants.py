@@ -195,3 +195,17 @@ def test_grants_on_locks_messages_and_rows_take_prefixes_and_bring_the_reads_tha
     assert found["Row", "Write"] == found["Row", "Read"] == {"key_prefix": ["memories/"]}
     assert ("Job", "Read") in found, "these reads are not named, so the default ones stay"
     assert "acquire locks with key file:src/*" in words(granted)
+
+
+def test_a_grant_about_locks_may_name_its_scope() -> None:
+    granted = parse_grants(["lock@repo:acquire:src/", "lock@a:b:break", "lock@:all"], of_node=False)
+    assert words(granted) == [
+        "acquire locks with key src/* in the scope repo",
+        "break locks in the scope a:b",
+        "do everything with locks in the default scope",
+        "read locks in the scope repo and locks in the scope a:b",
+    ]
+    assert granted[0].caveats == {"scopes": ["repo"], "key_prefix": ["src/"]}
+    for text in ("lock@repo", "lock@repo:write", "job@repo:read", "lock@a\nb:read", f"lock@{'x' * 256}:read"):
+        with pytest.raises(Usage, match=r"bad (grant|scope)"):
+            parse_grants([text])
