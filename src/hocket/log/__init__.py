@@ -361,6 +361,8 @@ class Log:
         good = sorted(((raw, op) for raw, op in batch if isinstance(op, Op)), key=lambda item: item[1].timestamp)
         judging = door.judge(good, self._helpers)
         is_sliced = costs is not None and (is_costly or not is_vouched)
+        # The time of an op is measured alone only if another author's could be beside it.
+        is_mixed = costs is not None and len({op.node_id for _, op in good}) > 1
 
         def finish() -> Admission:
             rest = [(raw, op, reason) for (raw, op), reason in zip(good, judging.finish(), strict=True)]
@@ -396,12 +398,18 @@ class Log:
                 first = len(intake.taken)
                 for raw, op, reason in step:
                     intake.take(raw, op, reason)
-                    slice_.note(op.node_id)
+                    if is_mixed:
+                        slice_.note(op.node_id)
                 intake.settle()
-                if decide is not None:
-                    for op in intake.taken[first:]:
+                taken = intake.taken[first:]
+                if decide is not None and taken and not is_mixed:
+                    decide(tx, taken)
+                elif decide is not None:
+                    for op in taken:
                         decide(tx, (op,))
                         slice_.note(op.node_id)
+                if not is_mixed:
+                    slice_.note(op.node_id)
             return intake.admission()
 
         return finish

@@ -96,6 +96,8 @@ class Intake:
         self._branch: bytes | None = None
         self._is_behind = False
         self.taken: list[Op] = []
+        # The latest time of the admitted ops that the clock has not heard yet.
+        self._heard: Hlc | None = None
         self._ids: set[bytes] = set()
         self._duplicated = 0
         self._held = 0
@@ -148,7 +150,7 @@ class Intake:
         if self._late_of(op.node_id):
             self._tx.session.drop_late([op.id])
             del self._lates[op.node_id]
-        self._tx.hear(op.timestamp)
+        self._heard = op.timestamp if self._heard is None else max(self._heard, op.timestamp)
         self._tx.admit(op, raw)
         self._known[op.id] = raw
         self._ids.add(op.id)
@@ -211,6 +213,7 @@ class Intake:
         tx = self._tx
         if not is_fork(decode(known), op):
             return False
+        self._hear_taken()
         public, _ = tx.session.nodes()[op.node_id.to_bytes(8, "big")]
         return isinstance(tx.author(ReportFork(public, known, raw)), Op)
 
@@ -316,8 +319,16 @@ class Intake:
             self._tx.hear(stamp)
 
     def settle(self) -> None:
-        """Refolds the subjects that late ops have changed; once for the whole batch."""
+        """Moves the clock past the admitted ops, and refolds the subjects that late ones have changed: once for many
+        ops.
+        """
+        self._hear_taken()
         self._tx.projection.settle()
+
+    def _hear_taken(self) -> None:
+        if self._heard is not None:
+            self._tx.hear(self._heard)
+            self._heard = None
 
     def admission(self) -> Admission:
         collided = sum(self._tx.projection.reason(op_id) == Reason.INTEGRITY for op_id in self._ids)

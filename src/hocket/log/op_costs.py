@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 # How long such a transaction goes on, and after how many ops the time is looked at.
-SLICE_S = 0.1
+SLICE_S = 0.25
 SLICE_STEP = 8
 
 

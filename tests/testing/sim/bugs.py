@@ -73,10 +73,10 @@ def clock_not_advanced(patch: pytest.MonkeyPatch) -> None:
     admit = Intake._admit
 
     def deaf(self: Intake, raw: bytes, op: Any) -> None:
-        before = self._tx._clock
+        before = self._heard
         admit(self, raw, op)
         if self._tx.projection.reason(op.id) != 0:
-            self._tx._clock = before
+            self._heard = before
 
     patch.setattr(Intake, "_admit", deaf)
 
