@@ -9,6 +9,7 @@ from hocket.errors import StoreError
 from hocket.events import Emit, StoreUnavailable
 from hocket.kernel.coordination_payloads import AcquireLocks, LeaveQueue, ReleaseLocks
 from hocket.kernel.locks import LOCKS, Hold, Wait
+from hocket.kernel.ops import Op, decode
 from hocket.kernel.subjects import LOCK, Subject
 from hocket.kernel.vocabulary import AcceptOffer
 from hocket.log import LockTransaction, Transaction
@@ -81,7 +82,7 @@ class LockProcesses:
         if request.process == self._name and self._name:
             return False
         if not request.process:
-            return request.until < self._environment.physical_ms() or _may_have_got(session, request)
+            return request.until < self._environment.physical_ms() or _has_got(session, request)
         worker = WorkerRow(0, request.process, 0, 0, request.node, 0, request.place)
         return self._environment.liveness.is_running(worker) is False
 
@@ -129,12 +130,21 @@ def _withdraw(tx: Transaction, request: BoundRequest) -> None:
         tx.author(LeaveQueue(request.scope, op.payload.agent, request.op))
 
 
-def _may_have_got(session: Session, request: BoundRequest) -> bool:
-    """Whether this node has holds or waits in the scope of the request."""
-    state, node = session.subject_state(Subject(LOCK, request.scope.encode())), int.from_bytes(request.node, "big")
+def _has_got(session: Session, request: BoundRequest) -> bool:
+    """Whether a hold or a wait comes from the request."""
+    state = session.subject_state(Subject(LOCK, request.scope.encode()))
     scope = None if state is None else LOCKS.decode(state)
     found: tuple[Hold | Wait, ...] = () if scope is None else (*scope.holds, *scope.waits)
-    return any(each.node == node for each in found)
+    for each in found:
+        if each.node == int.from_bytes(request.node, "big"):
+            row = session.op(each.op)
+            if each.op == request.op or (row is not None and _accepts(decode(row.body), request.op)):
+                return True
+    return False
+
+
+def _accepts(op: Op, offer: bytes) -> bool:
+    return isinstance(op.payload, AcceptOffer) and op.payload.offer == offer
 
 
 def _is_for(tx: Transaction, each: Hold | Wait, op_id: bytes) -> bool:
@@ -142,7 +152,7 @@ def _is_for(tx: Transaction, each: Hold | Wait, op_id: bytes) -> bool:
     if each.node != tx.node or each.op == op_id:
         return each.node == tx.node
     op, _ = tx.projection.known(each.op)
-    return op is not None and isinstance(op.payload, AcceptOffer) and op.payload.offer == op_id
+    return op is not None and _accepts(op, op_id)
 
 
 def release_expired(tx: Transaction) -> int:

@@ -187,7 +187,8 @@ class LockClient:
         while True:
             try:
                 return await self._acquire(wanted, is_bound, ends_at)
-            except _LostPlace:
+            except (_LostPlace, LockLost):
+                # The agent was away for so long that its wait, or its grant from the queue, has ended.
                 if ends_at <= _now():
                     raise
             except LockHeld:
