@@ -88,6 +88,8 @@ def test_a_clock_that_was_set_back(hocket: Program):
     connection.execute("UPDATE head SET wall = ?", (ahead,))
     connection.close()
     assert verdicts(hocket)["clock"] == "warn"
+    (said,) = [each["says"] for each in hocket("doctor", "--json").json if each["check"] == "clock"]
+    assert "if the clock is right now, leave it" in said and "caught up, in at most 1" in said and "correct" not in said
     job_id = hocket.submit("test.echo")
     hocket("work", "tasks.py", "--until-idle", code=0)
     assert hocket.show(job_id)["outcome"] == "succeeded"

@@ -1,8 +1,11 @@
 """Processes of one machine whose clocks disagree: the one that is off goes by the time of the others."""
 
+import subprocess
+
+import msgspec
 import pytest
 
-from hocket.log.machine_clock import VALID_S, VOUCH_S, MachineClock
+from hocket.log.machine_clock import VALID_S, VOUCH_S, VOUCHED, MachineClock, Vouch
 from hocket.store import MEMORY, Store
 from hocket.store import open as open_store
 
@@ -90,3 +93,21 @@ def test_a_process_that_stays_vouches_again_in_time() -> None:
         worker.compare(vouch=True)
         machine.uptime_s += VOUCH_S / 3
     assert machine.process("odd", HOUR_S).compare() == HOUR_S * 1000
+
+
+@pytest.mark.req("LW-22")
+def test_the_word_of_a_process_that_has_ended_does_not_count() -> None:
+    """The machine's clock was fast when that process vouched for it, and was set right since."""
+    machine = Machine()
+    machine.process("fast", HOUR_S).compare(vouch=True)
+    assert machine.process("command").compare() == -HOUR_S * 1000, "that process runs"
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with machine.store.write() as session:
+        said = msgspec.json.decode(session.meta(VOUCHED) or b"", type=Vouch)
+        session.set_meta(VOUCHED, msgspec.json.encode(msgspec.structs.replace(said, pid=ended.pid)))
+    assert machine.process("command").compare() == 0
+    with machine.store.write() as session:
+        elsewhere = msgspec.structs.replace(said, pid=ended.pid, namespace="another")
+        session.set_meta(VOUCHED, msgspec.json.encode(elsewhere))
+    assert machine.process("command").compare() == -HOUR_S * 1000, "its number means nothing here"

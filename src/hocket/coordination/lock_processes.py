@@ -170,8 +170,8 @@ def release_expired(tx: Transaction) -> int:
 class LockSweep:
     """Sweeps in a long-running process."""
 
-    def __init__(self, access: NodeAccess, environment: Environment, emit: Emit) -> None:
-        self._access, self._environment, self._emit = access, environment, emit
+    def __init__(self, access: NodeAccess, environment: Environment, emit: Emit, quiet_s: float = QUIET_S) -> None:
+        self._access, self._environment, self._emit, self._quiet_s = access, environment, emit, quiet_s
         self._processes = LockProcesses(environment)
         self._troubles = Troubles(emit, environment.monotonic)
         self._looked_at = environment.monotonic()
@@ -179,7 +179,7 @@ class LockSweep:
     async def run(self) -> None:
         """Runs until it is cancelled."""
         while True:
-            round_s = QUIET_S if self._processes.is_quiet else ROUND_S
+            round_s = self._quiet_s if self._processes.is_quiet else ROUND_S
             await asyncio.sleep(round_s * self._environment.chance.uniform(0.8, 1.2))
             try:
                 with self._troubles.contained("locks", "releasing the locks of dead processes"):

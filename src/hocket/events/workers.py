@@ -174,7 +174,7 @@ class ClockDisagrees(Event, frozen=True):
         how = "ahead of" if self.off_ms > 0 else "behind"
         return (
             f"the clock of this process is {span(abs(self.off_ms))} {how} that of this node's other processes, so it"
-            " goes by theirs; correct it"
+            " goes by theirs; set the one that is wrong, or wait a few seconds if the clock was just set right"
         )
 
 

@@ -2,8 +2,10 @@
 share one uptime, so the time of day minus the uptime is the same for all of them. A process that stays vouches for that
 difference in the store. A process that finds itself further off than the mesh allows has a wrong clock of its own: its
 time would end the leases of the others. So it goes by theirs. If the machine's clock is set, all of them agree again.
+The word of a process that has ended does not count: the clock may have been set right since.
 """
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,12 +24,29 @@ VOUCHED = "clock"
 
 
 class Vouch(msgspec.Struct, frozen=True):
-    """`offset_ms` is the time of day at the machine's start, by the clock of the process `name`."""
+    """`offset_ms` is the time of day at the machine's start, by the clock of the process `name`. `namespace` is where
+    its number `pid` holds.
+    """
 
     name: str
     boot: str
     offset_ms: int
     uptime_s: float
+    pid: int = 0
+    namespace: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process is known to have ended."""
+        if not self.pid or self.namespace != pid_namespace():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            pass
+        return False
 
 
 def uptime_s() -> float | None:
@@ -41,6 +60,12 @@ def uptime_s() -> float | None:
 def boot_id() -> str:
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def pid_namespace() -> str:
+    with suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
     return ""
 
 
@@ -82,7 +107,11 @@ class MachineClock:
         offset_ms = round((self._clock() - uptime) * 1000)
         with self._store.read() as session:
             found = decode_json(session.meta(VOUCHED) or b"null", Vouch | None)
-        if found is not None and (found.boot != self._boot or uptime - found.uptime_s > VALID_S):
+        if found is not None and (
+            found.boot != self._boot
+            or uptime - found.uptime_s > VALID_S
+            or (found.name != self._name and found.has_ended)
+        ):
             found = None
         if found is not None and found.name != self._name:
             off_ms = offset_ms - found.offset_ms
@@ -90,7 +119,7 @@ class MachineClock:
         elif vouch and not self.off_ms:
             is_new = found is None or abs(found.offset_ms - offset_ms) > 1000
             if is_new or (found is not None and uptime - found.uptime_s > VOUCH_S):
-                self._vouch(Vouch(self._name, self._boot, offset_ms, uptime))
+                self._vouch(Vouch(self._name, self._boot, offset_ms, uptime, os.getpid(), pid_namespace()))
         return self.off_ms
 
     def _vouch(self, vouch: Vouch) -> None:

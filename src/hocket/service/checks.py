@@ -448,7 +448,8 @@ def _clock(session: Session, now_ms: int) -> Findings:
         yield Check(
             "warn",
             "clock",
-            f"the clock here is {span(behind)} behind the log's; correct it, or time here runs at half speed",
+            f"the log has times up to {span(behind)} ahead of this machine's clock; if the clock is right now, leave"
+            f" it: time here runs at half speed until it has caught up, in at most {span(2 * behind)}; else set it",
         )
     else:
         yield Check("ok", "clock", "not behind the log's")

@@ -7,12 +7,18 @@ import fcntl
 import os
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakSet
 
 import msgspec
 
 from hocket.kernel.decoding import decode_json
 
 T = TypeVar("T")
+
+
+# The locks of this process. A forked child would share them and make this process look alive after its end. They are
+# registered together: what is registered stays for the life of the process, also after its lock was closed.
+_HELD: "WeakSet[ProcessLock]" = WeakSet()
 
 
 class ProcessLock:
@@ -23,8 +29,7 @@ class ProcessLock:
         self.path = lock_path(directory, name)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A forked child would share the lock and make this process look alive after its end.
-        os.register_at_fork(after_in_child=self._let_go)
+        _HELD.add(self)
 
     @property
     def fd(self) -> int:
@@ -39,6 +44,14 @@ class ProcessLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _let_all_go() -> None:
+    for lock in list(_HELD):
+        lock._let_go()
+
+
+os.register_at_fork(after_in_child=_let_all_go)
 
 
 def lock_path(directory: Path, name: str) -> Path:

@@ -126,8 +126,8 @@ class Sweep:
 class SweepLoop:
     """Sweeps whenever something is due. Run it once in each long-running process."""
 
-    def __init__(self, access: NodeAccess, environment: Environment, emit: Emit) -> None:
-        self._access, self._environment, self._emit = access, environment, emit
+    def __init__(self, access: NodeAccess, environment: Environment, emit: Emit, quiet_s: float = QUIET_S) -> None:
+        self._access, self._environment, self._emit, self._quiet_s = access, environment, emit, quiet_s
         self._troubles = Troubles(emit, environment.monotonic)
         self._sweep = Sweep(self._troubles, emit)
         self._spares_until = 0.0
@@ -165,7 +165,7 @@ class SweepLoop:
         lost = any(e.job.claimer == node and e.worker not in alive for e in claimed)
         is_due = self._sweep.is_due(session, now_ms)
         due_s = (self._sweep.due_ms - now_ms) / 1000
-        self._round_s = ROUND_S if claimed else max(ROUND_S, min(QUIET_S, due_s))
+        self._round_s = ROUND_S if claimed else max(ROUND_S, min(self._quiet_s, due_s))
         return dead if lost or dead or is_due else None
 
     async def _all(self, dead: set[int]) -> None:

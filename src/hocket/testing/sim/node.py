@@ -36,7 +36,7 @@ from hocket.testing.sim.store_time import StoreTime
 from hocket.work.blobs import Blobs
 from hocket.work.handlers import Handlers
 from hocket.work.output_files import OutputFiles
-from hocket.work.sweep import SweepLoop
+from hocket.work.sweep import ROUND_S, SweepLoop
 from hocket.work.worker import Worker, WorkerOptions
 
 T = TypeVar("T")
@@ -177,8 +177,8 @@ class Up(Node):
         )
         self.life.start(touch.run(), "touch")
         self.life.start(worker.run(), "worker")
-        self.life.start(SweepLoop(self, self.environment, self._emit).run(), "sweep")
-        self.life.start(LockSweep(self, self.environment, self._emit).run(), "lock sweep")
+        self.life.start(SweepLoop(self, self.environment, self._emit, ROUND_S).run(), "sweep")
+        self.life.start(LockSweep(self, self.environment, self._emit, ROUND_S).run(), "lock sweep")
 
     def _emit(self, event: Event) -> None:
         self.node.witness.emitted(self.node.number, event)

@@ -1,0 +1,78 @@
+"""What a process keeps in memory does not grow with the jobs that have passed through it."""
+
+import asyncio
+import gc
+import os
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hocket
+from hocket.node.node import Node
+from hocket.node.runtime import Runtime
+from hocket.work.processes import ProcessLock, is_held
+
+JOBS = 300
+GROWN_MAX = JOBS // 10
+
+
+@hocket.job("memory.echo")
+def echo(ctx: hocket.Context, **payload: Any) -> Any:
+    return payload
+
+
+def sizes() -> dict[int, tuple[int, Any]]:
+    """The size of each collection that has a hundred members or more, by its identity."""
+    gc.collect()
+    found = [each for each in gc.get_objects() if type(each) in (dict, set, list, deque)]
+    return {id(each): (len(each), each) for each in found if len(each) >= 100}
+
+
+@pytest.mark.touches("LW-18")
+def test_no_collection_of_a_worker_grows_with_its_jobs(tmp_path: Path) -> None:
+    async def run() -> None:
+        node = Node(Runtime.init(tmp_path / "home"))
+        async with node.working([echo]):
+            taken = []
+            for _ in range(3):
+                handles = await node.submit_many([("memory.echo", {"n": n}) for n in range(JOBS)])
+                await node.gather(*handles, timeout=60)
+                del handles
+                taken.append(sizes())
+            before, after = taken[1:]
+            grown = {
+                key: size for key, (size, _) in after.items() if key in before and size > before[key][0] + GROWN_MAX
+            }
+            assert not grown, [str(after[key][1])[:200] for key in grown]
+        await node.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.touches("LW-17")
+def test_a_lock_that_was_closed_is_forgotten(tmp_path: Path) -> None:
+    for number in range(100):
+        ProcessLock(tmp_path, f"lock-{number}").close()
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, ProcessLock) and each.path.parent == tmp_path]
+
+
+@pytest.mark.req("LW-17")
+def test_a_forked_child_does_not_keep_a_lock_of_its_parent(tmp_path: Path) -> None:
+    lock = ProcessLock(tmp_path, "lock")
+    (reading, writing), (told, tells) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.write(tells, b".")
+        os.read(reading, 1)  # until the parent has closed its end
+        os._exit(0)
+    os.read(told, 1)
+    os.close(lock.fd)
+    lock._fd = -1
+    assert is_held(tmp_path, "lock") is False
+    for each in (reading, writing, told, tells):
+        os.close(each)
+    os.waitpid(child, 0)
