@@ -182,14 +182,14 @@ def test_the_breaker_of_the_store_can_be_turned_off(hocket: Program, switch: str
     said = process.stdout.readline().split()
     breakers = hocket("status", "--json", code=0).json["breakers"]
     if switch == "1":
-        assert said == ["StoreCircuitOpen", "StoreError"]
+        assert said == ["StoreAway", "StoreCircuitOpen"]
         assert [(each["what"], each["process"], each["state"]) for each in breakers] == [
             ("the store", process.pid, "open")
         ]
         assert f"the store in process {process.pid} is open: 5 failures in a row" in hocket("status").out
         assert f"the store in process {process.pid} is open after 5 failures" in hocket("doctor").out
     else:
-        assert said == ["StoreError"] and breakers == []
+        assert said == ["StoreAway"] and breakers == []
     process.kill()
     process.communicate()
     assert hocket("status", "--json", code=0).json["breakers"] == []

@@ -448,8 +448,8 @@ def test_a_node_that_may_not_write_artifacts_fails_the_job_and_says_why(
 ):
     author = Transaction.author
 
-    def refusing(tx: Transaction, payload: Payload, *more: Any) -> Op | Reason:
-        return Reason.UNAUTHORISED if isinstance(payload, CreateArtifact) else author(tx, payload, *more)
+    def refusing(tx: Transaction, payload: Payload, *more: Any, **how: Any) -> Op | Reason:
+        return Reason.UNAUTHORISED if isinstance(payload, CreateArtifact) else author(tx, payload, *more, **how)
 
     with hocket.testing.node() as node:
         monkeypatch.setattr(Transaction, "author", refusing)

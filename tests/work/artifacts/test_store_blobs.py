@@ -475,7 +475,7 @@ def test_an_older_store_gets_the_tables(monkeypatch: pytest.MonkeyPatch) -> None
     with monkeypatch.context() as older:
         older.setattr(migration, "VERSION", 2)
         older.setattr(migration, "_STEPS", migration._STEPS[:2])
-        stores.open(address).close()
+        stores.open(address, create=True).close()
     stores.open(address).close()
     with closing(blob_table(address)) as table:
         assert table.among([put(table, LARGE)])
