@@ -277,11 +277,11 @@ class Runtime:
             store = open_store(home.new_store(server))
             entry = enrolment.ask(ticket, home.node_key(), send, SteadyWall(store.server_clock or time.time))
             home.note_user(ticket.user_did)
+            runtime = cls(home, store, _helpers())
+            enrolment.share(runtime.log, entry)
             with store.read() as session:
                 check_joined_rules(session, entry.rules)
             check_rules(home, store)
-            runtime = cls(home, store, _helpers())
-            enrolment.share(runtime.log, entry)
             runtime._check_sharing()
             runtime._catch_up()
         return runtime
