@@ -72,7 +72,7 @@ class WatchedStore:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.read = store.read
-        self.server_clock = store.server_clock
+        self.server_clock, self.check_rows = store.server_clock, store.check_rows
         self.close, self.trim = store.close, store.trim
         self.transactions: list[WatchedSession] = []
 

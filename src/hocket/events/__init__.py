@@ -46,6 +46,7 @@ from hocket.events.nodes import (
     PeerPaused,
     ProgramDiffers,
     RequestsRefused,
+    StoreRowRefused,
     TrafficNotEncrypted,
 )
 from hocket.events.tempo import (
@@ -158,6 +159,7 @@ __all__ = [
     "ScheduleSkipped",
     "SecretsNotHandedOver",
     "StepFailed",
+    "StoreRowRefused",
     "StoreUnavailable",
     "TempoChanged",
     "TrafficNotEncrypted",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hocket.errors import Conflict, StoreError
 from hocket.log import Log
 from hocket.log.store_copy import StoreCopy, copy_unlogged, origin
-from hocket.store import Session, Store
+from hocket.store import RowChecks, Session, Store
 from hocket.store.unlogged import REPLICA
 
 # A copy that is older than this is brought up to date before it is read.
@@ -52,12 +52,20 @@ class ReplicatedStore:
         self._clock_ms = clock_ms
         self._lock, self._following = Lock(), Lock()
         self._primary: Store | None = None
+        self._row_checks: RowChecks | None = None
         self._copying: StoreCopy | None = None
         self._writes = self._writes_copied = 0
         self._away_until = 0.0
         self._error: str | None = None
 
     # What a store does.
+
+    def check_rows(self, checks: RowChecks) -> None:
+        """The copy is this node's own, and verifies what it takes over."""
+        with self._lock:
+            self._row_checks = checks
+            if self._primary is not None:
+                self._primary.check_rows(checks)
 
     @contextmanager
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> Iterator[Session]:
@@ -106,6 +114,8 @@ class ReplicatedStore:
         with self._lock:
             if self._primary is None:
                 self._primary = self._open_primary()
+                if self._row_checks is not None:
+                    self._primary.check_rows(self._row_checks)
             return self._primary
 
     def copy(self) -> AbstractContextManager[Session]:

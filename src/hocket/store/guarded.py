@@ -10,7 +10,7 @@ from types import TracebackType
 
 from hocket.breakers import CircuitBreaker
 from hocket.errors import StoreError
-from hocket.store import Session, Store
+from hocket.store import RowChecks, Session, Store
 
 
 class GuardedStore:
@@ -20,6 +20,9 @@ class GuardedStore:
     @property
     def server_clock(self) -> Callable[[], float] | None:
         return self._store.server_clock
+
+    def check_rows(self, checks: RowChecks) -> None:
+        self._store.check_rows(checks)
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> "GuardedWrite":
         return GuardedWrite(self._store.write(author, at_end=at_end), self.breaker)
