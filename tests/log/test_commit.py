@@ -32,7 +32,7 @@ class Counted:
         self._store = store
         self.writes = 0
         self.read, self.close = store.read, store.close
-        self.server_clock = store.server_clock
+        self.server_clock, self.check_rows = store.server_clock, store.check_rows
 
     @contextmanager
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> Iterator[Session]:

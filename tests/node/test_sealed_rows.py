@@ -32,7 +32,7 @@ from tests.postgres_server import server
 from tests.server.served import Served, serving
 from tests.stores import raw
 
-pytestmark = pytest.mark.req("LW-48")
+pytestmark = pytest.mark.touches("LW-48")
 
 ADDRESSES: dict[str, Callable[[], str]] = {
     "postgres": lambda: server().new_database(),
@@ -73,6 +73,7 @@ def why_refused(served: Served, token: str) -> str:
     return str(answer.json["message"])
 
 
+@pytest.mark.req("LW-48")
 def test_a_token_of_a_sharer_does_not_open_the_server_of_another_node(nodes: Sharers) -> None:
     with Service(nodes.third) as service, serving(nodes.founder.home.path) as served:
         token = tokens.create(service, "mine", ["mesh:read"]).token
@@ -82,6 +83,7 @@ def test_a_token_of_a_sharer_does_not_open_the_server_of_another_node(nodes: Sha
         assert "does not know" in why_refused(served, token)
 
 
+@pytest.mark.req("LW-48")
 def test_a_token_that_a_sharer_inserts_for_another_node_opens_nothing(nodes: Sharers) -> None:
     with serving(nodes.founder.home.path) as served:
         with nodes.third.store.write() as session:
@@ -95,6 +97,7 @@ def test_a_token_that_a_sharer_inserts_for_another_node_opens_nothing(nodes: Sha
         assert served.ask("GET", NODES, good).status == 200
 
 
+@pytest.mark.req("LW-48")
 @pytest.mark.parametrize("column", ["grants", "expires", "hash", "name", "made"])
 def test_a_token_that_a_sharer_has_altered_is_no_longer_one(nodes: Sharers, column: str) -> None:
     with Service(nodes.founder) as service:
@@ -114,6 +117,7 @@ def test_a_token_that_a_sharer_has_altered_is_no_longer_one(nodes: Sharers, colu
                 tokens.recognise(service, each)
 
 
+@pytest.mark.req("LW-48")
 def test_the_seal_of_one_row_is_not_that_of_another(nodes: Sharers) -> None:
     """Nor that of a row of another table, or of another node."""
     with Service(nodes.founder) as service:
@@ -124,6 +128,7 @@ def test_the_seal_of_one_row_is_not_that_of_another(nodes: Sharers) -> None:
         assert [each.name for each in tokens.listing(service)] == ["one"]
 
 
+@pytest.mark.req("LW-48")
 def test_an_invitation_that_a_sharer_inserts_lets_nobody_in(nodes: Sharers) -> None:
     token = nodes.invite("fourth")
     ticket = enrolment.parse(token)
@@ -139,6 +144,7 @@ def test_an_invitation_that_a_sharer_inserts_lets_nobody_in(nodes: Sharers) -> N
         nodes.join("fourth", token)
 
 
+@pytest.mark.req("LW-48")
 def test_an_invitation_that_a_sharer_has_altered_lets_nobody_in(nodes: Sharers) -> None:
     token = nodes.invite("fourth", ["job:read"])
     wide = msgspec.json.encode(InvitationTerms(parse_grants(["all"]), None))
@@ -147,6 +153,7 @@ def test_an_invitation_that_a_sharer_has_altered_lets_nobody_in(nodes: Sharers) 
         nodes.join("fourth", token)
 
 
+@pytest.mark.req("LW-48")
 def test_a_sharer_does_not_read_what_an_open_invitation_is_used_with(nodes: Sharers) -> None:
     token = nodes.invite("fourth")
     key = tickets.key_of(enrolment.parse(token).secret)
@@ -168,6 +175,7 @@ def put_back(nodes: Sharers, table: str, rows: list[tuple[object, ...]]) -> None
         raw(nodes.third.store, f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", *row)
 
 
+@pytest.mark.req("LW-48")
 def test_a_revoked_token_is_not_one_again_when_a_sharer_puts_its_row_back(nodes: Sharers) -> None:
     with Service(nodes.founder) as service:
         token = tokens.create(service, "ci", ["mesh:read"]).token
@@ -181,6 +189,7 @@ def test_a_revoked_token_is_not_one_again_when_a_sharer_puts_its_row_back(nodes:
         assert tokens.listing(service) == []
 
 
+@pytest.mark.req("LW-48")
 def test_an_invitation_that_was_used_or_cancelled_is_not_open_again_when_a_sharer_puts_its_row_back(
     nodes: Sharers,
 ) -> None:
@@ -195,6 +204,7 @@ def test_an_invitation_that_was_used_or_cancelled_is_not_open_again_when_a_share
             nodes.join(name, token)
 
 
+@pytest.mark.req("LW-48")
 def test_an_answer_that_a_sharer_has_altered_is_not_given_again(nodes: Sharers) -> None:
     with Service(nodes.founder) as service:
         assert idempotency.begin(service, "ci", "4711", b"request") is None
@@ -206,6 +216,7 @@ def test_an_answer_that_a_sharer_has_altered_is_not_given_again(nodes: Sharers) 
         assert idempotency.begin(service, "ci", "4711", b"request") is None, "each node has answers of its own"
 
 
+@pytest.mark.req("LW-48")
 def test_a_node_exchanges_with_no_peer_of_another(nodes: Sharers) -> None:
     with nodes.third.store.write() as session:
         peers.add(session, "http://mallory:1", 1, None, Trust(pin="ab" * 32))
@@ -224,6 +235,7 @@ def test_a_node_exchanges_with_no_peer_of_another(nodes: Sharers) -> None:
         assert session.peers() == [] and peers.trusts(session) == {}
 
 
+@pytest.mark.req("LW-48")
 def test_a_node_releases_no_lock_and_declares_no_worker_dead_for_a_row_of_another(nodes: Sharers) -> None:
     place = Place("host", "boot", "", "locks")
     with nodes.third.store.write() as session:
@@ -235,6 +247,7 @@ def test_a_node_releases_no_lock_and_declares_no_worker_dead_for_a_row_of_anothe
         assert session.lock_requests(id_of(nodes.founder)) == [] and session.workers() == []
 
 
+@pytest.mark.req("LW-48")
 def test_an_op_that_a_sharer_says_the_node_has_held_is_not_admitted(nodes: Sharers) -> None:
     """The node would vouch for it, as for its operator's: also for one of a revoked author from before."""
     with nodes.third.store.write() as session:
@@ -244,6 +257,7 @@ def test_an_op_that_a_sharer_says_the_node_has_held_is_not_admitted(nodes: Share
         assert session.due(2**40, 10) == []
 
 
+@pytest.mark.req("LW-48")
 def test_a_node_judges_by_no_rules_that_a_sharer_has_changed(nodes: Sharers) -> None:
     token = nodes.invite("fourth")
     ((kept,),) = raw(nodes.third.store, "SELECT value FROM meta WHERE key = 'rules'")
@@ -257,6 +271,7 @@ def test_a_node_judges_by_no_rules_that_a_sharer_has_changed(nodes: Sharers) -> 
     nodes.join("fourth", token).close()
 
 
+@pytest.mark.req("LW-48")
 def test_rules_that_the_owner_has_changed_are_accepted_by_each_node(nodes: Sharers) -> None:
     rules = nodes.founder.log.rules
     assert rules.extensions is not None
@@ -269,6 +284,7 @@ def test_rules_that_the_owner_has_changed_are_accepted_by_each_node(nodes: Share
         assert opened.log.rules.extensions is not None and opened.log.rules.extensions.skew_ms == 5_000
 
 
+@pytest.mark.req("LW-48")
 def test_doctor_names_rows_that_the_node_has_not_written(nodes: Sharers) -> None:
     assert [each.verdict for each in examine(nodes.founder.home) if each.check == "rows beside the log"] == ["ok"]
     with nodes.third.store.write() as session:
@@ -279,6 +295,7 @@ def test_doctor_names_rows_that_the_node_has_not_written(nodes: Sharers) -> None
     assert found.verdict == "bad" and "1 row of tokens (forged) that this node has not written" in found.says
 
 
+@pytest.mark.req("LW-48")
 def test_rows_from_before_seals_are_made_anew_in_a_store_that_nodes_share(nodes: Sharers) -> None:
     with nodes.founder.store.write() as session:
         session.put_token(forged_token("ci"))
@@ -291,6 +308,7 @@ def test_rows_from_before_seals_are_made_anew_in_a_store_that_nodes_share(nodes:
         assert tokens.recognise(service, tokens.create(service, "ci", ["mesh:read"]).token).name == "ci"
 
 
+@pytest.mark.req("LW-48")
 def test_a_store_that_does_not_know_its_node_gives_nothing(nodes: Sharers) -> None:
     with closing(open_store(nodes.address)) as unknown, unknown.read() as session:
         with pytest.raises(RuntimeError, match="which node uses it"):
@@ -299,6 +317,7 @@ def test_a_store_that_does_not_know_its_node_gives_nothing(nodes: Sharers) -> No
         assert session.tokens() == [] == session.peers()
 
 
+@pytest.mark.req("LW-48")
 def test_a_peer_is_known_as_its_node_has_written_it(nodes: Sharers) -> None:
     peer = Peer("http://a:1", b"n" * 8, b"\0", "ok", "", 5, 1)
     with nodes.founder.store.write() as session:

@@ -25,7 +25,7 @@ from hocket.store.secrecy import DB_TOKEN
 from tests.libsql_server import LibsqlServer, new_server
 from tests.stores import sealed
 
-pytestmark = pytest.mark.req("LW-48")
+pytestmark = pytest.mark.touches("LW-48")
 
 TOKEN = "eyJhbGciOiJFZERTQSJ9.eyJhIjoicncifQ.mZ3kq0pXvTn4aYbU"
 Act = Callable[["Hostile", http.server.BaseHTTPRequestHandler, dict[str, Any]], None]
@@ -193,6 +193,7 @@ MISFITTING = {
 }
 
 
+@pytest.mark.req("LW-48")
 @pytest.mark.parametrize("name", [*MALFORMED, *MISFITTING])
 def test_a_server_whose_first_answer_is_wrong_is_refused(hostile: Hostile, name: str) -> None:
     hostile.act = saying((MALFORMED | MISFITTING)[name])
@@ -200,6 +201,7 @@ def test_a_server_whose_first_answer_is_wrong_is_refused(hostile: Hostile, name:
         pass
 
 
+@pytest.mark.req("LW-48")
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_server_that_turns_is_refused(turning: Hostile, name: str) -> None:
     with closing(sealed(stores.open(turning.address))) as store:
@@ -236,6 +238,7 @@ def endless(start: bytes, piece: bytes) -> Act:
     return act
 
 
+@pytest.mark.req("LW-48")
 def test_an_answer_without_an_end_is_not_read_to_it(hostile: Hostile) -> None:
     hostile.act = endless(b'{"results": [{"type": "ok", "x": "', b"x" * 1024 * 1024)
     with refused("more than 64 MiB"):
@@ -243,6 +246,7 @@ def test_an_answer_without_an_end_is_not_read_to_it(hostile: Hostile) -> None:
     assert hostile.sent < 2 * PIPELINE_BYTES_MAX
 
 
+@pytest.mark.req("LW-48")
 @pytest.mark.parametrize("status", [401, 404, 500])
 def test_a_refusal_without_an_end_is_not_read_to_it(hostile: Hostile, status: int) -> None:
     def act(hostile: Hostile, handler: http.server.BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
@@ -259,6 +263,7 @@ def test_a_refusal_without_an_end_is_not_read_to_it(hostile: Hostile, status: in
     assert hostile.sent < PIPELINE_BYTES_MAX
 
 
+@pytest.mark.req("LW-48")
 @pytest.mark.parametrize(
     "piece", [b'{"type": "row", "row": [{"type": "null"}]}\n' * 10_000, b" " * 400_000, b"\n" * 400_000, b"x" * 400_000]
 )
@@ -295,6 +300,7 @@ def status_line(hostile: Hostile, handler: http.server.BaseHTTPRequestHandler, b
     handler.close_connection = True
 
 
+@pytest.mark.req("LW-48")
 @pytest.mark.parametrize(
     "act",
     [
@@ -317,6 +323,7 @@ def test_a_token_that_a_server_repeats_is_not_shown(hostile: Hostile, act: Act) 
     assert hostile.heard[0]["token"] == f"Bearer {TOKEN}", "the server has it"
 
 
+@pytest.mark.req("LW-48")
 def test_what_a_server_says_is_shown_without_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DB_TOKEN, TOKEN)
     address = read_address("libsql://db.example")
@@ -326,6 +333,7 @@ def test_what_a_server_says_is_shown_without_the_token(monkeypatch: pytest.Monke
     assert TOKEN not in repr(address) and TOKEN not in str(address)
 
 
+@pytest.mark.req("LW-48")
 @pytest.mark.parametrize(
     "base", ["http://127.0.0.1:{other}", "https://127.0.0.1:{own}", "http://localhost:{own}", "http://x@127.0.0.1:{own}"]
     + ["http://127.0.0.1:{own}@127.0.0.1:{other}/", "//127.0.0.1:{other}", "http://127.0.0.1:99999", "", "x", "http://[::1"],
@@ -347,6 +355,7 @@ def test_a_server_cannot_send_the_token_elsewhere(turning: Hostile, base: str) -
         assert other.heard == []
 
 
+@pytest.mark.req("LW-48")
 def test_a_server_may_continue_at_another_path(turning: Hostile) -> None:
     def content(body: dict[str, Any]) -> bytes:
         base = f"{turning.address}/sticky/"
@@ -360,6 +369,7 @@ def test_a_server_may_continue_at_another_path(turning: Hostile) -> None:
         turning.act = None
 
 
+@pytest.mark.req("LW-48")
 def test_an_error_of_a_caller_stays_as_it_is(turning: Hostile) -> None:
     with closing(sealed(stores.open(turning.address))) as store:
         for error in (ValueError("mine"), TypeError("mine"), KeyError("mine")):

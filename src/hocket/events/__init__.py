@@ -47,6 +47,7 @@ from hocket.events.nodes import (
     PeerPaused,
     ProgramDiffers,
     RequestsRefused,
+    StoreRowRefused,
     TrafficNotEncrypted,
 )
 from hocket.events.tempo import (
@@ -162,6 +163,7 @@ __all__ = [
     "ScheduleSkipped",
     "SecretsNotHandedOver",
     "StepFailed",
+    "StoreRowRefused",
     "StoreUnavailable",
     "TempoChanged",
     "TrafficNotEncrypted",

@@ -116,6 +116,22 @@ class OpRefused(Event, frozen=True):
         return f"refused {counted(self.count, 'op')} from {self.sender}: {self.reason}"
 
 
+class StoreRowRefused(Event, frozen=True):
+    """A row of a store that nodes share is not what the node signed that it names, so this node leaves it out."""
+
+    level = ERROR
+
+    table: str
+    row: str
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"another program changed the store: {self.table}, row {self.row}: {self.reason}; the row is left out,"
+            " and `hocket log verify` shows all such rows"
+        )
+
+
 class OpsCollided(Event, frozen=True):
     node: str
     count: int

@@ -259,6 +259,31 @@ def plain_schedule(
     return job_id, b"".join((job_id, head, job_id, rest))
 
 
+def plain_schedule_link(data: bytes, job_id: bytes, stamp: Hlc, kind: str) -> bytes | None:
+    """The link of the op that schedules this job of its own id without special options, if these bytes are one and its
+    id follows from its content; else None. This is much faster than to read the op. It does not look at the signature.
+    """
+    wall, logical, node = stamp
+    number = encode_value(U32, logical) if logical > 0x7F else _ONE_BYTE[logical]
+    head = b"".join((job_id, _version_and_wall(wall), number, _node_twice(node), b"\x01"))
+    at = len(head) + 16
+    place = at + len(_SCHEDULE)
+    kind_text = _text(kind)
+    if not (data.startswith(head) and data.startswith(_SCHEDULE + job_id + kind_text, at)):
+        return None
+    r = Reader(data)
+    r.pos = place + 16 + len(kind_text)
+    try:
+        r.take(r.varint())
+    except Malformed:
+        return None
+    end = r.pos + 1
+    if data[r.pos : end] != b"\x00":
+        return None
+    content = b"".join((_OP_CONTEXT, data[16:place], NO_ID, data[place + 16 : end]))
+    return data[at - 16 : at] if make_ulid(wall, digest(content, 10)) == job_id else None
+
+
 # A node writes many ops in a millisecond and always under one id, so these bytes are worth caching.
 
 
@@ -398,19 +423,29 @@ def sign(op: Op, key: SigningKey) -> Op:
 
 
 def verify_op(data: bytes, op: Op, public: bytes) -> bool:
-    """Whether the holder of this key signed these received bytes, of which op is the decoding. The signing form is cut
-    out of the bytes and never encoded again, so what is verified is what was sent.
+    """Whether the holder of this key signed these received bytes, of which op is the decoding."""
+    parts = _signature_and_message(data, op)
+    return parts is not None and verify(public, *parts)
+
+
+def is_signed_by(data: bytes, op: Op, key: SigningKey) -> bool:
+    """The answer of `verify_op` for an op of the node that has this key. It signs again and compares, since a key gives
+    the same message the same signature; that takes a quarter of the time.
     """
+    parts = _signature_and_message(data, op)
+    return parts is not None and key.sign(parts[1]) == parts[0]
+
+
+def _signature_and_message(data: bytes, op: Op) -> tuple[bytes, bytes] | None:
+    """The signing form is cut out of the bytes and never encoded again, so what is verified is what was sent."""
     if op.signature is None:
-        return False
+        return None
     try:
         signature = open_detached(op.signature, op.node_id)
         body = data[: len(data) - _tail_bytes(op.signature)]
-        if with_signature(body, op.signature) != data:
-            return False
+        return (signature, body + b"\x00") if with_signature(body, op.signature) == data else None
     except Malformed:
-        return False
-    return verify(public, signature, body + b"\x00")
+        return None
 
 
 def encode_sequence(ops: Sequence[bytes]) -> bytes:

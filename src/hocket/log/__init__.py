@@ -30,15 +30,19 @@ from hocket.kernel.rules import HOCKET, Rules, decode_kept_rules
 from hocket.kernel.signing import OpSigner
 from hocket.kernel.subjects import JOB
 from hocket.kernel.vocabulary import ScheduleJob, number_of
+from hocket.log.audit import AuditFinding
 from hocket.log.author_check import WALL_MAX, AuthorCheck
+from hocket.log.checked_registers import RevocationFile
 from hocket.log.intake import Admission, Intake, add
 from hocket.log.naming import is_taken
 from hocket.log.op_costs import Slice, WorkCharge
 from hocket.log.outbox import OutboxBound
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.projectors import defaults_of
+from hocket.log.row_audit import audit_rows
 from hocket.log.sealing import BackgroundSealer, Sealer, SharedSealer, signed
 from hocket.log.short_transaction import LockTransaction, ShortTransaction
+from hocket.log.store_check import StoreCheck
 from hocket.log.transaction import Transaction, Wall, being_rebuilt, next_stamp
 from hocket.store import Head, MustBeAlone, NewOp, Session, Store
 from hocket.store.row_seals import EndedSeals
@@ -62,9 +66,9 @@ class Log:
     """`wall` gives the time and `randomness` that many random bytes; both are arguments, so that a simulation can
     choose them. `physical` is the machine's own clock in milliseconds; `wall` may run ahead of it once another node has
     sent a later time. With `helpers`, ops are verified in parallel and this node's ops are signed in the background;
-    without helpers the caller's thread does everything. After each commit the log publishes the changes on `bus`. Rows
-    that `ended` in a shared store count no more. `stopwatch` counts the seconds that ops from elsewhere are charged
-    for. Close the log before the store.
+    without helpers the caller's thread does everything. After each commit the log publishes the changes on `bus`. In a
+    store that nodes share, rows that `ended` count no more, and `revocations` keeps those that were seen. `stopwatch`
+    counts the seconds that ops from elsewhere are charged for. Close the log before the store.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Log:
         bus: Bus | None = None,
         ended: EndedSeals | None = None,
         stopwatch: Callable[[], float] = perf_counter,
+        revocations: RevocationFile | None = None,
     ) -> None:
         self.store = store
         store.seal_rows(RowSeal(key), ended)
@@ -89,7 +94,6 @@ class Log:
         self.user = user
         self.is_shared = is_shared = store.server_clock is not None
         self._signer = OpSigner(key, self.node, at_once=is_shared)
-        self._sealer: Sealer = SharedSealer(store) if is_shared else BackgroundSealer(store, self._signer, helpers)
         self._wall = wall
         self.physical = physical or (lambda: wall(0))
         self._randomness = randomness
@@ -97,12 +101,28 @@ class Log:
         self._bus: Bus = bus or MemoryBus()
         with store.read() as session:
             kept = session.meta(RULES)
-        self.permissions_reader = PermissionsReader(user, HOCKET if kept is None else decode_kept_rules(kept))
+        rules = HOCKET if kept is None else decode_kept_rules(kept)
+        self.permissions_reader = PermissionsReader(user, rules, revocations if is_shared else None)
+        self.store_check: StoreCheck | None = None
+        self._sealer: Sealer
+        if is_shared:
+            self.store_check = self._new_check(key)
+            store.check_rows(self.store_check)
+            self._sealer = SharedSealer(store, self.store_check.wrote)
+        else:
+            self._sealer = BackgroundSealer(store, self._signer, helpers)
         self._outbox = OutboxBound()
         self._last_id = bytes(16)
         self._last_id_ms = 0
         self._id_lock = threading.Lock()
         self._authors: set[int] = set()
+
+    def _new_check(self, key: SigningKey) -> StoreCheck:
+        return StoreCheck(self.user, self.node, key, lambda: self.permissions_reader, self._helpers)
+
+    def audit_rows(self, key: SigningKey) -> list[AuditFinding]:
+        """What is wrong with the derived rows of a store that nodes share. `key` is this node's own."""
+        return audit_rows(self.store, self._new_check(key)) if self.is_shared else []
 
     def commit(self, requests: Sequence[Request], *, beside: bool = False) -> list[Any]:
         """Runs the requests in one durable transaction and returns their results in order. If a request raises, its
@@ -318,12 +338,18 @@ class Log:
         return self._admit(ops, decide, sender, costs)
 
     def _admit(
-        self, ops: Iterable[Received], decide: Decide | None, sender: int | None, costs: WorkCharge | None = None
+        self,
+        ops: Iterable[Received],
+        decide: Decide | None,
+        sender: int | None,
+        costs: WorkCharge | None = None,
+        *,
+        is_vouched: bool = True,
     ) -> Admission:
         with self.store.read() as session:
             keys = {int.from_bytes(node, "big"): public for node, (public, _) in session.nodes().items()}
             permissions = self.permissions(session)
-        is_vouched = sender is None or permissions.is_trusted(sender, self._wall(0))
+        is_vouched = is_vouched if sender is None else permissions.is_trusted(sender, self._wall(0))
         door = AuthorCheck(self.user, keys, self._has_written, permissions, self.node, self._wall(0))
         total = Admission(0, 0, {})
         waiting: Callable[[], Admission] | None = None
@@ -431,7 +457,8 @@ class Log:
             return None
         with self.store.read() as session:
             due = session.due(until, ADMIT_BATCH)
-        admission = self._admit(((body, _read(body)) for body in due), decide, None)
+        # Where nodes share the store, any of them can have put an op there, so that nobody vouches for it.
+        admission = self._admit(((body, _read(body)) for body in due), decide, None, is_vouched=not self.is_shared)
         self.run(lambda tx: tx.session.drop_held([body[:16] for body in due]))
         return admission
 

@@ -5,6 +5,7 @@ stream, so a log may have any size.
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
+from hocket.errors import StoreError
 from hocket.kernel.ops import MAX_OP_BYTES, Op, read_op
 from hocket.kernel.postcard import Malformed, Reader, write_varint
 from hocket.log import Admission, Log
@@ -21,7 +22,13 @@ def export_ops(log: Log, out: BinaryIO, progress: Callable[[int, int], None] = l
         write_varint(count, total)
         out.write(count)
         seq = 0
-        while rows := session.ops_after(seq, BATCH):
+        check = session.row_check
+        while rows := session.stored_ops(seq, BATCH):
+            if check is not None and len(check.ops(rows)) < len(rows):
+                raise StoreError(
+                    f"an op between number {rows[0].seq} and {rows[-1].seq} is not the one that its author signed;"
+                    " `hocket log verify` shows it"
+                )
             for row in rows:
                 out.write(log.signed(row.body))
             seq = rows[-1].seq

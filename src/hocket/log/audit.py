@@ -106,7 +106,7 @@ class Auditor:
 
     def walk(self, session: Session, head: Head, progress: Callable[[int, int], None]) -> None:
         self.meet(session)
-        while rows := session.ops_after(self.seq, BATCH):
+        while rows := session.stored_ops(self.seq, BATCH):
             self.take([row if row.seq <= head.sealed else self._complete(row) for row in rows], head)
             progress(self.count, head.seq)
 

@@ -122,24 +122,7 @@ class AuthorCheck:
         return self._verified(raw, op, key)
 
     def _verified(self, raw: bytes, op: Op, key: bytes | None) -> Reason | None:
-        if op.timestamp.wall > WALL_MAX:
-            return Reason.BEYOND_TIME
-        if key is None:
-            return Reason.UNKNOWN_NODE
-        if not verify_op(raw, op, key):
-            return Reason.BAD_SIGNATURE
-        return self._unbound(raw, op) if self._is_bound else None
-
-    def _unbound(self, raw: bytes, op: Op) -> Reason | None:
-        if len(raw) > BOUND_OP_BYTES_MAX and not isinstance(op.payload, ReportFork):
-            return Reason.TOO_LARGE
-        if op.link is None or not is_bound(raw, op) or _is_misnamed(op):
-            return Reason.UNBOUND
-        if isinstance(op.payload, ReportFork) and read_fork(op.payload) is None:
-            return Reason.MALFORMED
-        if isinstance(op.payload, RevokeRoot) and not is_root_revocation(self._user, op.payload):
-            return Reason.BAD_SIGNATURE
-        return None
+        return op_fault(self._user, raw, op, key, self._is_bound)
 
     def _unsigned(self, op: Op, key: bytes | None) -> Reason | None:
         """A node takes in an op without a signature only if it may read no more of the op than is left."""
@@ -152,6 +135,30 @@ class AuthorCheck:
             return Reason.UNKNOWN_NODE
         admitted = self._permissions.authority.sanitizes(self._reader, payload.rules, self._now)
         return None if admitted else Reason.BAD_MARKER
+
+
+def op_fault(user: str, raw: bytes, op: Op, key: bytes | None, ids_are_bound: bool) -> Reason | None:
+    """Why these bytes are not an op of the node that has this key, or its ids do not follow from its content."""
+    if op.timestamp.wall > WALL_MAX:
+        return Reason.BEYOND_TIME
+    if key is None:
+        return Reason.UNKNOWN_NODE
+    if not verify_op(raw, op, key):
+        return Reason.BAD_SIGNATURE
+    return binding_fault(user, raw, op) if ids_are_bound else None
+
+
+def binding_fault(user: str, raw: bytes, op: Op) -> Reason | None:
+    """Why the ids of a signed op do not follow from its content, or what it carries proves nothing."""
+    if len(raw) > BOUND_OP_BYTES_MAX and not isinstance(op.payload, ReportFork):
+        return Reason.TOO_LARGE
+    if op.link is None or not is_bound(raw, op) or _is_misnamed(op):
+        return Reason.UNBOUND
+    if isinstance(op.payload, ReportFork) and read_fork(op.payload) is None:
+        return Reason.MALFORMED
+    if isinstance(op.payload, RevokeRoot) and not is_root_revocation(user, op.payload):
+        return Reason.BAD_SIGNATURE
+    return None
 
 
 def _is_misnamed(op: Op) -> bool:

@@ -9,11 +9,11 @@ from hocket.store import Session
 
 
 def founder(session: Session) -> int | None:
-    """The node with which the log begins; None if it is empty."""
-    first = session.op_seq(1)
-    if first is None:
+    """The node with which the log begins, which may be one of another user's mesh; None if the log is empty."""
+    first = session.stored_ops(0, 1)
+    if not first or first[0].seq != 1:
         return None
-    payload = decode(first.body).payload
+    payload = decode(first[0].body).payload
     return read_ucan(payload.ucan_bytes).node if isinstance(payload, DelegateUcan) else 0
 
 

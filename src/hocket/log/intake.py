@@ -115,6 +115,10 @@ class Intake:
         tx = self._tx
         early = op.timestamp.wall > self._limit
         known = self._known.get(op.id)
+        if known == b"":
+            # In a store that nodes share, another program has changed the op that is here.
+            self._refuse(op.id, op.node_id, Reason.OTHER_BYTES)
+            return
         if tx.is_strict and known not in (None, raw) and decode(known).node_id != op.node_id:
             # Another author has used the id before: this op's key is its id and its author.
             op = replace(op, id=long_key(op))
@@ -214,8 +218,8 @@ class Intake:
         if not is_fork(decode(known), op):
             return False
         self._hear_taken()
-        public, _ = tx.session.nodes()[op.node_id.to_bytes(8, "big")]
-        return isinstance(tx.author(ReportFork(public, known, raw)), Op)
+        public, _ = tx.session.nodes().get(op.node_id.to_bytes(8, "big"), (b"", ""))
+        return bool(public) and isinstance(tx.author(ReportFork(public, known, raw)), Op)
 
     def _lacking(self) -> frozenset[int]:
         """Authors with two histories of whom ops may be missing that still matter: ops that a designation has pinned,

@@ -87,14 +87,19 @@ class JobProjector:
             found = self._session.job(job_id)
             if found is None and self._settle_log():
                 found = self._session.job(job_id)
-            self._entries[job_id] = found
+            self._entries[job_id] = None if found is None else next(iter(self.sound((found,))), None)
         return self._entries[job_id]
+
+    def sound(self, entries: Sequence[JobEntry]) -> Sequence[JobEntry]:
+        """Those of the entries that a query has just read that are as their ops say."""
+        check = self._session.row_check
+        return entries if check is None or not entries else check.jobs(entries)
 
     def load(self, job_ids: Iterable[bytes]) -> None:
         """Reads many entries at once."""
         unknown = [job_id for job_id in job_ids if job_id not in self._entries]
         self._session.lock_subjects(Subject(JOB, job_id) for job_id in unknown)
-        for entry in self._session.jobs_by_id(unknown):
+        for entry in self.sound(self._session.jobs_by_id(unknown)):
             self._entries[entry.job.id] = entry
 
     def expect_new(self, job_id: bytes) -> None:

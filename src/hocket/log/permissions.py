@@ -7,8 +7,9 @@ nor about the permissions. Two things still stand: an op that the arbiter accept
 a replaced coordinator, the history that its successor's designation pins.
 """
 
+import time
 from bisect import bisect
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from hocket.kernel.authority import Authority, Revocation, Standing, counting_revocations
@@ -20,12 +21,15 @@ from hocket.kernel.rules import Rules
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import VARIANTS, ClaimWork, CompleteJob, Payload, ReportFork, RevokeRoot, RevokeUcan
+from hocket.log.checked_registers import CheckedRegisters, RegisterRows, RevocationFile
 from hocket.store import Coordinator, Session
 
 # The ops of a derivation job, if its kind marks it as one.
 _DERIVING = (ClaimWork, CompleteJob)
 # How many states of the permissions are remembered: the current one, and those of transactions that were undone.
 REMEMBERED = 4
+# In a store that nodes share, the number of the state is believed for this long.
+BELIEVED_S = 5.0
 # The most ops to read of a coordinator with two histories.
 PINNED_MAX = 1_000_000
 
@@ -211,33 +215,62 @@ class Permissions:
 
 class PermissionsReader:
     """Reads the permissions of a session, once for each of their states. `latest` is what it read last, for callers
-    that may not touch the store.
+    that may not touch the store. `revocations` are those that were seen before in a store that nodes share.
     """
 
-    def __init__(self, user: str, rules: Rules) -> None:
+    def __init__(self, user: str, rules: Rules, revocations: RevocationFile | None = None) -> None:
         self._user = user
         self.rules = rules
-        self._known: dict[int, Permissions] = {}
+        # By the number of the state, and that of the revocations that were remembered then.
+        self._known: dict[tuple[int, int], Permissions] = {}
         self.latest: Permissions | None = None
         self._tokens: dict[bytes, Delegation] = {}
+        self._registers = CheckedRegisters(revocations)
+        self._read_at, self.is_reading = 0.0, False
+        # Made with ops of a transaction that had not stored them.
+        self._unstored: Permissions | None = None
 
-    def read(self, session: Session, state: int, fresh: Iterable[Op] = ()) -> Permissions:
+    def read(self, session: Session, state: int, fresh: Sequence[Op] = ()) -> Permissions:
         """`fresh` are ops of the transaction that are not stored yet."""
-        permissions = self._known.get(state)
-        if permissions is None:
+        if session.row_check is not None and time.monotonic() - self._read_at > BELIEVED_S:
+            # Another program may have put back the number.
+            self._known.clear()
+        permissions = self._known.get((state, self._registers.revocations_seen))
+        if permissions is None or (permissions is self._unstored and not fresh):
             permissions = self._read(session, fresh)
+            # Revocations are remembered when they are read from the store, where their transaction was not undone.
+            self._unstored = permissions if fresh and session.row_check is not None else None
             while len(self._known) >= REMEMBERED:
                 del self._known[next(iter(self._known))]
-            self._known[state] = permissions
+            self._known[state, self._registers.revocations_seen] = permissions
         self.latest = permissions
         return permissions
 
     def _read(self, session: Session, fresh: Iterable[Op]) -> Permissions:
+        """A designation counts only if its author may designate, by the permissions that all of them make."""
+        self._read_at, self.is_reading = time.monotonic(), True
+        try:
+            rows = self._registers.read(session, fresh)
+        finally:
+            self.is_reading = False
+        permissions = self._made(session, fresh, rows)
+        unauthorised = [
+            each
+            for each in rows.coordinators
+            if (op := rows.designations.get(each.op_id)) is not None and permissions.refusal(op) is not None
+        ]
+        if not unauthorised:
+            return permissions
+        for each in unauthorised:
+            rows.coordinators.remove(each)
+        return self._made(session, fresh, rows)
+
+    def _made(self, session: Session, fresh: Iterable[Op], rows: RegisterRows) -> Permissions:
         is_bound = self.rules.bounds is not None
-        tenures = _tenures(session.coordinators())
+        tenures = _tenures(rows.coordinators)
         forks: dict[int, Hlc] = {}
         apart: set[int] = set()
-        for fork in session.forks():
+        for fork in rows.forks:
             node = int.from_bytes(fork.node, "big")
             if node not in forks and not _shares_link(session, fresh, fork.op_id):
                 apart.add(node)
@@ -253,10 +286,10 @@ class PermissionsReader:
 
         delegations = {
             each.cid: self._delegation(each.cid, each.token)
-            for each in session.delegations()
+            for each in rows.delegations
             if not is_void(each.op_id, each.hlc)
         }
-        revoked = [each for each in session.revocations() if each.root or not is_void(each.op_id, each.hlc)]
+        revoked = [each for each in rows.revocations if each.root or not is_void(each.op_id, each.hlc)]
         revocations = [(unpack(each.hlc), unpack(each.hlc).node, each.cid) for each in revoked if not each.root]
         counting = counting_revocations(self._user, delegations.values(), revocations, is_bound)
         roots = {each.cid for each in revoked if each.root}

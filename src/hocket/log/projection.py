@@ -13,8 +13,9 @@ from typing import Any
 from hocket.kernel import arbitration
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.coordination_payloads import Availability
+from hocket.kernel.kinds import names_of as kind_names
 from hocket.kernel.ops import Op
-from hocket.kernel.policy import Policy
+from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.subjects import ACCEPTANCES, AVAILABILITY, JOB, KIND, LOCK, MESSAGE, Subject, names_of, subject_of
 from hocket.kernel.vocabulary import ReportFork, RevokeRoot, Unknown, discriminant
@@ -27,7 +28,7 @@ from hocket.log.message_projector import MessageProjector
 from hocket.log.naming import ID_BYTES, Naming, keyed
 from hocket.log.ownership import Ownership
 from hocket.log.permissions import Permissions, PermissionsReader, trace
-from hocket.log.projectors import FAMILIES, Projector, Register, SubjectProjector, defaults_of
+from hocket.log.projectors import FAMILIES, Projector, Register, SubjectProjector
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
 from hocket.log.schedule_register import ScheduleRegister
 from hocket.log.unstored_ops import UnstoredOps
@@ -165,10 +166,10 @@ class Projection:
 
     def defaults(self, kind: str) -> Policy:
         if self._kinds.is_changed:
-            self._kinds.flush()
             self._defaults.clear()
         if kind not in self._defaults:
-            self._defaults[kind] = defaults_of(self._session, kind)
+            definitions = (self._kinds.state(name.encode()) for name in kind_names(kind))
+            self._defaults[kind] = next((each.policy for each in definitions if each is not None), DEFAULT)
         return self._defaults[kind]
 
     def availability(self, node: int) -> Availability:
@@ -426,7 +427,8 @@ class Projection:
     def _judge(self, op_id: bytes) -> None:
         """Judges again an op without a subject."""
         op, before = self.known(op_id)
-        assert op is not None
+        if op is None:
+            return  # in a store that nodes share, it is not the op that its author signed
         if before == Reason.INTEGRITY and not self._stands_alone(op):
             return
         op = self._naming.resolved(op)

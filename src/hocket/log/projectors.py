@@ -41,10 +41,18 @@ FOLLOW_UPS: dict[str, Callable[[Any, Op], Payload | None]] = {ROW: notice}
 def defaults_of(session: Session, kind: str) -> Policy:
     """The options that jobs of a kind have unless their submitter says otherwise, as the store has them."""
     for name in names_of(kind):
-        state = session.subject_state(Subject(KIND, name.encode()))
+        state = _stored_state(session, Subject(KIND, name.encode()))
         if state is not None:
             return KINDS.decode(state).policy
     return DEFAULT
+
+
+def _stored_state(session: Session, subject: Subject) -> bytes | None:
+    """The state of a subject, unless the subject is a kind that no op defines so."""
+    state = session.subject_state(subject)
+    check = session.row_check if subject.family == KIND else None
+    is_sound = state is None or check is None or check.definition(subject.key.decode(errors="replace"), state)
+    return state if is_sound else None
 
 
 def availability_of(session: Session, node: int) -> AvailabilityState | None:
@@ -158,7 +166,7 @@ class SubjectProjector:
         if key not in self._states:
             subject = Subject(self._name, key)
             self._session.lock_subjects((subject,))
-            data = self._session.subject_state(subject)
+            data = _stored_state(self._session, subject)
             self._states[key] = None if data is None else self.family.decode(data)
         return self._states[key]
 

@@ -3,7 +3,6 @@ coordinator, and where kinds are routed. The engine decides whether an op counts
 """
 
 from hocket.kernel.clock import Hlc, pack, unpack
-from hocket.kernel.forks import read_fork
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import JOB, Subject
@@ -17,6 +16,7 @@ from hocket.kernel.vocabulary import (
     RevokeUcan,
     RouteKind,
 )
+from hocket.log.checked_registers import row_of
 from hocket.log.projectors import Engine, Projector
 from hocket.store import Coordinator, Delegated, Fork, Revoked, Session
 
@@ -42,16 +42,13 @@ class GrantRegister:
 
     def enact(self, op: Op) -> bool:
         """False if it is already there."""
-        hlc, payload = pack(op.timestamp), op.payload
-        if isinstance(payload, DelegateUcan):
-            return self._session.set_delegation(Delegated(op.id, payload.ucan_cid, hlc, payload.ucan_bytes))
-        if isinstance(payload, ReportFork):
-            forked = read_fork(payload)
-            assert forked is not None
-            return self._session.set_fork(Fork(op.id, forked.node.to_bytes(8, "big"), pack(forked.since)))
-        assert isinstance(payload, RevokeUcan | RevokeRoot)
-        is_root = isinstance(payload, RevokeRoot)
-        return self._session.set_revocation(Revoked(op.id, payload.ucan_cid, hlc, int(is_root)))
+        row = row_of(op)
+        if isinstance(row, Delegated):
+            return self._session.set_delegation(row)
+        if isinstance(row, Fork):
+            return self._session.set_fork(row)
+        assert isinstance(row, Revoked)
+        return self._session.set_revocation(row)
 
     def repeal(self, op: Op) -> bool:
         """Removes it. False if it was not there."""
@@ -75,11 +72,9 @@ class CoordinatorRegister:
         return any(each.op_id == op.id for each in self._session.coordinators())
 
     def put(self, op: Op) -> None:
-        assert isinstance(op.payload, DesignateCoordinator)
-        # A pin looks back, so no later arrival may change whether it counts.
-        pin = None if op.pin is None or op.cited else op.pin.commitment
-        node = op.payload.coordinator.to_bytes(8, "big")
-        self._session.set_coordinator(Coordinator(pack(op.timestamp), op.id, node, pin))
+        row = row_of(op)
+        assert isinstance(row, Coordinator)
+        self._session.set_coordinator(row)
 
     def enter(self, op: Op) -> None:
         self.put(op)
@@ -139,6 +134,8 @@ class RouteRegister:
         assert isinstance(op.payload, RouteKind)
         self._any = True
         node = None if op.payload.route is None else op.payload.route.to_bytes(8, "big")
+        if (check := self._session.row_check) is not None:
+            check.enter_route(op.payload.kind, pack(op.timestamp), node)
         self._session.set_route(op.payload.kind, pack(op.timestamp), node)
         self._follow(op)
 

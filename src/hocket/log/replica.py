@@ -14,7 +14,7 @@ from hocket.errors import Conflict, StoreError
 from hocket.kernel.row_seal import RowSeal
 from hocket.log import Log
 from hocket.log.store_copy import StoreCopy, copy_unlogged, origin
-from hocket.store import Session, Store
+from hocket.store import RowChecks, Session, Store
 from hocket.store.row_seals import EndedSeals
 from hocket.store.unlogged import REPLICA
 
@@ -55,12 +55,20 @@ class ReplicatedStore:
         self._lock, self._following = Lock(), Lock()
         self._primary: Store | None = None
         self._seal: tuple[RowSeal, EndedSeals | None] | None = None
+        self._row_checks: RowChecks | None = None
         self._copying: StoreCopy | None = None
         self._writes = self._writes_copied = 0
         self._away_until = 0.0
         self._error: str | None = None
 
     # What a store does.
+
+    def check_rows(self, checks: RowChecks) -> None:
+        """The copy is this node's own, and verifies what it takes over."""
+        with self._lock:
+            self._row_checks = checks
+            if self._primary is not None:
+                self._primary.check_rows(checks)
 
     @contextmanager
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> Iterator[Session]:
@@ -118,6 +126,8 @@ class ReplicatedStore:
                 self._primary = self._open_primary()
                 if self._seal is not None:
                     self._primary.seal_rows(*self._seal)
+                if self._row_checks is not None:
+                    self._primary.check_rows(self._row_checks)
             return self._primary
 
     def copy(self) -> AbstractContextManager[Session]:

@@ -16,7 +16,7 @@ class ScheduleRegister:
         self._session, self._engine = session, engine
 
     def enter(self, op: Op) -> None:
-        self._session.set_schedule(_scheduled(op), counts=True)
+        self._session.set_schedule(scheduled(op), counts=True)
         self._follow(op, is_in_force=True)
 
     def strike(self, op: Op) -> None:
@@ -25,7 +25,7 @@ class ScheduleRegister:
 
     def wait(self, op: Op) -> None:
         """The op would count if the schedule that blocks it turned out not to."""
-        self._session.set_schedule(_scheduled(op), counts=False)
+        self._session.set_schedule(scheduled(op), counts=False)
 
     def _follow(self, op: Op, is_in_force: bool) -> None:
         """An op that sets or clears a schedule and arrives late, or no longer counts, changes who could change the
@@ -53,7 +53,7 @@ class ScheduleRegister:
                 self._engine.ask_again(subject, permissions=True)
 
 
-def _scheduled(op: Op) -> Schedule:
+def scheduled(op: Op) -> Schedule:
     """What an op says of a schedule."""
     payload = op.payload
     hlc = pack(op.timestamp)

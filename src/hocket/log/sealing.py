@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import NamedTuple, Protocol
@@ -63,11 +63,11 @@ class Sealer(Protocol):
 
 class SharedSealer:
     """For a store that nodes share. Their ops come signed, so each transaction links its own, and no node waits for the
-    key of another.
+    key of another. `wrote` is called with the ops of each.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, wrote: Callable[[Sequence[NewOp]], None]) -> None:
+        self._store, self._wrote = store, wrote
 
     def carrier(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -80,6 +80,7 @@ class SharedSealer:
             chain = link(chain, op.body)
             links.append(chain)
         seq = session.add_ops(ops, links) if ops else head.seq
+        self._wrote(ops)
         return LogEnd(seq, seq, chain)
 
     def added(self, first: int, ops: Sequence[bytes]) -> None:

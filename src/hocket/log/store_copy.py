@@ -29,8 +29,8 @@ class CopyProgress(NamedTuple):
 
 def origin(session: Session) -> bytes:
     """What tells logs apart: the link of the first op. Empty for an empty log."""
-    first = session.op_seq(1)
-    return b"" if first is None else first.chain
+    first = session.stored_ops(0, 1)
+    return first[0].chain if first and first[0].seq == 1 else b""
 
 
 class StoreCopy:
@@ -52,7 +52,7 @@ class StoreCopy:
         with self._log.store.read() as there:
             done = there.head()
         self._check_same(session, head, done)
-        rows = session.ops_after(done.seq, min(STEP, head.sealed - done.seq)) if head.sealed > done.seq else []
+        rows = session.stored_ops(done.seq, min(STEP, head.sealed - done.seq)) if head.sealed > done.seq else []
         if rows:
             self._verify(session, rows, head, done)
             copy_in(self._log, rows)
@@ -98,7 +98,7 @@ def copy_in(log: Log, rows: Sequence[OpRow]) -> None:
             tx.admit(op, row.body)
         tx.projection.settle()
         tx.close(append)
-        written = session.ops_after(rows[0].seq - 1, len(rows))
+        written = session.stored_ops(rows[0].seq - 1, len(rows))
         if [_copied(row) for row in written] != [_copied(row) for row in rows]:
             raise StoreError(
                 f"the ops from number {rows[0].seq} on were not stored as they are; nothing of them was kept"

@@ -3,13 +3,15 @@ other nodes, and the periodic tasks. `node.Node` adds the API for programs.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
     closing,
+    contextmanager,
     nullcontext,
+    suppress,
 )
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,11 +23,12 @@ from hocket.cancelling import end_tasks
 from hocket.coordination.lock_processes import LockProcesses, LockSweep
 from hocket.coordination.shared_presence import SharedPresence
 from hocket.errors import Unreachable, Usage
-from hocket.events import Emit, StepFailed, ignore
+from hocket.events import Emit, StepFailed, StoreRowRefused, ignore
 from hocket.kernel.parts import Part
 from hocket.kernel.roster import Job
 from hocket.log import LockTransaction, Log, Transaction
 from hocket.log.committer import Committer
+from hocket.log.store_check import RowFinding
 from hocket.mesh.waiting import Waiting
 from hocket.node.delivery import Delivery, waiting_of
 from hocket.node.requests import accepted, kept
@@ -59,6 +62,25 @@ T = TypeVar("T")
 LOOK_AGAIN_S = 2.0
 # The most queries that run at once.
 READ_THREADS = 4
+
+
+@contextmanager
+def _rows_told(log: Log, loop: asyncio.AbstractEventLoop, emit: Emit) -> Iterator[None]:
+    """Reports bad rows of a shared store on that event loop while the block runs, whichever thread has read them."""
+    check = log.store_check
+    if check is None:
+        yield
+        return
+
+    def report(finding: RowFinding) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(emit, StoreRowRefused(*finding))
+
+    before, check.report = check.report, report
+    try:
+        yield
+    finally:
+        check.report = before
 
 
 @asynccontextmanager
@@ -266,7 +288,7 @@ class LocalNode:
     async def kept_up(self, emit: Emit) -> AsyncIterator[None]:
         """Runs the periodic tasks of the node until the block ends."""
         breaker, loop = self.runtime.store_breaker, asyncio.get_running_loop()
-        with nullcontext() if breaker is None else breaker.told(loop, emit):
+        with nullcontext() if breaker is None else breaker.told(loop, emit), _rows_told(self.log, loop, emit):
             async with self._tasks(emit):
                 yield
 

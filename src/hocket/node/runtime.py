@@ -22,6 +22,7 @@ from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
 from hocket.log import RULES, Log, Transaction
 from hocket.log.audit import Audit, verify
+from hocket.log.checked_registers import RevocationFile
 from hocket.log.founder import founder
 from hocket.log.machine_clock import MachineClock
 from hocket.log.output_quota import output_room
@@ -147,6 +148,7 @@ class Runtime:
             helpers=helpers,
             bus=self.bus,
             ended=None if home.server is None else EndedRows(home.path / "ended_rows"),
+            revocations=RevocationFile(home.revocations),
         )
 
     @classmethod
@@ -379,10 +381,10 @@ class Runtime:
             return view.brief(session, entry)
 
     def verify(self, expected: tuple[int, bytes] | None = None, progress: Progress = _no_progress) -> Audit:
-        """Checks every signature, and the chain including its head."""
+        """Checks every signature, and the chain including its head; and if nodes share the store, the derived rows."""
         with suppress(StoreError):  # the check below finds ops that cannot be sealed
             self.log.seal()
-        return verify(
+        audit = verify(
             self.store,
             user=self.log.user,
             signed=self.log.signed,
@@ -391,6 +393,7 @@ class Runtime:
             helpers=self._helpers,
             progress=progress,
         )
+        return audit._replace(findings=audit.findings + self.log.audit_rows(self.home.node_key()))
 
     def set_rules(self, rules: Rules, progress: Progress = _no_progress) -> Rebuilt:
         """Changes the mesh rules of this node, and judges every op again by them."""
@@ -399,7 +402,8 @@ class Runtime:
             session.set_meta(RULES, encode_rules(rules))
         if self.home.server is not None:
             self.home.note_rules(content_hash(encode_rules(rules)).hex())
-        self.log.permissions_reader = PermissionsReader(self.log.user, rules)
+        kept = RevocationFile(self.home.revocations) if self.log.is_shared else None
+        self.log.permissions_reader = PermissionsReader(self.log.user, rules, kept)
         return self.rebuild(progress)
 
     def rebuild(self, progress: Progress = _no_progress) -> Rebuilt:

@@ -29,6 +29,7 @@ from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.peers import PEER_NEW, PEER_OK, Invitation, Peer, PeerSession
 from hocket.store.presence import AgentRow, Presence, PresenceSession
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
+from hocket.store.row_check import RowCheck, RowChecks
 from hocket.store.row_seals import EndedSeals, SealingSession, UnsealedRow
 from hocket.store.rows import RowSession
 from hocket.store.subjects import SubjectRow, SubjectSession
@@ -84,6 +85,8 @@ __all__ = [
     "Refusal",
     "RegisterSession",
     "Revoked",
+    "RowCheck",
+    "RowChecks",
     "RowSession",
     "Schedule",
     "SealedOp",
@@ -140,7 +143,11 @@ class Session(
     SealingSession,
     Protocol,
 ):
-    """What a transaction can read, and a write transaction also write."""
+    """What a transaction can read, and a write transaction also write. It has a `row_check` in a store that nodes
+    share.
+    """
+
+    row_check: RowCheck | None
 
     def drop_projections(self) -> None:
         """Drops everything that is derived from the ops."""
@@ -155,6 +162,9 @@ class Store(Protocol):
         """The seconds since the epoch by the clock of a server whose store nodes share. None for a store of one node,
         which goes by its machine's clock.
         """
+
+    def check_rows(self, checks: RowChecks) -> None:
+        """From now on sessions of a store that nodes share leave out rows that do not stand these checks."""
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> AbstractContextManager[Session]:
         """A write transaction: excludes every other one, is durable when it ends, and is undone when it raises. With

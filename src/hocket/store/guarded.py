@@ -11,7 +11,7 @@ from types import TracebackType
 from hocket.breakers import CircuitBreaker
 from hocket.errors import StoreError, StoreStarting
 from hocket.kernel.row_seal import RowSeal
-from hocket.store import Session, Store
+from hocket.store import RowChecks, Session, Store
 from hocket.store.row_seals import EndedSeals
 
 
@@ -22,6 +22,9 @@ class GuardedStore:
     @property
     def server_clock(self) -> Callable[[], float] | None:
         return self._store.server_clock
+
+    def check_rows(self, checks: RowChecks) -> None:
+        self._store.check_rows(checks)
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> "GuardedWrite":
         return GuardedWrite(self._store.write(author, at_end=at_end), self.breaker)

@@ -1,17 +1,22 @@
 """A job as the columns of a table, the same in every store."""
 
+import struct
+from collections.abc import Iterable
 from typing import Any
 
 from hocket.kernel.clock import pack, unpack
 from hocket.kernel.policy import DEFAULT, decode_policy, encode_policy
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.store.jobs import JobEntry, Stage
+from hocket.store.row_check import ReadyJob, RowCheck
 
 JOB_COLUMNS = (
     "id, kind, stage, priority, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,"
     " claim_op, deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker,"
     " settled, begin_by"
 )
+# Where these stand among the columns.
+PRIORITY, SCHEDULED = (JOB_COLUMNS.split(", ").index(name) for name in ("priority", "scheduled"))
 _STAGES = tuple(Stage)
 _OUTCOMES = tuple(Outcome)
 _STATES = (State.PENDING, State.PENDING, State.PENDING, State.CLAIMED, State.COMPLETED)
@@ -75,3 +80,26 @@ def job_entry(row: tuple[Any, ...]) -> JobEntry:
         begin_by,
     )
     return JobEntry(job, _STAGES[stage], worker)
+
+
+def job_entries(rows: Iterable[tuple[Any, ...]], check: RowCheck | None) -> list[JobEntry]:
+    """The jobs of these rows. In a store that nodes share, one that cannot be read is left out and reported."""
+    if check is None:
+        return [job_entry(row) for row in rows]
+    return [entry for row in rows if (entry := _readable(row, check)) is not None]
+
+
+def ready_jobs(rows: Iterable[tuple[Any, ...]], check: RowCheck | None) -> list[ReadyJob]:
+    """The jobs of rows that end with the bytes of the ScheduleJob op. `check` leaves out those that are not so."""
+    if check is None:
+        return [(job_entry(row[:-1]), row[-1]) for row in rows]
+    found = [(entry, row[-1]) for row in rows if (entry := _readable(row[:-1], check)) is not None]
+    return check.ready(found) if found else []
+
+
+def _readable(row: tuple[Any, ...], check: RowCheck) -> JobEntry | None:
+    try:
+        return job_entry(row)
+    except (ValueError, IndexError, TypeError, struct.error) as error:
+        check.refuse("jobs", bytes(row[0]).hex(), f"its row cannot be read: {error}")
+        return None

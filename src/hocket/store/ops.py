@@ -80,6 +80,8 @@ class OpRow(NamedTuple):
 
 
 class OpSession(Protocol):
+    """In a store that nodes share, the ops that a read returns are those that their authors signed: see `row_check`."""
+
     def head(self) -> Head: ...
     def lock_end(self) -> Head:
         """The head as it is now. From here on no other transaction changes it. Nothing is locked after this, so that a
@@ -101,7 +103,9 @@ class OpSession(Protocol):
     def drop_ops(self, first: int) -> None:
         """Removes the ops with these numbers and above. The caller puts the new end of the log into the head."""
 
-    def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]: ...
+    def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]:
+        """Unchecked: the caller folds, or leaves out, each of them once."""
+
     def mark_settled(self, seqs: Sequence[int]) -> None:
         """Takes the numbers of ops that `unsettled_ops` has given, and that are folded now."""
 
@@ -113,20 +117,29 @@ class OpSession(Protocol):
     def op(self, op_id: bytes) -> OpRow | None:
         """The settled op with that id."""
 
+    def ops_by_id(self, op_ids: Sequence[bytes]) -> list[OpRow]:
+        """The settled ops with these ids, in any order."""
+
     def ops_named(self, op_id: bytes) -> list[OpRow]:
         """The ops with this id: the key of each is the id alone, or the id and its author."""
 
     def known_ops(self, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        """The ops on the log that have these keys, each with its bytes."""
+        """The ops on the log that have these keys, each with its bytes: empty if a check has refused them."""
 
     def latest_of(self, node: bytes) -> tuple[bytes, bytes]:
         """The HLC and the id of the author's latest op, or zeros if there is none."""
+
+    def first_stored(self, node: bytes) -> bytes | None:
+        """The author's first op, unchecked."""
 
     def ops_with_link(self, node: bytes, link: bytes) -> list[OpRow]:
         """The author's ops that contain these bytes. This reads every op of the author."""
 
     def op_seq(self, seq: int) -> OpRow | None: ...
     def ops_after(self, seq: int, limit: int) -> list[OpRow]: ...
+    def stored_ops(self, seq: int, limit: int) -> list[OpRow]:
+        """The same, unchecked, for an audit."""
+
     def last_ops(self, count: int) -> list[OpRow]: ...
     def ops_at(self, hlc: bytes) -> list[OpRow]: ...
 

@@ -4,6 +4,8 @@ node that wrote the tick; for a retried job, it is also the author of the last r
 would not run.
 """
 
+from msgspec.structs import replace
+
 from hocket.kernel.clock import unpack
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import decode_policy
@@ -26,10 +28,13 @@ def is_own(session: Session, node: int, schedule: bytes) -> bool:
     op = decode(schedule)
     assert isinstance(op.payload, ScheduleJob)
     entry = session.job(op.payload.job_id)
+    policy = decode_policy(op.payload.policy_envelope)
     if entry is None:
-        return op.node_id == node and not decode_policy(op.payload.policy_envelope).schedule_op
-    is_tick = entry.job.policy.schedule_op is None or cron.is_tick(session, entry.job)
-    return bool(is_tick) and authors(session, entry.job, schedule) == {node}
+        return op.node_id == node and not policy.schedule_op
+    # The op is what its author signed; the row may be anyone's in a store that nodes share.
+    job = replace(entry.job, id=op.payload.job_id, policy=policy, scheduled=op.timestamp)
+    is_tick = policy.schedule_op is None or cron.is_tick(session, job)
+    return bool(is_tick) and authors(session, job, schedule) == {node}
 
 
 def authors(session: Session, job: Job, schedule: bytes) -> frozenset[int]:
@@ -38,8 +43,9 @@ def authors(session: Session, job: Job, schedule: bytes) -> frozenset[int]:
     """
     set_by = job.policy.set_by()
     first = decode(schedule).node_id if set_by is None else _author(session.op(set_by))
-    # A new job has no other ops.
-    retried = None if job.last == job.scheduled else _last_retry(session, job.id)
+    # A new job has no other ops. Where other nodes can change its row, only the ops show whether it is new.
+    is_new = job.last == job.scheduled and session.row_check is None
+    retried = None if is_new else _last_retry(session, job.id)
     return frozenset({first} if retried is None else {first, retried})
 
 

@@ -104,7 +104,7 @@ def claim(
         if job.id in offered or not (claims_all or job.policy.open):
             continue
         body = schedule or tx.body(job.schedule_op)
-        if not wants(job, body):
+        if not body or not wants(job, body):
             continue
         at = may_claim_at(job, body)
         died = deaths(tx.session, job, tx.node)
@@ -142,10 +142,10 @@ def ready_ranked(tx: Transaction, kinds: Callable[[str], int | None], limit: int
     offered = tx.session.offered_jobs()
     served = [kind for kind in tx.session.ready_kinds() if kinds(kind) is not None and tx.admits(kind)]
     found = (
-        (entry.job, schedule or tx.body(entry.job.schedule_op))
+        (entry.job, body)
         for kind in served
         for entry, schedule in tx.session.ready(kind, limit)
-        if is_ranked(entry.job) and entry.job.id not in offered
+        if is_ranked(entry.job) and entry.job.id not in offered and (body := schedule or tx.body(entry.job.schedule_op))
     )
     return list(islice(found, limit))
 

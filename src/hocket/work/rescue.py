@@ -42,7 +42,7 @@ def expire(tx: Transaction, limit: int, rescued: Rescued = _untold) -> int:
     """Returns claimed jobs past their deadline to the queue, whichever node holds them. The arbiter waits until its own
     machine's clock has passed the deadline: by then the holder, which counts on its own clock, has stopped.
     """
-    overdue = tx.session.take_overdue(tx.now, limit)
+    overdue = tx.projection.jobs.sound(tx.session.take_overdue(tx.now, limit))
     return sum(_expire(tx, tx.projection.jobs.know(entry).job, rescued) for entry in overdue)
 
 
@@ -67,7 +67,7 @@ def end_unbegun(tx: Transaction, limit: int) -> int:
     """Cancels jobs that no worker has claimed in the time that their submitters gave. The arbiter does it; for an open
     job its submitter's node does, and any other node if that one does not.
     """
-    unbegun = tx.session.take_unbegun(min(tx.now, tx.physical), limit)
+    unbegun = tx.projection.jobs.sound(tx.session.take_unbegun(min(tx.now, tx.physical), limit))
     return sum(_end_unbegun(tx, tx.projection.jobs.know(entry).job) for entry in unbegun)
 
 
@@ -111,7 +111,7 @@ def reclaim(tx: Transaction, dead: set[int], rescued: Rescued = _untold) -> int:
     """
     node = tx.node.to_bytes(8, "big")
     alive = {worker.number for worker in tx.session.workers(node)} - dead
-    lost = [entry for entry in tx.session.take_claimed(node) if entry.worker not in alive]
+    lost = tx.projection.jobs.sound([each for each in tx.session.take_claimed(node) if each.worker not in alive])
     returned = 0
     for entry in lost:
         job = tx.projection.jobs.know(entry).job

@@ -21,6 +21,7 @@ from hocket.store.libsql.migration import check_and_migrate, planned_migration
 from hocket.store.libsql.session import LATEST, LibsqlSession
 from hocket.store.migration import Migration
 from hocket.store.ops import Head
+from hocket.store.row_check import RowChecks
 from hocket.store.row_seals import EndedSeals, RowSeals
 from hocket.store.server_clock import ServerClock
 from hocket.store.sqlite import ReadPool
@@ -52,17 +53,22 @@ class LibsqlStore:
             raise_explained(address.shown, error)
         self._seals = seals = RowSeals()
         self._session = LibsqlSession(writer, is_writer=True, seals=seals)
+        self._row_checks: RowChecks | None = None
         self._readers = ReadPool(lambda: LibsqlReader(address, seals), address.shown)
 
     def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
         self._seals.use(seal, ended)
+
+    def check_rows(self, checks: RowChecks) -> None:
+        self._row_checks = checks
+        self._session.row_check = checks.within(self._session)
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> "LibsqlWrite":
         """Always alone."""
         return LibsqlWrite(self, author)
 
     def read(self) -> "LibsqlRead":
-        return LibsqlRead(self._readers, self.address.shown)
+        return LibsqlRead(self._readers, self.address.shown, self._row_checks)
 
     def trim(self) -> None:
         """The server does this by itself."""
@@ -199,16 +205,17 @@ class LibsqlReader:
 class LibsqlRead:
     """One view."""
 
-    __slots__ = ("_reader", "_readers", "_shown")
+    __slots__ = ("_checks", "_reader", "_readers", "_shown")
 
-    def __init__(self, readers: ReadPool, shown: str) -> None:
-        self._readers, self._shown = readers, shown
+    def __init__(self, readers: ReadPool, shown: str, checks: RowChecks | None) -> None:
+        self._readers, self._shown, self._checks = readers, shown, checks
 
     def __enter__(self) -> LibsqlSession:
         self._reader = self._readers.take()
         self._reader.begin()
         session = self._reader.session
         assert isinstance(session, LibsqlSession)
+        session.row_check = None if self._checks is None else self._checks.within(session)
         return session
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

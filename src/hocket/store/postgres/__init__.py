@@ -26,6 +26,7 @@ from hocket.store.postgres.migration import check_and_migrate, planned_migration
 from hocket.store.postgres.ops import HEAD, head_of
 from hocket.store.postgres.session import PostgresSession
 from hocket.store.postgres.statements import SERVER_MS
+from hocket.store.row_check import RowChecks
 from hocket.store.row_seals import EndedSeals, RowSeals
 from hocket.store.server_clock import ServerClock
 
@@ -60,14 +61,18 @@ class PostgresStore:
         self._writer = connection
         self.seals = RowSeals()
         self._readers = PostgresReaders(self.address, self.seals)
+        self.row_checks: RowChecks | None = None
         # How many write transactions this process has committed.
         self.commits = 0
+
+    def check_rows(self, checks: RowChecks) -> None:
+        self.row_checks = checks
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> "PostgresWrite":
         return PostgresWrite(self, author, at_end)
 
     def read(self) -> "PostgresRead":
-        return PostgresRead(self._readers, self.address.shown)
+        return PostgresRead(self._readers, self.address.shown, self.row_checks)
 
     def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
         self.seals.use(seal, ended)
@@ -120,6 +125,7 @@ class PostgresStore:
         session = PostgresSession(
             self._writer, self.address.schema, is_writer=True, is_beside=is_beside, seals=self.seals
         )
+        session.row_check = None if self.row_checks is None else self.row_checks.within(session)
         session.begun(begun.head, begun.told, has_end=not is_beside or at_end)
         if (address := session.moved_to()) is not None:
             raise StoreMoved(self.address.shown, address)
@@ -325,17 +331,19 @@ class PostgresReaders:
 class PostgresRead:
     """One view."""
 
-    __slots__ = ("_reader", "_readers", "_shown")
+    __slots__ = ("_checks", "_reader", "_readers", "_shown")
 
-    def __init__(self, readers: PostgresReaders, shown: str) -> None:
-        self._readers, self._shown = readers, shown
+    def __init__(self, readers: PostgresReaders, shown: str, checks: RowChecks | None) -> None:
+        self._readers, self._shown, self._checks = readers, shown, checks
 
     def __enter__(self) -> PostgresSession:
         try:
             self._reader = self._readers.take()
         except BaseException as error:
             raise_explained(self._shown, error)
-        return self._reader.session
+        session = self._reader.session
+        session.row_check = None if self._checks is None else self._checks.within(session)
+        return session
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._readers.give_back(self._reader)

@@ -5,7 +5,7 @@ from typing import Any
 
 from hocket.kernel.clock import pack
 from hocket.kernel.roster import Outcome
-from hocket.store.job_columns import JOB_COLUMNS, job_entry, job_row
+from hocket.store.job_columns import JOB_COLUMNS, PRIORITY, SCHEDULED, job_entries, job_entry, job_row, ready_jobs
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
 from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns
 from hocket.store.postgres.locks import PostgresLocks
@@ -195,17 +195,27 @@ class PostgresJobs(PostgresLocks):
     def _ready(
         self, kind: str, limit: int, after: JobEntry | None, lock: str = ""
     ) -> list[tuple[JobEntry, bytes | None]]:
+        found: list[tuple[JobEntry, bytes | None]] = []
+        place = None if after is None else (after.job.policy.priority, pack(after.job.scheduled))
+        while wanted := limit - len(found):
+            rows = self._stored_ready(kind, wanted, place, lock)
+            found += ready_jobs(rows, self.row_check)
+            if len(rows) < wanted:
+                break
+            place = rows[-1][PRIORITY], rows[-1][SCHEDULED]
+        return found
+
+    def _stored_ready(self, kind: str, limit: int, place: tuple[int, bytes] | None, lock: str) -> list[tuple[Any, ...]]:
         beyond = ""
-        place: tuple[object, ...] = ()
-        if after is not None:
+        values: tuple[object, ...] = ()
+        if place is not None:
             beyond = "AND j.priority <= %s AND (j.priority < %s OR j.scheduled > %s)"
-            place = (after.job.policy.priority, after.job.policy.priority, pack(after.job.scheduled))
-        rows = self._rows(
+            values = (place[0], *place)
+        return self._rows(
             f"""SELECT {_JOB_OF_J}, ops.body FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
                 WHERE j.stage = 0 AND j.kind = %s {beyond} ORDER BY j.priority DESC, j.scheduled LIMIT %s {lock}""",
-            *(kind, *place, limit),
+            *(kind, *values, limit),
         )
-        return [(job_entry(row[:-1]), row[-1]) for row in rows]
 
     def take_ready(
         self, kind: str, limit: int, after: JobEntry | None = None, is_left: IsLeft | None = None
@@ -274,7 +284,7 @@ class PostgresJobs(PostgresLocks):
         self._put(upsert("rates", "kind, due", "kind"), (kind, due))
 
     def _jobs(self, tail: str, *values: Any) -> list[JobEntry]:
-        return [job_entry(row) for row in self._rows(f"SELECT {JOB_COLUMNS} FROM jobs {tail}", *values)]
+        return job_entries(self._rows(f"SELECT {JOB_COLUMNS} FROM jobs {tail}", *values), self.row_check)
 
 
 def _which(wanted: JobFilter) -> list[str]:

@@ -97,7 +97,7 @@ class PostgresOps(PostgresLocks):
     def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]:
         """A transaction beside others leaves them those that they are folding."""
         lock = "FOR UPDATE SKIP LOCKED" if self.is_beside else ""
-        return self._ops(f"WHERE seq > %s AND settled = 0 ORDER BY seq LIMIT %s {lock}", after, limit)
+        return self._stored(f"WHERE seq > %s AND settled = 0 ORDER BY seq LIMIT %s {lock}", after, limit)
 
     def mark_settled(self, seqs: Sequence[int]) -> None:
         self._put("UPDATE ops SET settled = 1 WHERE seq = ANY(%s)", (list(seqs),))
@@ -110,7 +110,11 @@ class PostgresOps(PostgresLocks):
 
     def known_ops(self, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:
         rows = self._among("SELECT id, body FROM ops WHERE settled = 1 AND id = ANY(%s)", op_ids)
-        return {op_id: body for op_id, body in rows}
+        bodies = {op_id: body for op_id, body in rows}
+        return bodies if self.row_check is None else self.row_check.bodies(bodies)
+
+    def ops_by_id(self, op_ids: Sequence[bytes]) -> list[OpRow]:
+        return self._ops("WHERE settled = 1 AND id = ANY(%s)", list(op_ids)) if op_ids else []
 
     def ops_named(self, op_id: bytes) -> list[OpRow]:
         return self._ops("WHERE id BETWEEN %s AND %s AND settled = 1", op_id, op_id + b"\xff" * 8)
@@ -118,6 +122,10 @@ class PostgresOps(PostgresLocks):
     def latest_of(self, node: bytes) -> tuple[bytes, bytes]:
         rows = self._rows(LATEST.format(author="%s"), node)
         return (rows[0][0], rows[0][1]) if rows else (bytes(20), bytes(16))
+
+    def first_stored(self, node: bytes) -> bytes | None:
+        rows = self._stored("WHERE substr(hlc, 13) = %s ORDER BY hlc LIMIT 1", node)
+        return rows[0].body if rows else None
 
     def ops_with_link(self, node: bytes, link: bytes) -> list[OpRow]:
         where = "WHERE substr(hlc, 13) = %s AND position(%s::bytea IN body) > 0 ORDER BY hlc"
@@ -130,7 +138,16 @@ class PostgresOps(PostgresLocks):
         return next(iter(self._ops(f"WHERE {where}", value)), None)
 
     def ops_after(self, seq: int, limit: int) -> list[OpRow]:
-        return self._ops("WHERE seq > %s ORDER BY seq LIMIT %s", seq, limit)
+        found: list[OpRow] = []
+        while rows := self.stored_ops(seq, limit - len(found)):
+            found += self._checked(rows)
+            if self.row_check is None or len(found) == limit:
+                break
+            seq = rows[-1].seq
+        return found
+
+    def stored_ops(self, seq: int, limit: int) -> list[OpRow]:
+        return self._stored("WHERE seq > %s ORDER BY seq LIMIT %s", seq, limit)
 
     def last_ops(self, count: int) -> list[OpRow]:
         return self._ops("ORDER BY seq DESC LIMIT %s", count)[::-1]
@@ -150,11 +167,18 @@ class PostgresOps(PostgresLocks):
         return self._merged({node: known for node, (known, last) in after.items() if last > known}, limit)
 
     def _merged(self, after: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
-        rows = self._rows(_MERGED, list(after), list(after.values()), limit, limit)
-        return [OpRow(*row) for row in rows]
+        found: list[OpRow] = []
+        beyond = dict(after)
+        while wanted := limit - len(found):
+            rows = [OpRow(*row) for row in self._rows(_MERGED, list(beyond), list(beyond.values()), wanted, wanted)]
+            found += self._checked(rows)
+            if len(rows) < wanted:
+                break
+            beyond.update((row.hlc[12:], row.hlc) for row in rows)
+        return found
 
     def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
-        return self._ops("WHERE substr(hlc, 13) = %s AND hlc > %s ORDER BY hlc LIMIT %s", node, after, limit)
+        return self._merged({node: after}, limit)
 
     def ops_written_after(self, node: bytes, hlc: bytes) -> tuple[int, bytes | None]:
         where = "FROM ops WHERE substr(hlc, 13) = %s AND hlc > %s"
@@ -176,6 +200,12 @@ class PostgresOps(PostgresLocks):
         return {row[0] for row in self._among(about, job_ids)}
 
     def _ops(self, tail: str, *values: Any) -> list[OpRow]:
+        return self._checked(self._stored(tail, *values))
+
+    def _checked(self, rows: list[OpRow]) -> list[OpRow]:
+        return rows if self.row_check is None or not rows else self.row_check.ops(rows)
+
+    def _stored(self, tail: str, *values: Any) -> list[OpRow]:
         return [OpRow(*row) for row in self._rows(f"SELECT {_OP} FROM ops {tail}", *values)]
 
     def set_reasons(self, reasons: Iterable[tuple[int, bytes]]) -> None:

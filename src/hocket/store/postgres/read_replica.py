@@ -30,7 +30,9 @@ class StreamingReplica:
             return None
         try:
             self._check_version()
-            return PostgresRead(self._readers, self.address.shown) if self._has_caught_up() else None
+            if not self._has_caught_up():
+                return None
+            return PostgresRead(self._readers, self.address.shown, self._primary.row_checks)
         except StoreError:
             self._away_until = time.monotonic() + AWAY_S
             return None

@@ -12,7 +12,8 @@ class PostgresRegisters(PostgresStatements):
 
     def nodes(self) -> dict[bytes, tuple[bytes, str]]:
         rows = self._rows("SELECT node, public, issuer FROM nodes")
-        return {node: (public, issuer) for node, public, issuer in rows}
+        keys = {node: (public, issuer) for node, public, issuer in rows}
+        return keys if self.row_check is None else self.row_check.nodes(keys)
 
     def set_delegation(self, delegated: Delegated) -> bool:
         return self._sql(insert_new("delegations", "op, cid, hlc, token"), delegated).rowcount > 0
@@ -69,9 +70,12 @@ class PostgresRegisters(PostgresStatements):
         return bool(self._one("SELECT EXISTS (SELECT 1 FROM routes)"))
 
     def route(self, kind: str, hlc: bytes) -> bytes | None:
-        sql = "SELECT node FROM routes WHERE kind = %s AND hlc <= %s ORDER BY hlc DESC LIMIT 1"
-        node: bytes | None = self._one(sql, kind, hlc)
-        return node
+        sql = "SELECT hlc, node FROM routes WHERE kind = %s AND hlc <= %s ORDER BY hlc DESC"
+        rows = self._rows(f"{sql} LIMIT 1", kind, hlc)
+        check = self.row_check
+        if check is not None and rows and not check.route(kind, *rows[0]):
+            rows = [row for row in self._rows(sql, kind, hlc) if check.route(kind, *row)]
+        return rows[0][1] if rows else None
 
     def routes(self) -> list[tuple[str, bytes, bytes | None]]:
         rows = self._rows("SELECT DISTINCT ON (kind) kind, hlc, node FROM routes ORDER BY kind, hlc DESC")

@@ -11,6 +11,7 @@ from hocket.store.ops import Head
 from hocket.store.postgres.columns import Column, unnested
 from hocket.store.postgres.exchange import Connection, Statement, StatementAnswer
 from hocket.store.postgres.told import Told
+from hocket.store.row_check import RowCheck
 from hocket.store.row_seals import SEALED, RowSeals, UnsealedRow
 
 T = TypeVar("T")
@@ -90,6 +91,7 @@ class PostgresStatements:
         self._has_end = False
         # Statements that go out with the next one that is waited for.
         self._waiting: list[Statement] = []
+        self.row_check: RowCheck | None = None
 
     def _sql(self, sql: str, values: Sequence[Any] = ()) -> StatementAnswer:
         """Waits for the answer."""

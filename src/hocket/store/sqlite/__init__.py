@@ -21,6 +21,7 @@ from hocket.kernel.row_seal import RowSeal
 from hocket.store.disk import is_full
 from hocket.store.lock_holder import lock_holder
 from hocket.store.migration import Migration
+from hocket.store.row_check import RowChecks
 from hocket.store.row_seals import EndedSeals, RowSeals
 from hocket.store.sqlite.session import MOVED_TO, SqliteSession
 from hocket.store.sqlite.write_hints import WriteHints
@@ -74,6 +75,9 @@ class SqliteStore:
             self._readers = WriterAsReader(ReadConnection(self._writer, self._seals, is_alone=True), self._write_lock)
         else:
             self._readers = ReadPool(self._new_reader, self.path)
+
+    def check_rows(self, checks: RowChecks) -> None:
+        """The file is one node's own."""
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> "WriteTransaction":
         """Always alone."""

@@ -8,7 +8,7 @@ import apsw
 
 from hocket.kernel.clock import pack
 from hocket.kernel.roster import Outcome
-from hocket.store.job_columns import JOB_COLUMNS, job_entry, job_row
+from hocket.store.job_columns import JOB_COLUMNS, PRIORITY, SCHEDULED, job_entries, job_entry, job_row, ready_jobs
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
 from hocket.store.sqlite.locks import LockStatements
 
@@ -44,13 +44,14 @@ class JobStatements(LockStatements):
         if self._head_seen and job_id in self._claimed:
             return self._claimed[job_id]
         row = self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        return None if row is None else job_entry(row)
+        return None if row is None else next(iter(job_entries((row,), self.row_check)), None)
 
     def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]:
         claimed = self._claimed if self._head_seen else {}
         known = [claimed[job_id] for job_id in job_ids if job_id in claimed]
         sought = [(job_id,) for job_id in job_ids if job_id not in claimed]
-        return known + [job_entry(row) for row in self._many(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id = ?", sought)]
+        rows = self._many(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id = ?", sought)
+        return known + job_entries(rows, self.row_check)
 
     def put_jobs(self, entries: Sequence[JobEntry]) -> None:
         self._count_finished(entries)
@@ -113,7 +114,7 @@ class JobStatements(LockStatements):
             values.append(wanted.beyond)
         order = "DESC" if wanted.newest_first else "ASC"
         rows = self._sql(f"SELECT {JOB_COLUMNS} FROM jobs {where} ORDER BY id {order} LIMIT ?", (*values, limit))
-        return [job_entry(row) for row in rows]
+        return job_entries(rows, self.row_check)
 
     def each_job(self) -> Iterator[JobEntry]:
         for row in self._sql(f"SELECT {JOB_COLUMNS} FROM jobs ORDER BY id"):
@@ -126,7 +127,7 @@ class JobStatements(LockStatements):
         return [row[0] for row in self._sql("SELECT id FROM jobs WHERE last > ?", (hlc,))]
 
     def jobs_by_unique_key(self, key: str) -> list[JobEntry]:
-        return [job_entry(row) for row in self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE unique_key = ?", (key,))]
+        return job_entries(self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE unique_key = ?", (key,)), self.row_check)
 
     def open_offers(self, reason: int) -> int:
         return int(
@@ -187,17 +188,30 @@ class JobStatements(LockStatements):
     def _ready(
         self, kind: str, limit: int, after: JobEntry | None, among: str = ""
     ) -> list[tuple[JobEntry, bytes | None]]:
+        found: list[tuple[JobEntry, bytes | None]] = []
+        place = None if after is None else (after.job.policy.priority, pack(after.job.scheduled))
+        while wanted := limit - len(found):
+            rows = self._stored_ready(kind, wanted, place, among)
+            found += ready_jobs(rows, self.row_check)
+            if len(rows) < wanted:
+                break
+            place = rows[-1][PRIORITY], rows[-1][SCHEDULED]
+        return found
+
+    def _stored_ready(
+        self, kind: str, limit: int, place: tuple[int, bytes] | None, among: str
+    ) -> list[tuple[Any, ...]]:
         beyond = ""
-        place: tuple[object, ...] = ()
-        if after is not None:
+        values: tuple[object, ...] = ()
+        if place is not None:
             beyond = "AND j.priority <= ? AND (j.priority < ? OR j.scheduled > ?)"
-            place = (after.job.policy.priority, after.job.policy.priority, pack(after.job.scheduled))
+            values = (place[0], *place)
         rows = self._sql(
             f"""SELECT {_JOB_OF_J}, ops.body FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
                 WHERE j.stage = 0 AND j.kind = ? {beyond} {among} ORDER BY j.priority DESC, j.scheduled LIMIT ?""",
-            (kind, *place, limit),
+            (kind, *values, limit),
         )
-        return [(job_entry(row[:-1]), row[-1]) for row in rows]
+        return list(rows)
 
     def take_ready(
         self, kind: str, limit: int, after: JobEntry | None = None, is_left: IsLeft | None = None
@@ -222,18 +236,16 @@ class JobStatements(LockStatements):
         return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = ?", kind))
 
     def claimed(self) -> list[JobEntry]:
-        return [job_entry(row) for row in self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE stage = 3")]
+        return job_entries(self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE stage = 3"), self.row_check)
 
     def take_claimed(self, node: bytes) -> list[JobEntry]:
         self.lock_subjects(())
-        return [
-            job_entry(row)
-            for row in self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE stage = 3 AND claimer = ?", (node,))
-        ]
+        rows = self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE stage = 3 AND claimer = ?", (node,))
+        return job_entries(rows, self.row_check)
 
     def overdue(self, now: int, limit: int) -> list[JobEntry]:
         rows = self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE stage = 3 AND deadline < ? LIMIT ?", (now, limit))
-        return [job_entry(row) for row in rows]
+        return job_entries(rows, self.row_check)
 
     def take_overdue(self, now: int, limit: int) -> list[JobEntry]:
         self.lock_subjects(())
@@ -242,7 +254,7 @@ class JobStatements(LockStatements):
     def take_unbegun(self, now: int, limit: int) -> list[JobEntry]:
         self.lock_subjects(())
         rows = self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE begin_by < ? ORDER BY begin_by LIMIT ?", (now, limit))
-        return [job_entry(row) for row in rows]
+        return job_entries(rows, self.row_check)
 
     def next_begin_by(self) -> int | None:
         return self._one("SELECT min(begin_by) FROM jobs WHERE begin_by IS NOT NULL")  # type: ignore[no-any-return]
@@ -250,7 +262,7 @@ class JobStatements(LockStatements):
     def blocked(self, limit: int, after: JobEntry | None = None) -> list[JobEntry]:
         where = f"{_OF_STAGE[Stage.BLOCKED]} AND (kind, id) > (?, ?) ORDER BY kind, id LIMIT ?"
         seen = ("", b"") if after is None else (after.job.kind, after.job.id)
-        return [job_entry(row) for row in self._sql(f"SELECT {JOB_COLUMNS} FROM jobs {where}", (*seen, limit))]
+        return job_entries(self._sql(f"SELECT {JOB_COLUMNS} FROM jobs {where}", (*seen, limit)), self.row_check)
 
     def next_ready_at(self) -> int | None:
         return self._one("SELECT min(ready_at) FROM jobs WHERE stage = 1")  # type: ignore[no-any-return]
@@ -267,7 +279,7 @@ class JobStatements(LockStatements):
         rows = self._sql(
             f"SELECT {JOB_COLUMNS} FROM jobs WHERE kind = ? AND (stage = 0 OR {_RESTING}) LIMIT ?", (kind, limit)
         )
-        return [job_entry(row) for row in rows]
+        return job_entries(rows, self.row_check)
 
     def rate(self, kind: str) -> int:
         return self._one("SELECT due FROM rates WHERE kind = ?", kind) or 0

@@ -89,7 +89,7 @@ class OpStatements(LockStatements):
         self._last_added = None
 
     def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]:
-        return self._ops("WHERE seq > ? AND settled = 0 ORDER BY seq LIMIT ?", after, -1 if limit is None else limit)
+        return self._stored("WHERE seq > ? AND settled = 0 ORDER BY seq LIMIT ?", after, -1 if limit is None else limit)
 
     def mark_settled(self, seqs: Sequence[int]) -> None:
         if seqs:
@@ -102,7 +102,12 @@ class OpStatements(LockStatements):
         return self._op("id = ? AND settled = 1", op_id)
 
     def known_ops(self, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        return dict(self._among_rows("SELECT id, body FROM ops WHERE settled = 1 AND id IN ", op_ids))
+        bodies = dict(self._among_rows("SELECT id, body FROM ops WHERE settled = 1 AND id IN ", op_ids))
+        return bodies if self.row_check is None else self.row_check.bodies(bodies)
+
+    def ops_by_id(self, op_ids: Sequence[bytes]) -> list[OpRow]:
+        rows = self._among_rows(f"SELECT {_OP} FROM ops WHERE settled = 1 AND id IN ", op_ids)
+        return self._checked([_op_row(row) for row in rows])
 
     def ops_named(self, op_id: bytes) -> list[OpRow]:
         return self._ops("WHERE id BETWEEN ? AND ? AND settled = 1", op_id, op_id + b"\xff" * 8)
@@ -110,6 +115,10 @@ class OpStatements(LockStatements):
     def latest_of(self, node: bytes) -> tuple[bytes, bytes]:
         sql = "SELECT hlc, id FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc DESC LIMIT 1"
         return self._sql(sql, (node,)).fetchone() or (bytes(20), bytes(16))
+
+    def first_stored(self, node: bytes) -> bytes | None:
+        rows = self._stored("WHERE substr(hlc, 13) = ? ORDER BY hlc LIMIT 1", node)
+        return rows[0].body if rows else None
 
     def ops_with_link(self, node: bytes, link: bytes) -> list[OpRow]:
         return self._ops("WHERE substr(hlc, 13) = ? AND instr(body, ?) > 0 ORDER BY hlc", node, link)
@@ -119,10 +128,19 @@ class OpStatements(LockStatements):
 
     def _op(self, where: str, value: bytes | int) -> OpRow | None:
         row = self._sql(f"SELECT {_OP} FROM ops WHERE {where}", (value,)).fetchone()
-        return None if row is None else _op_row(row)
+        return None if row is None else next(iter(self._checked([_op_row(row)])), None)
 
     def ops_after(self, seq: int, limit: int) -> list[OpRow]:
-        rows = self._ops("WHERE seq > ? ORDER BY seq LIMIT ?", seq, limit)
+        found: list[OpRow] = []
+        while rows := self.stored_ops(seq, limit - len(found)):
+            found += self._checked(rows)
+            if self.row_check is None or len(found) == limit:
+                break
+            seq = rows[-1].seq
+        return found
+
+    def stored_ops(self, seq: int, limit: int) -> list[OpRow]:
+        rows = self._stored("WHERE seq > ? ORDER BY seq LIMIT ?", seq, limit)
         # Readers of the log continue after the last row; a damaged file without order must not make that an endless
         # loop.
         if any(later.seq <= earlier for later, earlier in zip(rows, (seq, *(row.seq for row in rows)), strict=False)):
@@ -150,8 +168,16 @@ class OpStatements(LockStatements):
     def _merged(self, after: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
         """Merges the authors' own sequences, which are indexed."""
         sql = f"SELECT {_OP} FROM ops WHERE substr(hlc, 13) = ? AND hlc > ? ORDER BY hlc LIMIT ?"
-        authors = self._each(sql, [(node, hlc, limit) for node, hlc in after.items()])
-        return [_op_row(row) for row in islice(merge(*authors, key=itemgetter(2)), limit)]
+        found: list[OpRow] = []
+        beyond = dict(after)
+        while wanted := limit - len(found):
+            authors = self._each(sql, [(node, hlc, wanted) for node, hlc in beyond.items()])
+            rows = [_op_row(row) for row in islice(merge(*authors, key=itemgetter(2)), wanted)]
+            found += self._checked(rows)
+            if len(rows) < wanted:
+                break
+            beyond.update((row.hlc[12:], row.hlc) for row in rows)
+        return found
 
     def _each(self, sql: str, values: Sequence[Sequence[Any]]) -> list[Iterable[Any]]:
         """The rows for each of the values. They are read when they are needed."""
@@ -159,7 +185,7 @@ class OpStatements(LockStatements):
         return [self._connection.cursor().execute(sql, each) for each in values]
 
     def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
-        return self._ops("WHERE substr(hlc, 13) = ? AND hlc > ? ORDER BY hlc LIMIT ?", node, after, limit)
+        return self._merged({node: after}, limit)
 
     def ops_written_after(self, node: bytes, hlc: bytes) -> tuple[int, bytes | None]:
         sql = "SELECT count(*), min(hlc) FROM ops WHERE substr(hlc, 13) = ? AND hlc > ?"
@@ -182,6 +208,12 @@ class OpStatements(LockStatements):
         return self._among(about, job_ids)
 
     def _ops(self, tail: str, *values: Any) -> list[OpRow]:
+        return self._checked(self._stored(tail, *values))
+
+    def _checked(self, rows: list[OpRow]) -> list[OpRow]:
+        return rows if self.row_check is None or not rows else self.row_check.ops(rows)
+
+    def _stored(self, tail: str, *values: Any) -> list[OpRow]:
         try:
             return [_op_row(row) for row in self._sql(f"SELECT {_OP} FROM ops {tail}", values)]
         except UNREADABLE as error:

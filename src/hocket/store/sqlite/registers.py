@@ -11,7 +11,8 @@ class RegisterStatements(Statements):
         self._sql("INSERT OR IGNORE INTO nodes VALUES (?, ?, ?, ?)", (node, public, issuer, hlc))
 
     def nodes(self) -> dict[bytes, tuple[bytes, str]]:
-        return {node: (public, issuer) for node, public, issuer in self._sql("SELECT node, public, issuer FROM nodes")}
+        keys = {node: (public, issuer) for node, public, issuer in self._sql("SELECT node, public, issuer FROM nodes")}
+        return keys if self.row_check is None else self.row_check.nodes(keys)
 
     def set_delegation(self, delegated: Delegated) -> bool:
         sql = "INSERT OR IGNORE INTO delegations (op, cid, hlc, token) VALUES (?, ?, ?, ?) RETURNING 1"
@@ -61,7 +62,12 @@ class RegisterStatements(Statements):
         return bool(self._one("SELECT EXISTS (SELECT 1 FROM routes)"))
 
     def route(self, kind: str, hlc: bytes) -> bytes | None:
-        return self._one("SELECT node FROM routes WHERE kind = ? AND hlc <= ? ORDER BY hlc DESC LIMIT 1", kind, hlc)  # type: ignore[no-any-return]
+        sql = "SELECT hlc, node FROM routes WHERE kind = ? AND hlc <= ? ORDER BY hlc DESC"
+        rows = list(self._rows(f"{sql} LIMIT 1", kind, hlc))
+        check = self.row_check
+        if check is not None and rows and not check.route(kind, *rows[0]):
+            rows = [row for row in self._rows(sql, kind, hlc) if check.route(kind, *row)]
+        return rows[0][1] if rows else None
 
     def routes(self) -> list[tuple[str, bytes, bytes | None]]:
         return list(self._sql("SELECT kind, max(hlc), node FROM routes GROUP BY kind ORDER BY kind"))

@@ -12,6 +12,7 @@ from hocket.errors import StoreError
 from hocket.kernel.subjects import Subject
 from hocket.store.jobs import IsLeft, JobEntry
 from hocket.store.ops import Head
+from hocket.store.row_check import RowCheck
 from hocket.store.row_seals import SEALED, RowSeals, UnsealedRow
 
 # The errors of a good statement if the schema or the text in the file is damaged.
@@ -71,6 +72,7 @@ class Statements:
         # What the transaction has locked.
         self._author: bytes | None = None
         self._has_permissions = False
+        self.row_check: RowCheck | None = None
 
     def _one(self, sql: str, *values: Any) -> Any:
         """The first column of the first row, or None."""

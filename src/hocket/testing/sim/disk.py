@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, TypeVar
 
 from hocket.kernel.row_seal import RowSeal
-from hocket.store import MEMORY, Session, Store
+from hocket.store import MEMORY, RowChecks, Session, Store
 from hocket.store import open as open_store
 from hocket.store.row_seals import EndedSeals
 from hocket.testing.sim.loop import Inline, Life
@@ -38,6 +38,9 @@ class SimStore:
         self.copied = 0
         """How many ops of the log came with `copy`."""
         self.committed = committed
+
+    def check_rows(self, checks: RowChecks) -> None:
+        """A simulated disk is one node's own."""
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> "SimWrite":
         return SimWrite(self)

@@ -25,6 +25,7 @@ from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.log import Transaction
+from hocket.log.store_check import sound_job
 from hocket.store import Artifact, Session, Stage
 from hocket.work import artifacts
 from hocket.work.command.secrets import Handed, Secrets
@@ -127,13 +128,14 @@ class HandOver:
         keys = session.nodes()
         found = []
         for job_id in self._secrets.job_ids():
-            entry = session.job(job_id)
+            entry = sound_job(session, job_id)
             if entry is None or entry.stage is not Stage.CLAIMED or (job_id, entry.job.fence) in done:
                 continue
             claimer = entry.job.claimer
-            if claimer is None or claimer == self._access.log.node:
+            key = None if claimer is None else keys.get(claimer.to_bytes(8, "big"))
+            if key is None or claimer == self._access.log.node:
                 continue
-            need = _Need(job_id, entry.job.fence, keys[claimer.to_bytes(8, "big")][0])
+            need = _Need(job_id, entry.job.fence, key[0])
             found += [need] if need not in self._failed else []
         return found
 

@@ -1,0 +1,50 @@
+"""What a store that nodes share asks the log before it gives rows: each of these nodes, and every person with rights in
+the database, can change any row. A store of one node has no such check.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from hocket.store.jobs import JobEntry
+from hocket.store.ops import OpRow
+
+ReadyJob = tuple[JobEntry, bytes | None]
+NodeKeys = dict[bytes, tuple[bytes, str]]
+
+
+class RowChecks(Protocol):
+    def within(self, session: Any) -> "RowCheck":
+        """The check of the rows that this `Session` reads. It may read more from it."""
+
+
+class RowCheck(Protocol):
+    """A row that does not stand the check is left out, as if it were not there, and reported."""
+
+    def ops(self, rows: list[OpRow]) -> list[OpRow]:
+        """The rows with ops that their authors signed."""
+
+    def bodies(self, bodies: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+        """Ops by their keys. One that its author did not sign gets empty bytes: its key is taken."""
+
+    def ready(self, jobs: list[ReadyJob]) -> list[ReadyJob]:
+        """The jobs that are as their ScheduleJob ops say, and that these ops' authors may submit. A job whose op is
+        not stored yet is kept.
+        """
+
+    def jobs(self, entries: Sequence[JobEntry]) -> list[JobEntry]:
+        """The jobs that are as their ScheduleJob ops say, and held by the authors of their claims."""
+
+    def nodes(self, keys: NodeKeys) -> NodeKeys:
+        """The nodes whose delegations lead back to the user, with the keys that these name."""
+
+    def route(self, kind: str, hlc: bytes, node: bytes | None) -> bool:
+        """Whether an op of an owner's node routed the kind so at this time."""
+
+    def enter_route(self, kind: str, hlc: bytes, node: bytes | None) -> None:
+        """The transaction enters a route, by an op that it has yet to store."""
+
+    def refuse(self, table: str, row: str, what: str) -> None:
+        """Reports a row that the caller has left out."""
+
+    def definition(self, kind: str, state: bytes) -> bool:
+        """Whether an op of a node that may define the kind says so."""
