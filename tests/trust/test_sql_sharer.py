@@ -3,7 +3,7 @@ writes into the tables, the owner's node runs, signs, grants and tells nothing b
 """
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -13,7 +13,7 @@ from hocket.errors import StoreError
 from hocket.kernel.clock import pack
 from hocket.kernel.ids import content_hash, node_text, ulid_text
 from hocket.kernel.kinds import KINDS
-from hocket.kernel.ops import NO_ID, Op
+from hocket.kernel.ops import NO_ID
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, State
@@ -27,10 +27,8 @@ from hocket.kernel.vocabulary import (
     ScheduleJob,
     SetSchedule,
 )
-from hocket.log import Transaction
 from hocket.log.archive import export_ops
 from hocket.log.audit import verify
-from hocket.log.intake import Intake
 from hocket.log.store_check import sound_job
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.membership import revoke
@@ -42,7 +40,7 @@ from hocket.work.cron import NewSchedule
 from hocket.work.jobs import Draft
 from tests.trust.sharer import ROLE, SharedMesh
 
-pytestmark = [pytest.mark.slow, pytest.mark.req("LW-48")]
+pytestmark = [pytest.mark.slow, pytest.mark.touches("LW-48")]
 
 
 @pytest.fixture(params=["postgres", "libsql"])
@@ -58,6 +56,7 @@ def other_command(mesh: SharedMesh, job_id: bytes) -> bytes:
     return bytes(body).replace(b'{"n":1}', b'{"n":2}')
 
 
+@pytest.mark.req("LW-48")
 def test_a_changed_command_is_not_run(mesh: SharedMesh) -> None:
     job_id, other = mesh.submit(), mesh.submit(payload=b'{"n":3}')
     mesh.sql("UPDATE ops SET body = ? WHERE id = ?", other_command(mesh, job_id), job_id)
@@ -65,6 +64,7 @@ def test_a_changed_command_is_not_run(mesh: SharedMesh) -> None:
     assert mesh.tables_found() == {"ops"}
 
 
+@pytest.mark.req("LW-48")
 def test_a_changed_command_is_not_run_by_another_process_either(mesh: SharedMesh) -> None:
     job_id, other = mesh.submit(), mesh.submit(payload=b'{"n":3}')
     mesh.sql("UPDATE ops SET body = ? WHERE id = ?", other_command(mesh, job_id), job_id)
@@ -73,6 +73,7 @@ def test_a_changed_command_is_not_run_by_another_process_either(mesh: SharedMesh
     assert mesh.tables_found() == {"ops"}
 
 
+@pytest.mark.req("LW-48")
 def test_one_changed_command_in_front_does_not_hold_up_those_behind_it(mesh: SharedMesh) -> None:
     first = [mesh.submit(policy=Policy(priority=5)) for _ in range(3)]
     last = mesh.submit(payload=b'{"n":3}')
@@ -81,6 +82,7 @@ def test_one_changed_command_in_front_does_not_hold_up_those_behind_it(mesh: Sha
     assert [each.job.id for each in mesh.taken(limit=1)] == [last]
 
 
+@pytest.mark.req("LW-48")
 def test_the_sharers_signature_does_not_make_a_command_the_owners(mesh: SharedMesh) -> None:
     job_id = mesh.submit()
     _, body = mesh.op(ScheduleJob(NO_ID, "hocket.run", b'{"n":2}', b""))
@@ -89,6 +91,7 @@ def test_the_sharers_signature_does_not_make_a_command_the_owners(mesh: SharedMe
     assert mesh.tables_found() == {"ops"}
 
 
+@pytest.mark.req("LW-48")
 @pytest.mark.parametrize("kind", ["hocket.run", "acme.run"])
 def test_a_job_whose_row_names_another_op_is_not_run(mesh: SharedMesh, kind: str) -> None:
     """The op is the sharer's own, well signed, and marked as one that counts."""
@@ -100,6 +103,7 @@ def test_a_job_whose_row_names_another_op_is_not_run(mesh: SharedMesh, kind: str
     assert mesh.tables_found() == {"jobs"}
 
 
+@pytest.mark.req("LW-48")
 def test_a_job_that_its_author_may_not_submit_is_not_run(mesh: SharedMesh) -> None:
     job_id = mesh.submit()
     op, body = mesh.op(ScheduleJob(NO_ID, "hocket.run", b'{"n":2}', b""))
@@ -112,6 +116,7 @@ def test_a_job_that_its_author_may_not_submit_is_not_run(mesh: SharedMesh) -> No
     assert mesh.tables_found() == {"jobs"}
 
 
+@pytest.mark.req("LW-48")
 @pytest.mark.parametrize(
     ("column", "value"),
     [("kind", "acme.run"), ("policy", encode_policy(Policy(open=True))), ("policy", encode_policy(Policy(retries=9)))],
@@ -123,6 +128,7 @@ def test_a_job_with_another_kind_or_policy_than_its_op_is_not_run(mesh: SharedMe
     assert mesh.tables_found() == {"jobs"}
 
 
+@pytest.mark.req("LW-48")
 @pytest.mark.parametrize(("column", "value"), [("policy", b"?"), ("scheduled", b""), ("id", b"")])
 def test_a_job_whose_row_cannot_be_read_holds_up_no_other(mesh: SharedMesh, column: str, value: bytes) -> None:
     job_id, other = mesh.submit(), mesh.submit()
@@ -131,6 +137,7 @@ def test_a_job_whose_row_cannot_be_read_holds_up_no_other(mesh: SharedMesh, colu
     assert mesh.tables_found() == {"jobs"}
 
 
+@pytest.mark.req("LW-48")
 def test_a_command_is_its_signers_whatever_its_row_says(mesh: SharedMesh) -> None:
     """The row says that the job is a tick of the owner's schedule. It is read again after the claim."""
     friend = mesh.invite("friend", parse_grants(["job:schedule:hocket."]))
@@ -148,6 +155,7 @@ def test_a_command_is_its_signers_whatever_its_row_says(mesh: SharedMesh) -> Non
     friend.close()
 
 
+@pytest.mark.req("LW-48")
 def test_a_changed_schedule_ticks_no_job(mesh: SharedMesh) -> None:
     plan = NewSchedule("always", "* * * * *", "UTC", Draft("hocket.run", b'{"n":1}', Policy()))
     mesh.owner.log.run(lambda tx: cron.add(tx, plan))
@@ -157,6 +165,7 @@ def test_a_changed_schedule_ticks_no_job(mesh: SharedMesh) -> None:
     assert failed
 
 
+@pytest.mark.req("LW-48")
 def test_a_schedule_whose_op_was_changed_ticks_no_job(mesh: SharedMesh) -> None:
     plan = NewSchedule("always", "* * * * *", "UTC", Draft("hocket.run", b'{"n":1}', Policy()))
     mesh.owner.log.run(lambda tx: cron.add(tx, plan))
@@ -169,6 +178,7 @@ def test_a_schedule_whose_op_was_changed_ticks_no_job(mesh: SharedMesh) -> None:
     assert mesh.tables_found() == {"ops"}
 
 
+@pytest.mark.req("LW-48")
 def test_the_sharers_schedule_does_not_tick_as_the_owners(mesh: SharedMesh) -> None:
     op, body = mesh.op(SetSchedule("mine", "* * * * *", "UTC", "hocket.run", b"{}", b""))
     mesh.put_op(op, body)
@@ -194,6 +204,7 @@ def stolen_root(mesh: SharedMesh) -> bytes:
     return issue(key, key.public, ROOT, 0, None)
 
 
+@pytest.mark.req("LW-48")
 def test_an_inserted_delegation_grants_nothing(mesh: SharedMesh) -> None:
     token = stolen_root(mesh)
     op, body = mesh.op(DelegateUcan(content_hash(token), token))
@@ -205,6 +216,7 @@ def test_an_inserted_delegation_grants_nothing(mesh: SharedMesh) -> None:
     assert not may_submit(mesh.reopened(), mesh.sharer.log.node)
 
 
+@pytest.mark.req("LW-48")
 def test_a_delegation_without_an_op_grants_nothing(mesh: SharedMesh) -> None:
     """The user's own token, which the user has never put on the log: a leaked one of a machine that was given up."""
     key = mesh.sharer.home.node_key()
@@ -229,6 +241,7 @@ def can_claim(mesh: SharedMesh) -> bool:
     return log.authority().may(mesh.sharer.log.node, "Job", "Claim", "acme.x", log.reading().wall) is not None
 
 
+@pytest.mark.req("LW-48")
 def test_a_deleted_revocation_still_counts(mesh: SharedMesh) -> None:
     revoked(mesh)
     mesh.sql("DELETE FROM revocations")
@@ -237,6 +250,7 @@ def test_a_deleted_revocation_still_counts(mesh: SharedMesh) -> None:
     assert mesh.tables_found() == {"revocations"}
 
 
+@pytest.mark.req("LW-48")
 def test_a_revocation_that_a_home_has_seen_counts_in_its_next_process(mesh: SharedMesh) -> None:
     """Its op is deleted, too, and the log is rebuilt without it."""
     revoked(mesh)
@@ -251,6 +265,7 @@ def test_a_revocation_that_a_home_has_seen_counts_in_its_next_process(mesh: Shar
     assert mesh.tables_found() == {"revocations"}
 
 
+@pytest.mark.req("LW-48")
 def test_a_revocation_whose_row_was_changed_counts(mesh: SharedMesh) -> None:
     revoked(mesh)
     (mesh.directory / "owner" / "revocations").unlink()
@@ -260,12 +275,14 @@ def test_a_revocation_whose_row_was_changed_counts(mesh: SharedMesh) -> None:
     assert mesh.tables_found() == {"revocations"}
 
 
+@pytest.mark.req("LW-48")
 def test_a_process_that_knew_the_permissions_before_does_not_go_back_to_them(mesh: SharedMesh) -> None:
     before = revoked(mesh)
     mesh.sql("UPDATE head SET law = ?", before)
     assert not can_claim(mesh)
 
 
+@pytest.mark.req("LW-48")
 def test_a_process_that_was_not_told_of_a_revocation_finds_it(
     mesh: SharedMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +298,7 @@ def test_a_process_that_was_not_told_of_a_revocation_finds_it(
     other.close()
 
 
+@pytest.mark.req("LW-48")
 def test_the_sharer_does_not_become_the_coordinator(mesh: SharedMesh) -> None:
     node = mesh.sharer.log.node
     op, body = mesh.op(DesignateCoordinator(node))
@@ -294,6 +312,7 @@ def test_the_sharer_does_not_become_the_coordinator(mesh: SharedMesh) -> None:
     assert {node for _, node in mesh.owner.log.permissions().coordinators} <= {mesh.owner.log.node}
 
 
+@pytest.mark.req("LW-48")
 def test_an_inserted_proof_of_two_histories_proves_nothing(mesh: SharedMesh) -> None:
     mesh.sql("INSERT INTO forks (op, node, since) VALUES (?, ?, ?)",
              mesh.submit(), mesh.owner.log.node.to_bytes(8, "big"), bytes(20))  # fmt: skip
@@ -302,6 +321,7 @@ def test_an_inserted_proof_of_two_histories_proves_nothing(mesh: SharedMesh) -> 
     assert mesh.tables_found() == {"forks"}
 
 
+@pytest.mark.req("LW-48")
 def test_a_node_has_the_key_of_its_delegation(mesh: SharedMesh) -> None:
     mesh.sql("UPDATE nodes SET public = ?", bytes(32))
     with mesh.owner.read() as session:
@@ -312,6 +332,7 @@ def test_a_node_has_the_key_of_its_delegation(mesh: SharedMesh) -> None:
 # What decides.
 
 
+@pytest.mark.req("LW-48")
 def test_the_options_of_a_kind_are_those_of_its_definition(mesh: SharedMesh) -> None:
     mesh.owner.log.run(lambda tx: tx.author(DefineKind("hocket.run", encode_policy(Policy(retries=1)))))
     ((state,),) = mesh.sql("SELECT state FROM subjects WHERE family = 'kind'")
@@ -323,6 +344,7 @@ def test_the_options_of_a_kind_are_those_of_its_definition(mesh: SharedMesh) -> 
     assert mesh.tables_found() == {"subjects"}
 
 
+@pytest.mark.req("LW-48")
 def test_a_kind_goes_where_an_owner_has_routed_it(mesh: SharedMesh) -> None:
     owner, sharer = (each.log.node for each in (mesh.owner, mesh.sharer))
     mesh.owner.log.run(lambda tx: tx.author(RouteKind("acme.x", owner)))
@@ -333,6 +355,7 @@ def test_a_kind_goes_where_an_owner_has_routed_it(mesh: SharedMesh) -> None:
     assert mesh.tables_found() == {"routes"}
 
 
+@pytest.mark.req("LW-48")
 def test_a_claim_is_its_claimers_op(mesh: SharedMesh) -> None:
     job_id = mesh.submit()
     assert mesh.taken()
@@ -348,6 +371,7 @@ def test_a_claim_is_its_claimers_op(mesh: SharedMesh) -> None:
     assert mesh.tables_found() == {"jobs"}
 
 
+@pytest.mark.req("LW-48")
 def test_the_sharer_claims_no_job_by_another_kind(mesh: SharedMesh) -> None:
     job_id = mesh.submit()
     mesh.sql("UPDATE jobs SET kind = ? WHERE id = ?", "acme.x", job_id)
@@ -355,6 +379,7 @@ def test_the_sharer_claims_no_job_by_another_kind(mesh: SharedMesh) -> None:
     assert job_id not in [each.job.id for each in mesh.taken(mesh.sharer)]
 
 
+@pytest.mark.req("LW-48")
 def test_a_changed_op_is_not_folded(mesh: SharedMesh) -> None:
     """Another refold of the job, such as after a rebuild, does not take it in."""
     job_id = mesh.submit()
@@ -364,6 +389,7 @@ def test_a_changed_op_is_not_folded(mesh: SharedMesh) -> None:
         assert session.job(job_id) is None
 
 
+@pytest.mark.req("LW-48")
 def test_a_changed_op_is_neither_exported_nor_sent(mesh: SharedMesh) -> None:
     job_id = mesh.submit()
     mesh.sql("UPDATE ops SET body = ? WHERE id = ?", other_command(mesh, job_id), job_id)
@@ -377,6 +403,7 @@ def test_a_changed_op_is_neither_exported_nor_sent(mesh: SharedMesh) -> None:
         assert session.known_ops([job_id]) == {job_id: b""}
 
 
+@pytest.mark.req("LW-48")
 @pytest.mark.parametrize("column", ["hlc", "key", "variant"])
 def test_an_op_with_other_columns_than_its_bytes_is_not_used(mesh: SharedMesh, column: str) -> None:
     job_id = mesh.submit()
@@ -386,6 +413,7 @@ def test_an_op_with_other_columns_than_its_bytes_is_not_used(mesh: SharedMesh, c
         assert session.op(job_id) is None
 
 
+@pytest.mark.req("LW-48")
 def test_an_audit_names_the_changed_op(mesh: SharedMesh) -> None:
     job_id = mesh.submit()
     mesh.sql("UPDATE ops SET body = ? WHERE id = ?", other_command(mesh, job_id), job_id)
@@ -393,6 +421,7 @@ def test_an_audit_names_the_changed_op(mesh: SharedMesh) -> None:
     assert "its signature does not fit its bytes and its author" in {each.what for each in audit.findings}
 
 
+@pytest.mark.req("LW-48")
 def test_an_audit_names_changed_rows(mesh: SharedMesh) -> None:
     job_id = mesh.submit()
     assert mesh.owner.verify().findings == []
@@ -402,23 +431,16 @@ def test_an_audit_names_changed_rows(mesh: SharedMesh) -> None:
     assert {each.what.partition(",")[0] for each in mesh.owner.verify().findings} == {"jobs", "delegations"}
 
 
-def test_an_op_that_was_held_back_is_not_vouched_for(mesh: SharedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sharer can put any op of a member among those from clocks that are ahead."""
-    vouched: list[bool] = []
-    plain = Intake.__init__
-
-    def init(self: Intake, tx: Transaction, limit: int, expected: Sequence[Op], is_vouched: bool, sender: None) -> None:
-        vouched.append(is_vouched)
-        plain(self, tx, limit, expected, is_vouched, sender)
-
+@pytest.mark.req("LW-48")
+def test_an_op_that_a_sharer_puts_among_those_held_back_is_not_released(mesh: SharedMesh) -> None:
     op, body = mesh.op(ScheduleJob(NO_ID, "acme.x", b"{}", b""))
-    mesh.sql("INSERT INTO held (id, wall, body, author) VALUES (?, ?, ?, ?)",
-             op.id, 0, body, mesh.sharer.log.node.to_bytes(8, "big"))  # fmt: skip
-    monkeypatch.setattr(Intake, "__init__", init)
-    assert mesh.owner.log.release() is not None
-    assert vouched == [False]
+    owner, sharer = (each.log.node.to_bytes(8, "big") for each in (mesh.owner, mesh.sharer))
+    mesh.sql("INSERT INTO held (of_node, id, wall, body, author, seal) VALUES (?, ?, ?, ?, ?, ?)",
+             owner, op.id, 0, body, sharer, bytes(32))  # fmt: skip
+    assert mesh.owner.log.release() is None
 
 
+@pytest.mark.req("LW-48")
 def test_a_role_that_cannot_change_ops_is_enough_for_a_node(tmp_path: Path) -> None:
     """The rights that docs/security.md names."""
     mesh = SharedMesh(tmp_path)
