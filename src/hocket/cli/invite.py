@@ -69,6 +69,9 @@ def invite(
     default; --worker or naming any read grant replaces it. Only registration:write (or all) lets the node invite
     others, with no more rights than its own.
 
+    For locks, the actions are read, acquire, break and all, and a key prefix may follow; lock@SCOPE:acquire grants the
+    locks of one scope only.
+
     --share is for a machine that can connect to this node's store in a database server. The node reads every op and
     decides about claims as this node does. The token does not contain the store's address.
 

@@ -44,14 +44,15 @@ class Breaker(msgspec.Struct, frozen=True, omit_defaults=True):
             return BreakerState.CLOSED
         return BreakerState.OPEN if self.probe_ms is None else BreakerState.HALF_OPEN
 
-    def wait_ms(self, now_ms: int, open_ms: int = OPEN_MS) -> int:
+    def wait_ms(self, now_ms: int, open_ms: int | None = None) -> int:
         """How long no call goes out, unless the probe reports before; 0 if one may go out now."""
         if self.opened_ms is None:
             return 0
-        begun, span = (self.opened_ms, open_ms) if self.probe_ms is None else (self.probe_ms, PROBE_MS_MAX)
+        rest_ms = OPEN_MS if open_ms is None else open_ms
+        begun, span = (self.opened_ms, rest_ms) if self.probe_ms is None else (self.probe_ms, PROBE_MS_MAX)
         return max(0, begun + span - now_ms) if now_ms >= begun else 0
 
-    def admit(self, now_ms: int, open_ms: int = OPEN_MS) -> "Admitted":
+    def admit(self, now_ms: int, open_ms: int | None = None) -> "Admitted":
         """Asks to let a call out."""
         if self.opened_ms is None:
             return Admitted(self, self.call)

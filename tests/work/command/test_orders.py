@@ -93,7 +93,7 @@ def test_the_shorter_time_holds(workdir: Workdir) -> None:
 
 def test_a_sandbox_has_the_system_to_read_and_the_room_to_write(workdir: Workdir) -> None:
     view = sandbox.View(workdir, workdir.work / "x", has_network=False)
-    bubblewrap = sandbox.Bubblewrap("/bin/bwrap", "", ("--disable-userns",))
+    bubblewrap = sandbox.Bubblewrap("/bin/bwrap", "", ("--unshare-all", "--disable-userns"))
     boxed = sandbox.wrapped(bubblewrap, ("prog", "--flag"), view, {})
     assert boxed.argv == ("/bin/bwrap", "--args", str(sandbox.DESCRIPTORS[0]), "--", "prog", "--flag")
     line = arguments(boxed.files)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from hocket.kernel.manifest import parse_manifest
-from hocket.work.command import sandbox, sandbox_mounts
+from hocket.work.command import sandbox, sandbox_mounts, sandbox_probe
 from hocket.work.command.execute import CommandResult
 from hocket.work.command.job import BOUNDS
 from hocket.work.command.orders import RunTerms, order_for
@@ -118,6 +118,23 @@ def test_the_settings_of_the_kernel_are_read_only(inside: Inside) -> None:
     """Nothing is written: the settings are the machine's."""
     found = inside.shell("find /proc/sys /proc/irq /proc/sysrq-trigger -type f -writable; cat /proc/sys/kernel/ostype")
     assert [line for line in found.splitlines() if "No such file" not in line] == ["Linux"]
+
+
+COVERED = """
+mount --make-rprivate / && mount -t tmpfs none /proc/driver || exit 77
+exec "$0" -c 'from hocket.work.command import sandbox; print(sandbox.problem() or sandbox.check().namespaces)'
+"""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="only root can cover a part of /proc")
+def test_root_makes_a_sandbox_where_a_part_of_proc_is_covered() -> None:
+    """The kernel refuses a new /proc in a namespace of users there."""
+    words = ["unshare", "-m", "sh", "-c", COVERED, sys.executable]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    if done.returncode == 77:
+        pytest.skip(f"this machine does not let root mount a tmpfs: {done.stderr.strip()}")
+    assert "'--unshare-pid'" in done.stdout and "'--unshare-net'" in done.stdout, done
+    assert "--unshare-user" not in done.stdout, done
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs the program unshare")
@@ -323,6 +340,7 @@ def test_the_processes_of_a_command_are_bounded(open_directory: Path) -> None:
 
 
 def test_the_look_from_inside_finds_what_is_open(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_probe, "OPTIONAL", str(secrets / "none"))  # the machine's own may have keys in it
     hidden = (str(secrets / "home"), str(secrets / "key.pem"))
     sight = look_inside((), hidden, False)
     assert [*sight.warnings(False)] == []
@@ -334,6 +352,8 @@ def test_the_look_from_inside_finds_what_is_open(secrets: Path, monkeypatch: pyt
     ]
     monkeypatch.setattr(sandbox_mounts, "_covered", lambda shown, hidden: ())
     monkeypatch.setattr(sandbox, "filter_program", lambda: None)
-    monkeypatch.setattr(sandbox, "_found", [sandbox.check()._replace(options=())])
+    found = sandbox.check()
+    namespaces = tuple(word for word in found.namespaces if word != "--disable-userns")
+    monkeypatch.setattr(sandbox, "_found", [found._replace(namespaces=namespaces)])
     opened = look_inside((str(secrets),), hidden, False)
     assert opened.readable == [*hidden] and opened.users, "planted back, they are found"

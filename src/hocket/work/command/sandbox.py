@@ -28,8 +28,12 @@ PROGRAM = "bwrap"
 TRIAL_S = 10.0
 # The descriptors that bubblewrap reads: its arguments, the filter of system calls, and the files made for the command.
 DESCRIPTORS = range(200, 206)
-# Bubblewrap 0.8 and newer: the command can make no namespace of users, in which it would be root.
-_NO_USERS = ("--unshare-user", "--disable-userns")
+# The namespaces that are tried, the best first. In the first, the command can make no namespace of users, in which it
+# would be root; that needs bubblewrap 0.8.
+_NAMESPACES = (("--unshare-all", "--unshare-user", "--disable-userns"), ("--unshare-all",))
+# In a namespace of users, the kernel refuses a /proc where something covers a part of the machine's, as in many
+# containers. Root needs no such namespace, and the command has no capabilities in either.
+_OF_ROOT = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
 _NAMES = "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n"
 _LOCAL = "127.0.0.1 localhost\n::1 localhost\n"
 
@@ -42,11 +46,11 @@ class Sandboxed(NamedTuple):
 
 
 class Bubblewrap(NamedTuple):
-    """Where the program is, or why there can be no sandbox. `options` are those of newer versions."""
+    """Where the program is, or why there can be no sandbox. `namespaces` are its options for them."""
 
     program: str
     problem: str
-    options: tuple[str, ...] = ()
+    namespaces: tuple[str, ...] = _NAMESPACES[-1]
 
     @property
     def is_privileged(self) -> bool:
@@ -72,7 +76,7 @@ def wrapped(
     """
     arguments, filtering, *generated = descriptors
     files: dict[int, bytes] = {}
-    made = ["--unshare-all", *bubblewrap.options, *(["--share-net"] if view.has_network else [])]
+    made = [*bubblewrap.namespaces, *(["--share-net"] if view.has_network else [])]
     made += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     for fd, (path, content) in zip(generated, _generated(view).items(), strict=False):
         made += ["--perms", "0444", "--file", str(fd), path]
@@ -150,9 +154,12 @@ def _look() -> Bubblewrap:
     with _lock:
         if not _found:
             program = shutil.which(PROGRAM) or ""
-            newest = Bubblewrap(program, "", _NO_USERS)
-            oldest = Bubblewrap(program, "") if (problem := _problem(newest)) else newest
-            _found.append(oldest._replace(problem=problem and _problem(oldest)))
+            for namespaces in (*_NAMESPACES, *([_OF_ROOT] if os.geteuid() == 0 else [])):
+                tried = Bubblewrap(program, "", namespaces)
+                tried = tried._replace(problem=_problem(tried))
+                if not tried.problem:
+                    break
+            _found.append(tried)
         return _found[0]
 
 

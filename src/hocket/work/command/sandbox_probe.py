@@ -121,7 +121,7 @@ def look_inside(paths: tuple[str, ...], hidden: tuple[str, ...], has_network: bo
         request = {
             "hidden": hidden,
             "settings": _SETTINGS,
-            "roots": [*paths, "/opt", "/etc"],
+            "roots": [*paths, OPTIONAL, "/etc"],
             "files_max": FILES_MAX,
             "port": port.getsockname()[1],
             "name": name,
