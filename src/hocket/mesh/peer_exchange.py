@@ -129,6 +129,9 @@ class PeerExchange:
         self.client = client
         self._access, self._environment, self._quotas, self._emit = access, environment, quotas, emit
         self._lock = asyncio.Lock()
+        # How many exchanges have begun; and the last whole one that worked, with its number.
+        self._begun = 0
+        self._last: tuple[int, Exchanged] | None = None
         self._theirs: Frontier | None = None
         # How far the peer has this node's own ops, and what the store says about that.
         self._delivered: Hlc | None = None
@@ -142,9 +145,18 @@ class PeerExchange:
         self._offset_ms: int | None = None
 
     async def exchange(self, *, unless_idle: bool = False) -> Exchanged:
-        """Pulls everything and pushes everything. Raises Paused, Refused or Unreachable."""
+        """Pulls everything and pushes everything. Raises Paused, Refused or Unreachable. Those who ask while an
+        exchange runs share the next one, which begins after all of them have asked.
+        """
+        asked = self._begun
         async with self._lock:
-            return await self._exchange(unless_idle)
+            if self._last is not None and self._last[0] > asked:
+                return self._last[1]
+            self._begun = number = self._begun + 1
+            done = await self._exchange(unless_idle)
+            if not unless_idle:
+                self._last = number, done
+            return done
 
     async def deliver(self) -> None:
         """Pushes what the peer lacks, so that messages for its agents are stored there. Raises as `exchange` does."""
