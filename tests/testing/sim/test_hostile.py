@@ -92,9 +92,7 @@ def test_a_planted_mistake_lets_it_through(
 
 @pytest.mark.timeout(600)
 def test_links_that_are_not_checked_let_two_histories_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first two of these seeds find it. There is little other work, which would only make the runs slower; many other seeds
-    take minutes.
-    """
+    """The first two of these seeds find it. Little else is done, which would only make the runs slower."""
     links_are_not_checked(monkeypatch)
     two_faced(monkeypatch)
     reports = (
