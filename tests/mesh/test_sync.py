@@ -109,6 +109,57 @@ def test_a_sync_that_was_cut_off_goes_on_where_it_was(tmp_path: Path):
     run(tmp_path, test)
 
 
+def test_those_who_ask_during_an_exchange_share_the_next(tmp_path: Path):
+    """The next one begins after all of them have asked, so it brings what each of them waits for."""
+
+    async def test(a: Place, b: Place) -> None:
+        b.befriend(a.address)
+        between = Between(b)
+        await b.exchanges.visit(a.address)
+        between.asked.clear()
+        first = asyncio.create_task(b.exchanges.visit(a.address))
+        others: list[asyncio.Task[peer_exchange.Exchanged]] = []
+
+        def ask(request: Request) -> Reply | None:
+            if not others:
+                b.submit(1)
+                others.extend(asyncio.create_task(b.exchanges.visit(a.address)) for _ in range(5))
+            return None
+
+        between.answers.append(ask)
+        await first
+        assert {(done.state, done.pushed) for done in await asyncio.gather(*others)} == {(peers.OK, 1)}
+        assert between.paths() == ["GET /ops", "POST /exchange"]
+        assert a.digest() == b.digest()
+
+    run(tmp_path, test)
+
+
+def test_an_exchange_that_fails_is_shared_by_nobody(tmp_path: Path):
+    async def test(a: Place, b: Place) -> None:
+        b.befriend(a.address)
+        between = Between(b)
+        await b.exchanges.visit(a.address)
+        exchange = await b.exchanges._exchange_with(a.address)
+        between.asked.clear()
+        others: list[asyncio.Task[peer_exchange.Exchanged]] = []
+
+        def cut(request: Request) -> Reply | None:
+            if len(between.asked) == 1:
+                others.extend(asyncio.create_task(exchange.exchange()) for _ in range(3))
+            if len(between.asked) == 2:
+                raise Unreachable("the line is cut")
+            return None
+
+        between.answers.append(cut)
+        await exchange.exchange()
+        done = await asyncio.gather(*others, return_exceptions=True)
+        assert [type(each) for each in done] == [Unreachable, peer_exchange.Exchanged, peer_exchange.Exchanged]
+        assert len(between.asked) == 3
+
+    run(tmp_path, test)
+
+
 def test_the_second_exchange_is_one_round_trip(tmp_path: Path):
     async def test(a: Place, b: Place) -> None:
         b.befriend(a.address)

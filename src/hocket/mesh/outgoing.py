@@ -16,6 +16,7 @@ from hocket.bus.changes import LOG, NOTHING, Changes, gathered
 from hocket.kernel.authority import Authority
 from hocket.kernel.clock import U32_MAX, U64_MAX, Hlc, pack, unpack
 from hocket.kernel.frontier import Frontier, merge
+from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import decode, encode
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.sanitise import sanitised
@@ -252,3 +253,10 @@ def order_ops(store: Store) -> None:
 
 def _key(node: int) -> bytes:
     return node.to_bytes(8, "big")
+
+
+def reading(log: Log, session: Session) -> bytes:
+    """A hash of what this node may read."""
+    authority = log.permissions(session).authority
+    good = [each.cid for each in authority.held(log.node) if authority.fault(each) is None]
+    return content_hash(b"".join(sorted(good)))

@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 from hocket.errors import HocketError
 from hocket.events import Emit, NodeForked, OpRefused
-from hocket.kernel.authority import Authority, Standing
 from hocket.kernel.clock import Hlc, just_before
 from hocket.kernel.frontier import Frontier, encode_frontier, merge
-from hocket.kernel.ids import content_hash, node_text
+from hocket.kernel.ids import node_text
 from hocket.kernel.knowledge import Knowledge
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed, Reader
-from hocket.log import Admission, Log
+from hocket.log import Admission
 from hocket.log.lost_past import note_shared, ops_there, own_history, rewind
 from hocket.log.outbox import note_delivered
 from hocket.log.request_deadlines import OFFSET_MS_MIN, known_offset, note_offset
@@ -255,13 +254,15 @@ class PeerExchange:
         so it is kept only in this process, and not for long. Raises Refused for a revoked peer.
         """
         log, client = self._access.log, self.client
-        if client.claims is not None and is_revoked(log.authority(), client.claims.to_bytes(8, "big"), log.physical()):
+        if client.claims is not None and peers.is_revoked(
+            log.authority(), client.claims.to_bytes(8, "big"), log.physical()
+        ):
             raise Refused(
                 f"node {node_text(client.claims)} at {client.address} was revoked; this node does not sync with it"
             )
         is_whole = outgoing.is_whole(log)
         with log.store.read() as session:
-            reading = _reading(log, session)
+            reading = outgoing.reading(log, session)
             own, has_gaps = own_frontier(session), session.meta(GAPS) is not None
             author = log.node.to_bytes(8, "big")
             is_news = session.node_meta(author, READING) != reading
@@ -489,20 +490,9 @@ def _cursor(kept: Frontier, following: Frontier, reached: Frontier, late: Collec
     return merge(kept, {author: min(stamp, following[author]) for author, stamp in has.items()})
 
 
-def is_revoked(authority: Authority, node: bytes | None, now_ms: int) -> bool:
-    return node is not None and authority.standing(int.from_bytes(node, "big"), now_ms) is Standing.REVOKED
-
-
 async def _drop(task: asyncio.Task[PeerAnswer] | None) -> None:
     if task is not None and not task.done():
         task.cancel()
     if task is not None:
         with suppress(asyncio.CancelledError, HocketError):
             await task
-
-
-def _reading(log: Log, session: Session) -> bytes:
-    """A hash of what this node may read."""
-    authority = log.permissions(session).authority
-    good = [each.cid for each in authority.held(log.node) if authority.fault(each) is None]
-    return content_hash(b"".join(sorted(good)))

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from hocket.errors import Conflict, Usage
+from hocket.kernel.authority import Authority, Standing
 from hocket.kernel.breaker import Breaker
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.decoding import decode_json
@@ -212,3 +213,7 @@ def silence(log: Log, session: Session) -> Silence | None:
     if not heard:
         return Silence(node, None)
     return Silence(node, max(heard)) if log.physical() - max(heard) > QUIET_MS else None
+
+
+def is_revoked(authority: Authority, node: bytes | None, now_ms: int) -> bool:
+    return node is not None and authority.standing(int.from_bytes(node, "big"), now_ms) is Standing.REVOKED

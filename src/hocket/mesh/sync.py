@@ -16,7 +16,7 @@ from hocket.mesh import blobs, peers
 from hocket.mesh.breakers import GuardedTransport
 from hocket.mesh.client import Busy, Client, Paused, Refused
 from hocket.mesh.output import AskedOutput, FarOutput, fetch_output
-from hocket.mesh.peer_exchange import Exchanged, PeerExchange, is_revoked
+from hocket.mesh.peer_exchange import Exchanged, PeerExchange
 from hocket.mesh.presence import PresenceSharing
 from hocket.mesh.quotas import Quotas
 from hocket.mesh.window_tokens import WindowTokens
@@ -155,7 +155,7 @@ class Exchanges:
         return [
             (await self._exchange_with(peer.address)).client
             for peer in known
-            if peer.state != peers.PAUSED and not is_revoked(authority, peer.node, log.physical())
+            if peer.state != peers.PAUSED and not peers.is_revoked(authority, peer.node, log.physical())
         ]
 
     async def _exchange_with(self, address: str) -> PeerExchange:

@@ -92,10 +92,13 @@ def test_a_planted_mistake_lets_it_through(
 
 @pytest.mark.timeout(600)
 def test_links_that_are_not_checked_let_two_histories_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes longer runs, and each of these seeds finds it; many others take minutes."""
+    """The first two of these seeds find it. Little else is done, which would only make the runs slower."""
     links_are_not_checked(monkeypatch)
     two_faced(monkeypatch)
-    assert any(sim.run(seed, nodes=3, minutes=0.35, faults=["hostile"], jobs=12).violations for seed in (41, 40))
+    reports = (
+        sim.run(seed, nodes=3, minutes=0.35, faults=["hostile"], jobs=2, coordination=0) for seed in (1, 2, 4, 6, 7, 9)
+    )
+    assert any(violation.rule == "replicas agree" for report in reports for violation in report.violations)
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
