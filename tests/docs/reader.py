@@ -107,7 +107,9 @@ def shell(page: Path, directory: Path, env: dict[str, str]) -> list[tuple[Comman
                     f"{{ {command.text}\n}} > {out} 2>&1; code=$?; echo $code > {out}.code; [ $code = 0 ] || exit 1"
                 )
                 typed.append(command)
-    typing = subprocess.Popen(["bash", "-c", "\n".join(script)], cwd=env["HOME"], env=env, start_new_session=True)
+    # If this process is killed, the shell would go on for ever: a page may wait for something in a loop.
+    shell = ["timeout", "--signal=KILL", str(PATIENCE_S + 60), "bash", "-c", "\n".join(script)]
+    typing = subprocess.Popen(shell, cwd=env["HOME"], env=env, start_new_session=True)
     try:
         typing.wait(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:

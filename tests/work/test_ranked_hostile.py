@@ -188,6 +188,10 @@ def test_a_hostile_member_stops_no_job_and_takes_no_share_of_the_honest(tmp_path
             bus = at.owner.services.messages
             assert isinstance(bus, NodeMessages)
             refused = {Drop.MALFORMED, Drop.UNSIGNED, Drop.FOREIGN, Drop.STALE, Drop.UNKNOWN, Drop.REPLAYED}
-            assert refused <= bus.counts.keys(), bus.counts
+            # A flooded queue loses messages, so it says everything again until each sort was refused.
+            async with asyncio.timeout(120):
+                while not refused <= bus.counts.keys():
+                    await evil.lie(made[:1])
+                    await asyncio.sleep(0.1)
 
     asyncio.run(test())
