@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hocket.service.admin import Admin, AsyncAdmin, admin
     from hocket.work.command.request import command
     from hocket.work.decorator import job
+    from hocket.work.derivation import derivation
     from hocket.work.handlers import Handlers, JobType, kind
     from hocket.work.interruption import Cancelled
     from hocket.work.retrying import Fatal, Later
@@ -56,6 +57,7 @@ __all__ = [
     "WaitExhausted",
     "admin",
     "command",
+    "derivation",
     "fenced",
     "fenced_file",
     "init",
@@ -78,6 +80,7 @@ _ROOMS = {
     "service.admin": ("Admin", "AsyncAdmin", "admin"),
     "work.command.request": ("command",),
     "work.decorator": ("job",),
+    "work.derivation": ("derivation",),
     "work.handlers": ("Handlers", "JobType", "kind"),
     "work.retrying": ("Fatal", "Later"),
     "work.interruption": ("Cancelled",),

@@ -34,6 +34,7 @@ COMMANDS = {
     "thread": ("inbox:thread_app", "Show the messages of a thread."),
     "claims": ("claims:app", "Show how jobs find their workers: explain a job, rank workers."),
     "cost": ("cost:app", "Show what jobs used and cost."),
+    "derive": ("derive:app", "Run pure functions over the ops of the log, or repeat them and compare."),
     "grid": ("grid:app", "Show how ranked jobs spread over the workers, live."),
     "beat": ("beat:beat_app", "Show which beat it is, as the frame that a pulse sends."),
     "pulse": ("pulse:app", "Send the beats of a cluster, or stand by to take over."),

@@ -172,8 +172,14 @@ class Permissions:
         return not self.delegations or self.authority.may(node, "Job", "Schedule", kind, wall_ms) is not None
 
     def may_run(self, node: int, kind: str, wall_ms: int) -> bool:
-        """Whether its delegations let a node claim jobs of a kind, and end them."""
-        return not self.delegations or all(
+        """Whether its delegations let a node claim jobs of a kind, and end them, and no derivation is only the
+        coordinator's.
+        """
+        if not self.delegations:
+            return True
+        if kind.startswith(self._derivation_kinds) and self.leader(Hlc(wall_ms, U32_MAX, node)) != node:
+            return False
+        return all(
             self.authority.may(node, "Job", action, kind, wall_ms) is not None for action in ("Claim", "Complete")
         )
 

@@ -44,6 +44,7 @@ from hocket.work.batch import Batch, BatchResult, BatchRunner, renew_outputs
 from hocket.work.claim_order import ClaimOrder
 from hocket.work.claim_tally import ClaimTally
 from hocket.work.claiming import HoldMs, OfferedClaim, whole_beats
+from hocket.work.derivation import DerivationWatch
 from hocket.work.environment import Environment
 from hocket.work.handler_processes import ProcessPlan
 from hocket.work.handler_watch import HandlerWatch
@@ -217,15 +218,15 @@ class Worker:
         topics = self._served | _LOST | self._own_availability
         hints = self._environment.bus.subscribe(topics)
         hints.attach(self._loop, self._hinted)
-        talking = self._talk()
+        beside = [task for task in (self._talk(), self._derive()) if task is not None]
         try:
             await self._runner.open()
             with self._access.holding(self._held.shortest_lease_s):
                 await self._join()
                 await self._work()
         finally:
-            if talking is not None:
-                talking.cancel()
+            for task in beside:
+                task.cancel()
             self._runner.close()
             self._pending_decisions.close()
             self._let_guests_in()
@@ -243,6 +244,12 @@ class Worker:
         mesh, kinds = self._access.log.user, self._options.handlers.topics()
         talk = functools.partial(self._ranked.talk, messages, mesh, kinds, self._look_again)
         return asyncio.create_task(supervised("talking about claims", talk, self._emit, self._environment))
+
+    def _derive(self) -> asyncio.Task[None] | None:
+        watch = DerivationWatch(self._access, self._options.handlers)
+        if not watch.derivations:
+            return None
+        return asyncio.create_task(supervised("asking for derivations", watch.run, self._emit, self._environment))
 
     def _look_again(self) -> None:
         self._hungry = True
