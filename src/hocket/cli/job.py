@@ -47,6 +47,7 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonOption = False)
     from hocket.service import jobs, nodes
 
     with open_service() as service:
+        service.refresh()
         shown = jobs.show(service, job)
         names = nodes.names(service)
     emit(shown)

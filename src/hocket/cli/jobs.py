@@ -67,6 +67,7 @@ def jobs(
         if watch:
             _watch(JobsWatch(service, wanted), kind)
             return
+        service.refresh()
         listed = page(service, wanted)
     emit(listed.items)
     if settings.as_json:
