@@ -144,7 +144,7 @@ def test_another_process_keeps_in_touch_when_the_first_is_killed(program: Callab
     first = b.start("serve", "--port", "0")
     until(lambda: ops(a) == ops(b), "the first exchange")
     second = b.start("work", "tasks.py", "--kinds", "test.fail")
-    third = b.start("serve", "--port", "0")
+    third = b.start("work", "tasks.py", "--kinds", "test.fail")
     for process in (first, second, third):
         b.submit("test.echo", "{}")
         until(lambda: ops(a) == ops(b), "an exchange")

@@ -160,6 +160,8 @@ def _invite(
             ("good until", moment(shown["good_until_ms"])),
         ]
     )
+    if not peers.is_served(service):
+        notice("no server runs in this home: the other machine cannot join until `hocket serve` runs here")
     for prefix in grants.worker:
         if not prefix.endswith("."):
             say(f"this grants every kind that begins with {prefix}, not {prefix} alone: a grant is a prefix", "warn")
