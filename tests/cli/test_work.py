@@ -41,6 +41,56 @@ def test_only_some_kinds(hocket: Program):
     assert state(hocket, echo) == ("completed", "succeeded") and state(hocket, fail) == ("pending", None)
 
 
+def test_until_idle_ends_when_what_is_left_is_routed_to_another_node(hocket: Program):
+    hocket("init", "--home", hocket.home.parent / "second", "--user-key", hocket.home / "user.key", code=0)
+    second = Program(hocket.home.parent / "second")
+    second("log", "export", hocket.home.parent / "second.ops", code=0)
+    hocket("log", "import", hocket.home.parent / "second.ops", code=0)
+    routed, own = hocket.submit("test.echo"), hocket.submit("test.fail")
+    hocket("route", "test.echo", second("whoami", "--json").json["node"], code=0)
+    hocket("work", "tasks.py", "--until-idle", code=0)
+    assert state(hocket, own) == ("completed", "failed") and state(hocket, routed) == ("pending", None)
+
+
+def test_a_worker_without_a_module_says_what_it_serves(hocket: Program):
+    started = hocket("work", "--until-idle", code=0).err
+    assert "serves hocket.run only, the commands of `hocket run`; for handlers, name a module" in started
+
+
+LATE = """
+import time
+
+import hocket
+
+RUNS = []
+
+
+@hocket.job("late.scored", score={"phases": {"plan": 2, "work": 4}, "retry": {"max_phrases": 2}})
+def scored(ctx):
+    if ctx.fence == 1:
+        raise ValueError("again")
+    return ctx.phase
+
+
+@hocket.job("late.resting", retries=1, backoff="3s", concurrency=1)
+def resting(ctx):
+    RUNS.append(time.monotonic())
+    if ctx.fence == 1:
+        raise ValueError("again")
+    return RUNS[-1] - RUNS[0]
+"""
+
+
+def test_all_options_of_a_run_hold_for_jobs_that_were_submitted_before(hocket: Program, tmp_path: Path):
+    (tmp_path / "late.py").write_text(LATE)
+    scored, resting = hocket.submit("late.scored"), hocket.submit("late.resting")
+    own = hocket.submit("late.scored", "--retries", "0")
+    hocket("work", "late.py", "--until-idle", code=0)
+    assert hocket.show(scored)["result"] == "plan", "the score, with its tries"
+    assert hocket.show(resting)["result"] >= 2.9, "the backoff that its handler asks for"
+    assert hocket.show(own)["attempts"] == 1, "it said so itself"
+
+
 def test_with_json_a_worker_prints_its_events_as_objects(hocket: Program):
     hocket.submit("test.fail")
     result = hocket("work", "tasks.py", "--until-idle", "--json", code=0)

@@ -300,10 +300,11 @@ class Shift:
 
     def _counter(self, kinds: list[str]) -> Any:
         """Shows a status line with counts on a terminal."""
+        started = WorkerStarted(os.getpid(), tuple(kinds))
         if settings.as_json or not on_terminal(sys.stderr):
-            log_event(WorkerStarted(os.getpid(), tuple(kinds)))
+            log_event(started)
             return nullcontext()
-        self._status = status = console(sys.stderr).status(f"serving {clean(', '.join(kinds))}")
+        self._status = status = console(sys.stderr).status(f"serving {clean(started.served)}")
         self._lines.write = lambda line: status.console.print(line, markup=False)
         return status
 

@@ -24,7 +24,7 @@ from hocket.kernel.budgets import Budget
 from hocket.kernel.decoding import convert
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.kinds import covers
+from hocket.kernel.kinds import covers, of_kind
 from hocket.kernel.placement import check_labels, lacking
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_policy
 from hocket.kernel.roster import Job
@@ -111,6 +111,11 @@ class JobType(Generic[P, R_co]):
             raise PayloadRejected(f"the payload of {self.kind} is wrong: {error}") from None
         given = (ctx,) if self.signature.takes_context else ()
         return lambda: self(*given, **arguments)
+
+    @cached_property
+    def options(self) -> Policy:
+        """The options that hold for every job of the kind."""
+        return DEFAULT if self.policy is DEFAULT else of_kind(self.policy)
 
     @cached_property
     def is_async(self) -> bool:
@@ -225,6 +230,11 @@ class Handlers:
         found = self.find(job.kind)
         needs = () if found is None else job.policy.needs or found.policy.needs
         return not needs or not lacking(needs, labels)
+
+    def options_of(self, kind: str) -> Policy:
+        """The options of the handler for this kind."""
+        found = self.find(kind)
+        return DEFAULT if found is None else found.options
 
     def lease_of(self, kind: str) -> int | None:
         found = self.find(kind)
