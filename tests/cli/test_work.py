@@ -29,7 +29,7 @@ def test_until_idle_does_what_can_be_done(hocket: Program):
     shown = hocket.show(bad)
     assert (shown["outcome"], shown["attempts"], shown["error"]) == ("failed", 2, "ValueError: it broke")
     assert 'raise ValueError("it broke")' in shown["traceback"]
-    assert state(hocket, dependent) == ("completed", "cancelled")
+    assert state(hocket, dependent) == ("cancelled", "cancelled")
     assert state(hocket, foreign) == ("pending", None)
 
 
@@ -38,7 +38,7 @@ def test_only_some_kinds(hocket: Program):
     echo, fail = hocket.submit("test.echo"), hocket.submit("test.fail")
     answer = hocket("work", "tasks.py", "--until-idle", "--kinds", "test.echo", "--json", code=0).json
     assert answer == {"succeeded": 1, "failed": 0, "handed_back": 0}
-    assert state(hocket, echo) == ("completed", "succeeded") and state(hocket, fail) == ("pending", None)
+    assert state(hocket, echo) == ("succeeded", "succeeded") and state(hocket, fail) == ("pending", None)
 
 
 def test_until_idle_ends_when_what_is_left_is_routed_to_another_node(hocket: Program):
@@ -49,12 +49,12 @@ def test_until_idle_ends_when_what_is_left_is_routed_to_another_node(hocket: Pro
     routed, own = hocket.submit("test.echo"), hocket.submit("test.fail")
     hocket("route", "test.echo", second("whoami", "--json").json["node"], code=0)
     hocket("work", "tasks.py", "--until-idle", code=0)
-    assert state(hocket, own) == ("completed", "failed") and state(hocket, routed) == ("pending", None)
+    assert state(hocket, own) == ("failed", "failed") and state(hocket, routed) == ("pending", None)
 
 
 def test_a_worker_without_a_module_says_what_it_serves(hocket: Program):
     started = hocket("work", "--until-idle", code=0).err
-    assert "serves hocket.run only, the commands of `hocket run`; for handlers, name a module" in started
+    assert "serves hocket.run only, the commands of `hocket run`; name a module for handlers" in started
 
 
 LATE = """
@@ -199,10 +199,10 @@ def test_a_killed_workers_job_is_taken_over_by_the_next(hocket: Program, tmp_pat
     successor = hocket.start("work", "tasks.py", "--grace", "0s")
     until((tmp_path / "began").exists, "the second start")
     shown = hocket.show(job_id)
-    assert (shown["state"], shown["fence"], shown["progress"] in (None, {"stage": "began"})) == ("claimed", 2, True)
+    assert (shown["state"], shown["fence"], shown["progress"] in (None, {"stage": "began"})) == ("running", 2, True)
     assert f"/{successor.pid}\t" in hocket("jobs", code=0).out
     status = hocket("status", "--json").json
-    assert [each["pid"] for each in status["workers"]] == [successor.pid] and status["jobs"]["claimed"] == 1
+    assert [each["pid"] for each in status["workers"]] == [successor.pid] and status["jobs"]["running"] == 1
     successor.send_signal(signal.SIGTERM)
     notices = hocket.finished(successor).err
     assert "returned 1 job of a dead worker process to the queue" in notices
@@ -214,7 +214,7 @@ def test_a_running_job_is_cancelled(hocket: Program, tmp_path: Path):
     hocket("cancel", job_id, "--reason", "enough", code=0)
     assert worker.stderr is not None
     until(lambda: "handler stopped" in worker.stderr.readline())
-    assert state(hocket, job_id) == ("completed", "cancelled")
+    assert state(hocket, job_id) == ("cancelled", "cancelled")
     worker.send_signal(signal.SIGTERM)
     hocket.finished(worker)
     assert hocket.show(job_id)["error"] == "enough"

@@ -175,4 +175,4 @@ def test_a_worker_elsewhere_runs_what_the_owner_submits(program: Callable[[str],
     done = a("submit", "test.echo", '{"n": 7}', "--wait", "--json", code=0).json
     assert done["result"] == {"n": 7}
     job = done["id"] if "id" in done else done["job_id"]
-    until(lambda: b.show(job)["state"] == "completed", "the worker's own node to know")
+    until(lambda: b.show(job)["state"] == "succeeded", "the worker's own node to know")

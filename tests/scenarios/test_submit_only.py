@@ -125,7 +125,7 @@ def test_what_it_shows_is_what_the_coordinator_has_or_says_of_when_it_is(mesh: l
     second = leaf.submit("acme.one", '{"n": 2}')
     until(lambda: hub.is_done(second), "the second job")
     shown = leaf("show", second)
-    assert "outcome\tsucceeded" in shown.out and "as of" not in shown.err
+    assert "state\tsucceeded" in shown.out and "as of" not in shown.err
     third = leaf.submit("acme.one", '{"n": 3}')
     until(lambda: hub.is_done(third), "the third job")
     assert leaf("status", "--json").json["jobs"]["succeeded"] == 3

@@ -339,4 +339,4 @@ class Shift:
             sys.stderr.flush()
             os._exit(INTERRUPTED if self._interrupted else 0)
         if fail and self._failed_jobs:
-            raise Failed(f"{counted(self._failed_jobs, 'job')} failed; `hocket jobs --outcome failed` lists them")
+            raise Failed(f"{counted(self._failed_jobs, 'job')} failed; `hocket jobs --state failed` lists them")

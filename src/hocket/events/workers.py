@@ -20,7 +20,7 @@ class WorkerStarted(Event, frozen=True):
     def served(self) -> str:
         """The kinds; a worker without handlers also says what that means."""
         if self.kinds == (_COMMANDS,):
-            return f"{_COMMANDS} only, the commands of `hocket run`; for handlers, name a module: `hocket work tasks.py`"
+            return f"{_COMMANDS} only, the commands of `hocket run`; name a module for handlers: `hocket work tasks.py`"
         return ", ".join(self.kinds)
 
 

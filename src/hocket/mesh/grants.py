@@ -87,7 +87,8 @@ def parse_grants(
     """The capabilities of these grants, plus those that every node needs. A node that may complete jobs may write
     artifacts. Every node reads delegations, routes and coordinators; it also reads all jobs and artifacts unless the
     grants name a read. `worker` has kind prefixes: the node may claim, complete and read jobs of these kinds, set their
-    options (which a strict mesh does not have), and read their artifacts. The grants of a program, which is no node, are these alone.
+    options (which a strict mesh does not have), and read their artifacts. The grants of a program, which is no node,
+    are these alone.
     """
     for rule in sanitize:
         try:

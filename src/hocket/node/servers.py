@@ -29,8 +29,8 @@ def announce_server(directory: Path, name: str, address: str, now_ms: int) -> Pr
 
 
 def only_server(directory: Path) -> SyncLock:
-    """Reserves the place of this home's one server. Raises Conflict if another process has it: invitations would name one
-    server, and other nodes would use the other.
+    """Reserves the place of this home's one server. Raises Conflict if another process has it: invitations would name
+    one server, and other nodes would use the other.
     """
     lock = SyncLock.take(directory, _TURN)
     if lock is not None:

@@ -119,8 +119,8 @@ class Service:
             self.delivery.wrote(to)
 
     def refresh(self) -> None:
-        """Fetches what other nodes have written and sends what waits here, in a second at most. If that is not possible,
-        warns of what time the state that this node shows is. A node without peers, and a connected process, need not.
+        """Fetches what other nodes have written and sends what waits here, in a second at most. If that is not
+        possible, warns of what time the state of this node is. A node without peers, and a connected process, need not.
         """
         if self._connected is not None:
             return
