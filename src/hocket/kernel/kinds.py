@@ -19,7 +19,9 @@ from hocket.kernel.roster import KIND_LENGTH_MAX
 from hocket.kernel.vocabulary import DefineKind
 
 # What belongs to one job and not to its kind.
-_OF_ONE_JOB = frozenset({"not_before", "after", "unique", "unique_for_ms", "schedule", "schedule_op", "trace"})
+_OF_ONE_JOB = frozenset(
+    {"not_before", "after", "unique", "unique_for_ms", "schedule", "schedule_op", "trace", "overlap"}
+)
 _OF_A_KIND = tuple(name for name in Policy.__struct_fields__ if name not in _OF_ONE_JOB)
 
 # How a job waits in the queue; its submitter's node writes this down. The other options say how it runs.
