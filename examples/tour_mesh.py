@@ -217,7 +217,7 @@ class Tour:
         victim.kill()
         killed_at = time.time()
         held = slow.status()
-        must(held["state"] == "claimed" and held["fence"] == 1, f"the slow job was not held: {held['state']}")
+        must(held["state"] == "running" and held["fence"] == 1, f"the slow job was not held: {held['state']}")
         left = held["deadline_ms"] / 1000 - killed_at
         self._say(f"{holder} is killed with SIGKILL in the middle of a job, {left:.1f} s before its lease ends")
         result = slow.result(PATIENCE_S)
@@ -251,7 +251,7 @@ class Tour:
         must(not self._runs(waiting.job_id) and gpu.job(waiting.job_id)["fence"] == 0, "an arbiter job was started")
         self._say("a frame submitted on gpu meanwhile does not start; a job marked open does, and completes")
         must(not owner.job(waiting.job_id) and not owner.job(free.job_id), "the owner heard of jobs over a cut line")
-        must(owner.job(held.job_id)["state"] == "claimed", "the owner let go of the job that gpu holds")
+        must(owner.job(held.job_id)["state"] == "running", "the owner let go of the job that gpu holds")
         owner.serve(self._port)
         back_at = time.monotonic()
         ended = [held.job_id, waiting.job_id, free.job_id]

@@ -50,6 +50,28 @@ def test_ticks_make_jobs_once_for_two_workers(hocket: Program):
     assert done and len(ids) == len({job_id[:10] for job_id in ids})
 
 
+def test_names_stand_for_five_fields(hocket: Program):
+    assert hocket("cron", "add", "a", "@daily", "test.echo", "--json", code=0).json["cron"] == "0 0 * * *"
+    assert hocket("cron", "add", "b", "@Hourly", "test.echo", "--json", code=0).json["cron"] == "0 * * * *"
+    assert "or @daily" in hocket("cron", "add", "c", "@fortnightly", "test.echo", code=2).sentence
+
+
+def test_a_tick_is_skipped_while_the_last_job_has_not_ended_unless_it_may_queue(hocket: Program):
+    hocket("cron", "add", "skips", "* * * * * *", "other.skips", code=0)
+    hocket("cron", "add", "queues", "* * * * * *", "other.queues", "--overlap", "queue", code=0)
+    worker = hocket.start("work", "tasks.py")
+
+    def jobs(kind: str) -> list[str]:
+        return [each["job_id"] for each in hocket("jobs", "--kind", kind, "--json", code=0).json]
+
+    until(lambda: len(jobs("other.queues")) >= 4, "jobs of four ticks, which nobody runs")
+    (first,) = jobs("other.skips")
+    hocket("cancel", first, code=0)
+    until(lambda: len(jobs("other.skips")) == 2, "the tick after the end of the first job")
+    worker.terminate()
+    hocket.finished(worker)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -117,7 +117,7 @@ def test_status(used: Program):
         "ready": 1,
         "delayed": 0,
         "blocked": 0,
-        "claimed": 0,
+        "running": 0,
         "succeeded": 20,
         "failed": 1,
         "cancelled": 0,

@@ -72,7 +72,7 @@ def test_cancel_and_retry(hocket: Program):
     follower = hocket.submit("test.echo", "--after", job_id)
     assert hocket("cancel", job_id, "--reason", "wrong frame", code=0).out == f"cancelled {job_id}\n"
     shown = hocket.show(job_id)
-    assert (shown["state"], shown["outcome"], shown["error"]) == ("completed", "cancelled", "wrong frame")
+    assert (shown["state"], shown["outcome"], shown["error"]) == ("cancelled", "cancelled", "wrong frame")
     assert hocket.show(follower)["outcome"] == "cancelled"
     assert "completed already" in hocket("cancel", job_id, code=3).sentence
     assert hocket("retry", job_id, "--json", code=0).json["state"] == "pending"
@@ -119,3 +119,22 @@ def test_watch_in_a_pipe_prints_the_lines_that_change(hocket: Program):
     line = watch.stdout.readline()
     assert line.startswith(first) and "\tcancelled\t" in line
     until(lambda: watch.poll() is None)
+
+
+def test_states_have_one_vocabulary_and_old_words_are_understood(hocket: Program):
+    ended, later = hocket.submit("test.echo"), hocket.submit("test.echo", "--not-before", "+1h")
+    hocket("cancel", ended, code=0)
+    shown = hocket("show", ended, code=0).out
+    assert "state\tcancelled" in shown and "completed" not in shown.partition("ops:")[0]
+    assert hocket.show(ended)["state"] == "cancelled" and hocket.show(later)["state"] == "pending"
+    assert hocket("jobs", code=0).out.split("\t")[2] == "pending delayed"
+    for word, expected in (
+        *(("pending", [later]), ("waiting", [later]), ("delayed", [later]), ("ready", []), ("running", [])),
+        *(("claimed", []), ("cancelled", [ended]), ("completed", [ended])),
+    ):
+        assert [each["job_id"] for each in hocket("jobs", "--state", word, "--json", code=0).json] == expected, word
+    assert (
+        "states are pending, ready, delayed, blocked, running" in hocket("jobs", "--state", "asleep", code=2).sentence
+    )
+    assert "claimed" not in hocket("jobs", "--help").out and "claimed" not in hocket("status", code=0).out
+    assert hocket("cancel", "--state", "waiting", "--yes", code=0).out == "cancelled 1 job\n"

@@ -36,7 +36,7 @@ while done < int(count):
 
 @pytest.mark.req("VX-03", "VX-04")
 def test_the_life_of_a_lock(hocket: Program) -> None:
-    held = hocket("lock", "acquire", "file:src/lib.rs", "--agent", "editor", "--ttl", "1m", "--json", code=0).json
+    held = hocket("lock", "acquire", "file:src/lib.rs", "--agent", "editor", "--lease", "1m", "--json", code=0).json
     assert {"key": "file:src/lib.rs", "agent": "editor", "fence": 1, "mode": "exclusive"}.items() <= held.items()
     assert held["expires"] - held["since_ms"] == 60_000 and held["holder"] and held["node"]
     refused = hocket("lock", "acquire", "file:src/**", "--agent", "other", code=3)
@@ -64,7 +64,7 @@ def test_the_life_of_a_lock(hocket: Program) -> None:
 
 @pytest.mark.req("VX-03")
 def test_a_lock_says_everything_about_itself_and_belongs_to_one_repository(hocket: Program) -> None:
-    words = ("lock", "acquire", "file:src/lib.rs", "--ttl", "1m", "--json")
+    words = ("lock", "acquire", "file:src/lib.rs", "--lease", "1m", "--json")
     held = hocket(*words, "--agent", "editor", "--scope", "acme", code=0).json
     other = hocket(*words, "--agent", "tester", "--scope", "other", code=0).json
     hocket(*words, "--agent", "tester", "--scope", "acme", code=3)
@@ -76,9 +76,9 @@ def test_a_lock_says_everything_about_itself_and_belongs_to_one_repository(hocke
 
 
 BAD: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("acquire", "k", "--agent", "a", "--ttl", "0"), "bad ttl: 0 ms"),
-    (("acquire", "k", "--agent", "a", "--ttl", "365d"), "bad ttl: 31536000000 ms"),
-    (("acquire", "k", "--agent", "a", "--ttl", "abc"), "bad ttl: not a duration: 'abc'"),
+    (("acquire", "k", "--agent", "a", "--lease", "0"), "bad lease: 0 ms"),
+    (("acquire", "k", "--agent", "a", "--lease", "365d"), "bad lease: 31536000000 ms"),
+    (("acquire", "k", "--agent", "a", "--lease", "abc"), "bad lease: not a duration: 'abc'"),
     (("acquire", "k", "--agent", "a", "--wait", "abc"), "bad wait: not a duration"),
     (("acquire", "k", "--agent", "a", "--wait", "2d"), "bad wait: 172800000 ms"),
     (("acquire", "x" * 10_240, "--agent", "a"), f"10240 characters; use 1 to {KEY_CHARS_MAX}"),
@@ -87,16 +87,18 @@ BAD: tuple[tuple[tuple[str, ...], str], ...] = (
     (("acquire", os.fsdecode(b"\xff"), "--agent", "a"), "bad key"),
     (("acquire", "", "--agent", "a"), "bad key: it has 0 characters"),
     (("acquire", " ", "--agent", "a"), "bad key ' ': it has characters that cannot be printed, or nothing but spaces"),
-    (("acquire", "k", "--agent", " "), "bad agent ' '"),
-    (("renew", "k", "--agent", "a", "--fence", "1", "--ttl", "0"), "bad ttl: 0 ms"),
+    (("acquire", "k", "--agent", " "), "' ' is not the name of an agent"),
+    (("renew", "k", "--agent", "a", "--fence", "1", "--lease", "0"), "bad lease: 0 ms"),
     (("renew", "k", "--agent", "a", "--fence", "-1"), "bad fence: -1"),
-    (("run", "k", "--ttl", "365d", "--", "true"), "bad ttl"),
-    (("acquire", "k", "--agent", ""), "bad agent: it has 0 characters"),
-    (("acquire", "k"), "missing option '--agent'"),
+    (("run", "k", "--lease", "365d", "--", "true"), "bad lease"),
+    (("acquire", "k", "--agent", ""), "'' is not the name of an agent"),
+    (("run", "k", "--agent", "a b", "--", "true"), "'a b' is not the name of an agent"),
+    (("release", "--agent", "a"), "give a key and its --fence, or --all"),
+    (("release", "k", "--all"), "give either a key and its fence, or --all"),
     (("release", "k", "--agent", "a", "--fence", "-1"), "bad fence: -1"),
     (("release", "k", "--agent", "a", "--fence", "0"), "bad fence: 0"),
     (("release", "k", "--agent", "a", "--fence", str(2**70)), "bad fence: 1180591620717411303424"),
-    (("release", "k", "--agent", "a"), "missing option '--fence'"),
+    (("release", "k", "--agent", "a"), "give a key and its --fence"),
     (("renew", "k", "--agent", "a", "--fence", "seven"), "seven"),
     (("break", "k", "--reason", " "), "bad reason"),
     (("run", "k"), "no command; write it after --"),
@@ -125,8 +127,8 @@ def test_a_key_of_odd_unicode_is_one_key_in_every_form(hocket: Program) -> None:
 
 
 def test_a_lock_is_taken_over_after_its_time_and_waited_for_till_then(hocket: Program) -> None:
-    hocket("lock", "acquire", "k", "--agent", "a", "--ttl", "100ms", code=0)
-    assert hocket("lock", "acquire", "k", "--agent", "b", "--ttl", "1m", "--wait", "1m", code=0).out == "2\n"
+    hocket("lock", "acquire", "k", "--agent", "a", "--lease", "100ms", code=0)
+    assert hocket("lock", "acquire", "k", "--agent", "b", "--lease", "1m", "--wait", "1m", code=0).out == "2\n"
     (shown,) = hocket("lock", "list", "--json", code=0).json
     assert shown["expires"] - shown["since_ms"] >= 60_000, "a lock from the queue lasts its whole time"
 
@@ -144,7 +146,7 @@ def test_run_stops_the_command_when_its_lock_is_lost(hocket: Program) -> None:
     script = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     )
-    process = hocket.start("lock", "run", "k", "--ttl", "10m", "--", sys.executable, "-c", script)
+    process = hocket.start("lock", "run", "k", "--lease", "10m", "--", sys.executable, "-c", script)
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     hocket("lock", "break", "k", "--reason", "enough", code=0)
     assert "the lock was lost, so the command was stopped" in hocket.finished(process, 3).err
@@ -179,7 +181,7 @@ def edit_in_two_shells(hocket: Program, tmp_path: Path, rounds: int) -> None:
 
     pid_file = tmp_path / "pid"
     stuck = f"import os, time, pathlib; pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); time.sleep(600)"
-    victim = hocket.start("lock", "run", f"file:{path}", "--ttl", "10m", "--", sys.executable, "-c", stuck)
+    victim = hocket.start("lock", "run", f"file:{path}", "--lease", "10m", "--", sys.executable, "-c", stuck)
     until(lambda: pid_file.exists() and pid_file.read_text(), "the edit")
     editor = int(pid_file.read_text())
     other = hocket.start("lock", "run", f"file:{path}", "--wait", "20m", "--", sys.executable, "-c", EDIT, str(path))
@@ -222,7 +224,7 @@ def test_no_process_of_the_command_is_left_when_another_agent_gets_the_lock(
 ) -> None:
     """It would go on writing without a lock."""
     pid_file = tmp_path / "pid"
-    words = ("lock", "run", "file:a", "--ttl", "10m", "--wait", "10m", "--")
+    words = ("lock", "run", "file:a", "--lease", "10m", "--wait", "10m", "--")
     victim = hocket.start(*words, sys.executable, "-c", STRAY, str(pid_file))
     until(pid_file.exists, "the editor")
     editor = pid_file.read_text()
@@ -247,7 +249,7 @@ def test_on_a_terminal_the_command_can_read_and_is_stopped_alone(hocket: Program
         "lock",
         "run",
         "k",
-        "--ttl",
+        "--lease",
         "10m",
         "--",
         "sh",
@@ -275,7 +277,7 @@ def test_what_is_left_of_a_command_keeps_the_lock_if_everything_above_it_is_kill
 ) -> None:
     pid_file = tmp_path / "pid"
     stay = f"sleep 600 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}; wait"
-    victim = hocket.start("lock", "run", "file:a", "--ttl", "10m", "--", "sh", "-c", stay)
+    victim = hocket.start("lock", "run", "file:a", "--lease", "10m", "--", "sh", "-c", stay)
     until(pid_file.exists, "the command")
     left = int(pid_file.read_text())
     try:
@@ -300,3 +302,26 @@ def test_two_shells_that_edit_one_file_lose_no_update(hocket: Program, tmp_path:
 @pytest.mark.timeout(7200)
 def test_two_shells_that_edit_one_file_a_thousand_times_lose_no_update(hocket: Program, tmp_path: Path) -> None:
     edit_in_two_shells(hocket, tmp_path, 500)
+
+
+def test_a_lock_is_held_for_the_agent_for_which_a_message_is_sent(hocket: Program):
+    assert hocket("lock", "acquire", "a", "--lease", "10m", code=0).out == "1\n"
+    sent = hocket("send", "editor", "hello", "--json", code=0).json
+    (held,) = hocket("lock", "list", "--json", code=0).json
+    assert held["agent"] == sent["from"].partition("@")[0]
+    hocket("lock", "release", "a", "--fence", "1", code=0)
+    named = {"HOCKET_AGENT": "writer"}
+    hocket("lock", "acquire", "b", "--ttl", "10m", environment=named, code=0)
+    assert (
+        "--ttl" not in hocket("lock", "acquire", "--help").out and "--lease" in hocket("lock", "acquire", "--help").out
+    )
+    assert [each["agent"] for each in hocket("lock", "list", "--json", code=0).json] == ["writer"]
+
+
+def test_all_locks_of_an_agent_are_released_at_once(hocket: Program):
+    for words in (("a", "b"), ("c", "--scope", "repo")):
+        hocket("lock", "acquire", *words, "--agent", "editor", "--lease", "10m", code=0)
+    hocket("lock", "acquire", "d", "--agent", "other", "--lease", "10m", code=0)
+    assert hocket("lock", "release", "--all", "--agent", "editor", code=0).out == "a, b released\nc released\n"
+    assert [each["agent"] for each in hocket("lock", "list", "--json", code=0).json] == ["other"]
+    assert hocket("lock", "release", "--all", "--agent", "editor", code=0).out == "editor holds no locks here\n"

@@ -89,7 +89,7 @@ def test_many_jobs_are_cancelled_and_retried(hocket: Program, tmp_path: Path) ->
     lines.write_text("".join(f'{{"kind": "acme.{kind}"}}\n' for kind in "aab"))
     hocket("submit", "--batch", lines, code=0)
     hocket.submit("other.a")
-    filters = ("--kind", "acme.", "--state", "waiting")
+    filters = ("--kind", "acme.", "--state", "pending")
     assert hocket("cancel", *filters, code=2).sentence == "3 jobs match; give --yes to go on without a question"
     assert hocket("cancel", *filters, "--older-than", "1h", "--yes", code=0).out == "no job matches\n"
     assert hocket("cancel", *filters, "--yes", code=0).out == "cancelled 3 jobs\n"

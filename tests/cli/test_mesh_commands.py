@@ -273,6 +273,22 @@ def test_other_rules_are_carried_by_the_invitation(served: Program, tmp_path: Pa
     gpu("sync", code=0)
 
 
+def test_an_invitation_names_the_server_that_runs(served: Program):
+    address = served.address  # type: ignore[attr-defined]
+    second = served("serve", "--port", "0", "--json", code=3)
+    assert f"a server of this home already runs at {address}, process " in second.err
+    invited = served("invite", "one", *WORKER, "--json", code=0)
+    assert invited.json["addresses"] == [address] and "no server runs" not in invited.err
+    for process in served.started:
+        process.kill()
+        process.wait()
+    assert "no server runs in this home" in served("invite", "two", *WORKER, code=0).err
+    again = served.start("serve", "--port", "0", "--json")
+    assert again.stdout is not None
+    moved = json.loads(again.stdout.readline())["address"]
+    assert served("invite", "three", *WORKER, "--json", code=0).json["addresses"] == [moved]
+
+
 # Keys.
 
 

@@ -35,7 +35,7 @@ def test_a_home_remembers_its_store_and_everything_works_there(hocket: Program, 
     assert unique[0] == unique[1]
     hocket("cron", "add", "nightly", "0 3 * * *", "test.echo", code=0)
     hocket("work", "tasks.py", "--until-idle", code=0)
-    assert hocket.show(done)["state"] == "completed" and hocket.show(done)["result"] == {"n": 1}
+    assert hocket.show(done)["state"] == "succeeded" and hocket.show(done)["result"] == {"n": 1}
     assert hocket.show(failed)["outcome"] == "failed"
     hocket("log", "verify", code=0)
     hocket("log", "rebuild", code=0)

@@ -124,7 +124,7 @@ def test_ctrl_c_leaves_the_job(streams: Program, tmp_path: Path):
     os.read(process.stdout.fileno(), 100)
     process.send_signal(signal.SIGINT)
     streams.finished(process, 130)
-    assert streams.show(job)["state"] == "claimed"
+    assert streams.show(job)["state"] == "running"
     gate.touch()
     until(lambda: streams.show(job)["outcome"] == "succeeded", "the job's end")
 

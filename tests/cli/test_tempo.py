@@ -1,4 +1,4 @@
-"""Tempo as options of other commands: `work --tempo`, `work --weigh-promises`, and `lock --ttl` in beats."""
+"""Tempo as options of other commands: `work --tempo`, `work --weigh-promises`, and `lock --lease` in beats."""
 
 import json
 from pathlib import Path
@@ -95,8 +95,8 @@ def test_a_lock_in_beats_ends_on_a_beat_of_the_home(hocket: Program) -> None:
     renew = ("lock", "renew", "k", "--agent", "a", "--fence", shown["fence"], "--json")
     assert hocket(*renew, "--ttl", "1b", code=0).json["expires_ms"] <= shown["expires_ms"]
     for bad in ("0b", "b", "100001b"):
-        assert "bad ttl: " in hocket("lock", "acquire", "other", "--agent", "a", "--ttl", bad, code=2).sentence
-        assert "bad ttl: " in hocket("lock", "run", "other", "--ttl", bad, "--", "true", code=2).sentence
+        assert "bad lease: " in hocket("lock", "acquire", "other", "--agent", "a", "--lease", bad, code=2).sentence
+        assert "bad lease: " in hocket("lock", "run", "other", "--lease", bad, "--", "true", code=2).sentence
 
 
 @pytest.mark.req("BB-09")

@@ -133,7 +133,7 @@ def test_ctrl_c_reaches_the_worker_and_not_its_handlers(hung: Program):
         start_new_session=True,
     )
     hung.started.append(worker)
-    until(lambda: hung.show(job_id)["state"] == "claimed", "the claim")
+    until(lambda: hung.show(job_id)["state"] == "running", "the claim")
     children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
     os.killpg(worker.pid, signal.SIGINT)
     assert "1 handed back" in hung.finished(worker, 130).out

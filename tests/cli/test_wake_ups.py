@@ -54,7 +54,7 @@ def test_a_job_begins_on_another_machine_at_once_also_after_the_server_restarts(
     server().stop(immediate=True)
     server().start()
     job_id = hocket.submit("test.echo", '{"n": 3}')
-    until(lambda: hocket.show(job_id)["state"] == "completed", "the job")
+    until(lambda: hocket.show(job_id)["state"] == "succeeded", "the job")
     assert hocket("submit", "test.echo", '{"n": 4}', "--wait", code=0)
 
 

@@ -29,7 +29,7 @@ def test_until_idle_does_what_can_be_done(hocket: Program):
     shown = hocket.show(bad)
     assert (shown["outcome"], shown["attempts"], shown["error"]) == ("failed", 2, "ValueError: it broke")
     assert 'raise ValueError("it broke")' in shown["traceback"]
-    assert state(hocket, dependent) == ("completed", "cancelled")
+    assert state(hocket, dependent) == ("cancelled", "cancelled")
     assert state(hocket, foreign) == ("pending", None)
 
 
@@ -38,7 +38,57 @@ def test_only_some_kinds(hocket: Program):
     echo, fail = hocket.submit("test.echo"), hocket.submit("test.fail")
     answer = hocket("work", "tasks.py", "--until-idle", "--kinds", "test.echo", "--json", code=0).json
     assert answer == {"succeeded": 1, "failed": 0, "handed_back": 0}
-    assert state(hocket, echo) == ("completed", "succeeded") and state(hocket, fail) == ("pending", None)
+    assert state(hocket, echo) == ("succeeded", "succeeded") and state(hocket, fail) == ("pending", None)
+
+
+def test_until_idle_ends_when_what_is_left_is_routed_to_another_node(hocket: Program):
+    hocket("init", "--home", hocket.home.parent / "second", "--user-key", hocket.home / "user.key", code=0)
+    second = Program(hocket.home.parent / "second")
+    second("log", "export", hocket.home.parent / "second.ops", code=0)
+    hocket("log", "import", hocket.home.parent / "second.ops", code=0)
+    routed, own = hocket.submit("test.echo"), hocket.submit("test.fail")
+    hocket("route", "test.echo", second("whoami", "--json").json["node"], code=0)
+    hocket("work", "tasks.py", "--until-idle", code=0)
+    assert state(hocket, own) == ("failed", "failed") and state(hocket, routed) == ("pending", None)
+
+
+def test_a_worker_without_a_module_says_what_it_serves(hocket: Program):
+    started = hocket("work", "--until-idle", code=0).err
+    assert "serves hocket.run only, the commands of `hocket run`; name a module for handlers" in started
+
+
+LATE = """
+import time
+
+import hocket
+
+RUNS = []
+
+
+@hocket.job("late.scored", score={"phases": {"plan": 2, "work": 4}, "retry": {"max_phrases": 2}})
+def scored(ctx):
+    if ctx.fence == 1:
+        raise ValueError("again")
+    return ctx.phase
+
+
+@hocket.job("late.resting", retries=1, backoff="3s", concurrency=1)
+def resting(ctx):
+    RUNS.append(time.monotonic())
+    if ctx.fence == 1:
+        raise ValueError("again")
+    return RUNS[-1] - RUNS[0]
+"""
+
+
+def test_all_options_of_a_run_hold_for_jobs_that_were_submitted_before(hocket: Program, tmp_path: Path):
+    (tmp_path / "late.py").write_text(LATE)
+    scored, resting = hocket.submit("late.scored"), hocket.submit("late.resting")
+    own = hocket.submit("late.scored", "--retries", "0")
+    hocket("work", "late.py", "--until-idle", code=0)
+    assert hocket.show(scored)["result"] == "plan", "the score, with its tries"
+    assert hocket.show(resting)["result"] >= 2.9, "the backoff that its handler asks for"
+    assert hocket.show(own)["attempts"] == 1, "it said so itself"
 
 
 def test_with_json_a_worker_prints_its_events_as_objects(hocket: Program):
@@ -149,10 +199,10 @@ def test_a_killed_workers_job_is_taken_over_by_the_next(hocket: Program, tmp_pat
     successor = hocket.start("work", "tasks.py", "--grace", "0s")
     until((tmp_path / "began").exists, "the second start")
     shown = hocket.show(job_id)
-    assert (shown["state"], shown["fence"], shown["progress"] in (None, {"stage": "began"})) == ("claimed", 2, True)
+    assert (shown["state"], shown["fence"], shown["progress"] in (None, {"stage": "began"})) == ("running", 2, True)
     assert f"/{successor.pid}\t" in hocket("jobs", code=0).out
     status = hocket("status", "--json").json
-    assert [each["pid"] for each in status["workers"]] == [successor.pid] and status["jobs"]["claimed"] == 1
+    assert [each["pid"] for each in status["workers"]] == [successor.pid] and status["jobs"]["running"] == 1
     successor.send_signal(signal.SIGTERM)
     notices = hocket.finished(successor).err
     assert "returned 1 job of a dead worker process to the queue" in notices
@@ -164,7 +214,7 @@ def test_a_running_job_is_cancelled(hocket: Program, tmp_path: Path):
     hocket("cancel", job_id, "--reason", "enough", code=0)
     assert worker.stderr is not None
     until(lambda: "handler stopped" in worker.stderr.readline())
-    assert state(hocket, job_id) == ("completed", "cancelled")
+    assert state(hocket, job_id) == ("cancelled", "cancelled")
     worker.send_signal(signal.SIGTERM)
     hocket.finished(worker)
     assert hocket.show(job_id)["error"] == "enough"

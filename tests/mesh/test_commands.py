@@ -144,7 +144,7 @@ def test_another_process_keeps_in_touch_when_the_first_is_killed(program: Callab
     first = b.start("serve", "--port", "0")
     until(lambda: ops(a) == ops(b), "the first exchange")
     second = b.start("work", "tasks.py", "--kinds", "test.fail")
-    third = b.start("serve", "--port", "0")
+    third = b.start("work", "tasks.py", "--kinds", "test.fail")
     for process in (first, second, third):
         b.submit("test.echo", "{}")
         until(lambda: ops(a) == ops(b), "an exchange")
@@ -175,4 +175,4 @@ def test_a_worker_elsewhere_runs_what_the_owner_submits(program: Callable[[str],
     done = a("submit", "test.echo", '{"n": 7}', "--wait", "--json", code=0).json
     assert done["result"] == {"n": 7}
     job = done["id"] if "id" in done else done["job_id"]
-    until(lambda: b.show(job)["state"] == "completed", "the worker's own node to know")
+    until(lambda: b.show(job)["state"] == "succeeded", "the worker's own node to know")

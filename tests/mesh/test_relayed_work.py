@@ -91,7 +91,7 @@ def test_parts_of_a_result_come_while_the_handler_of_another_machine_runs(tmp_pa
             stream = handle.stream()
             first = await anext(stream)
             assert first.value == "to "
-            assert (await handle.status())["state"] == "claimed"
+            assert (await handle.status())["state"] == "running"
             (tmp_path / "go").touch()
             assert [each async for each in stream] == [Part("be", 1, first.fence)]
 

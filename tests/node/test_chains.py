@@ -63,7 +63,7 @@ async def aparent(ctx: hocket.Context[hocket.Node], n: int) -> dict[str, Any]:
 
 
 TYPES = [number, add, aadd, fail, parent, aparent]
-FAMILY = {"numbers": [0, 1, 2], "chained": 5, "first": 0, "state": "completed", "count": 1}
+FAMILY = {"numbers": [0, 1, 2], "chained": 5, "first": 0, "state": "succeeded", "count": 1}
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def test_async_submit_of_a_command(home: Path) -> None:
             await handle.result()
             return (await handle.status())["state"]
 
-    assert asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S)) == "completed"
+    assert asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S)) == "succeeded"
 
 
 def test_sync_from_submit_to_result(home: Path) -> None:

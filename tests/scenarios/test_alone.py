@@ -21,7 +21,7 @@ def test_solo(tmp_path: Path):
         worker = solo.start("work", HANDLERS, "--until-idle")
         assert worker.ended().out == "done: 1 succeeded, 0 failed, 0 handed back\n"
         shown = solo.show(job)
-        assert (shown["state"], shown["outcome"], shown["result"]) == ("completed", "succeeded", {"name": "world"})
+        assert (shown["state"], shown["outcome"], shown["result"]) == ("succeeded", "succeeded", {"name": "world"})
         assert solo.ops_of(job) == ["ScheduleJob", "ClaimWork", "CompleteJob"]
         assert [line["event"] for line in journal(tmp_path)] == ["start", "end"]
         verify(solo)

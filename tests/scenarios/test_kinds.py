@@ -12,7 +12,7 @@ HANDLERS = """
 import hocket
 
 
-@hocket.job("acme.import", retries=3, concurrency=1)
+@hocket.job("acme.import", retries=3, priority=2)
 def import_file(ctx):
     if ctx.fence == 1:
         raise hocket.Later("200ms", "not there yet")
@@ -35,13 +35,14 @@ def test_an_invited_worker_defines_the_kinds_that_it_was_granted(tmp_path: Path)
         until(lambda: owner.show(job)["outcome"] == "failed", "the job to end there")
         assert ended(owner, job) == (1, 0, "not a picture")
         first.stop()
-        gpu("join", owner.invite("gpu", *worker, "job:define:acme.", address=address))
+        renewed = owner("invite", "gpu", "--worker", "acme.", "--address", address, "--json").json["token"]
+        gpu("join", renewed)
         assert "set the options of jobs of kind acme.*" in owner("nodes").out
         second = gpu.work(module=str(tmp_path / "imports.py"))
         (defined,) = until(lambda: owner("kinds", "--json").json, "the definition to arrive")
-        assert (defined["options"], defined["author_name"]) == ({"retries": 3, "concurrency": 1}, "gpu")
+        assert (defined["options"], defined["author_name"]) == ({"retries": 3, "priority": 2}, "gpu")
         job = owner.submit("acme.import")
-        assert owner.show(job)["options"] == {"retries": 3, "concurrency": 1}
+        assert owner.show(job)["options"] == {"retries": 3, "priority": 2}
         until(lambda: owner.show(job)["outcome"] == "failed", "the second job to end")
         assert ended(owner, job) == (1, 0, "not a picture")
         assert not any("may not define" in line for line in second.notices)

@@ -114,3 +114,36 @@ def test_while_the_coordinator_is_out_of_reach_it_says_where_the_job_is(
     hub.work()
     assert waiting.ended().code == 0
     until(lambda: hub.is_done(kept.job_id), "the job that was kept")
+
+
+def test_what_it_shows_is_what_the_coordinator_has_or_says_of_when_it_is(mesh: list[Machine]) -> None:
+    hub, leaf = mesh
+    first = leaf.submit("acme.one", '{"n": 1}')
+    hub.work()
+    until(lambda: hub.is_done(first), "the first job")
+    assert leaf("jobs", "--json").json[0]["outcome"] == "succeeded"
+    second = leaf.submit("acme.one", '{"n": 2}')
+    until(lambda: hub.is_done(second), "the second job")
+    shown = leaf("show", second)
+    assert "state\tsucceeded" in shown.out and "as of" not in shown.err
+    third = leaf.submit("acme.one", '{"n": 3}')
+    until(lambda: hub.is_done(third), "the third job")
+    assert leaf("status", "--json").json["jobs"]["succeeded"] == 3
+    fourth = leaf.submit("acme.one", '{"n": 4}')
+    until(lambda: hub.is_done(fourth), "the fourth job")
+    assert sum(leaf("top", "--once", "--json").json["queue"].values()) == 0
+
+    port = leaf("peers", "list", "--json").json["peers"][0]["address"].rpartition(":")[2]
+    hub.cut_power()
+    kept = leaf("submit", "acme.one", '{"n": 5}').job_id
+    for command in (("jobs",), ("show", kept), ("status",), ("top", "--once")):
+        stale = leaf(*command).err
+        assert "hocket: as of " in stale and "Connection refused" in stale, (command, stale)
+    leaf.environment["PYTHONPATH"] = leaf.open_briefly()
+    hub.serve("--port", port)
+
+    def delivered() -> bool:
+        leaf("jobs")
+        return hub.has(kept)
+
+    until(delivered, "the job that was kept, sent by a command that only looks")

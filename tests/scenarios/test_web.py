@@ -72,7 +72,7 @@ def test_one_sigint_ends_the_server_and_its_worker(web: Web, tmp_path: Path) -> 
     assert web.ask("/thumbnails/nonsense")[0] == 404
     soon = web.ask("/thumbnails?src=dog.png&seconds=3", "POST")[1]["job_id"]
     never = web.ask("/thumbnails?src=cow.png&seconds=600", "POST")[1]["job_id"]
-    web.until(f"/thumbnails/{never}", state="claimed")
+    web.until(f"/thumbnails/{never}", state="running")
 
     web.process.send_signal(signal.SIGINT)
     web.process.wait(PATIENCE_S)

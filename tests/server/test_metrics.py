@@ -227,7 +227,7 @@ def test_a_worker_shows_its_runs_and_that_it_is_ready(tmp_path: Path) -> None:
         assert shown.value("hocket_leases_lost_total") == 0
         assert served.ask("GET", "/ops").status == 404 and served.ask("GET", "/healthz").status == 200
         assert program(home, "submit", "test.slow", "{}").returncode == 0
-        until(lambda: samples(served).value("hocket_jobs", kind="test.slow", state="claimed") == 1)
+        until(lambda: samples(served).value("hocket_jobs", kind="test.slow", state="running") == 1)
         process.terminate()
         until(lambda: served.ask("GET", "/readyz").status == 503)
         assert served.ask("GET", "/readyz").json == {"ready": False, "reasons": ["this worker stops"]}

@@ -141,7 +141,7 @@ def test_a_job_that_ends_meanwhile_is_left_alone(node: MemorySyncNode, monkeypat
     ("which", "says"),
     [
         ({}, "by kind, state or age"),
-        ({"state": "failed"}, "only waiting and running jobs can be cancelled"),
+        ({"state": "failed"}, "only pending and running jobs can be cancelled"),
         ({"older_than": "soon"}, "bad age: not a duration"),
     ],
 )

@@ -74,7 +74,7 @@ def test_each_failure_rests_longer_and_the_last_one_is_the_end():
         (taken,) = claim(node)
         fail(node, taken)
         shown = handle.status()
-        assert (shown["state"], shown["outcome"], shown["failures"]) == ("completed", "failed", 4)
+        assert (shown["state"], shown["outcome"], shown["failures"]) == ("failed", "failed", 4)
         assert shown["error"] == "ValueError: no"
         assert shown["traceback"] == "the traceback"
         assert again_at(node) is None

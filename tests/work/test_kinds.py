@@ -150,7 +150,8 @@ def test_a_schedule_takes_the_options_of_its_kind() -> None:
 def test_a_worker_without_the_right_is_told() -> None:
     granted = [Capability("Job", "Claim", {}), Capability("Job", "Define", {"kind_prefix": ["acme."]})]
     member = Member("limited").enter(issue(USER, key("limited").public, granted, START // 1000 - 10, None))
-    assert define(member, handler(retries=1), handler("pay.out", retries=1), handler("pay.plain")) == ["pay.out"]
+    handlers = handler(priority=1), handler("pay.out", priority=1), handler("pay.run", retries=1)
+    assert define(member, *handlers) == ["pay.out"]
     assert "job:define" in str(KindsNotDefined(("pay.out",)))
 
 

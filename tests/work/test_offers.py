@@ -361,7 +361,7 @@ async def test_without_the_arbiter_nothing_of_its_jobs_begins_and_open_jobs_go_o
     assert all(gap >= ARBITER_RETRIES.base_s for gap in gaps)
     assert max(gaps) <= ARBITER_RETRIES.cap_s + 2.5
     assert gaps[0] < 1 < gaps[-1], "the pauses grow"
-    assert sum("no decision from the arbiter" in text for text in mesh.said) == 1
+    assert sum("no decision from the coordinator" in text for text in mesh.said) == 1
     claims = [kind for kind, _ in mesh.home.ops(job_id) if kind == "ClaimWork"]
     assert len(claims) == 1, "the one that was dropped has yet to be decided"
     mesh.line.is_cut = False

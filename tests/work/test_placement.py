@@ -69,13 +69,13 @@ def test_a_worker_takes_only_the_jobs_whose_needs_it_meets(node: SyncNode) -> No
     gpu = node.submit(job_type(needs="gpu", priority=9))
     a100 = node.submit(job_type(needs=["gpu=a100"], priority=8))
     node.work([job_type()], until_idle=True)
-    assert states(plain, gpu, a100) == ["completed", "pending", "pending"], "it ends although jobs are left"
+    assert states(plain, gpu, a100) == ["succeeded", "pending", "pending"], "it ends although jobs are left"
     with node.runtime.read() as session:
         assert explain(session, node.runtime.blobs, gpu.job_id)["needs"] == ["gpu"]
     node.work([job_type()], until_idle=True, labels=["gpu=h100"])
-    assert states(gpu, a100) == ["completed", "pending"]
+    assert states(gpu, a100) == ["succeeded", "pending"]
     node.work([job_type()], until_idle=True, labels=["gpu=h100", "gpu=a100"])
-    assert states(a100) == ["completed"]
+    assert states(a100) == ["succeeded"]
 
 
 def test_a_handler_that_needs_a_label_takes_no_job_without_it(node: SyncNode) -> None:
@@ -86,7 +86,7 @@ def test_a_handler_that_needs_a_label_takes_no_job_without_it(node: SyncNode) ->
     after = node.submit(KIND)
     assert after.status()["options"] == {"needs": ("gpu",)}
     node.work([job_type(needs="gpu")], until_idle=True, labels=["gpu"])
-    assert states(before, after) == ["completed", "completed"]
+    assert states(before, after) == ["succeeded", "succeeded"]
 
 
 def test_a_bad_label_of_a_worker_is_refused(node: SyncNode) -> None:

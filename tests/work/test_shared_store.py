@@ -116,7 +116,7 @@ def test_a_worker_that_was_suspended_too_long_has_lost_its_jobs_and_goes_on(mesh
     # What either of them holds from now on stays with it.
     others = mesh.node.submit_many([(REST, {"ms": QUICK["SILENT_S"] * 1_500})] * 2)
     assert [each.result(PATIENCE_S) for each in others] == [1, 1]
-    assert mesh.claim_of(handle.job_id) == ("claimed", 2)
+    assert mesh.claim_of(handle.job_id) == ("running", 2)
     assert {line["pid"] for line in mesh.journal("end")} == {suspended.pid}
     handle.cancel()
     assert [suspended.stop(), rescuer.stop()] == [0, 0]
@@ -152,7 +152,7 @@ def test_a_container_with_the_same_directory_is_told_by_the_lock(mesh: Mesh) -> 
     mesh.wait_journal("start")
     outside = mesh.worker(constants=patient, concurrency=1).up()
     assert mesh.node.submit(REST, ms=1_500).result(PATIENCE_S) == 1
-    assert mesh.claim_of(handle.job_id) == ("claimed", 1), "six rounds, and nobody took it for dead"
+    assert mesh.claim_of(handle.job_id) == ("running", 1), "six rounds, and nobody took it for dead"
     inside.kill()
     assert [line["fence"] for line in mesh.wait_journal("start", 2, handle.job_id)] == [1, 2]
     assert rows() == [place_of(mesh.home / "processes").namespace]

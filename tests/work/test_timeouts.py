@@ -74,7 +74,7 @@ def test_the_timeout_of_a_job_replaces_its_handlers(mesh: Mesh, given: str | int
         with pytest.raises(hocket.JobFailed, match=r"timed out after 0\.05 seconds"):
             handle.result(PATIENCE_S)
     else:
-        assert mesh.claim_of(handle.job_id) == ("claimed", 1)
+        assert mesh.claim_of(handle.job_id) == ("running", 1)
 
 
 def test_a_stuck_thread_gives_its_slot_to_a_new_one(mesh: Mesh) -> None:

@@ -130,7 +130,8 @@ def test_a_tick_near_a_clock_change_is_made_once_each_day() -> None:
     """Half past two does not exist on one night in Vienna, and on another it comes twice."""
     for start in (1_743_100_000, 1_761_250_000):
         with hocket.testing.node(at=start) as node:
-            plan = cron.check(cron.NewSchedule("x", "30 2 * * *", "Europe/Vienna", hocket.kind("w.tick").draft({})))
+            job_draft = hocket.kind("w.tick").draft({})
+            plan = cron.check(cron.NewSchedule("x", "30 2 * * *", "Europe/Vienna", job_draft, "queue"))
             node.runtime.log.run(lambda tx, plan=plan: cron.add(tx, plan))
             made = 0
             sweep = Sweep(Troubles(pytest.fail, lambda: 0.0), pytest.fail)

@@ -32,10 +32,10 @@ def test_a_signal_lets_what_runs_finish_and_hands_back_what_waits(mesh: Mesh, nu
     running, waiting = mesh.node.submit_many([(GATE, {"path": str(gate)}), (REST, {})])
     worker = mesh.worker(concurrency=1, grace=PATIENCE_S, constants={"QUEUED_MAX_S": PATIENCE_S}).up()
     mesh.wait_journal("start")
-    wait_for(lambda: mesh.claim_of(waiting.job_id) == ("claimed", 1), "the second job to be claimed ahead")
+    wait_for(lambda: mesh.claim_of(waiting.job_id) == ("running", 1), "the second job to be claimed ahead")
     worker.signal(number)
     wait_for(lambda: mesh.ops(waiting.job_id)[-1] == "YieldWork", "the second job to be handed back")
-    assert mesh.claim_of(running.job_id) == ("claimed", 1)
+    assert mesh.claim_of(running.job_id) == ("running", 1)
     assert worker.popen.poll() is None
     gate.touch()
     assert worker.ended() == (1, 0, 1)
@@ -51,7 +51,7 @@ def test_a_second_signal_stops_at_once(mesh: Mesh, kind: str) -> None:
     running, waiting = mesh.node.submit_many([(kind, payload), (REST, {})])
     worker = mesh.worker(concurrency=1, grace=3600, constants={"QUEUED_MAX_S": PATIENCE_S}).up()
     mesh.wait_journal("start")
-    wait_for(lambda: mesh.claim_of(waiting.job_id) == ("claimed", 1), "the second job to be claimed ahead")
+    wait_for(lambda: mesh.claim_of(waiting.job_id) == ("running", 1), "the second job to be claimed ahead")
     worker.signal(signal.SIGTERM)
     wait_for(lambda: mesh.ops(waiting.job_id)[-1] == "YieldWork", "the first signal to be heard")
     worker.signal(signal.SIGTERM)
@@ -256,10 +256,10 @@ def test_what_waits_behind_a_slow_job_goes_to_a_free_worker(mesh: Mesh) -> None:
     slow, quick = mesh.node.submit_many([(GATE.using(priority=1), {"path": str(gate)}), (REST, {})])
     first = mesh.worker(concurrency=1).up()
     mesh.wait_journal("start")
-    wait_for(lambda: mesh.claim_of(quick.job_id)[0] == "claimed", "the quick job to be claimed ahead")
+    wait_for(lambda: mesh.claim_of(quick.job_id)[0] == "running", "the quick job to be claimed ahead")
     second = mesh.worker(concurrency=1).up()
     assert quick.result(PATIENCE_S) == 2
-    assert mesh.claim_of(slow.job_id) == ("claimed", 1)
+    assert mesh.claim_of(slow.job_id) == ("running", 1)
     assert [line["pid"] for line in mesh.journal("start")] == [first.pid, second.pid]
     gate.touch()
     assert slow.result(PATIENCE_S) == 1

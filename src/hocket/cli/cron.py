@@ -1,5 +1,6 @@
 """`hocket cron`: schedules. While a worker of the node runs, each tick of a cron expression submits a job."""
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -25,6 +26,11 @@ from hocket.cli.settings import HomeOption, JsonOption, open_service
 app = new_app()
 
 
+class Overlap(StrEnum):
+    skip = "skip"
+    queue = "queue"
+
+
 @app.callback()
 def cron_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Submit jobs on a schedule. If no worker ran at a tick, the next worker makes it up, once.
@@ -38,12 +44,19 @@ def cron_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name; replaces a schedule of that name.")],
-    expression: Annotated[str, typer.Argument(metavar="'EXPR'", help="Five fields: minute hour day month weekday.")],
+    expression: Annotated[
+        str,
+        typer.Argument(metavar="'EXPR'", help="Five fields: minute hour day month weekday; or @daily and the like."),
+    ],
     kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind of its jobs.")],
     data: Annotated[
         str | None, typer.Argument(metavar="[JSON|@FILE|-]", help="Their payload.", show_default=False)
     ] = None,
     timezone: Annotated[str, typer.Option("--timezone", metavar="NAME", help="Like Europe/Vienna.")] = "UTC",
+    overlap: Annotated[
+        Overlap,
+        typer.Option("--overlap", help="If the last job has not ended at a tick: skip the tick, or queue a job."),
+    ] = Overlap.skip,
     priority: Priority = None,
     retries: Retries = None,
     lease: Lease = None,
@@ -63,7 +76,8 @@ def add(
 
     \b
       hocket cron add nightly '30 2 * * *' acme.backup '{"full": true}' --timezone Europe/Vienna
-      hocket cron add pulse '*/5 * * * *' acme.ping --retries 2
+      hocket cron add pulse '*/5 * * * *' acme.ping --retries 2 --overlap queue
+      hocket cron add report @daily acme.report
     """
     from hocket.service import schedules
     from hocket.work.cron import NewSchedule
@@ -82,7 +96,7 @@ def add(
     )
     made = draft(kind, payload(data), options)
     with open_service() as service:
-        shown = schedules.add(service, NewSchedule(name, expression, timezone, made))
+        shown = schedules.add(service, NewSchedule(name, expression, timezone, made, overlap.value))
     emit(shown)
     if shown is not None:
         say(f"schedule {name} set; next tick {moment(shown.next_ms) or 'never'}")

@@ -9,6 +9,7 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.job import moment
+from hocket.cli.options import Agent, checked_agent
 from hocket.cli.output import emit, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.errors import Usage
@@ -20,23 +21,6 @@ send_app, inbox_app, ack_app, nack_app, dead_app, thread_app = (new_app() for _ 
 
 BODY_CHARS_SHOWN = 60
 MessageId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, or its beginning.")]
-
-
-def _agent(name: str | None) -> str | None:
-    from hocket.coordination.inbox import check_agent
-
-    return None if name is None else check_agent(name)
-
-
-Agent = Annotated[
-    str | None,
-    typer.Option(
-        "--agent",
-        metavar="NAME",
-        callback=_agent,
-        help="The agent that you act for. Default: $HOCKET_AGENT, else your user.",
-    ),
-]
 
 
 @send_app.command()
@@ -93,7 +77,7 @@ def inbox(
         typer.Option(
             "--agent",
             metavar="NAME",
-            callback=_agent,
+            callback=checked_agent,
             help="Whose messages. Default: everybody's; for a claim as in send.",
         ),
     ] = None,

@@ -59,8 +59,8 @@ def invite(
 ) -> None:
     """Invite another machine. The printed token admits one node, once. The new node makes its own key.
 
-    --worker lets the node claim, complete and read jobs whose kind has this prefix, and read their artifacts. It reads
-    no other jobs or artifacts.
+    --worker lets the node claim, complete and read jobs whose kind has this prefix, read their artifacts, and set the
+    options that its handlers have for these kinds. It reads no other jobs or artifacts.
 
     --may grants anything else. Resources: ops, evidence, entity, claim, job, episode, artifact, action, mesh,
     userassertion, registration. Actions: read, write, all; for jobs read, schedule, claim, complete, define, all. A
@@ -127,7 +127,10 @@ def _invite(
     from hocket.work.command.request import KIND
 
     rules = [rule.strip() for rule in grants.sanitize.split(",")] if grants.sanitize else []
-    capabilities = parse_grants(grants.may, worker=grants.worker, audit=grants.audit, sanitize=rules)
+    is_strict = service.runtime.log.rules.is_strict
+    capabilities = parse_grants(
+        grants.may, worker=grants.worker, audit=grants.audit, sanitize=rules, is_strict=is_strict
+    )
     quota = NO_QUOTA if grants.quota is None else parse_quota(grants.quota)
     valid_ms = round((seconds(valid, "--valid") or 0) * 1000)
     lifetime_s = None if lifetime is None else round(lifetime)
@@ -145,7 +148,7 @@ def _invite(
         "quota": msgspec.to_builtins(quota),
     }
     emit(shown)
-    if rules and service.runtime.log.rules.is_strict:
+    if rules and is_strict:
         notice("this is a strict mesh: ops that would need sanitising are not sent to this node at all")
     say(made.token)
     if on_terminal() and not settings.as_json:
@@ -160,6 +163,8 @@ def _invite(
             ("good until", moment(shown["good_until_ms"])),
         ]
     )
+    if not peers.is_served(service):
+        notice("no server runs in this home: the other machine cannot join until `hocket serve` runs here")
     for prefix in grants.worker:
         if not prefix.endswith("."):
             say(f"this grants every kind that begins with {prefix}, not {prefix} alone: a grant is a prefix", "warn")

@@ -3,7 +3,6 @@
 """
 
 import sys
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -47,6 +46,7 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonOption = False)
     from hocket.service import jobs, nodes
 
     with open_service() as service:
+        service.refresh()
         shown = jobs.show(service, job)
         names = nodes.names(service)
     emit(shown)
@@ -95,12 +95,11 @@ def _fields(shown: "JobDetails", names: dict[str, str]) -> list[tuple[str, objec
     def text(value: Any) -> str:
         return msgspec.json.encode(value).decode()
 
-    stage = "" if shown.stage in (shown.state, "ready", "done") else f" ({shown.stage})"
+    stage = "" if shown.stage in (shown.state, "ready") else f" ({shown.stage})"
     pairs: list[tuple[str, object]] = [
         ("job", shown.job_id),
         ("kind", shown.kind),
         ("state", shown.state + stage),
-        ("outcome", shown.outcome or "-"),
         ("attempts", shown.attempts),
         ("failures", shown.failures),
         ("returns", shown.returns),
@@ -138,21 +137,13 @@ def moment(ms: int | None) -> str | None:
         return f"{ms} ms after 1970"
 
 
-class CancelState(StrEnum):
-    waiting = "waiting"
-    running = "running"
-
-
-class RetryState(StrEnum):
-    failed = "failed"
-    cancelled = "cancelled"
-
-
 @cancel_app.command()
 def cancel(
     job: OneJob = None,
     kind: KindFilter = None,
-    state: Annotated[CancelState | None, typer.Option("--state", help="All jobs in this state.")] = None,
+    state: Annotated[
+        str | None, typer.Option("--state", metavar="STATE", help="All jobs in this state: pending or running.")
+    ] = None,
     older_than: AgeFilter = None,
     yes: YesOption = False,
     reason: ReasonOption = "cancelled from the command line",
@@ -164,7 +155,7 @@ def cancel(
 
     \b
       hocket cancel 01J9ZC --reason "wrong frame"
-      hocket cancel --kind acme. --state waiting --older-than 1h
+      hocket cancel --kind acme. --state pending --older-than 1h
     """
     from hocket.service.bulk import CANCEL
 
@@ -179,7 +170,10 @@ def cancel(
 def retry(
     job: OneJob = None,
     kind: KindFilter = None,
-    state: Annotated[RetryState | None, typer.Option("--state", help="All jobs in this state; default failed.")] = None,
+    state: Annotated[
+        str | None,
+        typer.Option("--state", metavar="STATE", help="All jobs in this state: failed (the default) or cancelled."),
+    ] = None,
     older_than: AgeFilter = None,
     yes: YesOption = False,
     reason: ReasonOption = "retried from the command line",

@@ -2,21 +2,21 @@
 
 import sys
 import time
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.options import StateOption
 from hocket.cli.output import ago, console, emit, notice, on_terminal
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.cli.tables import lines_drawn
-from hocket.errors import Usage
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
 from hocket.kernel.safe_text import clean
-from hocket.service.jobs import LIMIT_MAX, JobBrief, JobQuery, JobsPage, JobsWatch, OutcomeName, StateName, page
+from hocket.service.jobs import LIMIT_MAX, JobBrief, JobQuery, JobsPage, JobsWatch, OutcomeName, page
+from hocket.work.job_states import JobState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,22 +29,11 @@ COLUMNS = ("job", "kind", "state", "tries", "prio", "when", "node", "note")
 app = new_app()
 
 
-class ShownState(StrEnum):
-    """A state, or, for a completed job, its outcome: both are listed as the job's state."""
-
-    pending = "pending"
-    claimed = "claimed"
-    completed = "completed"
-    succeeded = "succeeded"
-    failed = "failed"
-    cancelled = "cancelled"
-
-
 @app.command()
 def jobs(
-    state: Annotated[ShownState | None, typer.Option("--state", help="Only jobs in this state.")] = None,
+    state: StateOption = None,
     outcome: Annotated[
-        OutcomeName | None, typer.Option("--outcome", help="Only completed jobs with this outcome.")
+        OutcomeName | None, typer.Option("--outcome", help="Only ended jobs with this outcome.", hidden=True)
     ] = None,
     kind: Annotated[
         str | None, typer.Option("--kind", metavar="KIND", help="Only this kind; `acme.` for all kinds below acme.")
@@ -62,11 +51,12 @@ def jobs(
       hocket jobs --state failed --limit 10 --json
       hocket jobs --watch
     """
-    wanted = _query(state, outcome, kind, limit)
+    wanted = JobQuery(None if state is None else JobState(state), outcome, kind, limit)
     with open_service() as service:
         if watch:
             _watch(JobsWatch(service, wanted), kind)
             return
+        service.refresh()
         listed = page(service, wanted)
     emit(listed.items)
     if settings.as_json:
@@ -76,14 +66,6 @@ def jobs(
     else:
         for row in _rows(listed):
             print("\t".join(clean(cell) for cell in row))
-
-
-def _query(state: ShownState | None, outcome: OutcomeName | None, kind: str | None, limit: int) -> JobQuery:
-    if state is None or state.name in StateName.__members__:
-        return JobQuery(None if state is None else StateName(state), outcome, kind, limit)
-    if outcome not in (None, OutcomeName(state)):
-        raise Usage(f"no job is {state} with the outcome {outcome}; give one of the two")
-    return JobQuery(None, OutcomeName(state), kind, limit)
 
 
 def _rows(listed: JobsPage) -> list[tuple[object, ...]]:
@@ -133,7 +115,7 @@ def _holder(job: JobBrief, listed: JobsPage) -> str:
 
 def _note(job: JobBrief) -> str:
     """What the handler says of a running job, or why it failed last, and how often it was returned."""
-    if job.state == "claimed" and job.progress is not None:
+    if job.state == "running" and job.progress is not None:
         return job.progress if isinstance(job.progress, str) else msgspec.json.encode(job.progress).decode()
     returned = f"returned {counted(job.returns, 'time')}" if job.returns and job.outcome is None else ""
     return "" if job.outcome == "succeeded" else "; ".join(filter(None, (job.error, returned)))
@@ -141,15 +123,13 @@ def _note(job: JobBrief) -> str:
 
 def _state(job: JobBrief) -> str:
     """The state in one word, and what a pending job waits for in a second."""
-    if job.outcome is not None:
-        return job.outcome
-    return "claimed" if job.state == "claimed" else f"pending {'' if job.stage == 'ready' else job.stage}".strip()
+    return f"pending {job.stage}" if job.stage in ("delayed", "blocked") else job.state
 
 
 def _when(job: JobBrief, now: int) -> str:
     if job.done_ms is not None:
         return ago(job.done_ms, now)
-    if job.state == "claimed" and job.deadline_ms is not None:
+    if job.state == "running" and job.deadline_ms is not None:
         return f"lease {span(max(0, job.deadline_ms - now))}"
     if job.ready_at_ms is not None:
         return ago(job.ready_at_ms, now)

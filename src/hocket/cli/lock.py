@@ -7,7 +7,7 @@ from typer.core import TyperCommand
 
 from hocket.cli.app import new_app
 from hocket.cli.job import moment
-from hocket.cli.options import seconds
+from hocket.cli.options import Agent, checked_agent, seconds
 from hocket.cli.output import emit, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.cli.tables import Row
@@ -26,17 +26,16 @@ Keys = Annotated[
     list[str],
     typer.Argument(metavar="KEY...", help="What to lock, like file:src/lib.rs or file:src/**; all keys at once."),
 ]
-Agent = Annotated[
-    str, typer.Option("--agent", metavar="NAME", envvar="HOCKET_AGENT", help="Who locks; default $HOCKET_AGENT.")
-]
-Ttl = Annotated[
+Lease = Annotated[
     str | None,
     typer.Option(
-        "--ttl",
+        "--lease",
         metavar="DURATION",
         help="How long it lasts unless renewed, or 4b in beats; default 30s for file:, else 5m.",
     ),
 ]
+# The earlier name of --lease.
+OldLease = Annotated[str | None, typer.Option("--ttl", hidden=True)]
 Shared = Annotated[bool, typer.Option("--shared", help="Hold it together with other shared holders.")]
 Wait = Annotated[
     str | None, typer.Option("--wait", metavar="DURATION", help="How long to wait for it; default: not at all.")
@@ -63,8 +62,9 @@ def lock_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 def acquire(
     keys: Keys,
-    agent: Agent,
-    ttl: Ttl = None,
+    agent: Agent = None,
+    lease: Lease = None,
+    ttl: OldLease = None,
     shared: Shared = False,
     wait: Wait = None,
     scope: Scope = "",
@@ -77,15 +77,22 @@ def acquire(
     In a key `*` stands for any text without a slash and `**` for any text. Two keys conflict if they overlap.
 
     \b
-      hocket lock acquire file:src/lib.rs --agent editor --ttl 30s
-      hocket lock acquire file:src/lib.rs --agent editor --ttl 4b
+      hocket lock acquire file:src/lib.rs --agent editor --lease 30s
+      hocket lock acquire file:src/lib.rs --agent editor --lease 4b
       fence=$(hocket lock acquire build --agent ci --wait 1m)
     """
+    from hocket.coordination.inbox import default_agent
     from hocket.service import locks
 
     with open_service() as service:
         shown = locks.acquire(
-            service, keys, agent, _length(service, ttl), shared=shared, wait_ms=_ms(wait, "wait") or 0, scope=scope
+            service,
+            keys,
+            agent or default_agent(),
+            _length(service, lease or ttl),
+            shared=shared,
+            wait_ms=_ms(wait, "wait") or 0,
+            scope=scope,
         )
     emit(shown)
     say(shown.fence)
@@ -95,8 +102,9 @@ def acquire(
 def renew(
     key: Key,
     fence: Fence,
-    agent: Agent,
-    ttl: Ttl = None,
+    agent: Agent = None,
+    lease: Lease = None,
+    ttl: OldLease = None,
     scope: Scope = "",
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -104,27 +112,55 @@ def renew(
     """Keep a lock for longer, together with everything that was acquired with it.
 
     \b
-      hocket lock renew file:src/lib.rs --fence 7 --agent editor --ttl 1m
+      hocket lock renew file:src/lib.rs --fence 7 --agent editor --lease 1m
     """
+    from hocket.coordination.inbox import default_agent
     from hocket.service import locks
 
     with open_service() as service:
-        shown = locks.renew(service, key, agent, fence, _length(service, ttl), scope=scope)
+        shown = locks.renew(service, key, agent or default_agent(), fence, _length(service, lease or ttl), scope=scope)
     emit(shown)
     say(f"{key} is yours until {moment(shown.expires_ms)}")
 
 
 @app.command()
 def release(
-    key: Key, fence: Fence, agent: Agent, scope: Scope = "", home: HomeOption = None, as_json: JsonOption = False
+    key: Annotated[
+        str | None, typer.Argument(metavar="KEY", help="What is locked, like file:src/lib.rs.", show_default=False)
+    ] = None,
+    fence: Annotated[
+        int | None, typer.Option("--fence", metavar="N", help="The fence that `lock acquire` gave.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All locks that the agent holds on this node.")] = False,
+    agent: Agent = None,
+    scope: Scope = "",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Release a lock, together with everything that was acquired with it.
+    """Release a lock, together with everything that was acquired with it, or all locks of an agent. --all releases the
+    locks of every scope unless --scope names one.
 
     \b
       hocket lock release file:src/lib.rs --fence 7 --agent editor
+      hocket lock release --all --agent editor
     """
+    from hocket.coordination.inbox import default_agent
     from hocket.service import locks
 
+    agent = agent or default_agent()
+    if everything:
+        if key is not None or fence is not None:
+            raise Usage("give either a key and its fence, or --all")
+        with open_service() as service:
+            released = locks.release_all(service, agent, scope=scope or None)
+        emit(released)
+        for each in released:
+            say(f"{', '.join(each.keys)} released")
+        if not released:
+            say(f"{agent} holds no locks here")
+        return
+    if key is None or fence is None:
+        raise Usage("give a key and its --fence, or --all")
     with open_service() as service:
         locks.release(service, key, agent, fence, scope=scope)
     emit({"key": key, "agent": agent, "fence": fence, "released": True})
@@ -232,9 +268,16 @@ def run(
     ],
     agent: Annotated[
         str | None,
-        typer.Option("--agent", metavar="NAME", envvar="HOCKET_AGENT", help="Who locks; default: this process."),
+        typer.Option(
+            "--agent",
+            metavar="NAME",
+            envvar="HOCKET_AGENT",
+            callback=checked_agent,
+            help="The agent that you act for. Default: $HOCKET_AGENT, else this process.",
+        ),
     ] = None,
-    ttl: Ttl = None,
+    lease: Lease = None,
+    ttl: OldLease = None,
     shared: Shared = False,
     wait: Wait = None,
     scope: Scope = "",
@@ -251,7 +294,7 @@ def run(
     """
     from hocket.cli.lock_run import run_locked
 
-    options: LockOptions = {"ttl": ttl, "shared": shared, "wait": wait or 0, "scope": scope}
+    options: LockOptions = {"ttl": lease or ttl, "shared": shared, "wait": wait or 0, "scope": scope}
     raise typer.Exit(run_locked(keys, context.meta[COMMAND], agent, options))
 
 
@@ -260,10 +303,10 @@ def _ms(text: str | None, name: str) -> int | None:
     return None if given is None else round(given * 1000)
 
 
-def _length(service: "Service", ttl: str | None) -> int | None:
+def _length(service: "Service", lease: str | None) -> int | None:
     from hocket.node.worker_tempo import length_ms
 
     try:
-        return None if ttl is None else length_ms(service.runtime, ttl)
+        return None if lease is None else length_ms(service.runtime, lease)
     except ValueError as error:
-        raise Usage(f"bad ttl: {error}") from None
+        raise Usage(f"bad lease: {error}") from None

@@ -57,7 +57,7 @@ BackoffMax = Annotated[
     str | None, typer.Option("--backoff-max", metavar="DURATION", help="The longest wait between two tries.")
 ]
 Open = Annotated[
-    bool, typer.Option("--open", help="Any node may claim it without asking the arbiter; two nodes may run it.")
+    bool, typer.Option("--open", help="Any node may claim it without asking the coordinator; two nodes may run it.")
 ]
 
 
@@ -104,6 +104,43 @@ ChargeTo = Annotated[str | None, typer.Option("--charge-to", metavar="ACCOUNT", 
 ScoreFile = Annotated[
     str | None,
     typer.Option("--score", metavar="FILE", help="Its beats: phases, waits, tries. See `hocket score check`."),
+]
+
+
+def checked_agent(name: str | None) -> str | None:
+    from hocket.coordination.inbox import check_agent
+
+    return None if name is None else check_agent(name)
+
+
+Agent = Annotated[
+    str | None,
+    typer.Option(
+        "--agent",
+        metavar="NAME",
+        callback=checked_agent,
+        help="The agent that you act for. Default: $HOCKET_AGENT, else your user.",
+    ),
+]
+
+
+def _job_state(text: str | None) -> str | None:
+    from hocket.work.job_states import STATE_WORDS, JobState
+
+    try:
+        return None if text is None else JobState(text).value
+    except ValueError:
+        raise Usage(f"no job is {text!r}; states are {', '.join(STATE_WORDS)}") from None
+
+
+StateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--state",
+        metavar="STATE",
+        callback=_job_state,
+        help="Only jobs in this state: pending (or ready, delayed, blocked), running, succeeded, failed, cancelled.",
+    ),
 ]
 
 

@@ -183,7 +183,7 @@ def _fields(rules: "Rules") -> list[tuple[str, object]]:
     return [
         *pairs,
         ("extensions", ", ".join(name for _, name in extensions.variants)),
-        ("arbiter", "the coordinator decides claims" if extensions.arbiter else "the time of a claim alone decides it"),
+        ("claims", "the coordinator decides" if extensions.arbiter else "the time of a claim alone decides"),
         ("skew bound", span(extensions.skew_ms)),
         ("derivation ops", ", ".join(extensions.derivation_ops) or "none"),
         ("derivation kinds", ", ".join(extensions.derivation_kinds) or "none"),

@@ -93,7 +93,9 @@ def serve(
     if openai is not None:
         check_kind(openai)
     start_logging(verbose, quiet, log_format)
-    with open_runtime() as runtime:
+    from hocket.node.servers import only_server
+
+    with open_runtime() as runtime, closing(only_server(runtime.home.processes)):
         if policy is not None and not pulse:
             raise Usage("--policy is for --pulse; give both, or neither")
         beats = needed_policy(runtime.home, policy) if pulse else None

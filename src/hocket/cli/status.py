@@ -28,6 +28,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
       hocket status --json | jq .jobs
     """
     with open_service() as service:
+        service.refresh()
         shown = node_status(service)
     emit(shown)
     fields(_fields(shown))

@@ -18,7 +18,7 @@ STYLES = {
     "succeeded": "green",
     "failed": "red",
     "cancelled": "yellow",
-    "claimed": "cyan",
+    "running": "cyan",
     "ok": "green",
     "live": "green",
     "warn": "yellow",

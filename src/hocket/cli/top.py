@@ -54,6 +54,7 @@ def top(
     if not once and not on_terminal():
         raise Usage("hocket top needs a terminal; `hocket top --once` prints one frame")
     with open_service() as service:
+        service.refresh()
         view = TopView(service, assumed_policy(service.runtime.home, policy))
         if not once:
             _live(view.look)

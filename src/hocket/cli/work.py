@@ -300,10 +300,11 @@ class Shift:
 
     def _counter(self, kinds: list[str]) -> Any:
         """Shows a status line with counts on a terminal."""
+        started = WorkerStarted(os.getpid(), tuple(kinds))
         if settings.as_json or not on_terminal(sys.stderr):
-            log_event(WorkerStarted(os.getpid(), tuple(kinds)))
+            log_event(started)
             return nullcontext()
-        self._status = status = console(sys.stderr).status(f"serving {clean(', '.join(kinds))}")
+        self._status = status = console(sys.stderr).status(f"serving {clean(started.served)}")
         self._lines.write = lambda line: status.console.print(line, markup=False)
         return status
 
@@ -338,4 +339,4 @@ class Shift:
             sys.stderr.flush()
             os._exit(INTERRUPTED if self._interrupted else 0)
         if fail and self._failed_jobs:
-            raise Failed(f"{counted(self._failed_jobs, 'job')} failed; `hocket jobs --outcome failed` lists them")
+            raise Failed(f"{counted(self._failed_jobs, 'job')} failed; `hocket jobs --state failed` lists them")

@@ -110,7 +110,7 @@ def default_ttl_ms(keys: Sequence[str]) -> int:
 
 def checked_ttl(ttl_ms: int) -> int:
     if not 0 < ttl_ms <= locks.TTL_MS_MAX:
-        raise Usage(f"bad ttl: {ttl_ms} ms; a lock lasts from 1ms to {span(locks.TTL_MS_MAX)}, and can be renewed")
+        raise Usage(f"bad lease: {ttl_ms} ms; a lock lasts from 1ms to {span(locks.TTL_MS_MAX)}, and can be renewed")
     return ttl_ms
 
 

@@ -8,21 +8,21 @@ class ArbiterUnreachable(Event, frozen=True):
     error: str
 
     def __str__(self) -> str:
-        return f"no decision from the arbiter ({self.error}); jobs that need one wait"
+        return f"no decision from the coordinator ({self.error}); jobs that need one wait"
 
 
 class ArbiterFailed(Event, frozen=True):
     error: str
 
     def __str__(self) -> str:
-        return f"asking the arbiter failed ({self.error}); jobs that need its decision wait"
+        return f"asking the coordinator failed ({self.error}); jobs that need its decision wait"
 
 
 class ArbiterReachable(Event, frozen=True):
     level = INFO
 
     def __str__(self) -> str:
-        return "the arbiter decides again"
+        return "the coordinator decides again"
 
 
 class CoordinatorUnknown(Event, frozen=True):

@@ -90,8 +90,9 @@ class KindsNotDefined(Event, frozen=True):
 
     def __str__(self) -> str:
         return (
-            f"this node may not define {', '.join(self.kinds)}: the options of these handlers hold only for jobs that"
-            " their own programs submit; the owner grants it with `--may job:define:PREFIX`"
+            f"this node may not define {', '.join(self.kinds)}: priority, ttl, open and claim of these handlers hold"
+            " only for jobs that their own programs submit, all other options for every run here; the owner grants it"
+            " with `--worker PREFIX` or `--may job:define:PREFIX`"
         )
 
 

@@ -4,6 +4,8 @@ from hocket.events.event import ERROR, INFO, Event
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
 
+_COMMANDS = "hocket.run"
+
 
 class WorkerStarted(Event, frozen=True):
     level = INFO
@@ -12,7 +14,14 @@ class WorkerStarted(Event, frozen=True):
     kinds: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"worker {self.process} serves {', '.join(self.kinds)}"
+        return f"worker {self.process} serves {self.served}"
+
+    @property
+    def served(self) -> str:
+        """The kinds; a worker without handlers also says what that means."""
+        if self.kinds == (_COMMANDS,):
+            return f"{_COMMANDS} only, the commands of `hocket run`; name a module for handlers: `hocket work tasks.py`"
+        return ", ".join(self.kinds)
 
 
 class MetricsServed(Event, frozen=True):

@@ -19,8 +19,14 @@ from hocket.kernel.roster import KIND_LENGTH_MAX
 from hocket.kernel.vocabulary import DefineKind
 
 # What belongs to one job and not to its kind.
-_OF_ONE_JOB = frozenset({"not_before", "after", "unique", "unique_for_ms", "schedule", "schedule_op", "trace"})
+_OF_ONE_JOB = frozenset(
+    {"not_before", "after", "unique", "unique_for_ms", "schedule", "schedule_op", "trace", "overlap"}
+)
 _OF_A_KIND = tuple(name for name in Policy.__struct_fields__ if name not in _OF_ONE_JOB)
+
+# How a job waits in the queue; its submitter's node writes this down. The other options say how it runs.
+_OF_A_PLACE = ("priority", "ttl_ms", "open", "claim", "sticky", "claim_timeout_ms")
+_OF_A_RUN = tuple(name for name in _OF_A_KIND if name not in _OF_A_PLACE)
 
 
 class Definition(msgspec.Struct, frozen=True):
@@ -109,6 +115,27 @@ def with_defaults(policy: Policy, said: Collection[str], defaults: Policy) -> Po
         if name not in said and getattr(policy, name) == getattr(DEFAULT, name)
     }
     return replace(policy, **taken)
+
+
+def run_options(policy: Policy, options: Policy) -> Policy:
+    """A job's policy while it runs: the options of its handler hold where the job says nothing, also for a job that was
+    submitted before the kind was defined.
+    """
+    if options is DEFAULT or policy == options:
+        return policy
+    taken = {
+        name: getattr(options, name)
+        for name in _OF_A_RUN
+        if getattr(policy, name) == getattr(DEFAULT, name) != getattr(options, name)
+    }
+    if policy.lease_ms is not None or policy.lease_beats is not None:
+        taken = {name: value for name, value in taken.items() if name not in ("lease_ms", "lease_beats")}
+    return replace(policy, **taken) if taken else policy
+
+
+def is_placed(options: Policy) -> bool:
+    """Whether the options say how jobs wait in the queue, which is decided when they are submitted."""
+    return any(getattr(options, name) != getattr(DEFAULT, name) for name in _OF_A_PLACE)
 
 
 def covers(wanted: str, kind: str) -> bool:

@@ -50,7 +50,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     `claim` is how a job finds its worker: `first` is whichever worker asks first, `rendezvous` is by rank, and `sticky`
     is by rank for the value of the payload's member `sticky`. Each rank waits `claim_timeout_ms` for the one before.
     `trace` is the context of the trace that the submit belongs to. `score` says how many beats the job has, and
-    `lease_beats` is a lease that is counted in beats.
+    `lease_beats` is a lease that is counted in beats. `overlap` is for schedules: whether a tick makes a job that falls
+    before the end of the last one.
     """
 
     priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
@@ -77,6 +78,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     trace: Annotated[str, msgspec.Meta(pattern=TRACE)] | None = None
     score: Score | None = None
     lease_beats: Annotated[int, msgspec.Meta(ge=1, le=HOLD_BEATS_MAX)] | None = None
+    overlap: Literal["skip", "queue"] = "skip"
 
     def dependencies(self) -> tuple[bytes, ...]:
         """The ids of the jobs that must have succeeded before this one may start."""

@@ -20,8 +20,8 @@ class Reason(IntEnum):
     # An op that waits is not refused: it counts as soon as its dependencies have arrived and count.
     WAITING = 1, "waits for an op that it depends on"
     # Nor is an offer refused: it counts from the arbiter's acceptance on, if there is one.
-    OFFERED = 2, "is offered to the arbiter, which decides"
-    NOT_ACCEPTED = 3, "the arbiter did not accept it"
+    OFFERED = 2, "is offered to the coordinator, which decides"
+    NOT_ACCEPTED = 3, "the coordinator did not accept it"
     GIVEN_UP = 4, "its author no longer waits for it"
 
     # Decided by the fold of one job.
@@ -41,7 +41,7 @@ class Reason(IntEnum):
     BAD_POLICY = 23, "the policy envelope cannot be read"
     BAD_KIND = 24, "the kind is empty, too long or has control characters"
     NOT_FAILED = 25, "only a failed or cancelled job can be retried"
-    NOT_ARBITER = 26, "only the arbiter may decide this"
+    NOT_ARBITER = 26, "only the coordinator may decide this"
     NOT_COORDINATOR = 27, "derivation counts only from the coordinator in force"
     NO_SNAPSHOT = 28, "an audited output must name a readable snapshot of its own job that is on the log before it"
     NOT_A_TICK = 34, "it is not a tick of the schedule that it names"

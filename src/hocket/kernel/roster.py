@@ -377,10 +377,15 @@ def _fail(job: Job, op: Op, payload: FailWork, context: JobContext) -> Verdict:
     counted = replace(job, failures=failures, error_op=op.id)
     if not payload.retry or failures > allowed:
         return _failed(counted, op)
-    # The jitter comes from the op that reports the failure, so that every replica adds the same.
-    jitter = int.from_bytes(content_hash(op.id)[:2], "big")
-    rest = backoff_ms(failures, job.policy.backoff_ms, job.policy.backoff_max_ms, jitter)
-    return _pending(counted, op, op.timestamp.wall + rest)
+    return _pending(counted, op, op.timestamp.wall + retry_rest_ms(failures, job.policy, op.id))
+
+
+def retry_rest_ms(failures: int, policy: Policy, fail_op: bytes) -> int:
+    """How long a job rests after a failed try. The jitter comes from the op that reports the failure, so that every
+    replica adds the same.
+    """
+    jitter = int.from_bytes(content_hash(fail_op)[:2], "big")
+    return backoff_ms(failures, policy.backoff_ms, policy.backoff_max_ms, jitter)
 
 
 def _postpone(job: Job, op: Op, payload: PostponeWork, context: JobContext) -> Verdict:

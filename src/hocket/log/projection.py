@@ -172,6 +172,11 @@ class Projection:
             self._defaults[kind] = next((each.policy for each in definitions if each is not None), DEFAULT)
         return self._defaults[kind]
 
+    def defined_at(self, kind: str) -> Hlc | None:
+        """When the options of a kind were defined; None if they were not."""
+        definitions = (self._kinds.state(name.encode()) for name in kind_names(kind))
+        return next((each.defined for each in definitions if each is not None), None)
+
     def availability(self, node: int) -> Availability:
         state = self._availability.state(node.to_bytes(8, "big"))
         return Availability.ACTIVE if state is None else state.availability

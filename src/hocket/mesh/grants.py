@@ -82,11 +82,13 @@ def parse_grants(
     audit: bool = False,
     sanitize: Sequence[str] = (),
     of_node: bool = True,
+    is_strict: bool = False,
 ) -> tuple[Capability, ...]:
     """The capabilities of these grants, plus those that every node needs. A node that may complete jobs may write
     artifacts. Every node reads delegations, routes and coordinators; it also reads all jobs and artifacts unless the
-    grants name a read. `worker` has kind prefixes: the node may claim, complete and read jobs of these kinds, and read
-    their artifacts. The grants of a program, which is no node, are these alone.
+    grants name a read. `worker` has kind prefixes: the node may claim, complete and read jobs of these kinds, set their
+    options (which a strict mesh does not have), and read their artifacts. The grants of a program, which is no node,
+    are these alone.
     """
     for rule in sanitize:
         try:
@@ -100,7 +102,7 @@ def parse_grants(
     for text in texts:
         _want(wanted, text)
     for prefix in worker:
-        for grant in _OF_A_WORKER:
+        for grant in _OF_A_WORKER if is_strict else (*_OF_A_WORKER, "job:define"):
             _want(wanted, f"{grant}:{prefix}")
     if not wanted:
         example = "--worker acme.render. or --may job:schedule" if of_node else "--may lock:acquire:file:src/"

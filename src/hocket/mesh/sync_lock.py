@@ -1,5 +1,5 @@
-"""Which process of a node syncs with the peers: the one that holds an OS lock in the home. When that process ends,
-however it ends, the lock is free and another process takes it.
+"""What only one process of a node does at a time: sync with the peers, or serve. The process holds an OS lock in the
+home. When that process ends, however it ends, the lock is free and another process takes it.
 """
 
 import fcntl
@@ -10,7 +10,7 @@ NAME = "sync.turn"
 
 
 class SyncLock:
-    """The right to sync, until it is closed or the process ends."""
+    """The right to sync (or to do what else `name` stands for), until it is closed or the process ends."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -18,10 +18,10 @@ class SyncLock:
         os.register_at_fork(after_in_child=self.close)
 
     @classmethod
-    def take(cls, directory: Path) -> "SyncLock | None":
+    def take(cls, directory: Path, name: str = NAME) -> "SyncLock | None":
         """None if another process has it. The file is never removed: a removed file could be locked twice."""
         directory.mkdir(mode=0o700, exist_ok=True)
-        fd = os.open(directory / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

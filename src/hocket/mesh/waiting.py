@@ -29,6 +29,7 @@ from hocket.work.authorship import is_own
 from hocket.work.claiming import turn_at
 from hocket.work.command.allowance import OBSTACLES, Obstacle
 from hocket.work.command.request import KIND
+from hocket.work.job_states import state_of
 from hocket.work.liveness import Liveness
 from hocket.work.serving import Serving
 
@@ -108,7 +109,7 @@ class WaitReader:
         if not left:
             return Waiting(WaitReason.JOB, "comes after a job that has just ended")
         first, found = left[0]
-        state = "not known here" if found is None else (found.job.outcome or found.job.state).name.lower()
+        state = "not known here" if found is None else state_of(found.job)
         more = f", and {len(left) - 1} more" if len(left) > 1 else ""
         return Waiting(WaitReason.JOB, f"comes after job {ulid_text(first)}, which is {state}{more}")
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 # How long a program waits at its end until the coordinator has what it wrote.
 DELIVER_S = 10.0
 START_S = 10.0
+# How long a command that shows the state of the mesh asks for news before it shows what this node has.
+REFRESH_S = 1.0
+NOT_ANSWERED = f"no answer within {REFRESH_S:g} second"
 # How often a program that waits looks what it waits for.
 TELL_S = 1.0
 # How long it is remembered that a node has no peers.
@@ -89,6 +92,47 @@ class Delivery:
         if not self._is_ready.wait(START_S) or self._failure:
             return self._failure
         return asyncio.run_coroutine_threadsafe(self._deliver(), self._loop).result()
+
+    def refresh(self) -> str:
+        """Exchanges ops with the coordinator, for `REFRESH_S` at most, unless another process of this node syncs.
+        Returns why that was not possible; empty if it was.
+        """
+        if SyncLock.is_taken(self._runtime.home.processes):
+            return self._failing()
+        deadline = time.monotonic() + REFRESH_S
+        self.start()
+        if self._thread is None:
+            return "" if is_on(MESH_ENABLED) else f"{MESH_ENABLED} is off"
+        if not self._is_ready.wait(REFRESH_S):
+            return NOT_ANSWERED
+        if self._failure:
+            return self._failure
+        asking = asyncio.run_coroutine_threadsafe(self._exchange(), self._loop)
+        try:
+            return asking.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            asking.cancel()
+            return NOT_ANSWERED
+
+    def heard_ms(self) -> int:
+        """When the coordinator, or any peer if its address is not known, was last heard; 0 for never."""
+        with self._runtime.store.read() as session:
+            targets = self._targets(session)
+            return max((each.seen for each in session.peers() if each.address in targets), default=0)
+
+    def _failing(self) -> str:
+        """Why the process that syncs does not reach the coordinator; empty if it does."""
+        with self._runtime.store.read() as session:
+            targets = self._targets(session)
+            known = [each for each in session.peers() if each.address in targets]
+        bad = [each for each in known if each.state not in (peers.OK, peers.NEW)]
+        return bad[0].detail if bad and len(bad) == len(known) else ""
+
+    async def _exchange(self) -> str:
+        with self._runtime.store.read() as session:
+            targets = self._targets(session)
+        done = await asyncio.gather(*(self._services.exchanges.visit(each) for each in targets))
+        return "" if any(each.state == peers.OK for each in done) else done[0].detail
 
     def close(self) -> None:
         """Sends what was written, and ends. Warns if that was not possible."""

@@ -71,7 +71,7 @@ class NodeLock:
         self._access, self._length_ms, self._ttl = access, length_ms, options.get("ttl")
         wait_ms = _ms(duration_ms, options["wait"], "wait") if "wait" in options else 0
         shared, scope = options.get("shared", False), options.get("scope", "")
-        ttl_ms = None if self._ttl is None else _ms(length_ms, self._ttl, "ttl")
+        ttl_ms = None if self._ttl is None else _ms(length_ms, self._ttl, "lease")
         self._wanted = wanted(keys, agent, ttl_ms, shared=shared, wait_ms=wait_ms, scope=scope)
         self._cancels = options.get("cancel", False)
         self._client = lock_client(access, processes)

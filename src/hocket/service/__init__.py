@@ -118,6 +118,19 @@ class Service:
         if has_peers:
             self.delivery.wrote(to)
 
+    def refresh(self) -> None:
+        """Fetches what other nodes have written and sends what waits here, in a second at most. If that is not
+        possible, warns of what time the state of this node is. A node without peers, and a connected process, need not.
+        """
+        if self._connected is not None:
+            return
+        with self.runtime.store.read() as session:
+            has_peers = bool(session.peers())
+        if has_peers and (why := self.delivery.refresh()):
+            heard_ms = self.delivery.heard_ms()
+            ago = f"{span(max(0, int(time.time() * 1000) - heard_ms))} ago" if heard_ms else "before it first synced"
+            self._warn(f"as of {ago}: {why}")
+
     def read(self) -> AbstractContextManager[Session]:
         """A view for lists and pages. A replica may answer."""
         return self.runtime.view()

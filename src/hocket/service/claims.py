@@ -132,7 +132,7 @@ def _tried(ops: Iterable[tuple[OpRow, Op]], names: dict[str, str], ready_ms: int
         if row.reason == 0:
             result = "renewed" if op.node_id in held else "counts"
         elif op.id in accepted:
-            result = "renewed" if op.node_id in held else "accepted by the arbiter"
+            result = "renewed" if op.node_id in held else "accepted by the coordinator"
         else:
             result = "offered" if row.reason == Reason.OFFERED else BY_NUMBER[row.reason].sentence
         if result != "renewed":

@@ -7,15 +7,13 @@ from collections import Counter
 from hocket.coordination.presence import known_nodes
 from hocket.kernel.ids import node_text
 from hocket.kernel.reasons import BY_NUMBER, Reason
-from hocket.kernel.roster import Outcome
 from hocket.mesh.peers import outbox
 from hocket.service import Service, ServiceAnswer
 from hocket.service.grid import GridKind, grid
-from hocket.store import Session, Stage
+from hocket.store import Session
+from hocket.work.job_states import counted_as
 from hocket.work.liveness import standing
 
-# The states that people distinguish, in the order of a job's life.
-JOB_STATES = ("ready", "delayed", "blocked", "claimed", *(each.name.lower() for each in Outcome))
 _NOT_REFUSED = {int(Reason.WAITING), int(Reason.OFFERED)}
 
 
@@ -26,7 +24,7 @@ class PeerFigures(ServiceAnswer, frozen=True):
 
 
 class JobFigure(ServiceAnswer, frozen=True):
-    """How many jobs of a kind are in a state: ready, delayed, blocked, claimed, or their outcome."""
+    """How many jobs of a kind are in a state: ready, delayed, blocked, running, or their outcome."""
 
     kind: str
     state: str
@@ -75,7 +73,7 @@ def figures(service: Service) -> Figures:
 
 def _jobs(session: Session) -> list[JobFigure]:
     return [
-        JobFigure(kind, stage.name.lower() if stage is not Stage.DONE or end is None else Outcome(end).name.lower(), n)
+        JobFigure(kind, counted_as(stage, end), n)
         for (stage, end, kind), n in sorted(session.counts_by_kind().items(), key=lambda each: (each[0][2], each[0][0]))
     ]
 

@@ -18,6 +18,7 @@ from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.service.ops import OpLine
 from hocket.store import JobEntry, JobFilter, Session, Stage
 from hocket.work import view
+from hocket.work.job_states import JobState
 from hocket.work.jobs import Draft, Submitted
 
 if TYPE_CHECKING:
@@ -33,30 +34,16 @@ EXPLAINED_MAX = 50
 COUNT_STEP = 1_000
 
 
-class StateName(StrEnum):
-    pending = "pending"
-    claimed = "claimed"
-    completed = "completed"
-
-
 class OutcomeName(StrEnum):
     succeeded = "succeeded"
     failed = "failed"
     cancelled = "cancelled"
 
 
-STAGES = {
-    None: (),
-    StateName.pending: (Stage.READY, Stage.DELAYED, Stage.BLOCKED),
-    StateName.claimed: (Stage.CLAIMED,),
-    StateName.completed: (Stage.DONE,),
-}
-
-
 class JobQuery(msgspec.Struct, frozen=True):
     """Which jobs to list: at most `limit`, newest first, all older than the job `before`."""
 
-    state: StateName | None = None
+    state: JobState | None = None
     outcome: OutcomeName | None = None
     kind: str | None = None
     limit: int = 50
@@ -150,16 +137,19 @@ def _select(session: Session, wanted: JobQuery, limit: int) -> list[JobEntry]:
 
 
 def _filter(wanted: JobQuery) -> JobFilter:
+    named = JobFilter() if wanted.state is None else wanted.state.filter
     outcome = None if wanted.outcome is None else Outcome[wanted.outcome.upper()]
-    return JobFilter(STAGES[wanted.state], outcome, wanted.kind)
+    if None not in (outcome, named.outcome) and outcome is not named.outcome:
+        raise Usage(f"no job is {wanted.state} with the outcome {wanted.outcome}; give one of the two")
+    return named._replace(outcome=named.outcome if outcome is None else outcome, kind=wanted.kind)
 
 
 def count(service: Service, wanted: JobQuery) -> int:
     """How many jobs match, whatever the limit."""
     with service.read() as session:
         if wanted.kind is None and wanted.before is None:
-            stages = STAGES[wanted.state] or tuple(Stage)
-            outcome = None if wanted.outcome is None else Outcome[wanted.outcome.upper()]
+            named = _filter(wanted)
+            stages, outcome = named.stages or tuple(Stage), named.outcome
             counts = session.counts().items()
             return sum(n for (stage, ended), n in counts if stage in stages and outcome in (None, ended))
         found = 0
@@ -206,7 +196,7 @@ class JobsWatch:
         if time.monotonic() < self._began + TELL_S:
             return {}
         before = found.now_ms - TELL_S * 1000
-        waiting_jobs = [each for each in found.items if each.state == StateName.pending and each.scheduled_ms <= before]
+        waiting_jobs = [each for each in found.items if each.state == JobState.pending and each.scheduled_ms <= before]
         read = wait_reader(self._service.runtime, session, is_connected=True)
         asked = [_id(each.job_id) for each in waiting_jobs[:EXPLAINED_MAX]]
         entries = [entry for each in asked if (entry := session.job(each)) is not None]

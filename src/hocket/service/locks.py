@@ -115,6 +115,16 @@ def release(service: Service, key: str, agent: str, fence: int, *, scope: str = 
     _asked(service, lambda client: client.release(scope, key, agent, number))
 
 
+def release_all(service: Service, agent: str, *, scope: str | None = None) -> list[LockShown]:
+    """Releases every lock that the agent holds on this node, of one scope or of all. Returns those that it released."""
+    service.check_writer()
+    node = node_text(service.runtime.log.node)
+    held = [each for each in listing(service, scope=scope) if each.agent == agent and each.node == node]
+    for each in held:
+        release(service, each.keys[0], agent, each.fence, scope=each.scope)
+    return held
+
+
 def break_(
     service: Service, key: str, reason: str, *, scope: str = "", may_break: Callable[[str], bool] | None = None
 ) -> list[LockShown]:

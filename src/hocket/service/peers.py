@@ -20,6 +20,7 @@ from hocket.mesh.grants import words
 from hocket.mesh.peer_exchange import Exchanged
 from hocket.mesh.peers import ADDRESS, Trust, check_address
 from hocket.node.node import Node
+from hocket.node.servers import running_servers
 from hocket.service import Service, ServiceAnswer
 from hocket.store import Invitation, Peer, Session
 
@@ -133,7 +134,9 @@ async def _visit(service: Service, addresses: list[str]) -> list[Exchanged]:
 
 
 def addresses(service: Service) -> list[str]:
-    """The addresses that this node's own server has reported."""
+    """The address of this node's server: that of the one that runs, else of the last one that ran."""
+    if running := running_servers(service.runtime.home.processes):
+        return [running[0].address]
     with service.read() as session:
         own = session.node_meta(service.runtime.log.node.to_bytes(8, "big"), ADDRESS)
     return [] if own is None else [own.decode()]
@@ -164,6 +167,11 @@ class NewInvitation(msgspec.Struct, frozen=True):
     lifetime_s: int | None
     quota: Quota
     shares_store: bool = False
+
+
+def is_served(service: Service) -> bool:
+    """Whether a server of this node runs now."""
+    return bool(running_servers(service.runtime.home.processes))
 
 
 def invite(service: Service, asked: NewInvitation) -> Invited:

@@ -9,7 +9,6 @@ from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.knowledge import unknown_of
 from hocket.kernel.reasons import BY_NUMBER, Reason
-from hocket.kernel.roster import Outcome
 from hocket.log.outbox import OUTBOX_OPS_MAX
 from hocket.mesh.names import names
 from hocket.mesh.peers import breakers, coordinator, outbox, silence
@@ -20,7 +19,8 @@ from hocket.node.servers import running_servers
 from hocket.node.store_breaker import store_troubles
 from hocket.service import Service, ServiceAnswer
 from hocket.service.nodes import AvailabilityShown, availability_of_all
-from hocket.store import Session, Stage
+from hocket.store import Session
+from hocket.work.job_states import COUNTED, counted_as
 from hocket.work.liveness import WorkerState, standing, whereabouts
 from hocket.work.serving import read_serving
 
@@ -279,8 +279,7 @@ def _elsewhere(service: Service, session: Session) -> list[NodeWorkersStatus]:
 
 def _counts(session: Session) -> dict[str, int]:
     """The number of jobs in each state that people distinguish, in the order of a job's life."""
-    counts = dict.fromkeys(("ready", "delayed", "blocked", "claimed", *(each.name.lower() for each in Outcome)), 0)
+    counts = dict.fromkeys(COUNTED, 0)
     for (stage, outcome), count in session.counts().items():
-        name = stage.name.lower() if stage is not Stage.DONE or outcome is None else Outcome(outcome).name.lower()
-        counts[name] = counts.get(name, 0) + count
+        counts[counted_as(stage, outcome)] += count
     return counts

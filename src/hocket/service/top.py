@@ -12,6 +12,7 @@ from hocket.service import Service, ServiceAnswer, locks, nodes
 from hocket.service.nodes import LiveNode
 from hocket.store import JobFilter, Session, Stage
 from hocket.work.costs import CostRow, job_cost
+from hocket.work.job_states import counted_as
 
 # The most holds that are shown, and the newest ended jobs whose costs are summed.
 HOLDS_MAX = 200
@@ -71,10 +72,10 @@ class TopView:
         with service.read() as session:
             names = service.names(session)
             claimed = sorted(session.claimed(), key=lambda entry: entry.job.deadline or 0)
-            queue = {stage.name.lower(): 0 for stage in Stage if stage is not Stage.DONE}
+            queue = {counted_as(stage, None): 0 for stage in Stage if stage is not Stage.DONE}
             for (stage, _), count in session.counts().items():
                 if stage is not Stage.DONE:
-                    queue[stage.name.lower()] += count
+                    queue[counted_as(stage, None)] += count
             costs = self._ended_costs(session, now_ms)
             reports = kept_reports(session, now_ms, 1)
         jobs = []

@@ -139,7 +139,7 @@ class BatchRunner:
             left_until = self._order.look(tx)
             claims = claiming.claim(
                 *(tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants, may_claim_at, self._hold_ms),
-                *(left_until, self._isolates, turn.is_free),
+                *(left_until, self._isolates, turn.is_free, self._handlers.options_of),
             )
         passes = self._passes(tx) if turn.passing else ()
         is_idle = not claims.taken and not claims.wanted and self._until_idle
@@ -239,7 +239,7 @@ class BatchRunner:
         tx.projection.flush()
         if tx.unsettled or tx.is_uninformed:
             return False
-        served = [kind for kind in tx.session.busy_kinds() if self._handlers.find(kind) is not None]
+        served = [kind for kind in tx.session.busy_kinds() if self._handlers.find(kind) is not None and tx.admits(kind)]
         return not any(self._is_wanted(tx, kind) for kind in served)
 
     def _is_wanted(self, tx: Transaction, kind: str) -> bool:
@@ -296,7 +296,7 @@ def _has_tries_left(run: Run) -> bool:
     """Whether its handler or its score lets the job be tried again. A policy's own number of retries counts besides."""
     if (score := run.job.policy.score) is not None:
         return run.job.failures + 1 < score.max_phrases
-    return run.job.policy.retries is not None or run.job.failures < run.job_type.retries
+    return run.job.failures < (run.job_type.retries if run.job.policy.retries is None else run.job.policy.retries)
 
 
 def _holds(tx: Transaction, run: Run) -> bool:

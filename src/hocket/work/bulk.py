@@ -4,7 +4,6 @@ changed meanwhile is left alone.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable
-from enum import StrEnum
 from typing import NamedTuple, TypedDict, Unpack
 
 from hocket.errors import Conflict, NotAuthorised, Usage
@@ -13,31 +12,15 @@ from hocket.kernel.kinds import covers
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
-from hocket.store import JobFilter, JobSession, Stage
+from hocket.store import JobSession
 from hocket.work import jobs
 from hocket.work.arbiter import decided
+from hocket.work.job_states import JobState
 from hocket.work.jobs import Result
 from hocket.work.node_access import NodeAccess
 
 READ_MAX = 5_000
 CHANGED_MAX = 200
-
-
-class JobState(StrEnum):
-    """The states in which jobs can be cancelled or retried."""
-
-    waiting = "waiting"
-    running = "running"
-    failed = "failed"
-    cancelled = "cancelled"
-
-
-_FILTERS = {
-    JobState.waiting: JobFilter((Stage.READY, Stage.DELAYED, Stage.BLOCKED)),
-    JobState.running: JobFilter((Stage.CLAIMED,)),
-    JobState.failed: JobFilter(outcome=Outcome.FAILED),
-    JobState.cancelled: JobFilter(outcome=Outcome.CANCELLED),
-}
 
 
 class BulkChange(NamedTuple):
@@ -89,8 +72,9 @@ def _cancel(tx: Transaction, job_id: bytes, reason: str) -> Result:
     return jobs.cancel(tx, job_id, reason)
 
 
-_UNENDED = (JobState.waiting, JobState.running)
-CANCEL = BulkChange("cancel", "cancelled", _UNENDED, _UNENDED, _cancel)
+_UNENDED = (JobState.pending, JobState.running)
+_WAITING = (JobState.ready, JobState.delayed, JobState.blocked)
+CANCEL = BulkChange("cancel", "cancelled", (*_UNENDED, *_WAITING), _UNENDED, _cancel)
 RETRY = BulkChange("retry", "retried", (JobState.failed, JobState.cancelled), (JobState.failed,), jobs.retry)
 
 
@@ -105,13 +89,21 @@ def select(
     """The jobs that these options name. Raises Usage if there is no option, or a bad one."""
     if state is None and kind is None and older_than is None:
         raise Usage(f"say which jobs to {change.verb}: by kind, state or age")
-    if state is not None and state not in change.states:
-        raise Usage(f"bad state {state!r}: only {' and '.join(change.states)} jobs can be {change.done}")
+    named = None if state is None else _state(change, state)
     try:
         before_ms = None if older_than is None else now_ms - duration_ms(older_than)
     except ValueError as error:
         raise Usage(f"bad age: {error}") from None
-    return Selection(change.default if state is None else (JobState(state),), kind, before_ms)
+    return Selection(change.default if named is None else (named,), kind, before_ms)
+
+
+def _state(change: BulkChange, text: str) -> JobState:
+    known = {each.value: each for each in change.states}
+    try:
+        return known[JobState(text).value]
+    except (ValueError, KeyError):
+        named = " and ".join(each for each in change.states if each not in _WAITING)
+        raise Usage(f"bad state {text!r}: only {named} jobs can be {change.done}") from None
 
 
 def page(
@@ -119,7 +111,7 @@ def page(
 ) -> tuple[list[bytes], bytes | None]:
     """The next jobs in one state that match, oldest first, and where the page after them begins; None at the end."""
     exact = None if wanted.kind is None or wanted.kind.endswith(".") else wanted.kind
-    rows = session.jobs(_FILTERS[state]._replace(kind=exact, beyond=beyond, newest_first=False), READ_MAX)
+    rows = session.jobs(state.filter._replace(kind=exact, beyond=beyond, newest_first=False), READ_MAX)
     found = [entry.job.id for entry in rows if wanted.has(entry.job)]
     return found, rows[-1].job.id if len(rows) == READ_MAX else None
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from hocket.kernel.policy import DEFAULT, LEASE_MS_MAX, Rate
+from hocket.kernel.policy import DEFAULT, LEASE_MS_MAX, Policy, Rate
 from hocket.kernel.rate_card import BEAT_MS_DEFAULT
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
+from hocket.kernel.roster import Job, retry_rest_ms
 from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import ClaimWork
 from hocket.log import SETTLE_STEP, Transaction
@@ -71,13 +71,15 @@ def claim(
     left_until: LeftUntil | None = None,
     isolates: Callable[[str], bool] = lambda kind: True,
     is_free: bool = True,
+    options_of: Callable[[str], Policy] = lambda kind: DEFAULT,
 ) -> Claims:
     """Claims up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` returns a lease. Takes only
     jobs that the claimer `wants`, by the job and the op that carries the payload, and not before it `may_claim_at`.
     Skips jobs that another node arbitrates unless `offering`; then it offers claims on them. `hold_ms` is how long a
     lease lasts that is counted in beats. Jobs that are `left_until` later are not read again until then. A job with
     which workers died is claimed alone, by a claimer that `is_free`, unless the claimer `isolates` its kind; a claimer
-    that is not free claims nothing after it.
+    that is not free claims nothing after it. `options_of` are the options of the claimer's handler for a kind; they
+    hold where a job has none.
     """
     tx.settle(SETTLE_STEP)
     tx.projection.flush()
@@ -111,8 +113,11 @@ def claim(
         is_alone = died >= DEATHS_ALONE and not isolates(job.kind)
         if is_alone and at <= tx.now and (taken or wanted or not is_free):
             break
+        options = options_of(job.kind)
+        if job.failures and options is not DEFAULT:
+            at = max(at, _rests_until(tx, job, options))
         if at <= tx.now:
-            at = turn(tx, job)
+            at = turn(tx, job, options)
         if at > tx.now:
             turns.append(at)
             continue
@@ -122,7 +127,8 @@ def claim(
         op = tx.author(ClaimWork(job.id, tx.node, lease_ms), is_awaited=True)
         if isinstance(op, Reason):
             continue
-        spent = spent_ms(tx.session, job.id) if job.policy.budget is not None and job.fence else 0
+        has_budget = job.policy.budget is not None or options.budget is not None
+        spent = spent_ms(tx.session, job.id) if has_budget and job.fence else 0
         if tx.is_offer(op):
             tx.session.put_offer(op.id, job.id, worker)
             wanted.append(OfferedClaim(Offer(op.id, job.id), body, lease_ms, job, spent, died))
@@ -182,10 +188,27 @@ def _earliest(times: list[int | None]) -> int | None:
     return min((each for each in times if each is not None and each < NEVER), default=None)
 
 
-def turn(tx: Transaction, job: Job) -> int:
-    """When the limits that this job states, or else those of its kind, leave room for one more: now, or later."""
+def _rests_until(tx: Transaction, job: Job, options: Policy) -> int:
+    """Until when a failed job rests by its handler's backoff, if it was submitted before the handler's options were
+    known. The fold knows only the job's own.
+    """
+    own, usual = job.policy, (DEFAULT.backoff_ms, DEFAULT.backoff_max_ms)
+    if (own.backoff_ms, own.backoff_max_ms) != usual or (options.backoff_ms, options.backoff_max_ms) == usual:
+        return 0
+    defined = tx.projection.defined_at(job.kind)
+    if job.error_op is None or (defined is not None and defined <= job.scheduled):
+        return 0
+    rest, counted = (retry_rest_ms(job.failures, each, job.error_op) for each in (options, own))
+    return job.ready_at + rest - counted
+
+
+def turn(tx: Transaction, job: Job, options: Policy = DEFAULT) -> int:
+    """When the limits that this job states, or else those of its kind, or else those of the claimer's handler, leave
+    room for one more: now, or later.
+    """
     defaults = tx.projection.defaults(job.kind)
-    concurrency, rate = job.policy.concurrency or defaults.concurrency, job.policy.rate or defaults.rate
+    concurrency = job.policy.concurrency or defaults.concurrency or options.concurrency
+    rate = job.policy.rate or defaults.rate or options.rate
     if (concurrency is not None or rate is not None) and not tx.session.try_lock(Subject(LIMIT, job.kind.encode())):
         return tx.now + HIDDEN_MS
     if concurrency is not None:

@@ -8,13 +8,14 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+import msgspec
 from cronsim import CronSim, CronSimError
 
 from hocket.errors import NotAuthorised, Usage
 from hocket.kernel.ids import node_text, ulid_ms
 from hocket.kernel.kinds import with_defaults
 from hocket.kernel.ops import decode
-from hocket.kernel.policy import decode_policy, encode_policy
+from hocket.kernel.policy import check_policy, decode_policy, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.schedules import CRON_LENGTH_MAX, NAME_LENGTH_MAX, tick_id, tick_policy
@@ -22,6 +23,16 @@ from hocket.kernel.vocabulary import ClearSchedule, ScheduleJob, SetSchedule
 from hocket.log import Transaction
 from hocket.store import OpSession, RegisterSession, Schedule
 from hocket.work.jobs import Draft
+
+NAMED = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
 
 # Called with a schedule whose tick failed, and why.
 Failed = Callable[[Schedule, str], None]
@@ -34,9 +45,12 @@ class NewSchedule(NamedTuple):
     cron: str
     timezone: str
     draft: Draft
+    overlap: str = "skip"
 
 
 def check(plan: NewSchedule) -> NewSchedule:
+    """The schedule as the log has it: with five fields for a name like @daily. Raises Usage."""
+    plan = plan._replace(cron=NAMED.get(plan.cron.strip().lower(), plan.cron))
     if not 0 < len(plan.name) <= NAME_LENGTH_MAX or not plan.name.isprintable():
         raise Usage(f"bad schedule name {plan.name!r}; use 1 to {NAME_LENGTH_MAX} printable characters")
     _zone(plan.timezone)
@@ -45,7 +59,9 @@ def check(plan: NewSchedule) -> NewSchedule:
     try:
         next(CronSim(plan.cron, datetime(2024, 1, 1)))
     except CronSimError as error:
-        raise Usage(f"bad cron expression {plan.cron!r}: {error}; write five fields like '*/5 * * * *'") from None
+        raise Usage(
+            f"bad cron expression {plan.cron!r}: {error}; write five fields like '*/5 * * * *', or @daily"
+        ) from None
     except StopIteration:
         raise Usage(f"the cron expression {plan.cron!r} never matches") from None
     if plan.draft.policy.unique is not None or plan.draft.policy.after:
@@ -63,8 +79,9 @@ def add(tx: Transaction, plan: NewSchedule) -> None:
         # A node that may only read jobs of the old kind does not receive the new schedule, but receives this.
         _must(tx, ClearSchedule(plan.name), before)
     # A tick must be exactly what its schedule says, so the schedule takes the options of the kind.
-    policy = encode_policy(with_defaults(draft.policy, draft.said, tx.projection.defaults(draft.kind)))
-    _must(tx, SetSchedule(plan.name, plan.cron, plan.timezone, draft.kind, draft.payload, policy), before)
+    policy = with_defaults(draft.policy, draft.said, tx.projection.defaults(draft.kind))
+    envelope = encode_policy(check_policy(msgspec.structs.replace(policy, overlap=plan.overlap)))
+    _must(tx, SetSchedule(plan.name, plan.cron, plan.timezone, draft.kind, draft.payload, envelope), before)
 
 
 def remove(tx: Transaction, name: str) -> None:
@@ -102,6 +119,18 @@ def due_tick(schedule: Schedule, now: int) -> int | None:
     return tick if tick is not None and tick > schedule.last_tick else None
 
 
+def is_overlapped(schedule: Schedule, tick: int, last: Job | None) -> bool:
+    """Whether this tick fell while the job of the `last` one had not ended, and the schedule skips such ticks."""
+    if last is None or decode_policy(schedule.policy).overlap == "queue":
+        return False
+    return last.done is None or last.done.wall >= tick
+
+
+def last_job_id(schedule: Schedule) -> bytes:
+    """The id of the job of the newest tick that has one."""
+    return tick_id(schedule.op, schedule.last_tick)
+
+
 def make_due(tx: Transaction, failed: Failed = lambda schedule, why: None) -> int:
     """Submits the jobs of due ticks; returns their number. A schedule that fails does not delay others."""
     return sum(make_tick(tx, schedule, failed) for schedule in tx.session.schedules())
@@ -110,6 +139,9 @@ def make_due(tx: Transaction, failed: Failed = lambda schedule, why: None) -> in
 def make_tick(tx: Transaction, schedule: Schedule, failed: Failed = lambda schedule, why: None) -> bool:
     tick = due_tick(schedule, tx.now)
     if tick is None:
+        return False
+    last = tx.projection.jobs.entry(last_job_id(schedule))
+    if is_overlapped(schedule, tick, None if last is None else last.job):
         return False
     policy = tick_policy(decode_policy(schedule.policy), schedule.name, schedule.op)
     job = ScheduleJob(tick_id(schedule.op, tick), schedule.kind, schedule.payload, encode_policy(policy))

@@ -24,7 +24,7 @@ from hocket.kernel.budgets import Budget
 from hocket.kernel.decoding import convert
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.kinds import covers
+from hocket.kernel.kinds import covers, of_kind
 from hocket.kernel.placement import check_labels, lacking
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_policy
 from hocket.kernel.roster import Job
@@ -111,6 +111,11 @@ class JobType(Generic[P, R_co]):
             raise PayloadRejected(f"the payload of {self.kind} is wrong: {error}") from None
         given = (ctx,) if self.signature.takes_context else ()
         return lambda: self(*given, **arguments)
+
+    @cached_property
+    def options(self) -> Policy:
+        """The options that hold for every job of the kind."""
+        return DEFAULT if self.policy is DEFAULT else of_kind(self.policy)
 
     @cached_property
     def is_async(self) -> bool:
@@ -226,6 +231,11 @@ class Handlers:
         needs = () if found is None else job.policy.needs or found.policy.needs
         return not needs or not lacking(needs, labels)
 
+    def options_of(self, kind: str) -> Policy:
+        """The options of the handler for this kind."""
+        found = self.find(kind)
+        return DEFAULT if found is None else found.options
+
     def lease_of(self, kind: str) -> int | None:
         found = self.find(kind)
         return None if found is None else found.lease_ms
@@ -237,8 +247,8 @@ def policy(base: Policy, **options: Any) -> Policy:
     priority: higher runs sooner · not_before: a datetime, ISO-8601, "+30s" or milliseconds since the epoch · lease,
     backoff, backoff_max, unique_for: durations · timeout: how long one run may take, 0 for no limit · retries: a count
     · after: job ids or handles · unique: a key · concurrency: how many of the kind run at once · rate: "10/s",
-    "100/1m" · open: True for jobs that may be claimed without asking the arbiter · needs: labels that the worker must
-    have, like "gpu" or "gpu=a100" · ttl: how long the job may wait for its first worker before it is cancelled · claim:
+    "100/1m" · open: True for jobs that need no decision of the coordinator · needs: labels that the worker must have,
+    like "gpu" or "gpu=a100" · ttl: how long the job may wait for its first worker before it is cancelled · claim:
     how a job finds its worker, "first", "rendezvous" or "sticky" · sticky: the member of the payload whose value is the
     key of a sticky job · claim_timeout: how long each rank waits for the one before it · budget: the caps of the job
     and the account that pays, like {"max_cost": 2.5, "charge_to": "acme"} · score: the beats of the job, as the path of

@@ -8,7 +8,10 @@ import math
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from hocket.events import Emit, JobClaimed, JobRunsAlone, LeaseLost, RunStarted
+from hocket.kernel.kinds import run_options
 from hocket.kernel.rate_card import RateCard
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
@@ -92,6 +95,9 @@ class HeldJobs:
     def _begin(self, claim: Claim, before: float) -> None:
         job_type = self._handlers.find(claim.job.kind)
         assert job_type is not None
+        policy = run_options(claim.job.policy, job_type.options)
+        if policy is not claim.job.policy:
+            claim = claim._replace(job=msgspec.structs.replace(claim.job, policy=policy))
         job = claim.job
         lease_ms = job.policy.lease_ms or job_type.lease_ms
         if job.policy.lease_beats is not None and job.deadline is not None:

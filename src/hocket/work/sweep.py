@@ -11,7 +11,7 @@ from hocket.errors import StoreError
 from hocket.events import BatchFailed, Emit, Event, JobRescued, JobsReclaimed, ScheduleSkipped, StoreUnavailable
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
-from hocket.store import JobEntry, RegisterSession, Schedule, Session
+from hocket.store import JobEntry, Schedule, Session
 from hocket.work import cron, rescue
 from hocket.work.environment import Environment
 from hocket.work.jobs import NEVER
@@ -65,9 +65,9 @@ class Sweep:
         self._looked_at = page[-1] if len(page) == BLOCKED_AT_ONCE else None
         self._hopeless = [entry for entry in page if rescue.lost_dependency(session, entry) is not None]
 
-    def _due(self, session: RegisterSession, now: int) -> list[Schedule]:
+    def _due(self, session: Session, now: int) -> list[Schedule]:
         """The next tick of each schedule is computed once, because a check four times a second must be cheap, however
-        many schedules there are.
+        many schedules there are. A tick that overlaps the last job is skipped: the schedule is due at the one after.
         """
         known, self._next_ticks = self._next_ticks, {}
         due = []
@@ -75,7 +75,12 @@ class Sweep:
             key = each.op, each.last_tick
             tick = known[key] if key in known else cron.next_tick(each, each.last_tick)
             self._next_ticks[key] = tick
-            if tick is not None and tick <= now and not self._troubles.is_resting(each.op):
+            if tick is None or tick > now or self._troubles.is_resting(each.op):
+                continue
+            newest, last = cron.last_tick(each, now), session.job(cron.last_job_id(each))
+            if newest is not None and cron.is_overlapped(each, newest, None if last is None else last.job):
+                self._next_ticks[key] = cron.next_tick(each, now)
+            else:
                 due.append(each)
         return due
 

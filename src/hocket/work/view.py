@@ -32,6 +32,7 @@ from hocket.kernel.vocabulary import (
     YieldWork,
 )
 from hocket.store import Artifact, JobEntry, OpRow, Session, Stage
+from hocket.work.job_states import stage_of, state_of
 from hocket.work.jobs import RESULT_TYPE
 
 AMBIGUOUS_SHOWN = 5
@@ -95,8 +96,8 @@ def brief(session: Session, entry: JobEntry) -> dict[str, Any]:
     return {
         "job_id": ulid_text(job.id),
         "kind": job.kind,
-        "state": job.state.name.lower(),
-        "stage": entry.stage.name.lower(),
+        "state": state_of(job),
+        "stage": stage_of(entry),
         "outcome": None if job.outcome is None else job.outcome.name.lower(),
         "claimer": None if job.claimer is None else node_text(job.claimer),
         "fence": job.fence,

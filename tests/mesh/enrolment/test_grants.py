@@ -35,6 +35,7 @@ def test_a_worker_by_its_kinds_reads_these_alone() -> None:
         ("Job", "Claim"): kinds,
         ("Job", "Complete"): kinds,
         ("Job", "Read"): kinds,
+        ("Job", "Define"): kinds,
         ("Artifact", "Read"): kinds,
         ("Artifact", "Write"): {},
         ("Registration", "Read"): {},

@@ -20,8 +20,9 @@ from hocket.server.monitoring.event_counts import BUCKETS_S, LABEL_VALUES_MAX, B
 from hocket.server.monitoring.metrics import Metric, MetricType
 from hocket.server.monitoring.report_samples import Labels, Samples, report_samples
 from hocket.service import Service
-from hocket.service.figures import JOB_STATES, Figures, figures
+from hocket.service.figures import Figures, figures
 from hocket.service.reports import kpis_of
+from hocket.work.job_states import COUNTED
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -78,7 +79,7 @@ class Collector:
 
     def _of_store(self, found: Figures) -> Samples:
         # A state without jobs is 0 and not absent, so that graphs and alerts see it.
-        jobs = Counter({(self._counts.kind(each.kind), state): 0 for each in found.jobs for state in JOB_STATES})
+        jobs = Counter({(self._counts.kind(each.kind), state): 0 for each in found.jobs for state in COUNTED})
         for each in found.jobs:
             jobs[self._counts.kind(each.kind), each.state] += each.jobs
         seen = [each for each in found.peers if each.seen_ms][:LABEL_VALUES_MAX]

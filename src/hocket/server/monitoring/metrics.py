@@ -87,7 +87,7 @@ GRID_TAKEOVERS = Metric(
     "hocket_grid_takeovers", _GAUGE, "Claims after the first claim timeout, in the last ten minutes.", ("kind",)
 )
 GRID_REFUSED = Metric(
-    "hocket_grid_claims_refused", _GAUGE, "Claims that the arbiter refused, in the last ten minutes.", ("kind",)
+    "hocket_grid_claims_refused", _GAUGE, "Claims that the coordinator refused, in the last ten minutes.", ("kind",)
 )
 GRID_DOUBLE_STARTS = Metric(
     "hocket_grid_double_starts", _GAUGE, "Open jobs claimed twice, in the last ten minutes.", ("kind",)
