@@ -484,7 +484,7 @@ class Gate:
         if admission.is_stopped and meter is not None:
             pushed.stop(admission)
         if pushed.left or pushed.cut:
-            log.hear(op.timestamp for op in pushed.left + pushed.cut)
+            log.hear(pushed.left + pushed.cut)
         if pushed.left:
             reason = "ops of other authors from a restricted reader, or of too many authors"
             self.refusals[reason] += len(pushed.left)
@@ -495,9 +495,8 @@ class Gate:
             self.refusals["ops beyond a quota"] += over_quota
         if admission.collided:
             self._emit(OpsCollided(node_text(caller.node), admission.collided))
-        rejected = (
-            admission.rejected + unauthorised + len(pushed.left) + (0 if meter is None else meter.cut + meter.stopped)
-        )
+        unseen = pushed.unread + (0 if meter is None else meter.cut + meter.stopped)
+        rejected = admission.rejected + unauthorised + len(pushed.left) + unseen
         for author in admission.forked:
             self._emit(NodeForked(node_text(author)))
         unlinked = admission.refused.get(Reason.UNLINKED, 0)
