@@ -207,7 +207,10 @@ def test_what_is_not_an_invited_nodes_to_do(gpu: Program, served: Program):
 
 @pytest.mark.req("LW-12")
 def test_routes(gpu: Program, served: Program):
-    assert "a route is for one kind" in served("route", "acme.", "gpu", code=2).sentence
+    assert "acme. goes to gpu" in served("route", "acme.", "gpu", code=0).out
+    assert "routed to gpu" in served("may", here(served), "claim", "acme.anything", code=4).out
+    served("may", here(served), "claim", "other.kind", code=0)
+    served("route", "acme.", "--clear", code=0)
     assert "goes to gpu" in served("route", "acme.x", "gpu", code=0).out
     assert served("route", "--list", code=0).out == f"acme.x\tgpu\t{here(gpu)}\n"
     assert "routed to gpu" in served("may", here(served), "claim", "acme.x", code=4).out

@@ -14,6 +14,7 @@ from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.entitlement import quota_of
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey, did_key
+from hocket.kernel.kinds import names_of
 from hocket.kernel.quota import NO_QUOTA, Quota
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import KIND_LENGTH_MAX
@@ -166,7 +167,8 @@ def may(log: Log, session: Session, node: int, resource: str, action: str, kind:
 
 
 def route_of(session: RegisterSession, kind: str) -> int | None:
-    found = {known: node for known, _, node in session.routes()}.get(kind)
+    routes = {known: node for known, _, node in session.routes() if node is not None}
+    found = next((routes[name] for name in names_of(kind) if name in routes), None)
     return None if found is None else int.from_bytes(found, "big")
 
 
@@ -336,7 +338,9 @@ def _below(permissions: Permissions, cids: Iterable[bytes]) -> set[int]:
 
 
 def route(log: Log, kind: str, node: int | None) -> None:
-    """Sends all jobs of a kind to one node; None removes the route."""
+    """Sends all jobs of a kind, or of the kinds below a prefix that ends with a dot, to one node; None removes the
+    route.
+    """
     if not 0 < len(kind) <= KIND_LENGTH_MAX or not kind.isprintable():
         raise Usage(f"a kind has 1 to {KIND_LENGTH_MAX} printable characters")
     log.run(lambda tx: _author(tx, RouteKind(kind, node), "only the owner's node may route a kind"))

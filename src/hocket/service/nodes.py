@@ -321,10 +321,8 @@ def routes(service: Service) -> list[Route]:
 
 
 def route(service: Service, kind: str, node: str | None) -> RouteSet:
-    """Sends all jobs of a kind to one node; None removes the route."""
+    """Sends all jobs of a kind, or of all kinds below a prefix like `acme.`, to one node; None removes the route."""
     service.check_writer()
-    if kind.endswith(".") and node is not None:
-        raise Usage(f"a route is for one kind, and {kind!r} stands for all kinds below it; route each kind")
     log = service.runtime.log
     with service.read() as session:
         member = None if node is None else membership.find(_members(service, session), node)

@@ -12,6 +12,7 @@ from hocket.kernel.candidates import EPOCH_MS, Candidates, KnownWorkers, WorkerH
 from hocket.kernel.clock import Hlc
 from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.decoding import decode_json
+from hocket.kernel.kinds import names_of
 from hocket.kernel.subjects import AVAILABILITY
 from hocket.log import Log
 from hocket.log.permissions import Permissions
@@ -92,7 +93,7 @@ class Members:
             self._known.ask_again()
 
     def _may_claim(self, node: int, kind: str) -> bool:
-        if self._routes.get(kind, node) != node:
+        if next((self._routes[name] for name in names_of(kind) if name in self._routes), node) != node:
             return False
         return self._permissions is None or self._permissions.may_run(node, kind, self._now_ms)
 
@@ -140,7 +141,7 @@ class Members:
 
 
 def _routes(session: Session) -> dict[str, int]:
-    """The node of each kind that is routed to one."""
+    """The node of each kind and each prefix that is routed to one."""
     return {kind: int.from_bytes(node, "big") for kind, _, node in session.routes() if node is not None}
 
 
