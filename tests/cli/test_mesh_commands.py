@@ -9,10 +9,13 @@ import select
 import stat
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import hocket
 
 from .conftest import PATIENCE_S, PROGRAM, Program, until
 
@@ -220,6 +223,24 @@ def test_routes(gpu: Program, served: Program):
     for wrong in ((), ("acme.x",), ("acme.x", "gpu", "--clear")):
         assert "give a kind and a node" in served("route", *wrong, code=2).sentence
     assert "hocket nodes" in served("route", "acme.x", "nobody", code=2).sentence
+
+
+@pytest.mark.req("LW-17", "LW-19")
+def test_which_jobs_this_node_may_claim_now(gpu: Program, served: Program):
+    served("route", "acme.", "gpu", code=0)
+    served("route", "acme.mine", "here", code=0)
+    kinds = ("acme.x", "acme.mine", "other.kind")
+    made = {kind: served("submit", kind, "--json", code=0).json["job_id"] for kind in kinds}
+    served("submit", "other.kind", "--not-before", "+1h", code=0)
+    shown = served("jobs", "--claimable", "--json", code=0).json
+    assert [each["job_id"] for each in shown] == [made["acme.mine"], made["other.kind"]]
+    of_kind = served("jobs", "--claimable", "--kind", "other.", "--json", code=0).json
+    assert [each["job_id"] for each in of_kind] == [made["other.kind"]]
+    with closing(hocket.open_sync(served.home)) as node:
+        assert [job.job_id for job in node.claimable("acme.")] == [made["acme.mine"]]
+        assert [job.job_id for job in node.claimable(limit=1)] == [made["acme.mine"]]
+    for more in (("--overdue",), ("--state", "pending")):
+        assert "give one of --claimable" in served("jobs", "--claimable", *more, code=2).sentence
 
 
 @pytest.mark.req("LW-13")

@@ -14,7 +14,7 @@ from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.entitlement import quota_of
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey, did_key
-from hocket.kernel.kinds import names_of
+from hocket.kernel.kinds import routed_to
 from hocket.kernel.quota import NO_QUOTA, Quota
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import KIND_LENGTH_MAX
@@ -27,6 +27,7 @@ from hocket.log.output_quota import stored_totals
 from hocket.log.permissions import Permissions
 from hocket.mesh.names import HERE, ID_DIGITS_MIN, likeness, names
 from hocket.store import OpSession, OverQuota, RegisterSession, Session, WrittenTotals
+from hocket.work.members import routes_in_force
 
 # A coordinator that was met within this time will soon learn that it was replaced.
 RECENT_MS = 60_000
@@ -167,9 +168,7 @@ def may(log: Log, session: Session, node: int, resource: str, action: str, kind:
 
 
 def route_of(session: RegisterSession, kind: str) -> int | None:
-    routes = {known: node for known, _, node in session.routes() if node is not None}
-    found = next((routes[name] for name in names_of(kind) if name in routes), None)
-    return None if found is None else int.from_bytes(found, "big")
+    return routed_to(kind, routes_in_force(session))
 
 
 def is_owner(log: Log) -> bool:
