@@ -244,6 +244,18 @@ def test_which_jobs_this_node_may_claim_now(gpu: Program, served: Program):
 
 
 @pytest.mark.req("LW-13")
+def test_a_coordinator_that_does_not_see_every_kind(served: Program, tmp_path: Path):
+    """It could not decide about the jobs that it does not see."""
+    narrow = Program(tmp_path / "narrow")
+    token = served("invite", "narrow", *WORKER, "--may", "job:read:acme.", "--json", code=0).json["token"]
+    narrow("join", token, code=0)
+    done = served("coordinator", "narrow", code=0)
+    assert "may not read the jobs of every kind" in done.out
+    served("coordinator", "here", code=0)
+    assert not served("coordinator", "narrow", "--json", code=0).json["reads_every_kind"]
+
+
+@pytest.mark.req("LW-13")
 def test_the_coordinator(gpu: Program, served: Program):
     assert served("coordinator", "--show", "--json", code=0).json["node"] == here(served)
     assert served("coordinator", "gpu", "--json", code=0).json == {
@@ -251,6 +263,7 @@ def test_the_coordinator(gpu: Program, served: Program):
         "name": "gpu",
         "previous": here(served),
         "previous_hears": True,
+        "reads_every_kind": True,
     }
     assert "is already the coordinator" in served("coordinator", "gpu", code=3).sentence
     assert "cannot confirm" in served("coordinator", here(served), code=0).out

@@ -372,6 +372,12 @@ def coordinator(log: Log, session: Session) -> int | None:
     return _permissions(log, session).coordinator(_now(log, session))
 
 
+def reads_every_kind(log: Log, session: Session, node: int) -> bool:
+    """Whether a node sees the jobs of all kinds. A coordinator that does not cannot decide about the others."""
+    # No prefix of a kind but the empty one admits this.
+    return _permissions(log, session).authority.may(node, "Job", "Read", "", _now(log, session).wall) is not None
+
+
 def reissue(log: Log, user: SigningKey, public: bytes, name: str | None) -> Delegation:
     """Issues a new root delegation for this node with the user's own key."""
     if did_key(user.public) != log.user:
