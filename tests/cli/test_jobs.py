@@ -1,8 +1,16 @@
 """Lists of jobs, one job in full, and what can be done to it."""
 
 import json
+from contextlib import closing
 
 import pytest
+
+from hocket import open_sync
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.policy import Policy
+from hocket.node.runtime import Runtime
+from hocket.work import claiming
+from hocket.work.jobs import Draft
 
 from .conftest import Program, until
 
@@ -138,3 +146,19 @@ def test_states_have_one_vocabulary_and_old_words_are_understood(hocket: Program
     )
     assert "claimed" not in hocket("jobs", "--help").out and "claimed" not in hocket("status", code=0).out
     assert hocket("cancel", "--state", "waiting", "--yes", code=0).out == "cancelled 1 job\n"
+
+
+@pytest.mark.req("LW-17")
+def test_which_claims_are_past_their_deadline(hocket: Program):
+    with Runtime.open(hocket.home) as runtime:
+        drafts = [Draft("acme.x", b"{}", Policy()), Draft("acme.y", b"{}", Policy())]
+        made = [ulid_text(each.job_id) for each in runtime.submit(drafts)]
+        leases = {"acme.x": 100, "acme.y": 600_000}
+        runtime.log.run(lambda tx: claiming.claim(tx, 1, 2, leases.get))
+        listed = lambda *more: [  # noqa: E731
+            each["job_id"] for each in hocket("jobs", "--overdue", *more, "--json", code=0).json
+        ]
+        until(lambda: listed() == made[:1])
+        assert listed("--kind", "acme.") == made[:1] and listed("--kind", "acme.y") == []
+    with closing(open_sync(hocket.home)) as node:
+        assert [job.job_id for job in node.overdue()] == made[:1] and node.overdue("acme.y") == []

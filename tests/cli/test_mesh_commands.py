@@ -9,10 +9,13 @@ import select
 import stat
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import hocket
 
 from .conftest import PATIENCE_S, PROGRAM, Program, until
 
@@ -207,7 +210,10 @@ def test_what_is_not_an_invited_nodes_to_do(gpu: Program, served: Program):
 
 @pytest.mark.req("LW-12")
 def test_routes(gpu: Program, served: Program):
-    assert "a route is for one kind" in served("route", "acme.", "gpu", code=2).sentence
+    assert "acme. goes to gpu" in served("route", "acme.", "gpu", code=0).out
+    assert "routed to gpu" in served("may", here(served), "claim", "acme.anything", code=4).out
+    served("may", here(served), "claim", "other.kind", code=0)
+    served("route", "acme.", "--clear", code=0)
     assert "goes to gpu" in served("route", "acme.x", "gpu", code=0).out
     assert served("route", "--list", code=0).out == f"acme.x\tgpu\t{here(gpu)}\n"
     assert "routed to gpu" in served("may", here(served), "claim", "acme.x", code=4).out
@@ -219,6 +225,36 @@ def test_routes(gpu: Program, served: Program):
     assert "hocket nodes" in served("route", "acme.x", "nobody", code=2).sentence
 
 
+@pytest.mark.req("LW-17", "LW-19")
+def test_which_jobs_this_node_may_claim_now(gpu: Program, served: Program):
+    served("route", "acme.", "gpu", code=0)
+    served("route", "acme.mine", "here", code=0)
+    kinds = ("acme.x", "acme.mine", "other.kind")
+    made = {kind: served("submit", kind, "--json", code=0).json["job_id"] for kind in kinds}
+    served("submit", "other.kind", "--not-before", "+1h", code=0)
+    shown = served("jobs", "--claimable", "--json", code=0).json
+    assert [each["job_id"] for each in shown] == [made["acme.mine"], made["other.kind"]]
+    of_kind = served("jobs", "--claimable", "--kind", "other.", "--json", code=0).json
+    assert [each["job_id"] for each in of_kind] == [made["other.kind"]]
+    with closing(hocket.open_sync(served.home)) as node:
+        assert [job.job_id for job in node.claimable("acme.")] == [made["acme.mine"]]
+        assert [job.job_id for job in node.claimable(limit=1)] == [made["acme.mine"]]
+    for more in (("--overdue",), ("--state", "pending")):
+        assert "give one of --claimable" in served("jobs", "--claimable", *more, code=2).sentence
+
+
+@pytest.mark.req("LW-13")
+def test_a_coordinator_that_does_not_see_every_kind(served: Program, tmp_path: Path):
+    """It could not decide about the jobs that it does not see."""
+    narrow = Program(tmp_path / "narrow")
+    token = served("invite", "narrow", *WORKER, "--may", "job:read:acme.", "--json", code=0).json["token"]
+    narrow("join", token, code=0)
+    done = served("coordinator", "narrow", code=0)
+    assert "may not read the jobs of every kind" in done.out
+    served("coordinator", "here", code=0)
+    assert not served("coordinator", "narrow", "--json", code=0).json["reads_every_kind"]
+
+
 @pytest.mark.req("LW-13")
 def test_the_coordinator(gpu: Program, served: Program):
     assert served("coordinator", "--show", "--json", code=0).json["node"] == here(served)
@@ -227,6 +263,7 @@ def test_the_coordinator(gpu: Program, served: Program):
         "name": "gpu",
         "previous": here(served),
         "previous_hears": True,
+        "reads_every_kind": True,
     }
     assert "is already the coordinator" in served("coordinator", "gpu", code=3).sentence
     assert "cannot confirm" in served("coordinator", here(served), code=0).out

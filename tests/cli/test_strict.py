@@ -1,6 +1,7 @@
 """A strict v0.1 mesh from the command line."""
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,18 @@ def test_a_home_that_was_begun_keeps_its_rules(strict: Program):
     assert "has other rules" in strict("init", code=3).sentence
     strict("init", "--strict", code=0)
     assert strict("rules", "show", "--json", code=0).json["strict"]
+
+
+@pytest.mark.req("LW-18")
+def test_a_worker_rests_after_its_handlers_error(strict: Program):
+    """Any node may claim the job at once; this worker does not."""
+    bad = strict("submit", "test.fail", "--json", code=0).json["job_id"]
+    strict.start("work", "tasks.py")
+    claims = lambda: [op for op in strict("show", bad, "--json").json["ops"] if op["type"] == "ClaimWork"]  # noqa: E731
+    until(lambda: len(claims()) == 3)
+    ops = strict("show", bad, "--json").json["ops"]
+    times = [
+        datetime.fromisoformat(op["hlc"].partition("Z")[0]) for op in ops if op["type"] in ("ClaimWork", "YieldWork")
+    ]
+    first, second = (claimed - yielded for yielded, claimed in zip(times[1:4:2], times[2:5:2], strict=True))
+    assert first >= timedelta(seconds=1) and second >= timedelta(seconds=2)

@@ -14,7 +14,7 @@ from typing import Any
 from blake3 import blake3
 from nacl.signing import SigningKey
 
-from tests.kernel.second import CHOICES, PARTS, UNIONS, VARIANTS, Fields, arguments, put_unsigned, varint
+from tests.kernel.second import CHOICES, PARTS, UNIONS, VARIANTS, Fields, arguments, put_payload, put_unsigned, varint
 
 # From the page on the wire format.
 RULES_HASH = "5f1d8b45ab0b837306daa001387428ddfdc10d289b9decd5b01b3d80f0224e50"
@@ -100,31 +100,47 @@ class Other:
         self._clock = (0, 0)
         self._since = base64url(b"\x00").decode()
         self.log: list[Op] = []
-        self._unsent: list[bytes] = []
+        self.unsent: list[bytes] = []
 
     def say(self, type: str, deps: tuple[str, ...] = (), **payload: Any) -> Op:
         """Writes an op; `send` sends it."""
+        op = self._envelope(deps, {"type": type} | payload)
+        self._sign(put_unsigned(op))
+        self.log.append(op)
+        return op
+
+    def say_unknown(self, number: int, content: bytes, is_signed: bool = True) -> None:
+        """Writes an op with a payload of a later version; `is_signed` is whether its signature is good."""
+        op = self._envelope((), {"type": "RouteKind", "kind": "", "route": None})
+        head = put_unsigned(op)[: -len(put_payload(op["payload"]))]
+        self._sign(head + varint(number) + content, is_signed)
+
+    def _envelope(self, deps: tuple[str, ...], payload: Op) -> Op:
         wall, logical = self._clock
         now = int(time.time() * 1000)
         self._clock = (now, 0) if now > wall else (wall, logical + 1)
-        op = {
+        return {
             "id": (self._clock[0].to_bytes(6, "big") + secrets.token_bytes(10)).hex(),
             "schema_version": 1,
             "timestamp": [*self._clock, self.node],
             "node_id": self.node,
             "causal_deps": list(deps),
-            "payload": {"type": type} | payload,
+            "payload": payload,
         }
-        body = put_unsigned(op)
+
+    def _sign(self, body: bytes, is_signed: bool = True) -> None:
         header = base64url(b'{"alg":"EdDSA","kid":"node-%d"}' % self.node)
-        jws = header + b".." + base64url(self._key.sign(body + b"\x00").signature)
-        self._unsent.append(body + b"\x01" + varint(len(jws)) + jws)
-        self.log.append(op)
-        return op
+        signature = self._key.sign(body + b"\x00").signature if is_signed else bytes(64)
+        jws = header + b".." + base64url(signature)
+        self.unsent.append(body + b"\x01" + varint(len(jws)) + jws)
+
+    def wait(self, ms: int) -> None:
+        """Sets its clock ahead."""
+        self._clock = (max(self._clock[0], int(time.time() * 1000)) + ms, 0)
 
     def send(self) -> dict[str, int]:
         """POST /ops, with all that was written since the last time."""
-        ops, self._unsent = self._unsent, []
+        ops, self.unsent = self.unsent, []
         _, _, answer = self._ask("POST", "/ops", varint(len(ops)) + b"".join(ops))
         counts: dict[str, int] = json.loads(answer)
         return counts

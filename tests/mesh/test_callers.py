@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.kernel.bearer import make_bearer
+from hocket.kernel.bearer import Bearer, make_bearer
 from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import AUTHORS_MAX, Frontier, frontier_text, parse_frontier
 from hocket.kernel.keys import SigningKey
@@ -12,7 +12,9 @@ from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import (
     IngestEvidence,
 )
-from hocket.mesh import wire
+from hocket.mesh import used_tokens, wire
+from hocket.mesh.used_tokens import UsedTokens
+from hocket.server.running import Server
 from tests.mesh.world import Guest, Place, ask, introduced, received, revoke, run, since
 
 # Who is asking.
@@ -98,6 +100,49 @@ def test_a_token_from_before_the_server_started_is_no_good(tmp_path: Path):
         assert (await b.ask(a, headers=old)).status == 401
 
     run(tmp_path, test)
+
+
+@pytest.mark.req("LW-31")
+def test_a_token_works_once_at_all_servers_of_a_home_and_after_a_restart(tmp_path: Path):
+    """Also if it is dated ahead, so that it is newer than the server."""
+
+    async def test(a: Place, b: Place) -> None:
+        await b.exchanges.exchange(a.address)
+        one, two = (b.headers(a.id, now=a.log.physical() // 1000 + 50) for _ in range(2))
+        first, second = a.server, Server(a.services.gate())
+        await second.start()
+        try:
+            assert (await b.ask(a, headers=one)).status == 200
+            a.server = second
+            assert [(await b.ask(a, headers=each)).status for each in (one, two)] == [401, 200]
+            a.server = first
+            assert [(await b.ask(a, headers=each)).status for each in (two, b.headers(a.id))] == [401, 200]
+        finally:
+            await second.stop()
+        await a.stop_serving()
+        a.gate = a.services.gate()
+        await a.serve()
+        assert [(await b.ask(a, headers=each)).status for each in (one, two, b.headers(a.id))] == [401, 401, 200]
+
+    run(tmp_path, test)
+
+
+@pytest.mark.req("LW-31")
+def test_the_file_of_used_tokens_is_bounded_and_forgets_only_what_has_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(used_tokens, "RECORDS_MAX", 10)
+    one, two = UsedTokens(tmp_path), UsedTokens(tmp_path)
+    sizes = []
+    for second in range(200):
+        token = Bearer(7, "", second, second + 20, f"nonce {second}")
+        user, other = (one, two) if second % 3 else (two, one)
+        assert user.use(token, second) and not other.use(token, second) and not user.use(token, second)
+        sizes.append((tmp_path / "tokens.used").stat().st_size)
+        if second > 15:
+            before = Bearer(7, "", second - 15, second + 5, f"nonce {second - 15}")
+            assert not other.use(before, second) and not UsedTokens(tmp_path).use(before, second)
+    assert max(sizes[100:]) == max(sizes[:150]) < 200 * 32
 
 
 @pytest.mark.req("LW-27")

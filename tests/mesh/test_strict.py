@@ -58,9 +58,14 @@ def variants(place: Place) -> set[int]:
         return {row.variant for row in session.ops_after(0, 10_000)}
 
 
-def admit(a: Place, other: Other) -> None:
+def head(place: Place) -> int:
+    with place.runtime.store.read() as session:
+        return session.head().wall
+
+
+def admit(a: Place, other: Other, granted: tuple[Capability, ...] = WORKER) -> None:
     """The owner delegates to the other node, which introduces itself by that delegation."""
-    payload = delegation(a, other.public, WORKER)
+    payload = delegation(a, other.public, granted)
     a.log.run(lambda tx: tx.author(payload))
     other.tell("DelegateUcan", ucan_cid=payload.ucan_cid.hex(), ucan_bytes=payload.ucan_bytes.hex())
 
@@ -192,5 +197,173 @@ def test_what_would_have_to_be_sanitised_is_not_sent(tmp_path: Path) -> None:
         payloads = [op.payload for op in found if isinstance(op.payload, CreateArtifact)]
         assert [payload.content_inline for payload in payloads] == [b"short"]
         assert all(op.signature is not None for op in found)
+
+    strictly(tmp_path, test)
+
+
+def scheduled(other: Other, policy: bytes = b"", kind: str = "test.theirs") -> str:
+    job_id = secrets.token_bytes(16).hex()
+    other.tell("ScheduleJob", job_id=job_id, kind=kind, payload="", policy_envelope=policy.hex())
+    return job_id
+
+
+@pytest.mark.req("LW-02")
+@pytest.mark.parametrize("ending", ["YieldWork", "ExpireWork"])
+def test_a_job_can_be_claimed_again_at_once_however_often_it_came_back(tmp_path: Path, ending: str) -> None:
+    async def test(a: Place) -> None:
+        other = Other(a.address, a.id)
+
+        def act() -> None:
+            admit(a, other)
+            job_id = scheduled(other)
+            for times in range(1, 31):
+                other.tell("ClaimWork", job_id=job_id, claimer=other.node, lease_duration_ms=1)
+                assert (job(a, job_id).state, job(a, job_id).fence) == (State.CLAIMED, times)
+                if ending == "YieldWork":
+                    other.tell("YieldWork", job_id=job_id, claimer=other.node, reason="")
+                else:
+                    other.wait(2)
+                    other.tell("ExpireWork", job_id=job_id, expired_claimer=other.node, reason="")
+                assert (job(a, job_id).state, job(a, job_id).outcome) == (State.PENDING, None)
+            other.tell("ClaimWork", job_id=job_id, claimer=other.node, lease_duration_ms=60_000)
+            other.tell("CompleteJob", job_id=job_id, output_claims=[], output_artifacts=[], telemetry=DONE)
+            assert job(a, job_id).outcome is Outcome.SUCCEEDED
+
+        await asyncio.to_thread(act)
+
+    strictly(tmp_path, test)
+
+
+NO_JOB = "7ZZZZZZZZZZZZZZZZZZZZZZZZZ"
+POLICIES = {
+    "bytes": b"\xff\x00 of another program",
+    "other JSON": b'{"audit": true}',
+    "not_before": b'{"not_before": 9000000000000}',
+    "ttl": b'{"ttl_ms": 1}',
+    "after": b'{"after": ["%s"]}' % NO_JOB.encode(),
+    "tick": b'{"schedule": "nightly", "schedule_op": "%s"}' % NO_JOB.encode(),
+}
+
+
+@pytest.mark.req("LW-03")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_envelope_is_opaque(tmp_path: Path, policy: str) -> None:
+    async def test(a: Place) -> None:
+        other = Other(a.address, a.id)
+
+        def act() -> None:
+            admit(a, other)
+            job_id = scheduled(other, POLICIES[policy])
+            other.wait(100)
+            other.tell("ClaimWork", job_id=job_id, claimer=other.node, lease_duration_ms=60_000)
+            assert (job(a, job_id).state, job(a, job_id).claimer) == (State.CLAIMED, other.node)
+            other.tell("CompleteJob", job_id=job_id, output_claims=[], output_artifacts=[], telemetry=DONE)
+            before = job(a, job_id)
+            assert before.outcome is Outcome.SUCCEEDED
+            assert a.runtime.rebuild().unchanged
+            assert job(a, job_id) == before
+
+        await asyncio.to_thread(act)
+
+    strictly(tmp_path, test)
+
+
+@pytest.mark.req("LW-34")
+def test_good_ops_behind_an_unknown_variant_are_taken(tmp_path: Path) -> None:
+    async def test(a: Place) -> None:
+        other = Other(a.address, a.id)
+
+        def act() -> None:
+            admit(a, other)
+            ids = [secrets.token_bytes(16).hex() for _ in range(3)]
+            for each in ids:
+                other.say("ScheduleJob", job_id=each, kind="test.theirs", payload="", policy_envelope="")
+                other.say_unknown(900, secrets.token_bytes(40))
+            counts = other.send()
+            assert (counts["appended"], counts["rejected"]) == (3, 3)
+            assert [job(a, each).kind for each in ids] == ["test.theirs"] * 3
+
+        await asyncio.to_thread(act)
+        with a.runtime.store.read() as session:
+            assert {each.reason for each in session.refusals(10)} == {Reason.UNKNOWN_VARIANT}
+
+    strictly(tmp_path, test)
+
+
+@pytest.mark.req("LW-34")
+def test_ops_that_cannot_be_found_behind_an_unknown_variant_are_counted(tmp_path: Path) -> None:
+    """A part of the payload looks like the end of the op."""
+
+    async def test(a: Place) -> None:
+        other = Other(a.address, a.id)
+
+        def act() -> None:
+            admit(a, other)
+            other.say_unknown(900, b"")
+            inner = other.unsent.pop()
+            other.say_unknown(900, b"x" * 20 + inner[-150:] + b"\xff" * 30)
+            for _ in range(4):
+                other.say("RouteKind", kind="", route=None)
+            counts = other.send()
+            assert (counts["appended"], counts["duplicated"], counts["rejected"]) == (0, 0, 5)
+
+        await asyncio.to_thread(act)
+
+    strictly(tmp_path, test)
+
+
+FAR_MS = 8_000_000_000_000
+
+
+@pytest.mark.req("LW-22")
+def test_only_what_a_member_has_signed_moves_the_clock(tmp_path: Path) -> None:
+    """Whatever is wrong with an op besides: a later version's payload, no authority, another node's name."""
+
+    async def test(a: Place) -> None:
+        other, stranger = Other(a.address, a.id), Other(a.address, a.id)
+
+        def act() -> None:
+            admit(a, other)
+            for one in (other, stranger):
+                one.wait(FAR_MS)
+            other.say_unknown(900, b"what", is_signed=False)
+            other.say_unknown(1024, b"what", is_signed=False)
+            other.say("RouteKind", kind="", route=None)
+            other.unsent[-1] = other.unsent[-1][:-1] + b"A"
+            stranger.say("RouteKind", kind="", route=None)
+            other.unsent += [*stranger.unsent, other.unsent[-1][:90]]
+            counts = other.send()
+            assert (counts["appended"], counts["rejected"]) == (0, 5)
+            a.submit(1)
+            assert head(a) < FAR_MS
+            other.say_unknown(900, b"what")
+            assert other.send()["rejected"] == 1
+            a.submit(1)
+            assert head(a) > FAR_MS
+
+        await asyncio.to_thread(act)
+
+    strictly(tmp_path, test)
+
+
+@pytest.mark.req("LW-22")
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_what_a_reader_brings_of_others_moves_the_clock_only_if_they_have_signed_it(
+    tmp_path: Path, is_signed: bool
+) -> None:
+    async def test(a: Place) -> None:
+        other, reader = Other(a.address, a.id), Other(a.address, a.id)
+
+        def act() -> None:
+            admit(a, other)
+            admit(a, reader, (Capability("Job", "Read", {}),))
+            other.wait(FAR_MS)
+            other.say_unknown(900, b"what", is_signed)
+            reader.unsent += other.unsent
+            assert reader.send()["rejected"] == 1
+            a.submit(1)
+            assert (head(a) > FAR_MS) == is_signed
+
+        await asyncio.to_thread(act)
 
     strictly(tmp_path, test)

@@ -43,6 +43,12 @@ def coordinator(
         done = nodes.designate(service, node)
     emit(done)
     say(f"{done.name or done.node} is the coordinator")
+    if not done.reads_every_kind:
+        say(
+            f"{done.name or done.node} may not read the jobs of every kind, and cannot decide about those that it does"
+            " not see: their claims wait; designate another node, or invite this one again with job:read",
+            "warn",
+        )
     if not done.previous_hears and done.previous is not None:
         say(
             f"the previous coordinator, {names.get(done.previous, done.previous)}, was not seen lately and cannot"

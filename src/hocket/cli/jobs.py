@@ -12,10 +12,11 @@ from hocket.cli.options import StateOption
 from hocket.cli.output import ago, console, emit, notice, on_terminal
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.cli.tables import lines_drawn
+from hocket.errors import Usage
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
 from hocket.kernel.safe_text import clean
-from hocket.service.jobs import LIMIT_MAX, JobBrief, JobQuery, JobsPage, JobsWatch, OutcomeName, page
+from hocket.service.jobs import LIMIT_MAX, JobBrief, JobQuery, JobsPage, JobsWatch, OutcomeName, RosterQuery, page
 from hocket.work.job_states import JobState
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ def jobs(
         str | None, typer.Option("--kind", metavar="KIND", help="Only this kind; `acme.` for all kinds below acme.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="The most to list.")] = 50,
+    claimable: Annotated[
+        bool, typer.Option("--claimable", help="Only pending jobs that this node may claim now, oldest first.")
+    ] = False,
+    overdue: Annotated[
+        bool, typer.Option("--overdue", help="Only claimed jobs that are past their deadline, oldest first.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Keep showing every change until Ctrl-C.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -49,9 +56,15 @@ def jobs(
     \b
       hocket jobs --state pending --kind acme.
       hocket jobs --state failed --limit 10 --json
+      hocket jobs --claimable --kind acme.render
       hocket jobs --watch
     """
     wanted = JobQuery(None if state is None else JobState(state), outcome, kind, limit)
+    if claimable or overdue:
+        if (claimable and overdue) or state is not None or outcome is not None:
+            raise Usage("give one of --claimable, --overdue, and --state or --outcome")
+        asked = RosterQuery.claimable if claimable else RosterQuery.overdue
+        wanted = JobQuery(kind=kind, limit=limit, roster=asked)
     with open_service() as service:
         if watch:
             _watch(JobsWatch(service, wanted), kind)

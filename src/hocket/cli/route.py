@@ -14,7 +14,10 @@ app = new_app()
 
 @app.command()
 def route(
-    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="The full kind.", show_default=False)] = None,
+    kind: Annotated[
+        str | None,
+        typer.Argument(metavar="KIND", help="The full kind, or a prefix with its dot, like acme.", show_default=False),
+    ] = None,
     node: Annotated[
         str | None, typer.Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")
     ] = None,
@@ -25,8 +28,11 @@ def route(
 ) -> None:
     """Send all jobs of a kind to one node: from now on, claims of other nodes on them do not count. Only the owner may.
 
+    A prefix with its dot routes every kind below it that has no route of its own.
+
     \b
       hocket route acme.render gpu-box
+      hocket route acme. gpu-box
       hocket route acme.render --clear
       hocket route --list
     """

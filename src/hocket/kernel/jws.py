@@ -46,7 +46,8 @@ SIGNATURE_BEGINS = base64url(b'{"alg":"EdDSA","kid":"node-')
 
 
 @lru_cache(maxsize=4096)
-def _detached_prefix(node: int) -> bytes:
+def detached_prefix(node: int) -> bytes:
+    """What every signature field of this node begins with; the signature follows."""
     return base64url(b'{"alg":"EdDSA","kid":"node-%d"}' % node) + b".."
 
 
@@ -54,12 +55,12 @@ def detached(signature: bytes, node: int) -> bytes:
     """The signature field of an op by this node: header and signature, with nothing between the two dots."""
     if len(signature) != SIGNATURE_BYTES:
         raise Malformed(f"a signature has {SIGNATURE_BYTES} bytes, not {len(signature)}")
-    return _detached_prefix(node) + base64url(signature)
+    return detached_prefix(node) + base64url(signature)
 
 
 def open_detached(token: bytes, node: int) -> bytes:
     """The raw signature in a signature field, if it is spelled exactly as this node must spell it."""
-    prefix = _detached_prefix(node)
+    prefix = detached_prefix(node)
     if len(token) != len(prefix) + SIGNATURE_CHARS or not token.startswith(prefix):
         raise Malformed(f"not a detached signature of node {node}")
     return from_base64url(token[len(prefix) :])

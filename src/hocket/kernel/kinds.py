@@ -4,7 +4,7 @@ below it that has none of its own. `authority` decides who may define a kind; th
 submitted or claimed.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 from msgspec.structs import replace
@@ -93,11 +93,16 @@ KINDS = Kinds()
 
 
 def names_of(kind: str) -> Iterator[str]:
-    """The definitions that can hold for jobs of a kind, the first that exists: `a.b.c`, `a.b.`, `a.`"""
+    """The definitions and the routes that can hold for jobs of a kind, the first that exists: `a.b.c`, `a.b.`, `a.`"""
     yield kind
     for end in range(len(kind) - 1, 0, -1):
         if kind[end - 1] == ".":
             yield kind[:end]
+
+
+def routed_to(kind: str, routes: Mapping[str, int]) -> int | None:
+    """The node that a kind is routed to, by the routes of kinds and of prefixes."""
+    return next((routes[name] for name in names_of(kind) if name in routes), None)
 
 
 def of_kind(policy: Policy) -> Policy:

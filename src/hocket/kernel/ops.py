@@ -20,7 +20,7 @@ import msgspec
 from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.coordination_payloads import SendMessage
 from hocket.kernel.ids import digest, make_ulid
-from hocket.kernel.jws import SIGNATURE_BEGINS, SIGNATURE_END_CHARS, detached, open_detached
+from hocket.kernel.jws import SIGNATURE_BEGINS, SIGNATURE_END_CHARS, detached, detached_prefix, open_detached
 from hocket.kernel.keys import SigningKey, verify
 from hocket.kernel.postcard import (
     BYTES,
@@ -345,14 +345,15 @@ def _read_envelope(r: Reader) -> Op:
 
 
 def _read_unknown(r: Reader, start: int, at: int, op_id: bytes, timestamp: Hlc, error: UnknownVariant) -> Unknown:
-    """A payload that this program does not know. Nothing marks its end; but a signature follows it, and if ids are
-    bound, the right signature is the one before which the bytes give the op's id.
+    """A payload that this program does not know. Nothing marks its end; but a signature follows it. If ids are bound,
+    the right signature is the one before which the bytes give the op's id. Else it is the first of the op's author;
+    should that be a part of the payload, it will not verify.
     """
     r.pos = at
     number, begins = _read_u64(r), r.pos
     if number in VARIANTS or number > U32_MAX or timestamp.wall >> 48:
         raise error
-    data, place = r.data, begins
+    data, place, first = r.data, begins, 0
     for _ in range(_SIGNATURES_TRIED):
         place = data.find(SIGNATURE_BEGINS, place + 1, start + MAX_OP_BYTES)
         if place < 0:
@@ -360,10 +361,17 @@ def _read_unknown(r: Reader, start: int, at: int, op_id: bytes, timestamp: Hlc, 
         dots = data.find(b"..", place, place + MAX_SIGNATURE_BYTES)
         head = _signature_head(max(dots - place, 0) + SIGNATURE_END_CHARS)
         ends = place - len(head)
-        if ends >= begins and data[ends:place] == head and _bound_id(timestamp.wall, data[start:ends]) == op_id:
-            r.pos = ends
-            return Unknown(number, data[begins:ends])
-    raise error
+        if ends < begins or data[ends:place] != head:
+            continue
+        if _bound_id(timestamp.wall, data[start:ends]) == op_id:
+            first = ends
+            break
+        if not first and data.startswith(detached_prefix(timestamp.node), place):
+            first = ends
+    if not first:
+        raise error
+    r.pos = first
+    return Unknown(number, data[begins:first])
 
 
 def read_op(r: Reader) -> Op:
@@ -374,19 +382,6 @@ def read_op(r: Reader) -> Op:
         raise Malformed(f"an op has at most {MAX_OP_BYTES} bytes")
     _check(op)
     return op
-
-
-def read_stamp(data: bytes) -> Hlc | None:
-    """The time of an op whose payload cannot be read; None if not even the time can be."""
-    r = Reader(data)
-    try:
-        r.take(16)
-        if _read_u32(r) != SCHEMA_VERSION:
-            return None
-        timestamp = Hlc(_read_u64(r), _read_u32(r), _read_node(r))
-        return timestamp if _read_node(r) == timestamp.node else None
-    except Malformed:
-        return None
 
 
 def decode(data: bytes) -> Op:
@@ -459,7 +454,7 @@ def read_sequence(data: bytes) -> Iterator[tuple[bytes, Op | Malformed]]:
     """Each op of a batch with its own bytes, or the reason why it is not an op.
 
     Postcard puts no length before a payload. An op whose end cannot be found (another schema version, truncated input,
-    an unknown variant if ids are not bound) therefore hides where the next one begins: it is yielded as a Malformed
+    an unknown variant without a signature) therefore hides where the next one begins: it is yielded as a Malformed
     together with all the remaining bytes, of which the first 16 are its id, and reading stops. To get the ops after it,
     the sender of the batch must be asked again from there, in smaller batches. An op that can be read to its end but
     breaks a rule is yielded as a Malformed with its own bytes, and reading continues.

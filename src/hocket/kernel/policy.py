@@ -123,6 +123,16 @@ def readable_policy(envelope: bytes) -> Policy | None:
         return None
 
 
+def job_policy(envelope: bytes, is_strict: bool) -> Policy | None:
+    """The policy of a job with this envelope; None if there can be no such job. To a strict mesh the envelope is
+    opaque: one that is not ours makes a job with the default policy, and no job is a tick of a schedule.
+    """
+    policy = readable_policy(envelope)
+    if not is_strict:
+        return policy
+    return DEFAULT if policy is None else msgspec.structs.replace(policy, schedule=None, schedule_op=None)
+
+
 def dependencies(envelope: bytes) -> tuple[bytes, ...]:
     """The jobs that an envelope says must come first; none if it is unreadable."""
     policy = readable_policy(envelope)

@@ -13,6 +13,9 @@ While a coordinator is in force it is the arbiter of every job that is not `open
 only an offer, and counts when the arbiter accepts it, at the time of the acceptance. So everything that happens to the
 job is one sequence, the arbiter's own, and no late op can change it. An `open` job does not need the arbiter; but once
 the arbiter has accepted its completion, that stands, whatever earlier ops arrive.
+
+In a strict mesh only the rules of Likewise v0.1 count. What is Hocket's own there (the policy, and the rests after
+returns) refuses no claim and ends no job: `ready_at` is then what Hocket's workers keep to of their own accord.
 """
 
 from collections.abc import Callable
@@ -27,7 +30,7 @@ from hocket.kernel.backoff import backoff_ms
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import Op
-from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, RETRIES_MAX, Policy, readable_policy
+from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, RETRIES_MAX, Policy, job_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import (
@@ -95,6 +98,10 @@ class Job(msgspec.Struct, frozen=True):
 class JobContext(FoldContext, Protocol):
     """What else the fold of one job may ask about the rest of the log."""
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether the mesh keeps to Likewise v0.1."""
+
     def tick_refusal(self, op: Op, policy: Policy) -> Reason | None:
         """Why this ScheduleJob, which names a schedule, is not a tick of it, or why its schedule's author had no
         authority.
@@ -142,7 +149,7 @@ class Jobs:
     def apply(self, job: Job | None, op: Op, context: JobContext) -> Verdict:
         if job is None:
             assert type(op.payload) is ScheduleJob
-            return _schedule(op, op.payload)
+            return _schedule(op, op.payload, context.is_strict)
         return _RULES[type(op.payload)](job, op, op.payload, context)
 
     def apply_decided(self, job: Job | None, op: Op, context: JobContext, author: int) -> Verdict:
@@ -181,6 +188,7 @@ class _Decided:
     def __init__(self, context: JobContext, node: int) -> None:
         self.is_claim = context.is_claim
         self.offer_of = context.offer_of
+        self.is_strict = context.is_strict
         self._node = node
 
     def is_overtaken(self, at: Hlc) -> bool:
@@ -206,8 +214,8 @@ class _Decided:
         return _LONG_AGO
 
 
-def _schedule(op: Op, payload: ScheduleJob) -> Verdict:
-    kind, policy = payload.kind, readable_policy(payload.policy_envelope)
+def _schedule(op: Op, payload: ScheduleJob, is_strict: bool) -> Verdict:
+    kind, policy = payload.kind, job_policy(payload.policy_envelope, is_strict)
     if not 0 < len(kind) <= KIND_LENGTH_MAX or not kind.isprintable():
         return Reason.BAD_KIND
     if policy is None:
@@ -220,7 +228,7 @@ def _schedule(op: Op, payload: ScheduleJob) -> Verdict:
         policy=policy,
         last=op.timestamp,
         ready_at=policy.not_before or 0,
-        begin_by=_begin_by(op, policy),
+        begin_by=None if is_strict else _begin_by(op, policy),
     )
 
 
@@ -233,7 +241,7 @@ def _schedule_refusal(op: Op, payload: ScheduleJob, context: JobContext, citing:
     author, whichever node writes it, so its schedule must be here before it can be judged. But an op of a forked author
     is void before all else, since not every node has it.
     """
-    policy = readable_policy(payload.policy_envelope)
+    policy = job_policy(payload.policy_envelope, context.is_strict)
     refused = context.refusal(op, payload.kind)
     if policy is None or policy.schedule_op is None or refused is Reason.FORKED:
         return refused or citing()
@@ -258,15 +266,8 @@ def _claim(job: Job, op: Op, payload: ClaimWork, context: JobContext) -> Verdict
     refused = _stale(job, op, context) or _routed_elsewhere(job, op, context)
     if refused is not None:
         return refused
-    if wall < job.ready_at:
-        return Reason.TOO_EARLY
-    if job.begin_by is not None and wall > job.begin_by:
-        return Reason.TTL_PASSED
-    if job.policy.after:
-        for dependency in job.policy.dependencies():
-            succeeded = context.succeeded(dependency)
-            if succeeded is None or succeeded > op.timestamp:
-                return Reason.AFTER_UNMET
+    if not context.is_strict and (refused := _against_policy(job, op, context)) is not None:
+        return refused
     return replace(
         job,
         state=State.CLAIMED,
@@ -277,6 +278,19 @@ def _claim(job: Job, op: Op, payload: ClaimWork, context: JobContext) -> Verdict
         last=op.timestamp,
         begin_by=None,
     )
+
+
+def _against_policy(job: Job, op: Op, context: JobContext) -> Reason | None:
+    """Why the job may not be claimed yet, or no longer."""
+    if op.timestamp.wall < job.ready_at:
+        return Reason.TOO_EARLY
+    if job.begin_by is not None and op.timestamp.wall > job.begin_by:
+        return Reason.TTL_PASSED
+    for dependency in job.policy.dependencies() if job.policy.after else ():
+        succeeded = context.succeeded(dependency)
+        if succeeded is None or succeeded > op.timestamp:
+            return Reason.AFTER_UNMET
+    return None
 
 
 def _renew(job: Job, op: Op, payload: ClaimWork, context: JobContext) -> Verdict:
@@ -342,7 +356,7 @@ def _complete(job: Job, op: Op, payload: CompleteJob, context: JobContext) -> Ve
 
 def _yield(job: Job, op: Op, payload: YieldWork, context: JobContext) -> Verdict:
     refused = _held(job, op, payload.claimer, context)
-    return refused if refused is not None else _returned(job, op)
+    return refused if refused is not None else _returned(job, op, context)
 
 
 def _expire(job: Job, op: Op, payload: ExpireWork, context: JobContext) -> Verdict:
@@ -355,12 +369,12 @@ def _expire(job: Job, op: Op, payload: ExpireWork, context: JobContext) -> Verdi
     assert job.deadline is not None
     if op.timestamp.wall <= job.deadline:
         return Reason.LEASE_RUNNING
-    return _returned(job, op)
+    return _returned(job, op, context)
 
 
-def _returned(job: Job, op: Op) -> Job:
+def _returned(job: Job, op: Op, context: JobContext) -> Job:
     returns = job.returns + 1
-    if returns >= RETURNS_MAX:
+    if returns >= RETURNS_MAX and not context.is_strict:
         return _failed(replace(job, returns=returns), op)
     rest = 0
     if returns > RETURNS_FREE:

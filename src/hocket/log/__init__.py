@@ -21,7 +21,7 @@ from hocket.kernel.authority import Authority
 from hocket.kernel.clock import U32_MAX, Hlc, pack
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import NO_ID, Op, decode, link_to, plain_schedule
+from hocket.kernel.ops import NO_ID, Op, decode, link_to, plain_schedule, verify_op
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
@@ -440,13 +440,23 @@ class Log:
 
         return finish
 
-    def hear(self, stamps: Iterable[Hlc]) -> None:
-        """In a mesh that keeps to Likewise v0.1: moves the clock past the times of ops that are refused unread.
-        Elsewhere they move it no further than the machine's own clock, which the next op is not behind anyway.
+    def hear(self, ops: Iterable[tuple[bytes, Op]]) -> None:
+        """In a mesh that keeps to Likewise v0.1: moves the clock past the times of ops that are refused without a look
+        at them, as far as members have signed them. Elsewhere such ops move it no further than the machine's own clock,
+        which the next op is not behind anyway.
         """
-        latest = max((stamp for stamp in stamps if stamp.wall <= WALL_MAX), default=None)
-        if latest is not None and self.rules.is_strict:
-            self.run(lambda tx: tx.hear(latest))
+        if not self.rules.is_strict:
+            return
+        with self.store.read() as session:
+            ahead = session.head().wall
+            keys = {int.from_bytes(node, "big"): public for node, (public, _) in session.nodes().items()}
+        # Only ops that would move the clock are worth a look at their signatures.
+        later = [(raw, op) for raw, op in ops if ahead <= op.timestamp.wall <= WALL_MAX]
+        signed = [
+            op.timestamp for raw, op in later if (key := keys.get(op.node_id)) is not None and verify_op(raw, op, key)
+        ]
+        if signed:
+            self.run(lambda tx: tx.hear(max(signed)))
 
     def release(self, decide: Decide | None = None) -> Admission | None:
         """Admits the held ops whose time has come; returns None if there are none. `decide` is as in `admit`."""

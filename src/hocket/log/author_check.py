@@ -36,6 +36,9 @@ CURABLE = frozenset(
     (Reason.UNKNOWN_NODE, Reason.UNRESOLVED, Reason.HELD_FULL, Reason.UNLINKED, Reason.QUOTA, Reason.IDLE)
 )
 
+# Reasons that are found only after the signature of a member was.
+SIGNED = frozenset((Reason.UNKNOWN_VARIANT, Reason.UNBOUND, Reason.TOO_LARGE))
+
 Received = tuple[bytes, Op]
 
 
@@ -110,16 +113,20 @@ class AuthorCheck:
         return refused
 
     def _check(self, raw: bytes, op: Op) -> Reason | None:
-        if self._is_strict and discriminant(op.payload) >= EXTENSION_BASE:
-            return Reason.UNKNOWN_VARIANT  # like every other v0.1 node
-        if isinstance(op.payload, Unknown) and not self._is_bound:
-            return Reason.UNKNOWN_VARIANT
         if not self._introduced[op.node_id]:
             return Reason.UNKNOWN_NODE
         key = self._keys.get(op.node_id)
         if isinstance(op.payload, Sanitised) or op.signature is None:
             return self._unsigned(op, key)
-        return self._verified(raw, op, key)
+        return self._verified(raw, op, key) or self._unknown(op)
+
+    def _unknown(self, op: Op) -> Reason | None:
+        """Ops of variants that this mesh does not have are refused: those that this node does not know, and in a strict
+        mesh Hocket's own, as every other v0.1 node does.
+        """
+        is_foreign = isinstance(op.payload, Unknown) and not self._is_bound
+        is_extension = self._is_strict and discriminant(op.payload) >= EXTENSION_BASE
+        return Reason.UNKNOWN_VARIANT if is_foreign or is_extension else None
 
     def _verified(self, raw: bytes, op: Op, key: bytes | None) -> Reason | None:
         return op_fault(self._user, raw, op, key, self._is_bound)
@@ -127,7 +134,7 @@ class AuthorCheck:
     def _unsigned(self, op: Op, key: bytes | None) -> Reason | None:
         """A node takes in an op without a signature only if it may read no more of the op than is left."""
         payload = op.payload
-        if op.signature is not None or not isinstance(payload, Sanitised):
+        if op.signature is not None or not isinstance(payload, Sanitised) or self._is_strict:
             return Reason.BAD_SIGNATURE
         if op.timestamp.wall > WALL_MAX:
             return Reason.BEYOND_TIME

@@ -39,8 +39,9 @@ class Citations:
         artifact: Callable[[bytes], Artifact | None],
         arbiter: Callable[[Hlc], int | None],
         settle: Callable[[], bool],
+        is_strict: bool,
     ) -> None:
-        self._arbiter = arbiter
+        self._arbiter, self._is_strict = arbiter, is_strict
         self._session = session
         self._fresh = fresh
         self._entry, self._artifact = entry, artifact
@@ -95,7 +96,8 @@ class Citations:
     ) -> Iterator[tuple[Hlc, int] | None]:
         """When each cited op was written and whether it counts; None for one that is not here. A ScheduleJob also cites
         the schedules of the jobs that it comes after: so no job can come after one that is scheduled later, and there
-        are no cycles. An acceptance only needs its offer to be here: the acceptance decides what the offer is worth.
+        are no cycles. (To a strict mesh an envelope names nothing.) An acceptance only needs its offer to be here: the
+        acceptance decides what the offer is worth.
         """
         payload = op.payload
         subject = subject_of(payload)
@@ -107,7 +109,7 @@ class Citations:
                     if self._is_accepted(dep, op):
                         standing = standing[0], _COUNTS
                 yield standing or self._artifact_standing(dep, op)
-        if type(payload) is ScheduleJob and payload.policy_envelope:
+        if type(payload) is ScheduleJob and payload.policy_envelope and not self._is_strict:
             for earlier in dependencies(payload.policy_envelope):
                 yield self._schedule_standing(earlier, op)
         elif type(payload) in ACCEPTANCES:

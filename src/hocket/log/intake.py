@@ -1,7 +1,8 @@
 """Takes in ops from elsewhere inside one transaction. Each op is appended, a duplicate, refused, or held until its time
-has come. An appended op moves this node's clock. A refused one moves it no further than the machine's own clock, and an
-op that would not count is held until the machine's clock has reached its time: the deadlines of leases and locks are
-set by this node's clock, and an op without effect must not push them away.
+has come. An appended op moves this node's clock, and so does one that a member has signed and that is refused; but
+where there are extensions, a refused one moves it no further than the machine's own clock, and an op that would not
+count is held until the machine's clock has reached its time: the deadlines of leases and locks are set by this node's
+clock, and an op without effect must not push them away. Bytes that no member has signed never move it.
 """
 
 from collections.abc import Sequence
@@ -11,13 +12,13 @@ from msgspec.structs import replace
 
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.forks import is_fork
-from hocket.kernel.ops import NO_ID, Op, decode, link_to, read_stamp
+from hocket.kernel.ops import NO_ID, Op, decode, link_to
 from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
 from hocket.kernel.schedules import is_tick
 from hocket.kernel.subjects import ACCEPTANCES
 from hocket.kernel.vocabulary import DelegateUcan, ReportFork, Sanitised, number_of
-from hocket.log.author_check import CURABLE
+from hocket.log.author_check import CURABLE, SIGNED
 from hocket.log.limits import Limits
 from hocket.log.naming import long_key
 from hocket.log.outbox import SHARED
@@ -105,9 +106,6 @@ class Intake:
         self._curable: dict[int, Hlc] = {}
 
     def unreadable(self, raw: bytes, error: Malformed) -> None:
-        stamp = read_stamp(raw)
-        if stamp is not None:
-            self._hear_refused(stamp)
         reason = Reason.UNKNOWN_VARIANT if isinstance(error, UnknownVariant) else Reason.MALFORMED
         self._refuse(raw[:16].ljust(16, b"\0"), 0, reason)
 
@@ -126,7 +124,8 @@ class Intake:
         if known is not None and _is_same(known, raw, op):
             self._duplicated += 1
         elif reason is not None:
-            self._refuse(op.id, op.node_id, reason, op.timestamp)
+            is_signed = reason in SIGNED and op.signature is not None
+            self._refuse(op.id, op.node_id, reason, op.timestamp, is_signed)
         elif known is not None:
             self._contradict(known, raw, op)
         elif (limited := self._limits.refusal(op, len(raw))) is not None:
@@ -310,10 +309,10 @@ class Intake:
         self._tx.refuse(op.id, op.node_id, Reason.LATE)
         self._tx.session.hold_late(LateOp(op.id, author, pack(op.timestamp), self._tx.physical, raw))
 
-    def _refuse(self, op_id: bytes, author: int, reason: Reason, at: Hlc | None = None) -> None:
+    def _refuse(self, op_id: bytes, author: int, reason: Reason, at: Hlc | None = None, is_signed: bool = True) -> None:
         self._tx.refuse(op_id, author, reason)
         self._refused[reason] = self._refused.get(reason, 0) + 1
-        if at is not None and reason is not Reason.BAD_SIGNATURE:
+        if at is not None and is_signed:
             self._hear_refused(at)
         if at is not None and reason in CURABLE:
             self._curable[author] = min(self._curable.get(author, at), at)

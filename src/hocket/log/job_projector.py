@@ -58,6 +58,10 @@ class JobProjector:
 
     # What the rules ask.
 
+    @property
+    def is_strict(self) -> bool:
+        return self._engine.is_strict
+
     def tick_refusal(self, op: Op, policy: Policy) -> Reason | None:
         set_by = policy.set_by()
         schedule, _ = (None, _COUNTS) if set_by is None else self._engine.known(set_by)

@@ -66,7 +66,8 @@ class Projection:
         self._again: OrderedDict[Subject, bool] = OrderedDict()
         self._doubted: OrderedDict[bytes, None] = OrderedDict()
         self._defaults: dict[str, Policy] = {}
-        self._naming = Naming(session, self._fresh, permissions_reader.rules.is_strict)
+        self.is_strict = permissions_reader.rules.is_strict
+        self._naming = Naming(session, self._fresh, self.is_strict)
         artifacts = ArtifactRegister(session, self, permissions_reader.rules.bounds is not None)
         self._artifacts, self._grants, self._schedules = (
             artifacts,
@@ -75,7 +76,9 @@ class Projection:
         )
         routes = RouteRegister(session, self)
         self.jobs = JobProjector(session, self, routes, settle)
-        self.citations = Citations(session, self._fresh, self.jobs.entry, artifacts.artifact, self.arbiter, settle)
+        self.citations = Citations(
+            session, self._fresh, self.jobs.entry, artifacts.artifact, self.arbiter, settle, self.is_strict
+        )
         self.projectors: dict[str, Projector[Any]] = {JOB: self.jobs}
         stored = {name: SubjectProjector(session, self, name, family) for name, family in FAMILIES.items()}
         self.locks = stored[LOCK] = LockProjector(session, self)

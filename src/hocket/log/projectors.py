@@ -67,6 +67,7 @@ class Engine(FoldContext, Protocol):
     now: int
     physical: int
     citations: Citations
+    is_strict: bool
 
     @property
     def permissions(self) -> Permissions: ...

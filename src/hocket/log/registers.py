@@ -3,6 +3,7 @@ coordinator, and where kinds are routed. The engine decides whether an op counts
 """
 
 from hocket.kernel.clock import Hlc, pack, unpack
+from hocket.kernel.kinds import names_of
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import JOB, Subject
@@ -119,20 +120,26 @@ class RouteRegister:
     def __init__(self, session: Session, engine: Engine) -> None:
         self._session, self._engine = session, engine
         # Read once, on first use: most logs have no routes.
-        self._any: bool | None = None
+        self._names: set[str] | None = None
 
     def route(self, kind: str, at: Hlc) -> int | None:
-        """The node that the kind is routed to at that time, if any."""
-        if self._any is None:
-            self._any = self._session.has_routes()
-        if not self._any:
+        """The node that the kind is routed to at that time, if any. Its own route goes before that of a prefix, and a
+        longer prefix before a shorter one.
+        """
+        if self._names is None:
+            session = self._session
+            self._names = {name for name, _, _ in session.routes()} if session.has_routes() else set()
+        if not self._names:
             return None
-        node = self._session.route(kind, pack(at))
-        return None if node is None else int.from_bytes(node, "big")
+        for name in names_of(kind):
+            if name in self._names and (node := self._session.route(name, pack(at))) is not None:
+                return int.from_bytes(node, "big")
+        return None
 
     def enter(self, op: Op) -> None:
         assert isinstance(op.payload, RouteKind)
-        self._any = True
+        if self._names is not None:
+            self._names.add(op.payload.kind)
         node = None if op.payload.route is None else op.payload.route.to_bytes(8, "big")
         if (check := self._session.row_check) is not None:
             check.enter_route(op.payload.kind, pack(op.timestamp), node)
@@ -148,5 +155,5 @@ class RouteRegister:
         """A route that arrives late changes who could claim since then."""
         assert isinstance(op.payload, RouteKind)
         self._engine.flush()
-        for job_id in self._session.jobs_of_kind_since(op.payload.kind, pack(op.timestamp)):
+        for job_id in self._session.jobs_of_kinds_since(op.payload.kind, pack(op.timestamp)):
             self._engine.ask_again(Subject(JOB, job_id))

@@ -17,7 +17,7 @@ from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.kinds import KINDS
 from hocket.kernel.ops import Op, decode, is_signed_by, link_to, plain_schedule_link
-from hocket.kernel.policy import DEFAULT, Policy, readable_policy
+from hocket.kernel.policy import DEFAULT, Policy, job_policy
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
@@ -284,7 +284,7 @@ class StoreCheck:
             if isinstance(verdict, str):
                 table, fault = "ops", verdict
             else:
-                table, fault = "jobs", _schedule_fault(job, verdict)
+                table, fault = "jobs", self._schedule_fault(job, verdict)
                 fault = fault or self._unauthorised(session, job, verdict, permissions)
             if fault is None:
                 _remember(self._jobs, job.id, _GoodJob(*_scheduled(job), _digest(body), permissions))
@@ -332,6 +332,13 @@ class StoreCheck:
         (verdict,) = self._judged(session, [(key, body)])
         return verdict if isinstance(verdict, str) else decode(body)
 
+    def _schedule_fault(self, job: Job, op: Op) -> str | None:
+        payload = op.payload.payload if isinstance(op.payload, Sanitised) else op.payload
+        if not isinstance(payload, ScheduleJob) or payload.job_id != job.id:
+            return "its ScheduleJob op schedules no such job"
+        says = payload.kind, op.timestamp, job_policy(payload.policy_envelope, self._reader().rules.is_strict)
+        return None if says == (job.kind, job.scheduled, job.policy) else "its row differs from its ScheduleJob op"
+
     def _is_good_job(self, job: Job, body: bytes, permissions: Permissions) -> bool:
         known = self._jobs.get(job.id)
         return known is not None and known == (*_scheduled(job), _digest(body), permissions)
@@ -363,7 +370,8 @@ class StoreCheck:
             row = rows.get(job.schedule_op)
             fault = None
             if not self._is_known_job(job):
-                fault = "its ScheduleJob op is not there" if row is None else _schedule_fault(job, decode(row.body))
+                op = None if row is None else decode(row.body)
+                fault = "its ScheduleJob op is not there" if op is None else self._schedule_fault(job, op)
                 if fault is None:
                     _remember(self._jobs, job.id, _GoodJob(*_scheduled(job)))
             fault = fault or self._claim_fault(session, job, rows)
@@ -488,15 +496,6 @@ class SessionCheck:
 
 def _scheduled(job: Job) -> tuple[bytes, str, Hlc, Policy]:
     return job.schedule_op, job.kind, job.scheduled, job.policy
-
-
-def _schedule_fault(job: Job, op: Op) -> str | None:
-    payload = op.payload.payload if isinstance(op.payload, Sanitised) else op.payload
-    if not isinstance(payload, ScheduleJob) or payload.job_id != job.id:
-        return "its ScheduleJob op schedules no such job"
-    policy = readable_policy(payload.policy_envelope)
-    says = payload.kind, op.timestamp, policy
-    return None if says == (job.kind, job.scheduled, job.policy) else "its row differs from its ScheduleJob op"
 
 
 def _ops_at(session: Session, hlc: bytes) -> list[Op]:

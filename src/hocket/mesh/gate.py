@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hocket.bus.changes import OUTPUT, about
 from hocket.events import CallerRefused, Emit, NodeForked, OpRefused, OpsCollided, ignore
 from hocket.kernel.authority import Standing
-from hocket.kernel.bearer import Bearer, Nonces, check_bearer, make_bearer, read_bearer
+from hocket.kernel.bearer import Bearer, check_bearer, make_bearer, read_bearer
 from hocket.kernel.frontier import Frontier
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey
@@ -40,6 +40,7 @@ from hocket.mesh.quotas import BatchWork, Quotas
 from hocket.mesh.rate_limit import Buckets
 from hocket.mesh.recovery import recover
 from hocket.mesh.turns import Turns
+from hocket.mesh.used_tokens import UsedTokens
 from hocket.mesh.window_tokens import WINDOW_HELP, WindowTokens, is_of_window
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.work.accepting import accept
@@ -107,6 +108,7 @@ class Gate:
         quotas: Quotas | None = None,
         relay: MessageRelay | None = None,
         window_tokens: WindowTokens | None = None,
+        used_tokens: UsedTokens | None = None,
         is_contested: bool = False,
     ) -> None:
         self._output, self._window_tokens = output, window_tokens
@@ -131,7 +133,7 @@ class Gate:
             ("POST", wire.BUS): self._post_messages,
             **(routes or {}),
         }
-        self._nonces = Nonces()
+        self._used_tokens = used_tokens or UsedTokens()
         self._began_s = environment.physical_ms() // 1000
         self._callers = Buckets(RATE_PER_S, BURST, environment.monotonic)
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, environment.monotonic)
@@ -157,6 +159,7 @@ class Gate:
     async def close(self) -> None:
         """Closes the streams."""
         await self._hint_streams.close()
+        self._used_tokens.close()
         if self._relay is not None:
             self._relay.close()
 
@@ -246,7 +249,7 @@ class Gate:
         caller = await self._access.call(lambda: self._recognise(token.strip(), bearer))
         if not is_of_window(self._window_tokens, request, token.strip(), self._environment.physical_ms()):
             raise self._unknown("no token of this window", caller.node, WINDOW_HELP)
-        if not self._nonces.use(bearer.node, bearer.nonce, bearer.expires, self._environment.physical_ms() // 1000):
+        if not self._used_tokens.use(bearer, self._environment.physical_ms() // 1000):
             raise self._unknown("a token that was used before", caller.node)
         if caller.standing is not Standing.ACTIVE:
             raise RequestRefused(403, f"its delegation is {caller.standing.value}", caller.node)
@@ -484,7 +487,7 @@ class Gate:
         if admission.is_stopped and meter is not None:
             pushed.stop(admission)
         if pushed.left or pushed.cut:
-            log.hear(op.timestamp for op in pushed.left + pushed.cut)
+            log.hear(pushed.left + pushed.cut)
         if pushed.left:
             reason = "ops of other authors from a restricted reader, or of too many authors"
             self.refusals[reason] += len(pushed.left)
@@ -495,9 +498,8 @@ class Gate:
             self.refusals["ops beyond a quota"] += over_quota
         if admission.collided:
             self._emit(OpsCollided(node_text(caller.node), admission.collided))
-        rejected = (
-            admission.rejected + unauthorised + len(pushed.left) + (0 if meter is None else meter.cut + meter.stopped)
-        )
+        unseen = pushed.unread + (0 if meter is None else meter.cut + meter.stopped)
+        rejected = admission.rejected + unauthorised + len(pushed.left) + unseen
         for author in admission.forked:
             self._emit(NodeForked(node_text(author)))
         unlinked = admission.refused.get(Reason.UNLINKED, 0)

@@ -28,16 +28,18 @@ def is_own(op: Op | Malformed, sender: int) -> bool:
 
 
 class Pushed:
-    """A batch that a node has pushed. Ops are decoded while earlier ones are verified. `left` counts ops that the node
-    may not push, `cut` those beyond its quota, as far as they were read.
+    """A batch that a node has pushed. Ops are decoded while earlier ones are verified. `left` are ops that the node may
+    not push, `cut` those beyond its quota, as far as they were read. `unread` counts ops whose beginnings cannot be
+    found, because they follow one that cannot be read.
     """
 
     def __init__(
         self, body: bytes, sender: PeerReader, authors: Collection[int] | None, meter: QuotaMeter | None, own: int
     ) -> None:
         self._body, self._sender, self._authors, self._meter, self._own = body, sender, authors, meter, own
-        self.left: list[Op] = []
-        self.cut: list[Op] = []
+        self.left: list[tuple[bytes, Op]] = []
+        self.cut: list[tuple[bytes, Op]] = []
+        self.unread = 0
 
     def __iter__(self) -> Iterator[Received]:
         sender, meter = self._sender, self._meter
@@ -45,16 +47,24 @@ class Pushed:
         for raw, op in read_sequence(self._body):
             count, size = count + 1, size + len(raw)
             if isinstance(op, Op) and not is_brought(op, sender, self._authors, self._own):
-                self.left.append(op)
+                self.left.append((raw, op))
             elif meter is None or not is_own(op, sender.node) or meter.admits(len(raw)):
                 yield raw, op
             else:
-                self.cut += [op] if isinstance(op, Op) else []
+                self.cut += [(raw, op)] if isinstance(op, Op) else []
                 if not sender.reads_everything:
                     # No op after this one would be admitted.
-                    said = postcard.Reader(self._body).varint() if isinstance(op, Op) else count
-                    meter.leave(min(max(0, said - count), len(self._body)), max(0, len(self._body) - size))
+                    said = self._said() if isinstance(op, Op) else count
+                    meter.leave(max(0, said - count), max(0, len(self._body) - size))
                     return
+        self.unread = max(0, self._said() - count)
+
+    def _said(self) -> int:
+        """How many ops the batch says that it has; an op has more than a byte."""
+        try:
+            return min(postcard.Reader(self._body).varint(), len(self._body))
+        except Malformed:
+            return 0
 
     def stop(self, admission: Admission) -> None:
         """Counts what was not looked at, because the sender must wait for its share of the store's time, or for other
@@ -62,5 +72,4 @@ class Pushed:
         """
         assert self._meter is not None
         done = admission.appended + admission.duplicated + admission.rejected + admission.held
-        said = min(postcard.Reader(self._body).varint(), len(self._body))
-        self._meter.stopped = max(1, said - done - len(self.left) - self._meter.cut)
+        self._meter.stopped = max(1, self._said() - self.unread - done - len(self.left) - self._meter.cut)

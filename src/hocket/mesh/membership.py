@@ -14,6 +14,7 @@ from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.entitlement import quota_of
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey, did_key
+from hocket.kernel.kinds import routed_to
 from hocket.kernel.quota import NO_QUOTA, Quota
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import KIND_LENGTH_MAX
@@ -26,6 +27,7 @@ from hocket.log.output_quota import stored_totals
 from hocket.log.permissions import Permissions
 from hocket.mesh.names import HERE, ID_DIGITS_MIN, likeness, names
 from hocket.store import OpSession, OverQuota, RegisterSession, Session, WrittenTotals
+from hocket.work.members import routes_in_force
 
 # A coordinator that was met within this time will soon learn that it was replaced.
 RECENT_MS = 60_000
@@ -166,8 +168,7 @@ def may(log: Log, session: Session, node: int, resource: str, action: str, kind:
 
 
 def route_of(session: RegisterSession, kind: str) -> int | None:
-    found = {known: node for known, _, node in session.routes()}.get(kind)
-    return None if found is None else int.from_bytes(found, "big")
+    return routed_to(kind, routes_in_force(session))
 
 
 def is_owner(log: Log) -> bool:
@@ -336,7 +337,9 @@ def _below(permissions: Permissions, cids: Iterable[bytes]) -> set[int]:
 
 
 def route(log: Log, kind: str, node: int | None) -> None:
-    """Sends all jobs of a kind to one node; None removes the route."""
+    """Sends all jobs of a kind, or of the kinds below a prefix that ends with a dot, to one node; None removes the
+    route.
+    """
     if not 0 < len(kind) <= KIND_LENGTH_MAX or not kind.isprintable():
         raise Usage(f"a kind has 1 to {KIND_LENGTH_MAX} printable characters")
     log.run(lambda tx: _author(tx, RouteKind(kind, node), "only the owner's node may route a kind"))
@@ -367,6 +370,12 @@ def designate(log: Log, node: int) -> Designation:
 
 def coordinator(log: Log, session: Session) -> int | None:
     return _permissions(log, session).coordinator(_now(log, session))
+
+
+def reads_every_kind(log: Log, session: Session, node: int) -> bool:
+    """Whether a node sees the jobs of all kinds. A coordinator that does not cannot decide about the others."""
+    # No prefix of a kind but the empty one admits this.
+    return _permissions(log, session).authority.may(node, "Job", "Read", "", _now(log, session).wall) is not None
 
 
 def reissue(log: Log, user: SigningKey, public: bytes, name: str | None) -> Delegation:

@@ -381,6 +381,7 @@ class PeerExchange:
         def work() -> _Taken:
             found = 0
             left: dict[int, Hlc] = {}
+            unheard: list[tuple[bytes, Op]] = []
             stamps: dict[bytes, Hlc] = {}
             last: Op | Malformed | None = None
 
@@ -406,13 +407,14 @@ class PeerExchange:
                     elif isinstance(last, Op):
                         # The sender's delegation may begin in a moment; then the op is admitted.
                         left.setdefault(last.node_id, last.timestamp)
+                        unheard.append((item[0], last))
 
             costs = BatchWork(self._quotas, log, None)
             admission = log.admit(received(), decide=accept, sender=sender or 0, costs=costs)
             retry_s = 0.0 if meter is None else max(meter.finish(admission), meter.spent_s)
             self._quotas.note(log, sender or 0, meter, admission)
-            if left:
-                log.hear(stamp for stamp in stamps.values() if stamp.node in left)
+            if unheard:
+                log.hear(unheard)
             is_cut = isinstance(last, Malformed) and found < Reader(body).varint()
             with log.store.read() as session:
                 reached = own_frontier(session)

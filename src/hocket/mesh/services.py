@@ -19,6 +19,7 @@ from hocket.mesh.quotas import Quotas
 from hocket.mesh.rate_limit import Buckets
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.sync_lock import SyncLock
+from hocket.mesh.used_tokens import UsedTokens
 from hocket.mesh.window_tokens import WindowTokens
 from hocket.mesh.wire import Reply, Request, look, note
 from hocket.work.blobs import Blobs
@@ -114,6 +115,7 @@ class MeshServices:
             quotas=self._quotas,
             relay=self.relay,
             window_tokens=self._window_tokens,
+            used_tokens=UsedTokens(self._processes),
         )
 
     async def _join(self, request: Request) -> Reply:

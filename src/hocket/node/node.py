@@ -71,6 +71,7 @@ from hocket.work.handlers import Handlers, JobType, named_kind
 from hocket.work.jobs import Draft, Offer, Result, Submitted
 from hocket.work.output_capture import catching
 from hocket.work.pending_decisions import Decision
+from hocket.work.roster_queries import RosterAsk, claimable, overdue
 from hocket.work.run_outputs import RunServices
 from hocket.work.serving import serving
 from hocket.work.tracing import tracer
@@ -168,6 +169,18 @@ class Node(LocalNode):
     def job(self, job_id: str) -> Handle:
         """A handle on an existing job, by its full id."""
         return Handle(self, id_of(job_id), created=False)
+
+    async def claimable(self, kind: str | None = None, *, limit: int = 50) -> list[Handle]:
+        """The pending jobs of a kind (`acme.` for all kinds below acme) that this node may claim now, the oldest
+        first.
+        """
+        found = await self.call(lambda: _asked(self.runtime, claimable, kind, limit))
+        return [Handle(self, each, created=False) for each in found]
+
+    async def overdue(self, kind: str | None = None, *, limit: int = 50) -> list[Handle]:
+        """The claimed jobs of a kind that are past their deadline, the oldest first."""
+        found = await self.call(lambda: _asked(self.runtime, overdue, kind, limit))
+        return [Handle(self, each, created=False) for each in found]
 
     async def cancel_many(self, **which: Unpack[Which]) -> Changed:
         """Cancels every job of a `kind` (`acme.` means all kinds below it), in a `state` (`waiting` or `running`; both
@@ -417,6 +430,16 @@ class SyncNode:
         """A handle on an existing job, by its full id."""
         return SyncHandle(self, id_of(job_id), created=False)
 
+    def claimable(self, kind: str | None = None, *, limit: int = 50) -> list[SyncHandle]:
+        """The jobs that this node may claim now, as `Node.claimable` gives them."""
+        found = self.call(lambda: _asked(self.runtime, claimable, kind, limit))
+        return [SyncHandle(self, each, created=False) for each in found]
+
+    def overdue(self, kind: str | None = None, *, limit: int = 50) -> list[SyncHandle]:
+        """The claimed jobs that are past their deadline, as `Node.overdue` gives them."""
+        found = self.call(lambda: _asked(self.runtime, overdue, kind, limit))
+        return [SyncHandle(self, each, created=False) for each in found]
+
     def cancel_many(self, **which: Unpack[Which]) -> Changed:
         """Cancels every job that matches, as `Node.cancel_many` does."""
         return self._change(lambda node: node.cancel_many(**which))
@@ -560,6 +583,11 @@ class SyncNode:
                 if left <= 0:
                     raise TimeoutError
                 changes.wait(left)
+
+
+def _asked(runtime: Runtime, ask: RosterAsk, kind: str | None, limit: int) -> list[bytes]:
+    with runtime.read() as session:
+        return [entry.job.id for entry in ask(runtime.log, session, kind, limit)]
 
 
 async def _next(source: AsyncGenerator[Part, None]) -> Part | None:

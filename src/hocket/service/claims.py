@@ -2,7 +2,7 @@
 and the claims that are on the log.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from hocket.kernel.clock import unpack
 from hocket.kernel.ids import node_text, ulid_text
@@ -76,7 +76,7 @@ def explain(service: Service, job: str) -> ClaimsExplained:
         found = entry.job
         names = service.names(session)
         ops = [(row, decode(row.body)) for row in session.ops_about(Subject(JOB, found.id))]
-        ready_ms = _ready_ms(session, found, ops)
+        ready_ms, now_ms = _ready_ms(session, found, ops), session.head().wall
         epoch, digest, key, ranked = None, None, None, []
         if is_ranked(found):
             members = Members(service.runtime.liveness(), log)
@@ -108,7 +108,7 @@ def explain(service: Service, job: str) -> ClaimsExplained:
         epoch,
         digest,
         ranked,
-        list(_tried(ops, names, ready_ms)),
+        list(_tried(ops, names, ready_ms, view.refused_claims(ops, found, now_ms))),
     )
 
 
@@ -123,7 +123,9 @@ def _ready_ms(session: Session, job: Job, ops: Iterable[tuple[OpRow, Op]]) -> in
     return max(max(ready, default=job.scheduled).wall, not_before, *(each.wall for each in done))
 
 
-def _tried(ops: Iterable[tuple[OpRow, Op]], names: dict[str, str], ready_ms: int) -> Iterable[ClaimTried]:
+def _tried(
+    ops: Iterable[tuple[OpRow, Op]], names: dict[str, str], ready_ms: int, refused: Collection[bytes]
+) -> Iterable[ClaimTried]:
     accepted = {op.payload.offer for row, op in ops if row.reason == 0 and isinstance(op.payload, AcceptWork)}
     held: set[int] = set()
     for row, op in sorted(ops, key=lambda each: unpack(each[0].hlc)):
@@ -133,6 +135,8 @@ def _tried(ops: Iterable[tuple[OpRow, Op]], names: dict[str, str], ready_ms: int
             result = "renewed" if op.node_id in held else "counts"
         elif op.id in accepted:
             result = "renewed" if op.node_id in held else "accepted by the coordinator"
+        elif op.id in refused:
+            result = Reason.NOT_ACCEPTED.sentence
         else:
             result = "offered" if row.reason == Reason.OFFERED else BY_NUMBER[row.reason].sentence
         if result != "renewed":

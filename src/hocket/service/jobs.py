@@ -40,14 +40,24 @@ class OutcomeName(StrEnum):
     cancelled = "cancelled"
 
 
+class RosterQuery(StrEnum):
+    """What a worker asks the roster: the jobs that this node may claim now, or those whose lease is over."""
+
+    claimable = "claimable"
+    overdue = "overdue"
+
+
 class JobQuery(msgspec.Struct, frozen=True):
-    """Which jobs to list: at most `limit`, newest first, all older than the job `before`."""
+    """Which jobs to list: at most `limit`, newest first, all older than the job `before`. With a question to the
+    `roster`, the oldest first, and neither a state nor an outcome counts.
+    """
 
     state: JobState | None = None
     outcome: OutcomeName | None = None
     kind: str | None = None
     limit: int = 50
     before: str | None = None
+    roster: RosterQuery | None = None
 
 
 class JobBrief(ServiceAnswer, frozen=True):
@@ -115,7 +125,7 @@ def page(service: Service, wanted: JobQuery) -> JobsPage:
 
 
 def _page(service: Service, session: Session, wanted: JobQuery) -> JobsPage:
-    entries = _select(session, wanted, wanted.limit + 1)
+    entries = _select(session, wanted, wanted.limit + 1) if wanted.roster is None else _asked(service, session, wanted)
     shown = entries[: wanted.limit]
     pids = {worker.number: worker.pid for worker in session.workers()}
     held = [entry for entry in shown if entry.stage is Stage.CLAIMED and entry.worker in pids]
@@ -123,11 +133,19 @@ def _page(service: Service, session: Session, wanted: JobQuery) -> JobsPage:
         [convert(view.brief(session, entry), JobBrief) for entry in shown],
         ulid_text(shown[-1].job.id) if len(entries) > wanted.limit else None,
         max(service.runtime.log.physical(), session.head().wall),
-        session.job_count(_filter(wanted)),
+        session.job_count(_filter(wanted)) if wanted.roster is None else len(entries),
         session.job_count(JobFilter()),
         service.names(session),
         {ulid_text(entry.job.id): pids[entry.worker] for entry in held if entry.worker is not None},
     )
+
+
+def _asked(service: Service, session: Session, wanted: JobQuery) -> list[JobEntry]:
+    """The jobs that answer a question to the roster, and one more than wanted if there are more."""
+    from hocket.work import roster_queries  # few lists need it
+
+    ask = roster_queries.overdue if wanted.roster is RosterQuery.overdue else roster_queries.claimable
+    return ask(service.runtime.log, session, wanted.kind, wanted.limit + 1)
 
 
 def _select(session: Session, wanted: JobQuery, limit: int) -> list[JobEntry]:

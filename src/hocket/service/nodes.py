@@ -115,12 +115,15 @@ class CoordinatorShown(ServiceAnswer, frozen=True):
 
 
 class CoordinatorSet(ServiceAnswer, frozen=True):
-    """`previous_hears` is whether the previous coordinator is known to learn of the change."""
+    """`previous_hears` is whether the previous coordinator is known to learn of the change; `reads_every_kind` is
+    whether the new one sees the jobs of all kinds.
+    """
 
     node: str
     name: str | None
     previous: str | None
     previous_hears: bool
+    reads_every_kind: bool
 
 
 class LateOps(ServiceAnswer, frozen=True):
@@ -321,10 +324,8 @@ def routes(service: Service) -> list[Route]:
 
 
 def route(service: Service, kind: str, node: str | None) -> RouteSet:
-    """Sends all jobs of a kind to one node; None removes the route."""
+    """Sends all jobs of a kind, or of all kinds below a prefix like `acme.`, to one node; None removes the route."""
     service.check_writer()
-    if kind.endswith(".") and node is not None:
-        raise Usage(f"a route is for one kind, and {kind!r} stands for all kinds below it; route each kind")
     log = service.runtime.log
     with service.read() as session:
         member = None if node is None else membership.find(_members(service, session), node)
@@ -345,11 +346,12 @@ def designate(service: Service, node: str) -> CoordinatorSet:
     service.check_writer()
     with service.read() as session:
         member = membership.find(_members(service, session), node)
+        reads_every_kind = membership.reads_every_kind(service.runtime.log, session, member.node)
     if member.standing in ("revoked", "suspended"):
         raise Conflict(f"{member.shown} is {member.standing}; choose a node in force")
     done = membership.designate(service.runtime.log, member.node)
     previous = None if done.previous is None else node_text(done.previous)
-    return CoordinatorSet(member.id, member.name, previous, done.hears)
+    return CoordinatorSet(member.id, member.name, previous, done.hears, reads_every_kind)
 
 
 def drain(service: Service, node: str, reason: str = "") -> AvailabilitySet:

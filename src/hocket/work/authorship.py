@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from hocket.kernel.clock import unpack
 from hocket.kernel.ops import decode
-from hocket.kernel.policy import decode_policy
+from hocket.kernel.policy import DEFAULT, readable_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.subjects import JOB, Subject
@@ -28,7 +28,7 @@ def is_own(session: Session, node: int, schedule: bytes) -> bool:
     op = decode(schedule)
     assert isinstance(op.payload, ScheduleJob)
     entry = session.job(op.payload.job_id)
-    policy = decode_policy(op.payload.policy_envelope)
+    policy = readable_policy(op.payload.policy_envelope) or DEFAULT
     if entry is None:
         return op.node_id == node and not policy.schedule_op
     # The op is what its author signed; the row may be anyone's in a store that nodes share.

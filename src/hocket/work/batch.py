@@ -21,6 +21,7 @@ from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held, Result
 from hocket.work.liveness import SignOfLife
 from hocket.work.node_access import NodeAccess
+from hocket.work.rests import Rests
 from hocket.work.run_outputs import NOTHING, WrittenOutputs
 from hocket.work.runner import Run
 from hocket.work.troubles import Troubles
@@ -110,13 +111,14 @@ class BatchRunner:
         self._hold_ms = hold_ms
         self._until_idle = until_idle
         self._troubles = troubles
+        self._rests = Rests()
 
     def __call__(self, tx: Transaction, sign: SignOfLife, turn: Batch, only: str | None = None) -> BatchResult:
         """Runs the whole turn in one transaction. With `only`, it claims jobs of that kind alone."""
         if turn.beat:
             sign.beat(tx)
         tx.projection.jobs.load([run.job.id for run in turn.ended])
-        outcomes: list[Result | None] = [settle(tx, run) for run in turn.ended]
+        outcomes: list[Result | None] = [self._rests.after(tx, run, settle(tx, run)) for run in turn.ended]
         outcomes += [jobs.hand_back(tx, run.held, "the worker did not start it") for run in turn.unstarted]
         spared: list[Result | None] = [
             jobs.hand_back(tx, held, "the worker no longer wanted it") for held in turn.spare
@@ -135,7 +137,7 @@ class BatchRunner:
         if turn.wanted:
             lease_of = self._handlers.lease_of if only is None else {only: self._handlers.lease_of(only)}.get
             wants = functools.partial(self._wants, tx)
-            may_claim_at = functools.partial(self._order.may_claim_at, tx)
+            may_claim_at = functools.partial(self._may_claim_at, tx)
             left_until = self._order.look(tx)
             claims = claiming.claim(
                 *(tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants, may_claim_at, self._hold_ms),
@@ -223,6 +225,10 @@ class BatchRunner:
             max((part.now_ms for part in done), default=0),
             idle=False,
         )
+
+    def _may_claim_at(self, tx: Transaction, job: Job, schedule: bytes) -> int:
+        rests_until = self._rests.until(job.id, tx.now) if tx.is_strict else 0
+        return rests_until if rests_until > tx.now else self._order.may_claim_at(tx, job, schedule)
 
     def _wants(self, tx: Transaction, job: Job, schedule: bytes) -> bool:
         with self._troubles.contained(job.id, "job", job.id):

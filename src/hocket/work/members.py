@@ -12,11 +12,12 @@ from hocket.kernel.candidates import EPOCH_MS, Candidates, KnownWorkers, WorkerH
 from hocket.kernel.clock import Hlc
 from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.decoding import decode_json
+from hocket.kernel.kinds import routed_to
 from hocket.kernel.subjects import AVAILABILITY
 from hocket.log import Log
 from hocket.log.permissions import Permissions
 from hocket.log.projectors import availability_of
-from hocket.store import Presence, Session, WorkerRow
+from hocket.store import Presence, RegisterSession, Session, WorkerRow
 from hocket.work.liveness import Liveness, WorkerState, standing
 from hocket.work.serving import Serving, read_serving
 
@@ -86,13 +87,13 @@ class Members:
         return self._known.candidates(kind, min(announced_ms, self._now_ms), self._now_ms, needs)
 
     def _read_permissions(self, session: Session) -> None:
-        permissions, routes = self._log.permissions(session), _routes(session)
+        permissions, routes = self._log.permissions(session), routes_in_force(session)
         if permissions is not self._permissions or routes != self._routes:
             self._permissions, self._routes = permissions, routes
             self._known.ask_again()
 
     def _may_claim(self, node: int, kind: str) -> bool:
-        if self._routes.get(kind, node) != node:
+        if routed_to(kind, self._routes) not in (None, node):
             return False
         return self._permissions is None or self._permissions.may_run(node, kind, self._now_ms)
 
@@ -139,8 +140,8 @@ class Members:
         )
 
 
-def _routes(session: Session) -> dict[str, int]:
-    """The node of each kind that is routed to one."""
+def routes_in_force(session: RegisterSession) -> dict[str, int]:
+    """The node of each kind and each prefix that is routed to one."""
     return {kind: int.from_bytes(node, "big") for kind, _, node in session.routes() if node is not None}
 
 

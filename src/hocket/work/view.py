@@ -2,7 +2,7 @@
 anything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,13 +14,14 @@ from hocket.kernel.ids import node_text, ulid_ending, ulid_prefix_range, ulid_te
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.parts import WHOLE_BYTES_TYPE, WHOLE_TYPES, decode_whole, joined
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.reasons import BY_NUMBER
+from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.vocabulary import (
     NAMES,
     AcceptWork,
     CancelJob,
+    ClaimWork,
     CreateArtifact,
     ExpireWork,
     FailWork,
@@ -30,10 +31,13 @@ from hocket.kernel.vocabulary import (
     SaveCheckpoint,
     ScheduleJob,
     YieldWork,
+    number_of,
 )
 from hocket.store import Artifact, JobEntry, OpRow, Session, Stage
 from hocket.work.job_states import stage_of, state_of
 from hocket.work.jobs import RESULT_TYPE
+
+_ABOUT_CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))
 
 AMBIGUOUS_SHOWN = 5
 DEPTH_MAX = 100
@@ -132,7 +136,7 @@ def full(session: Session, entry: JobEntry) -> dict[str, Any]:
         "artifacts": [_artifact_line(session, each) for each in session.artifacts_of_job(job.id)],
         "degraded": _degraded(session, job.id),
         "traceback": _error(session, job)[1],
-        "ops": [op_line(row) for row in rows],
+        "ops": _op_lines(rows, job, session.head().wall),
     }
 
 
@@ -231,6 +235,36 @@ def _payload(session: Session, op_id: bytes) -> Payload | None:
     row = session.op(op_id)
     payload = None if row is None else decode(row.body).payload
     return _payload(session, payload.offer) if isinstance(payload, AcceptWork) else payload
+
+
+def _op_lines(rows: Sequence[OpRow], job: Job, now: int) -> list[dict[str, Any]]:
+    refused = refused_claims([(row, decode(row.body)) for row in rows if row.variant in _ABOUT_CLAIMS], job, now)
+    told = {"reason": Reason.NOT_ACCEPTED.sentence}
+    return [op_line(row) | (told if row.id in refused else {}) for row in rows]
+
+
+def refused_claims(ops: Iterable[tuple[OpRow, Op]], job: Job, now: int) -> set[bytes]:
+    """The offered claims that the arbiter has not accepted and will not accept any more: the job is over, the arbiter
+    has later accepted another claim on it, or the time is over for which the claim was good.
+    """
+    ops = list(ops)
+    claims = {op.id: op for _, op in ops if isinstance(op.payload, ClaimWork)}
+    accepted = {op.payload.offer: op for row, op in ops if not row.reason and isinstance(op.payload, AcceptWork)}
+    decided = [op.timestamp for offer, op in accepted.items() if offer in claims]
+    decided += [op.timestamp for row, op in ops if not row.reason and isinstance(op.payload, ClaimWork)]
+    latest = max(decided, default=None)
+    return {
+        op.id
+        for row, op in ops
+        if row.reason == Reason.OFFERED
+        and op.id in claims
+        and op.id not in accepted
+        and (
+            job.state is State.COMPLETED
+            or (latest is not None and latest > op.timestamp)
+            or (op.deadline is not None and now > op.deadline)
+        )
+    }
 
 
 def op_line(row: OpRow) -> dict[str, Any]:

@@ -185,6 +185,18 @@ def test_a_late_route_refolds_the_jobs_of_its_kind_only() -> None:
     assert (reason(log, refused), reason(log, taken)) == (Reason.ROUTED_ELSEWHERE, 0)
 
 
+@pytest.mark.req("LW-19", "LW-32", "LW-33")
+def test_a_late_route_of_a_prefix_refolds_the_jobs_below_it_only() -> None:
+    script = Script()
+    script.say(A, 1, RouteKind("acme.", NODES[B]))
+    script.say(A, 2, ScheduleJob(J, "acme.film.cut", b"", b""))
+    script.say(A, 3, ScheduleJob(job_id(2), "acmes.film", b"", b""))
+    refused = script.say(C, 4, ClaimWork(J, NODES[C], 1_000))
+    taken = script.say(C, 5, ClaimWork(job_id(2), NODES[C], 1_000))
+    log = everywhere_the_same(script.ops)
+    assert (reason(log, refused), reason(log, taken)) == (Reason.ROUTED_ELSEWHERE, 0)
+
+
 @pytest.mark.req("LW-15", "LW-41")
 def test_a_success_travels_through_every_job_that_comes_after() -> None:
     """A late success lets a claim count, whose completion lets the next claim count, and so on to the end."""

@@ -413,6 +413,22 @@ def test_a_route_admits_one_node_until_it_is_cleared(story: Story) -> None:
     assert story.reason(story.claim(A, 6)) is None
 
 
+@pytest.mark.req("LW-12", "LW-19")
+def test_a_route_of_a_prefix_admits_one_node_to_the_kinds_below_it(story: Story) -> None:
+    """A kind's own route goes before, a longer prefix before a shorter one, and clearing one frees the next."""
+    story.say(A, 0, ScheduleJob(J, "acme.film.cut", b"", b""))
+    story.say(A, 1, RouteKind("acme.", NODES[B]))
+    assert story.reason(story.claim(A, 2)) is Reason.ROUTED_ELSEWHERE
+    story.say(A, 3, RouteKind("acme.film.", NODES[C]))
+    assert story.reason(story.claim(B, 4)) is Reason.ROUTED_ELSEWHERE
+    story.say(A, 5, RouteKind("acme.film.cut", NODES[A]))
+    assert story.reason(story.claim(C, 6)) is Reason.ROUTED_ELSEWHERE
+    story.say(A, 7, RouteKind("acme.film.cut", None))
+    story.say(A, 8, RouteKind("acme.film.", None))
+    assert story.reason(story.claim(A, 9)) is Reason.ROUTED_ELSEWHERE
+    assert story.reason(story.claim(B, 10)) is None
+
+
 @pytest.mark.req("LW-12")
 def test_a_renewal_is_a_claim_and_minds_the_route(story: Story) -> None:
     story.schedule()

@@ -122,8 +122,9 @@ class PostgresJobs(PostgresLocks):
         for row in self._pages(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id > %s ORDER BY id LIMIT %s"):
             yield job_entry(row)
 
-    def jobs_of_kind_since(self, kind: str, hlc: bytes) -> list[bytes]:
-        return self._column("SELECT id FROM jobs WHERE kind = %s AND last > %s", kind, hlc)
+    def jobs_of_kinds_since(self, kind: str, hlc: bytes) -> list[bytes]:
+        which = "starts_with(kind, %s)" if kind.endswith(".") else "kind = %s"
+        return self._column(f"SELECT id FROM jobs WHERE {which} AND last > %s", kind, hlc)
 
     def jobs_since(self, hlc: bytes) -> list[bytes]:
         return self._column("SELECT id FROM jobs WHERE last > %s", hlc)

@@ -120,8 +120,9 @@ class JobStatements(LockStatements):
         for row in self._sql(f"SELECT {JOB_COLUMNS} FROM jobs ORDER BY id"):
             yield job_entry(row)
 
-    def jobs_of_kind_since(self, kind: str, hlc: bytes) -> list[bytes]:
-        return [row[0] for row in self._sql("SELECT id FROM jobs WHERE kind = ? AND last > ?", (kind, hlc))]
+    def jobs_of_kinds_since(self, kind: str, hlc: bytes) -> list[bytes]:
+        which = "substr(kind, 1, length(?1)) = ?1" if kind.endswith(".") else "kind = ?1"
+        return [row[0] for row in self._sql(f"SELECT id FROM jobs WHERE {which} AND last > ?2", (kind, hlc))]
 
     def jobs_since(self, hlc: bytes) -> list[bytes]:
         return [row[0] for row in self._sql("SELECT id FROM jobs WHERE last > ?", (hlc,))]
