@@ -63,6 +63,7 @@ from hocket.events.tempo import (
     PulseLockFailed,
     PulseStarted,
     RegisterReplaced,
+    ReportRefused,
     ReverbStarted,
     TempoChanged,
 )
@@ -153,6 +154,7 @@ __all__ = [
     "PulseLockFailed",
     "PulseStarted",
     "RegisterReplaced",
+    "ReportRefused",
     "RequestsRefused",
     "ResultDiscarded",
     "RetryPlanned",
