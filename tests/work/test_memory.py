@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import weakref
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import hocket
+from hocket.mesh.sync_lock import SyncLock
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.work.processes import ProcessLock, is_held
@@ -59,6 +61,17 @@ def test_a_lock_that_was_closed_is_forgotten(tmp_path: Path) -> None:
         ProcessLock(tmp_path, f"lock-{number}").close()
     gc.collect()
     assert not [each for each in gc.get_objects() if isinstance(each, ProcessLock) and each.path.parent == tmp_path]
+
+
+@pytest.mark.touches("LW-28")
+def test_the_right_to_sync_that_was_given_up_is_forgotten(tmp_path: Path) -> None:
+    lock = SyncLock.take(tmp_path)
+    assert lock is not None
+    lock.close()
+    kept = weakref.ref(lock)
+    del lock
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.req("LW-17")
