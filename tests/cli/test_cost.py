@@ -1,6 +1,7 @@
 """Costs and budgets: real commands, real workers, the program as people use it."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,12 +208,38 @@ def test_what_is_wrong_is_named(hocket: Program, words: tuple[str, ...], says: s
 
 
 @pytest.mark.touches("BB-14")
-def test_a_rate_card_with_missing_classes_is_refused_by_name(hocket: Program):
-    card = {name: value for name, value in RATES.items() if name not in ("rate_mem_gbs", "rate_gpu_sec")}
+def test_a_rate_card_may_name_some_rates_and_what_it_does_not_price_is_told(hocket: Program):
+    card = {name: RATES[name] for name in ("currency", "beat_ms", "rate_cpu_sec")}
     (hocket.home / "rates.yaml").write_text(json.dumps(card))
-    for words in (("cost",), ("work", "tasks.py", "--until-idle"), ("run", "--", "true")):
-        said = hocket(*words, code=2).sentence
-        assert "rates.yaml: these rates are missing: rate_gpu_sec, rate_mem_gbs;" in said
+    job_id = hocket("submit", "test.echo", "--json", code=0).json["job_id"]
+    hocket("work", "tasks.py", "--until-idle", code=0)
+    shown = hocket("cost", job_id, code=0)
+    assert "not in the cost, because the rate card does not name it: role_rate_bu" in shown.err
+    assert hocket("cost", job_id, "--json", code=0).json["skipped_rates"] == ["role_rate_bu"]
+    (hocket.home / "rates.yaml").write_text(json.dumps({"currency": "EUR"}))
+    assert "rates.yaml: it names no rate; there are role_rate_bu," in hocket("cost", code=2).sentence
+
+
+@pytest.mark.touches("BB-14")
+def test_a_machine_with_a_gpu_that_the_card_does_not_price_runs_commands_and_says_so(hocket: Program, tmp_path: Path):
+    """The library of the driver is a module that every process imports."""
+    driver = tmp_path / "driver"
+    driver.mkdir()
+    (driver / "pynvml.py").write_text(
+        "class NVMLError(Exception): pass\n"
+        "nvmlInit = lambda: None\n"
+        "nvmlDeviceGetCount = lambda: 1\n"
+        "nvmlDeviceGetHandleByIndex = lambda index: index\n"
+        "nvmlDeviceGetName = lambda handle: 'NVIDIA H200'\n"
+        "nvmlDeviceGetComputeRunningProcesses = nvmlDeviceGetGraphicsRunningProcesses = lambda handle: []\n"
+    )
+    price(hocket.home)
+    told = hocket.environment().get("PYTHONPATH", "")
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, [str(driver), told]))}
+    assert hocket("run", "--", "true", environment=environment).code == 0
+    worked = hocket("work", "tasks.py", "--until-idle", environment=environment, code=0)
+    assert "the rate card has no rate_gpu_sec for this machine's NVIDIA H200" in worked.err
+    assert hocket("cost", "--by", "kind", "--json", code=0).json["total"]["unpriced"] == 0
 
 
 @pytest.mark.req("LW-49")

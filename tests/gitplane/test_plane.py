@@ -575,3 +575,10 @@ def test_processes_end_with_the_plane(here: Place):
     assert all(isinstance(process, subprocess.Popen) and process.poll() is None for process in talks)
     plane.close()
     assert all(process.poll() is not None for process in talks)
+
+
+@pytest.mark.parametrize("command", ["fetch", "ls-remote", "archive"])
+def test_a_command_that_fails_is_named_whatever_its_settings(command: str, tmp_path: Path):
+    with place("bare", tmp_path) as here, pytest.raises(HocketError, match=f"usage: git {command}|git {command} on"):
+        program = Git(str(here.directory), str(here.directory), here.outside)
+        program.ask(command, "--no-such-option", settings={"fetch.negotiationAlgorithm": "noop"})

@@ -1,6 +1,8 @@
 """Frontiers: one spelling each, and merging is taking the later."""
 
 import base64
+import gc
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -115,3 +117,24 @@ def test_merging_takes_the_later_of_each(a: Frontier, b: Frontier, c: Frontier) 
     assert merge(b, a) == both
     assert merge(both, a) == both
     assert merge(both, c) == merge(a, merge(b, c))
+
+
+def _grown_bytes(first: int, last: int) -> int:
+    """How much memory is kept of frontiers in which one author moves on."""
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    for wall in range(first, last):
+        encode_frontier({7: Hlc(wall, 0, 7), 8: Hlc(1, 0, 8)})
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0] - before
+
+
+def test_frontiers_that_were_encoded_are_not_kept() -> None:
+    """An author that writes on is in each frontier with another time. Memory is needed for authors, not for times."""
+    tracemalloc.start()
+    try:
+        # The encodings of numbers are cached, up to some thousand.
+        _grown_bytes(1, 8_000)
+        assert _grown_bytes(8_000, 16_000) < 8_000 * 10
+    finally:
+        tracemalloc.stop()

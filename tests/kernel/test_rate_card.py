@@ -17,6 +17,8 @@ from hocket.kernel.rate_card import (
     charge,
     estimate,
     read_rate_card,
+    skipped_rates,
+    unpriced_devices,
     usage_of,
 )
 
@@ -31,6 +33,7 @@ FIELDS = {
     "rate_egress_mb": 16.0,
     "rate_storage_gbh": 32.0,
 }
+RATES = [name for name in FIELDS if name not in ("currency", "beat_ms")]
 CARD = read_rate_card(msgspec.json.encode(FIELDS))
 
 amounts = st.floats(0, 1e6)
@@ -61,19 +64,26 @@ def test_a_kind_may_have_a_price_of_its_own() -> None:
 
 
 @pytest.mark.touches("BB-14")
-@given(st.sets(st.sampled_from([name for name in FIELDS if name not in ("currency", "beat_ms")]), min_size=1))
-def test_rates_that_are_missing_are_named(missing: set[str]) -> None:
-    left = {name: value for name, value in FIELDS.items() if name not in missing}
-    with pytest.raises(BadRateCard) as error:
-        read_rate_card(msgspec.json.encode(left))
-    named = str(error.value).removeprefix("these rates are missing: ").partition(";")[0].split(", ")
-    assert set(named) == missing
+@given(st.sets(st.sampled_from(RATES), max_size=len(RATES) - 1))
+def test_a_card_may_name_some_rates_and_the_others_are_skipped_and_named(missing: set[str]) -> None:
+    card = read_rate_card(msgspec.json.encode({name: FIELDS[name] for name in FIELDS if name not in missing}))
+    used = ResourceUse(3, 2.0, {"A100": 4.0}, 0.5, 0.25, 0.125, 2.0)
+    nothing: dict[str, dict[str, int]] = {"role_rate_bu": {"default": 0}, "rate_gpu_sec": {"A100": 0}}
+    free = {name: nothing.get(name, 0) for name in missing}
+    assert set(skipped_rates(used, card)) == missing
+    assert charge(used, card, "k").parts == charge(used, read_rate_card(msgspec.json.encode(FIELDS | free)), "k").parts
+    assert skipped_rates(ResourceUse(), card) == []
 
 
-def test_classes_of_devices_that_are_missing_are_named() -> None:
+def test_a_card_without_any_rate_is_refused() -> None:
+    with pytest.raises(BadRateCard, match="names no rate; there are role_rate_bu, rate_gpu_sec"):
+        read_rate_card(b"currency: EUR")
+
+
+def test_classes_of_devices_that_are_missing_are_named_and_not_priced() -> None:
     used = ResourceUse(gpu_sec={"TPU v9": 1.0, "A100": 1.0, "MI300X": 0.0})
-    with pytest.raises(BadRateCard, match="rate_gpu_sec has no rate for 'MI300X', 'TPU v9'"):
-        charge(used, CARD, "k")
+    assert unpriced_devices(used, CARD) == ["MI300X", "TPU v9"]
+    assert charge(used, CARD, "k").total == 0.25
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from hocket.bus.nats_register import NatsRegister
 from hocket.bus.process_messages import ProcessMessages
 from hocket.bus.signed import SignedMessages
 from hocket.bus.subject_names import cluster_root
-from hocket.events import Event, FrameRefused, PulseLeads, RegisterReplaced
-from hocket.kernel.beats.messages import PulseMessage
+from hocket.events import Event, FrameRefused, PulseLeads, RegisterReplaced, ReportRefused
+from hocket.kernel.beats.messages import BarReport, PulseMessage
 from hocket.kernel.beats.policy import make_policy
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.ucan import Capability, issue
@@ -29,6 +29,7 @@ from hocket.rhythm.heard_beats import HeardBeats, local_frame
 from hocket.rhythm.tempo_messages import TempoMessages
 from tests.bus.nats_server import NatsServer, connected
 from tests.mesh.world import Guest, until
+from tests.rhythm.test_pulse import report
 
 POLICY = make_policy("one", 120, 4)
 READER, PULSE = Guest(3), Guest(4)
@@ -51,11 +52,17 @@ class Led:
             last_ms = self.beats.epoch_ms
             await until(lambda last_ms=last_ms: self.beats.epoch_ms > last_ms and not self.beats.now().is_degraded)
 
-    async def send(self, guest: Guest, fence: int) -> None:
-        """A frame for each of four beats, which nobody but the leader may send."""
+    def messages(self, guest: Guest) -> TempoMessages:
         keys = {each.id: each.key.public for each in GRANTS}
         bus = SignedMessages(self.raw, guest.key, self.node.log.user, keys.get, self.node.environment.physical_ms)
-        messages = TempoMessages(bus, self.node.log.user)
+        return TempoMessages(bus, self.node.log.user)
+
+    async def publish(self, guest: Guest, message: BarReport) -> None:
+        await self.messages(guest).publish(message, POLICY.cluster_id)
+
+    async def send(self, guest: Guest, fence: int) -> None:
+        """A frame for each of four beats, which nobody but the leader may send."""
+        messages = self.messages(guest)
         for beat in range(4):
             at_ms = self.beats.clock.now_ms() + beat * POLICY.initial_tempo.beat_ms
             frame = local_frame(POLICY, POLICY.initial_tempo, at_ms)
@@ -109,6 +116,21 @@ def test_no_message_of_another_member_ends_leadership(
                 await at.leads()
                 assert at.beats.fence < FENCE_MAX
             assert at.refusals(READER) == {"not a pulse"}
+
+    asyncio.run(test())
+
+
+@pytest.mark.req("LW-49")
+def test_the_tempo_follows_no_report_of_a_member_that_may_only_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with led(tmp_path, monkeypatch, is_nats=False) as at:
+            at_ms = at.beats.clock.now_ms()
+            await at.publish(READER, report(at_ms, 1_000))
+            await until(lambda: [each for each in at.told if isinstance(each, ReportRefused)], "a refusal")
+            (refused,) = [each for each in at.told if isinstance(each, ReportRefused)]
+            assert refused.node == node_text(READER.id)
 
     asyncio.run(test())
 

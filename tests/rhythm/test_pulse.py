@@ -11,10 +11,11 @@ import pytest
 
 from hocket.coordination.locks import LockHeld, LockLost
 from hocket.errors import Unreachable
-from hocket.events import BeatSent, Event, PulseFollows, PulseLeads, PulseLockFailed, TempoChanged
+from hocket.events import BeatSent, Event, PulseFollows, PulseLeads, PulseLockFailed, ReportRefused, TempoChanged
 from hocket.kernel.beats.messages import BarReport, PulseMessage
 from hocket.kernel.beats.policy import TempoPolicy, make_policy, read_policy
 from hocket.kernel.clock import Hlc, hlc_text, wall_text
+from hocket.kernel.ids import node_text
 from hocket.rhythm.heard_beats import HeardBeats, local_frame
 from hocket.rhythm.pulse import Pulse
 from hocket.rhythm.tempo_clock import TempoClock
@@ -244,6 +245,7 @@ def report(window_ms: int, queue: int, cluster_id: str = "one") -> BarReport:
     )
 
 
+BAR_MS = 400
 ADAPTIVE = read_policy(b"{cluster_id: one, initial_bpm: 600, bar_len_beats: 4, adaptation: {enable: true}}")
 
 
@@ -260,13 +262,13 @@ def test_the_leader_adapts_the_tempo_on_a_downbeat(policy: TempoPolicy, is_incid
             assert leader is not None
             # A leader leaves the tempo of its predecessor alone for a minute.
             now_ms = leader._clock.now_ms()
-            leader.hear_report(report(now_ms, 1_000), is_incident=is_incident)
+            leader.hear_report(report(now_ms - BAR_MS, 1_000), 1, is_incident=is_incident)
             assert not found.of(TempoChanged)
             leader._control = type(leader._control)()
             for each in found.pulses:
-                each.hear_report(report(now_ms + 1, 1_000, "two"), is_incident=is_incident)
-                each.hear_report(report(now_ms + 2, 1_000), is_incident=is_incident)
-                each.hear_report(report(now_ms + 2, 1_000), is_incident=is_incident)
+                each.hear_report(report(now_ms + 1, 1_000, "two"), 1, is_incident=is_incident)
+                each.hear_report(report(now_ms, 1_000), 1, is_incident=is_incident)
+                each.hear_report(report(now_ms, 1_000), 1, is_incident=is_incident)
             count = len(found.accepted)
             await found.until(lambda: len(found.accepted) >= count + 6)
             assert found.accepted[-1].frame.tempo_bpm == expected == found.agent.tempo.bpm
@@ -284,12 +286,57 @@ def test_several_reports_of_one_window_count_once() -> None:
             await found.until(lambda: found.leader() is not None)
             leader = found.pulses[0]
             now_ms = leader._clock.now_ms()
-            leader.hear_report(report(now_ms, 1_000), is_incident=False)
+            leader.hear_report(report(now_ms - BAR_MS, 1_000), 1, is_incident=False)
             once = leader._control.integral
-            for window_ms in (now_ms, now_ms - 1):
-                leader.hear_report(report(window_ms, 1_000), is_incident=False)
+            for window_ms in (now_ms - BAR_MS, now_ms - BAR_MS - 1):
+                leader.hear_report(report(window_ms, 1_000), 1, is_incident=False)
             assert leader._control.integral == once > 0
-            leader.hear_report(report(now_ms + 1, 1_000), is_incident=False)
+            leader.hear_report(report(now_ms, 1_000), 1, is_incident=False)
             assert leader._control.integral > once
+
+    run(test)
+
+
+@pytest.mark.req("BB-11", "LW-49")
+def test_a_node_that_may_lead_moves_the_tempo_by_one_report_a_bar() -> None:
+    async def test() -> None:
+        async with cluster(1, ADAPTIVE) as found:
+            await found.until(lambda: found.leader() is not None)
+            leader = found.pulses[0]
+            now_ms = leader._clock.now_ms()
+            # Windows of the future would count before those of other nodes, and take their places.
+            for window_ms in (now_ms + 10 * BAR_MS, now_ms + 3_600_000):
+                leader.hear_report(report(window_ms, 1_000), 1, is_incident=False)
+            assert leader._control.integral == 0
+            leader.hear_report(report(now_ms - BAR_MS, 1_000), 1, is_incident=False)
+            once = leader._control.integral
+            assert once > 0
+            for early_ms in range(1, 100):
+                leader.hear_report(report(now_ms - BAR_MS + early_ms, 1_000), 1, is_incident=False)
+            assert leader._control.integral == once
+
+    run(test)
+
+
+@pytest.mark.req("BB-11", "LW-49")
+def test_the_tempo_follows_no_report_of_a_node_that_may_not_lead() -> None:
+    class OnlyFirst:
+        lead = None
+
+        def may_lead(self, node: int) -> bool:
+            return node == 1
+
+    async def test() -> None:
+        async with cluster(1, ADAPTIVE) as found:
+            await found.until(lambda: found.leader() is not None)
+            leader = found.pulses[0]
+            leader._beats.leaders = OnlyFirst()
+            now_ms = leader._clock.now_ms()
+            for node in (2, 3, 2):
+                leader.hear_report(report(now_ms - BAR_MS, 1_000), node, is_incident=False)
+            assert leader._control.integral == 0
+            assert [each.node for each in found.of(ReportRefused)] == [node_text(2)]
+            leader.hear_report(report(now_ms - BAR_MS, 1_000), 1, is_incident=False)
+            assert leader._control.integral > 0
 
     run(test)

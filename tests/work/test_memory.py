@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import weakref
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 import pytest
 
 import hocket
+from hocket.mesh.sync_lock import SyncLock
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.work.processes import ProcessLock, is_held
+from tests.mesh.world import PATIENCE_S, WORKER, enrolled, world
 
 JOBS = 300
+REMOTE_JOBS = 60
 GROWN_MAX = JOBS // 10
 
 
@@ -59,6 +63,17 @@ def test_a_lock_that_was_closed_is_forgotten(tmp_path: Path) -> None:
     assert not [each for each in gc.get_objects() if isinstance(each, ProcessLock) and each.path.parent == tmp_path]
 
 
+@pytest.mark.touches("LW-28")
+def test_the_right_to_sync_that_was_given_up_is_forgotten(tmp_path: Path) -> None:
+    lock = SyncLock.take(tmp_path)
+    assert lock is not None
+    lock.close()
+    kept = weakref.ref(lock)
+    del lock
+    gc.collect()
+    assert kept() is None
+
+
 @pytest.mark.req("LW-17")
 def test_a_forked_child_does_not_keep_a_lock_of_its_parent(tmp_path: Path) -> None:
     lock = ProcessLock(tmp_path, "lock")
@@ -76,3 +91,33 @@ def test_a_forked_child_does_not_keep_a_lock_of_its_parent(tmp_path: Path) -> No
     for each in (reading, writing, told, tells):
         os.close(each)
     os.waitpid(child, 0)
+
+
+@pytest.mark.touches("LW-28")
+def test_no_collection_of_a_server_grows_with_the_jobs_of_other_nodes(tmp_path: Path) -> None:
+    """The worker's node asks the coordinator about each job alone, so that there are many exchanges. Used nonces are
+    kept for their time, however many jobs there are.
+    """
+
+    async def run() -> None:
+        async with world(tmp_path, "server") as [server]:
+            place = await enrolled(tmp_path / "worker", server, WORKER)
+            async with place.node.working([echo], concurrency=1, ahead=0):
+                taken = []
+                for _ in range(3):
+                    for number in range(REMOTE_JOBS):
+                        handle = await server.node.submit("memory.echo", n=number)
+                        assert await handle.result(PATIENCE_S) == {"n": number}
+                    del handle
+                    taken.append(sizes())
+            await place.close()
+            nonces = {id(server.gate._nonces._seen), id(server.gate._nonces._by_end)}
+        before, after = taken[1:]
+        grown = {
+            key: size
+            for key, (size, _) in after.items()
+            if key in before and key not in nonces and size > before[key][0] + REMOTE_JOBS // 5
+        }
+        assert not grown, [str(after[key][1])[:200] for key in grown]
+
+    asyncio.run(run())

@@ -31,6 +31,7 @@ from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.testing.sim.loop import run as run_virtually
 from hocket.work import accepting, claiming, jobs, rescue
 from hocket.work.handlers import Handlers, JobType
+from hocket.work.held_jobs import QUEUED_MAX_S
 from hocket.work.jobs import Draft, Held, Offer
 from hocket.work.pending_decisions import Decision, decisions
 from hocket.work.run_outputs import RunServices
@@ -576,4 +577,39 @@ async def test_whoever_claims_looks_past_jobs_whose_claims_wait_for_the_arbiter(
         for _ in range(3)
     ]
     assert [[each.offer.job_id for each in some] for some in claims] == [ids[:2], ids[2:4], ids[4:]]
+    await mesh.stop()
+
+
+# Claiming ahead.
+
+
+@pytest.mark.req("LW-18")
+@virtually
+async def test_a_slow_arbiter_makes_no_worker_return_what_it_has_claimed_ahead() -> None:
+    """A job that was claimed ahead waits for a slot from the arbiter's answer on, however late that comes."""
+    work = Work(seconds=0.005, lease_ms=60_000)
+    mesh = Mesh([work.type])
+    mesh.line.delay_s = 1.5 * QUEUED_MAX_S
+    job_ids = [mesh.home.submit("w.job") for _ in range(40)]
+    await until(lambda: len(work.ended) == len(job_ids))
+    await mesh.stop()
+    returned = [job_id for job_id in job_ids if "YieldWork" in [kind for kind, _ in mesh.home.ops(job_id)]]
+    assert (len(returned), set(work.fences)) == (0, {1})
+
+
+@pytest.mark.req("LW-18", "LW-41")
+@virtually
+async def test_a_worker_that_can_start_nothing_claims_ever_more_rarely_and_harms_no_job() -> None:
+    work = Work(lease_ms=600_000)
+    mesh = Mesh([work.type], concurrency=1)
+    start = mesh.worker._runner.start
+    mesh.worker._runner.start = lambda run: None  # type: ignore[method-assign]
+    job_id = mesh.home.submit("w.job")
+    await asyncio.sleep(300)
+    claims = sum(kind == "ClaimWork" for kind, _ in mesh.home.ops(job_id))
+    job = mesh.home.job(job_id)
+    assert (job.outcome, job.returns) == (None, 0)
+    assert 3 < claims < 15
+    mesh.worker._runner.start = start  # type: ignore[method-assign]
+    await until(lambda: work.ended)
     await mesh.stop()

@@ -104,6 +104,8 @@ def _tell_left_out(row: "CostRow") -> None:
         shown = [repr(each) for each in row.unpriced_devices[:DEVICES_SHOWN]]
         devices = ", ".join(shown) + (", …" if len(shown) < len(row.unpriced_devices) else "")
         notice(f"{counted(row.unpriced, 'run')} left out: rate_gpu_sec of the rate card has no rate for {devices}")
+    if row.skipped_rates:
+        notice(f"not in the cost, because the rate card does not name it: {', '.join(row.skipped_rates)}")
     if row.doubtful:
         notice(
             f"{counted(row.doubtful, 'run')} charged by time: the proof says more than a machine can use in the time of"

@@ -121,7 +121,6 @@ def work(
     returns their jobs to the queue.
     """
     from hocket.cli.log_lines import start_logging
-    from hocket.events import AllowanceIsRisky
     from hocket.gitplane import holding
     from hocket.gitplane.hints import listening
     from hocket.gitplane.worker import GitWorker, Parts
@@ -144,8 +143,8 @@ def work(
         commands = stack.enter_context(closing(runtime.commands(fetch, allow or (), allow_any, allow_env or ())))
         if commands.allowance.is_empty:
             raise Usage("no command is allowed here; give --allow PATTERN or --allow-any")
-        for warning in commands.allowance.warnings():
-            log_event(AllowanceIsRisky(warning))
+        for warning in commands.warnings():
+            log_event(warning)
         environment = MachineEnvironment(runtime.home.processes, runtime.bus, runtime.time_of_day)
         me = holding.GitWorkerKey(runtime.home.node_key(), environment.name("git"), int(lease_s), os.urandom)
         parts = Parts(runtime.log, environment, runtime.kit(GIT_KIND, environment.monotonic), commands)

@@ -20,7 +20,7 @@ from hocket.cli.patient_opening import open_patiently, until_answered
 from hocket.cli.run import parse
 from hocket.cli.settings import HomeOption, JsonOption, settings
 from hocket.errors import Failed, Usage
-from hocket.events import AllowanceIsRisky, Emit, KindsNotClaimable, WorkerStarted, WorkerStopping
+from hocket.events import Emit, KindsNotClaimable, WorkerStarted, WorkerStopping
 from hocket.kernel.beats.policy import TempoPolicy
 from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
@@ -192,8 +192,8 @@ def work(
         if modules and not any(each.function is not None for each in found):
             raise Usage(f"no handlers in {', '.join(modules)}; decorate a function with @hocket.job(kind)")
         with closing(runtime.commands(fetch_for(runtime), allow or (), allow_any, allow_env or ())) as commands:
-            for warning in commands.allowance.warnings():
-                log_event(AllowanceIsRisky(warning))
+            for warning in commands.warnings():
+                log_event(warning)
             handlers = Handlers([*found, commands.job_type()], kinds or ())
             if unmatched := handlers.unmatched():
                 known = ", ".join(sorted([*(each.kind for each in found), commands.job_type().kind]))

@@ -171,6 +171,18 @@ class BeatsLed(_TempoEvent, frozen=True):
         return f"node {self.leader} leads {self.cluster} (fence {self.fence})"
 
 
+class ReportRefused(_TempoEvent, frozen=True):
+    """An adaptive tempo follows no reports of this node; told once a minute."""
+
+    level = WARNING
+
+    cluster: str
+    node: str
+
+    def __str__(self) -> str:
+        return f"the tempo of {self.cluster} does not follow the reports of node {self.node}: it may not lead"
+
+
 class FrameRefused(_TempoEvent, frozen=True):
     """`count` frames of a node were refused for this reason since the last such event, at most one a minute."""
 

@@ -103,6 +103,18 @@ class AllowanceIsRisky(Event, frozen=True):
         return self.warning
 
 
+class GpusUnpriced(Event, frozen=True):
+    """The rate card has no rate for GPUs of this machine. Commands that use them run, and their use is not priced."""
+
+    classes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"the rate card has no rate_gpu_sec for this machine's {', '.join(self.classes)}: what commands use of"
+            " them is not priced, and counts towards no cap on costs"
+        )
+
+
 class BackgroundTaskFailed(Event, frozen=True):
     level = ERROR
 

@@ -99,6 +99,10 @@ def without_password(where: str) -> str:
     return _NO_PASSWORDS.sub("", where)
 
 
+def _options(settings: Mapping[str, str]) -> list[str]:
+    return [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+
+
 class Git:
     """The git program, and the repository that it works on; `where` is its name for people."""
 
@@ -118,38 +122,49 @@ class Git:
         if directory is not None:
             self._command += ["--git-dir", directory]
         self._directory = directory
-        for name, value in (_SETTINGS | dict(settings or {})).items():
-            self._command += ["-c", f"{name}={value}"]
+        self._command += _options(_SETTINGS | dict(settings or {}))
 
-    def attempt(self, *arguments: str, given: bytes = b"", more: Mapping[str, str] | None = None) -> Done:
-        """Runs git once. Raises if git cannot be started or takes too long, not if it fails."""
-        process = self._start(arguments, subprocess.PIPE, more)
+    def attempt(
+        self,
+        command: str,
+        *arguments: str,
+        given: bytes = b"",
+        more: Mapping[str, str] | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> Done:
+        """Runs a git command once; `more` are variables and `settings` are git's settings for this run. Raises if git
+        cannot be started or takes too long, not if it fails.
+        """
+        options = _options(settings or {})
+        process = self._start((*options, command, *arguments), subprocess.PIPE, more)
         try:
             out, complaint = process.communicate(given, timeout=self.patience_s)
         except subprocess.TimeoutExpired:
-            raise Unreachable(self._too_long(arguments[0])) from None
+            raise Unreachable(self._too_long(command)) from None
         finally:
             if process.returncode is None:
                 end(process)
         return Done(process.returncode, out, complaint.decode("utf-8", "replace"))
 
-    def run(self, *arguments: str, given: bytes = b"") -> bytes:
+    def run(self, command: str, *arguments: str, given: bytes = b"") -> bytes:
         """The output of git. Raises if git fails."""
-        done = self.attempt(*arguments, given=given)
+        done = self.attempt(command, *arguments, given=given)
         if done.code:
-            raise self.explain(done.complaint, arguments[0])
+            raise self.explain(done.complaint, command)
         return done.out
 
-    def ask(self, *arguments: str, given: bytes = b"") -> bytes:
+    def ask(
+        self, command: str, *arguments: str, given: bytes = b"", settings: Mapping[str, str] | None = None
+    ) -> bytes:
         """The output of a git command that only reads from a server. Raises if git fails."""
-        done = self.attempt(*arguments, given=given)
+        done = self.attempt(command, *arguments, given=given, settings=settings)
         for failures in range(ASK_TRIES - 1):
             if not done.was_cut_off:
                 break
             time.sleep(ASK_REST_S * 2**failures)
-            done = self.attempt(*arguments, given=given)
+            done = self.attempt(command, *arguments, given=given, settings=settings)
         if done.code:
-            raise self.explain(done.complaint, next(each for each in arguments if each in ("ls-remote", "fetch")))
+            raise self.explain(done.complaint, command)
         return done.out
 
     def talk(self, *arguments: str) -> "Talk":

@@ -249,11 +249,12 @@ class Repository:
         """Fetches objects from another repository, with everything that they rely on, except what the commits `above`,
         which are already here, rely on.
         """
-        how = "consecutive" if above else "noop"
+        tips = (f"--negotiation-tip={oid}" for oid in above)
         self.git.ask(
-            *("-c", f"fetch.negotiationAlgorithm={how}", "fetch", "--quiet", "--no-tags", "--no-write-fetch-head"),
-            *("--recurse-submodules=no", *options, *(f"--negotiation-tip={oid}" for oid in above), "--stdin", remote),
+            *("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--recurse-submodules=no"),
+            *(*options, *tips, "--stdin", remote),
             given="".join(f"{oid}\n" for oid in oids).encode(),
+            settings={"fetch.negotiationAlgorithm": "consecutive" if above else "noop"},
         )
 
     # --- writing

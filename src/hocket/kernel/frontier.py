@@ -3,8 +3,6 @@ from the beginning without gaps, so a frontier tells exactly what it has, and tw
 the other. This module has their form as bytes and as the text of a cursor; the store finds the ops behind one.
 """
 
-from functools import lru_cache
-
 from hocket.kernel.clock import Hlc
 from hocket.kernel.jws import base64url, from_base64url
 from hocket.kernel.postcard import NODE, U32, U64, Codec, Malformed, Reader, write_varint
@@ -14,6 +12,9 @@ AUTHORS_MAX = 10_000
 _TEXT_CHARS_MAX = (10 + 35 * AUTHORS_MAX) * 4 // 3 + 4
 
 Frontier = dict[int, Hlc]
+
+# The last entry that was encoded of each author: most authors have written nothing since the last frontier.
+_entries: dict[int, tuple[Hlc, bytes]] = {}
 
 
 def _write_stamp(out: bytearray, stamp: Hlc) -> None:
@@ -35,15 +36,20 @@ def encode_frontier(frontier: Frontier) -> bytes:
     return bytes(out)
 
 
-@lru_cache(maxsize=AUTHORS_MAX)
 def _entry(author: int, stamp: Hlc) -> bytes:
-    """Most authors have written nothing since the last frontier."""
+    last = _entries.get(author)
+    if last is not None and last[0] == stamp:
+        return last[1]
     if stamp.node != author:
         raise Malformed("a frontier gives an author the time of another")
     out = bytearray()
     NODE.write(out, author)
     STAMP.write(out, stamp)
-    return bytes(out)
+    entry = bytes(out)
+    if len(_entries) >= AUTHORS_MAX:
+        _entries.clear()
+    _entries[author] = stamp, entry
+    return entry
 
 
 def decode_frontier(data: bytes) -> Frontier:

@@ -29,26 +29,29 @@ RatePerUnit = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class BadRateCard(ValueError):
-    """Not a rate card, or one that cannot price what was used."""
+    """Not a rate card."""
 
 
 class RateCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prices in `currency`. `role_rate_bu` has the price of a beat for each kind that has one of its own (`acme.` for
-    all kinds below), and `default` for all others; `rate_gpu_sec` has one for each class of device.
+    all kinds below), and `default` for all others; `rate_gpu_sec` has one for each class of device. A resource whose
+    rate is None is not priced.
     """
 
-    role_rate_bu: Annotated[dict[str, RatePerUnit], msgspec.Meta(max_length=CLASSES_MAX)]
-    rate_gpu_sec: Annotated[dict[str, RatePerUnit], msgspec.Meta(max_length=CLASSES_MAX)]
-    rate_cpu_sec: RatePerUnit
-    rate_mem_gbs: RatePerUnit
-    rate_io_mb: RatePerUnit
-    rate_egress_mb: RatePerUnit
-    rate_storage_gbh: RatePerUnit
+    role_rate_bu: Annotated[dict[str, RatePerUnit], msgspec.Meta(max_length=CLASSES_MAX)] | None = None
+    rate_gpu_sec: Annotated[dict[str, RatePerUnit], msgspec.Meta(max_length=CLASSES_MAX)] | None = None
+    rate_cpu_sec: RatePerUnit | None = None
+    rate_mem_gbs: RatePerUnit | None = None
+    rate_io_mb: RatePerUnit | None = None
+    rate_egress_mb: RatePerUnit | None = None
+    rate_storage_gbh: RatePerUnit | None = None
     currency: Annotated[str, msgspec.Meta(min_length=1, max_length=CURRENCY_CHARS_MAX)] = "units"
     beat_ms: Annotated[int, msgspec.Meta(ge=BEAT_MS_MIN, le=BEAT_MS_MAX)] = BEAT_MS_DEFAULT
 
     def beat_rate(self, kind: str) -> float:
         """The price of a beat of this kind: the longest name that covers it counts."""
+        if self.role_rate_bu is None:
+            return 0.0
         names = [name for name in self.role_rate_bu if name != DEFAULT_ROLE and covers(name, kind)]
         return self.role_rate_bu[max(names, key=len, default=DEFAULT_ROLE)]
 
@@ -58,26 +61,28 @@ class RateCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return content_hash(msgspec.json.encode(self, order="sorted"))
 
 
-_REQUIRED = tuple(name for name in RateCard.__struct_fields__ if name not in ("currency", "beat_ms"))
+_RATES = tuple(name for name in RateCard.__struct_fields__ if name not in ("currency", "beat_ms"))
 
 
 def read_rate_card(text: bytes) -> RateCard:
-    """Reads YAML or JSON. Raises BadRateCard with the names of what is missing or wrong."""
+    """Reads YAML or JSON. A card may name some of the rates. Raises BadRateCard with the names of what is wrong."""
     try:
         found = read_text(text)
     except BadText as error:
         raise BadRateCard(str(error)) from None
     if not isinstance(found, dict):
         raise BadRateCard("a rate card is a mapping of names and rates")
-    if missing := [name for name in _REQUIRED if name not in found]:
-        raise BadRateCard(f"these rates are missing: {', '.join(missing)}; a resource that is free has the rate 0")
     if unknown := [str(name) for name in found if name not in RateCard.__struct_fields__]:
         raise BadRateCard(f"unknown: {', '.join(unknown)}; known are {', '.join(RateCard.__struct_fields__)}")
+    if not any(name in found for name in _RATES):
+        raise BadRateCard(f"it names no rate; there are {', '.join(_RATES)}")
+    if empty := [name for name, value in found.items() if value is None]:
+        raise BadRateCard(f"{', '.join(empty)} has no value; leave out a rate that is not known, and write 0 for free")
     try:
         card = convert(found, RateCard)
     except msgspec.ValidationError as error:
         raise BadRateCard(str(error)) from None
-    if DEFAULT_ROLE not in card.role_rate_bu:
+    if card.role_rate_bu is not None and DEFAULT_ROLE not in card.role_rate_bu:
         raise BadRateCard("role_rate_bu lacks `default`, the rate of the kinds that it does not name")
     return card
 
@@ -144,22 +149,35 @@ class Charge(msgspec.Struct, frozen=True):
 
 
 def unpriced_devices(usage: ResourceUse, card: RateCard) -> list[str]:
-    """The classes of devices that were used and that the card does not price."""
-    return sorted(usage.gpu_sec.keys() - card.rate_gpu_sec.keys())
+    """The classes of devices that were used and that are not among those that the card prices."""
+    return [] if card.rate_gpu_sec is None else sorted(usage.gpu_sec.keys() - card.rate_gpu_sec.keys())
+
+
+def skipped_rates(usage: ResourceUse, card: RateCard) -> list[str]:
+    """The rates that the card does not name, of resources that were used."""
+    used = {
+        "role_rate_bu": usage.beats,
+        "rate_gpu_sec": math.fsum(usage.gpu_sec.values()),
+        "rate_cpu_sec": usage.cpu_sec,
+        "rate_mem_gbs": usage.mem_gbs,
+        "rate_io_mb": usage.disk_io_mb,
+        "rate_egress_mb": usage.net_egress_mb,
+        "rate_storage_gbh": usage.storage_gbh,
+    }
+    return [name for name, amount in used.items() if amount and getattr(card, name) is None]
 
 
 def charge(usage: ResourceUse, card: RateCard, kind: str) -> Charge:
-    """The formula. Raises BadRateCard with the classes of devices that the card does not price."""
-    if unpriced := unpriced_devices(usage, card):
-        raise BadRateCard(f"rate_gpu_sec has no rate for {', '.join(map(repr, unpriced))}")
+    """The formula, over what the card prices. `skipped_rates` and `unpriced_devices` say what it does not price."""
+    devices = card.rate_gpu_sec or {}
     parts = {
         "beats": usage.beats * card.beat_rate(kind),
-        "gpu_sec": math.fsum(seconds * card.rate_gpu_sec[name] for name, seconds in usage.gpu_sec.items()),
-        "cpu_sec": usage.cpu_sec * card.rate_cpu_sec,
-        "mem_gbs": usage.mem_gbs * card.rate_mem_gbs,
-        "disk_io_mb": usage.disk_io_mb * card.rate_io_mb,
-        "net_egress_mb": usage.net_egress_mb * card.rate_egress_mb,
-        "storage_gbh": usage.storage_gbh * card.rate_storage_gbh,
+        "gpu_sec": math.fsum(seconds * devices.get(name, 0.0) for name, seconds in usage.gpu_sec.items()),
+        "cpu_sec": usage.cpu_sec * (card.rate_cpu_sec or 0.0),
+        "mem_gbs": usage.mem_gbs * (card.rate_mem_gbs or 0.0),
+        "disk_io_mb": usage.disk_io_mb * (card.rate_io_mb or 0.0),
+        "net_egress_mb": usage.net_egress_mb * (card.rate_egress_mb or 0.0),
+        "storage_gbh": usage.storage_gbh * (card.rate_storage_gbh or 0.0),
     }
     return Charge(math.fsum(parts.values()), card.currency, parts)
 

@@ -53,6 +53,8 @@ RETURNS_MAX = 25
 RETURNS_FREE = 3
 RETURN_REST_MS = 1_000
 RETURN_REST_MS_MAX = 60_000
+# The reason of a YieldWork by a worker that has not begun the job. It says nothing about the job, so it is no return.
+UNSTARTED = "not started by the worker"
 KIND_LENGTH_MAX = 255
 
 
@@ -356,7 +358,9 @@ def _complete(job: Job, op: Op, payload: CompleteJob, context: JobContext) -> Ve
 
 def _yield(job: Job, op: Op, payload: YieldWork, context: JobContext) -> Verdict:
     refused = _held(job, op, payload.claimer, context)
-    return refused if refused is not None else _returned(job, op, context)
+    if refused is not None:
+        return refused
+    return _pending(job, op, job.ready_at) if payload.reason == UNSTARTED else _returned(job, op, context)
 
 
 def _expire(job: Job, op: Op, payload: ExpireWork, context: JobContext) -> Verdict:

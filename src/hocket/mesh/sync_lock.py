@@ -5,8 +5,11 @@ home. When that process ends, however it ends, the lock is free and another proc
 import fcntl
 import os
 from pathlib import Path
+from weakref import WeakSet
 
 NAME = "sync.turn"
+# A forked child would share these locks, and keep them after this process has ended.
+_TAKEN: "WeakSet[SyncLock]" = WeakSet()
 
 
 class SyncLock:
@@ -14,8 +17,7 @@ class SyncLock:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        # A forked child would share the lock and keep it after this process has ended.
-        os.register_at_fork(after_in_child=self.close)
+        _TAKEN.add(self)
 
     @classmethod
     def take(cls, directory: Path, name: str = NAME) -> "SyncLock | None":
@@ -49,3 +51,11 @@ class SyncLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _close_all() -> None:
+    for lock in list(_TAKEN):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_all)

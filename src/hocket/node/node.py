@@ -23,7 +23,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 from hocket.bus.changes import ANYTHING, Changes
 from hocket.coordination import inbox as messages
 from hocket.errors import Failed, Unreachable, Usage
-from hocket.events import AllowanceIsRisky, Emit, ignore, sentences
+from hocket.events import Emit, ignore, sentences
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.parts import Part
 from hocket.kernel.policy import DEFAULT
@@ -295,8 +295,8 @@ class Node(LocalNode):
             chosen = WorkerOptions(served, emit=emit, serving=told, **options)
             chosen.messages = chosen.messages or await self.mesh_messages(emit)
             if commands is not None:
-                for warning in commands.allowance.warnings():
-                    emit(AllowanceIsRisky(warning))
+                for warning in commands.warnings():
+                    emit(warning)
             async with in_tempo(self, chosen, tempo_policy(self.runtime.home, tempo)):
                 worker = Worker(self, self.environment, chosen)
                 if signals:

@@ -79,7 +79,7 @@ async def _adapt(node: LocalNode, reports: TempoQueue[BarReport], pulse: Pulse) 
                 frozen = await node.peek(lambda session, now_ms=now_ms: is_incident(session, now_ms))  # type: ignore[misc]
             except StoreError:
                 frozen = True  # the beats go on without the store
-            pulse.hear_report(heard.message, is_incident=frozen)
+            pulse.hear_report(heard.message, heard.at.node, is_incident=frozen)
 
 
 def leader_lock(

@@ -7,13 +7,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from hocket.events import BeatSent, Emit, TempoChanged, ignore
+from hocket.events import BeatSent, Emit, ReportRefused, TempoChanged, ignore
 from hocket.kernel.beats.degraded import LEADERLESS_BEATS
 from hocket.kernel.beats.messages import BarReport, PulseMessage
 from hocket.kernel.beats.tempo import Tempo, TempoChange, beat_at
 from hocket.kernel.beats.tempo_control import ControlState, control
 from hocket.kernel.clock import parse_wall
-from hocket.rhythm.heard_beats import HeardBeats, local_frame
+from hocket.kernel.ids import node_text
+from hocket.rhythm.heard_beats import TOLD_MS, HeardBeats, local_frame
 from hocket.rhythm.leader_lock import LeaderLock
 from hocket.rhythm.leadership import Leadership
 
@@ -33,6 +34,7 @@ class Pulse:
         self._control = ControlState()
         self._window_ms = 0
         self._sent_ms = 0
+        self._told_ms = -TOLD_MS
 
     @property
     def fence(self) -> int:
@@ -49,19 +51,33 @@ class Pulse:
             tasks.create_task(self._leadership.run())
             tasks.create_task(self._send_beats())
 
-    def hear_report(self, report: BarReport, *, is_incident: bool) -> None:
-        """Adapts the tempo to the load of a bar, if the policy says so and this pulse leads. One report of each window
-        counts.
+    def hear_report(self, report: BarReport, author: int, *, is_incident: bool) -> None:
+        """Adapts the tempo to the load of a bar, if the policy says so and this pulse leads. A report counts if its
+        author may lead, too, and its window is the next one that is due: no more than one a bar, and none of the
+        future.
         """
-        window_ms = parse_wall(report.window)
-        if report.cluster_id != self._policy.cluster_id or not self.fence or window_ms <= self._window_ms:
+        if report.cluster_id != self._policy.cluster_id or not self.fence:
             return
-        self._window_ms, now_ms = window_ms, self._clock.now_ms()
+        if not self._beats.leaders.may_lead(author):
+            self._refuse_report(author)
+            return
+        window_ms, now_ms = parse_wall(report.window), self._clock.now_ms()
+        bar_ms = self._tempo.bar_ms
+        # The reverb's clock may differ, and the bar's length may have changed.
+        if not self._window_ms + bar_ms // 2 <= window_ms <= now_ms + bar_ms:
+            return
+        self._window_ms = window_ms
         is_frozen = is_incident or self._change is not None
         self._control, change = control(self._policy, self._control, self._tempo, report, now_ms, is_frozen=is_frozen)
         if change is not None:
             self._change = change
             self._emit(TempoChanged(self._policy.cluster_id, self._tempo.bpm, change.tempo.bpm))
+
+    def _refuse_report(self, author: int) -> None:
+        now_ms = self._clock.now_ms()
+        if now_ms - self._told_ms >= TOLD_MS:
+            self._told_ms = now_ms
+            self._emit(ReportRefused(self._policy.cluster_id, node_text(author)))
 
     def _changed(self) -> None:
         """This pulse begins or ceases to lead. It goes on with the tempo that it has heard last, for a minute at least:

@@ -11,14 +11,14 @@ from hocket.events import JobSkipped
 from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
+from hocket.kernel.roster import UNSTARTED, Job
 from hocket.log import Transaction
 from hocket.store import Session
 from hocket.work import claiming, cron, jobs
 from hocket.work.claim_order import ClaimOrder
 from hocket.work.claiming import Claims, HoldMs, OfferedClaim, whole_beats
 from hocket.work.handlers import Handlers
-from hocket.work.jobs import Claim, Held, Result
+from hocket.work.jobs import Claim, Result, Spare
 from hocket.work.liveness import SignOfLife
 from hocket.work.node_access import NodeAccess
 from hocket.work.rests import Rests
@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
     ended: Sequence[Run] = ()
     unstarted: Sequence[Run] = ()
-    spare: Sequence[Held] = ()
+    spare: Sequence[Spare] = ()
     renewals: Sequence[Run] = ()
     notes: Sequence[tuple[Run, bytes]] = ()
     checkpoints: Sequence[tuple[Run, bytes]] = ()
@@ -119,10 +119,8 @@ class BatchRunner:
             sign.beat(tx)
         tx.projection.jobs.load([run.job.id for run in turn.ended])
         outcomes: list[Result | None] = [self._rests.after(tx, run, settle(tx, run)) for run in turn.ended]
-        outcomes += [jobs.hand_back(tx, run.held, "the worker did not start it") for run in turn.unstarted]
-        spared: list[Result | None] = [
-            jobs.hand_back(tx, held, "the worker no longer wanted it") for held in turn.spare
-        ]
+        outcomes += [jobs.hand_back(tx, run.held, UNSTARTED) for run in turn.unstarted]
+        spared: list[Result | None] = [jobs.hand_back(tx, each.held, each.reason) for each in turn.spare]
         renewed: list[Result | None] = [jobs.renew(tx, run.held, run.lease_ms) for run in turn.renewals]
         for run, note in turn.notes:
             jobs.report(tx, run.held, note)
@@ -181,27 +179,26 @@ class BatchRunner:
                 return await access.run(lambda tx: self(tx, sign, part, only))
             return None
 
-        async def each(parts: Iterable[tuple[Job | Held, Batch]]) -> list[BatchResult | None]:
+        async def each(parts: Iterable[tuple[bytes, Batch]]) -> list[BatchResult | None]:
             found = []
-            for about, part in parts:
-                job_id = about.id if isinstance(about, Job) else about.job_id
+            for job_id, part in parts:
                 found.append(await alone(part, job_id, f"the update of job {ulid_text(job_id)}"))
             return found
 
         if turn.beat:
             await alone(Batch(beat=True), "beat", "the worker's sign of life")
-        ended = await each((run.job, Batch(ended=[run])) for run in turn.ended)
+        ended = await each((run.job.id, Batch(ended=[run])) for run in turn.ended)
         for index, run in enumerate(turn.ended):
             if ended[index] is None:
                 # Perhaps the handler's outputs cannot be written, but its failure can.
                 run.error, run.traceback = "its outcome cannot be put on the log", ""
-                (ended[index],) = await each([(run.job, Batch(ended=[run]))])
-        unstarted = await each((run.job, Batch(unstarted=[run])) for run in turn.unstarted)
-        spare = await each((held, Batch(spare=[held])) for held in turn.spare)
-        renewals = await each((run.job, Batch(renewals=[run])) for run in turn.renewals)
-        await each((run.job, Batch(notes=[(run, note)])) for run, note in turn.notes)
-        await each((run.job, Batch(checkpoints=[(run, state)])) for run, state in turn.checkpoints)
-        doubtful = await each((run.job, Batch(doubtful=[run])) for run in turn.doubtful)
+                (ended[index],) = await each([(run.job.id, Batch(ended=[run]))])
+        unstarted = await each((run.job.id, Batch(unstarted=[run])) for run in turn.unstarted)
+        spare = await each((spare.held.job_id, Batch(spare=[spare])) for spare in turn.spare)
+        renewals = await each((run.job.id, Batch(renewals=[run])) for run in turn.renewals)
+        await each((run.job.id, Batch(notes=[(run, note)])) for run, note in turn.notes)
+        await each((run.job.id, Batch(checkpoints=[(run, state)])) for run, state in turn.checkpoints)
+        doubtful = await each((run.job.id, Batch(doubtful=[run])) for run in turn.doubtful)
         await alone(Batch(closed=turn.closed), "closed", "forgetting offers that are decided")
         parts = [*ended, *unstarted, *spare, *renewals, *doubtful]
         taken: list[Claim] = []

@@ -25,6 +25,7 @@ from hocket.kernel.rate_card import (
     beats_used,
     charge,
     estimate,
+    skipped_rates,
     unpriced_devices,
     usage_of,
 )
@@ -95,26 +96,21 @@ def _proofs(session: Session, blobs: Blobs, job: Job, fetch: Fetch | None) -> It
 
 
 def spent_on(session: Session, blobs: Blobs, job: Job, rates: RateCard | None) -> Spent:
-    """What the runs of a job have used so far. Without rates they cost nothing, and without a rate for a device the use
-    of that device costs nothing.
+    """What the runs of a job have used so far. Without a rate card they cost nothing, and a resource for which the card
+    has no rate costs nothing.
     """
     beat_ms = BEAT_MS_DEFAULT if rates is None else rates.beat_ms
     used = [each.usage for each in metered_runs(session, blobs, job, beat_ms)]
-    costs = [] if rates is None else [charge(_priced(each, rates), rates, job.kind).total for each in used]
+    costs = [] if rates is None else [charge(each, rates, job.kind).total for each in used]
     return Spent(sum(each.beats for each in used), math.fsum(costs))
-
-
-def _priced(usage: ResourceUse, rates: RateCard) -> ResourceUse:
-    """The part of it that the card prices."""
-    devices = {name: seconds for name, seconds in usage.gpu_sec.items() if name in rates.rate_gpu_sec}
-    return msgspec.structs.replace(usage, gpu_sec=devices)
 
 
 class CostRow(msgspec.Struct, frozen=True):
     """What the runs of a kind, on a node, for an account or of a job used and cost. `name` is None for the runs of jobs
     without an account. `unpriced` of the runs used devices that the card does not price, which are in
     `unpriced_devices`; these runs are not in `cost`. `doubtful` of them have a proof that says more than they can have
-    used, and are charged for their time.
+    used, and are charged for their time. `skipped_rates` are the rates that the card does not name, of resources that
+    were used; these resources are not in `cost`.
     """
 
     name: str | None
@@ -126,6 +122,7 @@ class CostRow(msgspec.Struct, frozen=True):
     unpriced: int = 0
     unpriced_devices: list[str] = []
     doubtful: int = 0
+    skipped_rates: list[str] = []
 
 
 class CostsBy(StrEnum):
@@ -218,4 +215,5 @@ def _row(name: str | None, runs: Sequence[tuple[Job, MeteredRun]], rates: RateCa
     doubtful = sum(run.is_doubtful for _, run in runs)
     jobs, unpriced = len({job.id for job, _ in runs}), len(runs) - len(priced)
     devices = unpriced_devices(used, rates)
-    return CostRow(name, jobs, len(runs), used, cost, rates.currency, unpriced, devices, doubtful)
+    skipped = skipped_rates(used, rates)
+    return CostRow(name, jobs, len(runs), used, cost, rates.currency, unpriced, devices, doubtful, skipped)

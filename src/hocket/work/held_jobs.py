@@ -11,10 +11,11 @@ from collections.abc import Callable
 import msgspec
 
 from hocket.events import Emit, JobClaimed, JobRunsAlone, LeaseLost, RunStarted
+from hocket.kernel.backoff import backoff_ms
 from hocket.kernel.kinds import run_options
 from hocket.kernel.rate_card import RateCard
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
+from hocket.kernel.roster import RETURN_REST_MS, RETURN_REST_MS_MAX, UNSTARTED, Job
 from hocket.work import lease
 from hocket.work.batch import Batch
 from hocket.work.budget_guard import time_left
@@ -23,7 +24,7 @@ from hocket.work.claiming import HoldMs, whole_beats
 from hocket.work.command.request import KIND
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import Handlers
-from hocket.work.jobs import Claim, Held
+from hocket.work.jobs import Claim, Held, Spare
 from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Run
 from hocket.work.tracing import tracer
@@ -69,12 +70,14 @@ class HeldJobs:
         """The runs by job."""
         self.ended: deque[Run] = deque()
         """Runs that have ended, and are not on the log yet. Other threads append to it."""
-        self.spare: list[Held] = []
+        self.spare: list[Spare] = []
         """Holds to give back."""
         self._unstarted: list[Run] = []
         self.pace_s = AHEAD_S
         """How long a run takes, by those that ended lately."""
         self._moved_at = monotonic()
+        self._stalls = 0
+        self._rests_until = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._watch_at = 0.0
 
@@ -86,11 +89,11 @@ class HeldJobs:
             self._begin(claim, before)
             return
         self.runs.pop(claim.job.id, None)
-        self.give_back(claim)
+        self.give_back(claim, "the worker could not start it")
 
-    def give_back(self, claim: Claim) -> None:
+    def give_back(self, claim: Claim, reason: str = UNSTARTED) -> None:
         assert claim.job.claim_op is not None
-        self.spare.append(Held(claim.job.id, claim.job.claim_op))
+        self.spare.append(Spare(Held(claim.job.id, claim.job.claim_op), reason))
 
     def _begin(self, claim: Claim, before: float) -> None:
         job_type = self._handlers.find(claim.job.kind)
@@ -146,6 +149,8 @@ class HeldJobs:
             for run in current
             if run.started_at is None and (is_stopping or self._overstayed(run, now)) and run.revoke()
         ]
+        if unstarted and not is_stopping and len(current) - len(unstarted) < self._runner.slots:
+            self._stalled(now)
         gone = {run.job.id for run in unstarted}
         live = [run for run in current if run.job.id not in gone and not run.stopped]
         renewals = lease.to_renew(live, now)
@@ -165,10 +170,18 @@ class HeldJobs:
             assert run.started_at is not None and run.ended_at is not None
             self.pace_s += (run.ended_at - run.started_at - self.pace_s) * 0.1
             self._moved_at = now
+            self._stalls, self._rests_until = 0, 0.0
         return ended
 
+    def _stalled(self, now: float) -> None:
+        """Slots are free and yet nothing starts. The worker claims more and more rarely until a run ends: what it
+        claims only goes back.
+        """
+        self._stalls += 1
+        self._rests_until = now + backoff_ms(self._stalls, RETURN_REST_MS, RETURN_REST_MS_MAX) / 1000
+
     def _overstayed(self, run: Run, now: float) -> bool:
-        return now - run.claimed_at > QUEUED_MAX_S or now >= run.lease.ends_at
+        return now - run.waits_since > QUEUED_MAX_S or now >= run.lease.ends_at
 
     def put_back(self, turn: Batch) -> None:
         """The turn could not be put on the log: what it took is due again."""
@@ -199,6 +212,8 @@ class HeldJobs:
         """How many more jobs may be held: one for each slot, and ahead of that as much as is done in a moment, going
         by the runs that ended and by how long none has. No other job is held beside a run that must be alone.
         """
+        if now < self._rests_until:
+            return 0
         if any(run.is_alone and not self.isolates(run.job.kind) for run in self.runs.values()):
             return 0
         slots = self._runner.slots

@@ -94,6 +94,13 @@ class Held(NamedTuple):
     claim_op: bytes
 
 
+class Spare(NamedTuple):
+    """A hold to give back, and why."""
+
+    held: Held
+    reason: str
+
+
 # The result of an op about a job: the job after it, the reason why it was not written, or an offer to the arbiter.
 Result = Job | Reason | Offer
 

@@ -260,6 +260,8 @@ class Run:
         """What it cost, if its function has measured that."""
         self.deadline_ms = job.deadline
         self.claimed_at = claimed_at
+        self.waits_since = kit.monotonic()
+        """Since when it waits for a slot. Another node's decision on the claim may have taken long before that."""
         self.is_alone = claim.deaths >= DEATHS_ALONE
         """Whether no other run may be lost if this one ends its process."""
         self.lease = Lease(lease_ms / 1000, claimed_at)

@@ -12,6 +12,7 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import UNSTARTED
 from hocket.kernel.vocabulary import (
     AcceptWork,
     CancelJob,
@@ -166,7 +167,7 @@ class Run:
                     self.wall = self.pick((state["deadline"], state["deadline"] + 1))
                 self.say(holder, ClaimWork(job, holder, self.pick(LEASES)), deps)
             case "yield":
-                self.say(holder, YieldWork(job, holder, ""), deps)
+                self.say(holder, YieldWork(job, holder, self.pick(("", "", UNSTARTED))), deps)
             case "postpone":
                 delay = self.pick((1, 1_000, 1_000, 1_000, 60_000, 0, 2**40))
                 self.say(holder, PostponeWork(job, holder, delay, ""), deps)

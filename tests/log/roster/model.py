@@ -290,7 +290,9 @@ class Mesh:
 
     def _yield(self, job: dict[str, Any], op: Op, payload: YieldWork) -> Verdict:
         against = self._not_the_holder(job, op, payload.claimer)
-        if not against:
+        if not against and payload.reason == "not started by the worker":
+            self._release(job)
+        elif not against:
             self._return(job, op)
         return against
 

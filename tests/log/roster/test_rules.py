@@ -9,7 +9,7 @@ from hocket.kernel.kinds import covers
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import LEASE_MS_MAX, Policy, encode_policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import RETURNS_MAX, Job, Outcome, State
+from hocket.kernel.roster import RETURNS_MAX, UNSTARTED, Job, Outcome, State
 from hocket.kernel.vocabulary import (
     CancelJob,
     ClaimWork,
@@ -689,6 +689,16 @@ def test_a_job_that_kills_its_workers_rests_ever_longer_and_fails_at_last(story:
         wall += 100_000
     assert rests[:-1] == [0, 0, 1_000, 2_000, 4_000, 60_000, 60_000]
     assert (job.outcome, job.fence) == (Outcome.FAILED, RETURNS_MAX)
+
+
+@pytest.mark.req("LW-41")
+def test_a_job_that_its_workers_did_not_start_is_neither_failed_nor_delayed_for_it(story: Story) -> None:
+    story.schedule()
+    for returns in range(RETURNS_MAX + 1):
+        claim = story.claim(A, returns * 10 + 1)
+        story.say(A, returns * 10 + 2, YieldWork(J, NODES[A], UNSTARTED), (claim.id,))
+    job = story.job()
+    assert (job.state, job.returns, job.ready_at, job.fence) == (State.PENDING, 0, 0, RETURNS_MAX + 1)
 
 
 @pytest.mark.req("LW-41")

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hocket.errors import Failed, OverBudget, Unreachable, Usage
+from hocket.events import AllowanceIsRisky, Event, GpusUnpriced
 from hocket.kernel.budgets import over_budget
 from hocket.kernel.execution import Execution, Output, RunnerProgram, Stream
 from hocket.kernel.ids import content_hash, hash_text, node_text, parse_ulid, ulid_text
@@ -109,16 +110,20 @@ class Commands:
         self._premises = premises
         self.allowance = allowance
         gpus = Gpus.find()
-        priced = None if premises.rates is None else premises.rates.rate_gpu_sec
-        unpriced = [] if gpus is None or priced is None else [name for name in gpus.classes if name not in priced]
-        if unpriced:
-            raise Usage(f"the rate card has no rate_gpu_sec for this machine's {', '.join(unpriced)}; add them")
+        priced = None if premises.rates is None else premises.rates.rate_gpu_sec or {}
+        unpriced = () if gpus is None or priced is None else (name for name in gpus.classes if name not in priced)
+        self._unpriced = tuple(unpriced)
         self._runner = CommandRunner(gpus)
         self._workdirs = Workdirs(premises.runs)
         self._caretaker = ThreadPoolExecutor(1, "hocket-caretaker")
         self._is_untidy = False
         self._closing = threading.Event()
         self.listeners = OutputListeners()
+
+    def warnings(self) -> list[Event]:
+        """What the owner should know before commands run."""
+        risks: list[Event] = [AllowanceIsRisky(each) for each in self.allowance.warnings()]
+        return [*risks, GpusUnpriced(self._unpriced)] if self._unpriced else risks
 
     def close(self) -> None:
         self._closing.set()
