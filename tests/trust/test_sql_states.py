@@ -16,14 +16,16 @@ from hocket.coordination.lock_decisions import read_scope
 from hocket.kernel.availability import AVAILABILITIES, AvailabilityState
 from hocket.kernel.clock import pack
 from hocket.kernel.coordination_payloads import AcquireLocks, Availability, LockMode, PutRow, ReleaseLocks, Strategy
-from hocket.kernel.ids import node_text
+from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.locks import LOCKS, Hold, Scope
 from hocket.kernel.messages import MESSAGES, DeliveryState, Message
-from hocket.kernel.ops import Op
+from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rows import ROWS, RowState
 from hocket.kernel.subjects import ROW, Subject
+from hocket.kernel.vocabulary import CreateArtifact
 from hocket.log import state_check
+from hocket.log.artifact_register import artifact_of
 from hocket.log.lock_projector import waited_in
 from hocket.log.state_check import KEPT_FROM_OPS
 from hocket.mesh.grants import parse_grants
@@ -200,15 +202,18 @@ def test_a_state_that_was_never_committed_is_not_believed(mesh: SharedMesh) -> N
 
 @pytest.mark.req("LW-48")
 def test_what_a_revoked_node_has_put_back_is_not_believed(mesh: SharedMesh) -> None:
-    """Its ops that came after the revocation count no more, though they are on the log."""
-    second = member(mesh)
+    """Its ops count no more. Another process of the owner has checked the row when they did."""
+    second, other = member(mesh), Runtime.open(mesh.directory / "owner")
+    assert isinstance(acquire(mesh.owner, "one", "other"), Op)
     assert isinstance(acquire(second, "two"), Op)
     held = stored(mesh)
-    assert [hold.agent for hold in scope_of(mesh.owner).holds] == ["two"]
+    assert [hold.agent for hold in scope_of(other).holds] == ["one", "two"]
     revoke(mesh.owner.log, node_text(second.log.node))
     put(mesh, held)
-    assert acquire(mesh.owner, "three") is not Reason.LOCK_HELD
+    taken = acquire(other, "three")
+    other.close()
     second.close()
+    assert taken is not Reason.LOCK_HELD
 
 
 @pytest.mark.req("LW-48")
@@ -362,6 +367,45 @@ def test_a_quarantined_sharer_stays_so(mesh: SharedMesh, process: Process, is_de
     if not is_deleted:
         with owner.read() as session:
             assert node in unavailable(session)
+
+
+# Artifacts.
+
+
+def made_artifact(mesh: SharedMesh, content: bytes = b"real") -> bytes:
+    payload = CreateArtifact(NO_ID, "note", None, (), content_hash(content), content, None, None, len(content))
+    made = mesh.owner.log.run(lambda tx: tx.author(payload))
+    assert isinstance(made, Op)
+    return made.id
+
+
+@pytest.mark.req("LW-48")
+@both
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("hash", content_hash(b"other")), ("expires", 1), ("type", "hocket.result"), ("made", bytes(20))],
+)
+def test_an_artifact_is_what_its_op_says(mesh: SharedMesh, column: str, value: object, process: Process) -> None:
+    changed, other = made_artifact(mesh), made_artifact(mesh, b"more")
+    mesh.sql(f"UPDATE artifacts SET {column} = ? WHERE id = ?", value, changed)
+    with process(mesh).read() as session:
+        assert session.artifact(changed) is None
+        assert [each.id for each in session.artifacts(b"", 1)] == [other]
+        assert session.expired_artifacts(2**50, 10, "") == []
+    assert mesh.tables_found() == {"artifacts"}
+    assert [each.what.partition(",")[0] for each in mesh.owner.verify().findings] == ["artifacts"]
+
+
+@pytest.mark.req("LW-48")
+def test_an_artifact_that_its_author_may_not_create_is_none(mesh: SharedMesh) -> None:
+    op, body = mesh.op(CreateArtifact(NO_ID, "note", None, (), content_hash(b"x"), b"x", None, None, 1))
+    mesh.put_op(op, body)
+    row = artifact_of(op, op.payload)  # type: ignore[arg-type]
+    columns = "id, op_id, type, source_job, hash, size, expires, inline, made"
+    revoke(mesh.owner.log, node_text(mesh.sharer.log.node))
+    mesh.sql(f"INSERT INTO artifacts ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", *row)
+    with mesh.owner.read() as session:
+        assert session.artifact(row.id) is None
 
 
 # What it costs, and what is told.

@@ -40,6 +40,9 @@ def _states(session: Session) -> None:
             session.subject_state(Subject(family, key))
     for key in session.subjects_of(MESSAGE):
         session.message(key)
+    after = b""
+    while found := session.artifacts(after, BATCH):
+        after = found[-1].id
 
 
 def _schedules(session: Session, check: SessionCheck) -> None:

@@ -7,7 +7,7 @@ reported, and what the ops say counts in its place.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -25,12 +25,13 @@ from hocket.kernel.messages import MESSAGES, Message
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import AVAILABILITY, MESSAGE, Subject, subject_of
+from hocket.log.artifact_check import ArtifactCheck
 from hocket.log.citations import Citations
 from hocket.log.naming import ID_BYTES, Naming, keyed
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.projectors import FAMILIES, StoredFamily
 from hocket.log.unstored_ops import UnstoredOps
-from hocket.store import OpRow, Session
+from hocket.store import Artifact, OpRow, Session
 
 # How many bytes of states a process remembers.
 REMEMBERED_BYTES = 16 * 1024 * 1024
@@ -105,6 +106,7 @@ class StateCheck:
         kept: CheckedStates | None = None,
     ) -> None:
         self._reader, self._refuse, self._kept = reader, refuse, kept
+        self.artifacts = ArtifactCheck(reader, refuse)
         self._known: dict[Subject, CheckedState] = {}
         self._bytes = 0
         self._lock = Lock()
@@ -181,11 +183,12 @@ class StateCheck:
 
 
 class SessionStates:
-    """The checks of states within one session."""
+    """The checks of states and artifacts within one session."""
 
     def __init__(self, states: StateCheck, session: Session) -> None:
         self._states, self.session = states, session
         self._written: dict[Subject, tuple[bytes | None, bytes]] = {}
+        self._made: set[Artifact] = set()
         self.wrong: set[Subject] = set()
         self.replays = False
 
@@ -203,6 +206,12 @@ class SessionStates:
         if not self.replays:
             self._written[subject] = state, last
             self.wrong.discard(subject)
+
+    def artifacts(self, found: Sequence[Artifact]) -> list[Artifact]:
+        return self._states.artifacts.good(self.session, found, self._made)
+
+    def made_artifacts(self, artifacts: Sequence[Artifact]) -> None:
+        self._made.update(artifacts)
 
     def committed(self) -> None:
         if self._written:

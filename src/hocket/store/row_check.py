@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from hocket.kernel.subjects import Subject
+from hocket.store.artifacts import Artifact
 from hocket.store.jobs import JobEntry
 from hocket.store.ops import OpRow
 
@@ -46,6 +47,12 @@ class RowCheck(Protocol):
 
     def refuse(self, table: str, row: str, what: str) -> None:
         """Reports a row that the caller has left out."""
+
+    def artifacts(self, found: Sequence[Artifact]) -> list[Artifact]:
+        """The artifacts that are as the ops say that create them, and that these ops' authors may create."""
+
+    def made_artifacts(self, artifacts: Sequence[Artifact]) -> None:
+        """The transaction enters artifacts, by ops that it may have yet to store."""
 
     # States. `wrong` are the subjects with rows that were found not to say what the ops say. Whoever `replays` ops
     # takes the rows as they are.
