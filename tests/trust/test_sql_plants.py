@@ -1,15 +1,18 @@
 """Each check of a shared store's rows, taken away: the attack that it stops is found."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hocket.kernel.ids import content_hash
 from hocket.kernel.policy import Policy, encode_policy
-from hocket.log import checked_registers, job_projector, permissions, store_check
+from hocket.log import artifact_check, checked_registers, job_projector, permissions, state_check, store_check
 from hocket.work import authorship
 from tests.trust import test_sql_sharer as attacks
+from tests.trust import test_sql_states as states
 from tests.trust.sharer import SharedMesh
 
 RETRIES = encode_policy(Policy(retries=9))
@@ -54,8 +57,46 @@ def routes_are_believed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(store_check.StoreCheck, "route", lambda self, *args: True)
 
 
-def definitions_are_believed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(store_check.StoreCheck, "definition", lambda self, *args: True)
+def states_are_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(state_check.SessionStates, "state", lambda self, subject, row, latest: row)
+
+
+def known_states_are_believed_for_ever(patch: pytest.MonkeyPatch) -> None:
+    right = state_check.StateCheck.state
+
+    def state(self: Any, session: Any, subject: Any, row: bytes | None, latest: bytes | None) -> Any:
+        known = self._known.get(subject)
+        return known if known is not None and known.row == row else right(self, session, subject, row, latest)
+
+    patch.setattr(state_check.StateCheck, "state", state)
+
+
+def states_are_believed_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    right = state_check.SessionStates.wrote_state
+
+    def wrote_state(self: Any, subject: Any, state: bytes | None, last: bytes) -> None:
+        right(self, subject, state, last)
+        self._states.wrote(self.session, {subject: (state, last)})
+
+    patch.setattr(state_check.SessionStates, "wrote_state", wrote_state)
+    known_states_are_believed_for_ever(patch)
+
+
+def artifacts_are_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(state_check.SessionStates, "artifacts", lambda self, found: found)
+
+
+def creators_are_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(artifact_check, "_says", lambda op, artifact, permissions: artifact_check.artifact_of(op, op.payload))
+
+
+def reasons_are_believed(patch: pytest.MonkeyPatch) -> None:
+    folded = state_check._Fold._folded
+
+    def counting(self: Any, rows: Any, *others: Any) -> Any:
+        return folded(self, [row for row in rows if not row.reason], *others)
+
+    patch.setattr(state_check._Fold, "_folded", counting)
 
 
 def registers_are_believed(patch: pytest.MonkeyPatch) -> None:
@@ -100,7 +141,43 @@ PLANTS: list[tuple[Plant, Attack]] = [
     (entries_are_believed, attacks.test_the_sharer_claims_no_job_by_another_kind),
     (keys_are_believed, attacks.test_a_node_has_the_key_of_its_delegation),
     (routes_are_believed, attacks.test_a_kind_goes_where_an_owner_has_routed_it),
-    (definitions_are_believed, attacks.test_the_options_of_a_kind_are_those_of_its_definition),
+    (states_are_believed, attacks.test_the_options_of_a_kind_are_those_of_its_definition),
+    *(
+        (states_are_believed, partial(attack, process=process))
+        for attack in (
+            states.test_a_hold_that_was_ended_with_sql_still_holds,
+            states.test_a_scope_that_was_deleted_is_still_there,
+            states.test_a_fence_does_not_go_down,
+            states.test_a_hold_that_nobody_asked_for_holds_nothing,
+            states.test_a_leased_message_is_not_given_again,
+            states.test_an_acknowledged_message_is_not_given_again,
+            states.test_a_message_does_not_reach_another_agent,
+            states.test_the_value_of_a_row_is_the_signed_one,
+            states.test_a_sharer_drains_no_other_node,
+            partial(states.test_a_quarantined_sharer_stays_so, is_deleted=True),
+        )
+        for process in (states.the_same, states.another)
+    ),
+    (states_are_believed, states.test_a_message_that_nobody_has_sent_is_not_shown),
+    (
+        artifacts_are_believed,
+        partial(
+            states.test_an_artifact_is_what_its_op_says,
+            column="hash",
+            value=content_hash(b"other"),
+            process=states.another,
+        ),
+    ),
+    (creators_are_believed, states.test_an_artifact_that_its_author_may_not_create_is_none),
+    (states_are_believed, states.test_an_audit_names_changed_states),
+    (known_states_are_believed_for_ever, states.test_a_row_from_before_another_nodes_op_is_not_believed),
+    (known_states_are_believed_for_ever, states.test_a_message_that_another_node_has_leased_is_not_given_again),
+    (known_states_are_believed_for_ever, states.test_what_a_revoked_node_has_put_back_is_not_believed),
+    (states_are_believed_before_the_commit, states.test_a_state_that_was_never_committed_is_not_believed),
+    (
+        reasons_are_believed,
+        partial(states.test_an_op_that_is_called_bad_still_counts, column="reason = 60", process=states.another),
+    ),
     (registers_are_believed, attacks.test_a_delegation_without_an_op_grants_nothing),
     (registers_are_believed, attacks.test_an_inserted_proof_of_two_histories_proves_nothing),
     (registers_are_believed, attacks.test_a_deleted_revocation_still_counts),

@@ -340,7 +340,7 @@ def test_the_options_of_a_kind_are_those_of_its_definition(mesh: SharedMesh) -> 
     forged = KINDS.encode(type(definition)(encode_policy(Policy(open=True)), definition.defined, definition.last))
     mesh.sql("UPDATE subjects SET state = ? WHERE family = 'kind'", forged)
     defaults = mesh.owner.log.run(lambda tx: tx.projection.defaults("hocket.run"))
-    assert defaults == Policy()
+    assert defaults == Policy(retries=1)
     assert mesh.tables_found() == {"subjects"}
 
 

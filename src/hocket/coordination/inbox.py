@@ -219,6 +219,7 @@ def claim(tx: Transaction, agent: str, count: int, lease_ms: int, *, is_in_touch
     for row in _by_urgency(tx.session, agent, tx.node, count):
         message = projector.state(row.message_id)
         if message is None:
+            projector.put_right(row)
             continue
         if only_open and not message.is_open:
             is_withheld = True
@@ -226,6 +227,7 @@ def claim(tx: Transaction, agent: str, count: int, lease_ms: int, *, is_in_touch
         op = tx.author(ClaimMessage(row.message_id, agent, lease_ms), is_awaited=True)
         if isinstance(op, Reason):
             refused = op if op in UNAUTHORISED or op is Reason.TOO_MANY_RECEIVERS else refused
+            projector.put_right(row)
             continue
         order.append(row.message_id)
         if tx.is_offer(op):

@@ -147,11 +147,12 @@ def fold(
     context: Any,
     dependencies: Callable[[Op, Standings], Reason | None],
     standings: Standings,
+    state: S | None = None,
 ) -> S | None:
-    """A subject's state from all its ops, in any order. `standings` holds the ops that are already excluded, and at the
-    end all of them. `dependencies` returns why an op does not count because of what it cites, if so.
+    """A subject's state from all its ops, in any order, or from a `state` and all ops after it. `standings` holds the
+    ops that are already excluded, and at the end all of them. `dependencies` returns why an op does not count because
+    of what it cites, if so.
     """
-    state: S | None = None
     for op in sorted(ops, key=lambda op: op.timestamp):
         if op.id in standings:
             continue

@@ -275,6 +275,11 @@ class Authority:
         self._reads: dict[tuple[int, type[Payload]], tuple[_Read, ...]] = {}
         self.shares = {node: shares for node in self._graph.of_node if (shares := tuple(self._shares(node)))}
 
+    @property
+    def revoked(self) -> set[bytes]:
+        """The delegations that were revoked, by themselves or by one above."""
+        return self._revoked
+
     def fault(self, delegation: Delegation) -> Reason | None:
         """Why a delegation of this log grants nothing at any time; None if it stands. A malformed delegation is
         reported as such even if it was revoked: it never granted anything.

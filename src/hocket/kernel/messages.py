@@ -31,6 +31,7 @@ from hocket.kernel.coordination_payloads import (
     ReturnMessage,
     SendMessage,
 )
+from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.ids import node_text, parse_node
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX
@@ -213,6 +214,12 @@ class Messages:
     def last(self, message: Message) -> Hlc:
         return message.last
 
+    def encode(self, message: Message) -> bytes:
+        return _encode(message)
+
+    def decode(self, data: bytes) -> Message:
+        return _decode(data)
+
 
 def _send(op: Op, payload: SendMessage) -> Verdict:
     if read_address(payload.to) is None:
@@ -330,3 +337,5 @@ _RULES: dict[type, Callable[[Message, Op, Any], Verdict]] = {
 }
 
 MESSAGES = Messages()
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgpack_decoder(Message).decode

@@ -42,6 +42,7 @@ from hocket.log.projectors import defaults_of
 from hocket.log.row_audit import audit_rows
 from hocket.log.sealing import BackgroundSealer, Sealer, SharedSealer, signed
 from hocket.log.short_transaction import LockTransaction, ShortTransaction
+from hocket.log.state_check import CheckedStates
 from hocket.log.store_check import StoreCheck
 from hocket.log.transaction import Transaction, Wall, being_rebuilt, next_stamp
 from hocket.store import Head, MustBeAlone, NewOp, Session, Store
@@ -67,8 +68,9 @@ class Log:
     choose them. `physical` is the machine's own clock in milliseconds; `wall` may run ahead of it once another node has
     sent a later time. With `helpers`, ops are verified in parallel and this node's ops are signed in the background;
     without helpers the caller's thread does everything. After each commit the log publishes the changes on `bus`. In a
-    store that nodes share, rows that `ended` count no more, and `revocations` keeps those that were seen. `stopwatch`
-    counts the seconds that ops from elsewhere are charged for. Close the log before the store.
+    store that nodes share, rows that `ended` count no more, `revocations` keeps those that were seen, and `checked`
+    states that were compared with their ops. `stopwatch` counts the seconds that ops from elsewhere are charged for.
+    Close the log before the store.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Log:
         ended: EndedSeals | None = None,
         stopwatch: Callable[[], float] = perf_counter,
         revocations: RevocationFile | None = None,
+        checked: CheckedStates | None = None,
     ) -> None:
         self.store = store
         store.seal_rows(RowSeal(key), ended)
@@ -106,7 +109,7 @@ class Log:
         self.store_check: StoreCheck | None = None
         self._sealer: Sealer
         if is_shared:
-            self.store_check = self._new_check(key)
+            self.store_check = self._new_check(key, checked)
             store.check_rows(self.store_check)
             self._sealer = SharedSealer(store, self.store_check.wrote)
         else:
@@ -117,8 +120,8 @@ class Log:
         self._id_lock = threading.Lock()
         self._authors: set[int] = set()
 
-    def _new_check(self, key: SigningKey) -> StoreCheck:
-        return StoreCheck(self.user, self.node, key, lambda: self.permissions_reader, self._helpers)
+    def _new_check(self, key: SigningKey, checked: CheckedStates | None = None) -> StoreCheck:
+        return StoreCheck(self.user, self.node, key, lambda: self.permissions_reader, self._helpers, checked)
 
     def audit_rows(self, key: SigningKey) -> list[AuditFinding]:
         """What is wrong with the derived rows of a store that nodes share. `key` is this node's own."""

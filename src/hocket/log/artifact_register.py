@@ -30,10 +30,7 @@ class ArtifactRegister:
             self._session.add_eviction(op.id, payload.artifact_id)
             return
         assert isinstance(payload, CreateArtifact)
-        expires = None if payload.ttl_ms is None else min(op.timestamp.wall + payload.ttl_ms, NEVER)
-        what = payload.artifact_type, payload.source_job, payload.content_hash, min(payload.size_bytes, NEVER)
-        is_inline = int(payload.content_inline is not None)
-        artifact = Artifact(payload.artifact_id, op.id, *what, expires, is_inline, pack(op.timestamp))
+        artifact = artifact_of(op, payload)
         if self._is_bound and artifact.id == op.id:
             # An artifact with the id of its own op can have no rival.
             self._made[artifact.id] = artifact
@@ -66,3 +63,11 @@ class ArtifactRegister:
         if self._made:
             self._session.add_artifacts(list(self._made.values()))
             self._made.clear()
+
+
+def artifact_of(op: Op, payload: CreateArtifact) -> Artifact:
+    """What an op enters."""
+    expires = None if payload.ttl_ms is None else min(op.timestamp.wall + payload.ttl_ms, NEVER)
+    what = payload.artifact_type, payload.source_job, payload.content_hash, min(payload.size_bytes, NEVER)
+    is_inline = int(payload.content_inline is not None)
+    return Artifact(payload.artifact_id, op.id, *what, expires, is_inline, pack(op.timestamp))

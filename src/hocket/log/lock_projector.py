@@ -24,9 +24,8 @@ from hocket.log.permissions import Permissions
 from hocket.log.projectors import SubjectProjector
 from hocket.log.request_deadlines import is_given_up
 from hocket.store import Session, SubjectRow
+from hocket.store.subjects import LOCK_QUEUE
 
-# The rows of the scopes in which agents wait.
-LOCK_QUEUE = "lock queue"
 # In how many scopes the waits of one node are looked at for a deadlock.
 SCOPES_MAX = 16
 
@@ -38,6 +37,8 @@ class ScopeQueue(NamedTuple):
     nodes: tuple[int, ...]
 
 
+# In place of the nodes that a row names, if these are not known.
+_ANY = (-1,)
 _encode_queue = msgspec.msgpack.Encoder().encode
 _decode_queue = msgpack_decoder(ScopeQueue).decode
 
@@ -45,15 +46,27 @@ _decode_queue = msgpack_decoder(ScopeQueue).decode
 def waited_in(session: Session, without: bytes) -> list[Scope]:
     """The scopes in which agents wait, but one; some for each node, so that no node hides the waits of another."""
     counts: Counter[int] = Counter()
-    scopes: list[Scope] = []
+    scopes: dict[bytes, Scope] = {}
     for row in session.subject_states(LOCK_QUEUE, without):
-        queue = _decode_queue(row)
+        queue = _read_queue(session, row)
+        if queue is None or queue.scope in (without, *scopes):
+            continue  # in a store that nodes share, another program wrote it
         if any(counts[node] < SCOPES_MAX for node in queue.nodes):
-            counts.update(queue.nodes)
             state = session.subject_state(Subject(LOCK, queue.scope))
             if state is not None:
-                scopes.append(LOCKS.decode(state))
-    return scopes
+                scopes[queue.scope] = scope = LOCKS.decode(state)
+                counts.update(_waiting_nodes(scope))
+    return list(scopes.values())
+
+
+def _read_queue(session: Session, row: bytes) -> ScopeQueue | None:
+    try:
+        return _decode_queue(row)
+    except msgspec.MsgspecError:
+        if session.row_check is None:
+            raise
+        session.row_check.refuse("subjects", LOCK_QUEUE, "it cannot be read")
+        return None
 
 
 def _waiting_nodes(scope: Scope | None) -> tuple[int, ...]:
@@ -98,6 +111,10 @@ class LockProjector(SubjectProjector):
             self._stored_nodes.setdefault(key, _waiting_nodes(before))
         super().keep(key, state)
 
+    def _put_right(self, key: bytes) -> None:
+        super()._put_right(key)
+        self._stored_nodes[key] = _ANY
+
     def flush(self) -> None:
         super().flush()
         for key, before in self._stored_nodes.items():
@@ -134,8 +151,8 @@ class LockProjector(SubjectProjector):
         return waited_in(self._session, subject.key)
 
     def _check_row(self, subject: Subject, state: Scope | None) -> None:
-        if subject.key in self._checked:
-            return
+        if subject.key in self._checked or self._session.row_check is not None:
+            return  # where nodes share a store, each state is compared with the ops when it is read
         if self._session.has_op_after(subject, b"" if state is None else pack(state.last)):
             raise StoreError(
                 f"the locks of scope {subject.key.decode()!r} are behind the log; run `hocket log rebuild`"

@@ -27,7 +27,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import MESSAGE, Subject
 from hocket.kernel.vocabulary import AcceptOffer
-from hocket.log.projectors import Engine
+from hocket.log.projectors import Engine, is_wrong
 from hocket.log.request_deadlines import is_given_up
 from hocket.store import DeliveryStage, QueuedDelivery, Session
 
@@ -54,8 +54,11 @@ class MessageProjector:
 
     def state(self, key: bytes) -> Message | None:
         if key not in self._messages:
-            self._session.lock_subjects((Subject(MESSAGE, key),))
+            subject = Subject(MESSAGE, key)
+            self._session.lock_subjects((subject,))
             self._messages[key] = self._session.message(key)
+            if is_wrong(self._session, subject):
+                self._dirty[key] = None
         return self._messages[key]
 
     def keep(self, key: bytes, state: Message | None) -> None:
@@ -136,8 +139,9 @@ class MessageProjector:
             queue, message.thread or message.id, THREAD_HELD_MAX, before=pack(message.sent)
         )
         for each in earlier:
-            other = self.state(each.message_id)
-            assert other is not None
+            other = self._placed(each)
+            if other is None:
+                continue
             delivery = other.delivery(agent, node)
             if not delivery.is_held(self._engine.physical) or (delivery.agent, delivery.node) != (agent, node):
                 return False
@@ -155,7 +159,7 @@ class MessageProjector:
         new = session.group_messages(groups, session.group_cursor(queue), STEP)
         for _, message in new:
             if (message.sender, message.sent.node) != (agent, node):
-                self._place(self.state(message.id) or message, queue)
+                self._put_in_place(message.id, queue)
         if new:
             session.set_group_cursor(queue, new[-1][0])
 
@@ -163,9 +167,19 @@ class MessageProjector:
         """Moves the deliveries whose time has come: a lease or a delay is over, or the message has expired."""
         self.flush()
         for due in self._session.deliveries_due(self._engine.physical, STEP):
-            message = self.state(due.message_id)
-            assert message is not None
-            self._place(message, due.queue)
+            self._put_in_place(due.message_id, due.queue)
+
+    def _put_in_place(self, message_id: bytes, queue: str) -> None:
+        message = self.state(message_id)
+        if message is None or not _receives(queue, message):
+            self._session.drop_delivery(queue, message_id)  # another program wrote it
+        else:
+            self._place(message, queue)
+
+    def put_right(self, row: QueuedDelivery) -> None:
+        """In a store that nodes share, another program may have moved a delivery whose message cannot be claimed."""
+        if self._session.row_check is not None:
+            self._put_in_place(row.message_id, row.queue)
 
     def _queue(self, message: Message) -> None:
         if not message.is_group:
@@ -181,9 +195,20 @@ class MessageProjector:
 
     def _let_next_in(self, queue: str, thread: bytes) -> None:
         while (first := self._first(queue, thread)) is not None and first.stage is DeliveryStage.BLOCKED:
-            following = self.state(first.message_id)
-            assert following is not None
-            self._put(following, queue)
+            following = self._placed(first)
+            if following is not None:
+                self._put(following, queue)
+
+    def _placed(self, delivery: QueuedDelivery) -> Message | None:
+        """The message of a delivery, if it has its place there. Another program may have written it elsewhere."""
+        message, queue = self.state(delivery.message_id), delivery.queue
+        if message is None or not _receives(queue, message):
+            self._session.drop_delivery(queue, delivery.message_id)
+            return None
+        if (pack(message.sent), message.thread or message.id) != (delivery.sent, delivery.thread):
+            self._put(message, queue)
+            return None
+        return message
 
     def _put(self, message: Message, queue: str) -> bool:
         """Of a thread only the first message that has not ended is ready. Returns whether this one has ended."""
@@ -206,6 +231,13 @@ class MessageProjector:
 
     def _first(self, queue: str, thread: bytes) -> QueuedDelivery | None:
         return next(iter(self._session.deliveries_of_thread(queue, thread, 1)), None)
+
+
+def _receives(queue: str, message: Message) -> bool:
+    address = read_address(queue)
+    if address is None or not message.is_group:
+        return address is not None and queue == message.to
+    return address.node is not None and message.to in addresses_of(address.name, address.node)
 
 
 def _place_of(message: Message, delivery: MessageDelivery, now: int) -> _QueuePlace | None:

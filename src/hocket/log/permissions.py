@@ -10,6 +10,7 @@ a replaced coordinator, the history that its successor's designation pins.
 import time
 from bisect import bisect
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from hocket.kernel.authority import Authority, Revocation, Standing, counting_revocations
@@ -78,6 +79,19 @@ class Permissions:
         self._derivation_kinds = tuple(extensions.derivation_kinds if extensions else ())
         self._derivation_types = {codec.cls for codec in VARIANTS.values() if codec.cls.__name__ in self.derivation_ops}
         self._derives = bool(self.derivation_ops or self._derivation_kinds)
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """The same for permissions that judge all ops alike, also in another process."""
+        facts: tuple[Iterable[object], ...] = (
+            (each.cid for each in self.delegations),
+            self.authority.revoked,
+            self._revocations,
+            self.tenures,
+            self.forks.items(),
+            self.pinned,
+        )
+        return content_hash(repr([sorted(map(repr, each)) for each in facts]).encode())
 
     @property
     def coordinators(self) -> list[tuple[Hlc, int]]:

@@ -41,18 +41,16 @@ FOLLOW_UPS: dict[str, Callable[[Any, Op], Payload | None]] = {ROW: notice}
 def defaults_of(session: Session, kind: str) -> Policy:
     """The options that jobs of a kind have unless their submitter says otherwise, as the store has them."""
     for name in names_of(kind):
-        state = _stored_state(session, Subject(KIND, name.encode()))
+        state = session.subject_state(Subject(KIND, name.encode()))
         if state is not None:
             return KINDS.decode(state).policy
     return DEFAULT
 
 
-def _stored_state(session: Session, subject: Subject) -> bytes | None:
-    """The state of a subject, unless the subject is a kind that no op defines so."""
-    state = session.subject_state(subject)
-    check = session.row_check if subject.family == KIND else None
-    is_sound = state is None or check is None or check.definition(subject.key.decode(errors="replace"), state)
-    return state if is_sound else None
+def is_wrong(session: Session, subject: Subject) -> bool:
+    """Whether the stored state of a subject, which was just read, is not what the ops say, and can be put right."""
+    check = session.row_check
+    return check is not None and subject in check.wrong and not session.is_beside
 
 
 def availability_of(session: Session, node: int) -> AvailabilityState | None:
@@ -167,9 +165,15 @@ class SubjectProjector:
         if key not in self._states:
             subject = Subject(self._name, key)
             self._session.lock_subjects((subject,))
-            data = _stored_state(self._session, subject)
+            data = self._session.subject_state(subject)
             self._states[key] = None if data is None else self.family.decode(data)
+            if is_wrong(self._session, subject):
+                self._put_right(key)
         return self._states[key]
+
+    def _put_right(self, key: bytes) -> None:
+        """Writes a state that the store has otherwise."""
+        self._dirty.add(key)
 
     def keep(self, key: bytes, state: Any) -> None:
         self._states[key] = state

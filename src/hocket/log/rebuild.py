@@ -116,6 +116,7 @@ def rebuild(
 
 def _legislate(session: Session, permissions_reader: PermissionsReader, now: int) -> int:
     """Enters every delegation, revocation and pinning designation: they change the meaning of earlier ops."""
+    _replay(session)
     projection = Projection(session, now, permissions_reader, 0)
     # Proofs of forks come first: they show whose delegations are in doubt.
     for variants in (_PROOFS, _GRANTS):
@@ -135,6 +136,7 @@ def _step(store: Store, permissions_reader: PermissionsReader, now: int) -> int:
         rows = session.ops_in_order(head.rebuilding, STEP)
         if not rows:
             return 0
+        _replay(session)
         # Ops that share a timestamp belong together; the last op of the batch may have twins after it.
         rows = [row for row in rows if row.hlc != rows[-1].hlc] + session.ops_at(rows[-1].hlc)
         projection = Projection(session, now, permissions_reader, head.permissions_state)
@@ -147,6 +149,12 @@ def _step(store: Store, permissions_reader: PermissionsReader, now: int) -> int:
         _count(session, head, projection.permissions, rows)
         session.put_head(head._replace(rebuilding=rows[-1].hlc, permissions_state=projection.permissions_state))
         return len(rows)
+
+
+def _replay(session: Session) -> None:
+    """From now on the states in the store are those at some time in the past."""
+    if session.row_check is not None:
+        session.row_check.replays = True
 
 
 def _count(session: Session, head: Head, permissions: Permissions, rows: list[OpRow]) -> None:

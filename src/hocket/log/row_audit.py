@@ -7,10 +7,11 @@ from itertools import islice
 
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import decode
-from hocket.kernel.subjects import KIND
+from hocket.kernel.subjects import MESSAGE, Subject
 from hocket.kernel.vocabulary import ClearSchedule, SetSchedule
 from hocket.log.audit import BATCH, FINDINGS_MAX, AuditFinding
 from hocket.log.checked_registers import CheckedRegisters
+from hocket.log.projectors import FAMILIES
 from hocket.log.schedule_register import scheduled
 from hocket.log.store_check import SessionCheck, StoreCheck
 from hocket.store import JobEntry, Session, Store
@@ -24,14 +25,24 @@ def audit_rows(store: Store, check: StoreCheck) -> list[AuditFinding]:
         session.nodes()
         for kind, hlc, node in session.routes():
             within.route(kind, hlc, node)
-        for row in session.each_subject():
-            if row.subject.family == KIND:
-                within.definition(row.subject.key.decode(errors="replace"), row.state)
+        _states(session)
         _schedules(session, within)
         for entries in _batches(session.each_job()):
             within.jobs(entries)
     rows = [each for each in check.findings.values() if each.table != "ops"]
     return [AuditFinding(None, None, f"{each.table}, row {each.row}: {each.what}") for each in rows[:FINDINGS_MAX]]
+
+
+def _states(session: Session) -> None:
+    """Reading a state compares it with the ops, also one that should be there and is not."""
+    for family in FAMILIES:
+        for key in session.subjects_of(family):
+            session.subject_state(Subject(family, key))
+    for key in session.subjects_of(MESSAGE):
+        session.message(key)
+    after = b""
+    while found := session.artifacts(after, BATCH):
+        after = found[-1].id
 
 
 def _schedules(session: Session, check: SessionCheck) -> None:

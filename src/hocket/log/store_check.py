@@ -15,7 +15,6 @@ from hocket.kernel.authority import Authority
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.kinds import KINDS
 from hocket.kernel.ops import Op, decode, is_signed_by, link_to, plain_schedule_link
 from hocket.kernel.policy import DEFAULT, Policy, job_policy
 from hocket.kernel.postcard import Malformed
@@ -28,7 +27,6 @@ from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
     AcceptWork,
     ClaimWork,
-    DefineKind,
     DelegateUcan,
     RouteKind,
     Sanitised,
@@ -40,6 +38,7 @@ from hocket.log.author_check import binding_fault, op_fault
 from hocket.log.naming import ID_BYTES, long_key
 from hocket.log.parallel import in_parallel
 from hocket.log.permissions import Permissions, PermissionsReader
+from hocket.log.state_check import CheckedStates, SessionStates, StateCheck
 from hocket.log.ticks import could_be_newest
 from hocket.store import JobEntry, NewOp, OpRow, Session
 from hocket.store.row_check import NodeKeys, ReadyJob
@@ -93,8 +92,8 @@ class _GoodJob(NamedTuple):
 
 
 class StoreCheck:
-    """The checks of one process. `key` is this node's own. It calls `report` once for each bad row, inside the
-    transaction that has read the row.
+    """The checks of one process. `key` is this node's own, and the home keeps checked states in `kept`. It calls
+    `report` once for each bad row, inside the transaction that has read the row.
     """
 
     def __init__(
@@ -104,6 +103,7 @@ class StoreCheck:
         key: SigningKey,
         permissions_reader: Callable[[], PermissionsReader],
         helpers: Executor | None,
+        kept: CheckedStates | None = None,
     ) -> None:
         self._user, self._node, self._key, self._helpers = user, node, key, helpers
         self._reader = permissions_reader
@@ -115,6 +115,7 @@ class StoreCheck:
         self._entries: dict[tuple[str, bytes, bytes | None], None] = {}
         self.findings: dict[tuple[str, str], RowFinding] = {}
         self.report: Callable[[RowFinding], None] = lambda finding: None
+        self.states = StateCheck(permissions_reader, self.refuse, kept)
 
     def within(self, session: Session) -> "SessionCheck":
         return SessionCheck(self, session)
@@ -429,24 +430,6 @@ class StoreCheck:
     def enter_route(self, kind: str, hlc: bytes, node: bytes | None) -> None:
         _remember(self._entries, (kind, hlc, node), None)
 
-    def definition(self, session: Session, kind: str, state: bytes) -> bool:
-        entry = "definition " + kind, state, None
-        if entry in self._entries:
-            return True
-        try:
-            definition = KINDS.decode(state)
-        except ValueError:
-            definition = None
-        permissions = self._permissions(session)
-        for op in [] if definition is None else _ops_at(session, pack(definition.defined)):
-            payload = op.payload
-            says = isinstance(payload, DefineKind) and (payload.kind, payload.policy_envelope)
-            if definition is not None and says == (kind, definition.policy_envelope) and not permissions.refusal(op):
-                _remember(self._entries, entry, None)
-                return True
-        self.refuse("subjects", f"kind {kind}", "no op of a node that may define this kind says so")
-        return False
-
     def _permissions(self, session: Session) -> Permissions:
         return self._reader().read(session, session.head().permissions_state)
 
@@ -458,12 +441,11 @@ def sound_job(session: Session, job_id: bytes) -> JobEntry | None:
     return entry if entry is None or check is None else next(iter(check.jobs((entry,))), None)
 
 
-class SessionCheck:
+class SessionCheck(SessionStates):
     """The checks within one session: see `RowCheck`."""
 
-    __slots__ = ("_check", "_session")
-
     def __init__(self, check: StoreCheck, session: Session) -> None:
+        super().__init__(check.states, session)
         self._check, self._session = check, session
 
     def ops(self, rows: list[OpRow]) -> list[OpRow]:
@@ -486,9 +468,6 @@ class SessionCheck:
 
     def enter_route(self, kind: str, hlc: bytes, node: bytes | None) -> None:
         self._check.enter_route(kind, hlc, node)
-
-    def definition(self, kind: str, state: bytes) -> bool:
-        return self._check.definition(self._session, kind, state)
 
     def refuse(self, table: str, row: str, what: str) -> None:
         self._check.refuse(table, row, what)

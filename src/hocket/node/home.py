@@ -30,7 +30,7 @@ DATABASE_ENDS = ("", "-wal", "-shm", "-journal", "-waiting")
 _PARTS = (
     *(f"log.db{end}" for end in DATABASE_ENDS),
     *("processes", "blobs", "runs", "output", "secrets", "git"),
-    *("messages", "read_position", "ended_rows", "rules"),
+    *("messages", "read_position", "ended_rows", "rules", "checked_states"),
     *("config.toml", "store", "tempo.yaml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
     "tls_key",
 )
@@ -73,6 +73,7 @@ class Home:
         self.secrets = self.path / "secrets"
         self.messages = self.path / "messages"
         self.revocations = self.path / "revocations"
+        self.checked_states = self.path / "checked_states"
         self.git_cache = self.path / "git" / "cache"
         self.pending_git_jobs = self.path / "git" / "pending"
         self.git_trusted = self.path / "git" / "trusted"

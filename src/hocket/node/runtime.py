@@ -29,6 +29,7 @@ from hocket.log.output_quota import output_room
 from hocket.log.permissions import PermissionsReader
 from hocket.log.rebuild import Rebuilt, rebuild
 from hocket.log.replica import ReplicatedStore
+from hocket.log.state_check import CheckedStateFiles
 from hocket.log.steady_clock import SteadyWall
 from hocket.log.transaction import NEWCOMER, Wall
 from hocket.node.ended_rows import EndedRows
@@ -149,6 +150,7 @@ class Runtime:
             bus=self.bus,
             ended=None if home.server is None else EndedRows(home.path / "ended_rows"),
             revocations=RevocationFile(home.revocations),
+            checked=CheckedStateFiles(home.checked_states),
         )
 
     @classmethod

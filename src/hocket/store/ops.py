@@ -146,6 +146,9 @@ class OpSession(Protocol):
     def ops_about(self, subject: Subject, without: Sequence[int] = (), after: bytes = b"") -> list[OpRow]:
         """In HLC order, except those refused for one of these reasons; only those later than `after`."""
 
+    def every_op_about(self, subject: Subject, after: bytes = b"") -> list[OpRow]:
+        """The same, also those that a node which may change no op has marked as not settled."""
+
     def jobs_written_of(self, job_ids: Sequence[bytes]) -> set[bytes]:
         """The jobs among these that any op on the log is about."""
 

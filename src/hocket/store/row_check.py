@@ -5,6 +5,8 @@ the database, can change any row. A store of one node has no such check.
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from hocket.kernel.subjects import Subject
+from hocket.store.artifacts import Artifact
 from hocket.store.jobs import JobEntry
 from hocket.store.ops import OpRow
 
@@ -46,5 +48,25 @@ class RowCheck(Protocol):
     def refuse(self, table: str, row: str, what: str) -> None:
         """Reports a row that the caller has left out."""
 
-    def definition(self, kind: str, state: bytes) -> bool:
-        """Whether an op of a node that may define the kind says so."""
+    def artifacts(self, found: Sequence[Artifact]) -> list[Artifact]:
+        """The artifacts that are as the ops say that create them, and that these ops' authors may create."""
+
+    def made_artifacts(self, artifacts: Sequence[Artifact]) -> None:
+        """The transaction enters artifacts, by ops that it may have yet to store."""
+
+    # States. `wrong` are the subjects with rows that were found not to say what the ops say. Whoever `replays` ops
+    # takes the rows as they are.
+
+    wrong: set[Subject]
+    replays: bool
+
+    def state(self, subject: Subject, row: bytes | None, latest: bytes | None) -> bytes | None:
+        """The state that the ops about a subject lead to. `row` is the stored one, and `latest` the time of the latest
+        of these ops.
+        """
+
+    def wrote_state(self, subject: Subject, state: bytes | None, last: bytes) -> None:
+        """The transaction writes a state that follows from the ops up to this time, or drops it."""
+
+    def committed(self) -> None:
+        """The transaction is committed."""

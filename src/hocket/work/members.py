@@ -69,8 +69,9 @@ class Members:
         here = self._here(session)
         elsewhere = [each for each in session.presence() if int.from_bytes(each.node, "big") not in here]
         found = here | {int.from_bytes(each.node, "big"): self._heard(each) for each in elsewhere}
+        # Each one is compared with the ops where nodes share the store.
         is_limited = any(
-            AVAILABILITIES.decode(state).availability is not Availability.ACTIVE
+            session.row_check is not None or AVAILABILITIES.decode(state).availability is not Availability.ACTIVE
             for state in session.subject_states(AVAILABILITY, b"")
         )
         for node, read in found.items():

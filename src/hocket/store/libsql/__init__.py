@@ -61,7 +61,6 @@ class LibsqlStore:
 
     def check_rows(self, checks: RowChecks) -> None:
         self._row_checks = checks
-        self._session.row_check = checks.within(self._session)
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> "LibsqlWrite":
         """Always alone."""
@@ -111,6 +110,7 @@ class LibsqlStore:
         if not heads:
             raise damaged("it has lost the end of its log")
         self.server_clock.told(now_ms)
+        self._session.row_check = None if self._row_checks is None else self._row_checks.within(self._session)
         self._session.begun(Head(*heads[0]), (self._author, last[0][0] if last else bytes(16)))
         return self._session
 
@@ -122,6 +122,8 @@ class LibsqlStore:
         except Broken as error:
             if added is None or not self._was_committed(*added, error):
                 raise
+        if self._session.row_check is not None:
+            self._session.row_check.committed()
         self._release()
 
     def _was_committed(self, seq: int, op_id: bytes, broken: Broken) -> bool:

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from hocket.kernel.messages import Message
+from hocket.kernel.messages import MESSAGES, Message
 from hocket.store.job_columns import JOB_COLUMNS, job_entry
 from hocket.store.jobs import IsLeft, JobEntry
 from hocket.store.libsql.connection import LibsqlConnection
 from hocket.store.ops import Head, NewOp
 from hocket.store.row_seals import RowSeals
-from hocket.store.sqlite.messages import decode_message
 from hocket.store.sqlite.session import SqliteSession
 
 # A list that could be the whole table is read in pages of this many rows.
@@ -89,7 +88,7 @@ class LibsqlSession(SqliteSession):
 
     def each_message(self) -> Iterator[Message]:
         for _, state in self._pages("SELECT id, state FROM messages WHERE id > ? ORDER BY id LIMIT ?"):
-            yield decode_message(state)
+            yield MESSAGES.decode(state)
 
     def _pages(self, sql: str) -> Iterator[Any]:
         """All rows of a statement that takes an id and a limit, and returns rows in the order of ids, the id first."""

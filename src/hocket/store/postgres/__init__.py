@@ -147,6 +147,8 @@ class PostgresStore:
             is_doubtful = self._writer.closed or isinstance(error, QUEUE_FULL)
             if not is_doubtful or session.last_added is None or not self._was_committed(session, error):
                 raise
+        if session.row_check is not None:
+            session.row_check.committed()
         self.commits += 1
         self._lock.release()
 

@@ -14,6 +14,8 @@ _ADD_ARTIFACTS = f"INSERT INTO artifacts ({_ARTIFACT}) SELECT * FROM {unnested(_
 
 class PostgresArtifacts(PostgresStatements):
     def add_artifacts(self, artifacts: Sequence[Artifact]) -> None:
+        if self.row_check is not None:
+            self.row_check.made_artifacts(artifacts)
         for some in pages(artifacts):
             self._put(_ADD_ARTIFACTS, columns(_TYPES, some))
 
@@ -34,7 +36,11 @@ class PostgresArtifacts(PostgresStatements):
         return self._artifacts("WHERE hash = %s AND inline = 0 ORDER BY id", content_hash)
 
     def artifacts(self, after: bytes, limit: int) -> list[Artifact]:
-        return self._artifacts("WHERE id > %s ORDER BY id LIMIT %s", after, limit)
+        while found := self._stored_artifacts("WHERE id > %s ORDER BY id LIMIT %s", after, limit):
+            if good := self._checked_artifacts(found):
+                return good
+            after = found[-1].id
+        return []
 
     def artifacts_of_type(self, type: str, since: bytes, before: bytes, limit: int) -> list[Artifact]:
         return self._artifacts(
@@ -51,7 +57,13 @@ class PostgresArtifacts(PostgresStatements):
         )
 
     def _artifacts(self, tail: str, *values: Any) -> list[Artifact]:
+        return self._checked_artifacts(self._stored_artifacts(tail, *values))
+
+    def _stored_artifacts(self, tail: str, *values: Any) -> list[Artifact]:
         return [Artifact(*row) for row in self._rows(f"SELECT {_ARTIFACT} FROM artifacts {tail}", *values)]
+
+    def _checked_artifacts(self, found: list[Artifact]) -> list[Artifact]:
+        return found if self.row_check is None or not found else self.row_check.artifacts(found)
 
     def add_eviction(self, op_id: bytes, artifact_id: bytes) -> None:
         self._put(insert_new("evictions", "op, artifact"), (op_id, artifact_id))

@@ -15,7 +15,7 @@ from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S
 from hocket.store.postgres.locks import lock_key
 from hocket.store.postgres.ops import HEAD, LATEST, head_of
 from hocket.store.postgres.statements import SERVER_MS
-from hocket.store.postgres.told import Told
+from hocket.store.postgres.told import STATE, Told
 
 # How many subjects are read in advance at most, and after how many transactions that have not asked for one it no
 # longer is.
@@ -35,7 +35,6 @@ _FACTS = (
     f"SELECT {SERVER_MS}, (SELECT id FROM ({LATEST.format(author='%s::bytea')}) AS latest),"
     " EXISTS (SELECT 1 FROM after), EXISTS (SELECT 1 FROM routes), EXISTS (SELECT 1 FROM workers WHERE number = %s)"
 )
-_STATE = ", (SELECT state FROM subjects WHERE family = %s AND key = %s)"
 _NOBODY = Subject("", b"")
 
 
@@ -45,7 +44,7 @@ def _facts(size: int) -> tuple[str, int]:
     statements, which stay prepared. A join with an array would be planned anew each time.
     """
     read = 0 if size == 0 else 1 << (size - 1).bit_length()
-    return _FACTS + _STATE * read, read
+    return ", ".join((_FACTS, *[STATE] * read)), read
 
 
 class Begun(NamedTuple):
@@ -78,7 +77,7 @@ class Beginning:
         has_end = author is None or at_end
         self._sent = list(self._unasked)
         facts, read = _facts(len(self._sent))
-        asked = chain(*self._sent, *[_NOBODY] * (read - len(self._sent)))
+        asked = chain.from_iterable((*each, *each) for each in (*self._sent, *[_NOBODY] * (read - len(self._sent))))
         return [
             ("BEGIN", ()),
             locks,
@@ -91,7 +90,7 @@ class Beginning:
         _, _, head, facts = answers
         ((server_ms, last, has_after, has_routes, has_worker, *states),) = facts.rows
         told = Told((self.author, last or bytes(16)), has_after, has_routes, (self.worker, has_worker))
-        told.subjects.update(zip(self._sent, states, strict=False))
+        told.subjects.update(zip(self._sent, zip(states[::2], states[1::2], strict=True), strict=False))
         return Begun(head_of(head.first), server_ms, told)
 
     def ended(self, told: Told, author: bytes | None) -> None:

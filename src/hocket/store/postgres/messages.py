@@ -1,37 +1,56 @@
 """The statements about messages and their queues."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from hocket.kernel.clock import pack
-from hocket.kernel.decoding import msgpack_decoder
-from hocket.kernel.messages import Message
+from hocket.kernel.messages import MESSAGES, Message
+from hocket.kernel.subjects import MESSAGE, Subject
 from hocket.store.messages import DeliveryStage, QueuedDelivery
 from hocket.store.postgres.statements import PostgresStatements, insert, upsert
+from hocket.store.postgres.told import LATEST_ABOUT
 
 _MESSAGE = "id, receiver, thread, reply_to, depth, last, state"
 _DELIVERY = "queue, message, stage, due, priority, sent, thread"
+_STATE = (
+    "id, state, (SELECT hlc FROM ops WHERE key = messages.id AND settled = 1 AND family = 'message'"
+    " ORDER BY hlc DESC LIMIT 1)"
+)
 _STAGES = tuple(DeliveryStage)
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgpack_decoder(Message).decode
 
 
 class PostgresMessages(PostgresStatements):
     def message(self, message_id: bytes) -> Message | None:
-        state = self._one("SELECT state FROM messages WHERE id = %s", message_id)
-        return None if state is None else _decode(state)
+        subject = Subject(MESSAGE, message_id)
+        if self.row_check is None:
+            state = self._one("SELECT state FROM messages WHERE id = %s", message_id)
+        else:
+            sql = f"SELECT (SELECT state FROM messages WHERE id = %s), ({LATEST_ABOUT})"
+            state = self.row_check.state(subject, *self._rows(sql, message_id, *subject)[0])
+        return None if state is None else MESSAGES.decode(state)
+
+    def _messages(self, rows: Iterable[tuple[Any, ...]]) -> list[Message]:
+        check = self.row_check
+        checked = (
+            state if check is None else check.state(Subject(MESSAGE, message_id), state, latest)
+            for message_id, state, latest in rows
+        )
+        return [MESSAGES.decode(state) for state in checked if state is not None]
 
     def put_message(self, message: Message, depth: int) -> None:
+        state, last = MESSAGES.encode(message), pack(message.last)
+        if self.row_check is not None:
+            self.row_check.wrote_state(Subject(MESSAGE, message.id), state, last)
         changed = "last = excluded.last, state = excluded.state"
         place = (message.id, message.to, message.thread, message.reply_to, depth)
         self._put(
             f"{insert('messages', _MESSAGE)} ON CONFLICT (id) DO UPDATE SET {changed}",
-            (*place, pack(message.last), _encode(message)),
+            (*place, last, state),
         )
 
     def drop_message(self, message_id: bytes) -> list[QueuedDelivery]:
+        if self.row_check is not None:
+            self.row_check.wrote_state(Subject(MESSAGE, message_id), None, b"")
         self._put("DELETE FROM messages WHERE id = %s", (message_id,))
         return self._deliveries_by(f"DELETE FROM deliveries WHERE message = %s RETURNING {_DELIVERY}", message_id)
 
@@ -44,19 +63,18 @@ class PostgresMessages(PostgresStatements):
 
     def each_message(self) -> Iterator[Message]:
         for row in self._pages("SELECT id, state FROM messages WHERE id > %s ORDER BY id LIMIT %s"):
-            yield _decode(row[1])
+            yield MESSAGES.decode(row[1])
 
     def thread(self, thread: bytes, limit: int, after: bytes = b"") -> list[Message]:
         # An OR would sort the whole thread for each page.
         sql = (
-            "SELECT id, state FROM messages WHERE id = %s AND id > %s"
-            " UNION ALL SELECT id, state FROM messages WHERE thread = %s AND id > %s ORDER BY id LIMIT %s"
+            f"SELECT {_STATE} FROM messages WHERE id = %s AND id > %s"
+            f" UNION ALL SELECT {_STATE} FROM messages WHERE thread = %s AND id > %s ORDER BY id LIMIT %s"
         )
-        return [_decode(row[1]) for row in self._rows(sql, thread, after, thread, after, limit)]
+        return self._messages(self._rows(sql, thread, after, thread, after, limit))
 
     def replies(self, message_id: bytes) -> list[Message]:
-        sql = "SELECT state FROM messages WHERE reply_to = %s ORDER BY id"
-        return [_decode(state) for state in self._column(sql, message_id)]
+        return self._messages(self._rows(f"SELECT {_STATE} FROM messages WHERE reply_to = %s ORDER BY id", message_id))
 
     def message_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
         return self._column("SELECT id FROM messages WHERE id BETWEEN %s AND %s ORDER BY id LIMIT %s", low, high, limit)
@@ -93,11 +111,11 @@ class PostgresMessages(PostgresStatements):
 
     def group_messages(self, groups: Sequence[str], after: int, limit: int) -> list[tuple[int, Message]]:
         rows = self._rows(
-            "SELECT number, state FROM messages WHERE receiver = ANY(%s) AND number > %s"
+            f"SELECT number, {_STATE} FROM messages WHERE receiver = ANY(%s) AND number > %s"
             " AND (receiver = 'all' OR right(receiver, 1) = '/') ORDER BY number LIMIT %s",
             *(list(groups), after, limit),
         )
-        return [(number, _decode(state)) for number, state in rows]
+        return [(number, message) for number, *row in rows for message in self._messages((tuple(row),))]
 
     def group_cursor(self, queue: str) -> int:
         return self._one("SELECT number FROM group_cursors WHERE queue = %s", queue) or 0

@@ -4,6 +4,9 @@ from hocket.kernel.subjects import AVAILABILITY, KIND, Subject
 
 # The families of subjects that transactions ask for again and again.
 FAMILIES = (KIND, AVAILABILITY)
+# The time of the latest op about a subject, and its state with that time.
+LATEST_ABOUT = "SELECT hlc FROM ops WHERE family = %s AND key = %s AND settled = 1 ORDER BY hlc DESC LIMIT 1"
+STATE = f"(SELECT state FROM subjects WHERE family = %s AND key = %s), ({LATEST_ABOUT})"
 
 
 class Told:
@@ -24,7 +27,8 @@ class Told:
         """The jobs with claims that wait for the arbiter, as of the last look at the queue."""
         self.next_ready: tuple[int | None] | None = None
         """When the next delayed job is due, if one is, as of that look."""
-        self.subjects: dict[Subject, bytes | None] = {}
+        self.subjects: dict[Subject, tuple[bytes | None, bytes | None]] = {}
+        """The states of subjects, each with the time of the latest op about it."""
         self.asked: set[Subject] = set()
         """The subjects that the transaction has asked for."""
 

@@ -11,6 +11,8 @@ _ARTIFACT = "id, op_id, type, source_job, hash, size, expires, inline, made"
 
 class ArtifactStatements(Statements):
     def add_artifacts(self, artifacts: Sequence[Artifact]) -> None:
+        if self.row_check is not None:
+            self.row_check.made_artifacts(artifacts)
         self._many(f"INSERT OR IGNORE INTO artifacts ({_ARTIFACT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", artifacts)
 
     def drop_artifact(self, artifact_id: bytes) -> None:
@@ -30,7 +32,11 @@ class ArtifactStatements(Statements):
         return self._artifacts("WHERE hash = ? AND inline = 0 ORDER BY id", content_hash)
 
     def artifacts(self, after: bytes, limit: int) -> list[Artifact]:
-        return self._artifacts("WHERE id > ? ORDER BY id LIMIT ?", after, limit)
+        while found := self._stored_artifacts("WHERE id > ? ORDER BY id LIMIT ?", after, limit):
+            if good := self._checked_artifacts(found):
+                return good
+            after = found[-1].id
+        return []
 
     def artifacts_of_type(self, type: str, since: bytes, before: bytes, limit: int) -> list[Artifact]:
         return self._artifacts(
@@ -50,7 +56,13 @@ class ArtifactStatements(Statements):
         return [found for each in ids if (found := self.artifact(each)) is not None]
 
     def _artifacts(self, tail: str, *values: Any) -> list[Artifact]:
+        return self._checked_artifacts(self._stored_artifacts(tail, *values))
+
+    def _stored_artifacts(self, tail: str, *values: Any) -> list[Artifact]:
         return [Artifact(*row) for row in self._sql(f"SELECT {_ARTIFACT} FROM artifacts {tail}", values)]
+
+    def _checked_artifacts(self, found: list[Artifact]) -> list[Artifact]:
+        return found if self.row_check is None or not found else self.row_check.artifacts(found)
 
     def add_eviction(self, op_id: bytes, artifact_id: bytes) -> None:
         self._sql("INSERT OR IGNORE INTO evictions VALUES (?, ?)", (op_id, artifact_id))

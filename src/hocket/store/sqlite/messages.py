@@ -1,29 +1,50 @@
 """The statements about messages and their queues."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from hocket.kernel.clock import pack
-from hocket.kernel.decoding import msgpack_decoder
-from hocket.kernel.messages import Message
+from hocket.kernel.messages import MESSAGES, Message
+from hocket.kernel.subjects import MESSAGE, Subject
 from hocket.store.messages import DeliveryStage, QueuedDelivery
 from hocket.store.sqlite.statements import Statements
+from hocket.store.sqlite.subjects import LATEST_ABOUT
 
 _DELIVERY = "queue, message, stage, due, priority, sent, thread"
+_CHECKED_STATE = (
+    "id, state, (SELECT hlc FROM ops WHERE key = messages.id AND settled = 1 AND family = 'message'"
+    " ORDER BY hlc DESC LIMIT 1)"
+)
 _STAGES = tuple(DeliveryStage)
-_encode = msgspec.msgpack.Encoder().encode
-decode_message = msgpack_decoder(Message).decode
 
 
 class MessageStatements(Statements):
     def message(self, message_id: bytes) -> Message | None:
-        state = self._one("SELECT state FROM messages WHERE id = ?", message_id)
-        return None if state is None else decode_message(state)
+        if self.row_check is None:
+            state = self._one("SELECT state FROM messages WHERE id = ?", message_id)
+        else:
+            sql = f"SELECT (SELECT state FROM messages WHERE id = ?2), ({LATEST_ABOUT})"
+            subject = Subject(MESSAGE, message_id)
+            state = self.row_check.state(subject, *self._sql(sql, subject).fetchone())
+        return None if state is None else MESSAGES.decode(state)
+
+    @property
+    def _state(self) -> str:
+        """The columns that `_messages` reads."""
+        return "id, state, NULL" if self.row_check is None else _CHECKED_STATE
+
+    def _messages(self, rows: Iterable[Any]) -> list[Message]:
+        check = self.row_check
+        checked = (
+            state if check is None else check.state(Subject(MESSAGE, message_id), state, latest)
+            for message_id, state, latest in list(rows)
+        )
+        return [MESSAGES.decode(state) for state in checked if state is not None]
 
     def put_message(self, message: Message, depth: int) -> None:
-        state, last = _encode(message), pack(message.last)
+        state, last = MESSAGES.encode(message), pack(message.last)
+        if self.row_check is not None:
+            self.row_check.wrote_state(Subject(MESSAGE, message.id), state, last)
         if not self._sql(
             "UPDATE messages SET last = ?, state = ? WHERE id = ? RETURNING 1", (last, state, message.id)
         ).fetchall():
@@ -34,6 +55,8 @@ class MessageStatements(Statements):
             )
 
     def drop_message(self, message_id: bytes) -> list[QueuedDelivery]:
+        if self.row_check is not None:
+            self.row_check.wrote_state(Subject(MESSAGE, message_id), None, b"")
         self._sql("DELETE FROM messages WHERE id = ?", (message_id,))
         return _read(self._sql(f"DELETE FROM deliveries WHERE message = ? RETURNING {_DELIVERY}", (message_id,)))
 
@@ -46,19 +69,20 @@ class MessageStatements(Statements):
 
     def each_message(self) -> Iterator[Message]:
         for row in self._sql("SELECT state FROM messages ORDER BY id"):
-            yield decode_message(row[0])
+            yield MESSAGES.decode(row[0])
 
     def thread(self, thread: bytes, limit: int, after: bytes = b"") -> list[Message]:
         # An OR would sort the whole thread for each page.
         sql = (
-            "SELECT id, state FROM messages WHERE id = ?1 AND id > ?2"
-            " UNION ALL SELECT id, state FROM messages WHERE thread = ?1 AND id > ?2 ORDER BY id LIMIT ?3"
+            f"SELECT {self._state} FROM messages WHERE id = ?1 AND id > ?2"
+            f" UNION ALL SELECT {self._state} FROM messages WHERE thread = ?1 AND id > ?2 ORDER BY id LIMIT ?3"
         )
-        return [decode_message(row[1]) for row in self._sql(sql, (thread, after, limit))]
+        return self._messages(self._sql(sql, (thread, after, limit)))
 
     def replies(self, message_id: bytes) -> list[Message]:
-        rows = self._sql("SELECT state FROM messages WHERE reply_to = ? ORDER BY id", (message_id,))
-        return [decode_message(row[0]) for row in rows]
+        return self._messages(
+            self._sql(f"SELECT {self._state} FROM messages WHERE reply_to = ? ORDER BY id", (message_id,))
+        )
 
     def message_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
         rows = self._sql("SELECT id FROM messages WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (low, high, limit))
@@ -113,12 +137,12 @@ class MessageStatements(Statements):
 
     def group_messages(self, groups: Sequence[str], after: int, limit: int) -> list[tuple[int, Message]]:
         rows = self._sql(
-            f"SELECT number, state FROM messages INDEXED BY messages_to_groups"
+            f"SELECT number, {self._state} FROM messages INDEXED BY messages_to_groups"
             f" WHERE receiver IN ({', '.join('?' * len(groups))}) AND number > ?"
             " AND (receiver = 'all' OR substr(receiver, -1) = '/') ORDER BY number LIMIT ?",
             (*groups, after, limit),
         )
-        return [(number, decode_message(state)) for number, state in rows]
+        return [(number, message) for number, *row in list(rows) for message in self._messages((row,))]
 
     def group_cursor(self, queue: str) -> int:
         return self._one("SELECT number FROM group_cursors WHERE queue = ?", queue) or 0

@@ -158,6 +158,10 @@ class OpStatements(LockStatements):
         where = f"WHERE key = ? AND settled = 1 AND family = ? AND hlc > ? {refused} ORDER BY hlc"
         return self._ops(where, subject.key, subject.family, after)
 
+    def every_op_about(self, subject: Subject, after: bytes = b"") -> list[OpRow]:
+        """Here whoever may change a column of an op may change all."""
+        return self.ops_about(subject, (), after)
+
     def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
         return self._merged({node: after for node in self.frontier()}, limit)
 

@@ -1,23 +1,33 @@
 """The statements about subjects whose families have no tables of their own."""
 
-from hocket.kernel.subjects import Subject
+from hocket.kernel.subjects import MESSAGE, Subject
 from hocket.store.sqlite.statements import Statements
-from hocket.store.subjects import SubjectRow
+from hocket.store.subjects import LOCK_QUEUE, SubjectRow
 
 # How many states a writer remembers, and how large each may be.
 STATES_REMEMBERED = 64
 STATE_BYTES_REMEMBERED = 4_096
+# The time of the latest op about a subject.
+LATEST_ABOUT = "SELECT hlc FROM ops WHERE key = ?2 AND settled = 1 AND family = ?1 ORDER BY hlc DESC LIMIT 1"
 
 
 class SubjectStatements(Statements):
     def subject_state(self, subject: Subject) -> bytes | None:
         if self._head_seen and subject in self._states:
             return self._states[subject]
-        state: bytes | None = self._one("SELECT state FROM subjects WHERE family = ? AND key = ?", *subject)
-        return state
+        if self.row_check is None or subject.family == LOCK_QUEUE:
+            state: bytes | None = self._one("SELECT state FROM subjects WHERE family = ? AND key = ?", *subject)
+            return state
+        sql = f"SELECT (SELECT state FROM subjects WHERE family = ?1 AND key = ?2), ({LATEST_ABOUT})"
+        return self.row_check.state(subject, *self._sql(sql, subject).fetchone())
+
+    def _wrote(self, subject: Subject, state: bytes | None, last: bytes) -> None:
+        if self.row_check is not None and subject.family != LOCK_QUEUE:
+            self.row_check.wrote_state(subject, state, last)
 
     def put_subject(self, row: SubjectRow) -> None:
         self._sql("REPLACE INTO subjects VALUES (?, ?, ?, ?)", (*row.subject, row.last, row.state))
+        self._wrote(row.subject, row.state, row.last)
         self._states.pop(row.subject, None)
         if len(row.state) <= STATE_BYTES_REMEMBERED:
             if len(self._states) >= STATES_REMEMBERED:
@@ -26,6 +36,7 @@ class SubjectStatements(Statements):
 
     def drop_subject(self, subject: Subject) -> None:
         self._sql("DELETE FROM subjects WHERE family = ? AND key = ?", subject)
+        self._wrote(subject, None, b"")
         self._states.pop(subject, None)
 
     def subject_states(self, family: str, without: bytes) -> list[bytes]:
@@ -48,6 +59,11 @@ class SubjectStatements(Statements):
         where = "WHERE reason != 0 AND reason = ? AND family = ? AND key IS NOT NULL AND settled = 1 AND hlc > ?"
         rows = self._sql(f"SELECT DISTINCT key FROM ops {where}", (int(reason), family, hlc))
         return [Subject(family, row[0]) for row in rows]
+
+    def subjects_of(self, family: str) -> list[bytes]:
+        stored = "SELECT id FROM messages" if family == MESSAGE else "SELECT key FROM subjects WHERE family = ?1"
+        sql = f"{stored} UNION SELECT key FROM ops WHERE settled = 1 AND key IS NOT NULL AND family = ?1"
+        return [row[0] for row in self._sql(sql, (family,))]
 
     def each_subject(self) -> list[SubjectRow]:
         rows = self._sql("SELECT family, key, last, state FROM subjects ORDER BY family, key")
