@@ -22,9 +22,11 @@ from hocket.coordination.lock_processes import LockProcesses, LockSweep
 from hocket.coordination.locks import LockHeld, LockLost, wanted
 from hocket.errors import StoreError, Usage
 from hocket.events import ignore
+from hocket.kernel.clock import Hlc
 from hocket.kernel.coordination_payloads import AcquireLocks
 from hocket.kernel.locks import Scope
 from hocket.kernel.subjects import LOCK, Subject
+from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.node.locks import lock_client
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
@@ -330,6 +332,22 @@ async def test_a_waiter_that_was_killed_makes_no_deadlock_and_is_in_nobodys_way(
         assert held.hold.fence == 4, "the dead request got nothing"
 
 
+@pytest.mark.req("VX-19")
+@on_a_loop
+async def test_a_wait_that_another_process_has_withdrawn_makes_no_deadlock(home: Path) -> None:
+    """The arbiter may not have heard of that yet."""
+    async with hocket.open(home) as node, node.lock("a", agent="alive"), node.lock("b", agent="other"):
+        waiting = asyncio.create_task(node.lock("a", agent="other", wait="1m").__aenter__())
+        await eventually(node, lambda: scope_of(node).waits, "the wait")
+        (wait,) = scope_of(node).waits
+        await node.run(lambda tx: tx.session.drop_lock_request(wait.op))
+        with pytest.raises(LockHeld, match="b is held by other on"):
+            async with node.lock("b", agent="alive", wait="1s"):
+                pass
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
 @pytest.mark.req("VX-19", "VX-05")
 @on_a_loop
 async def test_a_request_without_a_wait_does_not_stop_before_a_dead_holder(home: Path) -> None:
@@ -487,3 +505,32 @@ async def test_a_round_costs_the_store_no_more_with_a_longer_history(home: Path)
         for _ in range(300):
             await steps()
         assert min([await steps() for _ in range(20)]) <= first * 1.2
+
+
+@pytest.mark.req("VX-04")
+@pytest.mark.parametrize("request_", ["renew", "release", "acquire"])
+@on_a_loop
+async def test_a_request_is_not_refused_because_the_lock_of_another_agent_has_not_expired(
+    home: Path, request_: str
+) -> None:
+    """The clock of the log is ahead, by the op of a node with a fast clock. An agent waits for a hold that is over by
+    that clock, but not by the machine's own clock.
+    """
+    async with hocket.open(home) as node:
+        await node.run(lambda tx: tx.author(DesignateCoordinator(tx.node)))
+        client = lock_client(node, node.lock_processes)
+        held = (await client.acquire(wanted(["held"], "agent", 30_000), is_bound=False)).hold
+        dead = (await client.acquire(wanted(["k"], "dead", 1_500), is_bound=False)).hold
+        waiting = asyncio.create_task(node.lock("k", agent="next", wait="1m").__aenter__())
+        await eventually(node, lambda: scope_of(node).waits, "a wait")
+        await node.run(lambda tx: tx.hear(Hlc(tx.physical + 5_000, 0, tx.node)))
+        match request_:
+            case "renew":
+                assert (await client.renew("", "held", "agent", held.fence, 60_000)).deadline > held.deadline
+            case "release":
+                await client.release("", "held", "agent", held.fence)
+            case _:
+                await client.acquire(wanted(["free"], "agent"), is_bound=False)
+        assert node.log.physical() > dead.deadline, "the lock of the dead agent has lasted for its time"
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await waiting).fence > dead.fence

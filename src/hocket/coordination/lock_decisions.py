@@ -2,6 +2,7 @@
 exchanges ops. A request that its author waits for is written only if the arbiter can be asked, and has a deadline.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
@@ -13,11 +14,19 @@ from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import LOCK, Subject
 from hocket.log import LockTransaction
+from hocket.log.request_deadlines import DECIDED_MS
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess
 
 # How long a node that has just joined waits for the log that says who decides.
 INFORMED_S = 10.0
+# How long an agent rests after it has asked in vain, the first time and at most.
+ASK_AGAIN_S = 0.2
+ASK_AGAIN_S_MAX = 5.0
+# Refusals that may say nothing about the request itself. The arbiter puts no op in force that would end the hold of
+# another agent before its own clock has passed that hold's deadline, whatever the op is about; to other nodes it does
+# not say why it has not accepted an op.
+FOR_NOW = (Reason.LEASE_RUNNING, Reason.NOT_ACCEPTED)
 
 X = TypeVar("X", bound=LockTransaction)
 # The op, whether it is an offer, and the scope after it.
@@ -108,3 +117,19 @@ async def decided(
 
     found, state = await access.peek(look)
     return LockDecision(found or Reason.NOT_ACCEPTED, state, op)
+
+
+async def settled(
+    decide: Callable[[], Awaitable[LockDecision]], stands: Callable[[Scope | None], bool]
+) -> LockDecision:
+    """Has a request about a hold or a wait decided, again if it is refused for now although what it is about `stands`.
+    The last decision is still such a refusal if the time is over in which an author waits for a decision.
+    """
+    loop, rest_s = asyncio.get_running_loop(), ASK_AGAIN_S
+    ends_at = loop.time() + DECIDED_MS / 1000
+    decision = await decide()
+    while decision.outcome in FOR_NOW and stands(decision.scope) and loop.time() + rest_s < ends_at:
+        await asyncio.sleep(rest_s)
+        rest_s = min(2 * rest_s, ASK_AGAIN_S_MAX)
+        decision = await decide()
+    return decision

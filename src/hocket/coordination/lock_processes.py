@@ -4,6 +4,7 @@ also releases its own holds that are long past their deadline, so that nothing i
 """
 
 import asyncio
+from collections.abc import Iterable
 
 from hocket.errors import StoreError
 from hocket.events import Emit, StoreUnavailable
@@ -79,12 +80,23 @@ class LockProcesses:
         return [each for each in requests if self._is_ended(session, each)]
 
     def _is_ended(self, session: Session, request: BoundRequest) -> bool:
-        if request.process == self._name and self._name:
-            return False
         if not request.process:
             return request.until < self._environment.physical_ms() or _has_got(session, request)
+        return self._is_running(request) is False
+
+    def _is_running(self, request: BoundRequest) -> bool | None:
+        """Whether the process of a request runs; None if that cannot be seen from here."""
+        if request.process == self._name:
+            return True
         worker = WorkerRow(0, request.process, 0, 0, request.node, 0, request.place)
-        return self._environment.liveness.is_running(worker) is False
+        return self._environment.liveness.is_running(worker)
+
+    def running(self, session: Session, node: int, waits: Iterable[Wait]) -> set[bytes]:
+        """The ops of those waits of this node whose process surely runs."""
+        requests = session.lock_requests(node.to_bytes(8, "big"))
+        running = {each.op for each in requests if each.process and self._is_running(each)}
+        own = [wait.op for wait in waits if wait.node == node]
+        return {op for op in own if running and (op in running or _accepted_offer(session, op) in running)}
 
     async def sweep_once(self, access: NodeAccess) -> None:
         """Sweeps before the first request of this process. Another process of the same agent may have died."""
@@ -135,12 +147,14 @@ def _has_got(session: Session, request: BoundRequest) -> bool:
     state = session.subject_state(Subject(LOCK, request.scope.encode()))
     scope = None if state is None else LOCKS.decode(state)
     found: tuple[Hold | Wait, ...] = () if scope is None else (*scope.holds, *scope.waits)
-    for each in found:
-        if each.node == int.from_bytes(request.node, "big"):
-            row = session.op(each.op)
-            if each.op == request.op or (row is not None and _accepts(decode(row.body), request.op)):
-                return True
-    return False
+    own = (each.op for each in found if each.node == int.from_bytes(request.node, "big"))
+    return any(request.op in (op, _accepted_offer(session, op)) for op in own)
+
+
+def _accepted_offer(session: Session, op_id: bytes) -> bytes | None:
+    row = session.op(op_id)
+    payload = None if row is None else decode(row.body).payload
+    return payload.offer if isinstance(payload, AcceptOffer) else None
 
 
 def _accepts(op: Op, offer: bytes) -> bool:

@@ -12,11 +12,31 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hocket.bus.changes import LOCK_WAIT, about
-from hocket.coordination.lock_decisions import LockDecision, UndecidedRequest, decided, read_scope, scope_in
+from hocket.coordination.lock_deadlocks import DeadlockWatch, Suspicion
+from hocket.coordination.lock_decisions import (
+    ASK_AGAIN_S,
+    ASK_AGAIN_S_MAX,
+    LockDecision,
+    UndecidedRequest,
+    decided,
+    read_scope,
+    scope_in,
+    settled,
+)
 from hocket.coordination.lock_processes import LockProcesses
+from hocket.coordination.lock_refusals import LockHeld as LockHeld
+from hocket.coordination.lock_refusals import LockLost as LockLost
+from hocket.coordination.lock_refusals import (
+    LockRefusals,
+    NameOf,
+    RefusedForNow,
+    SuspectedDeadlock,
+    holding,
+    text,
+)
+from hocket.coordination.lock_refusals import moment as moment
 from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
 from hocket.kernel import lock_limits, locks
-from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.coordination_payloads import (
     AcquireLocks,
     BreakLock,
@@ -27,11 +47,12 @@ from hocket.kernel.coordination_payloads import (
 )
 from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text
-from hocket.kernel.key_patterns import is_pattern, overlap
+from hocket.kernel.key_patterns import is_pattern
 from hocket.kernel.lock_index import LockIndex
 from hocket.kernel.locks import Hold, Scope, Wait
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
+from hocket.kernel.subjects import LOCK
 from hocket.log import LockTransaction, Transaction
 from hocket.log.lock_projector import waited_in
 from hocket.store import Session
@@ -44,16 +65,12 @@ FILE = "file:"
 # How often a waiting agent looks whether a holder's process is dead.
 LOOK_S = 0.5
 LOOK_S_MIN = 0.02
-# How long it rests after it has asked again in vain, the first time and at most.
-ASK_AGAIN_S = 0.2
-ASK_AGAIN_S_MAX = 5.0
 # A waiting agent says for how long it surely waits, and says so again when a third of that is left. If it dies, its
 # request ends by then. The longer it has waited, the longer is the step.
 WAIT_STEP_MS = 10_000
 WAIT_STEP_MS_MAX = 60_000
 REASON_CHARS_MAX = 500
 
-NameOf = Callable[[int], str]
 Request = Callable[[LockTransaction], Op | Reason]
 
 
@@ -67,18 +84,6 @@ class Wanted(NamedTuple):
 
     def payload(self, wait_ms: int) -> AcquireLocks:
         return AcquireLocks(self.scope, self.keys, self.agent, self.mode, self.ttl_ms, wait_ms)
-
-
-class LockHeld(Conflict):
-    """Others have the keys, or wait for them. `in_the_way` are their holds and waits."""
-
-    def __init__(self, message: str, in_the_way: Sequence[Hold | Wait] = ()) -> None:
-        super().__init__(message)
-        self.in_the_way = tuple(in_the_way)
-
-
-class LockLost(Conflict):
-    """The agent no longer holds the lock."""
 
 
 def wanted(
@@ -176,13 +181,15 @@ class LockClient:
     """The lock requests of one process. `name_of` gives the name of a node, for people."""
 
     def __init__(self, access: NodeAccess, processes: LockProcesses, name_of: NameOf = node_text) -> None:
-        self._access, self._processes, self._name_of = access, processes, name_of
+        self._access, self._processes = access, processes
+        self._refusals = LockRefusals(access, name_of)
 
     async def acquire(self, wanted: Wanted, *, is_bound: bool) -> Granted:
         """Waits until the lock is held, for as long as the request says. A hold that `is_bound` ends with this process.
         Raises LockHeld; and Unreachable if the arbiter cannot be asked: then no lock was taken, and none will be.
         """
-        ends_at = _now() + wanted.wait_ms / 1000
+        ends_at, rest_s = _now() + wanted.wait_ms / 1000, ASK_AGAIN_S
+        watch = DeadlockWatch(self._processes)
         await self._processes.sweep_once(self._access)
         while True:
             try:
@@ -191,6 +198,14 @@ class LockClient:
                 # The agent was away for so long that its wait, or its grant from the queue, has ended.
                 if ends_at <= _now():
                     raise
+            except SuspectedDeadlock:
+                await self._outlast(wanted, watch, ends_at)
+            except RefusedForNow:
+                if rest_s > ASK_AGAIN_S_MAX / 2:
+                    raise
+                await self._processes.sweep_dead(self._access)
+                await asyncio.sleep(rest_s)
+                rest_s *= 2
             except LockHeld:
                 # The agents in the way may be processes of this node that are dead.
                 if not await self._processes.sweep_dead(self._access):
@@ -226,7 +241,7 @@ class LockClient:
         if isinstance(decision.outcome, Reason):
             await self._free(decision.written)
             others = await self._access.peek(lambda session: waited_in(session, wanted.scope.encode()))
-            raise self._refused(wanted, decision, others)
+            raise self._refusals.refused(self._as_wait(wanted), decision, others, would_wait=left_ms > 0)
         assert decision.written is not None
         request, is_elsewhere = decision.written.id, decision.outcome != decision.written.id
         if (at_once := hold_of(decision.scope, decision.outcome)) is not None:
@@ -248,35 +263,40 @@ class LockClient:
         """Raises LockLost."""
 
         def ask(tx: LockTransaction) -> Op | Reason:
-            self._check_key(scope_in(tx, scope), key, agent, fence)
+            self._refusals.check_key(scope_in(tx, scope), key, agent, fence)
             return tx.author(RenewLocks(scope, agent, fence, ttl_ms), is_awaited=True)
 
         try:
-            decision = await self._decided(scope, ask, is_awaited=True)
+            decision = await settled(
+                lambda: self._decided(scope, ask, is_awaited=True),
+                lambda state: self._refusals.stands(state, agent, fence),
+            )
         except StoreError:
             raise
         except Unreachable as error:
             raise Unreachable(f"{error}; the lock was not renewed") from None
-        hold = self._held(decision.scope, agent, fence)
+        hold = self._refusals.hold(decision.scope, agent, fence)
         if isinstance(decision.outcome, Reason) or hold is None:
-            raise self._lost(decision, key, agent, fence)
+            raise self._refusals.lost(decision, key, agent, fence)
         return hold
 
     async def release(self, scope: str, key: str | None, agent: str, fence: int, bound: bytes | None = None) -> None:
         """Raises LockLost. `bound` is the request that ends with it."""
 
         def ask(tx: LockTransaction) -> Op | Reason:
-            self._check_key(scope_in(tx, scope), key, agent, fence)
+            self._refusals.check_key(scope_in(tx, scope), key, agent, fence)
             if bound is not None:
                 self._processes.free(tx, bound)
             return tx.author(ReleaseLocks(scope, agent, fence))
 
         try:
-            decision = await self._decided(scope, ask)
+            decision = await settled(
+                lambda: self._decided(scope, ask), lambda state: self._refusals.stands(state, agent, fence)
+            )
         except UndecidedRequest as error:
             raise Unreachable(f"{error}; the release waits here, and is sent when the coordinator answers") from None
         if isinstance(decision.outcome, Reason):
-            raise self._lost(decision, key, agent, fence)
+            raise self._refusals.lost(decision, key, agent, fence)
 
     async def give_up(self, request: bytes) -> None:
         """Withdraws the request. The node releases what it has got, or may still get."""
@@ -292,7 +312,7 @@ class LockClient:
 
         def ask(tx: LockTransaction) -> Op | Reason:
             state = scope_in(tx, scope)
-            found[:] = [] if state is None else _holding(state, key)
+            found[:] = [] if state is None else holding(state, key)
             if may_break is not None and not all(may_break(each) for hold in found for each in hold.keys):
                 return Reason.OTHERS_LOCK
             return tx.author(BreakLock(scope, key, reason), is_awaited=True) if found else Reason.NOT_LOCKED
@@ -304,7 +324,7 @@ class LockClient:
         if refused is Reason.NOT_ACCEPTED and standing:
             refused = Reason.OTHERS_LOCK
         if refused in UNAUTHORISED or refused is Reason.OTHERS_LOCK:
-            held = "".join(f"; {self._sentence(each)}" for each in standing[:3])
+            held = "".join(f"; {self._refusals.sentence(each)}" for each in standing[:3])
             who = "this node" if may_break is None else "this program"
             raise NotAuthorised(f"{who} may not break the lock {key}: {refused.sentence}{held}")
         if isinstance(refused, Reason):
@@ -316,6 +336,38 @@ class LockClient:
         return await decided(access, access.run_short, scope, ask, is_awaited=is_awaited)
 
     # Waiting.
+
+    def _as_wait(self, wanted: Wanted, waiting: bytes = b"") -> Wait:
+        """The request as it is, or would be, in the queue."""
+        until = self._access.log.reading().wall + wanted.wait_ms
+        return Wait(wanted.keys, wanted.mode, self._access.log.node, wanted.agent, wanted.ttl_ms, until, waiting)
+
+    async def _outlast(self, wanted: Wanted, watch: DeadlockWatch, ends_at: float) -> None:
+        """Returns when the agents no longer seem to wait for each other. Raises LockHeld when it is certain that they
+        do, and when the agent no longer waits.
+        """
+
+        async def look() -> tuple[bool, Suspicion]:
+            at = self._access.log.reading()
+            request = self._as_wait(wanted)
+            found = await self._access.peek(lambda session: watch.look(session, wanted.scope, request, at))
+            return not found.is_suspected or bool(found.agents), found
+
+        while not await self._processes.sweep_dead(self._access):
+            patience = max(min(LOOK_S, ends_at - _now()), LOOK_S_MIN)
+            try:
+                found = await self._access.until(look, patience, about(LOCK, wanted.scope.encode()))
+            except TimeoutError:
+                if ends_at > _now():
+                    continue
+                found = Suspicion(True, [])
+            if not found.is_suspected:
+                return
+            state = await self._access.peek(lambda session: read_scope(session, wanted.scope))
+            request = self._as_wait(wanted)
+            if found.agents:
+                raise self._refusals.deadlock(found.agents, request, state)
+            raise self._refusals.held_by_others(request, state)
 
     async def _turn(self, wanted: Wanted, queued: _Queued, ends_at: float) -> Hold:
         """Waits in the queue until the lock is granted."""
@@ -332,7 +384,7 @@ class LockClient:
         is_over, found = await look()
         while not is_over:
             if ends_at <= _now():
-                raise self._held_by_others(wanted, state, queued.waiting)
+                raise self._refusals.held_by_others(self._as_wait(wanted, queued.waiting), state)
             await self._processes.sweep_dead(self._access)
             is_due = self._due_s(state) <= 0
             if (is_due or says_again_at <= _now() < ends_at) and rests_until <= _now():
@@ -345,7 +397,7 @@ class LockClient:
                 found = await self._access.until(look, max(patience, LOOK_S_MIN), about(LOCK_WAIT, queued.waiting))
                 is_over = True
         if found is None:
-            raise _LostPlace(f"{_text(wanted.keys)}: the request is no longer in the queue; ask again")
+            raise _LostPlace(f"{text(wanted.keys)}: the request is no longer in the queue; ask again")
         return found
 
     def _due_s(self, scope: Scope | None) -> float:
@@ -395,78 +447,15 @@ class LockClient:
             self._processes.free(tx, queued.written.id)
             return tx.author(LeaveQueue(wanted.scope, wanted.agent, queued.waiting))
 
+        def stands(state: Scope | None) -> bool:
+            return (wait_of(state, queued.waiting) or hold_of(state, queued.waiting)) is not None
+
         with suppress(HocketError):
-            await self._decided(wanted.scope, ask)
+            await settled(lambda: self._decided(wanted.scope, ask), stands)
 
     async def _free(self, written: Op | None) -> None:
         if written is not None:
             await self._access.run(lambda tx: self._processes.free(tx, written.id))
-
-    # Refusals.
-
-    def _refused(self, wanted: Wanted, decision: LockDecision, others: Sequence[Scope]) -> HocketError:
-        reason = decision.outcome
-        assert isinstance(reason, Reason)
-        if reason is Reason.NOT_ACCEPTED and decision.written is not None:
-            # The arbiter does not say why, so this node looks for itself.
-            reason = lock_limits.excess(decision.scope, decision.written) or reason
-        if reason in UNAUTHORISED:
-            return NotAuthorised(f"this node may not lock {_text(wanted.keys)}: {reason.sentence}")
-        if reason in (Reason.LOCK_HELD, Reason.DEADLOCK, Reason.NOT_ACCEPTED, Reason.LEASE_RUNNING):
-            return self._held_by_others(wanted, decision.scope, scopes=others)
-        if reason is Reason.TOO_MANY_LOCKS:
-            return LockHeld(f"{_text(wanted.keys)}: {reason.sentence}; release some of them, or try again later")
-        return Usage(f"{_text(wanted.keys)} cannot be locked: {reason.sentence}")
-
-    def _held_by_others(
-        self, wanted: Wanted, scope: Scope | None, waiting: bytes = b"", scopes: Sequence[Scope] = ()
-    ) -> LockHeld:
-        now, node = self._access.log.reading().wall, self._access.log.node
-        request = Wait(wanted.keys, wanted.mode, node, wanted.agent, wanted.ttl_ms, now + wanted.wait_ms, waiting)
-        state = scope or Scope(0, (), (), self._access.log.reading())
-        others = locks.in_the_way(state, request, now)
-        cycle = locks.deadlock(state, request, now, scopes) if wanted.wait_ms else []
-        if cycle:
-            names = [f"{agent} on {self._name_of(node)}" for node, agent in cycle]
-            said = ", which waits for ".join([*names[1:], names[0]])
-            return LockHeld(f"deadlock: {names[0]} would wait for {said}; release something and ask again", others)
-        if not others:
-            return LockHeld(f"{_text(wanted.keys)} was not granted; try again")
-        return LockHeld("; ".join(self._sentence(each) for each in others[:3]), others)
-
-    def _sentence(self, each: Hold | Wait) -> str:
-        who = f"{each.agent} on {self._name_of(each.node)}"
-        if isinstance(each, Wait):
-            return f"{_text(each.keys)}: {who} waits for it first"
-        shared = "shared " if each.mode is LockMode.SHARED else ""
-        return (
-            f"{_text(each.keys)} is {shared}held by {who} since {moment(each.since)} until {moment(each.deadline)}"
-            f" (fence {each.fence})"
-        )
-
-    def _check_key(self, scope: Scope | None, key: str | None, agent: str, fence: int) -> None:
-        held = self._held(scope, agent, fence)
-        if held is not None and key is not None and key not in held.keys:
-            raise LockLost(f"fence {fence} of {agent} is for {_text(held.keys)}, not for {key}")
-
-    def _held(self, scope: Scope | None, agent: str, fence: int) -> Hold | None:
-        holder = self._access.log.node, agent, fence
-        found = () if scope is None else scope.holds
-        return next((hold for hold in found if (hold.node, hold.agent, hold.fence) == holder), None)
-
-    def _lost(self, decision: LockDecision, key: str | None, agent: str, fence: int) -> HocketError:
-        reason, scope = decision.outcome, decision.scope
-        if reason in UNAUTHORISED:
-            return NotAuthorised(f"this node may not do that: {reason.sentence}")
-        held = self._held(scope, agent, fence)
-        if held is not None:
-            return LockLost(f"the lock expired at {moment(held.deadline)}; acquire it again")
-        now = self._access.log.reading().wall
-        holders = (
-            [] if scope is None or key is None else [each for each in _holding(scope, key) if each.deadline >= now]
-        )
-        rest = "; ".join(map(self._sentence, holders[:3])) or "it has expired, or was released or broken"
-        return LockLost(f"{agent} does not hold {key or 'a lock'} under fence {fence}: {rest}")
 
 
 class _LostPlace(LockHeld):
@@ -480,24 +469,12 @@ def _compare_ahead(session: Session, wanted: Wanted) -> None:
         LockIndex(requests).conflicts(wanted)
 
 
-def _holding(scope: Scope, key: str) -> list[Hold]:
-    return [hold for hold in scope.holds if any(overlap(each, key) for each in hold.keys)]
-
-
 def _due_s(scope: Scope, now: int) -> float:
     """How long until a hold that others wait for passes its deadline."""
     behind = {wait.behind for wait in scope.waits}
     # A wait that an older program has stored does not say what it is behind.
     deadlines = [hold.deadline for hold in scope.holds if hold.op in behind or b"" in behind]
     return (min(deadlines) + 1 - now) / 1000 if deadlines else LOOK_S
-
-
-def moment(ms: int) -> str:
-    return hlc_text(Hlc(ms, 0, 0)).partition("+")[0]
-
-
-def _text(keys: Sequence[str]) -> str:
-    return ", ".join(keys)
 
 
 def _now() -> float:

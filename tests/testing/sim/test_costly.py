@@ -20,6 +20,15 @@ def test_no_member_delays_an_honest_request_by_more_than_its_share(seed: int) ->
     assert report.settled_s is not None
 
 
+@pytest.mark.req("LW-49", "VX-04")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [3, 5])
+def test_no_member_takes_the_lead_from_an_honest_holder(seed: int) -> None:
+    """A member's ops move the arbiter's log ahead of its clock while agents wait for locks that are about to expire."""
+    report = sim.run(seed, nodes=3, minutes=0.4, faults=["costly"], jobs=8)
+    assert not report.violations, report
+
+
 @pytest.mark.req("LW-49")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("bug", COSTS)
