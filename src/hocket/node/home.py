@@ -72,6 +72,7 @@ class Home:
         self.output = self.path / "output"
         self.secrets = self.path / "secrets"
         self.messages = self.path / "messages"
+        self.spool = self.path / "spool"
         self.revocations = self.path / "revocations"
         self.git_cache = self.path / "git" / "cache"
         self.pending_git_jobs = self.path / "git" / "pending"
