@@ -72,14 +72,14 @@ def open_service() -> "Service":
 
 
 def spool_for(error: "StoreAway") -> "Spool":
-    """Where the chosen home keeps requests while its database is away. Raises the error if it is in no server."""
+    """Where the chosen home keeps requests while its database is away. Raises the error if it keeps none."""
     from hocket.node.home import Home, default_home
     from hocket.node.runtime import spool_of
     from hocket.node.spool import sentence
     from hocket.node.variables import check_scope
 
     home = Home(settings.home or default_home())
-    if home.server is None:
+    if not home.keeps_requests:
         raise error
     check_scope(home.user_did())
     warn(sentence(error))

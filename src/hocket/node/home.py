@@ -73,6 +73,7 @@ class Home:
         self.secrets = self.path / "secrets"
         self.messages = self.path / "messages"
         self.spool = self.path / "spool"
+        self.replica = self.path / "replica.db"
         self.revocations = self.path / "revocations"
         self.git_cache = self.path / "git" / "cache"
         self.pending_git_jobs = self.path / "git" / "pending"
@@ -229,6 +230,11 @@ class Home:
         else:
             self.new_database()
         return self.store_address
+
+    @property
+    def keeps_requests(self) -> bool:
+        """Whether this home was made for a store in a server, and keeps requests while that is away."""
+        return self.server is not None and self._store.is_file()
 
     def use_store(self, address: str | None) -> None:
         """From now on the home's store is that of a database server, or else the home's own file."""

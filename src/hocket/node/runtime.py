@@ -131,7 +131,7 @@ class Runtime:
             self.store_breaker = StoreBreaker(home.processes)
             store = GuardedStore(store, self.store_breaker)
         self.store = store
-        self.spool = None if home.server is None else spool_of(home)
+        self.spool = spool_of(home) if home.keeps_requests else None
         self.bus = bus_of(home)
         self._blobs: Blobs | None = None
         self._blobs_lock = Lock()
