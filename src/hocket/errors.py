@@ -88,6 +88,10 @@ class StoreStarting(StoreAway):
     """The database server is restarting. It will answer in a moment."""
 
 
+class CommitUnknown(StoreAway):
+    """The connection broke during a commit, and the database could not be asked since whether it has the change."""
+
+
 class OutboxFull(Unreachable):
     """The coordinator has been away for so long that no more ops may wait for it. Nothing was written."""
 

@@ -1,17 +1,35 @@
 """The environment variables of a node: each of them changes what the program does, and a bad value is one sentence."""
 
+import json
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hocket.node import variables
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, until
+from tests.cli.fork_server import start_command
+from tests.libsql_server import new_server
+from tests.libsql_tokens import public_key, token
 
 DOCS = Path(__file__).parents[2] / "docs"
+
+
+BAD_VALUES = [
+    (variables.MESH_ENABLED, "maybe"),
+    (variables.DB_CIRCUIT_BREAKER, "2"),
+    (variables.MESH_NODE_ID, "a b"),
+    (variables.MESH_SCOPE_ID, "my mesh"),
+    (variables.MESH_CONTROL_ADDR, "ftp://nowhere"),
+    (variables.MESH_TOKEN, "short"),
+    (variables.DB_URL, "redis://nowhere"),
+    (variables.STORE, "nowhere"),
+    (variables.BUS, "amqp://nowhere"),
+]
 
 
 @pytest.fixture
@@ -196,15 +214,48 @@ def test_the_breaker_of_the_store_can_be_turned_off(hocket: Program, switch: str
     hocket("submit", "test.echo", code=0)
 
 
-@pytest.mark.req("VX-17")
-@pytest.mark.parametrize("name", [variables.MESH_ENABLED, variables.DB_CIRCUIT_BREAKER])
-def test_a_switch_that_is_neither_on_nor_off(hocket: Program, name: str):
-    said = (
-        hocket("submit", "test.echo", environment={name: "maybe"}).err
-        + hocket("doctor", environment={name: "maybe"}, code=1).out
-    )
-    assert f"bad {name} 'maybe': write 1 or 0" in said
-
-
 def test_an_empty_variable_is_not_set(hocket: Program):
     hocket("status", environment=dict.fromkeys(variables.ALL, ""), code=0)
+
+
+@pytest.mark.req("VX-17")
+@pytest.mark.parametrize("name, value", BAD_VALUES)
+def test_a_bad_value_is_an_error_of_every_command(hocket: Program, name: str, value: str):
+    for command in (["jobs"], ["init"], ["beat", "now"], ["doctor"], ["serve", "--port", "0"], ["git", "list", "."]):
+        said = hocket(*command, environment={name: value}, code=2)
+        assert name in said.sentence and (name != variables.MESH_TOKEN or value not in said.err)
+
+
+@pytest.mark.req("VX-14", "VX-17")
+@pytest.mark.parametrize("has_path", [True, False])
+def test_the_documents_block_of_variables_gives_local_reads(tmp_path: Path, has_path: bool):
+    server = new_server(environment=public_key())
+    block = {variables.MESH_ENABLED: "1", variables.DB_URL: server.address, variables.DB_TOKEN: token()}
+    if has_path:
+        block[variables.DB_PATH] = str(tmp_path / "local.db")
+    hocket = Program(tmp_path / "home")
+    hocket("init", environment=block, code=0)
+    job_id = hocket("submit", "test.echo", environment=block, code=0).job_id
+    assert hocket("show", job_id, "--json", environment=block, code=0).json["state"] == "pending"
+    known = hocket("status", "--json", environment=block, code=0).json["replica"]
+    assert known["path"] == block.get(variables.DB_PATH, str(hocket.home / "replica.db"))
+    server.kill()
+    until(lambda: hocket("jobs", environment=block, code=0).err, "the first look at the server")
+    away = hocket("jobs", "--json", environment=block, code=0)
+    assert [each["job_id"] for each in away.json] == [job_id] and "read from the replica" in away.err
+    kept = hocket("submit", "test.echo", environment=block, code=0).job_id
+    server.start()
+    assert {each["job_id"] for each in hocket("jobs", "--json", environment=block, code=0).json} == {job_id, kept}
+
+
+@pytest.mark.req("VX-17")
+def test_the_mesh_token_is_a_bearer_token_of_the_server(hocket: Program):
+    secret = "0123456789abcdef" * 3
+    environment = hocket.environment() | {variables.MESH_TOKEN: secret}
+    process = start_command(["serve", "--port", "0", "--json"], environment, hocket.home)
+    hocket.started.append(process)
+    assert process.stdout is not None
+    address = json.loads(process.stdout.readline())["address"]
+    request = urllib.request.Request(f"{address}/v1/locks", headers={"Authorization": f"Bearer {secret}"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.status == 200

@@ -61,7 +61,7 @@ def test_reads_are_local_and_writes_go_to_the_server_and_are_read_at_once(
         assert hocket("show", job_id, "--json", environment=here, code=0).json["result"] == {"n": 1}
         known = hocket("status", "--json", environment=here, code=0).json["replica"]
         assert known["followed_ms"] >= local["replica"]["followed_ms"] and "cannot connect" in known["error"]
-        refused = hocket("submit", "test.echo", environment=here, code=5)
+        refused = hocket("cancel", job_id, environment=here, code=5)
         assert "cannot connect" in refused.err
         assert hocket("jobs", code=5).sentence.startswith("cannot connect")
     finally:

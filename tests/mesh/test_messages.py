@@ -37,6 +37,9 @@ class Recording:
             raise Unreachable("the cable is cut")
         return await self._inner.send(address, request)
 
+    async def hasten(self, address: str) -> None:
+        """It has no breaker."""
+
     def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[Changes]:
         return self._inner.hints(address, headers)
 
@@ -96,6 +99,38 @@ def test_after_three_tries_the_next_exchange_brings_the_message(
         await a.exchanges.visit(b.address)
         assert message(b, sent) is not None
         assert PEER_RETRIES.cap_s <= 60.0 and loop.CADENCE_S <= 60.0
+
+    run(tmp_path, test)
+
+
+@pytest.mark.req("VX-09")
+def test_three_tries_go_out_although_the_receivers_breaker_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the place of the receiver something counts requests, and answers each with an error."""
+    monkeypatch.setattr(message_delivery, "RETRY_S", (0.01, 0.02, 0.04))
+    requests = 0
+
+    async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        await reader.readuntil(b"\r\n\r\n")
+        requests += 1
+        writer.write(b"HTTP/1.1 500 Broken\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async def test(a: Place, b: Place) -> None:
+        await know_each_other(a, b)
+        address = b.address
+        await b.stop_serving()
+        for _ in range(6):
+            await a.exchanges.visit(address)
+        assert "the next try is in" in (await a.exchanges.visit(address)).detail
+        port = int(address.rpartition(":")[2])
+        async with await asyncio.start_server(count, "127.0.0.1", port):
+            await a.node.send(at(b), "hello")
+            assert not await message_delivery.DirectDelivery(a.node, a.exchanges).deliver(b.id)
+        await b.serve()
+        assert requests == 3
 
     run(tmp_path, test)
 

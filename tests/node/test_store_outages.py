@@ -70,7 +70,7 @@ class Outage:
     async def fail(self, failures: int) -> None:
         for _ in range(failures):
             with pytest.raises(StoreError):
-                await self.node.submit("test.other")
+                await self.node.run(lambda tx: tx.now)
 
     def has_told(self, *kinds: type[Event]) -> bool:
         return any(isinstance(each, kinds) for each in self.told)

@@ -2,6 +2,7 @@
 common commands start fast. `hocket --help` shows the list below.
 """
 
+import os
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -154,6 +155,10 @@ def hocket(
 
     --home and --json work before or after the command.
     """
+    if any(name.startswith("HOCKET_") and name != "HOCKET_HOME" for name in os.environ):
+        from hocket.cli.variable_check import check_variables
+
+        check_variables()
 
 
 def run(arguments: list[str]) -> int:

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
@@ -18,9 +18,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from hocket.cli.options import decoded
 from hocket.cli.output import Progress, emit_each, progress, say
-from hocket.cli.settings import deliver, open_runtime
-from hocket.errors import HocketError, Usage
-from hocket.kernel.ids import ulid_text
+from hocket.cli.settings import deliver, open_runtime, spool_for
+from hocket.errors import CommitUnknown, HocketError, StoreAway, Usage
+from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.work import jobs
@@ -116,17 +116,30 @@ def _placed(source: str, number: int) -> Iterator[None]:
 
 def submit_batch(source: str) -> None:
     """Reads, orders and submits a file, and prints the outcome of each line."""
-    with open_runtime() as runtime, _opened(source) as file:
+    with ExitStack() as stack:
+        try:
+            runtime: Runtime | StoreAway = stack.enter_context(open_runtime())
+        except StoreAway as error:
+            runtime = error
+        file = stack.enter_context(_opened(source))
         name = "standard input" if source == "-" else source
         with progress("reading") as bar:
             batch = _read(name, file, bar)
         if not len(batch):
             raise Usage(f"{name}: nothing to submit")
-        there = _cited_jobs(runtime, batch)
         made = Outcomes(len(batch))
-        with progress("submitting") as bar:
-            runtime.log.run_each(_steps(batch, _ordered(batch), there, made, bar))
-        deliver(runtime)
+        if isinstance(runtime, StoreAway):
+            _keep(batch, runtime, made)
+        else:
+            try:
+                there = _cited_jobs(runtime.find, batch)
+                with progress("submitting") as bar:
+                    runtime.log.run_each(_steps(batch, _ordered(batch), there, made, bar))
+                deliver(runtime)
+            except StoreAway as error:
+                if isinstance(error, CommitUnknown):
+                    raise
+                _keep(batch, error, made)
     kinds = batch.kinds()
     emit_each(
         {"line": batch.number(n), "job_id": made.job_id(n), "kind": kinds[n], "created": made.is_new(n)}
@@ -241,7 +254,22 @@ def _refuse_cycle(batch: JobFile, path: list[int], back_to: int) -> None:
         raise Usage(f"cycle in after: {' → '.join(map(batch.name, cycle))}")
 
 
-def _cited_jobs(runtime: Runtime, batch: JobFile) -> dict[str, str]:
+def _keep(batch: JobFile, error: StoreAway, made: Outcomes) -> None:
+    """Keeps the jobs in the home while the database is away. Jobs that are not lines are cited by their whole ids."""
+    from hocket.node.kept_requests import kept_jobs
+
+    there, drafts, spool = _cited_jobs(parse_ulid, batch), list[Draft](), spool_for(error)
+    order = list(_ordered(batch))
+    place = {index: at for at, index in enumerate(order)}
+    for index in order:
+        with batch.at(index):
+            drafts.append(batch.draft(index))
+    cited = [[there.get(each) or place[batch.named[each]] for each in batch.after.get(index, ())] for index in order]
+    for index, kept in zip(order, kept_jobs(spool, error, drafts, cited), strict=True):
+        made.put(index, kept)
+
+
+def _cited_jobs(find: Callable[[str], bytes], batch: JobFile) -> dict[str, str]:
     """The full ids of cited jobs that are not lines of this file."""
     there: dict[str, str] = {}
     for index, after in batch.after.items():
@@ -250,8 +278,8 @@ def _cited_jobs(runtime: Runtime, batch: JobFile) -> dict[str, str]:
                 continue
             with batch.at(index):
                 try:
-                    there[cited] = ulid_text(runtime.find(cited))
-                except Usage as error:
+                    there[cited] = ulid_text(find(cited))
+                except ValueError as error:
                     raise Usage(f'"after" {cited!r} is neither the name of a line nor a job: {error}') from None
     return there
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,8 +11,8 @@ from hocket.cli.app import new_app
 from hocket.cli.job import moment
 from hocket.cli.options import Agent, checked_agent
 from hocket.cli.output import emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
-from hocket.errors import Usage
+from hocket.cli.settings import HomeOption, JsonOption, open_service, spool_for
+from hocket.errors import StoreAway, Usage
 
 if TYPE_CHECKING:
     from hocket.service.inbox import MessageShown
@@ -52,20 +52,17 @@ def send(
     """
     from hocket.service import inbox
 
-    data = _body(body)
-    with open_service() as service:
-        shown = inbox.send(
-            service,
-            to,
-            data,
-            agent=agent or "",
-            type=type,
-            thread=thread,
-            reply_to=reply_to,
-            priority=priority,
-            ttl_ms=_ms(ttl, "--ttl"),
-            attachments=[(path.name, path) for path in attach or ()],
-        )
+    data, attachments = _body(body), [(path.name, path) for path in attach or ()]
+    options: dict[str, Any] = {"type": type, "thread": thread, "reply_to": reply_to, "priority": priority}
+    options |= {"attachments": attachments, "ttl_ms": _ms(ttl, "--ttl")}
+    try:
+        service = open_service()
+    except StoreAway as error:
+        shown = inbox.keep(spool_for(error), error, to, data, agent=agent, **options)
+    else:
+        with service:
+            shown = inbox.send(service, to, data, agent=agent or "", **options)
+            service.deliver()
     emit(shown)
     say(shown.id)
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from hocket.errors import StoreAway
     from hocket.node.runtime import Runtime
+    from hocket.node.spool import Spool
     from hocket.service import Service
 
 
@@ -53,6 +55,10 @@ def open_runtime() -> "Runtime":
     # `main` disabled the collector while modules were loading; from here on a command may run long.
     gc.enable()
     runtime = Runtime.open(settings.home)
+    if runtime.spool is not None and runtime.spool.is_waiting:
+        from hocket.node.kept_requests import send_kept_if_in_touch
+
+        send_kept_if_in_touch(runtime, warn)
     if runtime.machine_clock is not None and runtime.machine_clock.off_ms:
         print(f"hocket: {ClockDisagrees(runtime.machine_clock.off_ms)}", file=sys.stderr)
     return runtime
@@ -63,6 +69,21 @@ def open_service() -> "Service":
     from hocket.service import Service
 
     return Service(open_runtime(), warn=warn)
+
+
+def spool_for(error: "StoreAway") -> "Spool":
+    """Where the chosen home keeps requests while its database is away. Raises the error if it keeps none."""
+    from hocket.node.home import Home, default_home
+    from hocket.node.runtime import spool_of
+    from hocket.node.spool import sentence
+    from hocket.node.variables import check_scope
+
+    home = Home(settings.home or default_home())
+    if not home.keeps_requests:
+        raise error
+    check_scope(home.user_did())
+    warn(sentence(error))
+    return spool_of(home)
 
 
 def deliver(runtime: "Runtime") -> None:

@@ -71,6 +71,12 @@ def _mesh(shown: NodeStatus) -> list[tuple[str, Any]]:
     for peer in shown.peers:
         pairs.append(("peer", " ".join(part for part in (peer.address, peer.state, peer.detail) if part)))
     now = int(time.time() * 1000)
+    if shown.kept.waiting and shown.kept.since_ms is not None:
+        waited = f"the oldest for {span(max(0, now - shown.kept.since_ms))}"
+        pairs.append(("kept", f"{counted(shown.kept.waiting, 'request')} waiting here for the database, {waited}"))
+    if shown.kept.refused:
+        where = "in spool/refused.jsonl of the home"
+        pairs.append(("refused", f"{counted(shown.kept.refused, 'kept request')} when sent; see why {where}"))
     if shown.outbox.ops and shown.outbox.since_ms is not None:
         waited = f"the oldest for {span(max(0, now - shown.outbox.since_ms))}"
         pairs.append(("outbox", f"{counted(shown.outbox.ops, 'op')} waiting here for the coordinator, {waited}"))

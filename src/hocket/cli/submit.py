@@ -36,12 +36,13 @@ from hocket.cli.options import (
     seconds,
 )
 from hocket.cli.output import emit, emit_line, say
-from hocket.cli.settings import HomeOption, JsonOption, open_service
-from hocket.errors import HocketError, Usage
+from hocket.cli.settings import HomeOption, JsonOption, open_service, spool_for
+from hocket.errors import HocketError, StoreAway, Usage
 
 if TYPE_CHECKING:
     from hocket.cli.wait_line import WaitLine
     from hocket.service import Service
+    from hocket.work.jobs import Draft
 
 app = new_app()
 
@@ -151,13 +152,20 @@ def _submit_one(
 
     check_kind(kind)
     arguments = payload(data)
-    with open_service() as service:
+    try:
+        service = open_service()
+    except StoreAway as error:
+        _keep_one(error, kind, draft(kind, arguments, options), wait or stream)
+        return
+    with service:
         if "after" in options:
             options["after"] = [jobs.find(service, each) for each in options["after"]]
         made = jobs.submit(service, [draft(kind, arguments, options)])[0]
         job_id = ulid_text(made.job_id)
         answer = {"job_id": job_id, "kind": kind, "created": made.created}
         say(f"submitted {kind} {job_id}" if made.created else f"already there {job_id}")
+        if service.runtime.kept is not None and (wait or stream):
+            raise StoreAway(service.runtime.kept)
         if not wait and not stream:
             emit(answer | {"waits_here": service.deliver()})
             return
@@ -176,6 +184,19 @@ def _submit_one(
         tell(answer | {"outcome": "succeeded", "result": result, "error": None})
         if not printed:
             _say_json(result)
+
+
+def _keep_one(error: StoreAway, kind: str, draft: "Draft", waits: bool) -> None:
+    """Keeps the job in the home while the database is away."""
+    from hocket.kernel.ids import ulid_text
+    from hocket.node.kept_requests import kept_jobs
+    from hocket.node.spool import sentence
+
+    job_id = ulid_text(kept_jobs(spool_for(error), error, [draft])[0].job_id)
+    emit({"job_id": job_id, "kind": kind, "created": True, "waits_here": sentence(error)})
+    say(f"submitted {kind} {job_id}")
+    if waits:
+        raise error
 
 
 def _print_parts(service: "Service", job_id: str, line: "WaitLine") -> int:

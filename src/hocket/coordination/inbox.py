@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hocket.coordination.deciding import acceptance
 from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
-from hocket.kernel.clock import U32_MAX, Hlc
+from hocket.kernel.clock import U32_MAX, Hlc, pack
 from hocket.kernel.coordination_payloads import (
     AcknowledgeMessage,
     ClaimMessage,
@@ -147,9 +147,9 @@ def check_draft(draft: MessageDraft) -> MessageDraft:
     return draft
 
 
-def send(tx: Transaction, blobs: Blobs, draft: MessageDraft) -> bytes:
-    """Puts a message on the log and returns its id. A reply belongs to the thread of the message that it answers, and
-    any message of a thread names the thread.
+def send(tx: Transaction, blobs: Blobs, draft: MessageDraft, message_id: bytes = NO_ID) -> bytes:
+    """Puts a message on the log and returns its id, which is that of its op unless it was given one before. A reply
+    belongs to the thread of the message that it answers, and any message of a thread names the thread.
     """
     tx.check_outbox()
     thread = draft.thread
@@ -170,7 +170,7 @@ def send(tx: Transaction, blobs: Blobs, draft: MessageDraft) -> bytes:
         (name, artifacts.put(tx, blobs, ATTACHMENT_TYPE, content, None)) for name, content in draft.attachments
     )
     payload = SendMessage(
-        NO_ID,
+        message_id,
         draft.to,
         draft.sender,
         draft.type,
@@ -187,7 +187,7 @@ def send(tx: Transaction, blobs: Blobs, draft: MessageDraft) -> bytes:
         raise NotAuthorised(f"this node may not send messages to {draft.to}: {op.sentence}")
     if isinstance(op, Reason):
         raise Usage(f"the message to {draft.to} cannot be sent: {op.sentence}")
-    return op.id
+    return op.id if message_id == NO_ID else message_id
 
 
 # Claims.
@@ -379,6 +379,9 @@ def content_of(session: Session, message_id: bytes) -> SendMessage:
     """What a message says."""
     row = session.op(message_id)
     payload = None if row is None else decode(row.body).payload
+    if payload is None and (message := session.message(message_id)) is not None:
+        # It was kept before it could be sent, so its id is not that of its op.
+        payload = next((decode(each.body).payload for each in session.ops_at(pack(message.sent))), None)
     if not isinstance(payload, SendMessage):
         raise Usage(f"what message {ulid_text(message_id)} says is not here")
     return payload

@@ -3,12 +3,12 @@ bytes an op is, which of them are signed, and what its id and its link commit to
 whether the author is known, allowed, and in time; the store keeps the bytes.
 
 Under bound rules an op's id is the milliseconds of its time and a hash over the rest of its envelope, so a citation
-commits to the whole op and no op can take another's id. A job's id is that of the op that schedules it. An artifact's
-id is that of the op that creates it, or a hash over its author and its content. Two further commitments follow the ops
-that an op depends on, in the same field. The last is its link, a hash of the author's previous op: an author's ops form
-one chain, and two ops with the same link prove that their author has two histories. Before the link there may be a pin,
-the time and a hash of the last op that the author knew of another node: an op that this node shows later under an
-earlier time was not known then. A request that another node decides has a deadline in the place of the pin.
+commits to the whole op and no op can take another's id. The id of a job, a message or an artifact is that of the op
+that makes it, or a hash over its author and its content. Two further commitments follow the ops that an op depends on,
+in the same field. The last is its link, a hash of the author's previous op: an author's ops form one chain, and two ops
+with the same link prove that their author has two histories. Before the link there may be a pin, the time and a hash of
+the last op that the author knew of another node: an op that this node shows later under an earlier time was not known
+then. A request that another node decides has a deadline in the place of the pin.
 """
 
 from collections.abc import Iterator, Sequence
@@ -171,16 +171,16 @@ def is_bound(data: bytes, op: Op) -> bool:
             # An op cannot contain its own id by chance, so its first occurrence is the name.
             place = body.index(op.id, 16)
             body = body[:place] + NO_ID + body[place + 16 :]
-        elif isinstance(payload, SendMessage) or (
-            isinstance(payload, CreateArtifact) and named != artifact_id(op.node_id, payload)
-        ):
+        elif not isinstance(payload, ScheduleJob) and named != _other_name(op):
             return False
     return op.timestamp.wall >> 48 == 0 and _bound_id(op.timestamp.wall, body) == op.id
 
 
 def _other_name(op: Op) -> bytes | None:
     """The id that something made by this op may have besides the op's own."""
-    return artifact_id(op.node_id, op.payload) if isinstance(op.payload, CreateArtifact) else None
+    if isinstance(op.payload, CreateArtifact):
+        return artifact_id(op.node_id, op.payload)
+    return foreseen_id(op.node_id, op.payload) if isinstance(op.payload, SendMessage) else None
 
 
 def _bound_id(wall: int, body: bytes) -> bytes:
@@ -194,6 +194,21 @@ def artifact_id(node: int, payload: CreateArtifact) -> bytes:
     unnamed = encode_value(PAYLOAD, msgspec.structs.replace(payload, artifact_id=NO_ID))
     made = payload.artifact_id[:6]
     return made + digest(b"hocket artifact\0" + made + node.to_bytes(8, "big") + unnamed, 10)
+
+
+def foreseen_id(node: int, payload: ScheduleJob | SendMessage) -> bytes:
+    """The id of a job or a message of this node, if it is needed before the op is written. Its milliseconds are those
+    of the id in the payload; the rest is a hash over the author and the content. The policy of the job and the receiver
+    of the message are left out: the log decides on them when the op is written.
+    """
+    if isinstance(payload, ScheduleJob):
+        made, content = payload.job_id[:6], (_text(payload.kind), encode_value(BYTES, payload.payload))
+        context = b"hocket job\0"
+    else:
+        made = payload.message_id[:6]
+        content = (_text(payload.sender) + _text(payload.message_type), encode_value(BYTES, payload.body))
+        context = b"hocket message\0"
+    return made + digest(b"".join((context, made, node.to_bytes(8, "big"), *content)), 10)
 
 
 def _check(op: Op) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 
 from hocket.kernel.authority import Authority, is_root_revocation
 from hocket.kernel.forks import BOUND_OP_BYTES_MAX, read_fork
-from hocket.kernel.ops import Op, is_bound, verify_op
+from hocket.kernel.ops import Op, foreseen_id, is_bound, verify_op
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.schedules import is_tick
@@ -169,9 +169,13 @@ def binding_fault(user: str, raw: bytes, op: Op) -> Reason | None:
 
 
 def _is_misnamed(op: Op) -> bool:
-    """Whether a job neither has its op's id nor names the schedule of which it is a tick. The fold checks the tick."""
+    """Whether a job has neither its op's id nor one that its author foresaw, and does not name the schedule of which it
+    is a tick. The fold checks the tick.
+    """
     payload = op.payload
-    return isinstance(payload, ScheduleJob) and payload.job_id != op.id and not is_tick(payload)
+    if not isinstance(payload, ScheduleJob) or payload.job_id == op.id or is_tick(payload):
+        return False
+    return payload.job_id != foreseen_id(op.node_id, payload)
 
 
 def _is_own(op: Op, delegation: Delegation | Reason) -> bool:

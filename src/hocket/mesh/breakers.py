@@ -56,7 +56,12 @@ class GuardedTransport:
         await self._change(address, lambda breaker: breaker.failed(breaker.call, self._now_ms(), error))
 
     async def hasten(self, address: str) -> None:
-        """Lets the next request out, whatever came before: the operator asks for it."""
+        """Lets the next request out, whatever came before."""
+        known = self._known.get(address)
+        if known is None:
+            known = self._known[address] = await look(self._access, lambda session: peers.breaker(session, address))
+        if known.state is BreakerState.CLOSED:
+            return
         await self._change(address, lambda breaker: breaker.hastened(self._now_ms()))
 
     async def _admit(self, address: str) -> int:

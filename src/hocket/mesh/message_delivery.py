@@ -103,6 +103,7 @@ def _receiver(op: Op) -> int | None:
 
 def stored_messages(log: Log, body: bytes) -> list[str]:
     """Which messages of a push are on this node's log."""
-    sent = [op.id for _, op in read_sequence(body) if isinstance(op, Op) and isinstance(op.payload, SendMessage)]
+    ops = [op for _, op in read_sequence(body) if isinstance(op, Op)]
+    sent = [(op.id, op.payload.message_id) for op in ops if isinstance(op.payload, SendMessage)]
     with log.store.read() as session:
-        return [ulid_text(message_id) for message_id in sent if session.op(message_id) is not None]
+        return [ulid_text(message_id) for op_id, message_id in sent if session.op(op_id) is not None]

@@ -91,7 +91,10 @@ class Exchanges:
         return await (await self._exchange_with(address)).exchange(unless_idle=unless_idle)
 
     async def deliver(self, address: str) -> None:
-        """Pushes what a peer lacks, so that messages for its agents are stored there. Raises Unreachable and others."""
+        """Pushes what a peer lacks, so that messages for its agents are stored there. Each try goes out, also while the
+        peer's breaker is open. Raises Unreachable and others.
+        """
+        await self.transport.hasten(address)
         at = await self._exchange_with(address)
         try:
             await at.deliver()

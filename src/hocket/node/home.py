@@ -72,6 +72,8 @@ class Home:
         self.output = self.path / "output"
         self.secrets = self.path / "secrets"
         self.messages = self.path / "messages"
+        self.spool = self.path / "spool"
+        self.replica = self.path / "replica.db"
         self.revocations = self.path / "revocations"
         self.checked_states = self.path / "checked_states"
         self.git_cache = self.path / "git" / "cache"
@@ -229,6 +231,11 @@ class Home:
         else:
             self.new_database()
         return self.store_address
+
+    @property
+    def keeps_requests(self) -> bool:
+        """Whether this home was made for a store in a server, and keeps requests while that is away."""
+        return self.server is not None and self._store.is_file()
 
     def use_store(self, address: str | None) -> None:
         """From now on the home's store is that of a database server, or else the home's own file."""

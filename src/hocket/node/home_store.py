@@ -28,7 +28,7 @@ from hocket.work.store_blobs import StoreBlobs
 
 def opened_store(home: Home) -> Store:
     """The home's store, with its replica if there is one."""
-    path, address = replica_path(home.server), home.store_address
+    path, address = replica_path(home.server, home.replica), home.store_address
     if path is None:
         return open_store(address)
     try:

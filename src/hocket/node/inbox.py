@@ -167,12 +167,33 @@ def draft_of(
     attachments: Iterable[Attached] = (),
 ) -> MessageDraft:
     """The message that a program wants to send. A body that is neither text nor bytes is sent as JSON."""
-    data = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else msgspec.json.encode(body)
     with log.store.read() as session:
         receiver = resolved(log, session, to)
-    plain = inbox.check_draft(
+    plain = plain_draft(
+        receiver, body, agent=agent, type=type, thread=thread, reply_to=reply_to, priority=priority, ttl=ttl
+    )
+    named = [each if isinstance(each, tuple) else (Path(each).name, each) for each in attachments]
+    return inbox.check_draft(
+        plain._replace(attachments=tuple((name, contain(blobs, content)) for name, content in named))
+    )
+
+
+def plain_draft(
+    to: str,
+    body: Body,
+    *,
+    agent: str | None = None,
+    type: str = "",
+    thread: str | None = None,
+    reply_to: str | None = None,
+    priority: int = 0,
+    ttl: Duration | None = None,
+) -> MessageDraft:
+    """A message without attachments, to an address that names its node by the id."""
+    data = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else msgspec.json.encode(body)
+    return inbox.check_draft(
         MessageDraft(
-            receiver,
+            to,
             data,
             agent or inbox.default_agent(),
             type,
@@ -181,10 +202,6 @@ def draft_of(
             priority,
             TTL_MS_DEFAULT if ttl is None else milliseconds(ttl, "ttl"),
         )
-    )
-    named = [each if isinstance(each, tuple) else (Path(each).name, each) for each in attachments]
-    return inbox.check_draft(
-        plain._replace(attachments=tuple((name, contain(blobs, content)) for name, content in named))
     )
 
 

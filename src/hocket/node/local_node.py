@@ -60,6 +60,8 @@ T = TypeVar("T")
 
 # A hint can be lost, so every waiter looks again after this long.
 LOOK_AGAIN_S = 2.0
+# How often a process looks for requests that were kept while the database was away.
+KEPT_LOOK_S = 1.0
 # The most queries that run at once.
 READ_THREADS = 4
 
@@ -309,8 +311,19 @@ class LocalNode:
             _beside(supervised("the sweep of locks", locks.run, emit, self.environment)),
             _beside(supervised("telling nodes that share the store", presence.run, emit, self.environment)),
             _beside(supervised("announcing git jobs", self.announce_git_jobs, emit, self.environment)),
+            _beside(supervised("sending kept requests", self._send_kept, emit, self.environment)),
         ):
             yield
+
+    async def _send_kept(self) -> None:
+        """Sends what this home kept while its database server was away."""
+        spool = self.runtime.spool
+        while spool is not None:
+            if spool.is_waiting:
+                from hocket.node.kept_requests import send_kept_if_in_touch
+
+                await self.call(lambda: send_kept_if_in_touch(self.runtime))
+            await asyncio.sleep(KEPT_LOOK_S)
 
     async def announce_git_jobs(self) -> None:
         """Announces the git jobs that this home has submitted, until they are claimed."""

@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from hocket.bus.changes import ANYTHING, Changes
 from hocket.coordination import inbox as messages
-from hocket.errors import Failed, Unreachable, Usage
+from hocket.errors import Failed, StoreAway, Unreachable, Usage
 from hocket.events import Emit, ignore, sentences
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.parts import Part
@@ -49,6 +49,7 @@ from hocket.node.inbox import (
     draft_of,
     node_of,
 )
+from hocket.node.kept_requests import keep_jobs, keep_message, send_kept, written_or_kept
 from hocket.node.local_node import LOOK_AGAIN_S, LocalNode, fetch_for, still_open
 from hocket.node.locks import HeldLock, LockOptions, NodeLock, locked_on_a_thread
 from hocket.node.rates import rates_of
@@ -91,6 +92,11 @@ def handler_processes(runtime: Runtime, count: int, handlers: Handlers) -> Proce
     return plan(count, "hocket.node.handler_process", runtime.home.path, handlers.served())
 
 
+def _chain(count: int) -> list[range]:
+    """Which of so many jobs each comes after, by their places: the one before it."""
+    return [range(max(0, at - 1), at) for at in range(count)]
+
+
 class Node(LocalNode):
     """The async API."""
 
@@ -113,13 +119,13 @@ class Node(LocalNode):
             return (await self._submit([job_type], [draft], jobs.submit))[0]
         # The job has no special options, so it takes the fast path, unless other submits wait to share a commit.
         submit: Callable[[Transaction], bytes] = lambda tx: jobs.submit(tx, [draft])[0].job_id  # noqa: E731
-        made = await self._committer.run(
-            submit,
-            alone=lambda: log.append_plain(draft.kind, draft.payload) or log.run(submit, beside=True),
-            beside=True,
-        )
-        self.wrote()
-        return Handle(self, made, created=True, signature=job_type.signature)
+        alone = lambda: log.append_plain(draft.kind, draft.payload) or log.run(submit, beside=True)  # noqa: E731
+
+        async def write() -> list[Submitted]:
+            return [Submitted(await self._committer.run(submit, alone=alone, beside=True), created=True)]
+
+        made = await self._written_or_kept(write, lambda error: keep_jobs(self.runtime, error, [draft]))
+        return Handle(self, *made[0], job_type.signature)
 
     async def submit_many(self, pairs: Pairs) -> list[Handle]:
         """Submits many jobs in one transaction: all or none."""
@@ -134,10 +140,29 @@ class Node(LocalNode):
         return await self._submit(types, drafts, chains.submit)
 
     async def _submit(self, types: list[JobType], drafts: list[Draft], submit: SubmitDrafts) -> list[Handle]:
-        await self._check_budgets(drafts)
-        made = await self.run(lambda tx: submit(tx, drafts), beside=True)
-        self.wrote()
+        async def write() -> list[Submitted]:
+            await self._check_budgets(drafts)
+            return await self.run(lambda tx: submit(tx, drafts), beside=True)
+
+        cited = _chain(len(drafts)) if submit is chains.submit else ()
+        made = await self._written_or_kept(write, lambda error: keep_jobs(self.runtime, error, drafts, cited))
         return [Handle(self, *each, type.signature) for type, each in zip(types, made, strict=True)]
+
+    async def _written_or_kept(
+        self, write: Callable[[], Awaitable[T]], keep: Callable[[StoreAway], T], to: int | None = None
+    ) -> T:
+        """Writes, after all that was kept before, and tells the other nodes. If the database is away, calls `keep`."""
+        runtime = self.runtime
+        try:
+            if runtime.spool is not None and runtime.spool.is_waiting:
+                await self.call(lambda: send_kept(runtime))
+            made = await write()
+        except StoreAway as error:
+            reason = error
+            return await self.call(lambda: keep(reason))
+        runtime.kept = None
+        self.wrote(to)
+        return made
 
     async def _check_budgets(self, drafts: list[Draft]) -> None:
         if any(each.policy.budget is not None for each in drafts):
@@ -220,14 +245,19 @@ class Node(LocalNode):
         """Sends a message to an agent (`editor`, `editor@gpu-box`), a group (`team/`) or `all`, and returns its id. The
         body is text, bytes or anything that can be JSON; an attachment is a path, or a name with bytes or a path.
         """
-        log, blobs = self.runtime.log, self.runtime.blobs
-        given = {"type": type, "thread": thread, "reply_to": reply_to, "priority": priority, "ttl": ttl}
-        draft = await self.call(
-            lambda: draft_of(log, blobs, to, body, agent=agent, attachments=attachments, **given)  # type: ignore[arg-type]
+        runtime, attached = self.runtime, list(attachments)
+        given: dict[str, Any] = {"type": type, "thread": thread, "reply_to": reply_to, "priority": priority, "ttl": ttl}
+        given |= {"agent": agent, "attachments": attached}
+
+        async def write() -> bytes:
+            draft = await self.call(lambda: draft_of(runtime.log, runtime.blobs, to, body, **given))
+            message_id = await self.run(lambda tx: messages.send(tx, runtime.blobs, draft))
+            self.wrote(node_of(draft))
+            return message_id
+
+        return ulid_text(
+            await self._written_or_kept(write, lambda error: keep_message(runtime, error, to, body, **given))
         )
-        message_id = await self.run(lambda tx: messages.send(tx, blobs, draft))
-        self.wrote(node_of(draft))
-        return ulid_text(message_id)
 
     def inbox(self, agent: str | None = None) -> Inbox:
         """The messages of an agent of this node; default $HOCKET_AGENT, else this machine's user."""
@@ -378,11 +408,20 @@ class SyncNode:
         draft = job_type.draft(payload, args)
         if job_type.policy is DEFAULT and tracer() is None:
             # The job has no special options, so it takes the fast path, unless its kind has some.
-            plain = self.call(lambda: runtime.log.append_plain(draft.kind, draft.payload))
+            append = lambda: runtime.log.append_plain(draft.kind, draft.payload)  # noqa: E731
+            keep = lambda error: keep_jobs(runtime, error, [draft])[0].job_id  # noqa: E731
+            plain = self._written_or_kept(append, keep)
             if plain is not None:
-                self.wrote()
                 return SyncHandle(self, plain, True, job_type.signature)
         return self._submit([job_type], [draft], jobs.submit)[0]
+
+    def _written_or_kept(self, write: Callable[[], T], keep: Callable[[StoreAway], T]) -> T:
+        """Writes, after all that was kept before, and tells the other nodes. If the database is away, calls `keep`."""
+        runtime = self.runtime
+        made = self.call(lambda: written_or_kept(runtime, write, keep))
+        if runtime.kept is None:
+            self.wrote()
+        return made
 
     def submit_many(self, pairs: Pairs) -> list[SyncHandle]:
         """Submits many jobs in one transaction: all or none."""
@@ -410,9 +449,13 @@ class SyncNode:
 
     def _submit(self, types: list[JobType], drafts: list[Draft], submit: SubmitDrafts) -> list[SyncHandle]:
         runtime = self.runtime
-        self.call(lambda: check_budgets(runtime, drafts))
-        made = self.call(lambda: runtime.log.run(lambda tx: submit(tx, drafts), beside=True))
-        self.wrote()
+
+        def write() -> list[Submitted]:
+            check_budgets(runtime, drafts)
+            return runtime.log.run(lambda tx: submit(tx, drafts), beside=True)
+
+        cited = _chain(len(drafts)) if submit is chains.submit else ()
+        made = self._written_or_kept(write, lambda error: keep_jobs(runtime, error, drafts, cited))
         return [SyncHandle(self, *each, type.signature) for type, each in zip(types, made, strict=True)]
 
     def gather(self, *waited: SyncHandle[R], timeout: float | None = None) -> list[R]:
@@ -507,11 +550,16 @@ class SyncNode:
 
     def send(self, to: str, body: Body, **options: Any) -> str:
         """Sends a message, as `Node.send` does."""
-        log, blobs = self.runtime.log, self.runtime.blobs
-        draft = self.call(lambda: draft_of(log, blobs, to, body, **options))
-        message_id = self.call(lambda: log.run(lambda tx: messages.send(tx, blobs, draft)))
-        self.wrote(node_of(draft))
-        return ulid_text(message_id)
+        runtime = self.runtime
+
+        def write() -> bytes:
+            draft = draft_of(runtime.log, runtime.blobs, to, body, **options)
+            message_id = runtime.log.run(lambda tx: messages.send(tx, runtime.blobs, draft))
+            self.wrote(node_of(draft))
+            return message_id
+
+        keep = lambda error: keep_message(runtime, error, to, body, **options)  # noqa: E731
+        return ulid_text(self._written_or_kept(write, keep))
 
     def inbox(self, agent: str | None = None) -> SyncInbox:
         """The messages of an agent of this node; default $HOCKET_AGENT, else this machine's user."""

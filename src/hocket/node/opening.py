@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.node.delivery import Delivery
+from hocket.node.kept_requests import send_kept_if_in_touch
 from hocket.node.node import Node, SyncNode
 from hocket.node.runtime import Runtime
 
@@ -31,7 +32,7 @@ class Opening:
         return self.__aenter__().__await__()
 
     async def __aenter__(self) -> Node:
-        runtime = await asyncio.get_running_loop().run_in_executor(None, Runtime.open, self._home)
+        runtime = await asyncio.get_running_loop().run_in_executor(None, _opened, self._home)
         self._async = Node(runtime)
         self._async.delivery = delivery(runtime)
         return self._async
@@ -64,8 +65,14 @@ def open(home: Path | str | None = None) -> Opening:
 
 def open_sync(home: Path | str | None = None) -> SyncNode:
     """Opens it for synchronous code outside a `with` block. Close it when done."""
-    runtime = Runtime.open(home)
+    runtime = _opened(home)
     return SyncNode(runtime, delivery(runtime))
+
+
+def _opened(home: Path | str | None) -> Runtime:
+    runtime = Runtime.open(home)
+    send_kept_if_in_touch(runtime)
+    return runtime
 
 
 def delivery(runtime: Runtime, warn: Callable[[str], None] = _LOG.warning) -> Delivery:

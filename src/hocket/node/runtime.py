@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.errors import Conflict, StoreError, Usage
 from hocket.kernel.capabilities import sharing
-from hocket.kernel.ids import content_hash, node_text, ulid_text
+from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
 from hocket.kernel.keys import did_key
 from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
 from hocket.kernel.roster import Job
@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from hocket.mesh.enrolment import Send
     from hocket.mesh.peers import Trust
     from hocket.mesh.tickets import StoreTicket
+    from hocket.node.spool import Spool
     from hocket.rhythm.promise_watch import PromiseWatch
     from hocket.work.artifacts import Fetch
     from hocket.work.command.job import Commands
@@ -107,6 +108,8 @@ class Runtime:
 
     machine_clock: MachineClock | None = None
     store_breaker: StoreBreaker | None = None
+    kept: str | None = None
+    """Why the last request of this process was kept in the home; None if the database has it."""
     tempo: "Callable[[Job], RunTempo | None] | None" = None
     """Gives the beats of a run, if the worker of this process has a tempo."""
     promises: "PromiseWatch | None" = None
@@ -129,6 +132,7 @@ class Runtime:
             self.store_breaker = StoreBreaker(home.processes)
             store = GuardedStore(store, self.store_breaker)
         self.store = store
+        self.spool = spool_of(home) if home.keeps_requests else None
         self.bus = bus_of(home)
         self._blobs: Blobs | None = None
         self._blobs_lock = Lock()
@@ -566,6 +570,13 @@ def _clock(store: Store) -> MachineClock:
     extensions = (HOCKET if kept is None else decode_kept_rules(kept)).extensions
     bound_ms = SKEW_MS_DEFAULT if extensions is None else extensions.skew_ms
     return MachineClock(store, f"{os.getpid()}-{os.urandom(4).hex()}", bound_ms)
+
+
+def spool_of(home: Home) -> "Spool":
+    """Where the home keeps requests while its database server is away."""
+    from hocket.node.spool import Spool
+
+    return Spool(home.spool, node_id(home.node_key().public))
 
 
 def _helpers() -> Executor:

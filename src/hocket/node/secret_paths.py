@@ -27,7 +27,7 @@ def secret_paths(home: Home, also: Iterable[str] = ()) -> tuple[str, ...]:
     """Without symbolic links, and without what is below another one. `also` are paths that the owner named."""
     named = [home.path, *(Path(os.path.expanduser("~"), name) for name in _IN_HOME), *map(Path, also)]
     named += [Path(value).expanduser() for name in _NAMED if (value := variables.given(name))]
-    databases = [home.database, *filter(None, [variables.replica_path(home.server)])]
+    databases = [home.database, *filter(None, [variables.replica_path(home.server, home.replica)])]
     named += [database.with_name(database.name + end) for database in databases for end in DATABASE_ENDS]
     named += filter(None, [credentials_path(home), home.tls_key()])
     whole = {Path(os.path.realpath(path)) for path in named}

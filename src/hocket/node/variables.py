@@ -57,15 +57,14 @@ def server_address(noted: Path) -> str | None:
     the home has a database of its own.
     """
     address, url = given(STORE), given(DB_URL)
-    name, others = STORE, [DB_URL, DB_PATH]
     if address is None and url is not None and is_server(url):
-        address, name, others = url, DB_URL, [DB_PATH]
+        return url  # the path is that of its replica
     if address is None:
         return noted.read_text().strip() if noted.is_file() else None
     if not is_server(address):
         raise Usage(f"bad {STORE}: write {SERVER_FORMS}; for a file, set {DB_PATH}")
-    if also := [each for each in others if given(each) is not None]:
-        raise Usage(f"{name} and {also[0]} name two different databases; set one of them")
+    if also := [each for each in (DB_URL, DB_PATH) if given(each) is not None]:
+        raise Usage(f"{STORE} and {also[0]} name two different databases; set one of them")
     return address
 
 
@@ -82,16 +81,30 @@ def read_address(server: str | None) -> str | None:
     address = _beside(STORE_READ, server)
     if address is not None and server is not None and is_libsql(server):
         raise Usage(f"{STORE_READ} is for a store in PostgreSQL; for one in libSQL, set {REPLICA} to a file")
-    if address is not None and (not is_server(address) or is_libsql(address)):
-        raise Usage(f"bad {STORE_READ}: write postgresql://user@host/database")
+    if address is not None:
+        check_read_address(address)
     if address is not None and given(REPLICA) is not None:
         raise Usage(f"{STORE_READ} and {REPLICA} both say where to read; set one of them")
     return address
 
 
-def replica_path(server: str | None) -> Path | None:
-    """The file of the local replica of a store in a database server."""
-    path = _beside(REPLICA, server)
+def check_read_address(address: str) -> None:
+    if not is_server(address) or is_libsql(address):
+        raise Usage(f"bad {STORE_READ}: write postgresql://user@host/database")
+
+
+def replica_path(server: str | None, default: Path) -> Path | None:
+    """The file of the local replica of a store in a database server. A database of libSQL that the variables name with
+    its token has one in any case, as has a server whose replica they name by the path of the database.
+    """
+    path, url = _beside(REPLICA, server), given(DB_URL)
+    if url is not None and is_server(url):
+        named = given(DB_PATH)
+        if path is not None and named not in (None, path):
+            raise Usage(f"{REPLICA} and {DB_PATH} name two different replicas; set one of them")
+        path = path or named
+        if path is None and is_libsql(url) and given(DB_TOKEN) is not None and is_on(MESH_ENABLED):
+            return default
     return None if path is None else Path(path).expanduser().absolute()
 
 
@@ -133,7 +146,9 @@ def database_path(default: Path) -> Path:
     """The database file of a home without a database server."""
     url, path = given(DB_URL), given(DB_PATH)
     chosen = None if path is None else Path(path).expanduser().absolute()
-    if url is None or is_server(url):
+    if url is not None and is_server(url):
+        return default
+    if url is None:
         return chosen or default
     found = re.fullmatch(r"sqlite://(/.+)", url)
     if found is None:

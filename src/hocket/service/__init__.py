@@ -76,7 +76,7 @@ class Service:
 
     def deliver(self) -> str | None:
         """Sends what was written to other nodes now. Returns, and warns, why it waits here; None if it does not."""
-        why = self.delivery.send() if "delivery" in self.__dict__ else ""
+        why = self.runtime.kept or (self.delivery.send() if "delivery" in self.__dict__ else "")
         if why:
             self._warn(why)
         return why or None
@@ -111,7 +111,7 @@ class Service:
         """Sends what was written to other nodes, if there are any, and above all to node `to`. A node without peers is
         spared all that this takes, and a connected process sends it by itself.
         """
-        if self._connected is not None:
+        if self._connected is not None or self.runtime.kept is not None:
             return
         with self.runtime.store.read() as session:
             has_peers = bool(session.peers())

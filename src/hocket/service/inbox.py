@@ -3,14 +3,15 @@
 import base64
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
 from hocket.bus.changes import about
 from hocket.coordination import inbox
 from hocket.coordination.inbox import CLAIMED_MAX, LEASE_MS_DEFAULT
-from hocket.errors import NotFound, Usage
-from hocket.kernel.ids import parse_ulid, ulid_prefix_range, ulid_text
+from hocket.errors import NotFound, StoreAway, Usage
+from hocket.kernel.ids import node_text, parse_ulid, ulid_prefix_range, ulid_text
 from hocket.kernel.messages import REASON_CHARS_MAX, Address, addresses_of, read_address
 from hocket.kernel.subjects import MESSAGE
 from hocket.node.inbox import (
@@ -22,7 +23,10 @@ from hocket.node.inbox import (
     message_data,
     message_id_of,
     node_of,
+    plain_draft,
 )
+from hocket.node.kept_requests import keep_message, kept_message, written_or_kept
+from hocket.node.spool import Spool
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.store import QueuedDelivery, Session
 
@@ -36,8 +40,9 @@ PREFIX_CHARS_MIN = 4
 
 class MessageShown(ServiceAnswer, frozen=True, rename={"sender": "from"}):
     """A message. `body` is text; a body that is not has `body_base64` instead. `state` is waiting, delayed, leased,
-    acknowledged, dead or expired; `lease_until` is in milliseconds and only set while it is leased; `tries` counts its
-    deliveries, the current one included. `thread` is the id of its thread's first message.
+    acknowledged, dead or expired, or kept, while the database is away; `lease_until` is in milliseconds and only set
+    while it is leased; `tries` counts its deliveries, the current one included. `thread` is the id of its thread's
+    first message.
     """
 
     id: str
@@ -73,22 +78,43 @@ def send(
     """Sends a message. A message that `--thread` and `--reply-to` name is known by the beginning of its id."""
     service.check_writer()
     runtime = service.runtime
-    draft = draft_of(
-        runtime.log,
-        runtime.blobs,
-        to,
-        body,
-        agent=agent or None,
-        type=type,
-        thread=None if thread is None else find(service, thread),
-        reply_to=None if reply_to is None else find(service, reply_to),
-        priority=priority,
-        ttl=None if ttl_ms is None else ttl_ms / 1000,
-        attachments=attachments,
-    )
-    message_id = runtime.log.run(lambda tx: inbox.send(tx, runtime.blobs, draft))
-    service.wrote(node_of(draft))
+    options: dict[str, Any] = {"agent": agent or None, "type": type, "priority": priority, "attachments": attachments}
+    options["ttl"] = None if ttl_ms is None else ttl_ms / 1000
+
+    def write() -> bytes:
+        in_thread, answered = (None if each is None else find(service, each) for each in (thread, reply_to))
+        draft = draft_of(runtime.log, runtime.blobs, to, body, thread=in_thread, reply_to=answered, **options)
+        message_id = runtime.log.run(lambda tx: inbox.send(tx, runtime.blobs, draft))
+        service.wrote(node_of(draft))
+        return message_id
+
+    options_kept = options | {"thread": thread, "reply_to": reply_to}
+    message_id = written_or_kept(runtime, write, lambda error: keep_message(runtime, error, to, body, **options_kept))
+    if runtime.kept is not None:
+        return shown_kept(message_id, runtime.log.node, to, body, **options_kept)
     return show(service, ulid_text(message_id))
+
+
+def keep(
+    spool: Spool, error: StoreAway, to: str, body: bytes, *, ttl_ms: int | None = None, **options: Any
+) -> MessageShown:
+    """Keeps a message in the home of a process that could not open the database."""
+    options["ttl"] = None if ttl_ms is None else ttl_ms / 1000
+    return shown_kept(kept_message(spool, error, to, body, **options), spool.node, to, body, **options)
+
+
+def shown_kept(message_id: bytes, node: int, to: str, body: bytes, **options: Any) -> MessageShown:
+    """A message that is kept in the home while the database is away."""
+    draft = plain_draft(to.partition("@")[0], body, **{key: options[key] for key in options if key != "attachments"})
+    sent_ms, own = int.from_bytes(message_id[:6], "big"), ulid_text(message_id)
+    address = f"{draft.sender}@{node_text(node)}"
+    thread, reply_to = (None if each is None else ulid_text(each) for each in (draft.thread, draft.reply_to))
+    times = (sent_ms, sent_ms + draft.ttl_ms, "kept", None, 0)
+    return _shown(
+        MessageData(
+            own, address, address, to, draft.type, thread or own, reply_to, draft.priority, draft.body, [], *times
+        )
+    )
 
 
 def claim(service: Service, agent: str, count: int = 1, lease_ms: int = LEASE_MS_DEFAULT) -> list[MessageShown]:

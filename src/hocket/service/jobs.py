@@ -235,11 +235,21 @@ def show(service: Service, prefix: str) -> JobDetails:
 def submit(service: Service, drafts: Sequence[Draft]) -> list[Submitted]:
     """Submits all jobs in one transaction, or none."""
     service.check_writer()
-    if any(each.policy.budget is not None for each in drafts):
-        from hocket.node.estimates import check_budgets  # it loads more than a submit needs
+    runtime = service.runtime
 
-        check_budgets(service.runtime, drafts)
-    made = service.runtime.submit(drafts)
+    def write() -> list[Submitted]:
+        if any(each.policy.budget is not None for each in drafts):
+            from hocket.node.estimates import check_budgets  # it loads more than a submit needs
+
+            check_budgets(runtime, drafts)
+        return runtime.submit(drafts)
+
+    if runtime.spool is None:
+        made = write()
+    else:
+        from hocket.node.kept_requests import keep_jobs, written_or_kept  # for a store in a database server
+
+        made = written_or_kept(runtime, write, lambda error: keep_jobs(runtime, error, drafts))
     service.wrote()
     return made
 

@@ -112,6 +112,16 @@ class OutboxStatus(ServiceAnswer, frozen=True):
     ops_max: int
 
 
+class KeptStatus(ServiceAnswer, frozen=True):
+    """Requests that this home kept while the database was away: how many wait, since when, and how many were refused
+    when they were sent.
+    """
+
+    waiting: int
+    since_ms: int | None
+    refused: int
+
+
 class ReplicaStatus(ServiceAnswer, frozen=True):
     """The local copy that answers reads: up to which op it has the log, and when that was all. `error` says why it
     cannot follow the store now.
@@ -154,6 +164,7 @@ class NodeStatus(ServiceAnswer, frozen=True):
     breakers: list[BreakerStatus]
     buses: list[BusStatus]
     outbox: OutboxStatus
+    kept: KeptStatus
     replica: ReplicaStatus | None
 
 
@@ -200,6 +211,7 @@ def status(service: Service) -> NodeStatus:
             breakers=breakers_of(session, home),
             buses=[BusStatus(*msgspec.structs.astuple(each)) for each in running_buses(home.processes)],
             outbox=_outbox(service, session),
+            kept=KeptStatus(*((0, None, 0) if service.runtime.spool is None else service.runtime.spool.state())),
             replica=None if service.runtime.replica is None else ReplicaStatus(*service.runtime.replica.state),
         )
 

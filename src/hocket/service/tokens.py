@@ -19,6 +19,8 @@ from hocket.kernel.ids import content_hash
 from hocket.kernel.jws import base64url
 from hocket.kernel.ucan import ROOT, Capability
 from hocket.mesh.grants import parse_grants, words
+from hocket.mesh.tickets import PREFIX, STORE_PREFIX
+from hocket.node.variables import MESH_TOKEN
 from hocket.service import Service, ServiceAnswer
 from hocket.store import Session, TokenRow
 
@@ -169,15 +171,26 @@ def recognise(service: Service, text: str, chosen: str | None = None) -> Program
 
 
 def chosen_token(environment: dict[str, str]) -> str | None:
-    """The secret that the operator has set for programs. A token of `hocket token create` is not one: it is there for
-    a program that this process starts, and maybe for another node.
+    """The secret that the operator has set for programs, in either variable. A token of `hocket token create` is not
+    one: it is there for a program that this process starts, and maybe for another node. Nor is an invitation.
     """
-    text = environment.get(CHOSEN)
-    if not text or text.startswith("hkt_"):
-        return None
+    for name in (CHOSEN, MESH_TOKEN):
+        text = environment.get(name, "").strip()
+        if text and not text.startswith(("hkt_", PREFIX, STORE_PREFIX)):
+            return _checked_secret(name, text)
+    return None
+
+
+def check_mesh_token(text: str) -> None:
+    """Raises Usage if this can be neither an invitation nor a secret for programs."""
+    if not text.startswith(("hkt_", PREFIX, STORE_PREFIX)):
+        _checked_secret(MESH_TOKEN, text)
+
+
+def _checked_secret(name: str, text: str) -> str:
     if len(text) < CHOSEN_CHARS_MIN or not text.isascii() or not text.isprintable() or " " in text:
         raise Usage(
-            f"{CHOSEN} must have at least {CHOSEN_CHARS_MIN} printable ASCII characters and no space; make one with"
+            f"{name} must have at least {CHOSEN_CHARS_MIN} printable ASCII characters and no space; make one with"
             " `openssl rand -hex 32`, or unset it"
         )
     return text

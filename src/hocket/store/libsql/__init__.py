@@ -11,7 +11,7 @@ import time
 
 import apsw
 
-from hocket.errors import StoreAway, StoreError
+from hocket.errors import CommitUnknown, StoreError
 from hocket.kernel.row_seal import RowSeal
 from hocket.store.libsql.address import ServerAddress, read_address
 from hocket.store.libsql.connection import LibsqlConnection
@@ -139,7 +139,7 @@ class LibsqlStore:
                 return found
             except (Broken, StoreError, apsw.Error) as error:
                 if time.monotonic() > deadline:
-                    raise StoreAway(
+                    raise CommitUnknown(
                         f"{self.address.shown} broke off during a commit ({broken.message}), and could not be asked"
                         f" since whether op {op_id[:16].hex()} is on the log; look before you repeat the change"
                     ) from error

@@ -12,7 +12,7 @@ from contextlib import suppress
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from hocket.errors import StoreAway, StoreError, StoreMoved, StoreStarting
+from hocket.errors import CommitUnknown, StoreAway, StoreError, StoreMoved, StoreStarting
 from hocket.kernel.row_seal import RowSeal
 from hocket.store.locks import MustBeAlone
 from hocket.store.migration import Migration
@@ -173,7 +173,7 @@ class PostgresStore:
             except (psycopg.OperationalError, StoreError) as error:
                 self._writer.close()
                 if time.monotonic() > deadline:
-                    raise StoreAway(
+                    raise CommitUnknown(
                         f"{self.address.shown} broke off during a commit ({first_line(broken)}), and could not be asked"
                         f" since whether op {op_id[:16].hex()} is on the log; look before you repeat the change"
                     ) from error
