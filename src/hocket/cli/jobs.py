@@ -44,7 +44,7 @@ def jobs(
         bool, typer.Option("--claimable", help="Only pending jobs that this node may claim now, oldest first.")
     ] = False,
     overdue: Annotated[
-        bool, typer.Option("--overdue", help="Only claimed jobs that are past their deadline, oldest first.")
+        bool, typer.Option("--overdue", help="Only running jobs that are past their deadline, oldest first.")
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Keep showing every change until Ctrl-C.")] = False,
     home: HomeOption = None,

@@ -234,7 +234,8 @@ class _Fold:
         self.is_overtaken, self.designations = permissions.is_overtaken, permissions.designations
         fresh = UnstoredOps()
         self._naming = Naming(session, fresh, is_strict)
-        self._citations = _Citations(session, fresh, lambda job: None, session.artifact, self.arbiter, lambda: False)
+        no_job, is_settled = lambda job: None, lambda: False  # noqa: E731
+        self._citations = _Citations(session, fresh, no_job, session.artifact, self.arbiter, is_settled, is_strict)
         self._ops: dict[bytes, Op] = {}
         self._is_unsure = False
 

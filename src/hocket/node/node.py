@@ -479,7 +479,7 @@ class SyncNode:
         return [SyncHandle(self, each, created=False) for each in found]
 
     def overdue(self, kind: str | None = None, *, limit: int = 50) -> list[SyncHandle]:
-        """The claimed jobs that are past their deadline, as `Node.overdue` gives them."""
+        """The running jobs that are past their deadline, as `Node.overdue` gives them."""
         found = self.call(lambda: _asked(self.runtime, overdue, kind, limit))
         return [SyncHandle(self, each, created=False) for each in found]
 
