@@ -74,7 +74,12 @@ class Result:
     def sentence(self) -> str:
         """The one line on stderr that says what went wrong; others may say what the command waited for."""
         lines = [line for line in self.err.splitlines() if not line.startswith("hocket: waiting: ")]
-        assert len(lines) == 1 and lines[0].startswith("hocket: "), self.err
+        assert len(lines) == 1, self.err
+        if lines[0].startswith("{"):
+            said = json.loads(lines[0])
+            assert said["exit_code"] == self.code
+            return str(said["error"])
+        assert lines[0].startswith("hocket: "), self.err
         return lines[0].removeprefix("hocket: ")
 
 

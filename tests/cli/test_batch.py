@@ -104,7 +104,7 @@ GOOD = {"kind": "test.echo"}
         ({"kind": "a.b", "unique": 7}, "bad unique"),
         ({"kind": "a.b", "open": "yes"}, "bad open"),
         ({"kind": "a.b", "not_before": "soon"}, "bad not_before 'soon'"),
-        ({"kind": "a.b", "colour": "red"}, "unknown option 'colour'"),
+        ({"kind": "a.b", "colour": "red"}, "unknown member 'colour'"),
         ({"kind": "a.b", "after": "nobody"}, "neither the name of a line nor a job"),
         ({"kind": "a.b", "after": "7ZZZ"}, "no job '7ZZZ'"),
         ({"kind": "a.b", "after": {"x": 1}}, '"after" must be'),

@@ -71,7 +71,7 @@ def test_by_default_a_worker_says_what_went_wrong(talk: Program) -> None:
     assert said(work(talk), job_id) == [
         "complained",
         "WARNING acme: warned",
-        "talk.sync failed: ValueError: it broke",
+        "talk.sync failed: ValueError: it broke; it is tried again soon",
         "complained",
         "WARNING acme: warned",
     ]
@@ -83,7 +83,7 @@ def test_with_v_it_tells_the_course_of_each_job(talk: Program) -> None:
     lines = said(work(talk, "-v"), job_id)
     assert [line for line in lines if "acme" not in line and line != "complained"] == [
         "talk.sync started",
-        "talk.sync failed: ValueError: it broke",
+        "talk.sync failed: ValueError: it broke; it is tried again soon",
         "try 2 soon",
         "talk.sync started",
         "talk.sync succeeded",
@@ -98,7 +98,7 @@ def test_with_q_it_says_only_warnings_and_with_qq_only_errors(talk: Program) -> 
     job_id = talk.submit("talk.sync", '{"fail": true}')
     quiet = work(talk, "-q")
     assert "serves" not in quiet.err
-    assert "talk.sync failed: ValueError: it broke" in said(quiet, job_id)
+    assert "talk.sync failed: ValueError: it broke; it is tried again soon" in said(quiet, job_id)
     job_id = talk.submit("talk.sync", '{"fail": true}')
     assert work(talk, "-qq").err == "complained\ncomplained\n", "a failure that is retried is no error yet"
     failing = talk.submit("talk.sync", '{"wrong": 1}')
@@ -115,7 +115,7 @@ def test_log_lines_as_json(talk: Program) -> None:
     assert [*events] == ["WorkerStarted", "RunStarted", "RunFailed", "RetryPlanned", "RunFinished"]
     failed = events["RunFailed"]
     assert (failed["level"], failed["logger"], failed["job_id"]) == ("warning", "hocket.jobs", job_id)
-    assert failed["text"] == f"job {job_id}: talk.sync failed: ValueError: it broke"
+    assert failed["text"].startswith(f"job {job_id}: talk.sync failed: ValueError: it broke; it is tried again in ")
     records = [each for each in lines if not each["logger"].startswith("hocket.")]
     assert [(each["logger"], each["level"], each["text"], each["job_id"]) for each in records] == [
         ("stdout", "info", "printed", job_id),

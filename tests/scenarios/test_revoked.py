@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import hocket
 from tests.scenarios.machines import Machine, Reason, agree, journal, machines, until, verify
 
 
@@ -35,13 +36,16 @@ def test_a_revoked_node(tmp_path: Path):
         for place in (owner, phone):
             assert place.is_done(accepted) and place.is_done(on_its_word)
         assert reasons(owner, gpu) == reasons(phone, gpu)
-        # Its processes are refused and say so, and nothing of what they go on to write gets out.
+        # Its worker is refused, says so and ends, and nothing of what the machine goes on to write gets out.
+        ended = worker.ended()
+        assert ended.code == 4 and "this node may no longer work in its mesh: " in ended.err.splitlines()[-1]
+        owner.processes[0].says("node gpu was refused (403)")
         late = gpu.submit("acme.late", "--open")
-        until(lambda: gpu.is_done(late), "the revoked machine to go on by itself")
-        worker.says("refused")
+        with hocket.open(gpu.home) as node:
+            node.work([hocket.job("acme.late")(lambda: None)], until_idle=True)
+        assert gpu.is_done(late), "the revoked machine goes on by itself"
         assert "did not sync" in gpu("sync", code=1).sentence
         assert gpu("peers", "list", "--json").json["peers"][0]["state"] == "refused"
-        assert worker.stop().code == 0
         assert not owner.has(late) and not phone.has(late)
         # Carried over by hand, its later ops are on the log and in no roster.
         gpu("log", "export", gpu.root / "all.ops")

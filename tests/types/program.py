@@ -1,4 +1,4 @@
-"""A typed program with five mistakes. Each line that a type checker must refuse ends with a comment that says why; all
+"""A typed program with eight mistakes. Each line that a type checker must refuse ends with a comment that says why; all
 the others must pass.
 """
 
@@ -33,8 +33,26 @@ async def album(ctx: hocket.Context[hocket.Node], title: str) -> str:
     return str((await handle.result()).path)
 
 
+@hocket.job("types.bare")
+def bare(ctx: hocket.Context, name: str) -> int:
+    before: list[Thumbnail] = ctx.results_of(make)
+    wrong: list[int] = ctx.results_of(make)  # wrong: the results have another type
+    ctx.node.submit(index, [name])
+    return len(name) + len(before) + len(wrong)
+
+
+@hocket.job
+async def bare_async(ctx: hocket.Context, name: str) -> str:
+    return name
+
+
 async def main() -> None:
     async with hocket.open() as node:
+        length: int = await (await node.submit(bare, name="a")).result()
+        same: str = await (await node.submit(bare_async, "a" * length)).result()
+        await node.submit(bare, nam="a")  # wrong: no such member, with a context without a parameter
+        other: bytes = await (await node.submit(bare_async, same)).result()  # wrong: the handler returns another type
+        print(other)
         first = await node.submit(make, src=Path("a.png"), width=64)
         thumbnail: Thumbnail = await first.result()
         await node.submit(make, Path("b.png"))

@@ -35,7 +35,17 @@ def main(arguments: list[str] | None = None) -> "NoReturn":
     sys.exit(code)
 
 
+class _Answer:
+    """Whether the command was asked for JSON, known before its options are read: a bad option is an error, too."""
+
+    is_json = False
+
+
+_answer = _Answer()
+
+
 def _run(arguments: list[str]) -> int:
+    _answer.is_json = "--json" in arguments[: arguments.index("--") if "--" in arguments else None]
     if arguments[:1] == ["run"]:
         from hocket.server.local_client import ask_worker
 
@@ -85,7 +95,13 @@ def _fail(sentence: str, code: int) -> int:
     shown = clean(sentence)
     if len(shown) > SENTENCE_CHARS_MAX:
         shown = f"{shown[: SENTENCE_CHARS_MAX // 2]} … {shown[-SENTENCE_CHARS_MAX // 2 :]}"
-    print(f"hocket: {shown}", file=sys.stderr)
+    if _answer.is_json:
+        import json
+
+        shown = json.dumps({"error": shown, "exit_code": code}, ensure_ascii=False)
+    else:
+        shown = f"hocket: {shown}"
+    print(shown, file=sys.stderr)
     return code
 
 

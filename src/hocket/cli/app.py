@@ -28,6 +28,8 @@ COMMANDS = {
     "conflicts": ("conflicts:app", "List, show and resolve conflicts of rows."),
     "why": ("why:app", "Trace an output to its model, prompt, context and evidence."),
     "send": ("inbox:send_app", "Send a message to an agent, a group of agents, or all."),
+    "ask": ("inbox:ask_app", "Send a message to an agent, and wait for the reply."),
+    "reply": ("inbox:reply_app", "Answer a message that you hold, and acknowledge it."),
     "inbox": ("inbox:inbox_app", "List or claim the messages of an agent."),
     "ack": ("inbox:ack_app", "Acknowledge a message that you hold."),
     "nack": ("inbox:nack_app", "Return a message that you hold, to be delivered again."),

@@ -24,7 +24,7 @@ from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.work import jobs
-from hocket.work.handlers import draft, policy
+from hocket.work.handlers import OPTION_NAMES, draft, likely, policy
 from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, Submitted
 
 LINES_MAX = 1_000_000
@@ -193,6 +193,10 @@ def _line(number: int, text: bytes) -> BatchLine:
     if name is not None and (not isinstance(name, str) or not name):
         raise Usage(f'"name" must be a string of at least one character, not {_called(name)}')
     options = {key: each for key, each in value.items() if key not in _OWN}
+    for key in options:
+        if key not in OPTION_NAMES:
+            known = sorted({*_OWN, *OPTION_NAMES})
+            raise Usage(f"unknown member {key!r}{likely(key, known)}; known are {', '.join(known)}")
     for key, each in options.items():
         _check_option(key, each)
     return BatchLine(number, name, _after(value.get("after")), draft(kind, value.get("payload", {}), options))

@@ -1,4 +1,4 @@
-"""`hocket send`, `inbox`, `ack`, `nack`, `dead` and `thread`: messages between agents."""
+"""`hocket send`, `ask`, `reply`, `inbox`, `ack`, `nack`, `dead` and `thread`: messages between agents."""
 
 import sys
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from hocket.errors import StoreAway, Usage
 if TYPE_CHECKING:
     from hocket.service.inbox import MessageShown
 
-send_app, inbox_app, ack_app, nack_app, dead_app, thread_app = (new_app() for _ in range(6))
+send_app, ask_app, reply_app, inbox_app, ack_app, nack_app, dead_app, thread_app = (new_app() for _ in range(8))
 
 BODY_CHARS_SHOWN = 60
 MessageId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, or its beginning.")]
@@ -63,6 +63,52 @@ def send(
         with service:
             shown = inbox.send(service, to, data, agent=agent or "", **options)
             service.deliver()
+    emit(shown)
+    say(shown.id)
+
+
+@ask_app.command()
+def ask(
+    to: Annotated[str, typer.Argument(metavar="TO", help="An agent, agent@node, a group like team/, or all.")],
+    body: Annotated[str, typer.Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
+    type: Annotated[str, typer.Option("--type", metavar="TYPE", help="What kind of message it is.")] = "",
+    wait: Annotated[str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the reply.")] = "30s",
+    agent: Agent = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send a message, wait for the reply to it, and print that. If none comes in time, the exit code is 5.
+
+    \b
+      hocket ask editor 'may I merge?' --wait 2m
+    """
+    from hocket.service import inbox
+
+    with open_service() as service:
+        shown = inbox.ask(service, to, _body(body), agent=agent, type=type, wait=_ms(wait, "--wait") / 1000)
+    emit(shown)
+    say(shown.body if shown.body is not None else shown.body_base64, lines=True)
+
+
+@reply_app.command()
+def reply(
+    id: MessageId,
+    body: Annotated[str, typer.Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
+    agent: Agent = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer the sender of a message that you hold, and acknowledge the message.
+
+    \b
+      hocket inbox --agent editor --claim 1
+      hocket reply 01JC8M… yes --agent editor
+    """
+    from hocket.coordination.inbox import default_agent
+    from hocket.service import inbox
+
+    with open_service() as service:
+        shown = inbox.reply(service, id, _body(body), agent or default_agent())
     emit(shown)
     say(shown.id)
 

@@ -150,6 +150,8 @@ def _invite(
     emit(shown)
     if rules and is_strict:
         notice("this is a strict mesh: ops that would need sanitising are not sent to this node at all")
+    if not peers.is_served(service):
+        notice("no server runs in this home: the other machine cannot join until `hocket serve` runs here")
     say(made.token)
     if on_terminal() and not settings.as_json:
         _draw(made.token)
@@ -163,8 +165,6 @@ def _invite(
             ("good until", moment(shown["good_until_ms"])),
         ]
     )
-    if not peers.is_served(service):
-        notice("no server runs in this home: the other machine cannot join until `hocket serve` runs here")
     for prefix in grants.worker:
         if not prefix.endswith("."):
             say(f"this grants every kind that begins with {prefix}, not {prefix} alone: a grant is a prefix", "warn")

@@ -3,9 +3,11 @@ where their modules do not configure `logging` themselves. `-v` and `-q` choose 
 """
 
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +20,14 @@ from hocket.kernel.safe_text import clean, clean_json
 from hocket.work.event_logging import ROOT
 from hocket.work.output_capture import ShowLine, job_of
 
+# An unknown node may get its name later.
+NAMES_S = 10.0
+_ID = re.compile(r"(?<=node |ator )[0-9a-f]{16}\b")
+
+
+Named = Callable[[str], str]
+"""Puts the names of nodes into a sentence, for their ids."""
+
 
 class LogLines(logging.Handler):
     """Prints log records. Set `write` to print them elsewhere than on stderr."""
@@ -28,10 +38,17 @@ class LogLines(logging.Handler):
         self.write: Callable[[str], object] = lambda line: print(line, file=stream, flush=True)
         self._verbosity = verbosity
         self._form = _json if form is LogFormat.json else _text
+        self._names: Callable[[], dict[str, str]] = dict
+        self._known: dict[str, str] = {}
+        self._known_at = -NAMES_S
+
+    def name_nodes(self, names: Callable[[], dict[str, str]]) -> None:
+        """Shows the names of nodes instead of their ids. `names` gives them by id."""
+        self._names = names
 
     def show_node(self) -> None:
         """Shows the records of Hocket itself."""
-        for name in (ROOT, f"{ROOT}.jobs"):
+        for name in (ROOT, f"{ROOT}.jobs", f"{ROOT}.presence"):
             logging.getLogger(name).setLevel(_level(self._verbosity, is_detail=name != ROOT))
         root = logging.getLogger(ROOT)
         root.addHandler(self)
@@ -44,6 +61,13 @@ class LogLines(logging.Handler):
             # The output of a job has its records from this level on, shown or not.
             root.setLevel(min(logging.INFO, _level(self._verbosity, is_detail=True)))
             root.addHandler(self)
+
+    def _named(self, found: re.Match[str]) -> str:
+        if found[0] not in self._known and time.monotonic() >= self._known_at + NAMES_S:
+            self._known_at = time.monotonic()
+            with suppress(Exception):
+                self._known = self._names()
+        return self._known.get(found[0], found[0])
 
     @property
     def show_print(self) -> ShowLine | None:
@@ -63,7 +87,7 @@ class LogLines(logging.Handler):
         if not is_ours and record.levelno < _level(self._verbosity, is_detail=True):
             return
         try:
-            self.write(self._form(record))
+            self.write(self._form(record, lambda text: _ID.sub(self._named, text)))
         except Exception:
             self.handleError(record)
 
@@ -83,22 +107,22 @@ def _level(verbosity: int, is_detail: bool) -> int:
     return logging.WARNING if verbosity == -1 else logging.ERROR
 
 
-def _text(record: logging.LogRecord) -> str:
+def _text(record: logging.LogRecord, named: Named) -> str:
     if isinstance(event := getattr(record, "hocket_event", None), Event):
-        return f"hocket: {clean(event)}"
+        return f"hocket: {clean(named(str(event)))}"
     job = "" if (job_id := job_of(record)) is None else f"job {job_id}: "
     error = "" if record.exc_info is None else f"\n{_formatted(record)}"
     return clean(f"hocket: {job}{record.levelname} {record.name}: {record.getMessage()}{error}", lines=True)
 
 
-def _json(record: logging.LogRecord) -> str:
+def _json(record: logging.LogRecord, named: Named) -> str:
     told: dict[str, Any] = {
         "time": _moment(record.created),
         "level": record.levelname.lower(),
         "logger": record.name,
     }
     if isinstance(event := getattr(record, "hocket_event", None), Event):
-        told |= {**msgspec.to_builtins(event), "text": str(event)}
+        told |= {**msgspec.to_builtins(event), "text": named(str(event))}
     else:
         told["text"] = record.getMessage()
         if (job_id := job_of(record)) is not None:

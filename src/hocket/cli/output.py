@@ -3,10 +3,11 @@ columns; `--json` gets only JSON. Characters in foreign text that control a term
 is loaded only for terminals.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from hocket.cli.settings import settings
 from hocket.cli.tables import SILENT, STYLES, Row, drawn, lines_drawn
@@ -29,7 +30,9 @@ def on_terminal(stream: IO[str] | None = None) -> bool:
 def console(stream: IO[str] | None = None) -> "Console":
     from rich.console import Console
 
-    return Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
+    # With NO_COLOR, rich leaves out colours only; without a colour system it writes no escape at all.
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(file=stream or sys.stdout, highlight=False, soft_wrap=True, color_system=colours)
 
 
 def say(text: object = "", style: str | None = None, *, lines: bool = False) -> None:
@@ -133,7 +136,7 @@ def fields(pairs: Sequence[tuple[str, object]]) -> None:
 @contextmanager
 def progress(label: str) -> Iterator[Progress]:
     """Shows a progress bar on stderr if that is a terminal. Call the result with the amount done and the total."""
-    if settings.as_json or not on_terminal(sys.stderr):
+    if settings.as_json or not on_terminal(sys.stderr) or os.environ.get("NO_COLOR"):
         yield lambda done, total: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn

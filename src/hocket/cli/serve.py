@@ -92,10 +92,12 @@ def serve(
     known = None if address is None else check_address(address)
     if openai is not None:
         check_kind(openai)
-    start_logging(verbose, quiet, log_format)
+    lines = start_logging(verbose, quiet, log_format)
     from hocket.node.servers import only_server
+    from hocket.service import Service, nodes
 
     with open_runtime() as runtime, closing(only_server(runtime.home.processes)):
+        lines.name_nodes(lambda: nodes.names(Service(runtime)))
         if policy is not None and not pulse:
             raise Usage("--policy is for --pulse; give both, or neither")
         beats = needed_policy(runtime.home, policy) if pulse else None

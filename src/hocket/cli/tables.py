@@ -31,6 +31,9 @@ GAP = 2
 # No column is made narrower than this, or than its longest word, if that is longer.
 WRAPPED_MIN = 20
 CUT_MIN = 8
+# A cut id names nothing, so these columns keep their width, and the last columns go if all do not fit.
+IDS = ("job", "id", "fence")
+LEAST_COLUMNS = 2
 
 
 def lines_drawn(columns: Sequence[str], rows: Sequence[Row], width: int, middle: Sequence[str] = ()) -> "Table":
@@ -39,7 +42,11 @@ def lines_drawn(columns: Sequence[str], rows: Sequence[Row], width: int, middle:
     """
     names, cells = _telling(columns, rows)
     natural = _widths(names, cells)
-    widths = _narrowed(natural, [min(each, CUT_MIN) for each in natural], width)
+    least = [each if name in IDS else min(each, CUT_MIN) for name, each in zip(names, natural, strict=True)]
+    widths = _narrowed(natural, least, width)
+    while len(names) > LEAST_COLUMNS and _total(widths) > width:
+        # The last columns say the least.
+        names, widths, cells = names[:-1], widths[:-1], [row[:-1] for row in cells]
     for index in (names.index(name) for name in middle if name in names):
         for row in cells:
             row[index] = _cut_middle(row[index], widths[index])

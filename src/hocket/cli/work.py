@@ -19,7 +19,7 @@ from hocket.cli.output import console, emit, on_terminal, say
 from hocket.cli.patient_opening import open_patiently, until_answered
 from hocket.cli.run import parse
 from hocket.cli.settings import HomeOption, JsonOption, settings
-from hocket.errors import Failed, Usage
+from hocket.errors import Failed, NotAuthorised, StoreError, Usage
 from hocket.events import Emit, KindsNotClaimable, WorkerStarted, WorkerStopping
 from hocket.kernel.beats.policy import TempoPolicy
 from hocket.kernel.plurals import counted
@@ -37,7 +37,7 @@ from hocket.node.tempo_policy import tempo_policy
 from hocket.node.worker_tempo import in_tempo
 from hocket.server.local_client import INTERRUPTED
 from hocket.server.local_server import LocalServer
-from hocket.service import Service, nodes
+from hocket.service import Service, nodes, peers
 from hocket.work.command import request
 from hocket.work.command.job import Commands
 from hocket.work.event_logging import log_event
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 CONCURRENCY_MAX = 1_000
 AHEAD_MAX = 1_000
+# How often a worker checks whether its node was revoked.
+RIGHTS_S = 5.0
 
 app = new_app()
 
@@ -187,6 +189,7 @@ def work(
         # A handler that opens a node gets this one.
         os.environ[ENVIRONMENT] = str(runtime.home.path)
         found = load(modules or ())
+        lines.name_nodes(lambda: nodes.names(Service(runtime)))
         lines.show_handlers()
         servers = bus_settings(runtime.home, bus)
         if modules and not any(each.function is not None for each in found):
@@ -242,6 +245,7 @@ class Shift:
         self._signals = 0
         self._interrupted = False
         self._failed_jobs = 0
+        self._rights_lost = ""
         self._status: Status | None = None
 
     async def run(self) -> None:
@@ -264,8 +268,25 @@ class Shift:
             self._options.finished = functools.partial(self._finished, door)
             runs_commands = self._options.handlers.find(request.KIND) is not None
             async with monitoring, node.in_touch(self._emit), door if runs_commands else nullcontext():
+                watching = asyncio.create_task(self._watch_rights(worker))
                 await worker.run()
+                watching.cancel()
             self._interrupted = received.is_interrupt
+
+    async def _watch_rights(self, worker: Worker) -> None:
+        """Stops the worker when its node has lost its rights. What the coordinator said before this process began may
+        be out of date, so it must have said so twice.
+        """
+        before = None
+        while True:
+            await asyncio.sleep(RIGHTS_S)
+            with suppress(StoreError):
+                lost = await asyncio.to_thread(peers.rights_lost, Service(self._runtime))
+                if lost is not None and before is not None:
+                    self._rights_lost = lost
+                    worker.stop()
+                    return
+                before = lost
 
     def _troubles(self) -> list[str]:
         return ["this worker stops"] if self._worker is not None and self._worker.is_stopping else []
@@ -301,7 +322,7 @@ class Shift:
     def _counter(self, kinds: list[str]) -> Any:
         """Shows a status line with counts on a terminal."""
         started = WorkerStarted(os.getpid(), tuple(kinds))
-        if settings.as_json or not on_terminal(sys.stderr):
+        if settings.as_json or not on_terminal(sys.stderr) or os.environ.get("NO_COLOR"):
             log_event(started)
             return nullcontext()
         self._status = status = console(sys.stderr).status(f"serving {clean(started.served)}")
@@ -333,6 +354,8 @@ class Shift:
         assert worker is not None
         emit({"succeeded": worker.succeeded, "failed": worker.failed, "handed_back": worker.handed_back})
         say(f"done: {self._sum()}")
+        if self._rights_lost:
+            raise NotAuthorised(f"this node may no longer work in its mesh: {self._rights_lost}")
         if self._signals:
             # A handler that did not stop, or a thread that it started, must not delay the exit.
             sys.stdout.flush()

@@ -46,7 +46,7 @@ class RunFinished(_RunEvent, frozen=True):
 
 class RunFailed(_RunEvent, frozen=True):
     """`last_line` is the last line of an error that has several, else empty. `is_final` is whether the job has failed
-    with this run.
+    with this run; if not, it is tried again after `retry_s`.
     """
 
     level = WARNING
@@ -56,9 +56,10 @@ class RunFailed(_RunEvent, frozen=True):
     is_final: bool = True
     run_s: float = 0.0
     cost: float | None = None
+    retry_s: float | None = None
 
     def __str__(self) -> str:
-        more = f" … {self.last_line}" if self.last_line else ""
+        more = "" if self.retry_s is None else f"; it is tried again in {self.retry_s:.1f} seconds"
         return f"job {self.job_id}: {self.kind} failed: {self.error}{more}"
 
 

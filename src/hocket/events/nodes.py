@@ -11,6 +11,7 @@ class NodeGraded(Event, frozen=True):
     """
 
     routine = True
+    logger = "hocket.presence"
     level = INFO
 
     node: str

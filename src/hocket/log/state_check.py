@@ -234,7 +234,7 @@ class _Fold:
         self.is_overtaken, self.designations = permissions.is_overtaken, permissions.designations
         fresh = UnstoredOps()
         self._naming = Naming(session, fresh, is_strict)
-        no_job, is_settled = lambda job: None, lambda: False  # noqa: E731
+        no_job, is_settled = lambda job: None, lambda: False
         self._citations = _Citations(session, fresh, no_job, session.artifact, self.arbiter, is_settled, is_strict)
         self._ops: dict[bytes, Op] = {}
         self._is_unsure = False

@@ -22,7 +22,7 @@ from hocket.kernel.ops import encode_sequence
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.rules import rules_hash
 from hocket.kernel.vocabulary import DelegateUcan, number_of
-from hocket.mesh import wire
+from hocket.mesh import peers, wire
 from hocket.mesh.outgoing import PAGE_OPS_MAX
 from hocket.mesh.window_tokens import WindowTokens
 from hocket.mesh.wire import Reply, Request, Transport, look
@@ -338,9 +338,8 @@ class Client:
                 " there; set the one that is wrong"
             )
         if status in (401, 403):
-            raise Refused(
-                f"{self.address} refuses this node ({status}); check there that it was invited and not revoked"
-            )
+            refuses = peers.NO_RIGHTS if status == 403 else f"refuses this node ({status})"
+            raise Refused(f"{self.address} {refuses}; check there that it was invited and not revoked")
         ours = rules_hash(self._access.log.rules).hex()
         theirs = reply.headers.get(wire.RULES_HASH)
         if status == 409 or (status < 300 and (theirs is None or theirs.lower() != ours)):

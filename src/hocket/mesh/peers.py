@@ -27,6 +27,9 @@ QUIET_MS = 10 * 60 * 1000
 
 NEW, OK, PAUSED, REFUSED, UNREACHABLE = PEER_NEW, PEER_OK, "paused", "refused", "unreachable"
 
+# What a server that knows this node answers if its delegation was revoked or has ended.
+NO_RIGHTS = "refuses this node (403)"
+
 # Store keys: the address of this node's own server, how to trust the certificates of others, and their breakers.
 ADDRESS = "address"
 TRUST = "trust"
@@ -199,6 +202,16 @@ def address_of(session: PeerSession, node: int) -> str | None:
     """The address where a node was met; of several, the one that answered last."""
     known = [peer for peer in session.peers() if peer.node == node.to_bytes(8, "big")]
     return max(known, key=lambda peer: (peer.state == OK, peer.seen)).address if known else None
+
+
+def rights_lost(log: Log, session: Session) -> str | None:
+    """What the coordinator said, if it serves this node no more: the node's delegation was revoked or has ended."""
+    node = coordinator(log, session)
+    address = None if node in (None, log.node) else address_of(session, node)
+    peer = None if address is None else find(session, address)
+    if peer is None or peer.state != REFUSED or NO_RIGHTS not in peer.detail:
+        return None
+    return peer.detail
 
 
 def silence(log: Log, session: Session) -> Silence | None:

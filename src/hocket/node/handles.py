@@ -175,6 +175,9 @@ class Handle(Generic[R_co]):
     def job_id(self) -> str:
         return ulid_text(self._id)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of job {self.job_id}>"
+
     async def status(self) -> dict[str, Any]:
         """The current state of the job."""
         shown = await self._node.read(lambda session: view.full(session, view.find(session, self.job_id)))
@@ -281,6 +284,9 @@ class SyncHandle(Generic[R_co]):
     @property
     def job_id(self) -> str:
         return ulid_text(self._id)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of job {self.job_id}>"
 
     def status(self) -> dict[str, Any]:
         """The current state of the job."""

@@ -10,7 +10,7 @@ import msgspec
 from hocket.bus.changes import about
 from hocket.coordination import inbox
 from hocket.coordination.inbox import CLAIMED_MAX, LEASE_MS_DEFAULT
-from hocket.errors import NotFound, StoreAway, Usage
+from hocket.errors import Conflict, NotFound, StoreAway, Unreachable, Usage
 from hocket.kernel.ids import node_text, parse_ulid, ulid_prefix_range, ulid_text
 from hocket.kernel.messages import REASON_CHARS_MAX, Address, addresses_of, read_address
 from hocket.kernel.subjects import MESSAGE
@@ -199,6 +199,27 @@ def follow(
             return has_group or any(ulid_text(row.message_id) not in known for row in rows), None
 
         node.until(is_new, None, about(MESSAGE))
+
+
+def ask(service: Service, to: str, body: bytes, *, agent: str | None, type: str, wait: float) -> MessageShown:
+    """Sends a message and returns the reply, which is acknowledged. Raises Unreachable if none comes in time."""
+    service.check_writer()
+    try:
+        return _shown(service.node.ask(to, body, wait=wait, agent=agent, type=type))
+    except TimeoutError as error:
+        raise Unreachable(str(error)) from None
+
+
+def reply(service: Service, id: str, body: bytes, agent: str) -> MessageShown:
+    """Answers the sender of a message that the agent holds on this node, and acknowledges the message. Raises Conflict
+    if nobody holds it; nothing is sent then.
+    """
+    asked = show(service, id)
+    if asked.state != "leased":
+        raise Conflict(f"message {asked.id} is {asked.state}; claim it with `hocket inbox --agent {agent} --claim 1`")
+    sent = send(service, asked.sender, body, agent=agent, reply_to=asked.id)
+    ack(service, asked.id, agent)
+    return sent
 
 
 def ack(service: Service, id: str, agent: str) -> None:

@@ -149,6 +149,12 @@ def note_address(service: Service, address: str) -> None:
         session.set_node_meta(service.runtime.log.node.to_bytes(8, "big"), ADDRESS, address.encode())
 
 
+def rights_lost(service: Service) -> str | None:
+    """What the coordinator said, if it serves this node no more."""
+    with service.runtime.store.read() as session:
+        return peers.rights_lost(service.runtime.log, session)
+
+
 def invitations(service: Service) -> list[InvitationShown]:
     now = int(time.time() * 1000)
     with service.read() as session:

@@ -2,13 +2,14 @@
 its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from hocket.errors import Failed, Usage
 from hocket.kernel.ids import ulid_text
+from hocket.kernel.kinds import covers
 from hocket.kernel.policy import check_policy
 from hocket.kernel.roster import Job
 from hocket.log import Transaction
@@ -37,10 +38,19 @@ def submit(tx: Transaction, drafts: Sequence[Draft]) -> list[Submitted]:
 
 def results(session: Session, job: Job) -> list[Any]:
     """The results of the jobs that this one comes after, in the order in which it names them."""
-    found = []
+    return [view.result(session, each) for each in _before(session, job)]
+
+
+def results_of(session: Session, job: Job, kind: str) -> list[tuple[str, Any]]:
+    """The ids and results of those jobs of a kind that this one comes after."""
+    return [
+        (ulid_text(each.id), view.result(session, each)) for each in _before(session, job) if covers(kind, each.kind)
+    ]
+
+
+def _before(session: Session, job: Job) -> Iterator[Job]:
     for job_id in job.policy.dependencies():
         entry = session.job(job_id)
         if entry is None:
             raise Failed(f"job {ulid_text(job_id)}, before this one, is not on this log")
-        found.append(view.result(session, entry.job))
-    return found
+        yield entry.job

@@ -257,7 +257,7 @@ def policy(base: Policy, **options: Any) -> Policy:
     made = base
     for name, value in options.items():
         if name not in _OPTIONS:
-            raise Usage(f"unknown option {name!r}; known are {', '.join(sorted(_OPTIONS))}")
+            raise Usage(f"unknown option {name!r}{likely(name, _OPTIONS)}; known are {', '.join(sorted(_OPTIONS))}")
         try:
             made = check_policy(msgspec.structs.replace(made, **_OPTIONS[name](value)))
         except Usage:
@@ -267,6 +267,14 @@ def policy(base: Policy, **options: Any) -> Policy:
     if (made.claim == "sticky") != (made.sticky is not None):
         raise Usage('claim="sticky" and the name of the key, like sticky="repository", go together')
     return made
+
+
+def likely(name: str, known: Iterable[str]) -> str:
+    """A question that names what was probably meant; empty if nothing is close."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def said(options: Iterable[str]) -> frozenset[str]:
@@ -411,6 +419,9 @@ _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "budget": lambda value: {"budget": value if value is None else convert(value, Budget)},
     "score": lambda value: {"score": _score(value)},
 }
+
+
+OPTION_NAMES = frozenset(_OPTIONS)
 
 
 def _same_function(left: Callable[..., Any] | None, right: Callable[..., Any]) -> bool:

@@ -56,9 +56,12 @@ class RunOutcomes:
         last_line = run.traceback.rstrip().rpartition("\n")[2].strip()
         # A one-line error is the last line of its traceback.
         more = "" if last_line in error or error in last_line else last_line[:ERROR_CHARS_MAX]
-        self._emit(RunFailed(*about, error, more, job.outcome is not None, run.ran_s, self._cost(run)))
-        if job.outcome is None:
-            self._emit(RetryPlanned(*about, job.failures, max(0, job.ready_at - job.last.wall) / 1000))
+        is_final = job.outcome is not None
+        rest_s = max(0, job.ready_at - job.last.wall) / 1000
+        cost = self._cost(run)
+        self._emit(RunFailed(*about, error, more, is_final, run.ran_s, cost, None if is_final else rest_s))
+        if not is_final:
+            self._emit(RetryPlanned(*about, job.failures, rest_s))
 
     def _cost(self, run: Run) -> float | None:
         rates = self._rates

@@ -43,11 +43,19 @@ from hocket.work.tracing import RunTrace, entered
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    N_co = TypeVar("N_co", covariant=True, default=Any)
+    class AnyNode:
+        """The node of a `Context` without a parameter: everything on it is allowed. It is not Any itself, because a
+        type checker cannot choose between the overloads of `@job` for a function that takes Any.
+        """
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    N_co = TypeVar("N_co", covariant=True, default=AnyNode)
 else:
     from typing import TypeVar
 
     N_co = TypeVar("N_co", covariant=True)
+R = TypeVar("R")
 
 NOTE_BYTES_MAX = 64 * 1024
 # A handler that was told to stop by the flag gets an exception after this long, where one can be raised.
@@ -93,6 +101,13 @@ class Context(TempoContext, Generic[N_co]):
         job = self._run.job
         found: list[Any] = self._run.products.kit.read(lambda session: chains.results(session, job))
         return found
+
+    def results_of(self, job: JobType[..., R]) -> list[R]:
+        """The results of those jobs of this kind that this one comes after, each as the type that their handler
+        returns.
+        """
+        found = self._run.products.kit.read(lambda session: chains.results_of(session, self._run.job, job.kind))
+        return [value if job.signature is None else job.signature.result(job_id, value) for job_id, value in found]
 
     @cached_property
     def node(self) -> N_co:
