@@ -20,12 +20,13 @@ from hocket.mesh.grants import parse_grants
 from hocket.mesh.wire import Reply, Request
 from hocket.node.runtime import Runtime
 from hocket.store import NewOp
+from hocket.store.libsql.address import read_address
+from hocket.store.libsql.connection import LibsqlConnection
 from hocket.work import jobs
 from hocket.work.claiming import Claim, claim
 from hocket.work.jobs import Draft, Held
 from tests.libsql_server import new_server
 from tests.postgres_server import server
-from tests.stores import raw
 
 ROLE = "sharer_with_sql"
 
@@ -34,11 +35,12 @@ class SharedMesh:
     """The owner's node and the sharer's, on one store, each with a home of its own. `sql` is the sharer's."""
 
     def __init__(self, directory: Path, kind: str = "postgres") -> None:
-        self.directory = directory
+        self.directory, self.kind = directory, kind
         self.address = server().new_database() if kind == "postgres" else new_server().address
         self.owner = Runtime.init(directory / "owner", server=self.address, name="base")
         self.sharer = self.invite("sharer", parse_grants((), worker=["acme."]))
         self.signer = OpSigner(self.sharer.home.node_key(), self.sharer.log.node, at_once=True)
+        self._connection: LibsqlConnection | None = None
         self._role = self._least_rights() if kind == "postgres" else None
 
     def invite(self, name: str, grants: Sequence[Capability]) -> Runtime:
@@ -64,11 +66,24 @@ class SharedMesh:
 
     def sql(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         if self._role is None:
-            return raw(self.owner.store, statement, *values)
+            return self._libsql(statement, *values)
         with psycopg.connect(self._role) as connection:
             connection.execute("SET search_path = hocket")
             done = connection.execute(statement.replace("?", "%s"), values)
             return [] if done.description is None else done.fetchall()
+
+    def _libsql(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Over one connection: the server has room for some, and keeps each for a while."""
+        if self._connection is None:
+            self._connection = LibsqlConnection(read_address(self.address))
+        try:
+            self._connection.begin_write()
+            found: list[tuple[Any, ...]] = self._connection.execute(statement, values).fetchall()
+            self._connection.commit()
+        except BaseException:
+            self._connection.roll_back()
+            raise
+        return found
 
     def reopened(self) -> Runtime:
         """The owner's home in another process, which remembers nothing."""
@@ -123,3 +138,5 @@ class SharedMesh:
     def close(self) -> None:
         self.owner.close()
         self.sharer.close()
+        if self._connection is not None:
+            self._connection.close()

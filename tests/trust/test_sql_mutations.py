@@ -6,10 +6,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+import apsw
 import psycopg
 import pytest
 
-from hocket.errors import HocketError
+from hocket.errors import StoreError
 from hocket.kernel.ids import node_text
 from hocket.kernel.ops import decode, verify_op
 from hocket.kernel.policy import DEFAULT, Policy
@@ -23,18 +24,34 @@ from hocket.kernel.vocabulary import (
     SetSchedule,
     discriminant,
 )
+from hocket.log import state_check
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.membership import revoke
 from hocket.work import cron, rescue
 from hocket.work.cron import NewSchedule
 from hocket.work.jobs import Draft
+from tests.trust.agents_judge import FAILURES, AgentsJudge, Violated
 from tests.trust.sharer import SharedMesh
 
 STEPS = 14
 MUTATIONS = 3
 SEEDS = 6
 SOAK_SEEDS = 300
+PLANTED_SEEDS = 10
+STATE_STEPS = 40
 NAMING = (DelegateUcan, DesignateCoordinator, RevokeUcan, RouteKind, SetSchedule)
+# The tables of states, with the columns that name a row.
+_STATES = {"subjects": ("family", "key"), "messages": ("id",), "deliveries": ("queue", "message"), "artifacts": ("id",)}
+_COLUMNS = (
+    "SELECT table_name, column_name, data_type, NULL FROM information_schema.columns WHERE table_schema = 'hocket'"
+    " ORDER BY 1, ordinal_position"
+)
+_SQLITE_COLUMNS = (
+    "SELECT m.name, c.name, c.type, CASE WHEN m.sql LIKE '%WITHOUT ROWID%' THEN c.pk END"
+    " FROM sqlite_master AS m JOIN pragma_table_info(m.name) AS c"
+    " WHERE m.type = 'table' AND m.name NOT LIKE 'sqlite%' AND m.name NOT LIKE 'libsql%' ORDER BY 1, c.cid"
+)
+ROW_NAME = ("rowid", "ctid")
 # What the sharer and the revoked node must never be granted.
 PROBES = (
     *(("Job", "Schedule", "hocket.run"), ("Job", "Claim", "hocket.run"), ("Registration", "Write", "")),
@@ -50,6 +67,7 @@ class Judge:
         self.asked: dict[bytes, tuple[str, bytes, Policy]] = {}
         self.payloads: set[bytes] = {b'{"tick":1}'}
         self.stopped = 0
+        self.agents = AgentsJudge(mesh, rng)
         former = mesh.invite("former", parse_grants(["all"]))
         self.former = former.log.node
         former.close()
@@ -60,16 +78,19 @@ class Judge:
 
     def step(self) -> None:
         owner = self.mesh.owner
-        act = self.rng.choice((self._submit, self._submit, self._run, self._run, self._tick, self._sweep, self._admit))
+        jobs = (self._submit, self._submit, self._run, self._run, self._tick, self._sweep, self._admit)
+        self.agents.look_around()
+        act = self.rng.choice(jobs if self.agents.is_over else (*jobs, *self.agents.acts, *self.agents.acts))
         try:
             act()
-        except (HocketError, ValueError, LookupError, AssertionError, psycopg.Error) as error:
+        except FAILURES as error:
             if isinstance(error, Violated):
                 raise
             self.stopped += 1
-            if isinstance(error, psycopg.Error):
+            if isinstance(error, psycopg.Error | apsw.Error):
                 owner = self.mesh.reopened()
         assert owner is self.mesh.owner
+        self.agents.note()
         self.check()
 
     def _submit(self) -> None:
@@ -106,7 +127,7 @@ class Judge:
     def check(self) -> None:
         try:
             permissions = self.mesh.owner.log.permissions()
-        except (HocketError, ValueError, LookupError, AssertionError):
+        except FAILURES:
             self.stopped += 1
             return
         wall = self.mesh.owner.log.reading().wall
@@ -139,50 +160,80 @@ class Judge:
         return submitted, named
 
 
-class Violated(AssertionError):
-    pass
-
-
 class Mutations:
     """Changes random rows, as a role with the least rights can."""
 
-    def __init__(self, mesh: SharedMesh, rng: random.Random) -> None:
+    def __init__(self, mesh: SharedMesh, rng: random.Random, is_only_states: bool = False) -> None:
         self._mesh, self._rng = mesh, rng
-        rows = mesh.sql(
-            "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = 'hocket'"
-            " ORDER BY 1, ordinal_position"
-        )
+        self._is_postgres = mesh.kind == "postgres"
         self._columns: dict[str, list[tuple[str, str]]] = {}
-        for table, column, kind in rows:
-            self._columns.setdefault(table, []).append((column, kind))
+        # What names a row of each table.
+        self._places: dict[str, list[str]] = {}
+        for table, column, kind, has_key in mesh.sql(_COLUMNS if self._is_postgres else _SQLITE_COLUMNS):
+            self._columns.setdefault(table, []).append((column, kind.lower()))
+            place = self._places.setdefault(table, [] if has_key is not None else [ROW_NAME[self._is_postgres]])
+            if has_key:
+                place.append(column)
         # Often those that matter.
         often = ("ops", "jobs", "delegations", "revocations", "head", "schedules", "coordinators", "nodes")
-        self._tables = [*self._columns, *often, *often]
+        states = ("subjects", "messages", "deliveries", "artifacts")
+        self._tables = [*self._columns, *often, *often, *states, *states]
+        if is_only_states:
+            self._tables = [*states, "subjects"]
+        # Rows as they were at some time.
+        self._past: dict[str, list[tuple[Any, ...]]] = {}
         self._tables = [each for each in self._tables if each in self._columns and each != "hocket_version"]
 
     def one(self) -> str:
         table = self._rng.choice(self._tables)
+        if table in _STATES and self._rng.random() < 0.4:
+            return self._put_back(table)
         column, kind = self._rng.choice(self._columns[table])
-        places = sorted(str(place) for (place,) in self._mesh.sql(f"SELECT ctid FROM {table}"))
-        if not places:
-            return "nothing"
-        place = self._rng.choice(places)
+        names = self._places[table]
+        where = " AND ".join(f"{name} = ?{'::tid' * (name == 'ctid')}" for name in names)
         try:
+            places = sorted(self._mesh.sql(f"SELECT {', '.join(names)} FROM {table}"), key=str)
+            if not places:
+                return "nothing"
+            place = self._rng.choice(places)
             if table not in ("head", "ops") and self._rng.random() < 0.2:
-                self._mesh.sql(f"DELETE FROM {table} WHERE ctid = ?::tid", place)
+                self._mesh.sql(f"DELETE FROM {table} WHERE {where}", *place)
                 return f"DELETE {table}"
-            ((old,),) = self._mesh.sql(f"SELECT {column} FROM {table} WHERE ctid = ?::tid", place)
+            ((old,),) = self._mesh.sql(f"SELECT {column} FROM {table} WHERE {where}", *place)
             new = self._changed(table, column, kind, old)
-            self._mesh.sql(f"UPDATE {table} SET {column} = ? WHERE ctid = ?::tid", new, place)
-        except psycopg.Error as error:
+            self._mesh.sql(f"UPDATE {table} SET {column} = ? WHERE {where}", new, *place)
+        except (psycopg.Error, apsw.Error, StoreError) as error:
             return f"refused by the database: {error}"
         return f"UPDATE {table}.{column}: {old!r} -> {new!r}"
+
+    def note(self) -> None:
+        """Remembers the rows as they are."""
+        for table in _STATES:
+            columns = ", ".join(column for column, _ in self._columns[table])
+            self._past.setdefault(table, []).extend(self._mesh.sql(f"SELECT {columns} FROM {table}"))
+
+    def _put_back(self, table: str) -> str:
+        """Puts a row as it was at some time in the place of the one that is there."""
+        if not self._past.get(table):
+            return "nothing"
+        row = self._rng.choice(self._past[table])
+        names = [column for column, _ in self._columns[table]]
+        key = _STATES[table]
+        where = " AND ".join(f"{column} = ?" for column in key)
+        try:
+            self._mesh.sql(f"DELETE FROM {table} WHERE {where}", *[row[names.index(column)] for column in key])
+            overriding = "OVERRIDING SYSTEM VALUE " if self._is_postgres and "number" in names else ""
+            marks = ", ".join("?" * len(names))
+            self._mesh.sql(f"INSERT INTO {table} ({', '.join(names)}) {overriding}VALUES ({marks})", *row)
+        except (psycopg.Error, apsw.Error, StoreError) as error:
+            return f"refused by the database: {error}"
+        return f"put back in {table}: {row!r}"
 
     def _changed(self, table: str, column: str, kind: str, old: Any) -> Any:
         if self._rng.random() < 0.4:
             others = sorted((row[0] for row in self._mesh.sql(f"SELECT {column} FROM {table}")), key=repr)
             return self._rng.choice(others)
-        if kind == "bytea":
+        if kind in ("bytea", "blob"):
             data = bytearray(old or bytes(16))
             if not data:
                 return self._rng.randbytes(8)
@@ -195,19 +246,20 @@ class Mutations:
         return self._rng.choice(("acme.render", "hocket.run", "job", "", "always"))
 
 
-def play(directory: Path, seed: int) -> int:
+def play(directory: Path, seed: int, kind: str = "postgres") -> int:
     rng = random.Random(seed)
-    mesh = SharedMesh(directory)
+    mesh = SharedMesh(directory, kind)
     done: list[str] = []
     try:
         judge, mutations = Judge(mesh, rng), Mutations(mesh, rng)
         for _ in range(STEPS):
             done += [mutations.one() for _ in range(rng.randrange(MUTATIONS + 1))]
             judge.step()
+            mutations.note()
             if rng.random() < 0.1:
                 try:
                     mesh.reopened()
-                except (HocketError, ValueError, LookupError, AssertionError):
+                except FAILURES:
                     return STEPS  # it does not even start
         return judge.stopped
     except Violated as violation:
@@ -216,11 +268,50 @@ def play(directory: Path, seed: int) -> int:
         mesh.close()
 
 
+def play_states(directory: Path, seed: int, kind: str = "postgres") -> None:
+    """Only rows change that are copies of what ops say, so that the owner loses nothing and never stops."""
+    rng = random.Random(seed)
+    mesh = SharedMesh(directory, kind)
+    done: list[str] = []
+    try:
+        agents, mutations = AgentsJudge(mesh, rng), Mutations(mesh, rng, is_only_states=True)
+        for _ in range(STATE_STEPS):
+            done += [mutations.one() for _ in range(rng.randrange(MUTATIONS + 1))]
+            act = rng.choice(agents.acts)
+            done.append(act.__name__)
+            act()
+            mutations.note()
+            if rng.random() < 0.1:
+                mesh.reopened()
+    except FAILURES as failure:
+        raise Violated(f"seed {seed}: {failure!r}; after {done}") from failure
+    finally:
+        mesh.close()
+
+
 @pytest.mark.slow
 @pytest.mark.req("LW-48")
+@pytest.mark.parametrize("kind", ["postgres", "libsql"])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_whatever_rows_are_changed_the_owner_does_only_what_it_was_asked(tmp_path: Path, seed: int) -> None:
-    play(tmp_path, seed)
+def test_whatever_states_are_changed_the_ops_decide(tmp_path: Path, seed: int, kind: str) -> None:
+    play_states(tmp_path, seed, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.req("LW-48")
+@pytest.mark.parametrize("kind", ["postgres", "libsql"])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whatever_rows_are_changed_the_owner_does_only_what_it_was_asked(tmp_path: Path, seed: int, kind: str) -> None:
+    play(tmp_path, seed, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.req("LW-48")
+def test_a_store_whose_states_are_believed_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_check.SessionStates, "state", lambda self, subject, row, latest: row)
+    with pytest.raises(Violated):
+        for seed in range(PLANTED_SEEDS):
+            play_states(tmp_path / str(seed), seed)
 
 
 @pytest.mark.soak
@@ -229,3 +320,12 @@ def test_whatever_rows_are_changed_the_owner_does_only_what_it_was_asked(tmp_pat
 def test_many_histories_of_changed_rows(tmp_path: Path) -> None:
     stopped = [play(tmp_path / str(seed), seed) for seed in range(SOAK_SEEDS)]
     assert sum(each < STEPS for each in stopped) > SOAK_SEEDS // 2, "most of them go on"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.req("LW-48")
+@pytest.mark.parametrize("kind", ["postgres", "libsql"])
+def test_many_histories_of_changed_states(tmp_path: Path, kind: str) -> None:
+    for seed in range(SOAK_SEEDS):
+        play_states(tmp_path / str(seed), seed, kind)
