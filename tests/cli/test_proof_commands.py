@@ -49,7 +49,8 @@ def test_a_good_proof_is_verified_by_its_job(proven: Proven) -> None:
     done = proven("proof", "verify", proven.good, code=0)
     assert done.out.startswith("good: sh -c 'make dist': exit code 0, by ")
     told = proven("proof", "verify", proven.good, "--offline", "--json", code=0).json
-    assert told == {"good": True, "problems": [], "notes": []}
+    signer = did_key(proven.key.public)
+    assert told == {"good": True, "problems": [], "notes": [], "signer": signer, "trusted": True}
     assert "exit code 3" in proven("proof", "verify", proven.failed, code=0).out
 
 
@@ -58,8 +59,11 @@ def test_a_proof_is_verified_as_a_file_without_a_home(proven: Proven, tmp_path: 
     nowhere = {"home": tmp_path / "nowhere"}
     raw = proven.file.read_bytes()
     assert encode_proof(decode_proof(raw)) == raw
-    assert proven("proof", "verify", "proof.json", **nowhere, code=0).out.startswith("good: ")
-    assert proven("proof", "verify", "-", input=raw, **nowhere, code=0).out.startswith("good: ")
+    for done in (
+        proven("proof", "verify", "proof.json", **nowhere, code=4),
+        proven("proof", "verify", "-", input=raw, **nowhere, code=4),
+    ):
+        assert "no key is trusted" in done.sentence and did_key(proven.key.public) in done.sentence
     for key in (key_text(proven.key.public), did_key(proven.key.public)):
         proven("proof", "verify", "proof.json", "--worker", key, "--manifest", "job.yaml", **nowhere, code=0)
     assert not (tmp_path / "nowhere").exists()
@@ -84,7 +88,7 @@ def test_a_proof_by_another_key_or_with_other_facts_fails(proven: Proven) -> Non
     assert told["good"] is False and len(told["problems"]) == 2
     # By itself it is sound: only the log tells.
     raw = proven("proof", "export", proven.wrong_key, "--format", "hocket", code=0).out
-    proven("proof", "verify", "-", input=raw, code=0)
+    proven("proof", "verify", "-", "--worker", key_text(OTHER.public), input=raw, code=0)
 
 
 @pytest.mark.req("GT-12")
@@ -186,6 +190,32 @@ def test_what_is_exported_is_verified_by_others(proven: Proven, tmp_path: Path) 
     assert Envelope.from_dict(enclosed).verify([key], 1)
     told = proven("proof", "export", "proof.json", "-o", out, "--json", code=0).json
     assert told == {"file": str(out), "size": out.stat().st_size, "format": "in-toto"}
+
+
+@pytest.mark.req("GT-12")
+def test_what_is_exported_is_verified_here_in_either_format(proven: Proven, tmp_path: Path) -> None:
+    nowhere = {"home": tmp_path / "nowhere"}
+    signer = did_key(proven.key.public)
+    for format in ("in-toto", "hocket"):
+        raw = proven("proof", "export", proven.good, "--format", format, code=0).out
+        unknown = proven("proof", "verify", "-", input=raw, **nowhere, code=4)
+        assert signer in unknown.sentence and "make dist" in unknown.sentence
+        told = proven("proof", "verify", "-", "--json", input=raw, **nowhere, code=4).json
+        assert told["signer"] == signer and told["good"] is True and told["trusted"] is False
+        good = proven("proof", "verify", "-", "--worker", signer, "--manifest", "job.yaml", input=raw, code=0)
+        assert good.out.startswith("good: sh -c 'make dist': exit code 0, by ")
+        proven("proof", "verify", "-", "--worker", key_text(OTHER.public), input=raw, code=1)
+        proven("proof", "verify", "-", "--worker", signer, "--manifest", "other.yaml", input=raw, code=1)
+    enclosed = json.loads(proven("proof", "export", proven.good, code=0).out)
+    said = base64.b64decode(enclosed["payload"]).replace(b"make dist", b"make test")
+    changed = json.dumps(enclosed | {"payload": base64.b64encode(said).decode()})
+    assert "not signed by" in proven("proof", "verify", "-", "--worker", signer, input=changed, code=1).sentence
+    for bad in (
+        '{"payloadType": 1}',
+        json.dumps(enclosed | {"signatures": []}),
+        '{"payloadType": "x", "payload": "!"}',
+    ):
+        proven("proof", "verify", "-", input=bad, code=1)
 
 
 def test_what_is_no_proof_or_no_job_is_refused(proven: Proven) -> None:

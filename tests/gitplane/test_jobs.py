@@ -196,7 +196,7 @@ def test_a_job_whose_name_lies_is_not_run(here: Place):
     commit = plane.write("commit", commit_data(tree, [], "x <x@x>", 1, b"by hand\n"))
     refs = jobs.JobRefs(bytes(32), commit)
     assert plane.swap([Change(refs.name("job"), None, commit)])
-    assert states(plane) == ["pending"]
+    assert states(plane) == ["damaged"]
     with pytest.raises(Failed, match=r"job\.yaml of .* is blake3:"):
         jobs.order_of(plane, refs)
 
@@ -415,3 +415,55 @@ def test_states_are_told_by_any_clone(tmp_path: Path, here: Place):
     here.address = str(clone)
     assert sorted(states(here.open())) == ["aborted", "claimed", "failed", "pending", "running", "succeeded"]
     assert jobs.listing(here.open()) == jobs.listing(plane)
+
+
+@pytest.mark.req("GT-01", "GT-08")
+def test_a_ref_without_a_good_manifest_is_not_pending(here: Place):
+    """Pushed with plain git: a commit without job.yaml, one with a bad one, and one that belongs to another id."""
+    good = jobs.submit(here.open(), EXAMPLE, NOW_MS)
+    empty = here.git("hash-object", "-t", "tree", "-w", "--stdin").strip()
+    blob = here.git("hash-object", "-w", "--stdin", given=b"command: 7\n").strip()
+    tree = here.git("mktree", given=f"100644 blob {blob}\tjob.yaml\n").strip()
+    for number, each in enumerate((empty, tree)):
+        commit = here.git("commit-tree", each, "-m", "a job").strip()
+        here.git("update-ref", f"refs/gatos/jobs/{number:064x}/job", commit)
+    here.git("update-ref", f"refs/gatos/jobs/{2:064x}/job", good.commit)
+    found = {job.refs.content_id: job for job in jobs.listing(here.open())}
+    assert found[good.content_id].state == "pending"
+    bad = [found[number.to_bytes(32, "big")] for number in range(3)]
+    assert [job.state for job in bad] == ["damaged"] * 3 and all(job.trouble for job in bad)
+    shown = jobs.look(here.open(), (1).to_bytes(32, "big"))
+    assert shown is not None and shown.state == "damaged"
+
+
+@pytest.mark.req("GT-08")
+def test_a_job_that_is_read_while_a_push_moves_its_refs_is_not_damaged(here: Place):
+    """Git moves the refs of a push one after the other: for a moment the claim is done, and the result is not there."""
+    plane, me = here.open(), worker()
+    held = holding.claim(plane, submitted(plane), me, NOW_MS)
+    assert held is not None
+    result = holding.finish(plane, held, me, proof(held, me), CONTENTS, NOW_MS + 1)
+    assert result is not None
+    ref = held.refs.name("result")
+    here.git("update-ref", "-d", ref)
+    reading = here.open()
+    listed: list[str] = []
+
+    class Torn:
+        """The rest of the push arrives after the first reading of the refs."""
+
+        def refs(self, *below: str) -> dict[str, str]:
+            found = reading.refs(*below)
+            listed.append("once")
+            if len(listed) == 1:
+                here.git("update-ref", ref, result)
+            return found
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(reading, name)
+
+    (job,) = jobs.listing(Torn())  # type: ignore[arg-type]
+    assert job.state == "succeeded" and len(listed) == 2
+    here.git("update-ref", "-d", ref)
+    (job,) = jobs.listing(here.open())
+    assert job.state == "damaged" and "there is no result" in str(job.trouble)

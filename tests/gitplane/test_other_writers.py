@@ -136,7 +136,7 @@ def test_a_signed_result_is_good_by_its_key(here: Place, over: str, spelling: st
     other.claim(job)
     other.result(job, key=f"ed25519:{KEYS[spelling]}", sign=SIGNATURES[over])
     (listed,) = jobs.listing(here.open())
-    assert listed.state == "ended" and listed.result is not None and listed.result.worker == KEY.public
+    assert listed.state == "succeeded" and listed.result is not None and listed.result.worker == KEY.public
     found, said = judged(here, KEY.public)
     assert found.findings == () and found.signer == KEY.public and said == "good"
     assert judged(here)[1] == judged(here, STRANGER.public)[1] == "unknown"

@@ -13,13 +13,13 @@ from hocket.cli.app import new_app
 from hocket.cli.files import read_file, write_file
 from hocket.cli.output import emit, fields, on_terminal, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service
-from hocket.errors import Failed, Usage
+from hocket.errors import Failed, NotAuthorised, Usage
 from hocket.kernel.plurals import counted
 
 if TYPE_CHECKING:
     from hocket.kernel.execution import Execution
     from hocket.kernel.manifest import Manifest
-    from hocket.kernel.proof import Proof
+    from hocket.kernel.proof import Attestation, Proof
 
 app = new_app()
 
@@ -100,44 +100,59 @@ def verify(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify a proof: exit code 0 if it is good, otherwise 1 with what is wrong.
+    """Verify a proof: exit code 0 if it is good, 4 if nothing says that its signer is trusted, otherwise 1 with what is
+    wrong.
 
-    For a file, this checks the signatures, and the manifest and the key if given. For a job, it also checks the proof
-    against the log: the requested command, the node that held the job, its fence, and the digests of all files; and it
-    hashes the files again. Missing files are listed.
+    For a file, in either format of `export`, this checks the signatures, and the manifest and the key if given. A
+    signature shows who has signed, not that you trust that key: name it with --worker. For a job, this also checks the
+    proof against the log: the requested command, the node that held the job, its fence, and the digests of all files;
+    and it hashes the files again. Missing files are listed.
 
     \b
       hocket proof verify 01J9ZC
       hocket proof verify proof.json --manifest job.yaml --worker did:key:z6Mk…
     """
+    from hocket.kernel.keys import did_key
     from hocket.kernel.manifest import content_id
-    from hocket.kernel.proof import BadProof, check, read_envelope
+    from hocket.kernel.proof import PROOF_BYTES_MAX, BadProof, check, check_dsse, is_dsse
 
     expected = None if manifest is None else content_id(_manifest(manifest))
     key = None if worker is None else _key(worker)
     problems: list[str] = []
     notes: list[str] = []
-    if _is_job(proof):
+    stored: Proof | None = None
+    found: Proof | Attestation | None = None
+    ran: Execution | Attestation | None = None
+    if is_job := _is_job(proof):
         from hocket.service import proofs
 
         with open_service() as service:
-            found, problems, notes = proofs.examined(service, proof, offline)
-    else:
-        found = _find(proof)
+            stored, problems, notes = proofs.examined(service, proof, offline)
     try:
-        check(found, expected, key)
+        if not is_job and is_dsse(raw := read_file(proof, PROOF_BYTES_MAX)):
+            found = ran = check_dsse(raw, expected, key)
+        else:
+            found = sound = stored or _decoded(proof, raw)
+            ran = check(sound, expected, key)
     except BadProof as error:
         problems += [] if str(error) in problems else [str(error)]
-    emit({"good": not problems, "problems": problems, "notes": notes})
+    signer = None if found is None else did_key(found.worker)
+    is_trusted = key is not None or is_job
+    emit({"good": not problems, "problems": problems, "notes": notes, "signer": signer, "trusted": is_trusted})
     for note in notes:
         say(note, "yellow")
-    if problems:
+    if problems or found is None or ran is None:
         for problem in problems[1:]:
             say(problem)
         more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
         raise Failed(f"the proof is not good: {problems[0]}{more}")
-    execution = read_envelope(found.envelope)
-    say(f"good: {_command_line(execution)}: {_ending(execution)}, by {_node(found)}")
+    said = f"{_command_line(ran)}: {_ending(ran)}, by {_node(found)}"
+    if not is_trusted:
+        raise NotAuthorised(
+            f"the signatures are good, but no key is trusted: {said}; signed by {signer}. If you expect that key, give"
+            " it with --worker"
+        )
+    say(f"good: {said}")
 
 
 @app.command()
@@ -188,15 +203,21 @@ def _is_job(name: str) -> bool:
 
 
 def _find(name: str) -> "Proof":
-    from hocket.kernel.proof import PROOF_BYTES_MAX, BadProof, decode_proof
+    from hocket.kernel.proof import PROOF_BYTES_MAX
 
     if _is_job(name):
         from hocket.service import proofs
 
         with open_service() as service:
             return proofs.of_job(service, name)
+    return _decoded(name, read_file(name, PROOF_BYTES_MAX))
+
+
+def _decoded(name: str, raw: bytes) -> "Proof":
+    from hocket.kernel.proof import BadProof, decode_proof
+
     try:
-        return decode_proof(read_file(name, PROOF_BYTES_MAX))
+        return decode_proof(raw)
     except BadProof as error:
         raise Failed(f"{'standard input' if name == '-' else name}: {error}") from None
 
@@ -237,7 +258,7 @@ def _files(told: dict[str, Any]) -> list[dict[str, Any]]:
     return [*told["outputs"], *streams]
 
 
-def _ending(execution: "Execution") -> str:
+def _ending(execution: "Execution | Attestation") -> str:
     if execution.timed_out:
         return "out of time"
     if execution.signal is not None:
@@ -245,13 +266,13 @@ def _ending(execution: "Execution") -> str:
     return "not started" if execution.exit_code is None else f"exit code {execution.exit_code}"
 
 
-def _command_line(execution: "Execution") -> str:
+def _command_line(execution: "Execution | Attestation") -> str:
     import shlex
 
     return shlex.join(execution.argv)
 
 
-def _node(proof: "Proof") -> str:
+def _node(proof: "Proof | Attestation") -> str:
     from hocket.kernel.ids import node_id, node_text
 
     return node_text(node_id(proof.worker))

@@ -4,6 +4,7 @@ removing jobs that have ended.
 
 import re
 import shlex
+import time
 from collections.abc import Iterable, Mapping, Sized
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -35,9 +36,11 @@ from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
 INPUTS_BYTES_MAX = 32 * 1024 * 1024
 
 MANIFEST, INPUTS = "job.yaml", "inputs"
-# "ended": another program wrote a result that does not say how the command ended.
-JobState = Literal["pending", "claimed", "running", "succeeded", "failed", "ended", "aborted", "damaged"]
-FINAL: frozenset[JobState] = frozenset({"succeeded", "failed", "ended", "aborted"})
+# The six states of the document, and what a job is called whose refs or manifest cannot be used.
+JobState = Literal["pending", "claimed", "running", "succeeded", "failed", "aborted", "damaged"]
+FINAL: frozenset[JobState] = frozenset({"succeeded", "failed", "aborted"})
+# Git moves the refs of a push one after the other. A job that looks half-moved is read again after these pauses.
+TORN_S = (0.02, 0.1, 0.4)
 DESCRIBED_AT_ONCE = 256
 ORDERS_AT_ONCE = 32
 RUNS_MAX = 10_000
@@ -202,7 +205,7 @@ def _job_refs(job: bytes, has: Mapping[str, str]) -> JobRefs:
 
 def listing(plane: Plane) -> list[GitJob]:
     """Every job with its state, in order of content id."""
-    return describe(plane, group(plane.refs()).values())
+    return _with_manifests(plane, describe(plane, group(plane.refs()).values()))
 
 
 def unfinished(plane: Plane) -> list[GitJob]:
@@ -220,8 +223,18 @@ def is_waiting(job: GitJob) -> bool:
 
 def look(plane: Plane, job: bytes) -> GitJob | None:
     """One job; None if there is no job with that content id."""
-    found = group(plane.refs(f"{ROOT}{job.hex()}/"))
-    return describe(plane, found.values())[0] if found else None
+    found = describe(plane, group(plane.refs(f"{ROOT}{job.hex()}/")).values())
+    return _with_manifests(plane, found)[0] if found else None
+
+
+def _with_manifests(plane: Plane, found: list[GitJob]) -> list[GitJob]:
+    """The same jobs; one without a good manifest does not wait for a worker, since none can run it."""
+    orders = orders_of(plane, [each.refs for each in found if each.state == "pending"])
+    bad = {job: order for job, order in orders.items() if isinstance(order, str)}
+    return [
+        each if each.refs.content_id not in bad else each._replace(state="damaged", trouble=bad[each.refs.content_id])
+        for each in found
+    ]
 
 
 def is_unclaimed(plane: Plane, job: bytes) -> bool:
@@ -234,6 +247,25 @@ def is_unclaimed(plane: Plane, job: bytes) -> bool:
 
 def describe(plane: Plane, jobs: Iterable[JobRefs]) -> list[GitJob]:
     """The states of jobs, derived from their refs and the commits that these point to."""
+    found = _described(plane, jobs)
+    for pause_s in TORN_S:
+        torn = [at for at, each in enumerate(found) if _is_torn(each)]
+        if not torn:
+            break
+        time.sleep(pause_s)
+        now = group(plane.refs())
+        again = [now.get(found[at].refs.content_id, found[at].refs) for at in torn]
+        for at, each in zip(torn, _described(plane, again), strict=True):
+            found[at] = each
+    return found
+
+
+def _is_torn(job: GitJob) -> bool:
+    """Whether a push may be moving the job's refs: the claim is done, and the result is not there."""
+    return job.claim is not None and job.claim.state == "done" and job.result is None
+
+
+def _described(plane: Plane, jobs: Iterable[JobRefs]) -> list[GitJob]:
     jobs = [refs for refs in jobs if refs.job is not None]
     plane.bring(head for refs in jobs for head in _heads(refs))
     found = []
@@ -264,7 +296,7 @@ def _describe(refs: JobRefs, objects: Mapping[str, Object | Unreadable]) -> GitJ
         return GitJob(refs, "damaged", claim, trouble=str(error))
     state: JobState
     if result is not None:
-        state = result.state or "ended"
+        state = result.state or "succeeded"  # another program's, which says no more than that there is a result
     elif refs.abort is not None:
         state = "aborted"
     elif other is not None:

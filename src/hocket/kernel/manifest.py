@@ -269,12 +269,14 @@ def _policy_root(field: str, value: object) -> str:
 
 def _ulid(field: str, value: object) -> str:
     try:
-        return ulid_text(parse_ulid(_text(field, value)))
+        if (text := ulid_text(parse_ulid(_text(field, value)))) == value:
+            return text
+        raise ValueError("another spelling")
     except BadManifest:
         raise
     except ValueError:
         raise BadManifest(
-            field, f"{_shown(value)} is not a ULID; it has 26 letters and digits, never I, L, O or U"
+            field, f"{_shown(value)} is not a ULID; it has 26 capital letters and digits, never I, L, O or U"
         ) from None
 
 

@@ -4,6 +4,7 @@ among the outputs. A proof has one spelling, and checking it needs nothing else.
 """
 
 import re
+from base64 import b64decode
 from typing import Annotated, Any
 
 import msgspec
@@ -13,8 +14,8 @@ from hocket.kernel.clock import parse_hlc
 from hocket.kernel.decoding import json_decoder
 from hocket.kernel.execution import Charged, Cost, Count, Execution, Output, Resources, RunnerProgram, Stream
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
-from hocket.kernel.intoto import enclose, moment_text, signing_bytes, statement
-from hocket.kernel.keys import KEY_BYTES, SIGNATURE_BYTES, SigningKey, key_text, parse_key, verify
+from hocket.kernel.intoto import PAYLOAD_TYPE, PREDICATE_TYPE, enclose, moment_text, signing_bytes, statement
+from hocket.kernel.keys import KEY_BYTES, SIGNATURE_BYTES, SigningKey, key_text, parse_did_key, parse_key, verify
 
 PROOF_TYPE = "hocket.proof"
 PROOF_BYTES_MAX = 4 * 1024 * 1024
@@ -98,6 +99,18 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     worker: str
 
 
+class _Signed(msgspec.Struct):
+    keyid: str
+    sig: str
+
+
+class _Enclosed(msgspec.Struct):
+    payloadType: str
+    payload: str
+    signatures: Annotated[list[_Signed], msgspec.Meta(min_length=1, max_length=1)]
+
+
+_enclosed = json_decoder(_Enclosed)
 _envelopes = json_decoder(_Envelope)
 _files = json_decoder(_File)
 
@@ -184,6 +197,53 @@ def dsse(proof: Proof) -> dict[str, Any]:
     """The proof as an in-toto Statement in a DSSE envelope. Needs no key: the statement is already signed."""
     said = statement(read_envelope(proof.envelope), digest(proof), proof.worker)
     return enclose(said, proof.worker, proof.statement_signature)
+
+
+class Attestation(msgspec.Struct, frozen=True):
+    """What an exported in-toto statement says, and the key that has signed it."""
+
+    worker: bytes
+    content_id: bytes
+    argv: tuple[str, ...]
+    exit_code: int | None
+    signal: int | None
+    timed_out: bool
+
+
+def is_dsse(raw: bytes) -> bool:
+    return raw.lstrip()[:1] == b"{" and b'"payloadType"' in raw
+
+
+def check_dsse(raw: bytes, content_id: bytes | None = None, worker: bytes | None = None) -> Attestation:
+    """What an exported statement proves, or BadProof. Checks the command and the worker against those given."""
+    if len(raw) > PROOF_BYTES_MAX:
+        raise BadProof(f"not a proof: longer than {PROOF_BYTES_MAX} bytes")
+    try:
+        found = _enclosed.decode(raw)
+        (signed,) = found.signatures
+        key, payload = parse_did_key(signed.keyid), b64decode(found.payload, validate=True)
+        signature = b64decode(signed.sig, validate=True)
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise BadProof(f"not an in-toto statement that Hocket has exported: {error}") from None
+    if worker is not None and key != worker:
+        raise BadProof(f"the statement is by {key_text(key)}, not by {key_text(worker)}")
+    if found.payloadType != PAYLOAD_TYPE or not verify(key, signature, signing_bytes(payload)):
+        raise BadProof(f"the in-toto statement is not signed by {key_text(key)}")
+    try:
+        said = msgspec.json.decode(payload)
+        job, *_ = said["subject"]
+        proven = bytes.fromhex(job["digest"]["blake3"])
+        proof = said["predicate"]["runDetails"]["byproducts"][0]["annotations"]
+        argv = said["predicate"]["buildDefinition"]["externalParameters"]["argv"]
+        told = msgspec.convert({"worker": b"", "content_id": b"", "argv": argv, **proof}, Attestation)
+        is_ours = said["predicateType"] == PREDICATE_TYPE and job["name"] == "job" and len(proven) == len(key)
+    except (KeyError, IndexError, TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise BadProof(f"the statement is not one of a Hocket proof: {error}") from None
+    if not is_ours:
+        raise BadProof("the statement is not one of a Hocket proof")
+    if content_id is not None and proven != content_id:
+        raise BadProof(f"the proof is of {hash_text(proven)}, not of {hash_text(content_id)}")
+    return msgspec.structs.replace(told, worker=key, content_id=proven)
 
 
 def encode_proof(proof: Proof) -> bytes:
