@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hocket.service.admin import Admin, AsyncAdmin, admin
     from hocket.work.command.request import command
     from hocket.work.decorator import job
+    from hocket.work.derivation import DerivationOp, derivation
     from hocket.work.handlers import Handlers, JobType, kind
     from hocket.work.interruption import Cancelled
     from hocket.work.retrying import Fatal, Later
@@ -34,6 +35,7 @@ __all__ = [
     "Cancelled",
     "Conflict",
     "Context",
+    "DerivationOp",
     "Fatal",
     "FenceMiddleware",
     "Handle",
@@ -56,6 +58,7 @@ __all__ = [
     "WaitExhausted",
     "admin",
     "command",
+    "derivation",
     "fenced",
     "fenced_file",
     "init",
@@ -78,6 +81,7 @@ _ROOMS = {
     "service.admin": ("Admin", "AsyncAdmin", "admin"),
     "work.command.request": ("command",),
     "work.decorator": ("job",),
+    "work.derivation": ("DerivationOp", "derivation"),
     "work.handlers": ("Handlers", "JobType", "kind"),
     "work.retrying": ("Fatal", "Later"),
     "work.interruption": ("Cancelled",),

@@ -22,6 +22,7 @@ COMMANDS = {
     "cancel": ("job:cancel_app", "Cancel a pending or running job, or many."),
     "retry": ("job:retry_app", "Retry a failed or cancelled job, or many."),
     "kinds": ("kinds:app", "List the options of kinds, which their jobs have by default."),
+    "derive": ("derive:app", "Run derivations over the log, or check them."),
     "artifacts": ("artifacts:app", "List, read, store and evict artifacts."),
     "rows": ("rows:app", "Read, write and watch rows that several agents share."),
     "conflicts": ("conflicts:app", "List, show and resolve conflicts of rows."),
