@@ -46,7 +46,7 @@ def coordinator(
     if not done.reads_every_kind:
         say(
             f"{done.name or done.node} may not read the jobs of every kind, and cannot decide about those that it does"
-            " not see: their claims wait; designate another node, or invite this one again with job:read",
+            " not see: their claims wait; designate another node, or invite this one again with `--may all`",
             "warn",
         )
     if not done.previous_hears and done.previous is not None:
