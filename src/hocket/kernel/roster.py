@@ -142,7 +142,7 @@ class Jobs:
     def apply(self, job: Job | None, op: Op, context: JobContext) -> Verdict:
         if job is None:
             assert type(op.payload) is ScheduleJob
-            return _schedule(op, op.payload)
+            return new_job(op, op.payload)
         return _RULES[type(op.payload)](job, op, op.payload, context)
 
     def apply_decided(self, job: Job | None, op: Op, context: JobContext, author: int) -> Verdict:
@@ -206,7 +206,8 @@ class _Decided:
         return _LONG_AGO
 
 
-def _schedule(op: Op, payload: ScheduleJob) -> Verdict:
+def new_job(op: Op, payload: ScheduleJob) -> Verdict:
+    """The job that the op schedules, before any other op about it."""
     kind, policy = payload.kind, readable_policy(payload.policy_envelope)
     if not 0 < len(kind) <= KIND_LENGTH_MAX or not kind.isprintable():
         return Reason.BAD_KIND
