@@ -96,8 +96,9 @@ class SharedMesh:
     def submit(self, kind: str = "hocket.run", payload: bytes = b'{"n":1}', policy: Policy = DEFAULT) -> bytes:
         return self.owner.submit([Draft(kind, payload, policy)])[0].job_id
 
-    def taken(self, runtime: Runtime | None = None, limit: int = 10) -> list[Claim]:
-        return (runtime or self.owner).log.run(lambda tx: claim(tx, 1, limit, lambda kind: 60_000)).taken
+    def taken(self, runtime: Runtime | None = None, limit: int = 10, *, beside: bool = False) -> list[Claim]:
+        log = (runtime or self.owner).log
+        return log.run(lambda tx: claim(tx, 1, limit, lambda kind: 60_000), beside=beside).taken
 
     def finish(self, taken: Claim, runtime: Runtime | None = None) -> object:
         assert taken.job.claim_op is not None

@@ -286,17 +286,16 @@ def plain_schedule_link(data: bytes, job_id: bytes, stamp: Hlc, kind: str) -> by
     kind_text = _text(kind)
     if not (data.startswith(head) and data.startswith(_SCHEDULE + job_id + kind_text, at)):
         return None
-    r = Reader(data)
-    r.pos = place + 16 + len(kind_text)
     try:
-        r.take(r.varint())
+        r = Reader(data, place + 16 + len(kind_text))
+        size = r.varint()
     except Malformed:
         return None
-    end = r.pos + 1
-    if data[r.pos : end] != b"\x00":
+    end = r.pos + size + 1
+    if data[end - 1 : end] != b"\x00":
         return None
     content = b"".join((_OP_CONTEXT, data[16:place], NO_ID, data[place + 16 : end]))
-    return data[at - 16 : at] if make_ulid(wall, digest(content, 10)) == job_id else None
+    return data[at - 16 : at] if wall.to_bytes(6, "big") + digest(content, 10) == job_id else None
 
 
 # A node writes many ops in a millisecond and always under one id, so these bytes are worth caching.

@@ -151,7 +151,7 @@ class Jobs:
     def apply(self, job: Job | None, op: Op, context: JobContext) -> Verdict:
         if job is None:
             assert type(op.payload) is ScheduleJob
-            return _schedule(op, op.payload, context.is_strict)
+            return new_job(op, op.payload, context.is_strict)
         return _RULES[type(op.payload)](job, op, op.payload, context)
 
     def apply_decided(self, job: Job | None, op: Op, context: JobContext, author: int) -> Verdict:
@@ -216,7 +216,8 @@ class _Decided:
         return _LONG_AGO
 
 
-def _schedule(op: Op, payload: ScheduleJob, is_strict: bool) -> Verdict:
+def new_job(op: Op, payload: ScheduleJob, is_strict: bool) -> Verdict:
+    """The job that the op schedules, before any other op about it."""
     kind, policy = payload.kind, job_policy(payload.policy_envelope, is_strict)
     if not 0 < len(kind) <= KIND_LENGTH_MAX or not kind.isprintable():
         return Reason.BAD_KIND

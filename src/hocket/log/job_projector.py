@@ -14,13 +14,16 @@ from hocket.kernel.roster import JOBS, Job, Outcome, State
 from hocket.kernel.schedules import tick_fault
 from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, ScheduleJob, SetSchedule, discriminant, number_of
+from hocket.log.job_check import shown
 from hocket.log.projectors import Engine
 from hocket.log.registers import RouteRegister
 from hocket.log.ticks import could_be_newest
-from hocket.store import JobEntry, Session, Stage
+from hocket.store import JobEntry, RowCheck, Session, Stage
 
 _CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))
 _COUNTS = 0
+# The job that the stored ops make, and whether its entry must be the same.
+Fold = Callable[[Subject], tuple[Job | None, bool]]
 
 
 class JobProjector:
@@ -28,8 +31,13 @@ class JobProjector:
 
     family = JOBS
 
-    def __init__(self, session: Session, engine: Engine, routes: RouteRegister, settle: Callable[[], bool]) -> None:
+    def __init__(
+        self, session: Session, engine: Engine, routes: RouteRegister, settle: Callable[[], bool], fold: Fold
+    ) -> None:
         self._session, self._engine, self._routes, self._settle_log = session, engine, routes, settle
+        self._fold = fold
+        self.is_rebuilding = False
+        """Whether more ops about the jobs are stored than were folded."""
         self.context = self
         self.refusal, self.arbiter = engine.refusal, engine.arbiter
         self.is_overtaken, self.offered = engine.is_overtaken, engine.offered
@@ -91,13 +99,32 @@ class JobProjector:
             found = self._session.job(job_id)
             if found is None and self._settle_log():
                 found = self._session.job(job_id)
-            self._entries[job_id] = None if found is None else next(iter(self.sound((found,))), None)
+            if found is None or self.sound((found,)):
+                self._entries[job_id] = found
         return self._entries[job_id]
 
     def sound(self, entries: Sequence[JobEntry]) -> Sequence[JobEntry]:
-        """Those of the entries that a query has just read that are as their ops say."""
+        """Those of the entries that a query has just read that are as their ops say. The others are put right."""
         check = self._session.row_check
-        return entries if check is None or not entries else check.jobs(entries)
+        if check is None or not entries or self.is_rebuilding:
+            return entries
+        return [entry for entry in entries if check.knows_job(entry) or self._is_as_folded(check, entry)]
+
+    def _is_as_folded(self, check: RowCheck, entry: JobEntry) -> bool:
+        """Compares an entry with what the stored ops about the job say. A transaction that is alone puts right an entry
+        that differs.
+        """
+        job_id = entry.job.id
+        job, must_be_same = self._fold(Subject(JOB, job_id))
+        if job == entry.job:
+            check.enter_job(entry)
+            return True
+        if must_be_same:
+            check.refuse("jobs", shown(job_id), "its row differs from what the ops about it say")
+        self._session.lock_all()
+        self._entries[job_id] = entry
+        self.keep(job_id, job)
+        return False
 
     def load(self, job_ids: Iterable[bytes]) -> None:
         """Reads many entries at once."""
@@ -111,11 +138,17 @@ class JobProjector:
         self._entries[job_id] = None
         self._new.add(job_id)
 
-    def know(self, entry: JobEntry) -> JobEntry:
-        """Takes over an entry that a query has just read, unless this transaction holds a newer one."""
-        known = self._entries.setdefault(entry.job.id, entry)
-        assert known is not None
-        return known
+    def know(self, entry: JobEntry) -> JobEntry | None:
+        """Takes over an entry that a query has just read, unless this transaction holds a newer one. None if it is not
+        as its ops say.
+        """
+        job_id = entry.job.id
+        if job_id not in self._entries:
+            check = self._session.row_check
+            if check is None or check.knows_job(entry) or self.sound((entry,)):
+                self._entries[job_id] = entry
+                return entry
+        return self._entries.get(job_id)
 
     def assign(self, job_id: bytes, worker: int | None) -> Job:
         """Records which process of this node holds the job, and returns the job."""
@@ -123,6 +156,10 @@ class JobProjector:
         assert entry is not None
         self._put(JobEntry(entry.job, entry.stage, worker))
         return entry.job
+
+    def is_blocked(self, job: Job) -> bool:
+        """Whether the job waits for others to succeed."""
+        return bool(job.policy.after) and any(self.succeeded(each) is None for each in job.policy.dependencies())
 
     def _put(self, entry: JobEntry) -> None:
         self._entries[entry.job.id] = entry
@@ -180,6 +217,9 @@ class JobProjector:
             self._dirty.clear()
 
     def forget(self) -> None:
+        """The transaction is durable."""
+        if (check := self._session.row_check) is not None:
+            check.wrote_jobs([entry for i in self.touched if (entry := self._entries.get(i)) is not None])
         self._entries.clear()
 
     # What follows from a job's change.
@@ -275,6 +315,6 @@ class JobProjector:
             return Stage.DONE
         if job.state is State.CLAIMED:
             return Stage.CLAIMED
-        if job.policy.after and any(self.succeeded(dep) is None for dep in job.policy.dependencies()):
+        if self.is_blocked(job):
             return Stage.BLOCKED
         return Stage.DELAYED if job.ready_at > self._engine.now else Stage.READY

@@ -6,7 +6,7 @@ The engine knows no family: the kernel has the rules, and the projectors and reg
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -75,7 +75,9 @@ class Projection:
             ScheduleRegister(session, self),
         )
         routes = RouteRegister(session, self)
-        self.jobs = JobProjector(session, self, routes, settle)
+        self.jobs = JobProjector(session, self, routes, settle, self._folded_anew)
+        # Whether ops have come in late, or the permissions have changed: then stored states may be those of before.
+        self._is_changing = False
         self.citations = Citations(
             session, self._fresh, self.jobs.entry, artifacts.artifact, self.arbiter, settle, self.is_strict
         )
@@ -267,6 +269,7 @@ class Projection:
         are folded by `settle`, each once; `reason` tells afterwards whether the op counts.
         """
         subject = self._subject(op)
+        self._is_changing = True
         self._fresh.put(op, Reason.WAITING)
         if len(op.id) > ID_BYTES:
             self._share_id(op)
@@ -396,6 +399,7 @@ class Projection:
         _, before = self.known(op.id)
         if before == Reason.INTEGRITY or self._stands_alone(op):
             return
+        self._is_changing = True
         self._set_reason(op, Reason.INTEGRITY)
         subject = self._subject(op)
         if subject is not None:
@@ -459,20 +463,40 @@ class Projection:
         }
         fresh = self._fresh.about(subject)
         ops.update((op.id, (op, reason)) for op, reason in fresh if permissions or reason not in _UNAUTHORISED)
-        verdicts = {
-            op.id: (op.timestamp, reason)
-            for op, reason in ops.values()
-            if reason == Reason.INTEGRITY and not self._stands_alone(op)
-        }
+        state, verdicts = self._folded(subject, ops.values())
         projector = self.projectors[subject.family]
-        resolved = (self._naming.resolved(op) for op, _ in ops.values())
-        state = arbitration.fold(projector.family, subject, resolved, projector.context, self.citations.fault, verdicts)
         flipped = [op for op, reason in ops.values() if verdicts[op.id][1] != reason]
         for op in flipped:
             self._set_reason(op, verdicts[op.id][1])
         projector.keep(subject.key, state)
         for op in flipped:
             self._leaners(op)
+
+    def _folded(self, subject: Subject, ops: Collection[tuple[Op, int]]) -> tuple[Any, arbitration.Standings]:
+        """The state that these ops, each with its reason so far, make of a subject, and what becomes of each."""
+        verdicts = {
+            op.id: (op.timestamp, reason)
+            for op, reason in ops
+            if reason == Reason.INTEGRITY and not self._stands_alone(op)
+        }
+        projector = self.projectors[subject.family]
+        resolved = (self._naming.resolved(op) for op, _ in ops)
+        state = arbitration.fold(projector.family, subject, resolved, projector.context, self.citations.fault, verdicts)
+        return state, verdicts
+
+    def _folded_anew(self, subject: Subject) -> tuple[Any, bool]:
+        """For a store whose derived columns nobody has to believe: the state that the stored ops about a subject make
+        of it, and whether the stored state must be the same.
+        """
+        rows = self._session.ops_about(subject)
+        ops = [(keyed(row), row.reason) for row in rows]
+        twins = [
+            (op, Reason.INTEGRITY if len(self._session.ops_at(pack(op.timestamp))) > 1 else _COUNTS)
+            if reason == Reason.INTEGRITY
+            else (op, reason)
+            for op, reason in ops
+        ]
+        return self._folded(subject, twins)[0], not self._is_changing
 
     def _set_reason(self, op: Op, reason: int) -> None:
         if op.id in self._fresh.ops:
@@ -516,6 +540,7 @@ class Projection:
             self.permissions_changed(op)
 
     def _change_permissions(self, name: bytes) -> None:
+        self._is_changing = True
         self.permissions_state ^= trace(name)
         self.__dict__.pop("permissions", None)
 

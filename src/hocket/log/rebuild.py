@@ -140,6 +140,7 @@ def _step(store: Store, permissions_reader: PermissionsReader, now: int) -> int:
         # Ops that share a timestamp belong together; the last op of the batch may have twins after it.
         rows = [row for row in rows if row.hlc != rows[-1].hlc] + session.ops_at(rows[-1].hlc)
         projection = Projection(session, now, permissions_reader, head.permissions_state)
+        projection.jobs.is_rebuilding = True
         for index, row in enumerate(rows):
             twin = any(0 <= i < len(rows) and rows[i].hlc == row.hlc for i in (index - 1, index + 1))
             reason = int(projection.replayed(keyed(row), integrity=twin))

@@ -16,7 +16,14 @@ JOB_COLUMNS = (
     " settled, begin_by"
 )
 # Where these stand among the columns.
-PRIORITY, SCHEDULED = (JOB_COLUMNS.split(", ").index(name) for name in ("priority", "scheduled"))
+PRIORITY, SCHEDULED, LAST = (JOB_COLUMNS.split(", ").index(name) for name in ("priority", "scheduled", "last"))
+_COUNT = JOB_COLUMNS.count(",") + 1
+# The time of the last op about the job of the row.
+_LAST_OP = "(SELECT hlc FROM ops AS o WHERE o.key = {}.id AND o.settled = 1 ORDER BY hlc DESC LIMIT 1)"
+CHECKED_COLUMNS = f"{JOB_COLUMNS}, {_LAST_OP.format('jobs')}"
+_OF_J = ", ".join(f"j.{column}" for column in JOB_COLUMNS.split(", "))
+READY_COLUMNS = f"{_OF_J}, ops.body"
+CHECKED_READY_COLUMNS = f"{_OF_J}, {_LAST_OP.format('j')}, ops.body"
 _STAGES = tuple(Stage)
 _OUTCOMES = tuple(Outcome)
 _STATES = (State.PENDING, State.PENDING, State.PENDING, State.CLAIMED, State.COMPLETED)
@@ -83,7 +90,9 @@ def job_entry(row: tuple[Any, ...]) -> JobEntry:
 
 
 def job_entries(rows: Iterable[tuple[Any, ...]], check: RowCheck | None) -> list[JobEntry]:
-    """The jobs of these rows. In a store that nodes share, one that cannot be read is left out and reported."""
+    """The jobs of these rows. In a store that nodes share, the rows have the `CHECKED_COLUMNS`, and one that cannot be
+    read is left out and reported.
+    """
     if check is None:
         return [job_entry(row) for row in rows]
     return [entry for row in rows if (entry := _readable(row, check)) is not None]
@@ -92,14 +101,15 @@ def job_entries(rows: Iterable[tuple[Any, ...]], check: RowCheck | None) -> list
 def ready_jobs(rows: Iterable[tuple[Any, ...]], check: RowCheck | None) -> list[ReadyJob]:
     """The jobs of rows that end with the bytes of the ScheduleJob op. `check` leaves out those that are not so."""
     if check is None:
-        return [(job_entry(row[:-1]), row[-1]) for row in rows]
-    found = [(entry, row[-1]) for row in rows if (entry := _readable(row[:-1], check)) is not None]
+        return [(job_entry(row[:_COUNT]), row[-1]) for row in rows]
+    found = [(entry, row[-1]) for row in rows if (entry := _readable(row, check)) is not None]
     return check.ready(found) if found else []
 
 
 def _readable(row: tuple[Any, ...], check: RowCheck) -> JobEntry | None:
     try:
-        return job_entry(row)
+        entry, last = job_entry(row[:_COUNT]), row[_COUNT]
+        return entry if last == row[LAST] else entry._replace(other_last=last or b"")
     except (ValueError, IndexError, TypeError, struct.error) as error:
         check.refuse("jobs", bytes(row[0]).hex(), f"its row cannot be read: {error}")
         return None

@@ -18,11 +18,14 @@ class Stage(IntEnum):
 
 
 class JobEntry(NamedTuple):
-    """A job in the roster: the fold's result, its place in the queue, and which process of this node holds it."""
+    """A job in the roster: the fold's result, its place in the queue, and which process of this node holds it. In a
+    store that nodes share also the time of the last op about the job, if it is not that of the fold's result.
+    """
 
     job: Job
     stage: Stage
     worker: int | None
+    other_last: bytes | None = None
 
 
 class JobFilter(NamedTuple):

@@ -29,12 +29,23 @@ class RowCheck(Protocol):
         """Ops by their keys. One that its author did not sign gets empty bytes: its key is taken."""
 
     def ready(self, jobs: list[ReadyJob]) -> list[ReadyJob]:
-        """The jobs that are as their ScheduleJob ops say, and that these ops' authors may submit. A job whose op is
-        not stored yet is kept.
+        """The new jobs that are as their ScheduleJob ops say, and that these ops' authors may submit, and other jobs
+        whose ScheduleJob ops are good. A job whose op is not stored yet is kept.
         """
 
     def jobs(self, entries: Sequence[JobEntry]) -> list[JobEntry]:
-        """The jobs that are as their ScheduleJob ops say, and held by the authors of their claims."""
+        """The jobs that are as their ScheduleJob ops say, and held by the authors of their claims, if no later op about
+        them counts. For a session that folds nothing.
+        """
+
+    def knows_job(self, entry: JobEntry) -> bool:
+        """Whether this process has written the job so, or folded it, and no op about it is later."""
+
+    def enter_job(self, entry: JobEntry) -> None:
+        """The ops about this job, folded, make it what the entry says."""
+
+    def wrote_jobs(self, entries: Sequence[JobEntry]) -> None:
+        """A transaction that has written these jobs is durable."""
 
     def nodes(self, keys: NodeKeys) -> NodeKeys:
         """The nodes whose delegations lead back to the user, with the keys that these name."""

@@ -102,7 +102,12 @@ def claim(
         return at > tx.now
 
     for entry, schedule in _by_urgency(tx, kinds, limit + len(offered), is_left if left_until else None):
-        job = roster.know(entry).job
+        known = roster.know(entry)
+        if known is None or (known is not entry and known.job != entry.job):
+            continue
+        job = known.job
+        if job.policy.after and roster.is_blocked(job):
+            continue
         if job.id in offered or not (claims_all or job.policy.open):
             continue
         body = schedule or tx.body(job.schedule_op)

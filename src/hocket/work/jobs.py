@@ -336,14 +336,16 @@ def call_off_dependents(tx: Transaction, job_id: bytes) -> None:
     """If a job has failed or was cancelled, cancels the jobs that come after it, and those after them."""
     waiting = [job_id]
     while waiting:
-        job = _job(tx, waiting.pop())
-        if job.outcome not in (Outcome.FAILED, Outcome.CANCELLED):
+        entry = tx.projection.jobs.entry(waiting.pop())
+        if entry is None or entry.job.outcome not in (Outcome.FAILED, Outcome.CANCELLED):
             continue
+        job = entry.job
         verb = "failed" if job.outcome is Outcome.FAILED else "was cancelled"
+        cancel = f"job {ulid_text(job.id)}, which it comes after, {verb}"
         for dependent in tx.session.dependents(job.id):
-            if not isinstance(
-                tx.author(CancelJob(dependent, f"job {ulid_text(job.id)}, which it comes after, {verb}")), Reason
-            ):
+            after = tx.projection.jobs.entry(dependent)
+            comes_after = after is not None and job.id in after.job.policy.dependencies()
+            if comes_after and not isinstance(tx.author(CancelJob(dependent, cancel)), Reason):
                 waiting.append(dependent)
 
 

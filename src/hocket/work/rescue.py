@@ -43,7 +43,8 @@ def expire(tx: Transaction, limit: int, rescued: Rescued = _untold) -> int:
     machine's clock has passed the deadline: by then the holder, which counts on its own clock, has stopped.
     """
     overdue = tx.projection.jobs.sound(tx.session.take_overdue(tx.now, limit))
-    return sum(_expire(tx, tx.projection.jobs.know(entry).job, rescued) for entry in overdue)
+    known = filter(None, map(tx.projection.jobs.know, overdue))
+    return sum(_expire(tx, entry.job, rescued) for entry in known)
 
 
 def expire_one(tx: Transaction, job_id: bytes, rescued: Rescued = _untold) -> bool:
@@ -68,7 +69,8 @@ def end_unbegun(tx: Transaction, limit: int) -> int:
     job its submitter's node does, and any other node if that one does not.
     """
     unbegun = tx.projection.jobs.sound(tx.session.take_unbegun(min(tx.now, tx.physical), limit))
-    return sum(_end_unbegun(tx, tx.projection.jobs.know(entry).job) for entry in unbegun)
+    known = filter(None, map(tx.projection.jobs.know, unbegun))
+    return sum(_end_unbegun(tx, entry.job) for entry in known)
 
 
 def _end_unbegun(tx: Transaction, job: Job) -> bool:
@@ -113,8 +115,8 @@ def reclaim(tx: Transaction, dead: set[int], rescued: Rescued = _untold) -> int:
     alive = {worker.number for worker in tx.session.workers(node)} - dead
     lost = tx.projection.jobs.sound([each for each in tx.session.take_claimed(node) if each.worker not in alive])
     returned = 0
-    for entry in lost:
-        job = tx.projection.jobs.know(entry).job
+    for entry in filter(None, map(tx.projection.jobs.know, lost)):
+        job = entry.job
         assert job.claim_op is not None
         if not _end_is_offered(tx, job):
             returned += 1

@@ -46,12 +46,31 @@ class Numbers(Column):
     type = "bigint"
 
     def __init__(self, values: Sequence[int | None]) -> None:
-        parts = [_NULL if value is None else _NUMBER.pack(8, value) for value in values]
-        self.data = b"".join((_HEADER.pack(1, 1, _NUMBER_TYPE, len(values), 1), *parts))
+        first = values[0] if values else None
+        if values.count(first) == len(values):
+            data = _number(first) * len(values)
+        else:
+            data = b"".join([_number(value) for value in values])
+        self.data = _HEADER.pack(1, 1, _NUMBER_TYPE, len(values), 1) + data
+
+
+def _number(value: int | None) -> bytes:
+    return _NULL if value is None else _NUMBER.pack(8, value)
 
 
 def _array(kind: int, values: Sequence[bytes | None]) -> bytes:
-    parts = [_HEADER.pack(1, 1, kind, len(values), 1)]
+    """Most columns have the same value in each row, or values of one length: those are put together at once."""
+    header = _HEADER.pack(1, 1, kind, len(values), 1)
+    if not values:
+        return header
+    first = values[0]
+    if values.count(first) == len(values):
+        return header + (_NULL if first is None else _LENGTH.pack(len(first)) + first) * len(values)
+    known = [value for value in values if value is not None]
+    if len(known) == len(values) and len(lengths := set(map(len, known))) == 1:
+        length = _LENGTH.pack(lengths.pop())
+        return b"".join((header, length, length.join(known)))
+    parts = [header]
     for value in values:
         parts += (_NULL,) if value is None else (_LENGTH.pack(len(value)), value)
     return b"".join(parts)

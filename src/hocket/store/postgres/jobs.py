@@ -5,13 +5,23 @@ from typing import Any
 
 from hocket.kernel.clock import pack
 from hocket.kernel.roster import Outcome
-from hocket.store.job_columns import JOB_COLUMNS, PRIORITY, SCHEDULED, job_entries, job_entry, job_row, ready_jobs
+from hocket.store.job_columns import (
+    CHECKED_COLUMNS,
+    CHECKED_READY_COLUMNS,
+    JOB_COLUMNS,
+    PRIORITY,
+    READY_COLUMNS,
+    SCHEDULED,
+    job_entries,
+    job_entry,
+    job_row,
+    ready_jobs,
+)
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
 from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns
 from hocket.store.postgres.locks import PostgresLocks
 from hocket.store.postgres.statements import insert_new, pages, upsert, upsert_all
 
-_JOB_OF_J = ", ".join("j." + column.strip() for column in JOB_COLUMNS.split(","))
 _B, _N, _T = Bytes, Numbers, Texts
 _JOB_TYPES = (_B, _T, _N, _N, _B, _B, _B, _B, _N, _N, _N, _N, _B, _B, _N, _N, _B, _B, _B, _B, _T, _N, _N, _N)
 _PUT_JOBS = upsert_all("jobs", JOB_COLUMNS, "id", _JOB_TYPES)
@@ -212,8 +222,9 @@ class PostgresJobs(PostgresLocks):
         if place is not None:
             beyond = "AND j.priority <= %s AND (j.priority < %s OR j.scheduled > %s)"
             values = (place[0], *place)
+        columns = READY_COLUMNS if self.row_check is None else CHECKED_READY_COLUMNS
         return self._rows(
-            f"""SELECT {_JOB_OF_J}, ops.body FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
+            f"""SELECT {columns} FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
                 WHERE j.stage = 0 AND j.kind = %s {beyond} ORDER BY j.priority DESC, j.scheduled LIMIT %s {lock}""",
             *(kind, *values, limit),
         )
@@ -285,7 +296,8 @@ class PostgresJobs(PostgresLocks):
         self._put(upsert("rates", "kind, due", "kind"), (kind, due))
 
     def _jobs(self, tail: str, *values: Any) -> list[JobEntry]:
-        return job_entries(self._rows(f"SELECT {JOB_COLUMNS} FROM jobs {tail}", *values), self.row_check)
+        columns = JOB_COLUMNS if self.row_check is None else CHECKED_COLUMNS
+        return job_entries(self._rows(f"SELECT {columns} FROM jobs {tail}", *values), self.row_check)
 
 
 def _which(wanted: JobFilter) -> list[str]:

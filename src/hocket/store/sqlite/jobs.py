@@ -8,13 +8,23 @@ import apsw
 
 from hocket.kernel.clock import pack
 from hocket.kernel.roster import Outcome
-from hocket.store.job_columns import JOB_COLUMNS, PRIORITY, SCHEDULED, job_entries, job_entry, job_row, ready_jobs
+from hocket.store.job_columns import (
+    CHECKED_COLUMNS,
+    CHECKED_READY_COLUMNS,
+    JOB_COLUMNS,
+    PRIORITY,
+    READY_COLUMNS,
+    SCHEDULED,
+    job_entries,
+    job_entry,
+    job_row,
+    ready_jobs,
+)
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
 from hocket.store.sqlite.locks import LockStatements
 
 CLAIMED_REMEMBERED = 4_096
 
-_JOB_OF_J = ", ".join("j." + column.strip() for column in JOB_COLUMNS.split(","))
 _COLUMNS = JOB_COLUMNS.split(", ")
 # Not REPLACE: the row stays in its place.
 _PUT_JOB = (
@@ -43,14 +53,13 @@ class JobStatements(LockStatements):
     def job(self, job_id: bytes) -> JobEntry | None:
         if self._head_seen and job_id in self._claimed:
             return self._claimed[job_id]
-        row = self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        return None if row is None else next(iter(job_entries((row,), self.row_check)), None)
+        return next(iter(self._jobs("WHERE id = ?", job_id)), None)
 
     def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]:
         claimed = self._claimed if self._head_seen else {}
         known = [claimed[job_id] for job_id in job_ids if job_id in claimed]
         sought = [(job_id,) for job_id in job_ids if job_id not in claimed]
-        rows = self._many(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id = ?", sought)
+        rows = self._many(f"SELECT {self._columns} FROM jobs WHERE id = ?", sought)
         return known + job_entries(rows, self.row_check)
 
     def put_jobs(self, entries: Sequence[JobEntry]) -> None:
@@ -113,8 +122,7 @@ class JobStatements(LockStatements):
             where += " AND id < ?" if wanted.newest_first else " AND id > ?"
             values.append(wanted.beyond)
         order = "DESC" if wanted.newest_first else "ASC"
-        rows = self._sql(f"SELECT {JOB_COLUMNS} FROM jobs {where} ORDER BY id {order} LIMIT ?", (*values, limit))
-        return job_entries(rows, self.row_check)
+        return self._jobs(f"{where} ORDER BY id {order} LIMIT ?", *values, limit)
 
     def each_job(self) -> Iterator[JobEntry]:
         for row in self._sql(f"SELECT {JOB_COLUMNS} FROM jobs ORDER BY id"):
@@ -128,7 +136,7 @@ class JobStatements(LockStatements):
         return [row[0] for row in self._sql("SELECT id FROM jobs WHERE last > ?", (hlc,))]
 
     def jobs_by_unique_key(self, key: str) -> list[JobEntry]:
-        return job_entries(self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE unique_key = ?", (key,)), self.row_check)
+        return self._jobs("WHERE unique_key = ?", key)
 
     def open_offers(self, reason: int) -> int:
         return int(
@@ -207,8 +215,9 @@ class JobStatements(LockStatements):
         if place is not None:
             beyond = "AND j.priority <= ? AND (j.priority < ? OR j.scheduled > ?)"
             values = (place[0], *place)
+        columns = READY_COLUMNS if self.row_check is None else CHECKED_READY_COLUMNS
         rows = self._sql(
-            f"""SELECT {_JOB_OF_J}, ops.body FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
+            f"""SELECT {columns} FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
                 WHERE j.stage = 0 AND j.kind = ? {beyond} {among} ORDER BY j.priority DESC, j.scheduled LIMIT ?""",
             (kind, *values, limit),
         )
@@ -237,16 +246,14 @@ class JobStatements(LockStatements):
         return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = ?", kind))
 
     def claimed(self) -> list[JobEntry]:
-        return job_entries(self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE stage = 3"), self.row_check)
+        return self._jobs("WHERE stage = 3")
 
     def take_claimed(self, node: bytes) -> list[JobEntry]:
         self.lock_subjects(())
-        rows = self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE stage = 3 AND claimer = ?", (node,))
-        return job_entries(rows, self.row_check)
+        return self._jobs("WHERE stage = 3 AND claimer = ?", node)
 
     def overdue(self, now: int, limit: int) -> list[JobEntry]:
-        rows = self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE stage = 3 AND deadline < ? LIMIT ?", (now, limit))
-        return job_entries(rows, self.row_check)
+        return self._jobs("WHERE stage = 3 AND deadline < ? LIMIT ?", now, limit)
 
     def take_overdue(self, now: int, limit: int) -> list[JobEntry]:
         self.lock_subjects(())
@@ -254,8 +261,7 @@ class JobStatements(LockStatements):
 
     def take_unbegun(self, now: int, limit: int) -> list[JobEntry]:
         self.lock_subjects(())
-        rows = self._sql(f"SELECT {JOB_COLUMNS} FROM jobs WHERE begin_by < ? ORDER BY begin_by LIMIT ?", (now, limit))
-        return job_entries(rows, self.row_check)
+        return self._jobs("WHERE begin_by < ? ORDER BY begin_by LIMIT ?", now, limit)
 
     def next_begin_by(self) -> int | None:
         return self._one("SELECT min(begin_by) FROM jobs WHERE begin_by IS NOT NULL")  # type: ignore[no-any-return]
@@ -263,7 +269,7 @@ class JobStatements(LockStatements):
     def blocked(self, limit: int, after: JobEntry | None = None) -> list[JobEntry]:
         where = f"{_OF_STAGE[Stage.BLOCKED]} AND (kind, id) > (?, ?) ORDER BY kind, id LIMIT ?"
         seen = ("", b"") if after is None else (after.job.kind, after.job.id)
-        return job_entries(self._sql(f"SELECT {JOB_COLUMNS} FROM jobs {where}", (*seen, limit)), self.row_check)
+        return self._jobs(where, *seen, limit)
 
     def next_ready_at(self) -> int | None:
         return self._one("SELECT min(ready_at) FROM jobs WHERE stage = 1")  # type: ignore[no-any-return]
@@ -277,16 +283,20 @@ class JobStatements(LockStatements):
         return {*self.ready_kinds(), *(row[0] for row in claimed), *(row[0] for row in self._sql(resting))}
 
     def busy(self, kind: str, limit: int) -> list[JobEntry]:
-        rows = self._sql(
-            f"SELECT {JOB_COLUMNS} FROM jobs WHERE kind = ? AND (stage = 0 OR {_RESTING}) LIMIT ?", (kind, limit)
-        )
-        return job_entries(rows, self.row_check)
+        return self._jobs(f"WHERE kind = ? AND (stage = 0 OR {_RESTING}) LIMIT ?", kind, limit)
 
     def rate(self, kind: str) -> int:
         return self._one("SELECT due FROM rates WHERE kind = ?", kind) or 0
 
     def set_rate(self, kind: str, due: int) -> None:
         self._sql("REPLACE INTO rates VALUES (?, ?)", (kind, due))
+
+    @property
+    def _columns(self) -> str:
+        return JOB_COLUMNS if self.row_check is None else CHECKED_COLUMNS
+
+    def _jobs(self, tail: str, *values: Any) -> list[JobEntry]:
+        return job_entries(self._sql(f"SELECT {self._columns} FROM jobs {tail}", values), self.row_check)
 
 
 def _which(wanted: JobFilter) -> list[str]:

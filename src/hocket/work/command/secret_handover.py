@@ -25,7 +25,7 @@ from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.log import Transaction
-from hocket.log.store_check import sound_job
+from hocket.log.job_check import sound_job
 from hocket.store import Artifact, Session, Stage
 from hocket.work import artifacts
 from hocket.work.command.secrets import Handed, Secrets
