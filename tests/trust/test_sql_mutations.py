@@ -269,7 +269,7 @@ def play(directory: Path, seed: int, kind: str = "postgres") -> int:
 
 
 def play_states(directory: Path, seed: int, kind: str = "postgres") -> None:
-    """Only rows change that are copies of what ops say, so that the owner loses nothing, and only the database stops it."""
+    """Only rows change that are copies of what ops say, so the owner loses nothing, and only the database stops it."""
     rng = random.Random(seed)
     mesh = SharedMesh(directory, kind)
     done: list[str] = []
