@@ -408,6 +408,17 @@ def test_an_artifact_that_its_author_may_not_create_is_none(mesh: SharedMesh) ->
         assert session.artifact(row.id) is None
 
 
+# Settings.
+
+
+@pytest.mark.req("LW-48")
+@pytest.mark.parametrize("name", ["gaps", "gaps {node}"])
+def test_a_sharer_does_not_stop_the_check_that_ops_follow_each_other(mesh: SharedMesh, name: str) -> None:
+    key = name.format(node=mesh.owner.log.node.to_bytes(8, "big").hex())
+    mesh.sql("INSERT INTO meta (key, value) VALUES (?, ?)", key, b"1" * 33)
+    assert mesh.owner.log.run(lambda tx: tx.holds_everything)
+
+
 # What it costs, and what is told.
 
 

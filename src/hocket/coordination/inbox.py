@@ -267,7 +267,7 @@ def may_be_elsewhere(log: Log, session: Session) -> bool:
     """Whether another node may decide about messages to plain agents, and so know of some that this node does not."""
     latest = Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node)
     leader = log.permissions(session).leader(latest)
-    return session.meta(NEWCOMER) is not None if leader is None else leader != log.node
+    return session.own_meta(NEWCOMER) is not None if leader is None else leader != log.node
 
 
 async def claim_messages(

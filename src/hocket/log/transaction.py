@@ -68,9 +68,9 @@ BESIDE_PAYLOADS = frozenset(
 )
 PERMISSION_PAYLOADS = frozenset((*GrantRegister.payloads, *CoordinatorRegister.payloads, *RouteRegister.payloads))
 _NO_SUBJECT = (JOB, None)
-# The store's key for: this node has not always received every op.
+# The node's key for: this node has not always received every op.
 GAPS = "gaps"
-# The store's key for: this node joined a mesh that already existed, so that the mesh has a coordinator.
+# The node's key for: this node joined a mesh that already existed, so that the mesh has a coordinator.
 NEWCOMER = "newcomer"
 
 
@@ -322,7 +322,9 @@ class Transaction:
         """Whether another node decides here, and this node does not know yet which."""
         extensions = self._permissions_reader.rules.extensions
         has_arbiter = extensions is not None and extensions.arbiter
-        return has_arbiter and not self.projection.permissions.coordinators and self.session.meta(NEWCOMER) is not None
+        if not has_arbiter or self.projection.permissions.coordinators:
+            return False
+        return self.session.own_meta(NEWCOMER) is not None
 
     @cached_property
     def _other_arbiter(self) -> int | None:
@@ -378,7 +380,7 @@ class Transaction:
     def holds_everything(self) -> bool:
         """Whether this node may read every op, and always could, so that it holds all ops of every author."""
         authority = self.projection.permissions.authority
-        return authority.reads_everything(self.node, self.now) and self.session.meta(GAPS) is None
+        return authority.reads_everything(self.node, self.now) and self.session.own_meta(GAPS) is None
 
     def kind_of(self, payload: Payload) -> str | None:
         """The kind of the job that an op is about, if the job is known."""

@@ -495,7 +495,7 @@ def enter(log: Log, entry: Welcomed, trust: peers.Trust | None = None) -> None:
         for token in entry.tokens:
             if content_hash(token) not in known:
                 tx.author(DelegateUcan(content_hash(token), token))
-        tx.session.set_meta(NEWCOMER, b"1")
+        tx.session.set_own_meta(NEWCOMER, b"1")
         peers.add(tx.session, entry.address, tx.physical, node_id(entry.inviter), trust)
 
     log.run(request)

@@ -263,7 +263,7 @@ class PeerExchange:
         is_whole = outgoing.is_whole(log)
         with log.store.read() as session:
             reading = outgoing.reading(log, session)
-            own, has_gaps = own_frontier(session), session.meta(GAPS) is not None
+            own, has_gaps = own_frontier(session), session.own_meta(GAPS) is not None
             author = log.node.to_bytes(8, "big")
             is_news = session.node_meta(author, READING) != reading
         if is_news or (not is_whole and not has_gaps and len(own) > 1):
@@ -274,7 +274,7 @@ class PeerExchange:
                         session.put_peer(peer._replace(pulled=encode_frontier({})))
                 session.set_node_meta(author, READING, reading)
                 if not is_whole and len(own) > 1:
-                    session.set_meta(GAPS, b"1")
+                    session.set_own_meta(GAPS, b"1")
                     has_gaps = True
         if not client.is_hocket:
             if self._environment.monotonic() - self._began > ANEW_S:

@@ -313,9 +313,11 @@ class Runtime:
         if self.home.made_user():
             tx.author(DesignateCoordinator(tx.node))
         elif began is None:
-            tx.session.set_meta(NEWCOMER, b"1")
+            tx.session.set_own_meta(NEWCOMER, b"1")
         else:
             check_sharing(tx.session, tx.node, tx.projection.permissions, tx.now)
+            if not tx.projection.permissions.coordinators:
+                tx.session.set_own_meta(NEWCOMER, b"1")
 
     @property
     def blobs(self) -> Blobs:
