@@ -6,8 +6,9 @@ import pytest
 import hocket.testing
 from hocket.errors import NotAuthorised, Usage
 from hocket.service import Principal, Service, jobs
-from hocket.service.jobs import JobQuery, OutcomeName, StateName
+from hocket.service.jobs import JobQuery, OutcomeName
 from hocket.work import view
+from hocket.work.job_states import JobState
 
 
 def done(ctx: hocket.Context) -> None:
@@ -51,7 +52,7 @@ def test_pages_of_one_outcome() -> None:
         rest = jobs.page(service, JobQuery(outcome=OutcomeName.failed, limit=50, before=first.next))
         found = [each.job_id for each in (*first.items, *rest.items)]
         assert found == sorted(bad, reverse=True) and rest.next is None
-        assert jobs.page(service, JobQuery(StateName.pending, OutcomeName.failed)).items == []
+        assert jobs.page(service, JobQuery(JobState.pending, OutcomeName.failed)).items == []
 
 
 def test_a_page_begins_at_a_job() -> None:
