@@ -48,7 +48,7 @@ def test_a_worker_can_fail_for_ci(hocket: Program) -> None:
     hocket.submit("test.fail")
     failed = hocket("work", "tasks.py", "--until-idle", "--fail", "--json", code=1)
     assert failed.json == {"succeeded": 0, "failed": 3, "handed_back": 0}
-    assert "hocket: 2 jobs failed; `hocket jobs --state failed` lists them" in failed.err
+    assert "2 jobs failed; `hocket jobs --state failed` lists them" in failed.err
     assert "--fail is for --until-idle" in hocket("work", "tasks.py", "--fail", code=2).sentence
 
 
@@ -72,7 +72,7 @@ def completed(hocket: Program, *words: str) -> list[str]:
 
 def test_words_are_completed(hocket: Program) -> None:
     assert completed(hocket, "hocket", "jo") == ["jobs", "join"]
-    assert completed(hocket, "hocket", "jobs", "--outc") == ["--outcome"]
+    assert completed(hocket, "hocket", "jobs", "--sta") == ["--state"]
     assert completed(hocket, "hocket", "git", "ver") == ["verify"]
 
 

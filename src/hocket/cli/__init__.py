@@ -35,13 +35,13 @@ def main(arguments: list[str] | None = None) -> "NoReturn":
     sys.exit(code)
 
 
-class _Answer:
+class _AnswerForm:
     """Whether the command was asked for JSON, known before its options are read: a bad option is an error, too."""
 
     is_json = False
 
 
-_answer = _Answer()
+_answer = _AnswerForm()
 
 
 def _run(arguments: list[str]) -> int:
