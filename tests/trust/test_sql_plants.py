@@ -9,8 +9,19 @@ import pytest
 
 from hocket.kernel.ids import content_hash
 from hocket.kernel.policy import Policy, encode_policy
-from hocket.log import artifact_check, checked_registers, job_projector, permissions, state_check, store_check
+from hocket.kernel.roster import Job
+from hocket.log import (
+    artifact_check,
+    checked_registers,
+    job_check,
+    job_projector,
+    permissions,
+    state_check,
+    store_check,
+)
+from hocket.store import JobEntry, Stage
 from hocket.work import authorship
+from tests.trust import test_sql_job_rows as rows
 from tests.trust import test_sql_sharer as attacks
 from tests.trust import test_sql_states as states
 from tests.trust.sharer import SharedMesh
@@ -30,23 +41,45 @@ def columns_are_believed(patch: pytest.MonkeyPatch) -> None:
 
 
 def job_rows_are_believed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(store_check, "_schedule_fault", lambda job, op: None)
+    def believe(self: job_check.JobCheck, session: Any, job: Job, op: Any, permissions: Any, faults: Any) -> None:
+        self.enter(JobEntry(job, Stage.READY, None))
+
+    patch.setattr(job_check.JobCheck, "_judge_new", believe)
 
 
 def submitters_are_believed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(store_check.StoreCheck, "_unauthorised", lambda self, *args: None)
+    patch.setattr(job_check.JobCheck, "_unauthorised", lambda self, *args: None)
 
 
 def claims_are_believed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(store_check.StoreCheck, "_claim_fault", lambda self, *args: None)
+    patch.setattr(job_check.JobCheck, "_claim_fault", lambda self, *args: None)
 
 
 def claimers_need_no_grant(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(store_check.StoreCheck, "_is_claim", lambda self, *args: True)
+    patch.setattr(job_check, "_is_claim", lambda *args: True)
+    patch.setattr(job_check, "_late_fault", lambda session, job: None)
 
 
 def entries_are_believed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(job_projector.JobProjector, "sound", lambda self, entries: entries)
+
+
+def late_ops_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
+    knows = job_check.JobCheck.knows
+    patch.setattr(job_check.JobCheck, "knows", lambda self, entry: knows(self, entry._replace(other_last=None)))
+
+
+def stages_are_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(job_projector.JobProjector, "is_blocked", lambda self, job: False)
+
+
+def dependents_are_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Policy, "dependencies", lambda self: AnyJob())
+
+
+class AnyJob(tuple[bytes, ...]):
+    def __contains__(self, job_id: object) -> bool:
+        return True
 
 
 def keys_are_believed(patch: pytest.MonkeyPatch) -> None:
@@ -139,6 +172,12 @@ PLANTS: list[tuple[Plant, Attack]] = [
     (claims_are_believed, attacks.test_a_claim_is_its_claimers_op),
     (claimers_need_no_grant, attacks.test_a_claim_is_its_claimers_op),
     (entries_are_believed, attacks.test_the_sharer_claims_no_job_by_another_kind),
+    (entries_are_believed, lambda mesh: rows.test_a_finished_job_that_is_put_back_does_not_run_again(mesh, False)),
+    (entries_are_believed, rows.test_no_two_runs_share_a_fence),
+    (entries_are_believed, rows.test_a_lease_does_not_end_because_its_row_says_so),
+    (late_ops_are_not_looked_for, rows.test_a_claim_that_has_ended_and_is_put_back_completes_nothing),
+    (stages_are_believed, rows.test_a_blocked_job_does_not_run_because_its_row_says_ready),
+    (dependents_are_believed, rows.test_only_jobs_that_come_after_a_lost_one_are_cancelled_with_it),
     (keys_are_believed, attacks.test_a_node_has_the_key_of_its_delegation),
     (routes_are_believed, attacks.test_a_kind_goes_where_an_owner_has_routed_it),
     (states_are_believed, attacks.test_the_options_of_a_kind_are_those_of_its_definition),
