@@ -11,7 +11,7 @@ import msgspec
 
 from hocket.kernel.canonical import canonical_json, canonical_plain
 from hocket.kernel.clock import parse_hlc
-from hocket.kernel.decoding import json_decoder
+from hocket.kernel.decoding import convert, json_decoder
 from hocket.kernel.execution import Charged, Cost, Count, Execution, Output, Resources, RunnerProgram, Stream
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.intoto import PAYLOAD_TYPE, PREDICATE_TYPE, enclose, moment_text, signing_bytes, statement
@@ -235,7 +235,7 @@ def check_dsse(raw: bytes, content_id: bytes | None = None, worker: bytes | None
         proven = bytes.fromhex(job["digest"]["blake3"])
         proof = said["predicate"]["runDetails"]["byproducts"][0]["annotations"]
         argv = said["predicate"]["buildDefinition"]["externalParameters"]["argv"]
-        told = msgspec.convert({"worker": b"", "content_id": b"", "argv": argv, **proof}, Attestation)
+        told = convert({"worker": b"", "content_id": b"", "argv": argv, **proof}, Attestation)
         is_ours = said["predicateType"] == PREDICATE_TYPE and job["name"] == "job" and len(proven) == len(key)
     except (KeyError, IndexError, TypeError, ValueError, msgspec.MsgspecError) as error:
         raise BadProof(f"the statement is not one of a Hocket proof: {error}") from None
