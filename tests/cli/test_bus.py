@@ -62,7 +62,7 @@ def test_a_bad_address_is_one_sentence(hocket: Program) -> None:
     url = "nats://me:SECRET@h:0"
     said = hocket("work", "tasks.py", "--until-idle", "--bus", url, code=2).sentence
     assert said.startswith("bad --bus: ") and "SECRET" not in said
-    assert "bad HOCKET_BUS" in hocket("doctor", environment={BUS: url}, code=1).out
+    assert "bad HOCKET_BUS" in hocket("doctor", environment={BUS: url}, code=2).err
     said = hocket("serve", "--port", "0", environment={BUS: url}, code=2).sentence
     assert said.startswith(f"bad {BUS}: ") and "SECRET" not in said
 
