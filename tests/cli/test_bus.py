@@ -1,6 +1,7 @@
 """`--bus` and `hocket status`: a server that is there, one that is not, one that refuses, and bad addresses."""
 
 import re
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from hocket.node.variables import BUS, BUS_CREDENTIALS
 from tests.bus.nats_server import NatsServer, free_port
-from tests.cli.conftest import PATIENCE_S, Program, until
+from tests.cli.conftest import PATIENCE_S, TASKS, Program, until
 
 
 def bus_of(hocket: Program, *, is_connected: bool) -> dict[str, object]:
@@ -61,7 +62,7 @@ def test_a_bad_address_is_one_sentence(hocket: Program) -> None:
     url = "nats://me:SECRET@h:0"
     said = hocket("work", "tasks.py", "--until-idle", "--bus", url, code=2).sentence
     assert said.startswith("bad --bus: ") and "SECRET" not in said
-    assert "bad HOCKET_BUS" in hocket("doctor", environment={BUS: url}, code=1).out
+    assert "bad HOCKET_BUS" in hocket("doctor", environment={BUS: url}, code=2).err
     said = hocket("serve", "--port", "0", environment={BUS: url}, code=2).sentence
     assert said.startswith(f"bad {BUS}: ") and "SECRET" not in said
 
@@ -78,3 +79,24 @@ def test_crash_logs_have_no_password_of_a_bus() -> None:
         "nats://me:SECRET@a:1,tls://me:SE@CRET@b and SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY"
     )
     assert said == "nats://[removed]@a:1,tls://[removed]@b and [removed]"
+
+
+@pytest.mark.req("GR-05")
+def test_a_result_is_published_on_the_topic_of_its_kind(tmp_path: Path) -> None:
+    """A plain subscriber of NATS hears of a job when it is ready and when it has ended."""
+    (tmp_path / "tasks.py").write_text(TASKS)
+    with NatsServer(tmp_path) as nats, socket.create_connection(("127.0.0.1", nats.port), PATIENCE_S) as listener:
+        listener.sendall(b'CONNECT {"verbose":false}\r\nSUB hocket.*.results.> 1\r\nPING\r\n')
+        hocket, heard = Program(tmp_path / "home"), b""
+        hocket("init", code=0)
+        (hocket.home / "config.toml").write_text(f'[bus]\nurl = "{nats.url}"\n')
+        server = hocket.start("serve", "--port", "0", "--json")
+        assert server.stdout is not None and server.stdout.readline()
+        job_id = hocket.submit("test.echo", '{"n": 1}')
+        hocket("work", "tasks.py", "--until-idle", code=0)
+        while f"{job_id} succeeded".encode() not in heard:
+            received = listener.recv(65536)
+            assert received, heard
+            heard += received
+        assert b".results.test.echo " in heard
+        hocket.end_started()

@@ -2,6 +2,9 @@
 and its proof.
 """
 
+import base64
+import hashlib
+import json
 import os
 import signal
 import socket
@@ -79,6 +82,9 @@ def test_inputs_go_in_and_outputs_come_out(run: Program, tmp_path: Path) -> None
     run("artifacts", "get", made["artifact_id"], "-o", tmp_path / "sorted", code=0)
     assert (tmp_path / "sorted").read_text() == "a\nb\n"
     shown = run("proof", "verify", job(run), "--offline", code=0)
+    statement = json.loads(base64.b64decode(json.loads(run("proof", "export", job(run), code=0).out)["payload"]))
+    (subject,) = [each for each in statement["subject"] if each["name"] == "made/sorted"]
+    assert subject["digest"]["sha256"] == hashlib.sha256(b"a\nb\n").hexdigest()
 
 
 def test_a_command_sees_its_own_environment_only(run: Program) -> None:

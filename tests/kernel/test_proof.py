@@ -493,3 +493,16 @@ def test_in_totos_own_packages_find_a_changed_byte(data: st.DataObject) -> None:
 def test_the_text_forms_of_keys_are_those_of_the_trailers() -> None:
     kept = msgspec.json.decode(encode_proof(PROOF))
     assert kept["worker"] == key_text(KEY.public) and kept["signature"] == key_text(PROOF.signature)
+
+
+@pytest.mark.req("GT-12")
+def test_outputs_have_a_sha256_for_the_tools_of_others() -> None:
+    outputs = (Output("dist/a.txt", b"a" * 32, 17, b"s" * 32), Output("b", b"b" * 32, 0))
+    made = prove(replace(EXECUTION, outputs=outputs), KEY)
+    assert check(decode_proof(encode_proof(made))).outputs == outputs
+    said = msgspec.json.decode(base64.b64decode(dsse(made)["payload"]))
+    assert [each["digest"].get("sha256") for each in said["subject"]] == [None, (b"s" * 32).hex(), None]
+    for bad in (b"AB" * 32, b"ab" * 31):
+        damaged = made.envelope.replace(b"73" * 32, bad)
+        with pytest.raises(BadProof, match="sha256"):
+            read_envelope(damaged)

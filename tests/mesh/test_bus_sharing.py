@@ -17,7 +17,7 @@ from hocket.mesh.bus_sharing import JOBS, BusSharing
 from hocket.mesh.presence import keep
 from hocket.node.message_bus import NodeMessages
 from hocket.store import WorkerRow
-from hocket.work import jobs
+from hocket.work import claiming, jobs
 from hocket.work.handlers import kind
 from hocket.work.serving import Serving, serving_text
 from tests.mesh.world import Place, until, world
@@ -160,5 +160,29 @@ def test_jobs_come_by_the_bus_without_the_hints_of_http(tmp_path: Path, monkeypa
                 (made,) = await a.node.run(lambda tx: jobs.submit(tx, [kind(KIND).draft({})]))
                 await until(lambda made=made: made.job_id in b.ids(), f"job {number}")
             assert a.services.messages is not None and b.services.messages is not None
+
+    asyncio.run(test())
+
+
+@pytest.mark.req("GR-05")
+def test_a_result_is_published_and_a_node_that_waits_for_it_is_woken(tmp_path: Path) -> None:
+    """The subject and the text are what another program would subscribe to and read."""
+
+    async def test() -> None:
+        async with sharing(tmp_path) as (a, b, woken, server):
+            queue = await MemoryMessages(server).subscribe(f"hocket.{a.log.user.replace(':', '%3A')}.results.>")
+            job = (await b.node.submit(KIND)).job_id
+            await b.exchanges.visit(a.address)
+            number = put_worker(a, "w1")
+            (claimed,) = (await a.node.run(lambda tx: claiming.claim(tx, number, 1, lambda kind: 60_000))).taken
+            del woken[:]
+            assert claimed.job.claim_op is not None
+            held = jobs.Held(claimed.job.id, claimed.job.claim_op)
+            await a.node.run(lambda tx: jobs.complete(tx, held, b'"done"', 1))
+            message = await queue.get(60.0)
+            assert message is not None and message.subject.endswith(".results.acme.render")
+            await until(lambda: (b.id, a.id) in woken)
+            await b.exchanges.visit(a.address)
+            assert b.runtime.show(job)["result"] == "done"
 
     asyncio.run(test())

@@ -1,19 +1,18 @@
 """`hocket git`: any git repository as a queue of commands, with claims, leases and proofs, and no server of ours."""
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli import git_trust
+from hocket.cli import git_hook, git_trust
 from hocket.cli.app import new_app
 from hocket.cli.files import read_file
+from hocket.cli.git_access import Repository, announce_elsewhere, home_here, now_ms, opened_plane
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
 from hocket.cli.output import ago, emit, fields, notice, on_terminal, progress, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_runtime, open_service, settings
+from hocket.cli.settings import HomeOption, JsonOption, open_runtime, open_service
 from hocket.errors import Failed, HocketError, NotAuthorised, Usage
 from hocket.kernel.plurals import counted
 
@@ -21,15 +20,15 @@ if TYPE_CHECKING:
     from hocket.gitplane.jobs import GitJob
     from hocket.gitplane.plane import Plane
     from hocket.gitplane.runs import GitRun
-    from hocket.node.home import Home
 
 CONCURRENCY_MAX = 1_000
 SHORT_ID_CHARS = 12
 
 app = new_app()
 app.add_typer(git_trust.app, name="trust")
+app.command()(git_hook.hook)
+app.command()(git_hook.received)
 
-Repository = Annotated[str, typer.Argument(metavar="REPO", help="A directory, or the address of a git repository.")]
 JobArgument = Annotated[
     str, typer.Argument(metavar="JOB", help="A content id, a unique beginning of one, or the ULID in its manifest.")
 ]
@@ -75,10 +74,10 @@ def submit(
 
     text = read_file(manifest, TEXT_BYTES_MAX)
     contents = [read_file(path, jobs.INPUTS_BYTES_MAX) for path in inputs or ()]
-    with _plane(repo) as plane:
-        made = (jobs.submit_again if again else jobs.submit)(plane, text, _now(), contents)
-    announce(_home().processes, made.content_id)
-    _announce_elsewhere(repo, made.content_id)
+    with opened_plane(repo) as plane:
+        made = (jobs.submit_again if again else jobs.submit)(plane, text, now_ms(), contents)
+    announce(home_here().processes, made.content_id)
+    announce_elsewhere(repo, made.content_id)
     content_id = hash_text(made.content_id)
     emit({"content_id": content_id, "commit": made.commit, "created": made.is_new})
     say(f"{'submitted' if made.is_new else 'already there'} {content_id}")
@@ -138,7 +137,7 @@ def work(
     start_logging(verbose, quiet, log_format)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime())
-        plane = stack.enter_context(_plane(repo))
+        plane = stack.enter_context(opened_plane(repo))
         fetch = fetch_for(runtime)
         commands = stack.enter_context(closing(runtime.commands(fetch, allow or (), allow_any, allow_env or ())))
         if commands.allowance.is_empty:
@@ -163,7 +162,7 @@ def work(
             finished=finished,
         )
         servers = bus_settings(runtime.home, bus)
-        stack.enter_context(hearing(runtime, servers, worker.wake, log_event))
+        stack.enter_context(hearing(runtime, servers, worker.wake, log_event, repo))
         with listening(runtime.bus, worker.wake), stopped_by_signals(worker.stop) as received:
             worker.run()
     say(f"done: {worker.succeeded} succeeded, {worker.failed} failed, {worker.lost} lost to other workers")
@@ -181,9 +180,9 @@ def list_jobs(repo: Repository, home: HomeOption = None, as_json: JsonOption = F
     from hocket.gitplane import jobs
     from hocket.kernel.ids import hash_text
 
-    with _plane(repo) as plane:
+    with opened_plane(repo) as plane:
         found = jobs.listing(plane)
-        now = _now()
+        now = now_ms()
         if hint := jobs.how_to_fetch(plane, found):
             notice(f"no jobs in {plane.where}: {hint}")
     emit([_brief(job) for job in found])
@@ -213,7 +212,7 @@ def show(repo: Repository, job: JobArgument, home: HomeOption = None, as_json: J
     from hocket.kernel.keys import key_text
     from hocket.kernel.manifest import manifest_json
 
-    with _plane(repo) as plane:
+    with opened_plane(repo) as plane:
         found = _find(plane, job)
         order = jobs.order_of(plane, found.refs)
         run = runs.read_run(plane, found)
@@ -308,7 +307,7 @@ def verify(
     from hocket.kernel.keys import key_text
 
     trusted = {parse_worker(each) for each in worker} if worker else _trusted()
-    with _plane(repo) as plane, progress("verifying") as bar:
+    with opened_plane(repo) as plane, progress("verifying") as bar:
         chosen = None if job is None else named(plane, job).content_id
         total = 1 if job is not None else len(group(plane.refs()))
         found = []
@@ -371,11 +370,11 @@ def abort(
     from hocket.gitplane import holding
     from hocket.kernel.ids import hash_text
 
-    with open_runtime() as runtime, _plane(repo) as plane:
+    with open_runtime() as runtime, opened_plane(repo) as plane:
         found = _find(plane, job)
         name = f"abort-{os.getpid()}"
         me = holding.GitWorkerKey(runtime.home.node_key(), name, holding.LEASE_S_DEFAULT, os.urandom)
-        commit = holding.abort(plane, found.refs.content_id, me, _now(), reason)
+        commit = holding.abort(plane, found.refs.content_id, me, now_ms(), reason)
     emit({"content_id": hash_text(found.refs.content_id), "commit": commit})
     say(f"aborted {hash_text(found.refs.content_id)}")
 
@@ -399,57 +398,17 @@ def gc(
 
     age_s = seconds(older, "--older")
     assert age_s is not None
-    with _plane(repo) as plane:
-        gone = jobs.clear(plane, _now() - int(age_s * 1000))
+    with opened_plane(repo) as plane:
+        gone = jobs.clear(plane, now_ms() - int(age_s * 1000))
     emit([hash_text(each) for each in gone])
     say(f"removed {counted(len(gone), 'job')}")
-
-
-@contextmanager
-def _plane(repo: str) -> "Iterator[Plane]":
-    """Opens the repository. Reading it needs no home; without one, objects from a remote are not cached."""
-    import tempfile
-
-    from hocket.gitplane.opening import open_plane
-
-    home = _home()
-    with ExitStack() as stack:
-        if home.is_complete():
-            cache = home.git_cache
-        else:
-            cache = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hocket-git-")))
-        yield stack.enter_context(closing(open_plane(repo, cache, os.environ)))
-
-
-def _announce_elsewhere(repo: str, content_id: bytes) -> None:
-    """Wakes the git workers on other machines, if this machine has a home."""
-    home = _home()
-    if not home.processes.is_dir():
-        return
-    from hocket.node.bus_settings import bus_settings
-    from hocket.node.git_announcements import announce, note_submitted
-
-    servers = bus_settings(home)
-    with open_runtime() as runtime:
-        note_submitted(runtime, repo, content_id, _now())
-        if not announce(runtime, servers, content_id):
-            notice(
-                f"the bus {servers} did not take the announcement; a server or a worker of this home repeats it, and"
-                " workers find the job when they list the refs"
-            )
-
-
-def _home() -> "Home":
-    from hocket.node.home import Home, default_home
-
-    return Home(settings.home or default_home())
 
 
 def _trusted() -> set[bytes]:
     """The keys that this home trusts; none if the home is missing or unreadable, since verifying needs no home."""
     from hocket.service import git_keys
 
-    if not _home().is_complete():
+    if not home_here().is_complete():
         return set()
     try:
         with open_service() as service:
@@ -481,9 +440,3 @@ def _brief(job: "GitJob") -> dict[str, Any]:
         "fence": None if job.claim is None else job.claim.fence,
         "proof": None if job.result is None else hash_text(job.result.proof),
     }
-
-
-def _now() -> int:
-    import time
-
-    return time.time_ns() // 1_000_000

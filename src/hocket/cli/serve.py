@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hocket.cancelling import end_tasks
 from hocket.cli.app import new_app
 from hocket.cli.log_lines import start_logging
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
@@ -18,12 +19,14 @@ from hocket.cli.output import emit, fields
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime
 from hocket.cli.tempo_policy import PolicyOption, needed_policy
 from hocket.errors import Usage
+from hocket.events import Emit
 from hocket.work.event_logging import log_event, logged
 
 if TYPE_CHECKING:
     from hocket.kernel.beats.policy import TempoPolicy
     from hocket.mesh.gate import Gate
     from hocket.node.bus_settings import BusSettings
+    from hocket.node.node import Node
     from hocket.node.runtime import Runtime
     from hocket.server.running import Server
 
@@ -55,6 +58,12 @@ def serve(
         ),
     ] = None,
     announce: Annotated[bool, typer.Option("--announce", help="Announce this server on the local network.")] = False,
+    git: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--git", metavar="REPO", help="Announce jobs that are pushed to this repository; may be repeated."
+        ),
+    ] = None,
     openai: Annotated[
         str | None,
         typer.Option("--openai", metavar="KIND", help="Answer OpenAI's /v1/chat/completions with jobs of this kind."),
@@ -102,7 +111,9 @@ def serve(
             raise Usage("--policy is for --pulse; give both, or neither")
         beats = needed_policy(runtime.home, policy) if pulse else None
         servers = bus_settings(runtime.home, bus)
-        asyncio.run(_serve(runtime, host, port, known, cert, key, proxy or [], announce, servers, openai, beats))
+        asyncio.run(
+            _serve(runtime, host, port, known, cert, key, proxy or [], announce, servers, openai, beats, git or [])
+        )
 
 
 async def _serve(
@@ -117,6 +128,7 @@ async def _serve(
     servers: "BusSettings | None",
     openai: str | None,
     policy: "TempoPolicy | None",
+    repositories: list[str],
 ) -> None:
     from hocket.node.node import Node
     from hocket.node.servers import announce_server
@@ -155,6 +167,7 @@ async def _serve(
             keeping = asyncio.create_task(
                 supervised("the exchange with peers", lambda: services.loop().run(), emit, node.environment)
             )
+            watching = [asyncio.create_task(_watched(node, each, emit)) for each in repositories]
             try:
                 await node.call(lambda: peers.note_address(Service(runtime), told))
                 name, now_ms = node.environment.name("server"), node.environment.physical_ms()
@@ -164,8 +177,7 @@ async def _serve(
                         _say(runtime, told, server)
                         await ended.wait()
             finally:
-                keeping.cancel()
-                await asyncio.wait([keeping])
+                await end_tasks([keeping, *watching])
                 await server.stop()
                 await node.call(api.close)
         _report(gate)
@@ -175,6 +187,14 @@ async def _serve(
         raise Usage(f"serving needs {error.name}; install hocket[server]") from None
     finally:
         await node.finish()
+
+
+async def _watched(node: "Node", repository: str, emit: Emit) -> None:
+    from hocket.node.git_watch import GitWatch
+    from hocket.work.supervision import supervised
+
+    watch = GitWatch(node.runtime.home, node.log.user, node.message_bus, node.environment, repository)
+    await supervised(f"watching {repository}", watch.run, emit, node.environment)
 
 
 def _say(runtime: "Runtime", address: str, server: "Server") -> None:

@@ -66,6 +66,13 @@ class JobRefs(NamedTuple):
     def name(self, part: str) -> str:
         return f"{ROOT}{self.content_id.hex()}/{part}"
 
+    @property
+    def is_unclaimed(self) -> bool:
+        """Whether the job is there, and no worker has claimed it yet."""
+        if self.job is None or self.claims or self.others:
+            return False
+        return self.claim is None and self.result is None and self.abort is None
+
     def of_worker(self, worker: bytes) -> str:
         return self.name(f"claims/{worker.hex()}")
 
@@ -240,9 +247,7 @@ def _with_manifests(plane: Plane, found: list[GitJob]) -> list[GitJob]:
 def is_unclaimed(plane: Plane, job: bytes) -> bool:
     """Whether the job is there, and no worker has claimed it yet."""
     refs = group(plane.refs(f"{ROOT}{job.hex()}/")).get(job)
-    if refs is None or refs.job is None or refs.claims or refs.others:
-        return False
-    return refs.claim is None and refs.result is None and refs.abort is None
+    return refs is not None and refs.is_unclaimed
 
 
 def describe(plane: Plane, jobs: Iterable[JobRefs]) -> list[GitJob]:

@@ -23,11 +23,14 @@ SPAN_SLACK_MS = 60_000
 
 
 class Output(msgspec.Struct, frozen=True):
-    """An output file of the command; the path is relative to the job's directory."""
+    """An output file of the command; the path is relative to the job's directory. `sha256` is for the tools of others,
+    which know no BLAKE3; earlier proofs have none.
+    """
 
     path: str
     hash: bytes
     size: int
+    sha256: bytes | None = None
 
 
 class Stream(msgspec.Struct, frozen=True):

@@ -22,7 +22,9 @@ def statement(execution: Execution, envelope_digest: bytes, worker: bytes) -> by
     """The statement's bytes. Its subjects are the job, by its content id, and then the outputs by their paths."""
     subjects = [_resource("job", execution.content_id)]
     # `job` names the job, so a file of the same name gets another path to it.
-    subjects += [_resource("./job" if each.path == "job" else each.path, each.hash) for each in execution.outputs]
+    subjects += [
+        _resource("./job" if each.path == "job" else each.path, each.hash, each.sha256) for each in execution.outputs
+    ]
     streams = (("stdout", execution.stdout), ("stderr", execution.stderr))
     ended = {"exit_code": execution.exit_code, "signal": execution.signal, "timed_out": execution.timed_out}
     return canonical_plain(
@@ -57,8 +59,9 @@ def statement(execution: Execution, envelope_digest: bytes, worker: bytes) -> by
     )
 
 
-def _resource(name: str, digest: bytes) -> dict[str, Any]:
-    return {"name": name, "digest": {"blake3": digest.hex()}}
+def _resource(name: str, digest: bytes, sha256: bytes | None = None) -> dict[str, Any]:
+    others = {} if sha256 is None else {"sha256": sha256.hex()}
+    return {"name": name, "digest": {"blake3": digest.hex()} | others}
 
 
 def moment_text(ms: int) -> str:

@@ -11,7 +11,7 @@ import msgspec
 
 from hocket.kernel.canonical import canonical_json, canonical_plain
 from hocket.kernel.clock import parse_hlc
-from hocket.kernel.decoding import json_decoder
+from hocket.kernel.decoding import convert, json_decoder
 from hocket.kernel.execution import Charged, Cost, Count, Execution, Output, Resources, RunnerProgram, Stream
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.intoto import PAYLOAD_TYPE, PREDICATE_TYPE, enclose, moment_text, signing_bytes, statement
@@ -23,6 +23,7 @@ _FORMAT = "hocket proof 1"
 _DOMAIN = b"hocket proof 1\0"
 _MOMENT_CHARS = len("2025-11-15T08:09:53.123Z")
 _HASH = re.compile("blake3:([0-9a-f]{64})")
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 Words = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
@@ -81,6 +82,7 @@ class _Run(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="ru
     stdout: _Stream | None
     stderr: _Stream | None
     charge: _Charge | None = None
+    sha256: dict[str, str] = {}
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
@@ -150,7 +152,7 @@ def _read(raw: bytes) -> Execution:
         started_at_ms=_moment("started_at", found.started_at),
         finished_at_ms=_moment("finished_at", found.finished_at),
         inputs=tuple(_hash("inputs", each) for each in run.inputs),
-        outputs=tuple(map(_output, found.outputs[:-1])),
+        outputs=tuple(_output(each, run.sha256) for each in found.outputs[:-1]),
         resources=run.resources,
         fence=run.fence,
         job=run.job,
@@ -235,7 +237,7 @@ def check_dsse(raw: bytes, content_id: bytes | None = None, worker: bytes | None
         proven = bytes.fromhex(job["digest"]["blake3"])
         proof = said["predicate"]["runDetails"]["byproducts"][0]["annotations"]
         argv = said["predicate"]["buildDefinition"]["externalParameters"]["argv"]
-        told = msgspec.convert({"worker": b"", "content_id": b"", "argv": argv, **proof}, Attestation)
+        told = convert({"worker": b"", "content_id": b"", "argv": argv, **proof}, Attestation)
         is_ours = said["predicateType"] == PREDICATE_TYPE and job["name"] == "job" and len(proven) == len(key)
     except (KeyError, IndexError, TypeError, ValueError, msgspec.MsgspecError) as error:
         raise BadProof(f"the statement is not one of a Hocket proof: {error}") from None
@@ -312,6 +314,8 @@ def _as_json(execution: Execution) -> dict[str, Any]:
         "stdout": _stream_json(execution.stdout),
         "stderr": _stream_json(execution.stderr),
     }
+    if others := {each.path: each.sha256.hex() for each in execution.outputs if each.sha256 is not None}:
+        run["sha256"] = msgspec.Raw(canonical_json(others))
     if (charge := execution.charge) is not None:
         priced = {
             "cost": charge.cost,
@@ -364,10 +368,13 @@ def _moment(field: str, text: str) -> int:
         raise BadProof(f"{field}: {text[:80]!r} is not a UTC time with milliseconds") from None
 
 
-def _output(found: _Pointer | _Run) -> Output:
+def _output(found: _Pointer | _Run, others: dict[str, str]) -> Output:
     if not isinstance(found, _Pointer) or found.algo != "blake3":
         raise BadProof("an output is not a pointer with a BLAKE3 hash")
-    return Output(found.path, _hash("outputs", found.hash), found.size)
+    other = others.get(found.path)
+    if other is not None and _SHA256.fullmatch(other) is None:
+        raise BadProof(f"sha256: {other[:80]!r} is not a SHA-256 hash")
+    return Output(found.path, _hash("outputs", found.hash), found.size, None if other is None else bytes.fromhex(other))
 
 
 def _stream(field: str, found: _Stream | None) -> Stream | None:

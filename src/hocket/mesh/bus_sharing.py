@@ -1,21 +1,23 @@
 """What the process that syncs a node tells others over the bus, and hears from them: presence, so that ranks change
-when a worker comes or goes, and `jobs.<kind>`, which says that a job is ready, so that others fetch it at once. Both go
-over HTTP as well, only later; nothing depends on the bus.
+when a worker comes or goes; `jobs.<kind>`, which says that a job is ready, so that others fetch it at once; and
+`results.<kind>`, which says that a job has ended, so that a node that waits for it fetches the result at once. All of
+this goes over HTTP as well, only later; nothing depends on the bus.
 """
 
 import asyncio
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 
 import msgspec
 
-from hocket.bus.changes import ANYTHING
+from hocket.bus.changes import ANYTHING, about
 from hocket.bus.messages import MessageBus
 from hocket.bus.subject_names import subject_name, subject_pattern
 from hocket.coordination.presence import NodePresence, NodeSaid, own_presence, read_presence, said_text
 from hocket.kernel.decoding import decode_json
-from hocket.kernel.ids import node_text, ulid_text
+from hocket.kernel.ids import node_text, parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
+from hocket.kernel.subjects import JOB
 from hocket.mesh import peers
 from hocket.mesh.presence import keep
 from hocket.mesh.wire import look
@@ -25,7 +27,7 @@ from hocket.work.liveness import BEAT_S
 from hocket.work.node_access import NodeAccess
 from hocket.work.serving import Serving, read_serving, serving_text
 
-JOBS, PRESENCE = "jobs", "presence"
+JOBS, PRESENCE, RESULTS = "jobs", "presence", "results"
 # How often a node looks whether it has something else to say about its workers.
 LOOK_S = 1.0
 # Presence that comes within this time is stored together: the first if some of it is new, the second if not.
@@ -38,6 +40,7 @@ ANSWERING_MAX = 64
 # The most urgent ready jobs of a kind that are announced after a change, and announced jobs that are remembered.
 ANNOUNCED_AT_ONCE = 64
 REMEMBERED_MAX = 10_000
+ULID_CHARS = 26
 # Announcements of a node within this time are one reason to look.
 WOKEN_S = 0.005
 WAIT_S = 60.0
@@ -55,12 +58,15 @@ class BusSharing:
         self._told_at = -BEAT_S
         self._met: dict[int, str] = {}
         self._announced: dict[tuple[bytes, int], None] = {}
+        self._reported: dict[tuple[bytes, int], None] = {}
         self._waking: dict[int, asyncio.TimerHandle] = {}
 
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for part in (self._tell_presence, self._hear_presence, self._announce, self._hear_jobs):
+                    tasks.create_task(part())
+                for part in (self._announce_results, self._hear_results):
                     tasks.create_task(part())
         finally:
             for handle in self._waking.values():
@@ -162,6 +168,45 @@ class BusSharing:
                 if message is not None and message.at is not None and message.at.node != self._access.log.node:
                     self._wake(message.at.node)
 
+    # Results.
+
+    async def _announce_results(self) -> None:
+        with closing(self._access.listen(about(JOB))) as changes:
+            while True:
+                touched = [key for family, key in (await changes.wait(WAIT_S)).subjects if family == JOB and key]
+                if not touched:
+                    continue
+                ended = await self._access.read(lambda session, touched=touched: self._ended(session, touched))  # type: ignore[misc]
+                for kind, job_id, outcome in ended:
+                    with suppress(Malformed):
+                        subject = subject_name(self._cluster, RESULTS, kind)
+                        await self._messages.publish(subject, f"{ulid_text(job_id)} {outcome}".encode())
+
+    def _ended(self, session: Session, touched: Sequence[bytes]) -> list[tuple[str, bytes, str]]:
+        """The jobs among these that have ended, by a decision of this node, and that it has not announced yet."""
+        log, found = self._access.log, []
+        for job_id in touched:
+            entry = session.job(job_id)
+            if entry is None or entry.job.outcome is None or entry.job.last.node != log.node:
+                continue
+            if (job_id, entry.job.fence) not in self._reported:
+                if len(self._reported) >= REMEMBERED_MAX:
+                    del self._reported[next(iter(self._reported))]
+                self._reported[job_id, entry.job.fence] = None
+                found.append((entry.job.kind, job_id, entry.job.outcome.name.lower()))
+        return found
+
+    async def _hear_results(self) -> None:
+        with closing(await self._messages.subscribe(subject_pattern(self._cluster, RESULTS))) as queue:
+            while True:
+                message = await queue.get(WAIT_S)
+                if message is None or message.at is None or message.at.node == self._access.log.node:
+                    continue
+                with suppress(ValueError):
+                    job_id = parse_ulid(message.data[:ULID_CHARS].decode("ascii"))
+                    if await look(self._access, lambda session, job_id=job_id: _is_unended(session, job_id)):  # type: ignore[misc]
+                        self._wake(message.at.node)
+
     def _wake(self, node: int) -> None:
         if node not in self._waking:
             self._waking[node] = asyncio.get_running_loop().call_later(WOKEN_S, self._wake_now, node)
@@ -169,3 +214,9 @@ class BusSharing:
     def _wake_now(self, node: int) -> None:
         del self._waking[node]
         self._woken(node)
+
+
+def _is_unended(session: Session, job_id: bytes) -> bool:
+    """Whether this node knows the job, and not yet that it has ended."""
+    entry = session.job(job_id)
+    return entry is not None and entry.job.outcome is None

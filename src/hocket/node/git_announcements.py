@@ -13,6 +13,7 @@ from hocket.cancelling import end_tasks
 from hocket.events import Emit, ignore
 from hocket.node.bus_settings import BusSettings
 from hocket.node.git_announcing import AGAIN, ANNOUNCE_S, announce_pending, pending_subject
+from hocket.node.git_watch import GitWatch
 from hocket.node.local_node import LocalNode
 from hocket.node.pending_git_jobs import PendingGitJobs
 from hocket.node.runtime import Runtime
@@ -44,9 +45,15 @@ def note_submitted(runtime: Runtime, repository: str, content_id: bytes, now_ms:
 
 
 @contextmanager
-def hearing(runtime: Runtime, settings: BusSettings | None, heard: Callable[[], None], emit: Emit) -> Iterator[None]:
+def hearing(
+    runtime: Runtime,
+    settings: BusSettings | None,
+    heard: Callable[[], None],
+    emit: Emit,
+    repository: str | None = None,
+) -> Iterator[None]:
     """Calls `heard`, in a thread of its own, when a job has been announced lately or is now. Without settings it hears
-    what the other processes of this home carry.
+    what the other processes of this home carry. Announces what is pushed to the `repository`.
     """
     is_over = threading.Event()
 
@@ -60,11 +67,15 @@ def hearing(runtime: Runtime, settings: BusSettings | None, heard: Callable[[], 
 
     async def run() -> None:
         node = LocalNode(runtime)
-        task = asyncio.create_task(supervised("announcing git jobs", node.announce_git_jobs, emit, node.environment))
+        tasks = [asyncio.create_task(supervised("announcing git jobs", node.announce_git_jobs, emit, node.environment))]
+        if repository is not None:
+            bus = lambda: node.message_bus(emit, settings)  # noqa: E731
+            watch = GitWatch(runtime.home, runtime.log.user, bus, node.environment, repository)
+            tasks.append(asyncio.create_task(supervised(f"watching {repository}", watch.run, emit, node.environment)))
         try:
             await listen(node)
         finally:
-            await end_tasks([task])
+            await end_tasks(tasks)
             await node.finish()
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), name="hocket-git-bus", daemon=True)

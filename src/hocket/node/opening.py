@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hocket.events import ignore
 from hocket.node.delivery import Delivery
 from hocket.node.kept_requests import send_kept_if_in_touch
 from hocket.node.node import Node, SyncNode
@@ -80,8 +81,12 @@ def delivery(runtime: Runtime, warn: Callable[[str], None] = _LOG.warning) -> De
 
     @asynccontextmanager
     async def connected() -> "AsyncIterator[MeshServices]":
+        from hocket.node.bus_settings import bus_settings
+
         node = Node(runtime)
         try:
+            if bus_settings(runtime.home) is not None:
+                await node.relay_messages(ignore)  # which tells at once of results
             yield node.services()
         finally:
             await node.finish()

@@ -3,6 +3,7 @@ evidence on the log, and the worker signs what ran. A command that fails makes t
 same.
 """
 
+import hashlib
 import signal
 import threading
 import time
@@ -34,7 +35,7 @@ from hocket.store import Session
 from hocket.work import artifacts
 from hocket.work.artifacts import Fetch
 from hocket.work.authorship import is_own
-from hocket.work.blobs import Blobs
+from hocket.work.blobs import Blobs, chunks_of
 from hocket.work.budget_guard import BudgetGuard
 from hocket.work.command.allowance import OBSTACLES, Allowance
 from hocket.work.command.execute import CommandResult, CommandRunner, Heard
@@ -361,10 +362,17 @@ def _outputs(products: RunOutputs, workdir: Workdir, manifest: Manifest) -> tupl
     for path, file in workdir.collect(manifest.output_patterns).items():
         if products.has_room(file.stat().st_size):
             kept = products.evidence(file, OUTPUT_TYPE)
-            made.append(Output(path, kept.hash, kept.size))
+            made.append(Output(path, kept.hash, kept.size, _sha256(file)))
         else:
             left_out.append(path)
     return tuple(made), tuple(left_out)
+
+
+def _sha256(file: Path) -> bytes:
+    found = hashlib.sha256()
+    for chunk in chunks_of(file):
+        found.update(chunk)
+    return found.digest()
 
 
 def _stream(products: RunOutputs, name: str, kept: Kept) -> Stream:
