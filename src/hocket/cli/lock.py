@@ -14,6 +14,7 @@ from hocket.cli.tables import Row
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
+    from hocket.coordination.locks import Length
     from hocket.node.locks import LockOptions
     from hocket.service import Service
 
@@ -260,10 +261,10 @@ def _ms(text: str | None, name: str) -> int | None:
     return None if given is None else round(given * 1000)
 
 
-def _length(service: "Service", ttl: str | None) -> int | None:
-    from hocket.node.worker_tempo import length_ms
+def _length(service: "Service", ttl: str | None) -> "Length | None":
+    from hocket.node.worker_tempo import hold_length
 
     try:
-        return None if ttl is None else length_ms(service.runtime, ttl)
+        return None if ttl is None else hold_length(service.runtime, ttl)
     except ValueError as error:
         raise Usage(f"bad ttl: {error}") from None

@@ -36,7 +36,7 @@ async def heard_beats(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore)
     messages = TempoMessages(bus, node.log.user)
     clock = TempoClock(node.environment.monotonic, lambda: node.environment.physical_ms() / 1000)
     leaders = leader_check(node, policy, bus)
-    beats = HeardBeats(policy, clock, LIFE_MS, emit, leaders)
+    beats = HeardBeats(policy, clock, LIFE_MS, emit, leaders, node.runtime.tempo_changed(policy))
     await leaders.refresh()
     with closing(await messages.subscribe(PulseMessage, policy.cluster_id)) as queue:
         task = asyncio.create_task(BeatListener(beats, leaders).run(queue))

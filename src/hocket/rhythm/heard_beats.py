@@ -6,6 +6,7 @@ Only members that may lead are heard, and only the one that holds the leader's l
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -49,10 +50,18 @@ class AnyLeader:
 
 
 class HeardBeats:
-    """A `BeatSource`. Call `hear` with each message of a pulse. `skew_ms` is by how much clocks may differ."""
+    """A `BeatSource`. Call `hear` with each message of a pulse. `skew_ms` is by how much clocks may differ.
+    `tempo_changed` is called with each change of the tempo.
+    """
 
     def __init__(
-        self, policy: TempoPolicy, clock: TempoClock, skew_ms: int, emit: Emit = ignore, leaders: Leaders | None = None
+        self,
+        policy: TempoPolicy,
+        clock: TempoClock,
+        skew_ms: int,
+        emit: Emit = ignore,
+        leaders: Leaders | None = None,
+        tempo_changed: Callable[[TempoChange], None] = lambda change: None,
     ) -> None:
         self.policy, self.clock = policy, clock
         self.leaders: Leaders = leaders or AnyLeader()
@@ -60,7 +69,7 @@ class HeardBeats:
         self.refusals: Counter[FrameRefusal] = Counter()
         self.changed = asyncio.Event()
         """Set and cleared after each accepted frame."""
-        self._skew_ms, self._emit = skew_ms, emit
+        self._skew_ms, self._emit, self._tempo_changed = skew_ms, emit, tempo_changed
         self._judge = JudgeState()
         self._tempo = policy.initial_tempo
         self._offset_ms: int | None = None
@@ -187,6 +196,7 @@ class HeardBeats:
                 self.timeline = self.timeline.with_change(change)
             except BadTempo:  # the change itself was missed
                 self.timeline = Timeline((change,))
+            self._tempo_changed(change)
         self.changed.set()
         self.changed.clear()
 

@@ -34,7 +34,7 @@ def keeper_alone(job: Job, clock_ms: Callable[[], int]) -> "ScoreKeeper | None":
     """For a worker without a tempo: a job with a score is kept to the tempo that its score suggests, and a hard
     end to the usual one.
     """
-    score, budget = job.policy.score, job.policy.budget
+    score, budget = capped_score(job.policy.score, job.policy.budget), job.policy.budget
     if score is None:
         if budget is None or budget.hard_end is None:
             return None
@@ -52,9 +52,8 @@ class ScoreKeeper:
         self.progress = 0.0
         """The part of its work that the handler has reported as done."""
         self.score: Score | None = None
-        if job.policy.score is not None:
-            bar_len = beats.now().tempo.bar_len
-            self.score = fitted_score(capped_score(job.policy.score, job.policy.budget), bar_len)
+        if (score := capped_score(job.policy.score, job.policy.budget)) is not None:
+            self.score = fitted_score(score, beats.now().tempo.bar_len)
         self.phrase = job.failures
         self._bar_seen_ms = 0
         self._waits = Waits()

@@ -10,6 +10,7 @@ from hocket.bus.changes import about
 from hocket.coordination import inbox
 from hocket.coordination.inbox import CLAIMED_MAX, LEASE_MS_DEFAULT
 from hocket.errors import NotFound, Usage
+from hocket.kernel.beats.placing import BeatPlace
 from hocket.kernel.ids import parse_ulid, ulid_prefix_range, ulid_text
 from hocket.kernel.messages import REASON_CHARS_MAX, Address, addresses_of, read_address
 from hocket.kernel.subjects import MESSAGE
@@ -37,7 +38,8 @@ PREFIX_CHARS_MIN = 4
 class MessageShown(ServiceAnswer, frozen=True, rename={"sender": "from"}):
     """A message. `body` is text; a body that is not has `body_base64` instead. `state` is waiting, delayed, leased,
     acknowledged, dead or expired; `lease_until` is in milliseconds and only set while it is leased; `tries` counts its
-    deliveries, the current one included. `thread` is the id of its thread's first message.
+    deliveries, the current one included. `thread` is the id of its thread's first message. `stamp` is
+    the beat in which it was sent, if its node has a tempo.
     """
 
     id: str
@@ -55,6 +57,7 @@ class MessageShown(ServiceAnswer, frozen=True, rename={"sender": "from"}):
     lease_until: int | None
     tries: int
     body_base64: str | None = None
+    stamp: BeatPlace | None = None
 
 
 def send(

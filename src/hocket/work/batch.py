@@ -121,6 +121,9 @@ class BatchRunner:
         spared: list[Result | None] = [
             jobs.hand_back(tx, held, "the worker no longer wanted it") for held in turn.spare
         ]
+        for run in turn.renewals:
+            if run.job.policy.lease_beats is not None:
+                run.lease_ms = self._hold_ms(run.job.policy.lease_beats, tx.now)
         renewed: list[Result | None] = [jobs.renew(tx, run.held, run.lease_ms) for run in turn.renewals]
         for run, note in turn.notes:
             jobs.report(tx, run.held, note)
