@@ -61,8 +61,8 @@ async def in_tempo(node: "LocalNode", options: WorkerOptions, policy: TempoPolic
     from hocket.rhythm.status_claims import StatusClaims
     from hocket.rhythm.tempo_messages import TempoMessages
 
-    def ready(session: Session) -> int:
-        return session.job_count(JobFilter((Stage.READY,)))
+    def ready(session: Session) -> dict[str, int]:
+        return {kind: session.job_count(JobFilter((Stage.READY,), kind=kind)) for kind in session.ready_kinds()}
 
     async def answered(thread_id: str, agent_id: str) -> int | None:
         return await node.peek(lambda session: answered_at(session, thread_id, agent_id))

@@ -7,12 +7,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from hocket.errors import Conflict, Usage
 from hocket.events import BeatSent, Emit, TempoChanged, ignore
 from hocket.kernel.beats.degraded import LEADERLESS_BEATS
 from hocket.kernel.beats.messages import BarReport, PulseMessage
-from hocket.kernel.beats.tempo import Tempo, TempoChange, beat_at
+from hocket.kernel.beats.tempo import Tempo, TempoChange, beat_at, changed
 from hocket.kernel.beats.tempo_control import ControlState, control
 from hocket.kernel.clock import parse_wall
+from hocket.rhythm.beat_source import BeatNow
 from hocket.rhythm.heard_beats import HeardBeats, local_frame
 from hocket.rhythm.leader_lock import LeaderLock
 from hocket.rhythm.leadership import Leadership
@@ -62,6 +64,29 @@ class Pulse:
         if change is not None:
             self._change = change
             self._emit(TempoChanged(self._policy.cluster_id, self._tempo.bpm, change.tempo.bpm))
+
+    @property
+    def now(self) -> BeatNow:
+        return self._beats.now()
+
+    @property
+    def next_change(self) -> TempoChange | None:
+        """The change of the tempo that comes with the next downbeat."""
+        return self._change
+
+    def change_tempo(self, bpm: int) -> TempoChange:
+        """Changes the tempo on the next downbeat, as an operator asks. Raises Conflict if another pulse leads, and
+        Usage for a tempo beyond the policy's limits.
+        """
+        policy = self._policy
+        if not self.fence:
+            raise Conflict("this pulse does not lead; ask the one that does")
+        if not policy.min_bpm <= bpm <= policy.max_bpm:
+            raise Usage(f"the tempo has {policy.min_bpm} to {policy.max_bpm} beats a minute, not {bpm}")
+        change = changed(self._tempo, bpm, self._clock.now_ms())
+        self._change, self._control = change, ControlState(changed_ms=change.since_ms)
+        self._emit(TempoChanged(policy.cluster_id, self._tempo.bpm, bpm))
+        return change
 
     def _changed(self) -> None:
         """This pulse begins or ceases to lead. It goes on with the tempo that it has heard last, for a minute at least:

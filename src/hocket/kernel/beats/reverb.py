@@ -4,7 +4,9 @@ and any partition of the same messages leads to the same report, byte for byte. 
 are kept, and of each as many tasks, promises and nodes as fit.
 """
 
+import math
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -14,6 +16,7 @@ from msgspec import Meta
 from hocket.kernel.beats.bounded_map import BoundedMap
 from hocket.kernel.beats.messages import (
     NAME_CHARS_MAX,
+    ROLES_MAX,
     BarReport,
     BeatsLeft,
     ClaimState,
@@ -22,6 +25,8 @@ from hocket.kernel.beats.messages import (
     NodeLoad,
     PromiseOutcome,
     PromiseResult,
+    Roles,
+    Share,
     StatusClaim,
     from_json,
     to_json,
@@ -83,6 +88,9 @@ class LoadSeen(msgspec.Struct, frozen=True, array_like=True):
     queue_depth: Count
     busy: Count
     slots: Count
+    roles: Roles = {}
+    cpu: Share = 0.0
+    gpu: Share | None = None
 
     def __post_init__(self) -> None:
         if self.busy > self.slots:
@@ -137,7 +145,8 @@ class BarWindow:
                 promise = PromiseSeen(at.wall, at.logical, message.outcome)
                 self.promises.add(_pair(message.agent_id, message.thread_id), promise)
             case NodeLoad():
-                load = LoadSeen(at.wall, at.logical, message.queue_depth, message.busy, message.slots)
+                told = message.queue_depth, message.busy, message.slots, message.roles, message.cpu, message.gpu
+                load = LoadSeen(at.wall, at.logical, *told)
                 self.loads.add(message.node_id, load)
 
     @property
@@ -193,6 +202,9 @@ class BarWindow:
                 for task in self.tasks.values()
                 if task.state is ClaimState.FAILED
             ),
+            queue_by_role=_by_role(self.loads.values()),
+            cpu_utilisation=_mean([load.cpu for load in self.loads.values()]) or 0.0,
+            gpu_utilisation=_mean([load.gpu for load in self.loads.values() if load.gpu is not None]),
         )
         suggested = suggested_bpm(policy, self._tempo.bpm, load_error(report))
         return msgspec.structs.replace(report, suggested_tempo_bpm=suggested)
@@ -345,4 +357,17 @@ def _joined_task(one: TaskSeen, other: TaskSeen) -> TaskSeen:
 
 
 def _newer(one: Any, other: Any) -> Any:
-    return max(one, other, key=msgspec.structs.astuple)
+    return max(one, other, key=lambda each: (each.wall, each.logical, to_json(each)))
+
+
+def _by_role(loads: Iterable[LoadSeen]) -> dict[str, int]:
+    """The deepest queues. Nodes of one mesh see one queue, some of them sooner."""
+    found: dict[str, int] = {}
+    for load in loads:
+        for role, depth in load.roles.items():
+            found[role] = max(depth, found.get(role, 0))
+    return dict(sorted(sorted(found.items(), key=lambda each: (-each[1], each[0]))[:ROLES_MAX]))
+
+
+def _mean(shares: Sequence[float]) -> float | None:
+    return round(math.fsum(shares) / len(shares), 6) if shares else None

@@ -29,9 +29,12 @@ def load_error(report: BarReport) -> float:
     """How far the window was from the right load: positive if the beat should be faster."""
     tasks = max(1, report.tasks)
     promises = max(1, report.kept_promises + report.late_promises + report.broken_promises)
-    queue = report.queue_depth / (report.queue_depth + tasks)
+    # The role with the deepest queue decides: it needs the beat most.
+    depth = max(report.queue_by_role.values(), default=report.queue_depth)
+    queue = depth / (depth + tasks)
+    busy = max(report.utilisation, report.cpu_utilisation, report.gpu_utilisation or 0.0)
     strain = max(min(1.0, report.overruns / tasks), report.broken_promises / promises)
-    return queue + report.utilisation - _LOAD_TARGET - _STRAIN_WEIGHT * strain
+    return queue + busy - _LOAD_TARGET - _STRAIN_WEIGHT * strain
 
 
 def suggested_bpm(policy: TempoPolicy, bpm: int, error: float) -> int:
