@@ -90,7 +90,7 @@ async def in_tempo(node: "LocalNode", options: WorkerOptions, policy: TempoPolic
         if options.weighs_promises:
             # A weight that changes by little all the time would only make others rank anew.
             options.reliability = lambda: round(watch.counts.of_node(node_text(log.node), beats_now().at_ms), 1)
-        options.hold_ms = lambda beats, now_ms: lease_ms(beats_now().tempo, policy.phases, beats, now_ms)
+        options.hold_ms = lambda beats, now_ms: lease_ms(beats_now().tempo, beats_now().phases, beats, now_ms)
         running = [asyncio.create_task(supervised(name, make, emit, node.environment)) for name, make in tasks]
         try:
             yield

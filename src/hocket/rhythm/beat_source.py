@@ -63,5 +63,7 @@ class LocalBeats:
         return now
 
 
-def beat_now(policy: TempoPolicy, tempo: Tempo, at_ms: int, *, is_degraded: bool) -> BeatNow:
-    return BeatNow(at_ms, tempo, beat_at(tempo, at_ms), policy.phases, is_degraded)
+def beat_now(
+    policy: TempoPolicy, tempo: Tempo, at_ms: int, *, is_degraded: bool, phases: Phases | None = None
+) -> BeatNow:
+    return BeatNow(at_ms, tempo, beat_at(tempo, at_ms), phases or policy.phases, is_degraded)

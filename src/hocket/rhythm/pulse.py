@@ -11,8 +11,9 @@ from hocket.errors import Conflict, Usage
 from hocket.events import BeatSent, Emit, TempoChanged, ignore
 from hocket.kernel.beats.degraded import LEADERLESS_BEATS
 from hocket.kernel.beats.messages import BarReport, PulseMessage
-from hocket.kernel.beats.tempo import Tempo, TempoChange, beat_at, changed
-from hocket.kernel.beats.tempo_control import ControlState, control
+from hocket.kernel.beats.phases import Phases
+from hocket.kernel.beats.tempo import Tempo, TempoChange, beat_at, changed, next_downbeat
+from hocket.kernel.beats.tempo_control import CHANGE_MS, ControlState, control, redistribute
 from hocket.kernel.clock import parse_wall
 from hocket.rhythm.beat_source import BeatNow
 from hocket.rhythm.heard_beats import HeardBeats, local_frame
@@ -32,6 +33,8 @@ class Pulse:
         self._leadership = Leadership(lock, beats, emit, self._changed)
         self._tempo = beats.tempo
         self._change: TempoChange | None = None
+        self._phases = beats.phases
+        self._next_phases: tuple[int, Phases] | None = None
         self._control = ControlState()
         self._window_ms = 0
         self._sent_ms = 0
@@ -64,6 +67,18 @@ class Pulse:
         if change is not None:
             self._change = change
             self._emit(TempoChanged(self._policy.cluster_id, self._tempo.bpm, change.tempo.bpm))
+        elif self._policy.is_adaptive and not is_frozen and self._next_phases is None:
+            self._redistribute(report, now_ms)
+
+    def _redistribute(self, report: BarReport, now_ms: int) -> None:
+        """Moves a beat between two phases on the next downbeat, at most once a minute."""
+        since_ms, changed_ms = next_downbeat(self._tempo, now_ms), self._control.changed_ms
+        if changed_ms is not None and since_ms - changed_ms < CHANGE_MS:
+            return
+        phases = redistribute(self._policy, self._phases, report)
+        if phases is not None:
+            self._next_phases = since_ms, phases
+            self._control = ControlState(self._control.integral, since_ms)
 
     @property
     def now(self) -> BeatNow:
@@ -93,6 +108,7 @@ class Pulse:
         the leader before may have changed it just now.
         """
         self._tempo, self._change, self._sent_ms = self._beats.tempo, None, 0
+        self._phases, self._next_phases = self._beats.phases, None
         self._control = ControlState(changed_ms=self._clock.now_ms())
         self._woken.set()
 
@@ -103,7 +119,7 @@ class Pulse:
             if fence:
                 self._adopt_change(now_ms)
             else:
-                self._tempo = self._beats.tempo
+                self._tempo, self._phases = self._beats.tempo, self._beats.phases
             beat = beat_at(self._tempo, now_ms)
             next_ms = beat.epoch_ms + self._tempo.beat_ms
             if beat.epoch_ms >= self._sent_ms and (self._is_unsent(beat.epoch_ms) if fence else self._is_leaderless()):
@@ -116,6 +132,8 @@ class Pulse:
     def _adopt_change(self, now_ms: int) -> None:
         if self._change is not None and now_ms >= self._change.since_ms:
             self._tempo, self._change = self._change.tempo, None
+        if self._next_phases is not None and now_ms >= self._next_phases[0]:
+            self._phases, self._next_phases = self._next_phases[1], None
 
     def _is_unsent(self, epoch_ms: int) -> bool:
         """Whether no other leader has sent this beat, as far as this pulse has heard."""
@@ -125,8 +143,9 @@ class Pulse:
         return self._beats.silent_ms() > LEADERLESS_BEATS * self._tempo.beat_ms
 
     async def _send(self, now_ms: int, fence: int) -> None:
-        frame = local_frame(self._policy, self._tempo, now_ms)
-        await self._publish(PulseMessage(frame, fence, fence == 0))
+        frame = local_frame(self._policy, self._tempo, now_ms, self._phases)
+        phases = None if self._phases == self._policy.phases else dict(self._phases)
+        await self._publish(PulseMessage(frame, fence, fence == 0, phases))
         late_s = (now_ms - frame.epoch_ms) / 1000
         drift_s = self._clock.drift_ms / 1000
         self._emit(BeatSent(self._policy.cluster_id, frame.beat_index, frame.tempo_bpm, late_s, drift_s, fence == 0))

@@ -143,7 +143,7 @@ def test_bar_and_beat_of_older_programs_are_ignored(message: Any, bar: int, beat
 
 BAD = st.sampled_from((None, -(10**7), 2**60, -0.5, 1.5, "", "planned", "2025-09-03", [], {}, "x" * 2000, True))
 OPTIONAL = ("degraded", "nodes", "task_beats", "wait_beats", "lost_beats", "wait_for", "roles", "cpu", "gpu")
-OPTIONAL += ("queue_by_role", "cpu_utilisation", "gpu_utilisation")
+OPTIONAL += ("queue_by_role", "cpu_utilisation", "gpu_utilisation", "overruns_by_phase", "phases")
 
 
 @pytest.mark.req("BB-02")

@@ -75,12 +75,14 @@ class BeatFrame(msgspec.Struct, frozen=True):
 
 class PulseMessage(msgspec.Struct, frozen=True):
     """A frame as a pulse sends it. `fence` is that of its leadership. A pulse without a leader sends its own beat
-    as `degraded`, for agents that take the median.
+    as `degraded`, for agents that take the median. `phases` has the beats of each phase of this bar, where they are not
+    the policy's.
     """
 
     frame: BeatFrame
     fence: Count
     degraded: bool = False
+    phases: dict[Name, BarLength] | None = None
 
 
 # The things that a task says it waits for, and the kinds of jobs whose queues a node tells.
@@ -138,8 +140,9 @@ Roles = Annotated[dict[Name, Count], Meta(max_length=ROLES_MAX)]
 class BarReport(msgspec.Struct, frozen=True):
     """One window. `states` counts tasks by their last state, and `overruns` those that ran over a phase. `truncated`
     means that there were more of something than could be counted. `hlc` is that of the newest message. `nodes` have
-    told their load; a role is a kind of jobs. `task_beats` are the beats in which tasks were claimed, summed over the
-    tasks: of these, `wait_beats` were spent waiting, and `lost_beats` otherwise on tasks that failed.
+    told their load; a role is a kind of jobs. `overruns_by_phase` has the overruns by the phase that was over.
+    `task_beats` are the beats in which tasks were claimed, summed over the tasks: of these, `wait_beats` were spent
+    waiting, and `lost_beats` otherwise on tasks that failed.
     """
 
     cluster_id: Name
@@ -165,6 +168,7 @@ class BarReport(msgspec.Struct, frozen=True):
     queue_by_role: Roles = {}
     cpu_utilisation: Share = 0.0
     gpu_utilisation: Share | None = None
+    overruns_by_phase: dict[Name, Count] = {}
 
     def __post_init__(self) -> None:
         if self.wait_beats + self.lost_beats > self.task_beats:

@@ -63,8 +63,8 @@ DIGESTS_MAX = 1_024
 
 
 class TaskSeen(msgspec.Struct, frozen=True, array_like=True):
-    """The last state of a task, and the fewest beats that it had left. `beats` are the beats of the bar in which it was
-    claimed, and `waits` those in which it was claimed as waiting.
+    """The last state of a task, the fewest beats that it had left, and its state then, `worst`. `beats` are the beats
+    of the bar in which it was claimed, and `waits` those in which it was claimed as waiting.
     """
 
     wall: Wall
@@ -74,6 +74,7 @@ class TaskSeen(msgspec.Struct, frozen=True, array_like=True):
     agent_id: Name
     beats: BeatSet
     waits: BeatSet
+    worst: ClaimState = ClaimState.EXECUTING
 
 
 class PromiseSeen(msgspec.Struct, frozen=True, array_like=True):
@@ -139,7 +140,8 @@ class BarWindow:
             case StatusClaim():
                 beat = 1 << (at.wall - self._start_ms) // self._beat_ms
                 waits = beat if message.state is ClaimState.WAITING else 0
-                seen = TaskSeen(at.wall, at.logical, message.state, message.beats_left, message.agent_id, beat, waits)
+                state, left = message.state, message.beats_left
+                seen = TaskSeen(at.wall, at.logical, state, left, message.agent_id, beat, waits, state)
                 self.tasks.add(_pair(message.agent_id, message.task_id), seen)
             case PromiseResult():
                 promise = PromiseSeen(at.wall, at.logical, message.outcome)
@@ -205,6 +207,9 @@ class BarWindow:
             queue_by_role=_by_role(self.loads.values()),
             cpu_utilisation=_mean([load.cpu for load in self.loads.values()]) or 0.0,
             gpu_utilisation=_mean([load.gpu for load in self.loads.values() if load.gpu is not None]),
+            overruns_by_phase=dict(
+                sorted(Counter(_phase(task.worst) for task in self.tasks.values() if task.beats_left < 0).items())
+            ),
         )
         suggested = suggested_bpm(policy, self._tempo.bpm, load_error(report))
         return msgspec.structs.replace(report, suggested_tempo_bpm=suggested)
@@ -345,19 +350,28 @@ def _joined_task(one: TaskSeen, other: TaskSeen) -> TaskSeen:
         other.agent_id,
     )
     newest = one if is_one else other
+    worst = min(one, other, key=lambda each: (each.beats_left, each.worst))
     return TaskSeen(
         newest.wall,
         newest.logical,
         newest.state,
-        min(one.beats_left, other.beats_left),
+        worst.beats_left,
         newest.agent_id,
         one.beats | other.beats,
         one.waits | other.waits,
+        worst.worst,
     )
 
 
 def _newer(one: Any, other: Any) -> Any:
     return max(one, other, key=lambda each: (each.wall, each.logical, to_json(each)))
+
+
+def _phase(state: ClaimState) -> str:
+    """The phase of a task in this state. One that has ended was in its last."""
+    if state is ClaimState.PLANNING:
+        return "plan"
+    return "work" if state in (ClaimState.EXECUTING, ClaimState.WAITING) else "review"
 
 
 def _by_role(loads: Iterable[LoadSeen]) -> dict[str, int]:

@@ -46,7 +46,7 @@ class PulseAdmin:
 
     async def _show(self, request: Request) -> Reply:
         pulse = self._running()
-        frame = local_frame(self._policy, pulse.tempo, pulse.now.at_ms)
+        frame = local_frame(self._policy, pulse.tempo, pulse.now.at_ms, pulse.now.phases)
         change = pulse.next_change
         return _reply(
             200,
