@@ -122,7 +122,8 @@ class NodeLock:
         """How long a hold lasts that is asked for now. One that is taken later ends at the same beat, or at a later
         one.
         """
-        return length_at(asked.lasts, self._access.log.reading().wall) / 1000
+        lasts = asked.lasts
+        return (lasts if isinstance(lasts, int) else length_at(lasts, self._access.log.reading().wall)) / 1000
 
     def _start_keeper(self) -> None:
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
