@@ -65,12 +65,12 @@ def run(hocket: Program, *words: object, code: int | None = 0) -> str:
 def test_a_command_that_passes_its_cap_ends_soon_after_it_and_its_proof_says_what_it_cost(hocket: Program):
     price(hocket.home)
     ended = hocket("run", "--max-cost", 1.5, "--timeout", "60s", *BUSY, code=None)
-    assert ended.code == 143 and ended.sentence.startswith("sh: over its budget: it has cost")
+    assert ended.code == 143 and ended.sentence.startswith("sh: over its budget max_cost: it has cost")
     (row,) = hocket("jobs", "--json", code=0).json
     assert row["outcome"] == "failed"
     proof = proven(hocket, row["job_id"])
     charge = proof["charge"]
-    assert charge["over"].startswith("over its budget: it has cost") and charge["currency"] == "EUR"
+    assert charge["over"].startswith("over its budget max_cost: it has cost") and charge["currency"] == "EUR"
     assert charge["cost"] == pytest.approx(by_hand(proof["resources"]))
     # It was told to stop when it had passed its cap; the rest is what it used until it was gone.
     assert 1.5 < charge["cost"] < 15
@@ -82,7 +82,7 @@ def test_a_command_that_passes_its_cap_ends_soon_after_it_and_its_proof_says_wha
 def test_a_cap_for_one_beat_stops_a_command(hocket: Program):
     price(hocket.home, beat_ms=60_000)
     ended = hocket("run", "--per-beat", "cpu_sec=0.2", "--timeout", "60s", *BUSY, code=None)
-    assert "over its budget for one beat: it has used 0." in ended.sentence
+    assert "over its budget per_beat.cpu_sec: it has used 0." in ended.sentence
     ended = hocket("run", "--max-bu", 1, "--", "sh", "-c", "exit 0", code=0)
     assert ended.err == ""
 
@@ -94,7 +94,7 @@ def test_the_cap_holds_for_all_runs_of_a_job(hocket: Program):
     told = run(hocket, "--max-bu", 4, "--retries", 9, "--", "sh", "-c", "sleep 0.25; exit 1", code=None)
     shown = hocket.show(told)
     assert shown["outcome"] == "failed" and shown["attempts"] <= 3
-    assert "over its budget: it has used" in shown["error"]
+    assert "over its budget max_bu: it has used" in shown["error"]
 
 
 @pytest.mark.touches("BB-14")
@@ -136,10 +136,13 @@ def test_a_handler_is_charged_for_its_beats_and_stopped_at_its_cap(hocket: Progr
     hocket("work", "tasks.py", "--until-idle", code=0)
     shown = hocket.show(slow)
     assert (shown["outcome"], shown["attempts"]) == ("failed", 1)
-    assert shown["error"].startswith("over its budget: it may run 0.4 seconds more")
+    assert shown["error"].startswith("over its budget max_cost: it ")
     for job, beats in ((good, 1), (slow, 4)):
         row = hocket("cost", job, "--json", code=0).json
-        assert row["usage"]["beats"] >= beats and row["cost"] == pytest.approx(row["usage"]["beats"] * 0.5)
+        used = row["usage"]
+        assert used["beats"] >= beats
+        by_hand = used["beats"] * 0.5 + used["cpu_sec"] * 2 + used["mem_gbs"] * 0.5 + used["disk_io_mb"] * 0.125
+        assert row["cost"] == pytest.approx(by_hand + used["storage_gbh"])
 
 
 def test_a_worker_without_a_rate_card_leaves_jobs_that_are_capped_by_price(hocket: Program):
@@ -187,7 +190,7 @@ def test_the_events_of_a_worker_say_what_its_runs_cost(hocket: Program):
         node.work([handler], allow_any=True, until_idle=True, events=told.append)
         expected = {each: node.cost(each).cost for each in (plain, command, failed)}
     found = {each.job_id: each.cost for each in told if isinstance(each, RunFinished | RunFailed)}
-    assert found == pytest.approx(expected) and found[plain] == pytest.approx(0.5)
+    assert found == pytest.approx(expected, abs=1e-6) and 0.5 <= found[plain] < 0.6
 
 
 @pytest.mark.parametrize(

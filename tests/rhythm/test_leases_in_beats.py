@@ -5,16 +5,19 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import hocket
 from hocket.coordination.lock_decisions import read_scope
 from hocket.errors import Usage
-from hocket.kernel.beats.phases import hold_end
-from hocket.kernel.beats.policy import read_policy
+from hocket.kernel.beats.policy import make_policy, read_policy
+from hocket.kernel.beats.tempo import changed, timeline
 from hocket.kernel.kinds import with_defaults
-from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT
+from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MIN
 from hocket.node.runtime import Runtime
-from hocket.node.worker_tempo import length_ms
+from hocket.node.tempo_timeline import home_timeline, keep_change
+from hocket.node.worker_tempo import hold_length, lease_ms
 from hocket.work.handlers import policy, said
 
 PATIENCE_S = 30.0
@@ -47,9 +50,7 @@ def test_a_lease_in_beats_ends_on_a_boundary_and_is_renewed(home: Path) -> None:
                 await asyncio.sleep(0.02)
             go.set()
             await handle.result()
-            # The claim has not quite the time for which its lease was computed.
-            off_ms = [min(deadline_ms % 1_000, -deadline_ms % 1_000) for deadline_ms in deadlines]
-            assert max(off_ms) < 300
+            assert all(deadline_ms % 1_000 == 0 for deadline_ms in deadlines), "each ends at a beat"
             assert all(deadline_ms <= node.runtime.log.physical() + 3_300 for deadline_ms in deadlines)
 
     asyncio.run(main())
@@ -68,27 +69,17 @@ def test_a_lease_in_beats_is_an_option_like_others() -> None:
 
 
 @pytest.mark.req("BB-09")
-def test_each_renewal_of_a_lock_in_beats_is_counted_anew(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
-
-    def spied(runtime: Runtime, length: str | float) -> int:
-        now_ms = runtime.log.physical()
-        asked.append((now_ms, length_ms(runtime, length)))
-        return asked[-1][1]
-
+def test_each_renewal_of_a_lock_in_beats_ends_at_a_beat(home: Path) -> None:
     async def main() -> None:
-        monkeypatch.setattr("hocket.node.node.length_ms", spied)
         async with asyncio.timeout(PATIENCE_S), hocket.open(home) as node:
             async with node.lock("k", agent="a", ttl="2b") as held:
-                deadlines: dict[int, int] = {}
+                deadlines: set[int] = set()
                 while len(deadlines) < 3:
                     scope = await node.peek(lambda session: read_scope(session, ""))
                     assert scope is not None and not held.lost.is_set()
-                    deadlines.setdefault(scope.holds[0].deadline, node.log.physical())
+                    deadlines.add(scope.holds[0].deadline)
                     await asyncio.sleep(0.02)
-            assert len(asked) > len(deadlines), "when it was made, when the block began, and for each renewal"
-            for deadline_ms, seen_ms in deadlines.items():
-                assert any(at_ms + lasts_ms <= deadline_ms <= seen_ms + lasts_ms for at_ms, lasts_ms in asked)
+            assert all(deadline_ms % 1_000 == 0 for deadline_ms in deadlines)
 
     asyncio.run(main())
 
@@ -96,11 +87,35 @@ def test_each_renewal_of_a_lock_in_beats_is_counted_anew(home: Path, monkeypatch
 @pytest.mark.req("BB-09")
 def test_a_hold_in_beats_needs_a_policy(home: Path) -> None:
     with Runtime.open(home) as runtime:
-        assert length_ms(runtime, "30s") == 30_000
-        now_ms = runtime.log.physical()
-        made = read_policy(POLICY.encode())
-        expected = hold_end(made.initial_tempo, made.phases, 4, now_ms) - now_ms
-        assert 1_000 <= length_ms(runtime, "4b") <= 4_000 and 1_000 <= expected <= 4_000
+        assert hold_length(runtime, "30s") == 30_000
+        lasts = hold_length(runtime, "4b")
+        assert not isinstance(lasts, int)
+        # A bar of 4 beats of a second: plan is its first beat, work ends with the third.
+        assert [lasts(now_ms) for now_ms in (0, 1, 1_000, 2_999, 3_000)] == [1_000, 2_999, 2_000, 1_001, 1_000]
         (home / "tempo.yaml").unlink()
         with pytest.raises(Usage, match="4b is a length in beats, and this node has no tempo"):
-            length_ms(runtime, "4b")
+            hold_length(runtime, "4b")
+
+
+@pytest.mark.req("BB-09")
+def test_holds_follow_the_tempo_in_force(home: Path) -> None:
+    made = read_policy(POLICY.encode())
+    with Runtime.open(home) as runtime:
+        change = changed(made.initial_tempo, 30, 10_000)
+        keep_change(runtime.home, made, change)
+        lasts = hold_length(runtime, "1b")
+        assert not isinstance(lasts, int)
+        assert lasts(change.since_ms - 1_000) == 1_000 and lasts(change.since_ms) == 2_000
+        assert home_timeline(runtime.home, made).at(change.since_ms) == change.tempo
+        keep_change(runtime.home, made, changed(made.initial_tempo, 20, 5_000))
+        assert len(home_timeline(runtime.home, made).changes) == 2, "a later change is forgotten"
+        other = read_policy(POLICY.replace("60", "120").encode())
+        assert home_timeline(runtime.home, other).changes == timeline(other.initial_tempo).changes
+
+
+@pytest.mark.req("BB-09")
+@given(st.integers(1, 1200), st.integers(1, 16), st.integers(1, 40), st.integers(0, 2**42))
+def test_a_lease_ends_at_a_beat_and_leaves_time_to_renew(bpm: int, bar_len: int, beats: int, now_ms: int) -> None:
+    made = make_policy("choir", bpm, bar_len)
+    lasts_ms = lease_ms(made.initial_tempo, made.phases, beats, now_ms)
+    assert lasts_ms >= LEASE_MS_MIN and (now_ms + lasts_ms) % made.initial_tempo.beat_ms == 0

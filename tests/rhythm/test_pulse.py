@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hocket.coordination.locks import LockHeld, LockLost
 from hocket.errors import Unreachable
@@ -338,5 +339,32 @@ def test_the_tempo_follows_no_report_of_a_node_that_may_not_lead() -> None:
             assert [each.node for each in found.of(ReportRefused)] == [node_text(2)]
             leader.hear_report(report(now_ms - BAR_MS, 1_000), 1, is_incident=False)
             assert leader._control.integral > 0
+
+    run(test)
+
+
+@pytest.mark.req("BB-11", "BB-23")
+@pytest.mark.parametrize("is_incident", [False, True])
+def test_the_leader_redistributes_phases_on_a_downbeat(is_incident: bool) -> None:
+    async def test() -> None:
+        async with cluster(2, ADAPTIVE) as found:
+            await found.until(lambda: len(found.accepted) >= 2)
+            found.wall_s += 0.9
+            leader = found.leader()
+            assert leader is not None
+            leader._control = type(leader._control)()
+            # As many jobs as it can do, so the tempo stays; but reviews take too long.
+            told = replace(
+                report(leader._clock.now_ms(), 0), utilisation=0.9, tasks=10, overruns_by_phase={"review": 9}
+            )
+            leader.hear_report(told, 1, is_incident=is_incident)
+            count = len(found.accepted)
+            await found.until(lambda: len(found.accepted) >= count + 6)
+            moved = [each for each in found.accepted if each.phases is not None]
+            if is_incident:
+                assert not moved and found.agent.phases == ADAPTIVE.phases
+                return
+            assert moved[0].frame.downbeat and moved[0].phases == {"plan": 1, "work": 1, "review": 2}
+            assert found.agent.phases == moved[0].phases and found.agent.now().phases == moved[0].phases
 
     run(test)

@@ -111,6 +111,12 @@ async def until_kept(member: Member, expected: Callable[[list[bytes]], bool]) ->
     return found
 
 
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logs of the two are of different meshes, so each writes its own."""
+    monkeypatch.setattr(Reverb, "_is_first", lambda self, now: True)
+
+
 @pytest.fixture
 def homes(tmp_path: Path) -> list[Path]:
     made = [tmp_path / "one", tmp_path / "other"]

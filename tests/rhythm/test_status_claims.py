@@ -63,7 +63,9 @@ async def listening(home: Path, kind: type[T]) -> AsyncIterator[tuple[Node, Temp
     async with asyncio.timeout(PATIENCE_S), hocket.open(home) as node:
         bus = await node.mesh_messages()
         assert bus is not None
-        queue = await TempoMessages(bus, node.runtime.log.user).subscribe(kind, "choir")
+        queue = await TempoMessages(bus, node.runtime.log.user).subscribe(
+            kind, "choir" if kind is NodeLoad else "status"
+        )
         async with node.working([held, waits, fails], concurrency=3, grace=0.1):
             yield node, queue
         queue.close()
@@ -96,12 +98,15 @@ def test_a_worker_tells_on_change_and_on_each_beat(home: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.req("BB-02", "BB-07")
+@pytest.mark.req("BB-02", "BB-07", "BB-23")
 def test_waits_and_failures_are_told(home: Path) -> None:
     async def main() -> None:
         async with listening(home, StatusClaim) as (node, queue):
             waiting = await node.submit(waits)
-            seen = [each.state for each in await states(queue, waiting.job_id, ClaimState.DONE)]
+            told = await states(queue, waiting.job_id, ClaimState.DONE)
+            seen = [each.state for each in told]
+            assert {each.wait_for for each in told if each.state is ClaimState.WAITING} == {("help",)}
+            assert {each.wait_for for each in told if each.state is not ClaimState.WAITING} == {()}
             assert ClaimState.WAITING in seen and {*seen} <= {"planning", "waiting", "done"}
             assert await waiting.result() == "plan"
             failing = await node.submit(fails)
@@ -110,7 +115,7 @@ def test_waits_and_failures_are_told(home: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.req("BB-06")
+@pytest.mark.req("BB-06", "BB-23")
 def test_the_load_of_the_node_is_told_on_each_beat(home: Path) -> None:
     async def main() -> None:
         async with listening(home, NodeLoad) as (node, queue):
@@ -120,6 +125,7 @@ def test_the_load_of_the_node_is_told_on_each_beat(home: Path) -> None:
                 heard = await queue.get(PATIENCE_S)
                 assert heard is not None and heard.message.slots == 3
                 if heard.message.busy == 3 and heard.message.queue_depth:
+                    assert heard.message.roles == {"status.held": heard.message.queue_depth}
                     break
             go.set()
 
@@ -178,7 +184,7 @@ class Published:
 def test_every_change_is_told_without_a_beat_and_a_lost_run_no_more() -> None:
     async def main() -> None:
         beats = LocalBeats(make_policy("choir", 1), lambda: 0)  # its next beat never comes
-        claims, bus = StatusClaims(beats, "a", 1, lambda: HLC, lambda: asyncio.sleep(0, 0)), Published()
+        claims, bus = StatusClaims(beats, "a", 1, lambda: HLC, lambda: asyncio.sleep(0, {})), Published()
         emit = claims.listening(lambda event: None)
         task = asyncio.create_task(claims.send(cast(TempoMessages, bus)))
         await asyncio.sleep(0)
@@ -193,7 +199,7 @@ def test_every_change_is_told_without_a_beat_and_a_lost_run_no_more() -> None:
         emit(RunFinished(third, "k", 1))
         told = await asyncio.wait_for(bus.queue.get(), PATIENCE_S)
         assert (told.task_id, told.state, told.progress) == (third, ClaimState.DONE, 1.0)
-        assert claims._due(is_beat=True) == [] and bus.queue.empty()
+        assert claims._due(is_beat=True) == {} and bus.queue.empty()
         task.cancel()
         await asyncio.wait([task])
 
@@ -203,17 +209,19 @@ def test_every_change_is_told_without_a_beat_and_a_lost_run_no_more() -> None:
 def test_a_storm_of_ends_is_bounded() -> None:
     async def main() -> None:
         beats = LocalBeats(make_policy("choir", 1), lambda: 0)
-        claims = StatusClaims(beats, "a", 1, lambda: HLC, lambda: asyncio.sleep(0, 0))
+        claims = StatusClaims(beats, "a", 1, lambda: HLC, lambda: asyncio.sleep(0, {}))
         emit = claims.listening(lambda event: None)
         for n in range(2 * CHANGES_MAX):
             job = Job(n.to_bytes(16, "big"), "storm", b"", HLC, DEFAULT, HLC)
             claims.keeper(job).begin()
             if n >= CHANGES_MAX // 2:
                 emit(RunFinished(ulid_text(job.id), "storm", 1))
-        told = claims._due(is_beat=False)
+        told = claims._due(is_beat=False)["storm"]
         assert [each.state for each in told] == [ClaimState.DONE] * CHANGES_MAX
         assert not claims._ended, "more than a beat tells are not kept"
-        assert claims._due(is_beat=False) == []
-        assert [each.state for each in claims._due(is_beat=True)] == [ClaimState.EXECUTING] * (CHANGES_MAX // 2)
+        assert claims._due(is_beat=False) == {}
+        assert [each.state for each in claims._due(is_beat=True)["storm"]] == [ClaimState.EXECUTING] * (
+            CHANGES_MAX // 2
+        )
 
     asyncio.run(main())

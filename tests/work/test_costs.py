@@ -47,7 +47,7 @@ RATES = {
     "rate_mem_gbs": 0.5,
     "rate_io_mb": 0.125,
     "rate_egress_mb": 1.0,
-    "rate_storage_gbh": 1.0,
+    "rate_storage_gbh": 0.0,
 }
 HONEST = Resources(wall_s=0.884, cpu_s=0.25)
 HONEST_COST = 9 * 0.25 + 0.25 * 2.0
@@ -147,7 +147,7 @@ def test_a_run_on_a_device_without_a_rate_is_left_out_and_told(runtime: Runtime)
     assert (top.cost, top.unpriced) == (pytest.approx(HONEST_COST + 2.0), 1)
     # A cap counts what can be priced of earlier runs.
     with runtime.read() as session:
-        spent = spent_on(session, runtime.blobs, unpriced, need_rates(runtime.home))
+        spent = spent_on(session, runtime.blobs, unpriced, need_rates(runtime.home), 100, 0)
     assert spent.cost == pytest.approx(HONEST_COST + 2.0)
 
 

@@ -46,6 +46,7 @@ COMMANDS = {
     "replay": ("replay:app", "Play a reported window again: its ops and messages by the beat."),
     "score": ("score:app", "Check the score of a task: beats for phases and waits, retries, escalations."),
     "promise": ("promise:app", "Promise help to an agent that has asked for it, within some beats."),
+    "secret": ("secret:app", "Print keys and tokens of a project and role that change on each downbeat."),
     "ucxl": ("beat:ucxl_app", "Parse a UCXL address and show the time that it means."),
     "top": ("top:app", "Watch the mesh: beat, nodes, holds, queue, alarms, cost."),
     "git": ("git:app", "Use a git repository as a job queue: submit, work, verify."),

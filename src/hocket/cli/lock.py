@@ -14,6 +14,7 @@ from hocket.cli.tables import Row
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
+    from hocket.coordination.locks import Length
     from hocket.node.locks import LockOptions
     from hocket.service import Service
 
@@ -303,10 +304,10 @@ def _ms(text: str | None, name: str) -> int | None:
     return None if given is None else round(given * 1000)
 
 
-def _length(service: "Service", lease: str | None) -> int | None:
-    from hocket.node.worker_tempo import length_ms
+def _length(service: "Service", lease: str | None) -> "Length | None":
+    from hocket.node.worker_tempo import hold_length
 
     try:
-        return None if lease is None else length_ms(service.runtime, lease)
+        return None if lease is None else hold_length(service.runtime, lease)
     except ValueError as error:
         raise Usage(f"bad lease: {error}") from None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from hocket.errors import Usage
 from hocket.events import Emit, MetricsServed
 from hocket.node.node import Node
 from hocket.work.event_logging import log_event, logged
+
+if TYPE_CHECKING:
+    from hocket.server.monitoring.pulse_admin import PulseAdmin
 
 MetricsOption = Annotated[
     str | None,
@@ -22,10 +25,10 @@ MetricsOption = Annotated[
 
 
 def monitored(
-    node: Node, metrics: str | None, troubles: Callable[[], list[str]]
+    node: Node, metrics: str | None, troubles: Callable[[], list[str]], admin: "Callable[[], PulseAdmin] | None" = None
 ) -> tuple[AbstractAsyncContextManager[object], Emit]:
     """Serves metrics inside the block, if an address is given. Pass the second to all parts of the process. `troubles`
-    gives why the process cannot work now.
+    gives why the process cannot work now, and `admin` makes what answers the admin routes of a pulse.
     """
     if metrics is None:
         return nullcontext(), log_event
@@ -37,6 +40,7 @@ def monitored(
         raise Usage(f"--metrics needs {error.name}; install hocket[server]") from None
     counts = EventCounts()
     emit = logged(counts)
-    server = MonitorServer(Monitor(node, counts, troubles=troubles, emit=emit), *parse_address(metrics))
+    monitor = Monitor(node, counts, troubles=troubles, emit=emit)
+    server = MonitorServer(monitor, *parse_address(metrics), None if admin is None else admin())
     log_event(MetricsServed(server.address))
     return server, emit

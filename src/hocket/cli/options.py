@@ -12,6 +12,8 @@ import typer
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hocket.kernel.beats.score import Score
 
 PAYLOAD_READ_MAX = 8 * 1024 * 1024
@@ -101,6 +103,24 @@ PerBeat = Annotated[
 ChargeTo = Annotated[str | None, typer.Option("--charge-to", metavar="ACCOUNT", help="The account that pays for it.")]
 
 
+PhaseCap = Annotated[
+    list[str] | None,
+    typer.Option("--phase-cap", metavar="PHASE=BEATS", help="The most beats of plan, work or review; may be repeated."),
+]
+WaitCap = Annotated[
+    list[str] | None,
+    typer.Option("--wait-cap", metavar="WAIT=BEATS", help="The most beats of waits for help or io; may be repeated."),
+]
+HardEnd = Annotated[
+    str | None,
+    typer.Option("--hard-end", metavar="bar+N", help="End it on the Nth downbeat after its submit."),
+]
+BudgetFile = Annotated[
+    str | None,
+    typer.Option("--budget", metavar="FILE", help="Its caps, as a YAML block `budget:`; the options above go first."),
+]
+
+
 ScoreFile = Annotated[
     str | None,
     typer.Option("--score", metavar="FILE", help="Its beats: phases, waits, tries. See `hocket score check`."),
@@ -158,18 +178,40 @@ def score(file: str | None) -> "Score | None":
         raise Usage(f"{'standard input' if file == '-' else file}: {error}") from None
 
 
-def budget(
-    max_cost: float | None, max_bu: int | None, per_beat: list[str] | None, charge_to: str | None
-) -> dict[str, Any] | None:
-    """The budget that these options name, if any."""
-    caps = {}
-    for each in per_beat or ():
-        name, _, amount = each.partition("=")
-        try:
-            caps[name] = float(amount)
-        except ValueError:
-            raise Usage(f"bad --per-beat {each!r}; write it like cpu_sec=8") from None
-    return given(max_cost=max_cost, max_bu=max_bu, per_beat=caps or None, charge_to=charge_to) or None
+def budget(params: "Mapping[str, Any]", directory: str = "") -> "dict[str, Any] | None":
+    """The budget that the options of a command name, if any. A file is looked for in the directory."""
+    named = given(**{name: params[name] for name in ("max_cost", "max_bu", "charge_to", "hard_end")})
+    for option, member, example in _CAPS:
+        if params[option]:
+            named[member] = dict(_cap(each, option, example) for each in params[option])
+    if params["budget_file"] is None:
+        return named or None
+    import msgspec
+
+    from hocket.cli.files import read_file
+    from hocket.kernel.budgets import read_budget
+    from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
+
+    data = read_file(str(Path(directory, params["budget_file"])), TEXT_BYTES_MAX)
+    try:
+        return dict(msgspec.to_builtins(read_budget(data))) | named
+    except ValueError as error:
+        raise Usage(f"bad budget in {params['budget_file']}: {error}") from None
+
+
+_CAPS = (
+    ("per_beat", "per_beat", "cpu_sec=8"),
+    ("phase_cap", "phase_caps", "work=4"),
+    ("wait_cap", "wait_caps", "help=2"),
+)
+
+
+def _cap(text: str, option: str, example: str) -> tuple[str, float | int]:
+    name, _, amount = text.partition("=")
+    try:
+        return name, float(amount) if option == "per_beat" else int(amount)
+    except ValueError:
+        raise Usage(f"bad --{option.replace('_', '-')} {text!r}; write it like {example}") from None
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from hocket.node.tempo import pulsing
 
 if TYPE_CHECKING:
     from hocket.kernel.beats.policy import TempoPolicy
+    from hocket.rhythm.pulse import Pulse
+    from hocket.server.monitoring.pulse_admin import PulseAdmin
 
 app = new_app()
 
@@ -53,12 +55,24 @@ def pulse(
 
 async def _pulse(runtime: Runtime, policy: "TempoPolicy", servers: BusSettings | None, metrics: str | None) -> None:
     node, ended = Node(runtime), asyncio.Event()
-    monitoring, events = monitored(node, metrics, lambda: ["this pulse stops"] if ended.is_set() else [])
+    admins: list[PulseAdmin] = []
+
+    def admin() -> "PulseAdmin":
+        from hocket.server.monitoring.pulse_admin import PulseAdmin
+
+        admins.append(PulseAdmin(node, policy))
+        return admins[0]
+
+    def began(pulse: "Pulse") -> None:
+        for each in admins:
+            each.pulse = pulse
+
+    monitoring, events = monitored(node, metrics, lambda: ["this pulse stops"] if ended.is_set() else [], admin)
     try:
         if servers is not None:
             await node.message_bus(events, servers)
         with stopped_by_signals(ended.set) as received:
-            async with monitoring, node.in_touch(events), pulsing(node, policy, events):
+            async with monitoring, node.in_touch(events), pulsing(node, policy, events, began):
                 shown = {"cluster": policy.cluster_id, "tempo_bpm": policy.initial_bpm, "process": os.getpid()}
                 emit(shown)
                 fields([(name.replace("_", " "), value) for name, value in shown.items()])

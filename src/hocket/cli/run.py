@@ -14,7 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.options import ChargeTo, MaxBu, MaxCost, PerBeat, Priority, Retries, budget, given
+from hocket.cli.options import (
+    BudgetFile,
+    ChargeTo,
+    HardEnd,
+    MaxBu,
+    MaxCost,
+    PerBeat,
+    PhaseCap,
+    Priority,
+    Retries,
+    WaitCap,
+    budget,
+    given,
+)
 from hocket.cli.output import emit, notice, say
 from hocket.cli.settings import HomeOption, JsonOption, deliver, open_service, settings
 from hocket.errors import NotAuthorised, Usage
@@ -79,6 +92,10 @@ def run(
     max_cost: MaxCost = None,
     max_bu: MaxBu = None,
     per_beat: PerBeat = None,
+    phase_cap: PhaseCap = None,
+    wait_cap: WaitCap = None,
+    hard_end: HardEnd = None,
+    budget_file: BudgetFile = None,
     charge_to: ChargeTo = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -156,7 +173,7 @@ def read(params: dict[str, Any], directory: Path, environment: dict[str, str]) -
         **given(
             priority=params["priority"],
             retries=params["retries"],
-            budget=budget(params["max_cost"], params["max_bu"], params["per_beat"], params["charge_to"]),
+            budget=budget(params, str(directory)),
         ),
     )
     return Asked(request, bool(params["detach"]), _exposed(request.env))

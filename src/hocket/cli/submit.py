@@ -10,16 +10,20 @@ from hocket.cli.options import (
     After,
     Backoff,
     BackoffMax,
+    BudgetFile,
     ChargeTo,
     Claim,
     ClaimTimeout,
     Concurrency,
+    HardEnd,
     Lease,
     MaxBu,
     MaxCost,
     Needs,
     NotBefore,
     Open,
+    PerBeat,
+    PhaseCap,
     Priority,
     Rate,
     Retries,
@@ -29,6 +33,7 @@ from hocket.cli.options import (
     Ttl,
     Unique,
     UniqueFor,
+    WaitCap,
     budget,
     given,
     payload,
@@ -49,6 +54,7 @@ app = new_app()
 
 @app.command()
 def submit(
+    context: typer.Context,
     kind: Annotated[str | None, typer.Argument(metavar="KIND", help="Like acme.render.", show_default=False)] = None,
     data: Annotated[
         str | None,
@@ -74,7 +80,12 @@ def submit(
     claim_timeout: ClaimTimeout = None,
     max_cost: MaxCost = None,
     max_bu: MaxBu = None,
+    per_beat: PerBeat = None,
+    phase_cap: PhaseCap = None,
+    wait_cap: WaitCap = None,
+    hard_end: HardEnd = None,
     charge_to: ChargeTo = None,
+    budget_file: BudgetFile = None,
     score_file: ScoreFile = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job and print its result as JSON.")] = False,
     wait_for: Annotated[
@@ -123,7 +134,7 @@ def submit(
         claim=claim,
         sticky=sticky,
         claim_timeout=claim_timeout,
-        budget=budget(max_cost, max_bu, None, charge_to),
+        budget=budget(context.params),
         score=score(score_file),
     )
     patience = seconds(wait_for, "--wait-for")

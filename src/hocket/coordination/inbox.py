@@ -377,14 +377,19 @@ def refused(session: Session, message_id: bytes, reason: Reason, now: int) -> Ho
 
 def content_of(session: Session, message_id: bytes) -> SendMessage:
     """What a message says."""
+    return sending_of(session, message_id)[1]
+
+
+def sending_of(session: Session, message_id: bytes) -> tuple[Op, SendMessage]:
+    """The op that sent a message, and what the message says."""
     row = session.op(message_id)
-    payload = None if row is None else decode(row.body).payload
-    if payload is None and (message := session.message(message_id)) is not None:
+    op = None if row is None else decode(row.body)
+    if op is None and (message := session.message(message_id)) is not None:
         # It was kept before it could be sent, so its id is not that of its op.
-        payload = next((decode(each.body).payload for each in session.ops_at(pack(message.sent))), None)
-    if not isinstance(payload, SendMessage):
+        op = next((decode(each.body) for each in session.ops_at(pack(message.sent))), None)
+    if op is None or not isinstance(op.payload, SendMessage):
         raise Usage(f"what message {ulid_text(message_id)} says is not here")
-    return payload
+    return op, op.payload
 
 
 def state_of(message: Message, agent: str, node: int, now: int) -> str:

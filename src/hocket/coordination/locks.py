@@ -74,22 +74,30 @@ REASON_CHARS_MAX = 500
 Request = Callable[[LockTransaction], Op | Reason]
 
 
+Length = int | Callable[[int], int]
+"""How long a hold lasts, in milliseconds. The length of one that ends at a beat depends on when it is taken."""
+
+
 class Wanted(NamedTuple):
     scope: str
     keys: tuple[str, ...]
     agent: str
     mode: LockMode
-    ttl_ms: int
+    lasts: Length
     wait_ms: int
 
-    def payload(self, wait_ms: int) -> AcquireLocks:
-        return AcquireLocks(self.scope, self.keys, self.agent, self.mode, self.ttl_ms, wait_ms)
+    def payload(self, wait_ms: int, now_ms: int) -> AcquireLocks:
+        return AcquireLocks(self.scope, self.keys, self.agent, self.mode, length_at(self.lasts, now_ms), wait_ms)
+
+
+def length_at(lasts: Length, now_ms: int) -> int:
+    return lasts if isinstance(lasts, int) else checked_ttl(lasts(now_ms))
 
 
 def wanted(
     keys: Sequence[str],
     agent: str,
-    ttl_ms: int | None = None,
+    lasts: Length | None = None,
     *,
     shared: bool = False,
     wait_ms: int = 0,
@@ -101,12 +109,14 @@ def wanted(
         raise Usage(f"a lock has 1 to {locks.KEYS_MAX} keys, not {len(named)}")
     if (patterns := sum(map(is_pattern, named))) > lock_limits.PATTERNS_MAX:
         raise Usage(f"{patterns} keys have stars; a lock has at most {lock_limits.PATTERNS_MAX} such keys")
-    if ttl_ms is None:
-        ttl_ms = default_ttl_ms(named)
+    if lasts is None:
+        lasts = default_ttl_ms(named)
+    if isinstance(lasts, int):
+        checked_ttl(lasts)
     if not 0 <= wait_ms <= locks.WAIT_MS_MAX:
         raise Usage(f"bad wait: {wait_ms} ms; wait at most {span(locks.WAIT_MS_MAX)}")
     mode = LockMode.SHARED if shared else LockMode.EXCLUSIVE
-    return Wanted(checked_scope(scope), named, checked_agent(agent), mode, checked_ttl(ttl_ms), wait_ms)
+    return Wanted(checked_scope(scope), named, checked_agent(agent), mode, lasts, wait_ms)
 
 
 def default_ttl_ms(keys: Sequence[str]) -> int:
@@ -219,11 +229,11 @@ class LockClient:
             await self._access.peek(lambda session: _compare_ahead(session, wanted))
 
         def ask(tx: LockTransaction) -> Op | Reason:
-            op = tx.author(wanted.payload(min(left_ms, WAIT_STEP_MS)), is_awaited=True)
+            op = tx.author(wanted.payload(min(left_ms, WAIT_STEP_MS), tx.now), is_awaited=True)
             if isinstance(op, Op):
                 asked.append(op.id)
                 if is_bound or tx.is_offer(op) or wait_of(scope_in(tx, wanted.scope), op.id):
-                    self._processes.bind(tx, op.id, wanted.scope, left_ms + wanted.ttl_ms)
+                    self._processes.bind(tx, op.id, wanted.scope, left_ms + length_at(wanted.lasts, tx.now))
             return op
 
         try:
@@ -256,15 +266,15 @@ class LockClient:
             raise
         if not is_bound:
             await self._free(queued.written)
-            hold = await self.renew(wanted.scope, None, wanted.agent, hold.fence, wanted.ttl_ms)
+            hold = await self.renew(wanted.scope, None, wanted.agent, hold.fence, wanted.lasts)
         return Granted(hold, queued.written.id, True, is_elsewhere)
 
-    async def renew(self, scope: str, key: str | None, agent: str, fence: int, ttl_ms: int) -> Hold:
+    async def renew(self, scope: str, key: str | None, agent: str, fence: int, lasts: Length) -> Hold:
         """Raises LockLost."""
 
         def ask(tx: LockTransaction) -> Op | Reason:
             self._refusals.check_key(scope_in(tx, scope), key, agent, fence)
-            return tx.author(RenewLocks(scope, agent, fence, ttl_ms), is_awaited=True)
+            return tx.author(RenewLocks(scope, agent, fence, length_at(lasts, tx.now)), is_awaited=True)
 
         try:
             decision = await settled(
@@ -339,8 +349,9 @@ class LockClient:
 
     def _as_wait(self, wanted: Wanted, waiting: bytes = b"") -> Wait:
         """The request as it is, or would be, in the queue."""
-        until = self._access.log.reading().wall + wanted.wait_ms
-        return Wait(wanted.keys, wanted.mode, self._access.log.node, wanted.agent, wanted.ttl_ms, until, waiting)
+        now = self._access.log.reading().wall
+        ttl_ms, until = length_at(wanted.lasts, now), now + wanted.wait_ms
+        return Wait(wanted.keys, wanted.mode, self._access.log.node, wanted.agent, ttl_ms, until, waiting)
 
     async def _outlast(self, wanted: Wanted, watch: DeadlockWatch, ends_at: float) -> None:
         """Returns when the agents no longer seem to wait for each other. Raises LockHeld when it is certain that they
@@ -407,13 +418,13 @@ class LockClient:
         """An op of this node serves the queue after a hold has passed its deadline, and says that the agent still
         waits. False if that was not decided.
         """
-        payload = wanted.payload(max(1, round(step_s * 1000)))
+        wait_ms = max(1, round(step_s * 1000))
 
         def ask(tx: Transaction) -> Op | Reason:
             state = scope_in(tx, wanted.scope)
             if state is None or wait_of(state, queued.waiting) is None or (is_due and _due_s(state, tx.now) > 0):
                 return Reason.NOT_WAITING
-            return tx.author(payload, (queued.waiting,), is_awaited=True)
+            return tx.author(wanted.payload(wait_ms, tx.now), (queued.waiting,), is_awaited=True)
 
         try:
             decision = await decided(self._access, self._access.run, wanted.scope, ask, is_awaited=True)

@@ -8,7 +8,8 @@ that makes it, or a hash over its author and its content. Two further commitment
 in the same field. The last is its link, a hash of the author's previous op: an author's ops form one chain, and two ops
 with the same link prove that their author has two histories. Before the link there may be a pin, the time and a hash of
 the last op that the author knew of another node: an op that this node shows later under an earlier time was not known
-then. A request that another node decides has a deadline in the place of the pin.
+then. A request that another node decides has a deadline in the place of the pin, and any other op of a node with a
+tempo has its beat there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -70,6 +71,7 @@ SELF_NAMED: dict[type[Payload], str] = {
 _OP_CONTEXT = b"hocket op\0"
 # No pin ends like this. Programs that know no deadlines take one for a pin, which has no meaning in a request.
 _DEADLINE_END = b"\xff\xff\xff\xff" + digest(b"hocket deadline\0", 5)
+_BEAT_END = b"\xff\xff" + digest(b"hocket beat\0", 5)
 
 
 class Op(msgspec.Struct, frozen=True):
@@ -99,6 +101,7 @@ class Op(msgspec.Struct, frozen=True):
     @property
     def pin(self) -> "Pin | None":
         pins = [dep for dep in self.causal_deps[-2:] if dep[0] == _PIN_MARK and dep[7:] != _DEADLINE_END]
+        pins = [dep for dep in pins if not dep.endswith(_BEAT_END)]
         return Pin(int.from_bytes(pins[0][1:7], "big"), int.from_bytes(pins[0][7:11], "big"), pins[0]) if pins else None
 
     @property
@@ -110,6 +113,21 @@ class Op(msgspec.Struct, frozen=True):
             if dep[0] == _PIN_MARK and dep[7:] == _DEADLINE_END:
                 return int.from_bytes(dep[1:7], "big")
         return None
+
+    @property
+    def beat(self) -> "BeatMark | None":
+        """The beat in which its author wrote it, if the author has a tempo."""
+        for dep in self.causal_deps[-2:]:
+            if dep[0] == _PIN_MARK and dep.endswith(_BEAT_END):
+                return BeatMark(int.from_bytes(dep[1:7], "big"), int.from_bytes(dep[7:9], "big"))
+        return None
+
+
+class BeatMark(NamedTuple):
+    """A beat of the window that began at that time."""
+
+    window_ms: int
+    beat_index: int
 
 
 class Pin(NamedTuple):
@@ -136,6 +154,11 @@ def pin_to(stamp: Hlc, op_id: bytes) -> bytes:
 def deadline_at(wall: int) -> bytes:
     """What a request carries of the time until which its author waits."""
     return b"\xfe" + wall.to_bytes(6, "big") + _DEADLINE_END
+
+
+def beat_at(mark: BeatMark) -> bytes:
+    """What an op carries of the beat in which it was written."""
+    return b"\xfe" + mark.window_ms.to_bytes(6, "big") + mark.beat_index.to_bytes(2, "big") + _BEAT_END
 
 
 def bind(op: Op) -> tuple[Op, bytes]:

@@ -10,7 +10,7 @@ import msgspec
 
 from hocket.kernel.budgets import Measured
 from hocket.kernel.decoding import convert
-from hocket.kernel.execution import Resources
+from hocket.kernel.execution import DEVICES_MAX, Amount, Count, DeviceClass, Resources
 from hocket.kernel.ids import content_hash
 from hocket.kernel.kinds import covers
 from hocket.kernel.yaml_subset import BadText, read_text
@@ -87,28 +87,48 @@ def read_rate_card(text: bytes) -> RateCard:
     return card
 
 
+Devices = Annotated[dict[DeviceClass, Amount], msgspec.Meta(max_length=DEVICES_MAX)]
+
+
 class ResourceUse(msgspec.Struct, frozen=True):
     """What a run used: the resource primitives of Backbeat 14.2, and its beats."""
 
-    beats: int = 0
-    cpu_sec: float = 0.0
-    gpu_sec: dict[str, float] = {}
-    mem_gbs: float = 0.0
-    disk_io_mb: float = 0.0
-    net_egress_mb: float = 0.0
-    storage_gbh: float = 0.0
+    beats: Count = 0
+    cpu_sec: Amount = 0.0
+    gpu_sec: Devices = {}
+    mem_gbs: Amount = 0.0
+    disk_io_mb: Amount = 0.0
+    net_egress_mb: Amount = 0.0
+    storage_gbh: Amount = 0.0
+    accel_sec: Devices = {}
 
     def __add__(self, other: "ResourceUse") -> "ResourceUse":
-        classes = sorted(self.gpu_sec.keys() | other.gpu_sec.keys())
         return ResourceUse(
             self.beats + other.beats,
             self.cpu_sec + other.cpu_sec,
-            {name: self.gpu_sec.get(name, 0.0) + other.gpu_sec.get(name, 0.0) for name in classes},
+            _summed(self.gpu_sec, other.gpu_sec),
             self.mem_gbs + other.mem_gbs,
             self.disk_io_mb + other.disk_io_mb,
             self.net_egress_mb + other.net_egress_mb,
             self.storage_gbh + other.storage_gbh,
+            _summed(self.accel_sec, other.accel_sec),
         )
+
+    def fits(self, beat_ms: int, span_ms: int) -> bool:
+        """Whether one machine can have used this much in so long a time, by the clock of the log."""
+        whole = Resources(
+            wall_s=max(0, self.beats - 1) * beat_ms / 1000,
+            cpu_s=self.cpu_sec,
+            memory_gb_s=self.mem_gbs,
+            disk_written_bytes=int(self.disk_io_mb * _MB),
+            network_bytes=int(self.net_egress_mb * _MB),
+            gpu_s=_summed(self.gpu_sec, self.accel_sec),
+        )
+        return whole.fits(span_ms)
+
+
+def _summed(left: dict[str, float], right: dict[str, float]) -> dict[str, float]:
+    return {name: left.get(name, 0.0) + right.get(name, 0.0) for name in sorted(left.keys() | right.keys())}
 
 
 def measured(used: ResourceUse, cost: float) -> dict[Measured, float]:
@@ -116,9 +136,11 @@ def measured(used: ResourceUse, cost: float) -> dict[Measured, float]:
     return {
         "cpu_sec": used.cpu_sec,
         "gpu_sec": math.fsum(used.gpu_sec.values()),
+        "accel_sec": math.fsum(used.accel_sec.values()),
         "mem_gbs": used.mem_gbs,
         "disk_io_mb": used.disk_io_mb,
         "net_egress_mb": used.net_egress_mb,
+        "storage_gbh": used.storage_gbh,
         "cost": cost,
     }
 
@@ -140,6 +162,17 @@ def usage_of(used: Resources, beat_ms: int) -> ResourceUse:
     )
 
 
+USAGE_TYPE = "hocket.usage"
+"""The type of the artifacts that say what a run used."""
+
+
+class UsageRecord(msgspec.Struct, frozen=True):
+    """What a run used, and the beat of the cluster while it ran."""
+
+    beat_ms: Annotated[int, msgspec.Meta(ge=BEAT_MS_MIN, le=BEAT_MS_MAX)]
+    usage: ResourceUse
+
+
 class Charge(msgspec.Struct, frozen=True):
     """What a run, or several, cost in `currency`, and of that each part of the formula."""
 
@@ -150,14 +183,15 @@ class Charge(msgspec.Struct, frozen=True):
 
 def unpriced_devices(usage: ResourceUse, card: RateCard) -> list[str]:
     """The classes of devices that were used and that are not among those that the card prices."""
-    return [] if card.rate_gpu_sec is None else sorted(usage.gpu_sec.keys() - card.rate_gpu_sec.keys())
+    used = usage.gpu_sec.keys() | usage.accel_sec.keys()
+    return [] if card.rate_gpu_sec is None else sorted(used - card.rate_gpu_sec.keys())
 
 
 def skipped_rates(usage: ResourceUse, card: RateCard) -> list[str]:
     """The rates that the card does not name, of resources that were used."""
     used = {
         "role_rate_bu": usage.beats,
-        "rate_gpu_sec": math.fsum(usage.gpu_sec.values()),
+        "rate_gpu_sec": math.fsum((*usage.gpu_sec.values(), *usage.accel_sec.values())),
         "rate_cpu_sec": usage.cpu_sec,
         "rate_mem_gbs": usage.mem_gbs,
         "rate_io_mb": usage.disk_io_mb,
@@ -168,11 +202,14 @@ def skipped_rates(usage: ResourceUse, card: RateCard) -> list[str]:
 
 
 def charge(usage: ResourceUse, card: RateCard, kind: str) -> Charge:
-    """The formula, over what the card prices. `skipped_rates` and `unpriced_devices` say what it does not price."""
+    """The formula, over what the card prices, with one list of rates for GPUs and other accelerators. `skipped_rates`
+    and `unpriced_devices` say what it does not price.
+    """
     devices = card.rate_gpu_sec or {}
     parts = {
         "beats": usage.beats * card.beat_rate(kind),
         "gpu_sec": math.fsum(seconds * devices.get(name, 0.0) for name, seconds in usage.gpu_sec.items()),
+        "accel_sec": math.fsum(seconds * devices.get(name, 0.0) for name, seconds in usage.accel_sec.items()),
         "cpu_sec": usage.cpu_sec * (card.rate_cpu_sec or 0.0),
         "mem_gbs": usage.mem_gbs * (card.rate_mem_gbs or 0.0),
         "disk_io_mb": usage.disk_io_mb * (card.rate_io_mb or 0.0),

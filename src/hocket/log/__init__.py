@@ -44,7 +44,7 @@ from hocket.log.sealing import BackgroundSealer, Sealer, SharedSealer, signed
 from hocket.log.short_transaction import LockTransaction, ShortTransaction
 from hocket.log.state_check import CheckedStates
 from hocket.log.store_check import StoreCheck
-from hocket.log.transaction import Transaction, Wall, being_rebuilt, next_stamp
+from hocket.log.transaction import BeatOf, Transaction, Wall, being_rebuilt, next_stamp
 from hocket.store import Head, MustBeAlone, NewOp, Session, Store
 from hocket.store.row_seals import EndedSeals
 
@@ -115,6 +115,8 @@ class Log:
         else:
             self._sealer = BackgroundSealer(store, self._signer, helpers)
         self._outbox = OutboxBound()
+        self.beat: BeatOf | None = None
+        """Given on a node with a tempo: what its ops carry of their beat."""
         self._last_id = bytes(16)
         self._last_id_ms = 0
         self._id_lock = threading.Lock()
@@ -199,7 +201,14 @@ class Log:
     def begin(self, session: Session) -> Transaction:
         """A transaction in a session of the caller's, who closes it."""
         return Transaction(
-            session, self._signer, self.permissions_reader, self._wall, self.physical(), self.new_id, self._outbox
+            session,
+            self._signer,
+            self.permissions_reader,
+            self._wall,
+            self.physical(),
+            self.new_id,
+            self._outbox,
+            self.beat,
         )
 
     def _short_transaction(self, session: Session) -> LockTransaction:
@@ -212,13 +221,16 @@ class Log:
         permissions = self.permissions_reader.read(session, head.permissions_state)
         if self.rules.bounds is None or permissions.arbiter(Hlc(now, U32_MAX, self.node)) != self.node:
             return self.begin(session)
-        return ShortTransaction(session, head, self._signer, permissions, now, self.physical())
+        return ShortTransaction(session, head, self._signer, permissions, now, self.physical(), self.beat)
 
     def append_plain(self, kind: str, payload: bytes) -> bytes | None:
         """Schedules one new job without a policy and returns its id, which is that of the op. This is the short way for
         the commonest op: the op always counts, so it is only put on the log. The next transaction that reads the roster
-        folds and indexes many such ops at once. Returns None, and writes nothing, if the kind has options.
+        folds and indexes many such ops at once. Returns None, and writes nothing, if the kind has options, or this
+        node a tempo.
         """
+        if self.beat is not None:
+            return None
         author = self._author if self._can_be_beside else None
         with self.store.write(author, at_end=True) as session:
             session.lock_author(self._author)

@@ -15,7 +15,7 @@ from hocket.kernel.subjects import LOCK, Subject, subject_of
 from hocket.kernel.vocabulary import Payload, discriminant
 from hocket.log.lock_projector import LockProjector
 from hocket.log.permissions import Permissions
-from hocket.log.transaction import Append, Transaction, next_stamp
+from hocket.log.transaction import Append, BeatOf, Transaction, next_stamp
 from hocket.store import Head, NewOp, Session
 
 _COUNTS, _SETTLED = 0, 1
@@ -42,13 +42,33 @@ def _cites_nothing() -> None:
 class ShortTransaction:
     """`now` and `physical` are as in `Transaction`. This node is the arbiter, and ids are bound to content."""
 
-    __slots__ = ("_clock", "_head", "_last", "_ops", "_projector", "_signer", "node", "now", "physical", "session")
+    __slots__ = (
+        "_clock",
+        "_head",
+        "_last",
+        "_ops",
+        "_projector",
+        "_signer",
+        "beat",
+        "node",
+        "now",
+        "physical",
+        "session",
+    )
 
     is_uninformed = is_out_of_touch = False
 
     def __init__(
-        self, session: Session, head: Head, signer: OpSigner, permissions: Permissions, now: int, physical: int
+        self,
+        session: Session,
+        head: Head,
+        signer: OpSigner,
+        permissions: Permissions,
+        now: int,
+        physical: int,
+        beat: BeatOf | None = None,
     ) -> None:
+        self.beat = beat
         self.session, self._head, self._signer = session, head, signer
         self.node, self.now, self.physical = signer.node, now, physical
         self._projector = LockProjector(session, _Engine(permissions, now, physical))
@@ -62,7 +82,8 @@ class ShortTransaction:
         subject = subject_of(payload)
         assert subject is not None and subject.family == LOCK
         stamp = next_stamp(self._clock, self.now)
-        op, body = bound(stamp, (link_to(self._last),), payload)
+        marks = () if self.beat is None else (self.beat(stamp.wall),)
+        op, body = bound(stamp, (*marks, link_to(self._last)), payload)
         projector = self._projector
         state = projector.state(subject.key)
         verdict: Any = projector.own_fault(state, op) or arbitration.apply(

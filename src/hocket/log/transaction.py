@@ -96,9 +96,13 @@ class OpDraft(NamedTuple):
     is_received: bool
 
 
+BeatOf = Callable[[int], bytes]
+"""What an op carries of its beat that is written at that time, in milliseconds."""
+
+
 class Transaction:
     """`now` is the time for decisions: the node's clock, never behind the wall. `physical` is the reading of the
-    machine's own clock, whatever other nodes' clocks say.
+    machine's own clock, whatever other nodes' clocks say. `beat` is given on a node with a tempo.
     """
 
     def __init__(
@@ -110,8 +114,10 @@ class Transaction:
         physical: int,
         new_id: Callable[[int], bytes],
         outbox: OutboxBound,
+        beat: BeatOf | None = None,
     ) -> None:
         self.session = session
+        self._beat = beat
         self._outbox = outbox
         self._signer = signer
         self.node = node = signer.node
@@ -246,6 +252,8 @@ class Transaction:
     ) -> tuple[Op, bytes]:
         if self.is_bound:
             pins = self._pin(about) if about is not None else () if deadline is None else (deadline,)
+            if self._beat is not None and not pins:
+                pins = (self._beat(stamp.wall),)
             return bound(stamp, (*deps, *pins, link_to(self._last)), payload)
         op_id = self.new_id(stamp.wall)
         while self.is_strict and is_taken(self.session, op_id):

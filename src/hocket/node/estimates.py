@@ -9,7 +9,7 @@ import msgspec
 from hocket.errors import NotAuthorised, OverBudget
 from hocket.kernel.ids import node_text
 from hocket.kernel.rate_card import Estimate
-from hocket.node.rates import need_rates, rates_of
+from hocket.node.rates import need_rates, prices_of, rates_of
 from hocket.node.runtime import Runtime
 from hocket.work.command.request import KIND as COMMAND
 from hocket.work.costs import cost_estimate
@@ -18,9 +18,9 @@ from hocket.work.jobs import Draft
 
 def estimate_of(runtime: Runtime, kind: str, program: str | None = None) -> Estimate | None:
     """What a job of this kind, or a command of this program, is expected to cost; None without a history."""
-    rates = need_rates(runtime.home)
+    prices = prices_of(runtime.home, need_rates(runtime.home), runtime.log.reading())
     with runtime.read() as session:
-        return cost_estimate(session, runtime.blobs, rates, kind, program)
+        return cost_estimate(session, runtime.blobs, prices, kind, program)
 
 
 def check_budgets(runtime: Runtime, drafts: Iterable[Draft]) -> None:

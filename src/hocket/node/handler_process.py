@@ -19,13 +19,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from hocket.errors import HocketError, Usage
 from hocket.kernel.clock import Hlc
+from hocket.kernel.rate_card import ResourceUse
 from hocket.kernel.roster import Job
 from hocket.node.help import helper
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import AsyncHandlerNode, Node, PlainHandlerNode, SyncNode
 from hocket.node.runtime import Runtime
+from hocket.work.budget_guard import BudgetGuard
 from hocket.work.handler_channel import (
     Channel,
     Close,
@@ -41,11 +45,13 @@ from hocket.work.handler_channel import (
     Start,
     StuckAt,
     Take,
+    Used,
 )
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import REGISTRY, load
 from hocket.work.lease import run_out
 from hocket.work.output_capture import catching
+from hocket.work.run_meter import RunMeter
 from hocket.work.run_outputs import RunOutput, RunOutputs, RunServices
 from hocket.work.runner import Run, Step
 
@@ -180,7 +186,10 @@ class _RemoteRun(Run):
     """A run whose notes and outputs go to the worker."""
 
     def __init__(self, start: Start, kit: RunServices, send: Send) -> None:
-        super().__init__(start.claim, REGISTRY[start.kind], start.lease_ms, start.claimed_at, kit)
+        meter = None
+        if start.beat_ms:
+            meter = RunMeter(BudgetGuard(start.kind, None, None, start.beat_ms), kit.monotonic)
+        super().__init__(start.claim, REGISTRY[start.kind], start.lease_ms, start.claimed_at, kit, meter)
         self.number = start.run
         self._send = send
         self.products = _Outputs(self.number, kit, self.job, send)
@@ -197,6 +206,17 @@ class _RemoteRun(Run):
 
     def _end_phrase(self, state: str) -> None:
         """The worker ends the phrase."""
+
+    def _measure(self) -> None:
+        assert self.meter is not None
+        self._tell_usage(self.meter.look(self.products.kept_bytes))
+
+    def _keep_usage(self, meter: RunMeter) -> None:
+        self._tell_usage(meter.end(self.products.kept_bytes))
+
+    def _tell_usage(self, usage: ResourceUse) -> None:
+        """The worker counts the beats."""
+        self._send(Used(self.number, replace(usage, beats=0)))
 
     def add_part(self, written: bytes, is_bytes: bool) -> None:
         super().add_part(written, is_bytes)

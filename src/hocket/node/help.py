@@ -40,6 +40,7 @@ async def ask_help(
     asking = f"{default_agent()}/help-{ulid_text(log.new_id(log.physical()))[-12:].lower()}"
     asked_ms = tempo.now_ms
     thread_id = await node.send(to, body, agent=asking, type=HELP_TYPE, ttl=HELP_TTL_S)
+    tempo.ask(thread_id)
     box, closes_ms = Inbox(node, asking), reply_due(tempo.tempo, asked_ms)
     promised: set[str] = set()
     while (left_ms := closes_ms - tempo.now_ms) > 0:

@@ -32,7 +32,7 @@ _PARTS = (
     *("processes", "blobs", "runs", "output", "secrets", "git"),
     *("messages", "read_position", "ended_rows", "rules", "checked_states"),
     *("config.toml", "store", "tempo.yaml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
-    "tls_key",
+    *("tls_key", "tempo.changes"),
 )
 
 # Returns the passphrase; called only if one is needed.
@@ -81,6 +81,7 @@ class Home:
         self.git_trusted = self.path / "git" / "trusted"
         self.configuration = self.path / "config.toml"
         self.tempo = self.path / "tempo.yaml"
+        self.tempo_changes = self.path / "tempo.changes"
         self._user_key = self.path / "user.key"
         self._user_did = self.path / "user.did"
         self._node_key = self.path / "node.key"
@@ -283,6 +284,9 @@ class Home:
                 f"the home {self.path} is an invited node's and has no user's key; run this on the owner's machine"
             )
         return read_user_key(self._user_key, ask)
+
+    def keep_tempo_changes(self, text: str) -> None:
+        _write(self.tempo_changes, text)
 
     def node_key(self) -> SigningKey:
         return _read_key(self._node_key)

@@ -18,6 +18,7 @@ from hocket.coordination import inbox
 from hocket.coordination.deciding import acceptance, decide, written
 from hocket.coordination.inbox import LEASE_MS_DEFAULT, TTL_MS_DEFAULT, ClaimedMessage, MessageDraft
 from hocket.errors import Unreachable, Usage
+from hocket.kernel.beats.placing import BeatPlace, stamp_of
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import hash_text, node_text, parse_ulid, ulid_text
 from hocket.kernel.messages import Message, read_address
@@ -92,11 +93,14 @@ class MessageData(msgspec.Struct, frozen=True):
     state: str
     lease_until_ms: int | None
     tries: int
+    stamp: BeatPlace | None = None
+    """The beat in which it was sent, if its node has a tempo."""
 
 
 def message_data(log: Log, session: Session, message: Message, agent: str | None) -> MessageData:
     """`agent` is whose delivery of a message to a group is shown."""
-    called, payload, author = names(log.permissions(session)), inbox.content_of(session, message.id), message.sent.node
+    called, author = names(log.permissions(session)), message.sent.node
+    op, payload = inbox.sending_of(session, message.id)
     address, now = message.address, log.physical()
     receiver = agent or address.name
     node = log.node if address.node is None else address.node
@@ -119,6 +123,7 @@ def message_data(log: Log, session: Session, message: Message, agent: str | None
         state,
         delivery.until if state == "leased" else None,
         delivery.tries,
+        stamp_of(op),
     )
 
 

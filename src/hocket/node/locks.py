@@ -14,7 +14,7 @@ from typing import Generic, TypedDict, TypeVar, Unpack
 from hocket.bus.changes import about
 from hocket.coordination.lock_decisions import read_scope
 from hocket.coordination.lock_processes import LockProcesses
-from hocket.coordination.locks import LockClient, LockLost, Wanted, wanted
+from hocket.coordination.locks import Length, LockClient, LockLost, Wanted, length_at, wanted
 from hocket.errors import HocketError, Unreachable, Usage
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import node_text
@@ -29,6 +29,7 @@ LOOK_S = 0.2
 LEFT_S_MIN = 1.0
 
 E = TypeVar("E", asyncio.Event, threading.Event)
+L = TypeVar("L", int, Length)
 _LOG = logging.getLogger("hocket")
 
 
@@ -56,7 +57,7 @@ class HeldLock(Generic[E]):
 
 class NodeLock:
     """The context manager of one lock. Raises LockHeld if others have it, Unreachable if the arbiter does not
-    answer. `length_ms` is how long a hold lasts that is taken now; if it is in beats, each renewal has another length.
+    answer. `length` is how long a hold lasts; one in beats ends at a beat, so each renewal has another length.
     """
 
     def __init__(
@@ -65,14 +66,14 @@ class NodeLock:
         processes: LockProcesses,
         keys: Sequence[str],
         agent: str,
-        length_ms: Callable[[str | float], int],
+        length: Callable[[str | float], Length],
         **options: Unpack[LockOptions],
     ) -> None:
-        self._access, self._length_ms, self._ttl = access, length_ms, options.get("ttl")
-        wait_ms = _ms(duration_ms, options["wait"], "wait") if "wait" in options else 0
+        self._access, self._length, self._ttl = access, length, options.get("ttl")
+        wait_ms = _parsed(duration_ms, options["wait"], "wait") if "wait" in options else 0
         shared, scope = options.get("shared", False), options.get("scope", "")
-        ttl_ms = None if self._ttl is None else _ms(length_ms, self._ttl, "lease")
-        self._wanted = wanted(keys, agent, ttl_ms, shared=shared, wait_ms=wait_ms, scope=scope)
+        lasts = None if self._ttl is None else _parsed(length, self._ttl, "lease")
+        self._wanted = wanted(keys, agent, lasts, shared=shared, wait_ms=wait_ms, scope=scope)
         self._cancels = options.get("cancel", False)
         self._client = lock_client(access, processes)
         self._was_cancelled = False
@@ -85,22 +86,23 @@ class NodeLock:
 
     async def __aenter__(self) -> HeldLock[asyncio.Event]:
         loop, asked = asyncio.get_running_loop(), self._from_now()
-        asked_at, lasts_s = loop.time(), asked.ttl_ms / 1000
+        asked_at, lasts_s = loop.time(), self._lasts_s(asked)
         granted = await self._client.acquire(asked, is_bound=True)
         hold, self._request = granted.hold, granted.request
         # The answer may have come so late that the lock is over by now.
         is_late = loop.time() > asked_at + lasts_s / 2
         if granted.is_queued or is_late:
             asked_at, left_s = loop.time(), (hold.deadline - self._access.log.physical()) / 1000
-            if granted.is_elsewhere or left_s < min(LEFT_S_MIN, lasts_s / 2):
-                # It was granted at a time that this clock does not know, or long ago.
+            is_uneven = granted.is_queued and not isinstance(asked.lasts, int)
+            if granted.is_elsewhere or is_uneven or left_s < min(LEFT_S_MIN, lasts_s / 2):
+                # It was granted at a time that this clock does not know, or long ago, or does not end at a beat.
                 try:
                     asked = self._from_now()
-                    hold = await self._client.renew(asked.scope, None, asked.agent, hold.fence, asked.ttl_ms)
+                    lasts_s = self._lasts_s(asked)
+                    hold = await self._client.renew(asked.scope, None, asked.agent, hold.fence, asked.lasts)
                 except BaseException:
                     await asyncio.shield(self._client.give_up(self._request))
                     raise
-                lasts_s = asked.ttl_ms / 1000
             else:
                 lasts_s = left_s
         self._lease = Lease(lasts_s, asked_at)
@@ -111,10 +113,17 @@ class NodeLock:
         return self._held
 
     def _from_now(self) -> Wanted:
-        """What is asked for. A hold in beats ends on a beat, so its length depends on the time."""
+        """What is asked for. The tempo may have changed."""
         if self._ttl is not None:
-            self._wanted = self._wanted._replace(ttl_ms=self._length_ms(self._ttl))
+            self._wanted = self._wanted._replace(lasts=self._length(self._ttl))
         return self._wanted
+
+    def _lasts_s(self, asked: Wanted) -> float:
+        """How long a hold lasts that is asked for now. One that is taken later ends at the same beat, or at a later
+        one.
+        """
+        lasts = asked.lasts
+        return (lasts if isinstance(lasts, int) else length_at(lasts, self._access.log.reading().wall)) / 1000
 
     def _start_keeper(self) -> None:
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
@@ -163,14 +172,15 @@ class NodeLock:
         lease.renewing()
         try:
             asked = self._from_now()
-            await self._client.renew(asked.scope, None, asked.agent, self._held.fence, asked.ttl_ms)
+            lasts_s = self._lasts_s(asked)
+            await self._client.renew(asked.scope, None, asked.agent, self._held.fence, asked.lasts)
         except LockLost:
             lease.end()
         except HocketError:
             lease.try_again(now)
         else:
             if not self._held.lost.is_set():
-                lease.renewed(asked.ttl_ms / 1000, now)
+                lease.renewed(lasts_s, now)
                 self._lose_at_end()
 
     async def _is_held(self) -> bool:
@@ -231,7 +241,7 @@ async def _pass_on(lost: asyncio.Event, told: threading.Event) -> None:
     told.set()
 
 
-def _ms(parse: Callable[[str | float], int], text: str | float, what: str) -> int:
+def _parsed(parse: Callable[[str | float], L], text: str | float, what: str) -> L:
     try:
         return parse(text)
     except ValueError as error:

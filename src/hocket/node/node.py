@@ -30,6 +30,7 @@ from hocket.kernel.policy import DEFAULT
 from hocket.kernel.rate_card import Estimate
 from hocket.kernel.roster import Job
 from hocket.log import Transaction
+from hocket.mesh.window_tokens import TOKEN_BARS
 from hocket.node import cost_reports as reports
 from hocket.node import handles
 from hocket.node.delivery import Delivery
@@ -59,7 +60,8 @@ from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.node.stream_news import StreamNews
 from hocket.node.tempo_policy import tempo_policy
-from hocket.node.worker_tempo import in_tempo, length_ms
+from hocket.node.window_secret import ProjectSecret, project_secret
+from hocket.node.worker_tempo import hold_length, in_tempo
 from hocket.store import Session
 from hocket.work import bulk, chains, jobs
 from hocket.work.bulk import CANCEL, RETRY, BulkChange, Changed, Which
@@ -225,9 +227,15 @@ class Node(LocalNode):
         finally:
             self.wrote()
 
+    def secret(self, project: str, role: str, *, bars: int = TOKEN_BARS) -> ProjectSecret:
+        """The secret of a project and a role, which changes on each downbeat of the tempo in force. Its tokens are void
+        `bars` bars later.
+        """
+        return project_secret(self.runtime.home, project, role, self.runtime.log.physical, bars)
+
     def lock(self, *keys: str, agent: str, **options: Unpack[LockOptions]) -> NodeLock:
         """Holds these keys, all at once, in an `async with` block. See `LockOptions`."""
-        return NodeLock(self, self.lock_processes, keys, agent, partial(length_ms, self.runtime), **options)
+        return NodeLock(self, self.lock_processes, keys, agent, partial(hold_length, self.runtime), **options)
 
     async def send(
         self,
@@ -506,6 +514,12 @@ class SyncNode:
         signal. The options are those of `Node.work`.
         """
         return on_a_thread(lambda started: self.work(handlers, signals=False, started=started, **options))
+
+    def secret(self, project: str, role: str, *, bars: int = TOKEN_BARS) -> ProjectSecret:
+        """The secret of a project and a role, which changes on each downbeat of the tempo in force. Its tokens are void
+        `bars` bars later.
+        """
+        return project_secret(self.runtime.home, project, role, self.runtime.log.physical, bars)
 
     def lock(
         self, *keys: str, agent: str, **options: Unpack[LockOptions]

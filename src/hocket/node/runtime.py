@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,8 @@ from hocket.work.run_outputs import RunServices
 from hocket.work.tracing import flush_traces
 
 if TYPE_CHECKING:
+    from hocket.kernel.beats.policy import TempoPolicy
+    from hocket.kernel.beats.tempo import TempoChange, Timeline
     from hocket.kernel.roster import Job
     from hocket.mesh.enrolment import Send
     from hocket.mesh.peers import Trust
@@ -112,6 +115,10 @@ class Runtime:
     """Why the last request of this process was kept in the home; None if the database has it."""
     tempo: "Callable[[Job], RunTempo | None] | None" = None
     """Gives the beats of a run, if the worker of this process has a tempo."""
+    tempi: "Timeline"
+    """The tempi of the cluster so far, on a node with a tempo."""
+    heard_beat_ms: "Callable[[], int] | None" = None
+    """One beat of the cluster's tempo as the worker of this process hears it, if it has a tempo."""
     promises: "PromiseWatch | None" = None
     """Watches the promises that jobs of that worker were given."""
 
@@ -156,6 +163,30 @@ class Runtime:
             revocations=RevocationFile(home.revocations),
             checked=CheckedStateFiles(home.checked_states),
         )
+        if home.tempo.exists():
+            self._keep_time()
+
+    def tempo_changed(self, policy: "TempoPolicy") -> "Callable[[TempoChange], None]":
+        """What a process does that hears of a change of the tempo under this policy."""
+        from hocket.node.tempo_timeline import home_timeline, keep_change
+
+        def keep(change: "TempoChange") -> None:
+            keep_change(self.home, policy, change)
+            self.tempi = home_timeline(self.home, policy)
+
+        return keep
+
+    def _keep_time(self) -> None:
+        """Ops of a node with a tempo carry their beat."""
+        from hocket.kernel.beats.placing import mark_at
+        from hocket.kernel.ops import beat_at
+        from hocket.node.tempo_policy import readable_policy
+        from hocket.node.tempo_timeline import home_timeline
+
+        if (policy := readable_policy(self.home)) is None:
+            return
+        self.tempi = home_timeline(self.home, policy)
+        self.log.beat = lambda wall: beat_at(mark_at(self.tempi, wall))
 
     @classmethod
     def open(cls, path: Path | str | None = None) -> "Runtime":
@@ -536,7 +567,16 @@ class Runtime:
             output=self.output,
             tempo=tempo,
             room=room,
+            beat_ms=lambda: self.home_beat_ms if self.heard_beat_ms is None else self.heard_beat_ms(),
         )
+
+    @cached_property
+    def home_beat_ms(self) -> int | None:
+        """One beat of the home's tempo; None if it has none."""
+        from hocket.node.tempo_policy import tempo_policy
+
+        policy = tempo_policy(self.home)
+        return None if policy is None else policy.initial_tempo.beat_ms
 
     def commands(
         self, fetch: "Fetch", allow: Iterable[str] = (), allow_any: bool = False, allow_env: Iterable[str] = ()

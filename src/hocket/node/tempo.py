@@ -1,7 +1,7 @@
 """Tempo in a process of a node: the beats that it hears on its bus, and a pulse of its own."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ async def heard_beats(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore)
     messages = TempoMessages(bus, node.log.user)
     clock = TempoClock(node.environment.monotonic, lambda: node.environment.physical_ms() / 1000)
     leaders = leader_check(node, policy, bus)
-    beats = HeardBeats(policy, clock, LIFE_MS, emit, leaders)
+    beats = HeardBeats(policy, clock, LIFE_MS, emit, leaders, node.runtime.tempo_changed(policy))
     await leaders.refresh()
     with closing(await messages.subscribe(PulseMessage, policy.cluster_id)) as queue:
         task = asyncio.create_task(BeatListener(beats, leaders).run(queue))
@@ -47,9 +47,11 @@ async def heard_beats(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore)
 
 
 @asynccontextmanager
-async def pulsing(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) -> AsyncIterator[None]:
-    """Runs a pulse until the block ends."""
-    run = supervised("the pulse", lambda: _run_pulse(node, policy, emit), emit, node.environment)
+async def pulsing(
+    node: LocalNode, policy: TempoPolicy, emit: Emit = ignore, began: Callable[[Pulse], None] = lambda pulse: None
+) -> AsyncIterator[None]:
+    """Runs a pulse until the block ends. `began` is called with it."""
+    run = supervised("the pulse", lambda: _run_pulse(node, policy, emit, began), emit, node.environment)
     task = asyncio.create_task(run)
     try:
         yield
@@ -57,7 +59,7 @@ async def pulsing(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) -> 
         await end_tasks([task])
 
 
-async def _run_pulse(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) -> None:
+async def _run_pulse(node: LocalNode, policy: TempoPolicy, emit: Emit, began: Callable[[Pulse], None]) -> None:
     bus = await node.message_bus(emit)
     messages = TempoMessages(bus, node.log.user)
     async with heard_beats(node, policy, emit) as beats:
@@ -65,6 +67,7 @@ async def _run_pulse(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) 
         pulse = Pulse(beats, lock, lambda message: messages.publish(message, policy.cluster_id), emit)
         with closing(await messages.subscribe(BarReport, policy.cluster_id)) as reports:
             emit(PulseStarted(policy.cluster_id))
+            began(pulse)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(pulse.run())
                 tasks.create_task(_adapt(node, reports, pulse))

@@ -12,6 +12,14 @@ from hocket.node.home import Home
 CLUSTER_DEFAULT = "local"
 
 
+def readable_policy(home: Home) -> TempoPolicy | None:
+    """The home's own policy; None if it has none that can be read. Who needs one says what is wrong with it."""
+    try:
+        return tempo_policy(home)
+    except Usage:
+        return None
+
+
 def tempo_policy(home: Home, file: PathLike[str] | str | None = None) -> TempoPolicy | None:
     """The policy of the file, or the home's own; None if the home has none. Raises Usage with what is wrong."""
     path = home.tempo if file is None else Path(file).expanduser()

@@ -8,15 +8,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from hocket.coordination.locks import Length
 from hocket.errors import StoreError, Usage
-from hocket.kernel.beats.phases import BeatsLong, parse_length
+from hocket.kernel.beats.phases import BeatsLong, Phases, hold_end, parse_length
 from hocket.kernel.beats.policy import TempoPolicy
+from hocket.kernel.beats.tempo import Tempo
 from hocket.kernel.candidates import worker_id
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import LEASE_MS_MIN
 from hocket.node.runtime import Runtime
 from hocket.node.tempo_policy import tempo_policy
-from hocket.rhythm.beat_source import LocalBeats, hold_ms
+from hocket.node.tempo_timeline import home_timeline
 from hocket.store import JobFilter, Session, Stage
 from hocket.work.supervision import supervised
 from hocket.work.worker import WorkerOptions
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     from hocket.node.local_node import LocalNode
 
 
-def length_ms(runtime: Runtime, length: str | float) -> int:
-    """How long a hold lasts that is taken now: a duration, or beats such as "4b" by the home's policy. Raises
+def hold_length(runtime: Runtime, length: str | float) -> Length:
+    """How long a hold lasts: a duration, or beats such as "4b" of the tempo in force, which end at a beat. Raises
     ValueError, and Usage if beats are given and the home has no policy.
     """
     found = parse_length(length)
@@ -36,7 +38,15 @@ def length_ms(runtime: Runtime, length: str | float) -> int:
     policy = tempo_policy(runtime.home)
     if policy is None:
         raise Usage(f"{length} is a length in beats, and this node has no tempo; write {runtime.home.tempo}")
-    return hold_ms(LocalBeats(policy, runtime.log.physical).now(), policy.phases, found.beats)
+    tempi = home_timeline(runtime.home, policy)
+    return lambda now_ms: hold_end(tempi.at(now_ms), policy.phases, found.beats, now_ms) - now_ms
+
+
+def lease_ms(tempo: Tempo, phases: Phases, beats: int, now_ms: int) -> int:
+    """How long a lease of so many beats lasts that is taken now. It ends at a beat, and leaves time to renew it."""
+    end_ms = hold_end(tempo, phases, beats, now_ms)
+    short_ms = max(0, now_ms + LEASE_MS_MIN - end_ms)
+    return end_ms - now_ms - -short_ms // tempo.beat_ms * tempo.beat_ms
 
 
 @asynccontextmanager
@@ -51,8 +61,8 @@ async def in_tempo(node: "LocalNode", options: WorkerOptions, policy: TempoPolic
     from hocket.rhythm.status_claims import StatusClaims
     from hocket.rhythm.tempo_messages import TempoMessages
 
-    def ready(session: Session) -> int:
-        return session.job_count(JobFilter((Stage.READY,)))
+    def ready(session: Session) -> dict[str, int]:
+        return {kind: session.job_count(JobFilter((Stage.READY,), kind=kind)) for kind in session.ready_kinds()}
 
     async def answered(thread_id: str, agent_id: str) -> int | None:
         return await node.peek(lambda session: answered_at(session, thread_id, agent_id))
@@ -76,16 +86,16 @@ async def in_tempo(node: "LocalNode", options: WorkerOptions, policy: TempoPolic
             ("hearing of promises", watch.hear),
         ]
         node.runtime.tempo, options.emit = claims.keeper, claims.listening(emit)
-        node.runtime.promises = watch
+        node.runtime.promises, node.runtime.heard_beat_ms = watch, lambda: beats_now().tempo.beat_ms
         if options.weighs_promises:
             # A weight that changes by little all the time would only make others rank anew.
             options.reliability = lambda: round(watch.counts.of_node(node_text(log.node), beats_now().at_ms), 1)
-        options.hold_ms = lambda beats: max(LEASE_MS_MIN, hold_ms(beats_now(), policy.phases, beats))
+        options.hold_ms = lambda beats, now_ms: lease_ms(beats_now().tempo, beats_now().phases, beats, now_ms)
         running = [asyncio.create_task(supervised(name, make, emit, node.environment)) for name, make in tasks]
         try:
             yield
         finally:
-            node.runtime.tempo = node.runtime.promises = None
+            node.runtime.tempo = node.runtime.promises = node.runtime.heard_beat_ms = None
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)

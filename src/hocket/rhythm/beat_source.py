@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from hocket.kernel.beats.phases import Phases, PhaseSpan, hold_end, phase_at
+from hocket.kernel.beats.phases import Phases, PhaseSpan, phase_at
 from hocket.kernel.beats.policy import TempoPolicy
 from hocket.kernel.beats.tempo import Beat, Tempo, Timeline, beat_at, timeline
 
@@ -63,10 +63,7 @@ class LocalBeats:
         return now
 
 
-def beat_now(policy: TempoPolicy, tempo: Tempo, at_ms: int, *, is_degraded: bool) -> BeatNow:
-    return BeatNow(at_ms, tempo, beat_at(tempo, at_ms), policy.phases, is_degraded)
-
-
-def hold_ms(now: BeatNow, phases: Phases, beats: int) -> int:
-    """How long a hold of so many beats lasts that is taken or renewed now."""
-    return hold_end(now.tempo, phases, beats, now.at_ms) - now.at_ms
+def beat_now(
+    policy: TempoPolicy, tempo: Tempo, at_ms: int, *, is_degraded: bool, phases: Phases | None = None
+) -> BeatNow:
+    return BeatNow(at_ms, tempo, beat_at(tempo, at_ms), phases or policy.phases, is_degraded)

@@ -6,6 +6,7 @@ Only members that may lead are heard, and only the one that holds the leader's l
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from hocket.events import BeatsDegraded, BeatsLed, Emit, FrameRefused, ignore
 from hocket.kernel.beats.degraded import HEARD_BARS, DegradedTempo, HeardPulse, degraded_beat, is_leaderless, median
 from hocket.kernel.beats.frame_judge import FrameRefusal, JudgeState, Lead, judge_frame, with_local_beat
 from hocket.kernel.beats.messages import BeatFrame, PulseMessage, make_frame
+from hocket.kernel.beats.phases import Phases
 from hocket.kernel.beats.policy import TempoPolicy, policy_hash
 from hocket.kernel.beats.tempo import BadTempo, Tempo, TempoChange, Timeline, timeline
 from hocket.kernel.clock import Hlc, parse_wall
@@ -49,10 +51,18 @@ class AnyLeader:
 
 
 class HeardBeats:
-    """A `BeatSource`. Call `hear` with each message of a pulse. `skew_ms` is by how much clocks may differ."""
+    """A `BeatSource`. Call `hear` with each message of a pulse. `skew_ms` is by how much clocks may differ.
+    `tempo_changed` is called with each change of the tempo.
+    """
 
     def __init__(
-        self, policy: TempoPolicy, clock: TempoClock, skew_ms: int, emit: Emit = ignore, leaders: Leaders | None = None
+        self,
+        policy: TempoPolicy,
+        clock: TempoClock,
+        skew_ms: int,
+        emit: Emit = ignore,
+        leaders: Leaders | None = None,
+        tempo_changed: Callable[[TempoChange], None] = lambda change: None,
     ) -> None:
         self.policy, self.clock = policy, clock
         self.leaders: Leaders = leaders or AnyLeader()
@@ -60,9 +70,11 @@ class HeardBeats:
         self.refusals: Counter[FrameRefusal] = Counter()
         self.changed = asyncio.Event()
         """Set and cleared after each accepted frame."""
-        self._skew_ms, self._emit = skew_ms, emit
+        self._skew_ms, self._emit, self._tempo_changed = skew_ms, emit, tempo_changed
         self._judge = JudgeState()
         self._tempo = policy.initial_tempo
+        self.phases: Phases = policy.phases
+        """Those of the bar, which the leader may have redistributed."""
         self._offset_ms: int | None = None
         self._epoch_ms = 0
         self._heard: dict[int, HeardPulse] = {}
@@ -142,7 +154,7 @@ class HeardBeats:
     def now(self) -> BeatNow:
         self._count()
         self._at_ms = max(self._at_ms, self.clock.monotonic_ms() + self._offset())
-        return beat_now(self.policy, self._tempo, self._at_ms, is_degraded=self._is_leaderless())
+        return beat_now(self.policy, self._tempo, self._at_ms, is_degraded=self._is_leaderless(), phases=self.phases)
 
     async def next_beat(self) -> BeatNow:
         before = self.now().beat.epoch_ms
@@ -179,6 +191,7 @@ class HeardBeats:
         if self._is_degraded or self._led_ms is None:
             self._emit(BeatsLed(self.policy.cluster_id, node_text(sender), judged.fence))
         self._judge, self._offset_ms, self._is_degraded = judged, offset_ms, False
+        self.phases = judged.phases or self.policy.phases
         self._led_ms, self._epoch_ms = self.clock.monotonic_ms(), frame.epoch_ms
         if frame.tempo != self._tempo:
             self._tempo = frame.tempo
@@ -187,6 +200,7 @@ class HeardBeats:
                 self.timeline = self.timeline.with_change(change)
             except BadTempo:  # the change itself was missed
                 self.timeline = Timeline((change,))
+            self._tempo_changed(change)
         self.changed.set()
         self.changed.clear()
 
@@ -213,7 +227,7 @@ class HeardBeats:
         over_ms = self._epoch_ms - self._tempo.beat_ms
         if judge.last is None or over_ms <= judge.last.epoch_ms:
             return judge
-        return with_local_beat(judge, local_frame(self.policy, self._tempo, over_ms))
+        return with_local_beat(judge, local_frame(self.policy, self._tempo, over_ms, self.phases))
 
     def _is_over(self, frame: BeatFrame) -> bool:
         """Whether the beat of this frame is over here, or its frame was accepted before."""
@@ -236,7 +250,7 @@ class HeardBeats:
             self._emit(FrameRefused(self.policy.cluster_id, node_text(sender), reason.value, count))
 
 
-def local_frame(policy: TempoPolicy, tempo: Tempo, at_ms: int) -> BeatFrame:
-    """The frame of the beat in which this time lies."""
+def local_frame(policy: TempoPolicy, tempo: Tempo, at_ms: int, phases: Phases | None = None) -> BeatFrame:
+    """The frame of the beat in which this time lies. The phases are the policy's unless others are given."""
     at = Hlc(at_ms, 0, 0)
-    return make_frame(policy.cluster_id, tempo, policy.phases, policy_hash(policy, tempo), at_ms, at)
+    return make_frame(policy.cluster_id, tempo, phases or policy.phases, policy_hash(policy, tempo), at_ms, at)

@@ -7,13 +7,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from hocket.errors import Conflict, Usage
 from hocket.events import BeatSent, Emit, ReportRefused, TempoChanged, ignore
 from hocket.kernel.beats.degraded import LEADERLESS_BEATS
 from hocket.kernel.beats.messages import BarReport, PulseMessage
-from hocket.kernel.beats.tempo import Tempo, TempoChange, beat_at
-from hocket.kernel.beats.tempo_control import ControlState, control
+from hocket.kernel.beats.phases import Phases
+from hocket.kernel.beats.tempo import Tempo, TempoChange, beat_at, changed, next_downbeat
+from hocket.kernel.beats.tempo_control import CHANGE_MS, ControlState, control, redistribute
 from hocket.kernel.clock import parse_wall
 from hocket.kernel.ids import node_text
+from hocket.rhythm.beat_source import BeatNow
 from hocket.rhythm.heard_beats import TOLD_MS, HeardBeats, local_frame
 from hocket.rhythm.leader_lock import LeaderLock
 from hocket.rhythm.leadership import Leadership
@@ -31,6 +34,8 @@ class Pulse:
         self._leadership = Leadership(lock, beats, emit, self._changed)
         self._tempo = beats.tempo
         self._change: TempoChange | None = None
+        self._phases = beats.phases
+        self._next_phases: tuple[int, Phases] | None = None
         self._control = ControlState()
         self._window_ms = 0
         self._sent_ms = 0
@@ -72,6 +77,41 @@ class Pulse:
         if change is not None:
             self._change = change
             self._emit(TempoChanged(self._policy.cluster_id, self._tempo.bpm, change.tempo.bpm))
+        elif self._policy.is_adaptive and not is_frozen and self._next_phases is None:
+            self._redistribute(report, now_ms)
+
+    def _redistribute(self, report: BarReport, now_ms: int) -> None:
+        """Moves a beat between two phases on the next downbeat, at most once a minute."""
+        since_ms, changed_ms = next_downbeat(self._tempo, now_ms), self._control.changed_ms
+        if changed_ms is not None and since_ms - changed_ms < CHANGE_MS:
+            return
+        phases = redistribute(self._policy, self._phases, report)
+        if phases is not None:
+            self._next_phases = since_ms, phases
+            self._control = ControlState(self._control.integral, since_ms)
+
+    @property
+    def now(self) -> BeatNow:
+        return self._beats.now()
+
+    @property
+    def next_change(self) -> TempoChange | None:
+        """The change of the tempo that comes with the next downbeat."""
+        return self._change
+
+    def change_tempo(self, bpm: int) -> TempoChange:
+        """Changes the tempo on the next downbeat, as an operator asks. Raises Conflict if another pulse leads, and
+        Usage for a tempo beyond the policy's limits.
+        """
+        policy = self._policy
+        if not self.fence:
+            raise Conflict("this pulse does not lead; ask the one that does")
+        if not policy.min_bpm <= bpm <= policy.max_bpm:
+            raise Usage(f"the tempo has {policy.min_bpm} to {policy.max_bpm} beats a minute, not {bpm}")
+        change = changed(self._tempo, bpm, self._clock.now_ms())
+        self._change, self._control = change, ControlState(changed_ms=change.since_ms)
+        self._emit(TempoChanged(policy.cluster_id, self._tempo.bpm, bpm))
+        return change
 
     def _refuse_report(self, author: int) -> None:
         now_ms = self._clock.now_ms()
@@ -84,6 +124,7 @@ class Pulse:
         the leader before may have changed it just now.
         """
         self._tempo, self._change, self._sent_ms = self._beats.tempo, None, 0
+        self._phases, self._next_phases = self._beats.phases, None
         self._control = ControlState(changed_ms=self._clock.now_ms())
         self._woken.set()
 
@@ -94,7 +135,7 @@ class Pulse:
             if fence:
                 self._adopt_change(now_ms)
             else:
-                self._tempo = self._beats.tempo
+                self._tempo, self._phases = self._beats.tempo, self._beats.phases
             beat = beat_at(self._tempo, now_ms)
             next_ms = beat.epoch_ms + self._tempo.beat_ms
             if beat.epoch_ms >= self._sent_ms and (self._is_unsent(beat.epoch_ms) if fence else self._is_leaderless()):
@@ -107,6 +148,8 @@ class Pulse:
     def _adopt_change(self, now_ms: int) -> None:
         if self._change is not None and now_ms >= self._change.since_ms:
             self._tempo, self._change = self._change.tempo, None
+        if self._next_phases is not None and now_ms >= self._next_phases[0]:
+            self._phases, self._next_phases = self._next_phases[1], None
 
     def _is_unsent(self, epoch_ms: int) -> bool:
         """Whether no other leader has sent this beat, as far as this pulse has heard."""
@@ -116,8 +159,9 @@ class Pulse:
         return self._beats.silent_ms() > LEADERLESS_BEATS * self._tempo.beat_ms
 
     async def _send(self, now_ms: int, fence: int) -> None:
-        frame = local_frame(self._policy, self._tempo, now_ms)
-        await self._publish(PulseMessage(frame, fence, fence == 0))
+        frame = local_frame(self._policy, self._tempo, now_ms, self._phases)
+        phases = None if self._phases == self._policy.phases else dict(self._phases)
+        await self._publish(PulseMessage(frame, fence, fence == 0, phases))
         late_s = (now_ms - frame.epoch_ms) / 1000
         drift_s = self._clock.drift_ms / 1000
         self._emit(BeatSent(self._policy.cluster_id, frame.beat_index, frame.tempo_bpm, late_s, drift_s, fence == 0))

@@ -1,6 +1,7 @@
 """A reverb: hears what agents and nodes say, sorts it into windows, and reports each window when its bar is over, on
 the bus and on the log. Several may run. Each tells the others the digests of its windows once a bar; who has something
-else sends it, and so all come to the same reports, also after a partition. The rules are in `kernel.beats.reverb`.
+else sends it, and so all come to the same reports, also after a partition. The one with the lowest node id writes them
+on the log; the others wait for that, and write what is not there then. The rules are in `kernel.beats.reverb`.
 """
 
 import asyncio
@@ -32,6 +33,10 @@ from hocket.work.node_access import NodeAccess
 CLAIMS_WAITING_MAX = 20_000
 # At a tempo with bars shorter than this, one transaction has the reports of several.
 KEEP_MS_MIN = 1_000
+# How long a reverb leaves a window to the one that writes first, if a bar is shorter; how many bars without a word from
+# it are enough to take its place.
+LEFT_MS = 5_000
+GONE_BARS = 3
 _LONG_S = 3600.0
 
 
@@ -49,13 +54,16 @@ class Reverb:
         skew_ms: int = SKEW_MS_DEFAULT,
     ) -> None:
         self._access, self._messages, self._beats, self._emit = access, messages, beats, emit
-        self._skew_ms = skew_ms
+        self._skew_ms, self._node = skew_ms, access.log.node
         self.windows = BarWindows(beats.policy, beats.timeline, limits)
         self._lane = beats.policy.cluster_id
         self._bar_ms = self._digested_ms = beats.now().beat.window_ms
         self._kept_at_ms = 0
         self._reported: dict[int, str] = {}
-        self._to_keep: set[int] = set()
+        self._to_keep: dict[int, int] = {}
+        self._others: dict[int, int] = {}
+        self._greets = True
+        """Whether there may be a reverb that does not know of this one."""
         self._wanted: set[int] = set()
         self._alarms: list[Alarm] = []
 
@@ -81,12 +89,14 @@ class Reverb:
     async def _hear(self, queue: TempoQueue[Any]) -> None:
         while True:
             if (heard := await queue.get(_LONG_S)) is not None:
-                self._take(heard.message)
+                self._take(heard.message, heard.at.node)
 
-    def _take(self, message: WindowMessage | WindowContent | WindowDigests) -> None:
+    def _take(self, message: WindowMessage | WindowContent | WindowDigests, sender: int) -> None:
         latest_ms = self._beats.now().at_ms + self._skew_ms
         match message:
             case WindowDigests():
+                self._greets = self._greets or sender not in self._others
+                self._others[sender] = self._beats.now().at_ms
                 self._wanted.update(self.windows.differing(message, self._bar_ms))
             case WindowContent():
                 self.windows.absorb(message, latest_ms)
@@ -118,8 +128,8 @@ class Reverb:
             self._bar_ms = beat.window_ms
             await self._report(now)
         # On the second beat, when the messages of the last bar have arrived everywhere.
-        if beat.index >= min(2, now.tempo.bar_len) and self._digested_ms != beat.window_ms:
-            self._digested_ms = beat.window_ms
+        if self._greets or (beat.index >= min(2, now.tempo.bar_len) and self._digested_ms != beat.window_ms):
+            self._digested_ms, self._greets = beat.window_ms, False
             await self._messages.publish(self.windows.digests(beat.window_ms), self._lane)
 
     async def _send(self, window_ms: int) -> None:
@@ -142,10 +152,27 @@ class Reverb:
             if self._beats.policy.emit_bar_reports:
                 await self._messages.publish(report, self._lane)
             if report.tasks or report.nodes or report.promises:
-                self._to_keep.add(window_ms)
-        if self._to_keep and now.at_ms - self._kept_at_ms >= KEEP_MS_MIN:
+                self._to_keep.setdefault(window_ms, now.at_ms + self._left_ms(now))
+        if now.at_ms - self._kept_at_ms >= KEEP_MS_MIN and (due := self._due(now.at_ms)):
             self._kept_at_ms = now.at_ms
-            await self._keep()
+            await self._keep(due)
+
+    def _left_ms(self, now: BeatNow) -> int:
+        """How long it leaves a window to another reverb. Its own memory has the window for longer."""
+        most_ms = self.windows.limits.windows // 4 * now.tempo.bar_ms
+        return 0 if self._is_first(now) else min(max(LEFT_MS, now.tempo.bar_ms), most_ms)
+
+    def _is_first(self, now: BeatNow) -> bool:
+        """Whether no other reverb was heard of late that writes before this one."""
+        since_ms = now.at_ms - GONE_BARS * now.tempo.bar_ms
+        self._others = {node: at_ms for node, at_ms in self._others.items() if at_ms >= since_ms}
+        return min(self._others, default=self._node) >= self._node
+
+    def _due(self, now_ms: int) -> list[int]:
+        due = sorted(window_ms for window_ms, at_ms in self._to_keep.items() if at_ms <= now_ms)
+        for window_ms in due:
+            del self._to_keep[window_ms]
+        return due
 
     def _tell(self, report: BarReport, *, is_last: bool) -> None:
         raised = alarms(report)
@@ -159,9 +186,8 @@ class Reverb:
                     self._emit(AlarmEnded(alarm, report.window))
             self._alarms = raised
 
-    async def _keep(self) -> None:
+    async def _keep(self, found: list[int]) -> None:
         """A window that cannot be kept now is kept when it changes again."""
-        found, self._to_keep = sorted(self._to_keep), set()
         kept = [(self.windows.report(ms), self.windows.content(ms)) for ms in found if self.windows.has(ms)]
         blobs = self._access.blobs
 

@@ -10,9 +10,10 @@ from functools import cached_property
 
 import msgspec
 
-from hocket.kernel.beats.messages import BEATS_MAX
+from hocket.kernel.beats.messages import BEATS_MAX, WAITS_MAX
 from hocket.kernel.beats.policy import make_policy
 from hocket.kernel.beats.score import (
+    WAITS,
     PhrasePlace,
     Score,
     Waits,
@@ -34,7 +35,7 @@ def keeper_alone(job: Job, clock_ms: Callable[[], int]) -> "ScoreKeeper | None":
     """For a worker without a tempo: a job with a score is kept to the tempo that its score suggests, and a hard
     end to the usual one.
     """
-    score, budget = job.policy.score, job.policy.budget
+    score, budget = capped_score(job.policy.score, job.policy.budget), job.policy.budget
     if score is None:
         if budget is None or budget.hard_end is None:
             return None
@@ -51,10 +52,10 @@ class ScoreKeeper:
         self.has_begun = False
         self.progress = 0.0
         """The part of its work that the handler has reported as done."""
+        self._threads: list[str] = []
         self.score: Score | None = None
-        if job.policy.score is not None:
-            bar_len = beats.now().tempo.bar_len
-            self.score = fitted_score(capped_score(job.policy.score, job.policy.budget), bar_len)
+        if (score := capped_score(job.policy.score, job.policy.budget)) is not None:
+            self.score = fitted_score(score, beats.now().tempo.bar_len)
         self.phrase = job.failures
         self._bar_seen_ms = 0
         self._waits = Waits()
@@ -85,6 +86,21 @@ class ScoreKeeper:
     @property
     def is_waiting(self) -> bool:
         return bool(self._began_ms)
+
+    @property
+    def project(self) -> str:
+        """The first part of the job's kind."""
+        return self._job.kind.partition(".")[0]
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """The threads in which help was asked for, and what else the run waits for."""
+        kinds = {kind for kind, _ in self._began_ms} - ({"help"} if self._threads else set())
+        return (*self._threads[-WAITS_MAX + len(WAITS) :], *sorted(kinds)) if self.is_waiting else ()
+
+    def ask(self, thread_id: str) -> None:
+        self._threads.append(thread_id)
+        self._changed()
 
     def begin(self) -> float:
         if self.score is not None:
@@ -128,6 +144,8 @@ class ScoreKeeper:
             began = next(each for each in self._began_ms if each[0] == kind)
             self._began_ms.remove(began)
             self._waits = self._waits.after(kind, self._beats.now().at_ms - began[1])
+            if kind == "help":
+                self._threads = []
         self._changed()
         return self._waits.of(kind)
 

@@ -1,20 +1,21 @@
 """What a worker with a tempo tells others: a StatusClaim of each job that it runs, when its state changes and on each
-beat, and its load on each beat. Handlers have no part in it. A beat carries a bounded number of changes; the next beat
-tells the rest.
+beat, in the lane of the job's project, and its load on each beat. Handlers have no part in it. A beat carries a bounded
+number of changes; the next beat tells the rest.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from hocket.events import Emit, Event, JobHandedBack, JobPostponed, LeaseLost, ResultDiscarded, RunFailed, RunFinished
-from hocket.kernel.beats.messages import ClaimState, NodeLoad, StatusClaim
+from hocket.kernel.beats.messages import ROLES_MAX, ClaimState, NodeLoad, StatusClaim
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.roster import Job
 from hocket.rhythm.beat_source import BeatSource
 from hocket.rhythm.score_keeper import ScoreKeeper
 from hocket.rhythm.tempo_messages import TempoMessages
+from hocket.work.machine_load import MachineLoad
 
 # How many changes a worker tells between two beats, and how far apart it tells them.
 CHANGES_MAX = 256
@@ -25,8 +26,8 @@ _GONE = RunFinished | RunFailed | JobHandedBack | JobPostponed | ResultDiscarded
 
 
 class StatusClaims:
-    """`agent_id` is the worker, which has so many `slots`. `reading` reads the clock of its log, and `queue_depth`
-    counts the jobs that wait.
+    """`agent_id` is the worker, which has so many `slots`. `reading` reads the clock of its log, and `queues`
+    counts the jobs that wait, by kind.
     """
 
     def __init__(
@@ -35,13 +36,13 @@ class StatusClaims:
         agent_id: str,
         slots: int,
         reading: Callable[[], Hlc],
-        queue_depth: Callable[[], Awaitable[int]],
+        queues: Callable[[], Awaitable[Mapping[str, int]]],
     ) -> None:
         self._beats, self._agent_id, self._slots = beats, agent_id, slots
-        self._reading, self._queue_depth = reading, queue_depth
+        self._reading, self._queues, self._machine = reading, queues, MachineLoad()
         self._keepers: dict[str, ScoreKeeper] = {}
         self._told: dict[str, ClaimState] = {}
-        self._ended: dict[str, StatusClaim] = {}
+        self._ended: dict[str, tuple[str, StatusClaim]] = {}
         self._room = CHANGES_MAX
         self._changed = asyncio.Event()
         self._is_woken = False
@@ -79,7 +80,7 @@ class StatusClaims:
             return
         state = ClaimState.DONE if isinstance(event, RunFinished) else ClaimState.FAILED
         if len(self._ended) < CHANGES_MAX:
-            self._ended[event.job_id] = self._claim(event.job_id, kept, state)
+            self._ended[event.job_id] = kept.project, self._claim(event.job_id, kept, state)
         self.changed()
 
     async def send(self, messages: TempoMessages) -> None:
@@ -98,7 +99,8 @@ class StatusClaims:
                     self._changed.clear()
                     changed = asyncio.ensure_future(self._changed.wait())
                 self._is_woken = False
-                await messages.publish_all(self._due(is_beat), self._beats.policy.cluster_id)
+                for project, claims in self._due(is_beat).items():
+                    await messages.publish_all(claims, project)
                 if not self._room:  # the rest is for the next beat
                     self._is_woken = True
                 if is_beat:
@@ -109,7 +111,14 @@ class StatusClaims:
             changed.cancel()
             self._loop = None
 
-    def _due(self, is_beat: bool) -> list[StatusClaim]:
+    def _due(self, is_beat: bool) -> dict[str, list[StatusClaim]]:
+        """The claims to send now, by the project that has their lane."""
+        found: dict[str, list[StatusClaim]] = {}
+        for project, claim in self._claims(is_beat):
+            found.setdefault(project, []).append(claim)
+        return found
+
+    def _claims(self, is_beat: bool) -> list[tuple[str, StatusClaim]]:
         ended = [*self._ended][: self._room]
         self._room -= len(ended)
         running = [(job_id, kept, _state(kept)) for job_id, kept in self._keepers.items() if kept.has_begun]
@@ -117,7 +126,8 @@ class StatusClaims:
             running = [each for each in running if self._told.get(each[0]) is not each[2]][: self._room]
             self._room -= len(running)
         self._told |= {job_id: state for job_id, _, state in running}
-        return [self._ended.pop(job_id) for job_id in ended] + [self._claim(*each) for each in running]
+        told = [(kept.project, self._claim(job_id, kept, state)) for job_id, kept, state in running]
+        return [self._ended.pop(job_id) for job_id in ended] + told
 
     def _claim(self, job_id: str, kept: ScoreKeeper, state: ClaimState) -> StatusClaim:
         now = self._beats.now()
@@ -130,13 +140,24 @@ class StatusClaims:
             progress=1.0 if state is ClaimState.DONE else kept.progress,
             notes="",
             hlc=hlc_text(self._reading()),
+            wait_for=kept.waits_for if state is ClaimState.WAITING else (),
         )
 
     async def _load(self) -> NodeLoad:
         busy = sum(kept.has_begun for kept in self._keepers.values())
         now = self._reading()
-        depth = await self._queue_depth()
-        return NodeLoad(node_text(now.node), depth, min(busy, self._slots), self._slots, hlc_text(now))
+        queues = await self._queues()
+        deepest = dict(sorted(queues.items(), key=lambda each: -each[1])[:ROLES_MAX])
+        return NodeLoad(
+            node_text(now.node),
+            sum(queues.values()),
+            min(busy, self._slots),
+            self._slots,
+            hlc_text(now),
+            deepest,
+            self._machine.cpu(),
+            self._machine.gpu(),
+        )
 
 
 def _state(kept: ScoreKeeper) -> ClaimState:

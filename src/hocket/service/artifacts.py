@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from hocket.errors import Usage
+from hocket.kernel.beats.placing import BeatPlace
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import hash_text, parse_ulid, ulid_text
 from hocket.node.delivery import waiting_of
@@ -20,7 +21,9 @@ LIMIT_MAX = 100_000
 
 
 class ArtifactBrief(ServiceAnswer, frozen=True):
-    """One line of a list. `content` tells where the content is: inline, blob, elsewhere or evicted."""
+    """One line of a list. `content` tells where the content is: inline, blob, elsewhere or evicted. One that
+    was made under a tempo bears the stamp of its beat.
+    """
 
     artifact_id: str
     type: str
@@ -30,6 +33,7 @@ class ArtifactBrief(ServiceAnswer, frozen=True):
     content: str
     created_ms: int
     expires_ms: int | None
+    stamp: BeatPlace | None
 
 
 class ArtifactDetails(ArtifactBrief, frozen=True):

@@ -11,6 +11,7 @@ from hocket.bus.changes import about
 from hocket.coordination import inbox
 from hocket.coordination.inbox import CLAIMED_MAX, LEASE_MS_DEFAULT
 from hocket.errors import Conflict, NotFound, StoreAway, Unreachable, Usage
+from hocket.kernel.beats.placing import BeatPlace
 from hocket.kernel.ids import node_text, parse_ulid, ulid_prefix_range, ulid_text
 from hocket.kernel.messages import REASON_CHARS_MAX, Address, addresses_of, read_address
 from hocket.kernel.subjects import MESSAGE
@@ -42,7 +43,7 @@ class MessageShown(ServiceAnswer, frozen=True, rename={"sender": "from"}):
     """A message. `body` is text; a body that is not has `body_base64` instead. `state` is waiting, delayed, leased,
     acknowledged, dead or expired, or kept, while the database is away; `lease_until` is in milliseconds and only set
     while it is leased; `tries` counts its deliveries, the current one included. `thread` is the id of its thread's
-    first message.
+    first message. `stamp` is the beat in which it was sent, if its node has a tempo.
     """
 
     id: str
@@ -60,6 +61,7 @@ class MessageShown(ServiceAnswer, frozen=True, rename={"sender": "from"}):
     lease_until: int | None
     tries: int
     body_base64: str | None = None
+    stamp: BeatPlace | None = None
 
 
 def send(

@@ -9,6 +9,7 @@ from hocket.coordination import locks
 from hocket.coordination.lock_decisions import read_scope
 from hocket.coordination.locks import (
     REASON_CHARS_MAX,
+    Length,
     LockClient,
     Wanted,
     checked_agent,
@@ -75,7 +76,7 @@ def acquire(
     service: Service,
     keys: Sequence[str],
     agent: str,
-    ttl_ms: int | None = None,
+    lasts: Length | None = None,
     *,
     shared: bool = False,
     wait_ms: int = 0,
@@ -83,7 +84,7 @@ def acquire(
 ) -> LockShown:
     """Raises Conflict, with the holder, since when and until when, if the lock is not free in time."""
     service.check_writer()
-    wanted = locks.wanted(keys, agent, ttl_ms, shared=shared, wait_ms=wait_ms, scope=scope)
+    wanted = locks.wanted(keys, agent, lasts, shared=shared, wait_ms=wait_ms, scope=scope)
     return service.node.with_node(lambda node: acquire_on(service, node, wanted))
 
 
@@ -97,14 +98,16 @@ async def acquire_on(service: Service, node: "Node", wanted: Wanted) -> LockShow
 
 
 def renew(
-    service: Service, key: str, agent: str, fence: int, ttl_ms: int | None = None, *, scope: str = ""
+    service: Service, key: str, agent: str, fence: int, lasts: Length | None = None, *, scope: str = ""
 ) -> LockShown:
-    """Keeps the lock for another `ttl_ms`. Raises Conflict if the agent does not hold it under this fence."""
+    """Keeps the lock for so long again. Raises Conflict if the agent does not hold it under this fence."""
     service.check_writer()
     scope, key, agent = checked_scope(scope), checked_key(key), checked_agent(agent)
-    lasts_ms = checked_ttl(default_ttl_ms([key]) if ttl_ms is None else ttl_ms)
+    length = default_ttl_ms([key]) if lasts is None else lasts
+    if isinstance(length, int):
+        checked_ttl(length)
     number = checked_fence(fence)
-    hold = _asked(service, lambda client: client.renew(scope, key, agent, number, lasts_ms))
+    hold = _asked(service, lambda client: client.renew(scope, key, agent, number, length))
     return _shown(hold, scope, _names(service))
 
 

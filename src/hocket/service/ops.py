@@ -7,6 +7,7 @@ import msgspec
 
 from hocket.bus.changes import LOG, about
 from hocket.events import ignore
+from hocket.kernel.beats.placing import BeatPlace
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.kinds import covers
@@ -28,7 +29,9 @@ FOLLOW_STEP = 1_000
 
 
 class OpLine(ServiceAnswer, frozen=True):
-    """One op. `counts` is whether it has an effect; if not, `reason` says why."""
+    """One op. `counts` is whether it has an effect; if not, `reason` says why. An op that was written under a tempo
+    bears the stamp of its beat.
+    """
 
     seq: int
     id: str
@@ -39,6 +42,7 @@ class OpLine(ServiceAnswer, frozen=True):
     counts: bool
     reason: str | None
     detail: str
+    stamp: BeatPlace | None = None
 
 
 class OpFilter:

@@ -9,7 +9,7 @@ from hocket.kernel.beats.tempo import make_tempo
 from hocket.kernel.clock import unpack
 from hocket.kernel.proof import PROOF_TYPE
 from hocket.kernel.roster import Job, Outcome
-from hocket.node.rates import rates_of
+from hocket.node.rates import prices_of, rates_of
 from hocket.rhythm.window_archive import kept_reports
 from hocket.service import Service, ServiceAnswer
 from hocket.store import JobFilter, Session, Stage
@@ -60,7 +60,10 @@ def kpis_of(service: Service, reports: Sequence[BarReport]) -> Kpis:
             for entry in session.jobs(JobFilter((Stage.DONE,)), JOBS_MAX)
             if entry.job.done is not None and _is_within(entry.job.done.wall, spans)
         ]
-        cost = None if rates is None else sum(job_cost(session, blobs, job, rates).cost for job in ended)
+        cost = None
+        if rates is not None:
+            prices = prices_of(service.runtime.home, rates, service.runtime.log.reading())
+            cost = sum(job_cost(session, blobs, job, prices).cost for job in ended)
         useful = [_useful_ms(session, job) for job in ended if job.outcome is Outcome.SUCCEEDED]
     return kpis(reports, cost, useful)
 

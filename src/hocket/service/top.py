@@ -6,7 +6,7 @@ from hocket.kernel.beats.policy import TempoPolicy
 from hocket.kernel.beats.tempo import beat_at
 from hocket.kernel.clock import wall_text
 from hocket.kernel.ids import node_text, ulid_text
-from hocket.node.rates import rates_of
+from hocket.node.rates import prices_of, rates_of
 from hocket.rhythm.window_archive import kept_reports
 from hocket.service import Service, ServiceAnswer, locks, nodes
 from hocket.service.nodes import LiveNode
@@ -101,9 +101,10 @@ class TopView:
             return []
         newest = [entry.job for entry in session.jobs(JobFilter((Stage.DONE,)), JOBS_MAX)]
         ended = [job for job in newest if job.done is not None and job.done.wall > now_ms - COST_MS]
-        blobs, rates, known = self._service.runtime.blobs, self._rates, self._costs
+        runtime, known = self._service.runtime, self._costs
+        prices = prices_of(runtime.home, self._rates, runtime.log.reading())
         self._costs = {
-            job.id: known[job.id] if job.id in known else job_cost(session, blobs, job, rates) for job in ended
+            job.id: known[job.id] if job.id in known else job_cost(session, runtime.blobs, job, prices) for job in ended
         }
         return list(self._costs.values())
 

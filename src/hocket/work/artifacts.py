@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from hocket.errors import Conflict, NotAuthorised, Unreachable, Usage
+from hocket.kernel.beats.placing import stamp_json
 from hocket.kernel.clock import hlc_text
 from hocket.kernel.ids import content_hash, hash_text, node_text, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import NO_ID, Op, decode
@@ -81,6 +82,7 @@ def brief(session: Session, blobs: Blobs, artifact: Artifact) -> dict[str, Any]:
         "content": _where(session, blobs, artifact, payload),
         "created_ms": op.timestamp.wall,
         "expires_ms": artifact.expires,
+        "stamp": stamp_json(op),
     }
 
 

@@ -121,6 +121,9 @@ class BatchRunner:
         outcomes: list[Result | None] = [self._rests.after(tx, run, settle(tx, run)) for run in turn.ended]
         outcomes += [jobs.hand_back(tx, run.held, UNSTARTED) for run in turn.unstarted]
         spared: list[Result | None] = [jobs.hand_back(tx, each.held, each.reason) for each in turn.spare]
+        for run in turn.renewals:
+            if run.job.policy.lease_beats is not None:
+                run.lease_ms = self._hold_ms(run.job.policy.lease_beats, tx.now)
         renewed: list[Result | None] = [jobs.renew(tx, run.held, run.lease_ms) for run in turn.renewals]
         for run, note in turn.notes:
             jobs.report(tx, run.held, note)

@@ -17,7 +17,6 @@ from hocket.store.locks import LIMIT
 from hocket.work.claim_order import is_ranked
 from hocket.work.jobs import NEVER, Claim, Draft, Offer, must, submit_one
 from hocket.work.rescue import DEATHS_ALONE, deaths
-from hocket.work.run_spans import spent_ms
 
 # How many unsuitable jobs a claim skips at most.
 LOOKED_AT_MAX = 5_000
@@ -34,7 +33,6 @@ class OfferedClaim(NamedTuple):
     schedule: bytes
     lease_ms: int
     job: Job
-    spent_ms: int = 0
     deaths: int = 0
 
 
@@ -46,17 +44,18 @@ class Claims(NamedTuple):
     wanted: list[OfferedClaim] = []  # noqa: RUF012
 
 
-HoldMs = Callable[[int], int]
-"""How many milliseconds a lease of so many beats lasts that is taken or renewed now."""
+HoldMs = Callable[[int, int], int]
+"""How many milliseconds a lease of so many beats lasts that is taken or renewed at that time: until a beat."""
 
 
 LeftUntil = Callable[[bytes, int], int]
 """Until when a claimer has left the job with this id and fence to others; any time that has passed if it has not."""
 
 
-def whole_beats(beats: int) -> int:
+def whole_beats(beats: int, now_ms: int) -> int:
     """For a worker without a tempo."""
-    return min(beats * BEAT_MS_DEFAULT, LEASE_MS_MAX)
+    left_ms = -now_ms % BEAT_MS_DEFAULT
+    return min(left_ms + beats * BEAT_MS_DEFAULT, LEASE_MS_MAX)
 
 
 def claim(
@@ -127,18 +126,16 @@ def claim(
             turns.append(at)
             continue
         beats = job.policy.lease_beats
-        lease_ms = job.policy.lease_ms or (leases[job.kind] if beats is None else hold_ms(beats))
+        lease_ms = job.policy.lease_ms or (leases[job.kind] if beats is None else hold_ms(beats, tx.now))
         assert lease_ms is not None
         op = tx.author(ClaimWork(job.id, tx.node, lease_ms), is_awaited=True)
         if isinstance(op, Reason):
             continue
-        has_budget = job.policy.budget is not None or options.budget is not None
-        spent = spent_ms(tx.session, job.id) if has_budget and job.fence else 0
         if tx.is_offer(op):
             tx.session.put_offer(op.id, job.id, worker)
-            wanted.append(OfferedClaim(Offer(op.id, job.id), body, lease_ms, job, spent, died))
+            wanted.append(OfferedClaim(Offer(op.id, job.id), body, lease_ms, job, died))
         else:
-            taken.append(Claim(roster.assign(job.id, worker), body, spent, died))
+            taken.append(Claim(roster.assign(job.id, worker), body, died))
         if is_alone or len(taken) + len(wanted) == limit:
             return Claims(taken, tx.now, wanted)
     hidden = tx.now + HIDDEN_MS if tx.session.has_skipped else None

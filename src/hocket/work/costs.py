@@ -1,6 +1,7 @@
-"""What jobs used and cost, from the log: the proofs of commands have what the runner measured, and every other run is
-charged for its time. A proof is the word of the node that ran the command. One that says more than a machine can use in
-the time of its run does not count, and a run on a device without a rate has no price; sums leave it out and say so.
+"""What jobs used and cost, from the log: the proofs of commands and the usage records of handlers have what was
+measured, and every other run is charged for its time. Both are the word of the node that ran the job. One that says
+more than a machine can use in the time of its run does not count, and a run on a device without a rate has no price;
+sums leave it out and say so. What a job has stored is charged for as long as it is there.
 """
 
 import math
@@ -13,15 +14,17 @@ import msgspec
 
 from hocket.errors import HocketError
 from hocket.kernel.clock import unpack
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.execution import Resources
 from hocket.kernel.ids import node_id, node_text, ulid_text
 from hocket.kernel.ops import schedule_payload
 from hocket.kernel.proof import PROOF_TYPE, BadProof, check, decode_proof
 from hocket.kernel.rate_card import (
-    BEAT_MS_DEFAULT,
+    USAGE_TYPE,
     Estimate,
     RateCard,
     ResourceUse,
+    UsageRecord,
     beats_used,
     charge,
     estimate,
@@ -30,15 +33,19 @@ from hocket.kernel.rate_card import (
     usage_of,
 )
 from hocket.kernel.roster import Job, Outcome
-from hocket.store import JobFilter, Session, Stage
+from hocket.store import Artifact, JobFilter, Session, Stage
 from hocket.work import artifacts
 from hocket.work.artifacts import Fetch
 from hocket.work.blobs import Blobs
+from hocket.work.budget_guard import Spent
 from hocket.work.run_spans import RunSpan, run_spans
 
 # The newest jobs that a sum looks at, and the newest of a kind that an estimate does.
 JOBS_MAX = 100_000
 HISTORY_MAX = 200
+
+_GB = 1e9
+_HOUR_MS = 3_600_000
 
 
 MayCharge = Callable[[int, int, str], bool]
@@ -47,7 +54,7 @@ MayCharge = Callable[[int, int, str], bool]
 
 class MeteredRun(NamedTuple):
     """A run and what it used. `resources` are those of its proof; None for a run that has none that counts. Of a
-    doubtful run the proof says more than the run can have used.
+    doubtful run the proof or the usage record says more than the run can have used.
     """
 
     node: int
@@ -57,50 +64,67 @@ class MeteredRun(NamedTuple):
     is_doubtful: bool = False
 
 
-class Spent(NamedTuple):
-    beats: int
-    cost: float
-
-
 def metered_runs(
-    session: Session, blobs: Blobs, job: Job, beat_ms: int, fetch: Fetch | None = None
+    session: Session, blobs: Blobs, job: Job, beat_ms: int, now_ms: int, fetch: Fetch | None = None
 ) -> Iterator[MeteredRun]:
-    """The ended runs of a job. A proof counts for the last run of its signer that began before it was on the log, if
-    the run lasted long enough for what the proof says.
+    """The ended runs of a job. A proof or record counts for the last run of its author that began before it was on the
+    log, if the run lasted long enough for what it says. `beat_ms` is for runs without a record of their beat.
     """
     spans = run_spans(session, job.id)
-    found: dict[RunSpan, Resources] = {}
-    for node, at_ms, used in _proofs(session, blobs, job, fetch):
-        if before := [span for span in spans if span.node == node and span.began_ms <= at_ms]:
-            found[before[-1]] = used
-    for span in spans:
-        resources = found.get(span)
-        is_doubtful = resources is not None and not resources.fits(span.ended_ms - span.began_ms)
-        if is_doubtful:
-            resources = None
-        usage = ResourceUse(beats_used(span.ran_ms, beat_ms)) if resources is None else usage_of(resources, beat_ms)
-        yield MeteredRun(span.node, span.ended_ms, resources, usage, is_doubtful)
-
-
-def _proofs(session: Session, blobs: Blobs, job: Job, fetch: Fetch | None) -> Iterator[tuple[int, int, Resources]]:
-    for artifact in session.artifacts_of_job(job.id):
-        if artifact.type != PROOF_TYPE:
+    proofs: dict[RunSpan, Resources] = {}
+    records: dict[RunSpan, UsageRecord] = {}
+    stored: dict[RunSpan, float] = {}
+    for artifact in session.artifacts_of_job(job.id) if spans else ():
+        made = unpack(artifact.made)
+        before = [span for span in spans if span.node == made.node and span.began_ms <= made.wall]
+        if not before:
             continue
-        op, _ = artifacts.creation_of(session, artifact)
+        span = before[-1]
+        stored[span] = stored.get(span, 0.0) + _stored_gbh(session, artifact, made.wall, now_ms)
         try:
-            proof = decode_proof(artifacts.content(session, blobs, artifact, fetch))
-            if node_id(proof.worker) == op.node_id:
-                yield op.node_id, op.timestamp.wall, check(proof).resources
-        except (HocketError, BadProof):
+            if artifact.type == PROOF_TYPE:
+                proof = decode_proof(artifacts.content(session, blobs, artifact, fetch))
+                if node_id(proof.worker) == made.node:
+                    proofs[span] = check(proof).resources
+            elif artifact.type == USAGE_TYPE:
+                records[span] = decode_json(artifacts.content(session, blobs, artifact, fetch), UsageRecord)
+        except (HocketError, BadProof, msgspec.MsgspecError):
             continue  # the run is charged for its time
+    for span in spans:
+        yield _metered(span, proofs.get(span), records.get(span), beat_ms, stored.get(span, 0.0))
 
 
-def spent_on(session: Session, blobs: Blobs, job: Job, rates: RateCard | None) -> Spent:
+def _metered(
+    span: RunSpan, proof: Resources | None, record: UsageRecord | None, beat_ms: int, stored_gbh: float
+) -> MeteredRun:
+    held_ms = span.ended_ms - span.began_ms
+    is_doubtful = (proof is not None and not proof.fits(held_ms)) or (
+        record is not None and not record.usage.fits(record.beat_ms, held_ms)
+    )
+    if is_doubtful:
+        proof = record = None
+    if record is not None:
+        beat_ms = record.beat_ms
+    if proof is not None:
+        usage = usage_of(proof, beat_ms)
+    else:
+        usage = ResourceUse(beats_used(span.ran_ms, beat_ms)) if record is None else record.usage
+    return MeteredRun(span.node, span.ended_ms, proof, usage + ResourceUse(storage_gbh=stored_gbh), is_doubtful)
+
+
+def _stored_gbh(session: Session, artifact: Artifact, made_ms: int, now_ms: int) -> float:
+    """How many gigabyte-hours the content of the artifact was kept so far."""
+    until_ms = now_ms if artifact.expires is None else min(now_ms, artifact.expires)
+    if artifact.expires is None and session.is_evicted(artifact.id):
+        return 0.0
+    return artifact.size / _GB * max(0, until_ms - made_ms) / _HOUR_MS
+
+
+def spent_on(session: Session, blobs: Blobs, job: Job, rates: RateCard | None, beat_ms: int, now_ms: int) -> Spent:
     """What the runs of a job have used so far. Without a rate card they cost nothing, and a resource for which the card
     has no rate costs nothing.
     """
-    beat_ms = BEAT_MS_DEFAULT if rates is None else rates.beat_ms
-    used = [each.usage for each in metered_runs(session, blobs, job, beat_ms)]
+    used = [each.usage for each in metered_runs(session, blobs, job, beat_ms, now_ms)]
     costs = [] if rates is None else [charge(each, rates, job.kind).total for each in used]
     return Spent(sum(each.beats for each in used), math.fsum(costs))
 
@@ -142,8 +166,19 @@ class Costs(msgspec.Struct, frozen=True):
     uncharged: int = 0
 
 
-def job_cost(session: Session, blobs: Blobs, job: Job, rates: RateCard, fetch: Fetch | None = None) -> CostRow:
-    runs = list(metered_runs(session, blobs, job, rates.beat_ms, fetch))
+class Prices(NamedTuple):
+    """How runs are priced: by a card, by the beat of the home's tempo where a run does not say its own, and as of
+    now.
+    """
+
+    rates: RateCard
+    beat_ms: int
+    now_ms: int
+
+
+def job_cost(session: Session, blobs: Blobs, job: Job, prices: Prices, fetch: Fetch | None = None) -> CostRow:
+    rates = prices.rates
+    runs = list(metered_runs(session, blobs, job, prices.beat_ms, prices.now_ms, fetch))
     return _row(ulid_text(job.id), [(job, each) for each in runs], rates)
 
 
@@ -151,7 +186,7 @@ def costs_by(
     session: Session,
     blobs: Blobs,
     by: CostsBy,
-    rates: RateCard,
+    prices: Prices,
     may_charge: MayCharge,
     since_ms: int = 0,
     fetch: Fetch | None = None,
@@ -164,26 +199,27 @@ def costs_by(
     newest = session.jobs(JobFilter(), JOBS_MAX + 1)
     for entry in newest[:JOBS_MAX]:
         job, account = entry.job, _account(entry.job) if by is CostsBy.ACCOUNT else None
-        runs = [run for run in metered_runs(session, blobs, job, rates.beat_ms, fetch) if run.ended_ms >= since_ms]
+        metered = metered_runs(session, blobs, job, prices.beat_ms, prices.now_ms, fetch)
+        runs = [run for run in metered if run.ended_ms >= since_ms]
         if runs and account is not None and not may_charge(*submitted(session, job), account):
             uncharged.add(job.id)
             account = None
         for run in runs:
             name = {CostsBy.KIND: job.kind, CostsBy.NODE: node_text(run.node), CostsBy.ACCOUNT: account}[by]
             found.setdefault(name, []).append((job, run))
-    rows = [_row(name, runs, rates) for name, runs in found.items()]
-    total = _row(None, [each for runs in found.values() for each in runs], rates)
+    rows = [_row(name, runs, prices.rates) for name, runs in found.items()]
+    total = _row(None, [each for runs in found.values() for each in runs], prices.rates)
     ordered = sorted(rows, key=lambda row: (-row.cost, row.name or ""))
     return Costs(ordered, total, len(newest) > JOBS_MAX, len(uncharged))
 
 
-def cost_estimate(session: Session, blobs: Blobs, rates: RateCard, kind: str, program: str | None) -> Estimate | None:
+def cost_estimate(session: Session, blobs: Blobs, prices: Prices, kind: str, program: str | None) -> Estimate | None:
     """What the newest jobs of this kind cost that succeeded; of commands, those of the same program. None if there are
     none. Jobs that have no price are left out.
     """
     ended = session.jobs(JobFilter((Stage.DONE,), Outcome.SUCCEEDED, kind), JOBS_MAX)
     alike = (entry.job for entry in ended if program is None or _program(session, entry.job) == program)
-    rows = (job_cost(session, blobs, job, rates) for job in islice(alike, HISTORY_MAX))
+    rows = (job_cost(session, blobs, job, prices) for job in islice(alike, HISTORY_MAX))
     return estimate([row.cost for row in rows if not row.unpriced])
 
 

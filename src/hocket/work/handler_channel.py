@@ -11,6 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from hocket.kernel.rate_card import ResourceUse
 from hocket.work.jobs import Claim
 from hocket.work.run_outputs import RunOutput
 from hocket.work.runner import Ending, Step
@@ -46,6 +47,8 @@ class Start(NamedTuple):
     claim: Claim
     lease_ms: int
     claimed_at: float
+    beat_ms: int = 0
+    """The beat by which the run is metered; 0 for a run that is not."""
 
 
 class Renewed(NamedTuple):
@@ -99,6 +102,13 @@ class Made(NamedTuple):
     output: RunOutput
     call_id: bytes | None = None
     begun: bool = False
+
+
+class Used(NamedTuple):
+    """What a metered run has used so far."""
+
+    run: int
+    usage: ResourceUse
 
 
 class StuckAt(NamedTuple):

@@ -42,6 +42,7 @@ from hocket.work.handler_channel import (
     Start,
     StuckAt,
     Take,
+    Used,
 )
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import JobType
@@ -255,7 +256,8 @@ class HandlerProcesses(HandlerThreads):
         assert process is not None
         process.runs[number] = run
         kind, claim = run.job_type.kind, run.claim
-        process.channel.send(Start(number, kind, claim, run.lease_ms, run.claimed_at))
+        beat_ms = 0 if run.meter is None else run.meter.guard.beat_ms
+        process.channel.send(Start(number, kind, claim, run.lease_ms, run.claimed_at, beat_ms))
 
     def _take(self, run: Run, step: Step) -> None:
         super()._take(run, step)
@@ -341,6 +343,9 @@ class HandlerProcesses(HandlerThreads):
             run.set_fallback(message.name, message.written)
         elif isinstance(message, PartAdded):
             run.add_part(message.part, message.is_bytes)
+        elif isinstance(message, Used):
+            if run.meter is not None:
+                run.meter.hear(message.usage)
         elif isinstance(message, StuckAt):
             run.traceback = message.stack
         elif isinstance(message, Made):

@@ -40,6 +40,14 @@ class HandlerThreads:
         self._waiting.append(run)
         self._fill()
 
+    def refuse(self, run: Run) -> None:
+        """Ends a run that has no time at all, without its handler."""
+        run.meter = None
+        if run.begin(self._monotonic()):
+            run.take(Step.TIME_OUT)
+            run.end(self._monotonic())
+            self._finished(run)
+
     def stop(self, run: Run) -> None:
         run.stop()
 

@@ -20,8 +20,7 @@ import msgspec
 from hocket.errors import Usage
 from hocket.kernel.beats.phases import BeatsLong, parse_length
 from hocket.kernel.beats.score import Score, parse_score, read_score
-from hocket.kernel.budgets import Budget
-from hocket.kernel.decoding import convert
+from hocket.kernel.budgets import Budget, parse_budget, read_budget
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.kinds import covers, of_kind
@@ -251,8 +250,8 @@ def policy(base: Policy, **options: Any) -> Policy:
     like "gpu" or "gpu=a100" · ttl: how long the job may wait for its first worker before it is cancelled · claim:
     how a job finds its worker, "first", "rendezvous" or "sticky" · sticky: the member of the payload whose value is the
     key of a sticky job · claim_timeout: how long each rank waits for the one before it · budget: the caps of the job
-    and the account that pays, like {"max_cost": 2.5, "charge_to": "acme"} · score: the beats of the job, as the path of
-    a file or as its content.
+    and the account that pays, like {"max_cost": 2.5, "charge_to": "acme"}, or the path of a file with them · score: the
+    beats of the job, as the path of a file or as its content.
     """
     made = base
     for name, value in options.items():
@@ -397,6 +396,17 @@ def _score(value: Any) -> Score | None:
     return parse_score(value if isinstance(value, dict) and "score" in value else {"score": value})
 
 
+def _budget(value: Any) -> Budget | None:
+    if value is None or isinstance(value, Budget):
+        return value
+    if isinstance(value, PathLike):
+        try:
+            return read_budget(Path(value).read_bytes())
+        except OSError as error:
+            raise ValueError(str(error.strerror)) from None
+    return parse_budget(value)
+
+
 _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "priority": lambda value: {"priority": value},
     "not_before": lambda value: {"not_before": None if value is None else _moment(value)},
@@ -416,7 +426,7 @@ _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "claim": lambda value: {"claim": value},
     "sticky": lambda value: {"sticky": value},
     "claim_timeout": lambda value: {"claim_timeout_ms": duration_ms(value)},
-    "budget": lambda value: {"budget": value if value is None else convert(value, Budget)},
+    "budget": lambda value: {"budget": _budget(value)},
     "score": lambda value: {"score": _score(value)},
 }
 

@@ -18,13 +18,14 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import RETURN_REST_MS, RETURN_REST_MS_MAX, UNSTARTED, Job
 from hocket.work import lease
 from hocket.work.batch import Batch
-from hocket.work.budget_guard import time_left
+from hocket.work.budget_guard import BudgetGuard, beat_in_force
 from hocket.work.checkpoints import interval_s
-from hocket.work.claiming import HoldMs, whole_beats
 from hocket.work.command.request import KIND
+from hocket.work.costs import spent_on
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held, Spare
+from hocket.work.run_meter import RunMeter
 from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Run
 from hocket.work.tracing import tracer
@@ -44,8 +45,7 @@ PROGRESS_S = 0.5
 class HeldJobs:
     """`runner` runs the handlers, `kit` makes what a run of a kind needs, `ahead_max` is how many jobs may be held
     beyond those that run. `begun` is called with each job that it begins. `rates` price the time of handlers whose jobs
-    have a budget; `node` is the node's id, for traces; `hold_ms` is for
-    leases that are counted in beats.
+    have a budget; `node` is the node's id, for traces.
     """
 
     def __init__(
@@ -60,9 +60,7 @@ class HeldJobs:
         begun: Callable[[Job], None] = lambda job: None,
         rates: RateCard | None = None,
         node: int = 0,
-        hold_ms: HoldMs = whole_beats,
     ) -> None:
-        self._hold_ms = hold_ms
         self._rates, self._node, self._tracer = rates, node, tracer()
         self._handlers, self._runner, self._kit, self._ahead_max = handlers, runner, functools.cache(kit), ahead_max
         self._troubles, self._emit, self._monotonic, self._begun = troubles, emit, monotonic, begun
@@ -105,8 +103,9 @@ class HeldJobs:
         lease_ms = job.policy.lease_ms or job_type.lease_ms
         if job.policy.lease_beats is not None and job.deadline is not None:
             lease_ms = max(1, job.deadline - job.last.wall)
-        budget_s = math.inf if job_type.keeps_budget else time_left(claim, self._rates)
-        run = Run(claim, job_type, lease_ms, before, self._kit(claim.job.kind), budget_s)
+        kit = self._kit(job.kind)
+        meter = None if job_type.keeps_budget else meter_for(claim, self._rates, kit)
+        run = Run(claim, job_type, lease_ms, before, kit, meter)
         self.runs[claim.job.id] = run
         if self._tracer is not None:
             run.trace = self._tracer.run(run.job, self._node)
@@ -118,7 +117,9 @@ class HeldJobs:
             self._emit(JobRunsAlone(run.job_id, run.job.kind, run.job.fence, claim.deaths, is_isolated))
         self._begun(run.job)
         self._unstarted.append(run)
-        if run.lease.ends_at > self._monotonic():
+        if run.budget_s <= 0:
+            self._runner.refuse(run)
+        elif run.lease.ends_at > self._monotonic():
             self._runner.start(run)
             self._watch_leases(run.lease.ends_at)
 
@@ -155,8 +156,7 @@ class HeldJobs:
         live = [run for run in current if run.job.id not in gone and not run.stopped]
         renewals = lease.to_renew(live, now)
         for run in renewals:
-            beats = run.job.policy.lease_beats
-            run.lease_ms = round(run.lease.next_s(now) * 1000) if beats is None else self._hold_ms(beats)
+            run.lease_ms = round(run.lease.next_s(now) * 1000)
         notes = [(run, note) for run in live if (note := _note(run, now)) is not None]
         checkpoints = [(run, state) for run in live if (state := _checkpoint(run, now)) is not None]
         checked = max(doubted_at, now - CHECK_S)
@@ -286,6 +286,20 @@ class HeldJobs:
         for run in self.runs.values():
             if not run.revoke() and not run.stopped:
                 self._runner.stop(run)
+
+
+def meter_for(claim: Claim, rates: RateCard | None, kit: RunServices) -> RunMeter | None:
+    """For a run that is priced or has a budget; None for all others."""
+    job = claim.job
+    budget = job.policy.budget
+    if rates is None and budget is None:
+        return None
+    beat_ms = beat_in_force(kit.beat_ms(), rates)
+    spent = None
+    if budget is not None and budget.caps and job.fence > 1:
+        now_ms = kit.now().wall
+        spent = kit.read(lambda session: spent_on(session, kit.blobs, job, rates, beat_ms, now_ms))
+    return RunMeter(BudgetGuard(job.kind, budget, rates, beat_ms, spent), kit.monotonic)
 
 
 def _note(run: Run, now: float) -> bytes | None:

@@ -45,7 +45,7 @@ class JobOptions(TypedDict, total=False):
     claim: Literal["first", "rendezvous", "sticky"]
     sticky: str | None
     claim_timeout: Duration
-    budget: Budget | Mapping[str, Any] | None
+    budget: Budget | Mapping[str, Any] | PathLike[str] | None
     score: Score | Mapping[str, Any] | PathLike[str] | None
 
 

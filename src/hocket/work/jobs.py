@@ -70,13 +70,12 @@ class Submitted(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A claimed job. `schedule` is the encoded op that carries the payload; `spent_ms` is how long earlier runs of a
-    job with a budget took; `deaths` is how many workers of this node died with it.
+    """A claimed job. `schedule` is the encoded op that carries the payload; `deaths` is how many workers of this node
+    died with it.
     """
 
     job: Job
     schedule: bytes
-    spent_ms: int = 0
     deaths: int = 0
 
 

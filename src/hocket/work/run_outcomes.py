@@ -3,18 +3,16 @@
 from collections.abc import Callable
 
 from hocket.events import Emit, JobHandedBack, JobPostponed, ResultDiscarded, RetryPlanned, RunFailed, RunFinished
-from hocket.kernel.rate_card import RateCard
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
-from hocket.work.budget_guard import beats_cost
 from hocket.work.handler_errors import ERROR_CHARS_MAX
 from hocket.work.runner import Run
 from hocket.work.troubles import Troubles
 
 
 class RunOutcomes:
-    """`finished` is called with each run and the job after it, or the reason why its outcome does not count. `rates`
-    price the runs.
+    """`finished` is called with each run and the job after it, or the reason why its outcome does not
+    count.
     """
 
     def __init__(
@@ -22,9 +20,8 @@ class RunOutcomes:
         finished: Callable[[Run, Job | Reason], None],
         troubles: Troubles,
         emit: Emit,
-        rates: RateCard | None = None,
     ) -> None:
-        self._finished, self._troubles, self._emit, self._rates = finished, troubles, emit, rates
+        self._finished, self._troubles, self._emit = finished, troubles, emit
         self.succeeded = 0
         self.failed = 0
         self.handed_back = 0
@@ -38,7 +35,7 @@ class RunOutcomes:
             self._emit(ResultDiscarded(run.job_id, outcome.sentence))
         elif outcome.outcome is Outcome.SUCCEEDED:
             self.succeeded += 1
-            self._emit(RunFinished(*about, run.ran_s, self._cost(run)))
+            self._emit(RunFinished(*about, run.ran_s, run.cost))
         elif run.later_ms is not None:
             self.postponed += 1
             self._emit(JobPostponed(*about, run.later_ms / 1000, run.error or ""))
@@ -58,14 +55,9 @@ class RunOutcomes:
         more = "" if last_line in error or error in last_line else last_line[:ERROR_CHARS_MAX]
         is_final = job.outcome is not None
         rest_s = max(0, job.ready_at - job.last.wall) / 1000
-        cost = self._cost(run)
-        self._emit(RunFailed(*about, error, more, is_final, run.ran_s, cost, None if is_final else rest_s))
+        self._emit(RunFailed(*about, error, more, is_final, run.ran_s, run.cost, None if is_final else rest_s))
         if not is_final:
             self._emit(RetryPlanned(*about, job.failures, rest_s))
-
-    def _cost(self, run: Run) -> float | None:
-        rates = self._rates
-        return run.cost if rates is None or run.cost is not None else beats_cost(run.ran_s, rates, run.job.kind)
 
 
 def _trace_end(run: Run, outcome: Job | Reason) -> tuple[str, str | None]:

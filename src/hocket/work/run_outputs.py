@@ -22,6 +22,7 @@ from hocket.kernel.ops import artifact_id
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.postcard import encode as encode_value
 from hocket.kernel.proof import PROOF_TYPE
+from hocket.kernel.rate_card import USAGE_TYPE
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import (
@@ -80,7 +81,7 @@ class RunServices(NamedTuple):
     a handler, async or not. `output` keeps what the handler prints and logs, if it is kept. `stream` sends the parts of
     a result that are there to those who follow the job. `tempo` gives the beats of a run, if it has any, and
     `ask_help` asks an agent for help and waits for it. `room` is how many bytes the outputs of a job may have, None if
-    there is no limit.
+    there is no limit. `beat_ms` is one beat of the cluster's tempo, None without a tempo.
     """
 
     blobs: Blobs
@@ -95,6 +96,7 @@ class RunServices(NamedTuple):
     tempo: Callable[[Job], RunTempo | None] = lambda job: None
     ask_help: Callable[[str, Any, RunTempo], Coroutine[Any, Any, Any]] = lambda to, body, tempo: _unavailable(to)
     room: Callable[[Job], int | None] = lambda job: None
+    beat_ms: Callable[[], int | None] = lambda: None
 
 
 class RunOutput(NamedTuple):
@@ -161,6 +163,10 @@ class RunOutputs:
         """Adds an artifact of one of our own types that records what the run did. It is kept even if the run fails."""
         return self._keep(content, type, None, (), is_evidence=True)
 
+    @property
+    def kept_bytes(self) -> int:
+        return self._kept_bytes
+
     @cached_property
     def _room(self) -> int | None:
         """How many bytes the submitter's quota leaves for the outputs of this run; None if there is no limit."""
@@ -192,10 +198,10 @@ class RunOutputs:
     def _keep(
         self, content: bytes | PathLike[str], type: str, ttl_ms: int | None, inputs: Ids, is_evidence: bool
     ) -> Evidence:
-        is_proof = type == PROOF_TYPE
-        kept = contain(self.kit.blobs, content, INLINE_BYTES_MAX if is_proof else self._inline_max)
+        is_free = type in (PROOF_TYPE, USAGE_TYPE)
+        kept = contain(self.kit.blobs, content, INLINE_BYTES_MAX if is_free else self._inline_max)
         try:
-            if not is_proof:
+            if not is_free:
                 self._charge(kept)
             payload = self.named(creation(self.new_id(), type, self.job_id, inputs, kept, ttl_ms))
             self.add(RunOutput(payload.artifact_id, payload, self.snapshots, kept.staged, is_evidence=is_evidence))

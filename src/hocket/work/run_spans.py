@@ -51,8 +51,3 @@ def run_spans(session: Session, job_id: bytes) -> list[RunSpan]:
             spans.append(RunSpan(holder, began_ms, at_ms, ran_ms))
             holder = None
     return spans
-
-
-def spent_ms(session: Session, job_id: bytes) -> int:
-    """How long the runs of a job took so far."""
-    return sum(span.ran_ms for span in run_spans(session, job_id))

@@ -6,7 +6,7 @@ import asyncio
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import Enum
 from functools import cached_property
@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import msgspec
 
-from hocket.errors import NotAuthorised
+from hocket.errors import NotAuthorised, Usage
+from hocket.kernel.decoding import convert
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import schedule_payload
 from hocket.kernel.plurals import counted
+from hocket.kernel.rate_card import USAGE_TYPE, ResourceUse, UsageRecord
 from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import Payload
 from hocket.work import chains
@@ -42,6 +44,8 @@ from hocket.work.tracing import RunTrace, entered
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
+
+    from hocket.work.run_meter import RunMeter
 
     class AnyNode:
         """The node of a `Context` without a parameter: everything on it is allowed. It is not Any itself, because a
@@ -152,6 +156,24 @@ class Context(TempoContext, Generic[N_co]):
         """Whether every model call of this node must be recorded."""
         return self._run.products.kit.audited()
 
+    def used(
+        self,
+        *,
+        gpu_sec: Mapping[str, float] | None = None,
+        accel_sec: Mapping[str, float] | None = None,
+        net_egress_mb: float = 0.0,
+    ) -> None:
+        """Adds what this run has used that its worker cannot measure: seconds of GPUs and of other accelerators by
+        their class, and megabytes that it has sent. Only a run that is priced or has a budget counts it.
+        """
+        told = {"gpu_sec": dict(gpu_sec or {}), "accel_sec": dict(accel_sec or {}), "net_egress_mb": net_egress_mb}
+        try:
+            said = convert(told, ResourceUse)
+        except msgspec.ValidationError as error:
+            raise Usage(f"bad amount: {error}") from None
+        if self._run.meter is not None:
+            self._run.meter.add(said)
+
     def artifact(
         self,
         content: bytes | PathLike[str],
@@ -227,11 +249,14 @@ def schedule_of(ctx: Context) -> bytes:
 
 
 class Step(Enum):
-    """What follows when the handler of a run goes on for too long."""
+    """What follows when the handler of a run goes on: it is measured if its budget needs that, and told to stop after
+    too long.
+    """
 
     TIME_OUT = 1
     INTERRUPT = 2
     GIVE_UP = 3
+    MEASURE = 4
 
 
 class Ending(NamedTuple):
@@ -256,9 +281,9 @@ class Run:
         lease_ms: int,
         claimed_at: float,
         kit: RunServices,
-        budget_s: float = math.inf,
+        meter: "RunMeter | None" = None,
     ) -> None:
-        """`budget_s` is how long it may run by the job's budget."""
+        """`meter` measures it, if its job is priced or has a budget."""
         job = claim.job
         assert job.claim_op is not None and job.deadline is not None
         self.claim = claim
@@ -268,8 +293,10 @@ class Run:
         self.job_type = job_type
         self.lease_ms = lease_ms
         timeout_ms = job_type.policy.timeout_ms if job.policy.timeout_ms is None else job.policy.timeout_ms
-        self.timeout_s = min(timeout_ms / 1000 if timeout_ms else math.inf, budget_s)
-        self.budget_s = budget_s
+        self.meter = meter
+        self.budget_s, self.over_budget = (math.inf, "") if meter is None else meter.guard.time_cap()
+        """How long it may run by the job's budget, and why it may not run for longer."""
+        self.timeout_s = min(timeout_ms / 1000 if timeout_ms else math.inf, self.budget_s)
         self.trace: RunTrace | None = None
         self.cost: float | None = None
         """What it cost, if its function has measured that."""
@@ -342,14 +369,24 @@ class Run:
             self._revoked = self._revoked or now >= self.lease.ends_at
             if not self._revoked:
                 self.started_at = now
+                if self.meter is not None:
+                    self.meter.begin(now)
                 if self.tempo is not None:
                     self.phrase_s = self.tempo.begin()
-                    self.budget_s = min(self.budget_s, self.tempo.left_s())
+                    if (left_s := self.tempo.left_s()) < self.budget_s:
+                        self.budget_s = left_s
+                        self.over_budget = f"over its budget hard_end: it ends with bar+{self._hard_end}"
                     self.timeout_s = min(self.timeout_s, self.phrase_s, self.budget_s)
             return not self._revoked
 
+    @property
+    def _hard_end(self) -> int | None:
+        return None if self.job.policy.budget is None else self.job.policy.budget.hard_end
+
     def execute(self) -> None:
         """Calls a plain handler in this thread. Raises nothing."""
+        if self.meter is not None:
+            self.meter.enter()
         try:
             try:
                 call = self._call()
@@ -369,9 +406,16 @@ class Run:
             call = self._call()
             if self._enter_task():
                 with self._captured(), entered(self.trace):
-                    self._keep(await gathered_async(call(), self.part))
+                    self._keep(await self._metered(gathered_async(call(), self.part)))
         except BaseException as error:
             self._fail(error)
+
+    def _metered(self, awaited: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
+        if self.meter is None:
+            return awaited
+        from hocket.work.run_meter import metered
+
+        return metered(awaited, self.meter)
 
     def _captured(self) -> AbstractContextManager[None]:
         """What the handler prints and logs inside the block is kept."""
@@ -418,6 +462,8 @@ class Run:
             self._tell()
         elif step is Step.INTERRUPT:
             self._interrupt()
+        elif step is Step.MEASURE:
+            self._measure()
         else:
             self.given_up = True
             self.traceback = self.traceback or self.stack()
@@ -428,11 +474,28 @@ class Run:
         """
         if self.given_up:
             return math.inf, Step.GIVE_UP
+        meter = self.meter
         if self.told_at is None:
-            return (math.inf if self.started_at is None else self.started_at + self.timeout_s), Step.TIME_OUT
+            due = math.inf if self.started_at is None else self.started_at + self.timeout_s
+            if meter is not None and meter.guard.measures and (look := meter.looked_at + meter.guard.look_s) < due:
+                return (math.inf if self.started_at is None else look), Step.MEASURE
+            return due, Step.TIME_OUT
+        # One that is over its budget has a part of a beat to stop.
+        stop_s = STOPPED_S if meter is None or not self._is_over_budget else meter.guard.stop_s
         if not self._interrupted:
-            return self.told_at + INTERRUPTED_AFTER_S, Step.INTERRUPT
-        return self.told_at + (TIMED_OUT_S if self.timed_out else STOPPED_S), Step.GIVE_UP
+            return self.told_at + min(INTERRUPTED_AFTER_S, stop_s / 2), Step.INTERRUPT
+        return self.told_at + min(TIMED_OUT_S if self.timed_out else STOPPED_S, stop_s), Step.GIVE_UP
+
+    @property
+    def _is_over_budget(self) -> bool:
+        return self.timed_out and self.budget_s <= self.timeout_s
+
+    def _measure(self) -> None:
+        assert self.meter is not None
+        if over := self.meter.over(self.products.kept_bytes):
+            self.budget_s, self.over_budget = 0.0, over
+            self.timed_out = True
+            self._tell()
 
     def end(self, now: float) -> bool:
         """The run is over. False if it was over before."""
@@ -443,16 +506,25 @@ class Run:
         if self.parts.made:
             self.parts.is_over = True
             self.products.kit.stream(self.parts)
+        if self.meter is not None:
+            self._keep_usage(self.meter)
         if self.timed_out:
             state = ", and its handler did not stop" if self.given_up else ""
             self.result, self.later_ms = None, None
             self.error = f"timed out after {counted(self.timeout_s, 'second')}{state}"
-            if self.budget_s <= self.timeout_s:
-                self.error = f"over its budget: it may run {counted(self.budget_s, 'second')} more{state}"
-                self.may_retry = False
+            if self._is_over_budget:
+                self.error, self.may_retry = f"{self.over_budget}{state}", False
             elif self.phrase_s <= self.timeout_s:
                 self._end_phrase(state)
         return True
+
+    def _keep_usage(self, meter: "RunMeter") -> None:
+        """What it used is evidence: it is kept even if the run fails."""
+        usage = meter.end(self.products.kept_bytes)
+        self.cost = meter.guard.cost(usage) if self.cost is None else self.cost
+        record = UsageRecord(meter.guard.beat_ms, usage)
+        with suppress(Usage):  # the run has ended, or made too many outputs
+            self.products.evidence(msgspec.json.encode(record), USAGE_TYPE)
 
     def _end_phrase(self, state: str) -> None:
         assert self.scored is not None
@@ -486,6 +558,8 @@ class Run:
         with self._lock:
             self._thread = None
             may_be_under_way = self._interrupted
+        if self.meter is not None:
+            self.meter.leave()
         if may_be_under_way:
             absorb()
 

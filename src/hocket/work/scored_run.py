@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hocket.kernel.beats.score import DEGRADED_TYPE, Escalation, NextStep, Score, ScoreEvent, escalate, phrase_phases
+from hocket.kernel.budgets import cap_of_phases, cap_of_waits
 from hocket.kernel.clock import wall_text
 from hocket.kernel.coordination_payloads import SendMessage
 from hocket.kernel.ids import node_text, ulid_text
@@ -93,7 +94,8 @@ class ScoredRun:
             value = fallback() if callable(fallback) else fallback
             return await value if inspect.isawaitable(value) else value
         beats = counted(self._score.wait_budget[kind], "beat")
-        said = f"it waited in vain for {kind}: its score allows {beats}, and no wait outlasts its phase"
+        capped = cap_of_waits(self._job.policy.budget, kind)
+        said = f"{capped}it waited in vain for {kind}: its score allows {beats}, and no wait outlasts its phase"
         if step is NextStep.FAIL:
             raise WaitExhausted(said)
         raise PhraseEnded(self._end(escalation, said))
@@ -105,7 +107,7 @@ class ScoredRun:
         beats = sum(phrase_phases(self._score, phrase).values())
         self._record(ScoreEvent.OVERRUN, escalation, {"budget_beats": beats, "step": escalation.step})
         said = f"overran phrase {phrase + 1} of {self._score.max_phrases}, which has {counted(beats, 'beat')}{more}"
-        return self._end(escalation, said)
+        return self._end(escalation, cap_of_phases(self._job.policy.budget) + said)
 
     def _end(self, escalation: Escalation, said: str) -> PhraseEnd:
         if escalation.step is NextStep.FALLBACK:

@@ -41,6 +41,9 @@ class RunTempo(Protocol):
     def left_s(self) -> float:
         """How many seconds are left until the hard end of the job's budget."""
 
+    def ask(self, thread_id: str) -> None:
+        """Help was asked for in this thread."""
+
     def begin_wait(self, kind: str) -> float:
         """A wait begins. Returns how many seconds it may take."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from hocket.errors import Failed, Usage
+from hocket.kernel.beats.placing import stamp_json
 from hocket.kernel.beats.score import DEGRADED_TYPE
 from hocket.kernel.clock import hlc_text, unpack
 from hocket.kernel.ids import node_text, ulid_ending, ulid_prefix_range, ulid_text
@@ -280,7 +281,8 @@ def op_line(row: OpRow) -> dict[str, Any]:
         "counts": row.reason == 0,
         "reason": BY_NUMBER[row.reason].sentence if row.reason else None,
     }
-    return line | {"detail": _detail(decode(row.body))}
+    op = decode(row.body)
+    return line | {"detail": _detail(op), "stamp": stamp_json(op)}
 
 
 def _detail(op: Op) -> str:

@@ -144,7 +144,7 @@ class Worker:
         self._beat_at = 0.0
         self._runner = environment.slots(options.concurrency, self._ended_in_thread, options.processes)
         self._troubles = Troubles(options.emit, environment.monotonic)
-        self._outcomes = RunOutcomes(self._finished, self._troubles, options.emit, options.rates)
+        self._outcomes = RunOutcomes(self._finished, self._troubles, options.emit)
         self._handler_watch = HandlerWatch(self._runner, options.concurrency, self._troubles, options.emit)
         self._tally = ClaimTally(access.log.physical)
         self._held = HeldJobs(
@@ -158,7 +158,6 @@ class Worker:
             self._tally.add,
             options.rates,
             access.log.node,
-            options.hold_ms,
         )
         self.id = worker_id(access.log.node, self._name)
         members = Members(environment.liveness, access.log)
@@ -517,7 +516,7 @@ class Worker:
         self._closed.append((now if is_held else now + REFUSED_REST_S, wanted.offer.op_id))
         if isinstance(decision, Reason):
             return
-        claim = Claim(decision, wanted.schedule, wanted.spent_ms, wanted.deaths)
+        claim = Claim(decision, wanted.schedule, wanted.deaths)
         is_over = now >= before + wanted.lease_ms / 1000 * COUNTED
         if self._stopping is not None or is_over or (dropped and not self._held.has_free_slot):
             self._held.give_back(claim)

@@ -154,7 +154,7 @@ def test_never_two_frames_for_one_beat_and_none_of_a_deposed_leader(messages: An
         if isinstance(found, JudgeState):
             state = found
             taken.append((message.frame, fence, sender))
-            assert state == JudgeState(fence, sender, message.frame)
+            assert state == JudgeState(fence, sender, message.frame, POLICY.phases)
     leaders: dict[int, int] = {}
     for _, fence, sender in taken:
         assert leaders.setdefault(fence, sender) == sender
@@ -182,3 +182,22 @@ def test_repeats_and_disorder_change_nothing_that_was_accepted(order: list[int],
             state = found
             epochs.append(beat)
     assert epochs == sorted(set(epochs)) and max(order) == epochs[-1]
+
+
+@pytest.mark.req("BB-04", "BB-23")
+def test_phases_are_redistributed_between_bars_only() -> None:
+    moved = {"plan": 1, "review": 2, "work": 1}
+
+    def at(at_ms: int, phases: dict[str, int]) -> PulseMessage:
+        ordered = {name: phases[name] for name in POLICY.phases if name in phases}
+        frame = make_frame("one", TEMPO, ordered, policy_hash(POLICY, TEMPO), at_ms, Hlc(at_ms, 0, 0))
+        return PulseMessage(frame, 1, phases=phases)
+
+    before = accepted((pulse(NOW), 1), (pulse(NOW + 1000), 1))
+    assert before.phases == POLICY.phases == {"plan": 1, "work": 2, "review": 1}
+    assert judge(before, at(NOW + 2000, moved)) is FrameRefusal.MID_BAR
+    after = judge(before, at(NOW + 4000, moved), now_ms=NOW + 4000)
+    assert isinstance(after, JudgeState) and after.phases == {"plan": 1, "work": 1, "review": 2}
+    assert judge(after, pulse(NOW + 6000), now_ms=NOW + 6000) is FrameRefusal.MID_BAR
+    for bad in ({"plan": 1, "work": 2}, {"plan": 1, "work": 3, "review": 1}, {"plan": 0, "work": 3, "review": 1}):
+        assert judge(before, at(NOW + 4000, bad), now_ms=NOW + 4000) is FrameRefusal.INCONSISTENT

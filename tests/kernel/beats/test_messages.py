@@ -88,7 +88,10 @@ def test_the_fields_are_the_addendums() -> None:
         *("hlc", "policy_hash", "deadline_at"),
     )
     assert StatusClaim.__struct_fields__ == (
-        *("agent_id", "task_id", "beat_index", "state", "beats_left", "progress", "notes", "hlc"),
+        *("agent_id", "task_id", "beat_index", "state", "beats_left", "progress", "notes", "hlc", "wait_for"),
+    )
+    assert b"wait_for" not in to_json(StatusClaim("a", "t", 1, ClaimState.DONE, 0, 1.0, "", hlc_text(AT))), (
+        "if it does not wait"
     )
     assert [*ClaimState] == ["planning", "executing", "waiting", "review", "done", "failed"]
     assert HelpPromise.__struct_fields__ == (
@@ -133,13 +136,14 @@ def test_messages_come_back_and_are_valid_by_their_schemas(message: Any) -> None
 @pytest.mark.req("BB-02")
 @given(st.one_of(FRAMES, CLAIMS), st.integers(), st.integers())
 def test_bar_and_beat_of_older_programs_are_ignored(message: Any, bar: int, beat: int) -> None:
-    found = json.loads(to_json(message)) | {"bar": bar, "beat": beat, "wait_for": ["hmmm://thread/abc"]}
+    found = json.loads(to_json(message)) | {"bar": bar, "beat": beat, "more": ["anything"]}
     VALIDATORS[type(message)].validate(found)
     assert from_json(json.dumps(found).encode(), type(message)) == message
 
 
 BAD = st.sampled_from((None, -(10**7), 2**60, -0.5, 1.5, "", "planned", "2025-09-03", [], {}, "x" * 2000, True))
-OPTIONAL = ("degraded", "nodes", "task_beats", "wait_beats", "lost_beats")
+OPTIONAL = ("degraded", "nodes", "task_beats", "wait_beats", "lost_beats", "wait_for", "roles", "cpu", "gpu")
+OPTIONAL += ("queue_by_role", "cpu_utilisation", "gpu_utilisation", "overruns_by_phase", "phases")
 
 
 @pytest.mark.req("BB-02")

@@ -148,6 +148,7 @@ def test_a_report() -> None:
         nodes=2,
         task_beats=4,
         wait_beats=2,
+        overruns_by_phase={"work": 1},
     )
     assert (second.task_beats, second.wait_beats, second.lost_beats) == (1, 0, 1)
     assert second.window == wall_text(START + 4000) and second.states[ClaimState.FAILED] == second.tasks == 1

@@ -11,7 +11,14 @@ from msgspec.structs import replace
 from hocket.kernel.beats.messages import BarReport, ClaimState
 from hocket.kernel.beats.policy import TempoPolicy, make_policy
 from hocket.kernel.beats.tempo import TempoChange, Timeline, is_downbeat, timeline
-from hocket.kernel.beats.tempo_control import CHANGE_MS, ControlState, control, load_error, suggested_bpm
+from hocket.kernel.beats.tempo_control import (
+    CHANGE_MS,
+    ControlState,
+    control,
+    load_error,
+    redistribute,
+    suggested_bpm,
+)
 from hocket.kernel.clock import wall_text
 
 POLICY = replace(make_policy("one", 12, 8), min_bpm=6, max_bpm=24, is_adaptive=True)
@@ -146,3 +153,28 @@ def test_an_incident_freezes_the_tempo() -> None:
     for _ in range(20):
         workers.bar(0, is_frozen=True)
     assert {*workers.bpms[-20:]} == {before}
+
+
+PHASES = {"plan": 2, "work": 4, "review": 2}
+
+
+@pytest.mark.req("BB-11", "BB-23")
+def test_a_phase_that_many_overrun_gets_a_beat_of_the_longest_that_none_does() -> None:
+    def moved(phases: dict[str, int], tasks: int = 10, **overruns: int) -> dict[str, int] | None:
+        return redistribute(POLICY, phases, replace(report(tasks=tasks), overruns_by_phase=overruns))
+
+    assert moved(PHASES, review=3) == {"plan": 2, "work": 3, "review": 3}
+    assert moved(PHASES, work=9, plan=1) == {"plan": 2, "work": 5, "review": 1}
+    assert moved(PHASES, review=2) is None, "not many"
+    assert moved(PHASES, review=5, work=1, plan=1) is None, "nobody has a beat to spare"
+    assert moved({"plan": 1, "work": 6, "review": 1}, work=9) is None, "each phase keeps one"
+
+
+@pytest.mark.req("BB-23")
+def test_the_deepest_queue_and_the_busiest_processors_count() -> None:
+    idle = report(busy=0.2)
+    assert load_error(replace(idle, cpu_utilisation=0.9)) > load_error(idle)
+    assert load_error(replace(idle, gpu_utilisation=0.9)) == load_error(replace(idle, cpu_utilisation=0.9))
+    deep, shallow = {"acme.render": 40}, {"acme.render": 20, "acme.mail": 20}
+    queued = replace(idle, queue_depth=40)
+    assert load_error(replace(queued, queue_by_role=deep)) > load_error(replace(queued, queue_by_role=shallow))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from hocket.kernel.beats.messages import BeatFrame, PulseMessage
-from hocket.kernel.beats.phases import phase_at
+from hocket.kernel.beats.phases import Phases, phase_at, redistributed
 from hocket.kernel.beats.policy import TempoPolicy, policy_hash
 from hocket.kernel.beats.tempo import Tempo, beat_at, is_downbeat, next_downbeat
 from hocket.kernel.clock import parse_wall
@@ -38,11 +38,12 @@ class Lead(NamedTuple):
 
 
 class JudgeState(msgspec.Struct, frozen=True):
-    """The last frame that was accepted, and the leader that sent it."""
+    """The last frame that was accepted, the leader that sent it, and the phases of its bar."""
 
     fence: int = 0
     leader: int = 0
     last: BeatFrame | None = None
+    phases: dict[str, int] | None = None
 
 
 def judge_frame(
@@ -66,7 +67,8 @@ def judge_frame(
         return FrameRefusal.LEADERLESS
     if not policy.min_bpm <= frame.tempo_bpm <= policy.max_bpm or frame.policy_hash != policy_hash(policy, frame.tempo):
         return FrameRefusal.FOREIGN_POLICY
-    if not _is_consistent(policy, frame):
+    phases = policy.phases if message.phases is None else redistributed(message.phases, policy.phases)
+    if phases is None or not _is_consistent(policy, frame, phases):
         return FrameRefusal.INCONSISTENT
     if frame.epoch_ms > now_ms + min(skew_ms, skew_ms if ahead_ms is None else ahead_ms):
         return FrameRefusal.FROM_THE_FUTURE
@@ -80,22 +82,25 @@ def judge_frame(
         return FrameRefusal.FROM_THE_PAST
     if state.last is not None and not _may_follow(state.last.tempo, state.last.epoch_ms, frame.tempo, frame.epoch_ms):
         return FrameRefusal.MID_BAR
+    is_same_bar = state.last is not None and sender == state.leader and state.last.window_ms == frame.window_ms
+    if is_same_bar and state.phases is not None and phases != state.phases:
+        return FrameRefusal.MID_BAR
     if lead is not None and message.fence > state.fence and lead != (message.fence, sender):
         return FrameRefusal.UNCONFIRMED
-    return JudgeState(message.fence, sender, frame)
+    return JudgeState(message.fence, sender, frame, phases)
 
 
 def with_local_beat(state: JudgeState, frame: BeatFrame) -> JudgeState:
     """The state after a beat that the agent has counted itself, without a leader: no frame goes back behind it."""
-    return JudgeState(state.fence, state.leader, frame)
+    return JudgeState(state.fence, state.leader, frame, state.phases)
 
 
-def _is_consistent(policy: TempoPolicy, frame: BeatFrame) -> bool:
+def _is_consistent(policy: TempoPolicy, frame: BeatFrame, phases: Phases) -> bool:
     tempo, sent_ms = frame.tempo, parse_wall(frame.deadline_at) - frame.beat_ms
     return (
         frame.bar_len_beats == policy.bar_len_beats
         and frame.beat_ms == tempo.beat_ms
-        and frame.phase == phase_at(policy.phases, tempo.bar_len, frame.beat_index).name
+        and frame.phase == phase_at(phases, tempo.bar_len, frame.beat_index).name
         and beat_at(tempo, sent_ms).epoch_ms == frame.epoch_ms
     )
 

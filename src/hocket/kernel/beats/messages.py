@@ -75,12 +75,19 @@ class BeatFrame(msgspec.Struct, frozen=True):
 
 class PulseMessage(msgspec.Struct, frozen=True):
     """A frame as a pulse sends it. `fence` is that of its leadership. A pulse without a leader sends its own beat
-    as `degraded`, for agents that take the median.
+    as `degraded`, for agents that take the median. `phases` has the beats of each phase of this bar, where they are not
+    the policy's.
     """
 
     frame: BeatFrame
     fence: Count
     degraded: bool = False
+    phases: dict[Name, BarLength] | None = None
+
+
+# The things that a task says it waits for, and the kinds of jobs whose queues a node tells.
+WAITS_MAX = 16
+ROLES_MAX = 64
 
 
 class ClaimState(StrEnum):
@@ -92,8 +99,10 @@ class ClaimState(StrEnum):
     FAILED = "failed"
 
 
-class StatusClaim(msgspec.Struct, frozen=True):
-    """The state of one task, as its agent reports it."""
+class StatusClaim(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The state of one task, as its agent reports it. `wait_for` has what it waits for, such as the thread of a request
+    for help; the message of a task that waits for nothing has no such member.
+    """
 
     agent_id: Name
     task_id: Name
@@ -103,6 +112,7 @@ class StatusClaim(msgspec.Struct, frozen=True):
     progress: Share
     notes: Annotated[str, Meta(max_length=NOTES_CHARS_MAX)]
     hlc: HlcText
+    wait_for: Annotated[tuple[Name, ...], Meta(max_length=WAITS_MAX)] = ()
 
     def __post_init__(self) -> None:
         parse_hlc(self.hlc, 0)
@@ -124,11 +134,15 @@ class HelpPromise(msgspec.Struct, frozen=True):
             raise ValueError("a promise cannot fail before it is due: fail_after_beats is less than promise_beats")
 
 
+Roles = Annotated[dict[Name, Count], Meta(max_length=ROLES_MAX)]
+
+
 class BarReport(msgspec.Struct, frozen=True):
     """One window. `states` counts tasks by their last state, and `overruns` those that ran over a phase. `truncated`
     means that there were more of something than could be counted. `hlc` is that of the newest message. `nodes` have
-    told their load. `task_beats` are the beats in which tasks were claimed, summed over the tasks: of these,
-    `wait_beats` were spent waiting, and `lost_beats` otherwise on tasks that failed.
+    told their load; a role is a kind of jobs. `overruns_by_phase` has the overruns by the phase that was over.
+    `task_beats` are the beats in which tasks were claimed, summed over the tasks: of these, `wait_beats` were spent
+    waiting, and `lost_beats` otherwise on tasks that failed.
     """
 
     cluster_id: Name
@@ -151,6 +165,10 @@ class BarReport(msgspec.Struct, frozen=True):
     task_beats: Count = 0
     wait_beats: Count = 0
     lost_beats: Count = 0
+    queue_by_role: Roles = {}
+    cpu_utilisation: Share = 0.0
+    gpu_utilisation: Share | None = None
+    overruns_by_phase: dict[Name, Count] = {}
 
     def __post_init__(self) -> None:
         if self.wait_beats + self.lost_beats > self.task_beats:
@@ -168,13 +186,18 @@ class BarReport(msgspec.Struct, frozen=True):
 
 
 class NodeLoad(msgspec.Struct, frozen=True):
-    """The load of a node: ready jobs that it knows of, and how many of its slots are busy."""
+    """The load of a node: ready jobs that it knows of, in all and by kind, how many of its slots are busy, and how busy
+    its processors and GPUs are.
+    """
 
     node_id: Name
     queue_depth: Count
     busy: Count
     slots: Count
     hlc: HlcText
+    roles: Roles = {}
+    cpu: Share = 0.0
+    gpu: Share | None = None
 
     def __post_init__(self) -> None:
         parse_hlc(self.hlc, 0)
@@ -234,7 +257,8 @@ def batch_decoder(kind: type[T]) -> Callable[[bytes], list[T]]:
 
 def message_schema(kind: type) -> dict[str, Any]:
     """The JSON Schema of a message, as `src/hocket/schemas` has it."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | msgspec.json.schema(kind)
+    schema: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(kind)))
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
 
 
 def make_frame(cluster_id: str, tempo: Tempo, phases: Phases, policy_hash: str, at_ms: int, hlc: Hlc) -> BeatFrame:

@@ -62,6 +62,17 @@ def _shared_out(parts: Phases, bar_len: int) -> dict[str, int]:
     return found
 
 
+def redistributed(phases: Phases, policy_phases: Phases) -> dict[str, int] | None:
+    """These phases in their order, if they share out the same beats as the policy's among the same phases; else
+    None.
+    """
+    if phases.keys() != policy_phases.keys() or sum(phases.values()) != sum(policy_phases.values()):
+        return None
+    if any((phases[name] > 0) != (beats > 0) or phases[name] < 0 for name, beats in policy_phases.items()):
+        return None
+    return {name: phases[name] for name in policy_phases}
+
+
 class BeatsLong(NamedTuple):
     """A length in beats, as opposed to one in milliseconds."""
 

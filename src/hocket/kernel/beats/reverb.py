@@ -4,7 +4,9 @@ and any partition of the same messages leads to the same report, byte for byte. 
 are kept, and of each as many tasks, promises and nodes as fit.
 """
 
+import math
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -14,6 +16,7 @@ from msgspec import Meta
 from hocket.kernel.beats.bounded_map import BoundedMap
 from hocket.kernel.beats.messages import (
     NAME_CHARS_MAX,
+    ROLES_MAX,
     BarReport,
     BeatsLeft,
     ClaimState,
@@ -22,6 +25,8 @@ from hocket.kernel.beats.messages import (
     NodeLoad,
     PromiseOutcome,
     PromiseResult,
+    Roles,
+    Share,
     StatusClaim,
     from_json,
     to_json,
@@ -58,8 +63,8 @@ DIGESTS_MAX = 1_024
 
 
 class TaskSeen(msgspec.Struct, frozen=True, array_like=True):
-    """The last state of a task, and the fewest beats that it had left. `beats` are the beats of the bar in which it was
-    claimed, and `waits` those in which it was claimed as waiting.
+    """The last state of a task, the fewest beats that it had left, and its state then, `worst`. `beats` are the beats
+    of the bar in which it was claimed, and `waits` those in which it was claimed as waiting.
     """
 
     wall: Wall
@@ -69,6 +74,7 @@ class TaskSeen(msgspec.Struct, frozen=True, array_like=True):
     agent_id: Name
     beats: BeatSet
     waits: BeatSet
+    worst: ClaimState = ClaimState.EXECUTING
 
 
 class PromiseSeen(msgspec.Struct, frozen=True, array_like=True):
@@ -83,6 +89,9 @@ class LoadSeen(msgspec.Struct, frozen=True, array_like=True):
     queue_depth: Count
     busy: Count
     slots: Count
+    roles: Roles = {}
+    cpu: Share = 0.0
+    gpu: Share | None = None
 
     def __post_init__(self) -> None:
         if self.busy > self.slots:
@@ -131,13 +140,15 @@ class BarWindow:
             case StatusClaim():
                 beat = 1 << (at.wall - self._start_ms) // self._beat_ms
                 waits = beat if message.state is ClaimState.WAITING else 0
-                seen = TaskSeen(at.wall, at.logical, message.state, message.beats_left, message.agent_id, beat, waits)
+                state, left = message.state, message.beats_left
+                seen = TaskSeen(at.wall, at.logical, state, left, message.agent_id, beat, waits, state)
                 self.tasks.add(_pair(message.agent_id, message.task_id), seen)
             case PromiseResult():
                 promise = PromiseSeen(at.wall, at.logical, message.outcome)
                 self.promises.add(_pair(message.agent_id, message.thread_id), promise)
             case NodeLoad():
-                load = LoadSeen(at.wall, at.logical, message.queue_depth, message.busy, message.slots)
+                told = message.queue_depth, message.busy, message.slots, message.roles, message.cpu, message.gpu
+                load = LoadSeen(at.wall, at.logical, *told)
                 self.loads.add(message.node_id, load)
 
     @property
@@ -192,6 +203,12 @@ class BarWindow:
                 (task.beats & ~task.waits).bit_count()
                 for task in self.tasks.values()
                 if task.state is ClaimState.FAILED
+            ),
+            queue_by_role=_by_role(self.loads.values()),
+            cpu_utilisation=_mean([load.cpu for load in self.loads.values()]) or 0.0,
+            gpu_utilisation=_mean([load.gpu for load in self.loads.values() if load.gpu is not None]),
+            overruns_by_phase=dict(
+                sorted(Counter(_phase(task.worst) for task in self.tasks.values() if task.beats_left < 0).items())
             ),
         )
         suggested = suggested_bpm(policy, self._tempo.bpm, load_error(report))
@@ -333,16 +350,38 @@ def _joined_task(one: TaskSeen, other: TaskSeen) -> TaskSeen:
         other.agent_id,
     )
     newest = one if is_one else other
+    worst = min(one, other, key=lambda each: (each.beats_left, each.worst))
     return TaskSeen(
         newest.wall,
         newest.logical,
         newest.state,
-        min(one.beats_left, other.beats_left),
+        worst.beats_left,
         newest.agent_id,
         one.beats | other.beats,
         one.waits | other.waits,
+        worst.worst,
     )
 
 
 def _newer(one: Any, other: Any) -> Any:
-    return max(one, other, key=msgspec.structs.astuple)
+    return max(one, other, key=lambda each: (each.wall, each.logical, to_json(each)))
+
+
+def _phase(state: ClaimState) -> str:
+    """The phase of a task in this state. One that has ended was in its last."""
+    if state is ClaimState.PLANNING:
+        return "plan"
+    return "work" if state in (ClaimState.EXECUTING, ClaimState.WAITING) else "review"
+
+
+def _by_role(loads: Iterable[LoadSeen]) -> dict[str, int]:
+    """The deepest queues. Nodes of one mesh see one queue, some of them sooner."""
+    found: dict[str, int] = {}
+    for load in loads:
+        for role, depth in load.roles.items():
+            found[role] = max(depth, found.get(role, 0))
+    return dict(sorted(sorted(found.items(), key=lambda each: (-each[1], each[0]))[:ROLES_MAX]))
+
+
+def _mean(shares: Sequence[float]) -> float | None:
+    return round(math.fsum(shares) / len(shares), 6) if shares else None

@@ -1,11 +1,13 @@
 """Adaptive tempo: a PI controller that makes the beat faster when work piles up and slower when agents idle, overrun
 their phases or break their promises. Its guardrails: it moves only when it wants more than the policy's hysteresis, by
-one beat a minute at most once a minute, within the limits, on a downbeat, and not at all during an incident.
+one beat a minute at most once a minute, within the limits, on a downbeat, and not at all during an incident. Where it
+leaves the tempo as it is, it may move a beat of the bar from one phase to another, under the same guardrails.
 """
 
 import msgspec
 
 from hocket.kernel.beats.messages import BarReport
+from hocket.kernel.beats.phases import Phases
 from hocket.kernel.beats.policy import TempoPolicy
 from hocket.kernel.beats.tempo import Tempo, TempoChange, changed
 
@@ -13,6 +15,8 @@ CHANGE_MS = 60_000
 # The load at which the tempo is right: slots mostly busy, and a short queue.
 _LOAD_TARGET = 0.9
 _STRAIN_WEIGHT = 2.0
+# A phase that more than this share of the tasks overrun gets a beat of another.
+_OVERRUN_SHARE = 0.2
 _PROPORTIONAL = 0.5
 _INTEGRAL = 0.1
 _INTEGRAL_MAX = 10.0
@@ -29,9 +33,12 @@ def load_error(report: BarReport) -> float:
     """How far the window was from the right load: positive if the beat should be faster."""
     tasks = max(1, report.tasks)
     promises = max(1, report.kept_promises + report.late_promises + report.broken_promises)
-    queue = report.queue_depth / (report.queue_depth + tasks)
+    # The role with the deepest queue decides: it needs the beat most.
+    depth = max(report.queue_by_role.values(), default=report.queue_depth)
+    queue = depth / (depth + tasks)
+    busy = max(report.utilisation, report.cpu_utilisation, report.gpu_utilisation or 0.0)
     strain = max(min(1.0, report.overruns / tasks), report.broken_promises / promises)
-    return queue + report.utilisation - _LOAD_TARGET - _STRAIN_WEIGHT * strain
+    return queue + busy - _LOAD_TARGET - _STRAIN_WEIGHT * strain
 
 
 def suggested_bpm(policy: TempoPolicy, bpm: int, error: float) -> int:
@@ -57,6 +64,21 @@ def control(
     if change.tempo.bpm == tempo.bpm or is_early:
         return ControlState(integral, state.changed_ms), None
     return ControlState(integral, change.since_ms), change
+
+
+def redistribute(policy: TempoPolicy, phases: Phases, report: BarReport) -> dict[str, int] | None:
+    """Phases with one beat moved to the one that most tasks overrun, if these are many, from the longest that none
+    does; None if nothing is to move. The bar keeps its beats, and each phase one at least.
+    """
+    overrun = report.overruns_by_phase
+    short = max((name for name in phases if phases[name]), key=lambda name: overrun.get(name, 0), default="")
+    if overrun.get(short, 0) <= _OVERRUN_SHARE * report.tasks:
+        return None
+    spare = [name for name in phases if name != short and phases[name] > 1 and not overrun.get(name)]
+    if not spare:
+        return None
+    longest = max(spare, key=lambda name: phases[name])
+    return {name: beats + (name == short) - (name == longest) for name, beats in phases.items()}
 
 
 def _is_beyond(policy: TempoPolicy, wanted: float, error: float) -> bool:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from hocket.kernel.execution import Resources
 from hocket.work.command.fork_server_connection import ForkServerConnection
@@ -26,8 +26,16 @@ ROUND_S = 0.1
 TRIES = 3
 
 Why = Literal["exited", "timeout", "stopped", "disk full", "out of memory", "over budget", "not started", "lost"]
-# Called with what a command has used so far; says why it must stop, if it must.
-BudgetCheck = Callable[[Resources], str | None]
+
+
+class CommandBudget(Protocol):
+    """Looks at a command every `look_s` seconds. One that is over its budget has `stop_s` to end."""
+
+    look_s: float
+    stop_s: float
+
+    def over(self, used: Resources) -> str | None:
+        """Why the command must stop that has used this so far; None if it may go on."""
 
 
 class CommandResult(NamedTuple):
@@ -65,7 +73,7 @@ class CommandRunner:
         heard: Heard,
         should_stop: Callable[[], bool],
         now_ms: Callable[[], int],
-        over_budget: BudgetCheck | None = None,
+        budget: CommandBudget | None = None,
     ) -> CommandResult:
         """Runs the command and blocks until all its processes are gone. `heard` is called with its output while it
         runs, as ("stdout" or "stderr", bytes). An exception in this thread meanwhile, from `heard` or from another
@@ -74,7 +82,7 @@ class CommandRunner:
         started_ms = now_ms()
         over: str | None = None
         try:
-            running = Running(order._replace(is_watched=over_budget is not None), self._gpus)
+            running = Running(order if budget is None else order._replace(watched_s=budget.look_s), self._gpus)
         except OSError as error:
             return _unprepared(order, error, started_ms, now_ms())
         try:
@@ -82,9 +90,11 @@ class CommandRunner:
                 problem = self._give(running)
                 while not (running.is_over or problem):
                     running.listen(heard, ROUND_S)
-                    if over_budget is not None and over is None and running.usage is not None:
-                        over = over_budget(_used(running, running.usage))
-                    if self._is_closed or over is not None or should_stop():
+                    if budget is not None and over is None and running.usage is not None:
+                        over = budget.over(_used(running, running.usage))
+                    if budget is not None and over is not None:
+                        running.stop(min(order.grace_s, budget.stop_s))
+                    elif self._is_closed or should_stop():
                         running.stop()
                 self._give_up(running)
                 running.drain(heard)

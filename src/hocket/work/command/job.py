@@ -27,7 +27,7 @@ from hocket.kernel.manifest import ON_NAME, BadManifest, Manifest, content_id, p
 from hocket.kernel.ops import decode
 from hocket.kernel.plurals import counted
 from hocket.kernel.proof import PROOF_TYPE, Proof, encode_proof, prove
-from hocket.kernel.rate_card import RateCard
+from hocket.kernel.rate_card import USAGE_TYPE, RateCard, UsageRecord, usage_of
 from hocket.kernel.roster import Job
 from hocket.kernel.version import __version__
 from hocket.kernel.vocabulary import ScheduleJob
@@ -36,7 +36,7 @@ from hocket.work import artifacts
 from hocket.work.artifacts import Fetch
 from hocket.work.authorship import is_own
 from hocket.work.blobs import Blobs, chunks_of
-from hocket.work.budget_guard import BudgetGuard
+from hocket.work.budget_guard import BudgetGuard, beat_in_force
 from hocket.work.command.allowance import OBSTACLES, Allowance
 from hocket.work.command.execute import CommandResult, CommandRunner, Heard
 from hocket.work.command.gpus import Gpus
@@ -185,7 +185,7 @@ class Commands:
         }
         for name in STREAM_TYPES:
             self.listeners.tell(ctx.job_id, name, b"")
-        guard = self._guard(job_of(ctx))
+        guard = self._guard(job_of(ctx), products_of(ctx).kit.beat_ms())
         with self._tidied(), self._live(ctx) as heard, self._workdirs.workdir(ctx.job_id) as workdir:
             workdir.furnish(manifest, content)
             ended = self._runner.run(
@@ -193,7 +193,7 @@ class Commands:
                 heard=heard,
                 should_stop=lambda: ctx.cancelled,
                 now_ms=self._premises.now_ms,
-                over_budget=guard.over if guard.watches else None,
+                budget=guard if guard.watches else None,
             )
             products = products_of(ctx)
             outputs, unkept = _outputs(products, workdir, manifest)
@@ -217,24 +217,28 @@ class Commands:
             **streams,
             charge=guard.charged(ended.resources, ended.detail if ended.why == "over budget" else ""),
         )
+        if products.kit.beat_ms() is not None and (guard.watches or execution.charge is not None):
+            record = UsageRecord(guard.beat_ms, usage_of(ended.resources, guard.beat_ms))
+            products.evidence(msgspec.json.encode(record), USAGE_TYPE)
         if execution.charge is not None:
             set_cost(ctx, execution.charge.cost)
         self.listeners.tell_end(ctx.job_id, execution)
         proof = prove(execution, self._premises.key)
         return Performed(execution, ended, proof, products.evidence(encode_proof(proof), PROOF_TYPE).id, left_out)
 
-    def _guard(self, job: Job) -> BudgetGuard:
+    def _guard(self, job: Job, tempo_ms: int | None) -> BudgetGuard:
         """Raises Failed if the job's budget is used up already, or cannot be kept here."""
         premises, budget = self._premises, job.policy.budget
+        beat_ms = beat_in_force(tempo_ms, premises.rates)
         if budget is None:
-            return BudgetGuard(job.kind, None, premises.rates)
+            return BudgetGuard(job.kind, None, premises.rates, beat_ms)
         if budget.is_priced and premises.rates is None:
             raise Failed("this worker has no rate card, and the job is capped by its price; see docs/costs.md")
         with premises.read() as session:
-            spent = spent_on(session, premises.blobs, job, premises.rates)
+            spent = spent_on(session, premises.blobs, job, premises.rates, beat_ms, premises.now_ms())
         if over := over_budget(budget, spent.beats + 1, spent.cost):
             raise OverBudget(over)
-        return BudgetGuard(job.kind, budget, premises.rates, spent.beats, spent.cost)
+        return BudgetGuard(job.kind, budget, premises.rates, beat_ms, spent)
 
     @contextmanager
     def _live(self, ctx: Context) -> Iterator[Heard]:

@@ -45,10 +45,10 @@ class ResourceLimits(NamedTuple):
 class CommandOrder(NamedTuple):
     """A command to run. Of stdout and stderr at most `output_bytes_max` each are kept, in files of these names in the
     directory `streams`. No file of the command grows beyond `file_bytes_max`. The command is stopped when its time is
-    up or less than `free_bytes_min` are free on the disk of `directory`. A timeout or limit of 0 means none.
-    If it `is_watched`, its usage is reported while it runs. `sandboxed` means that the command line is a sandbox's,
-    which may need rights that plain commands do not get, and `network` is False if it cannot have used any. `files`
-    are read by the first program from descriptors with these numbers. If it `is_scoped`, the command reaches no
+    up or less than `free_bytes_min` are free on the disk of `directory`. A timeout or limit of 0 means none. If
+    `watched_s` is not 0, its usage is reported so often while it runs. `sandboxed` means that the command line is a
+    sandbox's, which may need rights that plain commands do not get, and `network` is False if it cannot have used any.
+    `files` are read by the first program from descriptors with these numbers. If it `is_scoped`, the command reaches no
     abstract sockets of the machine.
     """
 
@@ -63,7 +63,7 @@ class CommandOrder(NamedTuple):
     file_bytes_max: int
     sandboxed: bool = False
     network: bool = True
-    is_watched: bool = False
+    watched_s: float = 0.0
     is_scoped: bool = False
     files: Mapping[int, bytes] = {}
     limits: ResourceLimits = ResourceLimits()
@@ -71,7 +71,7 @@ class CommandOrder(NamedTuple):
 
 class Running:
     """From the order to the report. `report` is the supervisor's last message; None if it died before. `usage` is what
-    the command has used so far, if the order `is_watched`.
+    the command has used so far, if the order has `watched_s`.
     """
 
     def __init__(self, order: CommandOrder, gpus: Gpus | None) -> None:
@@ -129,8 +129,10 @@ class Running:
         if time.monotonic() > self._limit:
             self.is_over = True
 
-    def stop(self) -> None:
-        """Asks the supervisor to stop the command. A supervisor without the whole order will not begin."""
+    def stop(self, grace_s: float | None = None) -> None:
+        """Asks the supervisor to stop the command, within the order's grace unless there is another. A supervisor
+        without the whole order will not begin.
+        """
         if self._control is None or not self._is_given:
             self.is_over = True
             self._let_go()
@@ -138,7 +140,9 @@ class Running:
             self._is_stopping = True
             self._limit = min(self._limit, time.monotonic() + self.order.grace_s + OVERDUE_S)
             try:
-                self._control.send(b"stop", _socket.MSG_NOSIGNAL)
+                self._control.send(
+                    marshal.dumps(self.order.grace_s if grace_s is None else grace_s), _socket.MSG_NOSIGNAL
+                )
             except OSError:
                 pass  # the command has ended, and the report is on its way
 
@@ -222,7 +226,7 @@ def _parts(order: CommandOrder, is_named: bool) -> Iterator[bytes]:
         "file_bytes_max": order.file_bytes_max,
         "no_new_rights": not order.sandboxed,
         "named_s": ASK_S if is_named else 0.0,
-        "is_watched": order.is_watched,
+        "watched_s": order.watched_s,
         "files": dict(order.files),
         "is_scoped": order.is_scoped,
         **order.limits._asdict(),

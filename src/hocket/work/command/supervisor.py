@@ -147,11 +147,12 @@ class CommandWatch:
                 self._why = "abandoned"
                 return
             if self._control.fileno() in ready:
-                if not _received(self._control):
+                told = _received(self._control)
+                if not told:
                     self._why = "abandoned"
                     return
                 if self._why == "exited":
-                    until = self._stop("stopped", now)
+                    until = self._stop("stopped", now, marshal.loads(told))
             if first in ready:
                 poller.unregister(first)
                 look_at = now
@@ -160,9 +161,9 @@ class CommandWatch:
             if now >= until:
                 if self._why != "exited":
                     return
-                until = self._stop("timeout", now)
+                until = self._stop("timeout", now, order["grace_s"])
             elif self._why == "exited" and self._is_full():
-                until = self._stop("disk full", now)
+                until = self._stop("disk full", now, order["grace_s"])
             elif 0 < order["memory_bytes_max"] < self._meter.memory_bytes:
                 # It would take more while it ends.
                 self._why = "out of memory"
@@ -201,12 +202,12 @@ class CommandWatch:
             if self._first is not None and number == self._first.number:
                 self._status = status
 
-    def _stop(self, why: str, now: float) -> float:
+    def _stop(self, why: str, now: float, grace_s: float) -> float:
         """Asks all processes to end; returns the time when their grace is over."""
         self._why = why
         # A suspended process would not receive it.
         self._tree.tell(signal.SIGTERM, signal.SIGCONT)
-        return now + float(self._order["grace_s"])
+        return now + grace_s
 
     def _look(self, now: float, rest: float) -> float:
         """Samples the processes; returns how long until the next time."""
@@ -214,9 +215,9 @@ class CommandWatch:
         processes = self._tree.look()
         self._meter.look(processes, now)
         self._name(processes, now)
-        if self._order["is_watched"]:
+        if self._order["watched_s"]:
             _say(self._control, {"is": "usage", **self._meter.total(now)}, wait=False)
-        rest = min(rest * 2, LOOK_MAX_S) if self._why == "exited" else LOOK_S
+        rest = min(rest * 2, self._order["watched_s"] or LOOK_MAX_S) if self._why == "exited" else LOOK_S
         self._spent_s += time.thread_time() - before
         return max(rest, (self._spent_s - LOOK_ADVANCE_S) / LOOK_SHARE - (time.monotonic() - self._began))
 
