@@ -15,6 +15,7 @@ from hocket.log.intake import BEHIND
 from hocket.log.lost_past import SET_ASIDE
 from hocket.log.outbox import SHARED
 from hocket.log.store_copy import copy_unlogged
+from hocket.log.transaction import GAPS, NEWCOMER
 from hocket.mesh.peer_exchange import READING
 from hocket.mesh.peers import ADDRESS, BREAKERS, TRUST
 from hocket.node.shared_store import HOME
@@ -81,10 +82,10 @@ def test_every_setting_of_a_node_is_known() -> None:
         for file in source.rglob("*.py")
         for name in re.findall(r"(?:node_meta\([^\n]*?, |own_meta\()([A-Z_]+)[,)]", file.read_text())
     }
-    values = {ADDRESS, BEHIND, BREAKERS, HOME, READING, SET_ASIDE, SHARED, TRUST, outbox._DELIVERED}
+    values = {ADDRESS, BEHIND, BREAKERS, GAPS, HOME, NEWCOMER, READING, SET_ASIDE, SHARED, TRUST, outbox._DELIVERED}
     values |= {request_deadlines._OFFSETS}
     names = {"ADDRESS", "BEHIND", "BREAKERS", "HOME", "READING", "SET_ASIDE", "SHARED", "TRUST", "_DELIVERED"}
-    assert used == names | {"_OFFSETS"} and values == {*OF_NODE}
+    assert used == names | {"_OFFSETS", "GAPS", "NEWCOMER"} and values == {*OF_NODE}
 
 
 @pytest.mark.req("VX-18")
