@@ -129,8 +129,10 @@ class JobStatements(LockStatements):
             yield job_entry(row)
 
     def jobs_of_kinds_since(self, kind: str, hlc: bytes) -> list[bytes]:
-        which = "substr(kind, 1, length(?1)) = ?1" if kind.endswith(".") else "kind = ?1"
-        return [row[0] for row in self._sql(f"SELECT id FROM jobs WHERE {which} AND last > ?2", (kind, hlc))]
+        if not kind.endswith("."):
+            return [row[0] for row in self._sql("SELECT id FROM jobs WHERE kind = ? AND last > ?", (kind, hlc))]
+        sql = "SELECT id FROM jobs WHERE substr(kind, 1, ?) = ? AND last > ?"
+        return [row[0] for row in self._sql(sql, (len(kind), kind, hlc))]
 
     def jobs_since(self, hlc: bytes) -> list[bytes]:
         return [row[0] for row in self._sql("SELECT id FROM jobs WHERE last > ?", (hlc,))]
