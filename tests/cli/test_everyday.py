@@ -4,6 +4,8 @@ import json
 import re
 import threading
 
+import hocket as hocket_api
+
 from .conftest import Program, Result, until
 from .test_program import on_a_terminal
 
@@ -81,3 +83,9 @@ def test_a_failed_try_is_logged_with_the_next_one_and_without_the_tail_of_its_tr
     (failed,) = [line for line in lines if "failed" in line]
     said = rf"hocket: job {job_id}: acme\.flaky failed: ValueError: no such frame:; it is tried again in [\d.]+ seconds"
     assert re.fullmatch(said, failed), failed
+
+
+def test_the_repr_of_a_handle_has_the_id_of_its_job(hocket: Program) -> None:
+    with hocket_api.open(hocket.home) as node:
+        handle = node.submit("test.echo")
+        assert repr(handle) == f"<SyncHandle of job {handle.job_id}>"

@@ -58,7 +58,7 @@ def web(tmp_path: Path) -> Iterator[Web]:
     hocket.init(tmp_path / "home")
     made = Web(tmp_path / "home")
     try:
-        made.until("/status", claimed=0)
+        made.until("/status", running=0)
         yield made
     finally:
         made.process.kill()
