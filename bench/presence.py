@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hocket.kernel.row_seal import RowSeal
+
 from bench.subject import Result
 from hocket.kernel import ops
 from hocket.kernel.keys import SigningKey, verify
 from hocket.kernel.ops import decode
-from hocket.kernel.row_seal import RowSeal
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.mesh import peers, presence, wire
 from hocket.mesh.loop import SyncLoop

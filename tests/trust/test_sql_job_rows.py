@@ -17,7 +17,7 @@ from hocket.work.claiming import Claim
 from hocket.work.jobs import Held
 from tests.trust.sharer import SharedMesh
 
-pytestmark = [pytest.mark.slow, pytest.mark.req("LW-48")]
+pytestmark = [pytest.mark.slow]
 COLUMNS = (
     "stage, last, outcome, fence, failures, returns, claimer, claim_op, deadline, ready_at, done, error_op, worker,"
     " begin_by"
@@ -63,6 +63,7 @@ def other_process(mesh: SharedMesh) -> Runtime:
     return Runtime.open(mesh.directory / "owner")
 
 
+@pytest.mark.req("LW-48")
 @pytest.mark.parametrize("is_new_process", [False, True])
 def test_a_finished_job_that_is_put_back_does_not_run_again(mesh: SharedMesh, is_new_process: bool) -> None:
     job_id = mesh.submit()
@@ -76,6 +77,7 @@ def test_a_finished_job_that_is_put_back_does_not_run_again(mesh: SharedMesh, is
     assert entry_of(mesh, job_id).stage is Stage.DONE, "the row is put right"
 
 
+@pytest.mark.req("LW-48")
 def test_a_finished_job_that_is_put_back_holds_up_no_worker(mesh: SharedMesh) -> None:
     """The workers' transactions run beside those of other nodes."""
     job_id = mesh.submit()
@@ -88,6 +90,7 @@ def test_a_finished_job_that_is_put_back_holds_up_no_worker(mesh: SharedMesh) ->
     assert entry_of(mesh, job_id).stage is Stage.DONE
 
 
+@pytest.mark.req("LW-48")
 @pytest.mark.parametrize(("column", "value"), [("fence", 0), ("failures", 5), ("returns", 0), ("ready_at", 1)])
 def test_a_job_that_ran_before_goes_by_its_ops(mesh: SharedMesh, column: str, value: int) -> None:
     job_id = mesh.submit()
@@ -100,6 +103,7 @@ def test_a_job_that_ran_before_goes_by_its_ops(mesh: SharedMesh, column: str, va
     assert (again.job.id, again.job.fence, again.job.failures, again.job.returns) == (job_id, 2, 0, 1)
 
 
+@pytest.mark.req("LW-48")
 def test_no_two_runs_share_a_fence(mesh: SharedMesh) -> None:
     job_id = mesh.submit()
     before = row_of(mesh, job_id)
@@ -110,6 +114,7 @@ def test_no_two_runs_share_a_fence(mesh: SharedMesh) -> None:
     assert taken_one(mesh).job.fence == first.job.fence + 1
 
 
+@pytest.mark.req("LW-48")
 def test_a_claim_that_has_ended_and_is_put_back_completes_nothing(mesh: SharedMesh) -> None:
     """Another process of the owner cancels the job while this one runs it."""
     job_id = mesh.submit()
@@ -123,6 +128,7 @@ def test_a_claim_that_has_ended_and_is_put_back_completes_nothing(mesh: SharedMe
     assert entry_of(mesh, job_id).job.outcome is Outcome.CANCELLED
 
 
+@pytest.mark.req("LW-48")
 def test_a_blocked_job_does_not_run_because_its_row_says_ready(mesh: SharedMesh) -> None:
     first = mesh.submit()
     second = mesh.submit(policy=Policy(after=(ulid_text(first),)))
@@ -130,6 +136,7 @@ def test_a_blocked_job_does_not_run_because_its_row_says_ready(mesh: SharedMesh)
     assert [each.job.id for each in mesh.taken()] == [first]
 
 
+@pytest.mark.req("LW-48")
 def test_a_job_does_not_run_because_the_row_of_its_dependency_says_done(mesh: SharedMesh) -> None:
     first = mesh.submit()
     second = mesh.submit(policy=Policy(after=(ulid_text(first),)))
@@ -140,6 +147,7 @@ def test_a_job_does_not_run_because_the_row_of_its_dependency_says_done(mesh: Sh
     assert second not in [each.job.id for each in mesh.taken()]
 
 
+@pytest.mark.req("LW-48")
 def test_a_failed_job_frees_none_because_its_row_says_succeeded(mesh: SharedMesh) -> None:
     first = mesh.submit(policy=Policy(retries=0))
     second = mesh.submit(policy=Policy(after=(ulid_text(first),)))
@@ -151,6 +159,7 @@ def test_a_failed_job_frees_none_because_its_row_says_succeeded(mesh: SharedMesh
     assert mesh.taken() == []
 
 
+@pytest.mark.req("LW-48")
 def test_a_lease_does_not_end_because_its_row_says_so(mesh: SharedMesh) -> None:
     job_id = mesh.submit()
     taken = taken_one(mesh)
@@ -161,6 +170,7 @@ def test_a_lease_does_not_end_because_its_row_says_so(mesh: SharedMesh) -> None:
     assert isinstance(done, Job) and done.state is State.COMPLETED
 
 
+@pytest.mark.req("LW-48")
 def test_a_job_is_not_given_up_because_its_row_says_so(mesh: SharedMesh) -> None:
     job_id = mesh.submit(policy=Policy(ttl_ms=3_600_000))
     mesh.sql("UPDATE jobs SET begin_by = 1 WHERE id = ?", job_id)
@@ -168,6 +178,7 @@ def test_a_job_is_not_given_up_because_its_row_says_so(mesh: SharedMesh) -> None
     assert taken_one(mesh).job.id == job_id
 
 
+@pytest.mark.req("LW-48")
 def test_only_jobs_that_come_after_a_lost_one_are_cancelled_with_it(mesh: SharedMesh) -> None:
     lost, other = mesh.submit(), mesh.submit(payload=b'{"n":2}')
     mesh.sql("INSERT INTO after (dependency, job) VALUES (?, ?)", lost, other)
