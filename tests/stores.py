@@ -12,7 +12,7 @@ import psycopg
 
 from hocket import store
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.store import MEMORY, Store
 from hocket.store.libsql import LibsqlStore
 from hocket.store.libsql.connection import LibsqlConnection
@@ -28,9 +28,9 @@ class StoreKind(NamedTuple):
     address: Callable[[Path], str]
 
 
-def sealed(made: Store) -> Store:
+def with_macs(made: Store) -> Store:
     """As the log does, for tests that have none."""
-    made.seal_rows(RowSeal(SigningKey(bytes(32))))
+    made.mac_rows(RowMac(SigningKey(bytes(32))))
     return made
 
 
@@ -49,16 +49,17 @@ class Recycled:
             gc.collect()
         free = next((address for address, used in self._stores.items() if used() is None), None)
         address = server().new_database(template=prepared()) if free is None else emptied(free)
-        made = sealed(store.open(address))
+        made = with_macs(store.open(address))
         self._stores[address] = weakref.ref(made)
         return made
 
 
 STORES = {
-    "sqlite": StoreKind(lambda: sealed(store.open(MEMORY)), lambda place: f"sqlite://{place / 'log.db'}"),
+    "sqlite": StoreKind(lambda: with_macs(store.open(MEMORY)), lambda place: f"sqlite://{place / 'log.db'}"),
     "postgres": StoreKind(Recycled().new, lambda place: server().new_database()),
     "libsql": StoreKind(
-        lambda: sealed(store.open(new_server(has_store=True).address)), lambda place: new_server(has_store=True).address
+        lambda: with_macs(store.open(new_server(has_store=True).address)),
+        lambda place: new_server(has_store=True).address,
     ),
 }
 _in_use = [next(iter(STORES.values()))]

@@ -10,7 +10,7 @@ import pytest
 
 from hocket.kernel.ids import node_id
 from hocket.kernel.reasons import Reason
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.node.home import Home
 from hocket.service import checks
 from hocket.store import Place, WorkerRow
@@ -142,7 +142,7 @@ def worker_elsewhere(hocket: Program, heard_ms_ago: int) -> None:
     place = Place("host", "boot", "pid:[1]", "1-2")
     row = WorkerRow(0, "worker-77-x", 77, now - 600_000, node_id(key.public).to_bytes(8, "big"), 0, place)
     with closing(open_store(hocket.home / "log.db")) as store:
-        store.seal_rows(RowSeal(key))
+        store.mac_rows(RowMac(key))
         with store.write() as session:
             for each in session.workers():
                 session.drop_worker(each.number)

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from hocket.store.postgres import migration
-from hocket.store.row_seals import SEALED
+from hocket.store.row_macs import MAC_TABLES
 from tests.cli.conftest import TASKS, Program
 from tests.postgres_server import server
 
@@ -18,7 +18,7 @@ RIGHTS = (
     "GRANT USAGE ON SCHEMA hocket TO {role}",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA hocket TO {role}",
 )
-OF_NODE = [table for table, each in SEALED.items() if each.owner == "of_node"]
+OF_NODE = [table for table, each in MAC_TABLES.items() if each.owner == "of_node"]
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def test_a_store_of_version_1_is_brought_to_the_current_one_and_refuses_the_olde
     hocket("work", "tasks.py", "--until-idle", code=0)
     administer(
         address,
-        *(f"ALTER TABLE hocket.{table} DROP COLUMN seal" for table in SEALED),
+        *(f"ALTER TABLE hocket.{table} DROP COLUMN mac" for table in MAC_TABLES),
         *(f"ALTER TABLE hocket.{table} DROP COLUMN of_node" for table in OF_NODE),
-        *(f"ALTER TABLE hocket.{table} ADD PRIMARY KEY ({SEALED[table].key})" for table in OF_NODE),
+        *(f"ALTER TABLE hocket.{table} ADD PRIMARY KEY ({MAC_TABLES[table].key})" for table in OF_NODE),
         "ALTER TABLE hocket.tokens ADD UNIQUE (id)",
         "CREATE INDEX answers_by_age ON hocket.answers (made)",
         "CREATE INDEX held_by_wall ON hocket.held (wall)",

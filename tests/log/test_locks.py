@@ -71,7 +71,7 @@ class WatchedStore:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.read, self.seal_rows, self.check_rows = store.read, store.seal_rows, store.check_rows
+        self.read, self.mac_rows, self.check_rows = store.read, store.mac_rows, store.check_rows
         self.server_clock = store.server_clock
         self.close, self.trim = store.close, store.trim
         self.transactions: list[WatchedSession] = []

@@ -198,7 +198,7 @@ class FailsOnce:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.read, self.close, self.trim = store.read, store.close, store.trim
-        self.seal_rows, self.check_rows = store.seal_rows, store.check_rows
+        self.mac_rows, self.check_rows = store.mac_rows, store.check_rows
         self.fails_at = 0
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> AbstractContextManager[Session]:

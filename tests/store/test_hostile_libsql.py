@@ -23,7 +23,7 @@ from hocket.store.libsql.answers import PIPELINE_BYTES_MAX
 from hocket.store.libsql.faults import repeated
 from hocket.store.secrecy import DB_TOKEN
 from tests.libsql_server import LibsqlServer, new_server
-from tests.stores import sealed
+from tests.stores import with_macs
 
 pytestmark = pytest.mark.touches("LW-48")
 
@@ -204,7 +204,7 @@ def test_a_server_whose_first_answer_is_wrong_is_refused(hostile: Hostile, name:
 @pytest.mark.req("LW-48")
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_server_that_turns_is_refused(turning: Hostile, name: str) -> None:
-    with closing(sealed(stores.open(turning.address))) as store:
+    with closing(with_macs(stores.open(turning.address))) as store:
         with store.write() as session:
             session.set_meta("a", b"1")
         turning.act = saying(MALFORMED[name])
@@ -284,7 +284,7 @@ def test_a_cursor_without_an_end_is_not_read_to_it(
         answers = [{"type": "ok", "response": {"type": "batch", "result": each}} for each in results]
         respond(handler, json.dumps({"baton": "b", "results": answers}).encode())
 
-    with closing(sealed(stores.open(turning.address))) as store:
+    with closing(with_macs(stores.open(turning.address))) as store:
         turning.act = act
         with refused(r"more than (4|8) MiB"), store.read() as session:
             session.meta("a")
@@ -345,7 +345,7 @@ def test_a_server_cannot_send_the_token_elsewhere(turning: Hostile, base: str) -
         def content(body: dict[str, Any]) -> bytes:
             return json.dumps(json.loads(answering()(body)) | {"base_url": base.format(**ports)}).encode()
 
-        with closing(sealed(stores.open(turning.address))) as store:
+        with closing(with_macs(stores.open(turning.address))) as store:
             turning.act = saying(content)
             with refused("wants to continue at another server"), store.read() as session:
                 session.meta("a")
@@ -361,7 +361,7 @@ def test_a_server_may_continue_at_another_path(turning: Hostile) -> None:
         base = f"{turning.address}/sticky/"
         return json.dumps(json.loads(answering(cell("blob", base64="MQ"))(body)) | {"base_url": base}).encode()
 
-    with closing(sealed(stores.open(turning.address))) as store:
+    with closing(with_macs(stores.open(turning.address))) as store:
         turning.act = saying(content)
         with store.read() as session:
             assert session.meta("a") == session.meta("b") == b"1"
@@ -371,7 +371,7 @@ def test_a_server_may_continue_at_another_path(turning: Hostile) -> None:
 
 @pytest.mark.req("LW-48")
 def test_an_error_of_a_caller_stays_as_it_is(turning: Hostile) -> None:
-    with closing(sealed(stores.open(turning.address))) as store:
+    with closing(with_macs(stores.open(turning.address))) as store:
         for error in (ValueError("mine"), TypeError("mine"), KeyError("mine")):
             with pytest.raises(type(error), match="mine"), store.read():
                 raise error

@@ -21,7 +21,7 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import NO_ID
 from hocket.kernel.policy import Policy
 from hocket.kernel.roster import Job, Outcome, State
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify
@@ -33,10 +33,10 @@ from hocket.store import (
     JobFilter,
     Peer,
     Place,
+    RowWithoutMac,
     Session,
     Stage,
     TokenRow,
-    UnsealedRow,
     WorkerRow,
     sqlite,
 )
@@ -184,7 +184,7 @@ def test_an_emptied_file_is_not_filled_again_unless_asked(path: Path) -> None:
 def opened(path: Path) -> SqliteStore:
     """As the log of these tests opens it."""
     store = SqliteStore(path)
-    store.seal_rows(RowSeal(READER))
+    store.mac_rows(RowMac(READER))
     return store
 
 
@@ -405,7 +405,7 @@ def test_a_database_of_version_9_keeps_its_jobs(path: Path) -> None:
 
 
 @pytest.mark.touches("VX-02")
-def test_a_node_seals_the_rows_of_version_10_in_its_own_file(path: Path) -> None:
+def test_a_node_adds_macs_to_the_rows_of_version_10_in_its_own_file(path: Path) -> None:
     log = new_log(SqliteStore(path, create=True))
     node = log.node.to_bytes(8, "big")
     log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy())]))
@@ -437,18 +437,18 @@ def test_a_node_seals_the_rows_of_version_10_in_its_own_file(path: Path) -> None
     for _ in range(2):
         log.store = opened(path)
         with log.store.read() as session:
-            assert rows(session) == expected and session.unsealed() == []
+            assert rows(session) == expected and session.without_mac() == []
         log.store.close()
 
 
-def test_rows_without_a_seal_are_sealed_only_once(path: Path) -> None:
+def test_rows_without_a_mac_get_one_only_once(path: Path) -> None:
     """A row that appears later was written by something else."""
     log = new_log(SqliteStore(path, create=True))
     log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy())]))
     log.store.close()
     made_by(path, "INSERT INTO tokens VALUES (x'', 'ci', 'id', x'00', x'', 1, NULL, NULL, NULL, x'')")
     with closing(opened(path)) as store, store.read() as session:
-        assert session.tokens() == [] and session.unsealed() == [UnsealedRow("tokens", "ci", True)]
+        assert session.tokens() == [] and session.without_mac() == [RowWithoutMac("tokens", "ci", True)]
 
 
 PUBLISHED = {
@@ -462,7 +462,7 @@ PUBLISHED = {
     "schema_8.sql": "399fd3678a8e436a",
     "schema_9.sql": "bceaa90396413201",
     "schema_10.sql": "1545ea36dad8ede4",
-    "schema_11.sql": "df65de773390f69f",
+    "schema_11.sql": "3265a50dbbef9f2e",
 }
 
 

@@ -20,7 +20,7 @@ from hocket.mesh.peers import ADDRESS, BREAKERS, TRUST
 from hocket.node.shared_store import HOME
 from hocket.store import LateOp, OverQuota, Refusal, Store, TokenRow
 from hocket.store.unlogged import KEPT, OF_NODE
-from tests.stores import STORES, sealed
+from tests.stores import STORES, with_macs
 
 NODE = bytes(range(8))
 
@@ -32,7 +32,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(address: str) -> Iterator[Store]:
-    with closing(sealed(stores.open(address, create=True))) as opened:
+    with closing(with_macs(stores.open(address, create=True))) as opened:
         yield opened
 
 

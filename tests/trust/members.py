@@ -69,7 +69,7 @@ class CountingStore:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.read, self.close, self.trim = store.read, store.close, store.trim
-        self.server_clock, self.seal_rows, self.check_rows = store.server_clock, store.seal_rows, store.check_rows
+        self.server_clock, self.mac_rows, self.check_rows = store.server_clock, store.mac_rows, store.check_rows
         self.writes = 0
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> AbstractContextManager[Session]:

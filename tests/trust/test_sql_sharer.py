@@ -435,7 +435,7 @@ def test_an_audit_names_changed_rows(mesh: SharedMesh) -> None:
 def test_an_op_that_a_sharer_puts_among_those_held_back_is_not_released(mesh: SharedMesh) -> None:
     op, body = mesh.op(ScheduleJob(NO_ID, "acme.x", b"{}", b""))
     owner, sharer = (each.log.node.to_bytes(8, "big") for each in (mesh.owner, mesh.sharer))
-    mesh.sql("INSERT INTO held (of_node, id, wall, body, author, seal) VALUES (?, ?, ?, ?, ?, ?)",
+    mesh.sql("INSERT INTO held (of_node, id, wall, body, author, mac) VALUES (?, ?, ?, ?, ?, ?)",
              owner, op.id, 0, body, sharer, bytes(32))  # fmt: skip
     mesh.owner.log.release()
     with mesh.owner.store.read() as session:

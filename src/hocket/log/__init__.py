@@ -25,7 +25,7 @@ from hocket.kernel.ops import NO_ID, Op, decode, link_to, plain_schedule
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.kernel.rules import HOCKET, Rules, decode_kept_rules
 from hocket.kernel.signing import OpSigner
 from hocket.kernel.subjects import JOB
@@ -45,7 +45,7 @@ from hocket.log.short_transaction import LockTransaction, ShortTransaction
 from hocket.log.store_check import StoreCheck
 from hocket.log.transaction import Transaction, Wall, being_rebuilt, next_stamp
 from hocket.store import Head, MustBeAlone, NewOp, Session, Store
-from hocket.store.row_seals import EndedSeals
+from hocket.store.row_macs import EndedMacs
 
 __all__ = ["SETTLE_STEP", "Admission", "LockTransaction", "Log", "Transaction"]
 
@@ -82,12 +82,12 @@ class Log:
         physical: Callable[[], int] | None = None,
         helpers: Executor | None = None,
         bus: Bus | None = None,
-        ended: EndedSeals | None = None,
+        ended: EndedMacs | None = None,
         stopwatch: Callable[[], float] = perf_counter,
         revocations: RevocationFile | None = None,
     ) -> None:
         self.store = store
-        store.seal_rows(RowSeal(key), ended)
+        store.mac_rows(RowMac(key), ended)
         self._stopwatch = stopwatch
         self.node = node_id(key.public)
         self._author = self.node.to_bytes(8, "big")

@@ -11,11 +11,11 @@ from threading import Lock
 from typing import NamedTuple
 
 from hocket.errors import Conflict, StoreError
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.log import Log
 from hocket.log.store_copy import StoreCopy, copy_unlogged, origin
 from hocket.store import RowChecks, Session, Store
-from hocket.store.row_seals import EndedSeals
+from hocket.store.row_macs import EndedMacs
 from hocket.store.unlogged import REPLICA
 
 # A copy that is older than this is brought up to date before it is read.
@@ -54,7 +54,7 @@ class ReplicatedStore:
         self._clock_ms = clock_ms
         self._lock, self._following = Lock(), Lock()
         self._primary: Store | None = None
-        self._seal: tuple[RowSeal, EndedSeals | None] | None = None
+        self._mac: tuple[RowMac, EndedMacs | None] | None = None
         self._row_checks: RowChecks | None = None
         self._copying: StoreCopy | None = None
         self._writes = self._writes_copied = 0
@@ -99,12 +99,12 @@ class ReplicatedStore:
         clock = None if self._primary is None else self._primary.server_clock
         return (clock or time.time)()
 
-    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
-        self._copy.seal_rows(seal, ended)
+    def mac_rows(self, mac: RowMac, ended: EndedMacs | None = None) -> None:
+        self._copy.mac_rows(mac, ended)
         with self._lock:
-            self._seal = seal, ended or (None if self._seal is None else self._seal[1])
+            self._mac = mac, ended or (None if self._mac is None else self._mac[1])
             if self._primary is not None:
-                self._primary.seal_rows(seal, ended)
+                self._primary.mac_rows(mac, ended)
 
     def trim(self) -> None:
         self._copy.trim()
@@ -124,8 +124,8 @@ class ReplicatedStore:
         with self._lock:
             if self._primary is None:
                 self._primary = self._open_primary()
-                if self._seal is not None:
-                    self._primary.seal_rows(*self._seal)
+                if self._mac is not None:
+                    self._primary.mac_rows(*self._mac)
                 if self._row_checks is not None:
                     self._primary.check_rows(self._row_checks)
             return self._primary

@@ -8,7 +8,7 @@ from hocket.bus.pipes import Pipes
 from hocket.bus.shared import ORIGIN_BYTES, SharedBus
 from hocket.errors import Conflict, StoreError
 from hocket.kernel.ids import node_id
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.kernel.rules import Rules, decode_kept_rules, encode_rules
 from hocket.log import RULES, Log
 from hocket.log.founder import founder
@@ -38,7 +38,7 @@ def opened_store(home: Home) -> Store:
     replicated = ReplicatedStore(
         path, open_store(path, create=True), lambda: open_store(address), lambda store: log_in(store, home)
     )
-    replicated.seal_rows(RowSeal(home.node_key()))
+    replicated.mac_rows(RowMac(home.node_key()))
     return replicated
 
 

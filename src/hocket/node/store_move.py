@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from hocket.errors import Conflict, Usage
 from hocket.kernel.ids import node_id, node_text
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.log import Log
 from hocket.log.founder import writers
 from hocket.log.store_copy import StoreCopy, copy_unlogged, origin
@@ -54,7 +54,7 @@ def move(home: Home, source: str, target: str, progress: Progress, blobs: BlobPl
     if not is_server(new) and Path(new) != home.database:
         raise Usage(f"this home's file is {home.database}; name that one, or set {DB_PATH} to {new} for every program")
     with closing(open_store(old)) as kept:
-        kept.seal_rows(RowSeal(home.node_key()))
+        kept.mac_rows(RowMac(home.node_key()))
         gone = _moved_to(kept)
         if gone is None:
             _check_movable(home, kept, old)
@@ -115,7 +115,7 @@ def _opened(home: Home, new: str) -> Iterator[Store]:
     if not is_server(new):
         home.new_database()
     with closing(open_store(new, create=True)) as store:
-        store.seal_rows(RowSeal(home.node_key()))
+        store.mac_rows(RowMac(home.node_key()))
         yield store
 
 

@@ -23,7 +23,7 @@ from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.ops import decode
 from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.kernel.rules import HOCKET, decode_kept_rules
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
@@ -225,7 +225,7 @@ def _database(home: Home) -> Findings:
     store = open_store(home.store_address)
     try:
         with suppress(HocketError):  # the check of the keys says why
-            store.seal_rows(RowSeal(home.node_key()))
+            store.mac_rows(RowMac(home.node_key()))
         with store.read() as session:
             damage = session.damage()
             yield from (Check("bad", "database", f"damaged: {what}; restore a backup") for what in damage)
@@ -236,7 +236,7 @@ def _database(home: Home) -> Findings:
                 yield from _guarded("first op", lambda: _first_op(home, session))
             else:
                 yield from _guarded("store", lambda: _sharing(home, session, now_ms))
-            yield from _guarded("rows beside the log", lambda: _seals(session))
+            yield from _guarded("rows beside the log", lambda: _macs(session))
             yield from _guarded("integrity", lambda: _integrity(session))
             yield from _guarded("history", lambda: _history(home, session))
             yield from _guarded("waiting ops", lambda: _waiting(session))
@@ -295,14 +295,14 @@ def _write_lock(home: Home) -> Findings:
         yield Check("ok", "write lock", "no process keeps the others from writing")
 
 
-def _seals(session: Session) -> Findings:
+def _macs(session: Session) -> Findings:
     """Whether this node has written the rows of the store that are its own."""
-    found = session.unsealed()
+    found = session.without_mac()
     for table in dict.fromkeys(each.table for each in found):
         old = [each.key for each in found if each.table == table and each.is_old]
         forged = [each.key for each in found if each.table == table and not each.is_old]
         if old:
-            which = f"{counted(len(old), 'row')} of {table} {_some(old)} from before rows were sealed"
+            which = f"{counted(len(old), 'row')} of {table} {_some(old)} from before rows had MACs"
             yield Check("warn", "rows beside the log", f"{which}, which no node believes; {_ANEW.get(table, _DROP)}")
         if forged:
             which = f"{counted(len(forged), 'row')} of {table} {_some(forged)} that this node has not written"

@@ -14,7 +14,7 @@ from typing import Protocol
 from urllib.parse import unquote
 
 from hocket.errors import Usage
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.store.artifacts import Artifact, ArtifactSession
 from hocket.store.blobs import BlobTable
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
@@ -30,7 +30,7 @@ from hocket.store.peers import PEER_NEW, PEER_OK, Invitation, Peer, PeerSession
 from hocket.store.presence import AgentRow, Presence, PresenceSession
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
 from hocket.store.row_check import RowCheck, RowChecks
-from hocket.store.row_seals import EndedSeals, SealingSession, UnsealedRow
+from hocket.store.row_macs import EndedMacs, MacSession, RowWithoutMac
 from hocket.store.rows import RowSession
 from hocket.store.subjects import SubjectRow, SubjectSession
 from hocket.store.tokens import AnswerRow, TokenRow, TokenSession
@@ -88,6 +88,7 @@ __all__ = [
     "RowCheck",
     "RowChecks",
     "RowSession",
+    "RowWithoutMac",
     "Schedule",
     "SealedOp",
     "Session",
@@ -98,7 +99,6 @@ __all__ = [
     "TokenRow",
     "TokenSession",
     "UnloggedSession",
-    "UnsealedRow",
     "WakeUp",
     "WorkerRow",
     "WrittenTotals",
@@ -140,7 +140,7 @@ class Session(
     LockRequestSession,
     NoteSession,
     UnloggedSession,
-    SealingSession,
+    MacSession,
     Protocol,
 ):
     """What a transaction can read, and a write transaction also write. It has a `row_check` in a store that nodes
@@ -175,9 +175,9 @@ class Store(Protocol):
     def read(self) -> AbstractContextManager[Session]:
         """One consistent view; it does not block writers."""
 
-    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
-        """Says which node uses the store. Rows beside the log that are of one node get its seal, and it sees no others.
-        In a store of one node it seals those of an older program. `ended` are rows that count no more.
+    def mac_rows(self, mac: RowMac, ended: EndedMacs | None = None) -> None:
+        """Says which node uses the store. Rows beside the log that are of one node get its MAC, and it sees no others.
+        In a store of one node it adds the MACs to those of an older program. `ended` are rows that count no more.
         """
 
     def trim(self) -> None:

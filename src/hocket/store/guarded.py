@@ -10,9 +10,9 @@ from types import TracebackType
 
 from hocket.breakers import CircuitBreaker
 from hocket.errors import StoreError, StoreStarting
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.store import RowChecks, Session, Store
-from hocket.store.row_seals import EndedSeals
+from hocket.store.row_macs import EndedMacs
 
 
 class GuardedStore:
@@ -32,8 +32,8 @@ class GuardedStore:
     def read(self) -> AbstractContextManager[Session]:
         return self._store.read()
 
-    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
-        self._store.seal_rows(seal, ended)
+    def mac_rows(self, mac: RowMac, ended: EndedMacs | None = None) -> None:
+        self._store.mac_rows(mac, ended)
 
     def trim(self) -> None:
         self._store.trim()

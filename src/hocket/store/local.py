@@ -30,23 +30,23 @@ class WorkerRow(NamedTuple):
     serves: str = ""
 
 
-# The columns of a worker after those that are sealed and the seal, and where the node is among all of them.
+# The columns of a worker after those that the MAC covers and the MAC, and where the node is among all of them.
 WORKER_OTHERS = "number, node, beat, serves"
 NODE_AT = 9
 # What a renewed row of a worker takes over.
 WORKER_RENEWED = ", ".join(
     f"{name} = excluded.{name}"
-    for name in ("node", "pid", "started", "host", "boot", "namespace", "locks", "seal", "serves")
+    for name in ("node", "pid", "started", "host", "boot", "namespace", "locks", "mac", "serves")
 )
 
 
 def worker_columns(worker: WorkerRow) -> tuple[Any, ...]:
-    """The columns that are sealed, in their order."""
+    """The columns that the MAC covers, in their order."""
     return (worker.name, worker.pid, worker.started, *worker.place)
 
 
 def worker_row(row: Sequence[Any]) -> WorkerRow:
-    """From the columns that are sealed, the seal, and the number, the node, the beat and what it serves."""
+    """From the columns that the MAC covers, the MAC, and the number, the node, the beat and what it serves."""
     name, pid, started, host, boot, namespace, locks, _, number, node, beat, serves = row
     return WorkerRow(number, name, pid, started, node, beat, Place(host, boot, namespace, locks), serves)
 

@@ -24,19 +24,19 @@ class UnloggedTable(NamedTuple):
 KEPT = {
     "meta": UnloggedTable("key, value", "key"),
     "refusals": UnloggedTable("op_id, author, reason, wall", "number"),
-    "held": UnloggedTable("of_node, id, wall, body, author, seal", "of_node, id"),
+    "held": UnloggedTable("of_node, id, wall, body, author, mac", "of_node, id"),
     "late": UnloggedTable("id, author, hlc, received, body", "id"),
     "over_quota": UnloggedTable("node, wall, ops", "node"),
     "rates": UnloggedTable("kind, due", "kind"),
     # The node releases the locks of processes that have ended.
-    "lock_requests": UnloggedTable("op, node, scope, process, until, host, boot, namespace, locks, seal", "op"),
-    "peers": UnloggedTable("of_node, address, node, pulled, state, detail, seen, added, seal", "of_node, address"),
+    "lock_requests": UnloggedTable("op, node, scope, process, until, host, boot, namespace, locks, mac", "op"),
+    "peers": UnloggedTable("of_node, address, node, pulled, state, detail, seen, added, mac", "of_node, address"),
     "programs": UnloggedTable("node, knows", "node"),
     "invitations": UnloggedTable(
-        "of_node, secret_hash, name, grants, expires, used_by, made, seal", "of_node, secret_hash"
+        "of_node, secret_hash, name, grants, expires, used_by, made, mac", "of_node, secret_hash"
     ),
-    "tokens": UnloggedTable("of_node, name, id, hash, grants, made, expires, revoked, used, seal", "of_node, name"),
-    "answers": UnloggedTable("of_node, token, key, request, status, body, made, seal", "of_node, token, key"),
+    "tokens": UnloggedTable("of_node, name, id, hash, grants, made, expires, revoked, used, mac", "of_node, name"),
+    "answers": UnloggedTable("of_node, token, key, request, status, body, made, mac", "of_node, token, key"),
 }
 # The settings that each node has for itself where nodes share a store.
 OF_NODE = (
@@ -46,8 +46,8 @@ OF_NODE = (
 CARRIED = ("blobs", "blob_parts")
 # Ends with the processes that wrote it, which must have stopped before a move, or expires within seconds.
 LEFT = ("workers", "offers", "presence", "agents")
-# Only a file has it: whether an older program has left rows there that have no seal.
-TO_SEAL = "to_seal"
+# Only a file has it: whether an older program has left rows there that have no MAC.
+TO_MAC = "to_mac"
 
 
 class UnloggedSession(Protocol):

@@ -12,7 +12,7 @@ import time
 import apsw
 
 from hocket.errors import StoreAway, StoreError
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.store.libsql.address import ServerAddress, read_address
 from hocket.store.libsql.connection import LibsqlConnection
 from hocket.store.libsql.faults import LOCK_WAIT_S, Broken, raise_explained
@@ -22,7 +22,7 @@ from hocket.store.libsql.session import LATEST, LibsqlSession
 from hocket.store.migration import Migration
 from hocket.store.ops import Head
 from hocket.store.row_check import RowChecks
-from hocket.store.row_seals import EndedSeals, RowSeals
+from hocket.store.row_macs import EndedMacs, RowMacs
 from hocket.store.server_clock import ServerClock
 from hocket.store.sqlite import ReadPool
 from hocket.store.sqlite.ops import HEAD
@@ -51,13 +51,13 @@ class LibsqlStore:
         except BaseException as error:
             writer.close()
             raise_explained(address.shown, error)
-        self._seals = seals = RowSeals()
-        self._session = LibsqlSession(writer, is_writer=True, seals=seals)
+        self._macs = macs = RowMacs()
+        self._session = LibsqlSession(writer, is_writer=True, macs=macs)
         self._row_checks: RowChecks | None = None
-        self._readers = ReadPool(lambda: LibsqlReader(address, seals), address.shown)
+        self._readers = ReadPool(lambda: LibsqlReader(address, macs), address.shown)
 
-    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
-        self._seals.use(seal, ended)
+    def mac_rows(self, mac: RowMac, ended: EndedMacs | None = None) -> None:
+        self._macs.use(mac, ended)
 
     def check_rows(self, checks: RowChecks) -> None:
         self._row_checks = checks
@@ -180,9 +180,9 @@ class LibsqlReader:
 
     __slots__ = ("_connection", "_depth", "session", "thread")
 
-    def __init__(self, address: ServerAddress, seals: RowSeals) -> None:
+    def __init__(self, address: ServerAddress, macs: RowMacs) -> None:
         self._connection = LibsqlConnection(address)
-        self.session = LibsqlSession(self._connection, seals=seals)
+        self.session = LibsqlSession(self._connection, macs=macs)
         self.thread = 0
         self._depth = 0
 

@@ -12,8 +12,8 @@ _MARK = "hocket_version"
 # Many nodes write here, so the sequences of authors are indexed from the start.
 _AUTHORS = "CREATE INDEX IF NOT EXISTS ops_by_author ON ops (substr(hlc, 13), hlc);"
 
-# Rows of version 10 have no seal. These end with the processes that wrote them.
-_UNSEALED = "DELETE FROM workers WHERE seal = x''; DELETE FROM lock_requests WHERE seal = x'';"
+# Rows of version 10 have no MAC. These end with the processes that wrote them.
+_WITHOUT_MAC = "DELETE FROM workers WHERE mac = x''; DELETE FROM lock_requests WHERE mac = x'';"
 
 
 def check_and_migrate(connection: LibsqlConnection, shown: str, create: bool) -> None:
@@ -45,7 +45,7 @@ def migration(version: int) -> list[str]:
     mark = f"UPDATE {_MARK} SET version = {VERSION};"
     if version == 0:
         mark = f"CREATE TABLE {_MARK} (version INTEGER NOT NULL) STRICT; INSERT INTO {_MARK} VALUES ({VERSION});"
-    return [*table_steps(version), _UNSEALED, _AUTHORS, mark]
+    return [*table_steps(version), _WITHOUT_MAC, _AUTHORS, mark]
 
 
 def stored_version(connection: LibsqlConnection, shown: str) -> int:

@@ -11,7 +11,7 @@ from hocket.store.job_columns import JOB_COLUMNS, job_entry
 from hocket.store.jobs import IsLeft, JobEntry
 from hocket.store.libsql.connection import LibsqlConnection
 from hocket.store.ops import Head, NewOp
-from hocket.store.row_seals import RowSeals
+from hocket.store.row_macs import RowMacs
 from hocket.store.sqlite.messages import decode_message
 from hocket.store.sqlite.session import SqliteSession
 
@@ -24,8 +24,8 @@ LATEST = "SELECT id FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc DESC LIMIT 1
 
 
 class LibsqlSession(SqliteSession):
-    def __init__(self, connection: LibsqlConnection, is_writer: bool = False, seals: RowSeals | None = None) -> None:
-        super().__init__(connection, is_writer, seals)
+    def __init__(self, connection: LibsqlConnection, is_writer: bool = False, macs: RowMacs | None = None) -> None:
+        super().__init__(connection, is_writer, macs)
         # An author and its last op, which a write transaction reads when it begins.
         self._known_last: tuple[bytes | None, bytes] = (None, b"")
         # The number and the id of the last op that the transaction has added.
@@ -111,8 +111,8 @@ class LibsqlSession(SqliteSession):
 
     def node_meta(self, node: bytes, key: str) -> bytes | None:
         name = f"{key} {node.hex()}"
-        return self._seals.value(name, self.meta(name))
+        return self._macs.value(name, self.meta(name))
 
     def set_node_meta(self, node: bytes, key: str, value: bytes) -> None:
         name = f"{key} {node.hex()}"
-        self.set_meta(name, self._seals.sealed_value(name, value))
+        self.set_meta(name, self._macs.value_with_mac(name, value))

@@ -13,7 +13,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from hocket.errors import StoreAway, StoreError, StoreMoved, StoreStarting
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.store.locks import MustBeAlone
 from hocket.store.migration import Migration
 from hocket.store.postgres.address import DatabaseAddress, read_address
@@ -27,7 +27,7 @@ from hocket.store.postgres.ops import HEAD, head_of
 from hocket.store.postgres.session import PostgresSession
 from hocket.store.postgres.statements import SERVER_MS
 from hocket.store.row_check import RowChecks
-from hocket.store.row_seals import EndedSeals, RowSeals
+from hocket.store.row_macs import EndedMacs, RowMacs
 from hocket.store.server_clock import ServerClock
 
 READERS_MAX = 8
@@ -59,8 +59,8 @@ class PostgresStore:
             connection.close()
             raise_explained(address.shown, error)
         self._writer = connection
-        self.seals = RowSeals()
-        self._readers = PostgresReaders(self.address, self.seals)
+        self.macs = RowMacs()
+        self._readers = PostgresReaders(self.address, self.macs)
         self.row_checks: RowChecks | None = None
         # How many write transactions this process has committed.
         self.commits = 0
@@ -74,8 +74,8 @@ class PostgresStore:
     def read(self) -> "PostgresRead":
         return PostgresRead(self._readers, self.address.shown, self.row_checks)
 
-    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
-        self.seals.use(seal, ended)
+    def mac_rows(self, mac: RowMac, ended: EndedMacs | None = None) -> None:
+        self.macs.use(mac, ended)
 
     def trim(self) -> None:
         """PostgreSQL's own autovacuum does this."""
@@ -123,7 +123,7 @@ class PostgresStore:
         begun = self._beginning.begun(self._writer.ask(self._beginning.statements(author, at_end)))
         self.server_clock.told(begun.server_ms)
         session = PostgresSession(
-            self._writer, self.address.schema, is_writer=True, is_beside=is_beside, seals=self.seals
+            self._writer, self.address.schema, is_writer=True, is_beside=is_beside, macs=self.macs
         )
         session.row_check = None if self.row_checks is None else self.row_checks.within(session)
         session.begun(begun.head, begun.told, has_end=not is_beside or at_end)
@@ -230,9 +230,9 @@ class PostgresReader:
 
     __slots__ = ("_depth", "_schema", "connection", "session", "thread")
 
-    def __init__(self, connection: Connection, schema: str, seals: RowSeals) -> None:
+    def __init__(self, connection: Connection, schema: str, macs: RowMacs) -> None:
         self.connection = connection
-        self.session = PostgresSession(connection, schema, seals=seals)
+        self.session = PostgresSession(connection, schema, macs=macs)
         self._schema = schema
         self.thread = 0
         self._depth = 0
@@ -260,8 +260,8 @@ class PostgresReaders:
     waits for one.
     """
 
-    def __init__(self, address: DatabaseAddress, seals: RowSeals) -> None:
-        self._address, self._seals = address, seals
+    def __init__(self, address: DatabaseAddress, macs: RowMacs) -> None:
+        self._address, self._macs = address, macs
         self._places = threading.Semaphore(READERS_MAX)
         self._free: list[PostgresReader] = []
         self._taken: dict[int, PostgresReader] = {}
@@ -295,7 +295,7 @@ class PostgresReaders:
                 return reader
             except psycopg.OperationalError:
                 reader.connection.close()
-        reader = PostgresReader(connect(self._address), self._address.schema, self._seals)
+        reader = PostgresReader(connect(self._address), self._address.schema, self._macs)
         reader.begin()
         return reader
 

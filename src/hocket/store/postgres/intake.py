@@ -29,24 +29,24 @@ class PostgresIntake(PostgresStatements):
         return counts
 
     def hold(self, op_id: bytes, wall: int, body: bytes, author: bytes = b"") -> None:
-        row = self._seals.sealed("held", (op_id, wall, body, author))
-        self._put(insert_new("held", "of_node, id, wall, body, author, seal"), row)
+        row = self._macs.with_mac("held", (op_id, wall, body, author))
+        self._put(insert_new("held", "of_node, id, wall, body, author, mac"), row)
 
     def held_of(self, author: bytes) -> int:
-        return int(self._one("SELECT count(*) FROM held WHERE of_node = %s AND author = %s", self._seals.node, author))
+        return int(self._one("SELECT count(*) FROM held WHERE of_node = %s AND author = %s", self._macs.node, author))
 
     def due(self, wall: int, limit: int) -> list[bytes]:
         return [row[2] for row in self._own("held", "AND wall <= %s ORDER BY wall LIMIT %s", wall, limit)]
 
     def drop_held(self, op_ids: Sequence[bytes]) -> None:
-        self._put("DELETE FROM held WHERE of_node = %s AND id = ANY(%s)", (self._seals.node, list(op_ids)))
+        self._put("DELETE FROM held WHERE of_node = %s AND id = ANY(%s)", (self._macs.node, list(op_ids)))
 
     def held(self) -> tuple[int, int | None]:
-        ((count, first),) = self._rows("SELECT count(*), min(wall) FROM held WHERE of_node = %s", self._seals.node)
+        ((count, first),) = self._rows("SELECT count(*), min(wall) FROM held WHERE of_node = %s", self._macs.node)
         return count, first
 
     def held_among(self, op_ids: Sequence[bytes]) -> set[bytes]:
-        own = f"of_node = '\\x{self._seals.node.hex()}'"
+        own = f"of_node = '\\x{self._macs.node.hex()}'"
         return {row[0] for row in self._among(f"SELECT id FROM held WHERE {own} AND id = ANY(%s)", op_ids)}
 
     def hold_late(self, late: LateOp) -> None:

@@ -3,17 +3,17 @@
 from hocket.store.local import NODE_AT, WORKER_OTHERS, WORKER_RENEWED, WorkerRow, worker_columns, worker_row
 from hocket.store.postgres.jobs import OFFERED
 from hocket.store.postgres.statements import PostgresStatements, insert, upsert
-from hocket.store.row_seals import SEALED
+from hocket.store.row_macs import MAC_TABLES
 
-_WORKER = f"{SEALED['workers'].columns}, seal"
+_WORKER = f"{MAC_TABLES['workers'].columns}, mac"
 
 
 class PostgresLocal(PostgresStatements):
     def put_worker(self, worker: WorkerRow) -> int:
         if self._told is not None:
             self._told.worker = None
-        _, *sealed = self._seals.sealed("workers", worker_columns(worker))
-        values = worker.node, *sealed, worker.beat, worker.serves
+        _, *covered = self._macs.with_mac("workers", worker_columns(worker))
+        values = worker.node, *covered, worker.beat, worker.serves
         renewed = f"beat = greatest(excluded.beat, workers.beat + 1), {WORKER_RENEWED}"
         added = insert("workers", f"node, {_WORKER}, beat, serves")
         return int(self._one(f"{added} ON CONFLICT (name) DO UPDATE SET {renewed} RETURNING number", *values))
@@ -30,7 +30,7 @@ class PostgresLocal(PostgresStatements):
     def workers(self, node: bytes | None = None) -> list[WorkerRow]:
         whose, values = ("", ()) if node is None else ("WHERE node = %s", (node,))
         rows = self._rows(f"SELECT {_WORKER}, {WORKER_OTHERS} FROM workers {whose} ORDER BY number", *values)
-        return [worker_row(row) for row in self._seals.right_or_of_others("workers", rows, NODE_AT)]
+        return [worker_row(row) for row in self._macs.right_or_of_others("workers", rows, NODE_AT)]
 
     def drop_worker(self, number: int) -> None:
         if self._told is not None:
@@ -71,14 +71,14 @@ class PostgresLocal(PostgresStatements):
 
     def node_meta(self, node: bytes, key: str) -> bytes | None:
         name = f"{key} {node.hex()}"
-        return self._seals.value(name, self.meta(name))
+        return self._macs.value(name, self.meta(name))
 
     def set_node_meta(self, node: bytes, key: str, value: bytes) -> None:
         name = f"{key} {node.hex()}"
-        self.set_meta(name, self._seals.sealed_value(name, value))
+        self.set_meta(name, self._macs.value_with_mac(name, value))
 
     def own_meta(self, key: str) -> bytes | None:
-        return self.node_meta(self._seals.node, key)
+        return self.node_meta(self._macs.node, key)
 
     def set_own_meta(self, key: str, value: bytes) -> None:
-        self.set_node_meta(self._seals.node, key, value)
+        self.set_node_meta(self._macs.node, key, value)

@@ -12,7 +12,7 @@ class PostgresPeers(PostgresStatements):
 
     def drop_peer(self, address: str) -> bool:
         sql = "DELETE FROM peers WHERE of_node = %s AND address = %s"
-        return self._sql(sql, (self._seals.node, address)).rowcount > 0
+        return self._sql(sql, (self._macs.node, address)).rowcount > 0
 
     def peers(self) -> list[Peer]:
         return [Peer(*row[:-1]) for row in self._own("peers", "ORDER BY added, address")]
@@ -27,11 +27,11 @@ class PostgresPeers(PostgresStatements):
         self._put_own("invitations", invitation)
 
     def invitation(self, secret_hash: bytes) -> Invitation | None:
-        return next(self._invitations("AND secret_hash = %s", self._seals.seal.conceal(secret_hash)), None)
+        return next(self._invitations("AND secret_hash = %s", self._macs.mac.conceal(secret_hash)), None)
 
     def invitations(self) -> list[Invitation]:
         return list(self._invitations("ORDER BY made"))
 
     def _invitations(self, tail: str, *values: bytes) -> Iterator[Invitation]:
         for concealed, *others, _ in self._own("invitations", tail, *values):
-            yield Invitation(self._seals.seal.reveal(concealed), *others)
+            yield Invitation(self._macs.mac.reveal(concealed), *others)

@@ -21,7 +21,7 @@ class StreamingReplica:
     def __init__(self, primary: PostgresStore, url: str, noted: Path) -> None:
         self._primary, self._noted = primary, noted
         self.address = read_address(url)
-        self._readers, self._is_checked = PostgresReaders(self.address, primary.seals), False
+        self._readers, self._is_checked = PostgresReaders(self.address, primary.macs), False
         self._commits_seen, self._away_until = 0, 0.0
         self._wanted, self._reached = _noted(noted), 0
 

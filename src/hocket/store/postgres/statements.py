@@ -12,7 +12,7 @@ from hocket.store.postgres.columns import Column, unnested
 from hocket.store.postgres.exchange import Connection, Statement, StatementAnswer
 from hocket.store.postgres.told import Told
 from hocket.store.row_check import RowCheck
-from hocket.store.row_seals import SEALED, RowSeals, UnsealedRow
+from hocket.store.row_macs import MAC_TABLES, RowMacs, RowWithoutMac
 
 T = TypeVar("T")
 
@@ -71,10 +71,10 @@ class PostgresStatements:
         *,
         is_writer: bool = False,
         is_beside: bool = False,
-        seals: RowSeals | None = None,
+        macs: RowMacs | None = None,
     ) -> None:
         self._connection = connection
-        self._seals = RowSeals() if seals is None else seals
+        self._macs = RowMacs() if macs is None else macs
         self._schema = schema
         self.is_beside = is_beside
         self._is_writer = is_writer
@@ -111,26 +111,26 @@ class PostgresStatements:
             self._ask()
 
     def _own(self, table: str, tail: str = "", *values: Any, others: str = "") -> Iterator[Sequence[Any]]:
-        """The rows of this node for the end of a statement: the columns that are sealed, the seal, and others."""
-        each = SEALED[table]
-        sql = f"SELECT {each.columns}, seal{others} FROM {table} WHERE {each.owner} = %s {tail}"
-        return self._seals.right(table, self._rows(sql, self._seals.node, *values))
+        """The rows of this node for the end of a statement: the columns that the MAC covers, the MAC, and others."""
+        each = MAC_TABLES[table]
+        sql = f"SELECT {each.columns}, mac{others} FROM {table} WHERE {each.owner} = %s {tail}"
+        return self._macs.right(table, self._rows(sql, self._macs.node, *values))
 
     def _put_own(self, table: str, values: Sequence[Any], others: str = "", *others_values: Any) -> None:
         """Adds a row of this node, or replaces the one with its key."""
-        each = SEALED[table]
+        each = MAC_TABLES[table]
         key = each.key if each.owner == "node" else f"{each.owner}, {each.key}"
-        columns = f"{each.owner}, {each.columns}, seal{others}"
-        self._put(upsert(table, columns, key), (*self._seals.sealed(table, values), *others_values))
+        columns = f"{each.owner}, {each.columns}, mac{others}"
+        self._put(upsert(table, columns, key), (*self._macs.with_mac(table, values), *others_values))
 
     def end_row(self, table: str, row: Sequence[Any]) -> None:
-        self._seals.end(table, row)
+        self._macs.end(table, row)
 
-    def unsealed(self) -> list[UnsealedRow]:
-        found: list[UnsealedRow] = []
-        for table, each in SEALED.items():
-            sql = f"SELECT {each.owner}, {each.columns}, seal FROM {table} WHERE {each.owner} IN (%s, '')"
-            found += self._seals.wrong(table, self._rows(sql, self._seals.node))
+    def without_mac(self) -> list[RowWithoutMac]:
+        found: list[RowWithoutMac] = []
+        for table, each in MAC_TABLES.items():
+            sql = f"SELECT {each.owner}, {each.columns}, mac FROM {table} WHERE {each.owner} IN (%s, '')"
+            found += self._macs.wrong(table, self._rows(sql, self._macs.node))
         return found
 
     def send(self, *last: Statement) -> None:

@@ -17,12 +17,12 @@ from typing import Protocol, TypeVar
 import apsw
 
 from hocket.errors import StoreAway, StoreError, StoreLocked, StoreMoved
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.store.disk import is_full
 from hocket.store.lock_holder import lock_holder
 from hocket.store.migration import Migration
 from hocket.store.row_check import RowChecks
-from hocket.store.row_seals import EndedSeals, RowSeals
+from hocket.store.row_macs import EndedMacs, RowMacs
 from hocket.store.sqlite.session import MOVED_TO, SqliteSession
 from hocket.store.sqlite.write_hints import WriteHints
 
@@ -68,11 +68,11 @@ class SqliteStore:
                 # bytes in several of them.
                 _set(self._writer, f"page_size={PAGE_BYTES}", "journal_mode=WAL")
             self._migrate()
-        self._seals = RowSeals()
-        self._write_session = SqliteSession(self._writer, is_writer=True, seals=self._seals)
+        self._macs = RowMacs()
+        self._write_session = SqliteSession(self._writer, is_writer=True, macs=self._macs)
         self._readers: ReadPool | WriterAsReader
         if self.path == ":memory:":
-            self._readers = WriterAsReader(ReadConnection(self._writer, self._seals, is_alone=True), self._write_lock)
+            self._readers = WriterAsReader(ReadConnection(self._writer, self._macs, is_alone=True), self._write_lock)
         else:
             self._readers = ReadPool(self._new_reader, self.path)
 
@@ -86,14 +86,14 @@ class SqliteStore:
     def read(self) -> "ReadTransaction":
         return ReadTransaction(self._readers, self.path)
 
-    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
+    def mac_rows(self, mac: RowMac, ended: EndedMacs | None = None) -> None:
         """A file is of one node, so the rows of an older program are that node's."""
-        self._seals.use(seal, ended)
+        self._macs.use(mac, ended)
         with self.read() as session:
-            is_old = session.has_rows_to_seal()
+            is_old = session.has_rows_to_mac()
         if is_old:
             with suppress(StoreMoved), self.write() as session:
-                session.seal_old_rows()
+                session.mac_old_rows()
 
     def trim(self) -> None:
         """The first step copies without blocking anybody; the second waits briefly for readers, and is left for another
@@ -124,7 +124,7 @@ class SqliteStore:
         return connection
 
     def _new_reader(self) -> "ReadConnection":
-        return ReadConnection(self._connect(apsw.SQLITE_OPEN_READWRITE, READER_CACHE_KIB), self._seals)
+        return ReadConnection(self._connect(apsw.SQLITE_OPEN_READWRITE, READER_CACHE_KIB), self._macs)
 
     def _migrate(self) -> None:
         """Brings a new or an older file to the current version."""
@@ -283,10 +283,10 @@ class ReadConnection:
 
     __slots__ = ("_depth", "_is_alone", "connection", "session", "thread")
 
-    def __init__(self, connection: apsw.Connection, seals: RowSeals, is_alone: bool = False) -> None:
+    def __init__(self, connection: apsw.Connection, macs: RowMacs, is_alone: bool = False) -> None:
         self.connection = connection
         self._is_alone = is_alone
-        self.session = SqliteSession(connection, seals=seals)
+        self.session = SqliteSession(connection, macs=macs)
         self.thread = 0
         self._depth = 0
 

@@ -27,25 +27,25 @@ class IntakeStatements(Statements):
         return counts
 
     def hold(self, op_id: bytes, wall: int, body: bytes, author: bytes = b"") -> None:
-        row = self._seals.sealed("held", (op_id, wall, body, author))
-        self._sql("INSERT OR IGNORE INTO held (of_node, id, wall, body, author, seal) VALUES (?, ?, ?, ?, ?, ?)", row)
+        row = self._macs.with_mac("held", (op_id, wall, body, author))
+        self._sql("INSERT OR IGNORE INTO held (of_node, id, wall, body, author, mac) VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def held_of(self, author: bytes) -> int:
-        return int(self._one("SELECT count(*) FROM held WHERE of_node = ? AND author = ?", self._seals.node, author))
+        return int(self._one("SELECT count(*) FROM held WHERE of_node = ? AND author = ?", self._macs.node, author))
 
     def due(self, wall: int, limit: int) -> list[bytes]:
         return [row[2] for row in self._own("held", "AND wall <= ? ORDER BY wall LIMIT ?", wall, limit)]
 
     def drop_held(self, op_ids: Sequence[bytes]) -> None:
-        self._many("DELETE FROM held WHERE of_node = ? AND id = ?", [(self._seals.node, op_id) for op_id in op_ids])
+        self._many("DELETE FROM held WHERE of_node = ? AND id = ?", [(self._macs.node, op_id) for op_id in op_ids])
 
     def held(self) -> tuple[int, int | None]:
         of = "FROM held WHERE of_node = ?"
-        own = self._seals.node
+        own = self._macs.node
         return self._one(f"SELECT count(*) {of}", own), self._one(f"SELECT min(wall) {of}", own)
 
     def held_among(self, op_ids: Sequence[bytes]) -> set[bytes]:
-        return self._among(f"SELECT id FROM held WHERE of_node = x'{self._seals.node.hex()}' AND id IN ", op_ids)
+        return self._among(f"SELECT id FROM held WHERE of_node = x'{self._macs.node.hex()}' AND id IN ", op_ids)
 
     def hold_late(self, late: LateOp) -> None:
         self._sql("INSERT OR IGNORE INTO late VALUES (?, ?, ?, ?, ?)", late)

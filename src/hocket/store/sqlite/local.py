@@ -1,16 +1,16 @@
 """The statements about this node's own processes, their offers, and settings."""
 
 from hocket.store.local import NODE_AT, WORKER_OTHERS, WORKER_RENEWED, WorkerRow, worker_columns, worker_row
-from hocket.store.row_seals import SEALED
+from hocket.store.row_macs import MAC_TABLES
 from hocket.store.sqlite.statements import Statements
 
-_WORKER = f"{SEALED['workers'].columns}, seal"
+_WORKER = f"{MAC_TABLES['workers'].columns}, mac"
 
 
 class LocalStatements(Statements):
     def put_worker(self, worker: WorkerRow) -> int:
-        _, *sealed = self._seals.sealed("workers", worker_columns(worker))
-        values = worker.node, *sealed, worker.beat, worker.serves
+        _, *covered = self._macs.with_mac("workers", worker_columns(worker))
+        values = worker.node, *covered, worker.beat, worker.serves
         added = f"INSERT INTO workers (node, {_WORKER}, beat, serves) VALUES ({', '.join('?' * len(values))})"
         renewed = f"ON CONFLICT (name) DO UPDATE SET beat = max(excluded.beat, beat + 1), {WORKER_RENEWED}"
         return int(self._one(f"{added} {renewed} RETURNING number", *values))
@@ -21,7 +21,7 @@ class LocalStatements(Statements):
     def workers(self, node: bytes | None = None) -> list[WorkerRow]:
         whose = "WHERE ?1 IS NULL OR node = ?1"
         rows = self._sql(f"SELECT {_WORKER}, {WORKER_OTHERS} FROM workers {whose} ORDER BY number", (node,))
-        return [worker_row(row) for row in self._seals.right_or_of_others("workers", rows, NODE_AT)]
+        return [worker_row(row) for row in self._macs.right_or_of_others("workers", rows, NODE_AT)]
 
     def drop_worker(self, number: int) -> None:
         self._sql("DELETE FROM workers WHERE number = ?", (number,))
@@ -54,7 +54,7 @@ class LocalStatements(Statements):
         self.set_meta(key, value)
 
     def own_meta(self, key: str) -> bytes | None:
-        return self.node_meta(self._seals.node, key)
+        return self.node_meta(self._macs.node, key)
 
     def set_own_meta(self, key: str, value: bytes) -> None:
-        self.set_node_meta(self._seals.node, key, value)
+        self.set_node_meta(self._macs.node, key, value)

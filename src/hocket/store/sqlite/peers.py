@@ -12,7 +12,7 @@ class PeerStatements(Statements):
 
     def drop_peer(self, address: str) -> bool:
         sql = "DELETE FROM peers WHERE of_node = ? AND address = ? RETURNING 1"
-        return bool(self._sql(sql, (self._seals.node, address)).fetchall())
+        return bool(self._sql(sql, (self._macs.node, address)).fetchall())
 
     def peers(self) -> list[Peer]:
         """SQLite takes longer to sort no rows than to find that there are none."""
@@ -29,11 +29,11 @@ class PeerStatements(Statements):
         self._put_own("invitations", invitation)
 
     def invitation(self, secret_hash: bytes) -> Invitation | None:
-        return next(self._invitations("AND secret_hash = ?", self._seals.seal.conceal(secret_hash)), None)
+        return next(self._invitations("AND secret_hash = ?", self._macs.mac.conceal(secret_hash)), None)
 
     def invitations(self) -> list[Invitation]:
         return sorted(self._invitations(""), key=lambda invitation: invitation.made)
 
     def _invitations(self, tail: str, *values: bytes) -> Iterator[Invitation]:
         for concealed, *others, _ in self._own("invitations", tail, *values):
-            yield Invitation(self._seals.seal.reveal(concealed), *others)
+            yield Invitation(self._macs.mac.reveal(concealed), *others)

@@ -1,7 +1,7 @@
--- Version 11: rows beside the log have a node and its seal (`store.row_seals`). Those from before get both when their
+-- Version 11: rows beside the log have a node and its MAC (`store.row_macs`). Those from before get both when their
 -- node opens its file; in a server that nodes share nobody can tell whose they were.
-CREATE TABLE to_seal (one INTEGER PRIMARY KEY) STRICT;
-INSERT INTO to_seal SELECT 1 FROM head WHERE seq > 0;
+CREATE TABLE to_mac (one INTEGER PRIMARY KEY) STRICT;
+INSERT INTO to_mac SELECT 1 FROM head WHERE seq > 0;
 
 ALTER TABLE tokens RENAME TO tokens_before;
 CREATE TABLE tokens (
@@ -13,8 +13,8 @@ CREATE TABLE tokens (
     made    INTEGER NOT NULL,
     expires INTEGER,                          -- null: never
     revoked INTEGER,
-    used    INTEGER,                          -- roughly when it was last used; not sealed
-    seal    BLOB NOT NULL,
+    used    INTEGER,                          -- roughly when it was last used; the MAC does not cover it
+    mac    BLOB NOT NULL,
     PRIMARY KEY (of_node, name),
     UNIQUE (of_node, id)
 ) STRICT;
@@ -30,7 +30,7 @@ CREATE TABLE answers (                        -- to requests with an Idempotency
     status  INTEGER,                          -- null: no answer is known yet
     body    BLOB,
     made    INTEGER NOT NULL,
-    seal    BLOB NOT NULL,
+    mac    BLOB NOT NULL,
     PRIMARY KEY (of_node, token, key)
 ) STRICT, WITHOUT ROWID;
 INSERT INTO answers SELECT x'', token, key, request, status, body, made, x'' FROM answers_before;
@@ -46,7 +46,7 @@ CREATE TABLE invitations (
     expires     INTEGER NOT NULL,
     used_by     BLOB,
     made        INTEGER NOT NULL,
-    seal        BLOB NOT NULL,
+    mac        BLOB NOT NULL,
     PRIMARY KEY (of_node, secret_hash)
 ) STRICT, WITHOUT ROWID;
 INSERT INTO invitations SELECT x'', secret_hash, name, grants, expires, used_by, made, x'' FROM invitations_before;
@@ -62,7 +62,7 @@ CREATE TABLE peers (
     detail  TEXT NOT NULL,
     seen    INTEGER NOT NULL,             -- when the last exchange went well; 0: never
     added   INTEGER NOT NULL,
-    seal    BLOB NOT NULL,
+    mac    BLOB NOT NULL,
     PRIMARY KEY (of_node, address)
 ) STRICT, WITHOUT ROWID;
 INSERT INTO peers SELECT x'', address, node, pulled, state, detail, seen, added, x'' FROM peers_before;
@@ -77,7 +77,7 @@ CREATE TABLE held (                       -- ops from a clock that is too far ah
     wall    INTEGER NOT NULL,
     body    BLOB NOT NULL,
     author  BLOB NOT NULL,
-    seal    BLOB NOT NULL,
+    mac    BLOB NOT NULL,
     PRIMARY KEY (of_node, id)
 ) STRICT, WITHOUT ROWID;
 INSERT INTO held SELECT x'', id, wall, body, author, x'' FROM held_before;
@@ -85,5 +85,5 @@ DROP TABLE held_before;
 CREATE INDEX held_by_wall ON held (of_node, wall);
 CREATE INDEX held_by_author ON held (of_node, author);
 
-ALTER TABLE lock_requests ADD COLUMN seal BLOB NOT NULL DEFAULT x'';
-ALTER TABLE workers ADD COLUMN seal BLOB NOT NULL DEFAULT x'';
+ALTER TABLE lock_requests ADD COLUMN mac BLOB NOT NULL DEFAULT x'';
+ALTER TABLE workers ADD COLUMN mac BLOB NOT NULL DEFAULT x'';

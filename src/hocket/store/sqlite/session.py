@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from hocket.store.row_seals import SEALED
+from hocket.store.row_macs import MAC_TABLES
 from hocket.store.sqlite.artifacts import ArtifactStatements
 from hocket.store.sqlite.intake import IntakeStatements
 from hocket.store.sqlite.jobs import JobStatements
@@ -44,20 +44,20 @@ class SqliteSession(
     TokenStatements,
     LockRequestStatements,
 ):
-    def has_rows_to_seal(self) -> bool:
-        """Whether an older program has left rows without a seal."""
-        return self._one("SELECT 1 FROM to_seal") is not None
+    def has_rows_to_mac(self) -> bool:
+        """Whether an older program has left rows without a MAC."""
+        return self._one("SELECT 1 FROM to_mac") is not None
 
-    def seal_old_rows(self) -> None:
-        for table, each in SEALED.items():
-            sql = f"SELECT {each.columns} FROM {table} WHERE seal = x''"
+    def mac_old_rows(self) -> None:
+        for table, each in MAC_TABLES.items():
+            sql = f"SELECT {each.columns} FROM {table} WHERE mac = x''"
             at = [each.columns.split(", ").index(name) for name in each.key.split(", ")]
             which = " AND ".join(f"{name} = ?" for name in each.key.split(", "))
-            columns = ", ".join(f"{name} = ?" for name in (each.owner, *each.columns.split(", "), "seal"))
+            columns = ", ".join(f"{name} = ?" for name in (each.owner, *each.columns.split(", "), "mac"))
             for row in self._sql(sql).fetchall():
-                changed = f"UPDATE {table} SET {columns} WHERE seal = x'' AND {which}"
-                self._sql(changed, (*self._seals.sealed(table, row), *(row[number] for number in at)))
-        self._sql("DELETE FROM to_seal")
+                changed = f"UPDATE {table} SET {columns} WHERE mac = x'' AND {which}"
+                self._sql(changed, (*self._macs.with_mac(table, row), *(row[number] for number in at)))
+        self._sql("DELETE FROM to_mac")
 
     def carry_note(self, note: bytes) -> None:
         """Every process that uses the file is on this machine."""

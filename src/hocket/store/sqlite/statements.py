@@ -13,7 +13,7 @@ from hocket.kernel.subjects import Subject
 from hocket.store.jobs import IsLeft, JobEntry
 from hocket.store.ops import Head
 from hocket.store.row_check import RowCheck
-from hocket.store.row_seals import SEALED, RowSeals, UnsealedRow
+from hocket.store.row_macs import MAC_TABLES, RowMacs, RowWithoutMac
 
 # The errors of a good statement if the schema or the text in the file is damaged.
 UNREADABLE = (apsw.SQLError, UnicodeDecodeError)
@@ -35,22 +35,22 @@ def damaged(how: str) -> StoreError:
 
 @cache
 def _own_rows(table: str, tail: str, others: str) -> str:
-    each = SEALED[table]
-    return f"SELECT {each.columns}, seal{others} FROM {table} WHERE {each.owner} = ? {tail}"
+    each = MAC_TABLES[table]
+    return f"SELECT {each.columns}, mac{others} FROM {table} WHERE {each.owner} = ? {tail}"
 
 
 @cache
 def _own_row(table: str, others: str) -> str:
-    columns = f"{SEALED[table].owner}, {SEALED[table].columns}, seal{others}"
+    columns = f"{MAC_TABLES[table].owner}, {MAC_TABLES[table].columns}, mac{others}"
     return f"REPLACE INTO {table} ({columns}) VALUES ({', '.join('?' * (columns.count(',') + 1))})"
 
 
 class Statements:
     """`is_writer` is for the session of write transactions, which exclude every other writer."""
 
-    def __init__(self, connection: SqliteConnection, is_writer: bool = False, seals: RowSeals | None = None) -> None:
+    def __init__(self, connection: SqliteConnection, is_writer: bool = False, macs: RowMacs | None = None) -> None:
         self._is_writer = is_writer
-        self._seals = RowSeals() if seals is None else seals
+        self._macs = RowMacs() if macs is None else macs
         self._connection = connection
         self._sql = connection.execute
         self._many = connection.executemany
@@ -80,22 +80,22 @@ class Statements:
         return None if row is None else row[0]
 
     def _own(self, table: str, tail: str = "", *values: Any, others: str = "") -> Iterator[Any]:
-        """The rows of this node for the end of a statement: the columns that are sealed, the seal, and others."""
-        rows = self._sql(_own_rows(table, tail, others), (self._seals.node, *values))
-        return self._seals.right(table, rows)
+        """The rows of this node for the end of a statement: the columns that the MAC covers, the MAC, and others."""
+        rows = self._sql(_own_rows(table, tail, others), (self._macs.node, *values))
+        return self._macs.right(table, rows)
 
     def _put_own(self, table: str, values: Sequence[Any], others: str = "", *others_values: Any) -> None:
         """Adds a row of this node, or replaces the one with its key."""
-        self._sql(_own_row(table, others), (*self._seals.sealed(table, values), *others_values))
+        self._sql(_own_row(table, others), (*self._macs.with_mac(table, values), *others_values))
 
     def end_row(self, table: str, row: Sequence[Any]) -> None:
-        self._seals.end(table, row)
+        self._macs.end(table, row)
 
-    def unsealed(self) -> list[UnsealedRow]:
-        found: list[UnsealedRow] = []
-        for table, each in SEALED.items():
-            sql = f"SELECT {each.owner}, {each.columns}, seal FROM {table} WHERE {each.owner} IN (?, x'')"
-            found += self._seals.wrong(table, self._sql(sql, (self._seals.node,)))
+    def without_mac(self) -> list[RowWithoutMac]:
+        found: list[RowWithoutMac] = []
+        for table, each in MAC_TABLES.items():
+            sql = f"SELECT {each.owner}, {each.columns}, mac FROM {table} WHERE {each.owner} IN (?, x'')"
+            found += self._macs.wrong(table, self._sql(sql, (self._macs.node,)))
         return found
 
     def _rows(self, sql: str, *values: Any) -> Iterable[Any]:

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from hocket.store.sqlite.statements import Statements
 from hocket.store.tokens import AnswerRow, TokenRow
 
-# The columns of a token that are sealed; then come the seal and the others.
-_SEALED = 7
+# The columns of a token that the MAC covers; then come the MAC and the others.
+_COVERED = 7
 
 
 class TokenStatements(Statements):
     def put_token(self, token: TokenRow) -> None:
-        self._put_own("tokens", token[:_SEALED], ", used", token.used)
+        self._put_own("tokens", token[:_COVERED], ", used", token.used)
 
     def token(self, id: str) -> TokenRow | None:
         return next(self._tokens("AND id = ?", id), None)
@@ -21,7 +21,7 @@ class TokenStatements(Statements):
 
     def _tokens(self, tail: str, *values: str) -> Iterator[TokenRow]:
         for row in self._own("tokens", tail, *values, others=", used"):
-            yield TokenRow._make((*row[:_SEALED], row[-1]))
+            yield TokenRow._make((*row[:_COVERED], row[-1]))
 
     def put_answer(self, answer: AnswerRow) -> None:
         self._put_own("answers", answer)
@@ -31,10 +31,10 @@ class TokenStatements(Statements):
         return None if row is None else AnswerRow(*row[:-1])
 
     def answer_count(self, token: str) -> int:
-        return int(self._one("SELECT count(*) FROM answers WHERE of_node = ? AND token = ?", self._seals.node, token))
+        return int(self._one("SELECT count(*) FROM answers WHERE of_node = ? AND token = ?", self._macs.node, token))
 
     def drop_answer(self, token: str, key: str) -> None:
-        self._sql("DELETE FROM answers WHERE of_node = ? AND token = ? AND key = ?", (self._seals.node, token, key))
+        self._sql("DELETE FROM answers WHERE of_node = ? AND token = ? AND key = ?", (self._macs.node, token, key))
 
     def drop_answers(self, before: int) -> None:
-        self._sql("DELETE FROM answers WHERE of_node = ? AND made < ?", (self._seals.node, before))
+        self._sql("DELETE FROM answers WHERE of_node = ? AND made < ?", (self._macs.node, before))

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, TypeVar
 
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.store import MEMORY, RowChecks, Session, Store
 from hocket.store import open as open_store
-from hocket.store.row_seals import EndedSeals
+from hocket.store.row_macs import EndedMacs
 from hocket.testing.sim.loop import Inline, Life
 from hocket.testing.sim.store_time import StoreTime
 
@@ -48,9 +48,9 @@ class SimStore:
     def read(self) -> AbstractContextManager[Session]:
         return self.store.read()
 
-    def seal_rows(self, seal: RowSeal, ended: EndedSeals | None = None) -> None:
-        self._seal = seal
-        self.store.seal_rows(seal)
+    def mac_rows(self, mac: RowMac, ended: EndedMacs | None = None) -> None:
+        self._mac = mac
+        self.store.mac_rows(mac)
 
     def copy(self, other: "SimStore") -> None:
         """Replaces the log here by a copy of one that has all of it: to take it in op by op takes much longer."""
@@ -62,7 +62,7 @@ class SimStore:
         with here.write() as session:
             head = session.head()
             session.put_head(head._replace(last=own))
-        here.seal_rows(self._seal)
+        here.mac_rows(self._mac)
         self.copied = head.seq
         self.store.close()
         self.store = here

@@ -11,7 +11,7 @@ from hocket.coordination.lock_processes import LockSweep
 from hocket.events import Event
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey, did_key
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.kernel.rules import Rules, encode_rules
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan
@@ -66,7 +66,7 @@ class SimNode:
         self.witness = witness
         self.host = SimHost(Place(f"host-{number}", "boot", "pid", "locks"))
         self.store = SimStore(open_store(MEMORY), lambda: witness.committed(number))
-        self.store.seal_rows(RowSeal(self.key))
+        self.store.mac_rows(RowMac(self.key))
         self.slow_s = 0.0
         self.busy_until = 0.0
         self.store_time = StoreTime()

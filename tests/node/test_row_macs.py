@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from hocket.errors import Conflict, HocketError
 from hocket.kernel.ids import content_hash, node_text
-from hocket.kernel.row_seal import RowSeal
+from hocket.kernel.row_mac import RowMac
 from hocket.kernel.rules import STRICT, encode_rules
 from hocket.mesh import enrolment, peers, tickets
 from hocket.mesh.enrolment import InvitationTerms
@@ -118,13 +118,13 @@ def test_a_token_that_a_sharer_has_altered_is_no_longer_one(nodes: Sharers, colu
 
 
 @pytest.mark.req("LW-48")
-def test_the_seal_of_one_row_is_not_that_of_another(nodes: Sharers) -> None:
+def test_the_mac_of_one_row_is_not_that_of_another(nodes: Sharers) -> None:
     """Nor that of a row of another table, or of another node."""
     with Service(nodes.founder) as service:
         for name in ("one", "two"):
             tokens.create(service, name, ["mesh:read"])
-        (seals,) = raw(nodes.third.store, "SELECT min(name), max(seal) FROM tokens WHERE name = 'one'")
-        raw(nodes.third.store, "UPDATE tokens SET seal = ? WHERE name = 'two'", seals[1])
+        (macs,) = raw(nodes.third.store, "SELECT min(name), max(mac) FROM tokens WHERE name = 'one'")
+        raw(nodes.third.store, "UPDATE tokens SET mac = ? WHERE name = 'two'", macs[1])
         assert [each.name for each in tokens.listing(service)] == ["one"]
 
 
@@ -296,10 +296,10 @@ def test_doctor_names_rows_that_the_node_has_not_written(nodes: Sharers) -> None
 
 
 @pytest.mark.req("LW-48")
-def test_rows_from_before_seals_are_made_anew_in_a_store_that_nodes_share(nodes: Sharers) -> None:
+def test_rows_from_before_macs_are_made_anew_in_a_store_that_nodes_share(nodes: Sharers) -> None:
     with nodes.founder.store.write() as session:
         session.put_token(forged_token("ci"))
-    raw(nodes.third.store, "UPDATE tokens SET of_node = ?, seal = ?", b"", b"")
+    raw(nodes.third.store, "UPDATE tokens SET of_node = ?, mac = ?", b"", b"")
     with Service(nodes.founder) as service:
         with pytest.raises(UnknownToken):
             tokens.recognise(service, SECRET)
@@ -313,7 +313,7 @@ def test_a_store_that_does_not_know_its_node_gives_nothing(nodes: Sharers) -> No
     with closing(open_store(nodes.address)) as unknown, unknown.read() as session:
         with pytest.raises(RuntimeError, match="which node uses it"):
             session.tokens()
-        unknown.seal_rows(RowSeal(nodes.founder.home.node_key()))
+        unknown.mac_rows(RowMac(nodes.founder.home.node_key()))
         assert session.tokens() == [] == session.peers()
 
 

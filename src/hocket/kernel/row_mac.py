@@ -1,4 +1,4 @@
-"""The seal of a row that a node keeps beside the log: a MAC under a key that only the node has. It shows the node that
+"""The MAC of a row that a node keeps beside the log, under a key that only the node has. It shows the node that
 it wrote the row itself. A store that nodes share can be written to by all of them, and read: what lets somebody in is
 concealed there.
 """
@@ -12,17 +12,17 @@ from blake3 import blake3
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
 
-SEAL_BYTES = 32
+MAC_BYTES = 32
 _CONTEXT = "hocket 2026-11 rows beside the log"
 _CONCEALED_CONTEXT = "hocket 2026-11 concealed values beside the log"
 _NONCE_BYTES = 16
 _encode = msgspec.msgpack.Encoder().encode
 
-SealedValue = bytes | str | int | None
+MacValue = bytes | str | int | None
 
 
-class RowSeal:
-    """Seals the rows of one node."""
+class RowMac:
+    """Gives the rows of one node their MACs."""
 
     __slots__ = ("_concealing", "_key", "node")
 
@@ -31,12 +31,12 @@ class RowSeal:
         self._key: bytes = blake3(key.seed, derive_key_context=_CONTEXT).digest()
         self._concealing: bytes = blake3(key.seed, derive_key_context=_CONCEALED_CONTEXT).digest()
 
-    def of(self, table: str, values: Sequence[SealedValue]) -> bytes:
-        """The seal of a row of this node."""
+    def of(self, table: str, values: Sequence[MacValue]) -> bytes:
+        """The MAC of a row of this node."""
         return blake3(_encode((table, self.node, *values)), key=self._key).digest()
 
-    def is_right(self, table: str, values: Sequence[SealedValue], seal: bytes) -> bool:
-        return compare_digest(self.of(table, values), seal)
+    def is_right(self, table: str, values: Sequence[MacValue], mac: bytes) -> bool:
+        return compare_digest(self.of(table, values), mac)
 
     def conceal(self, value: bytes) -> bytes:
         """The same for the same value. The nonce is a MAC of the value, so that no two values have the same."""
