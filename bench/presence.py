@@ -15,12 +15,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hocket.kernel.row_seal import RowSeal
-
 from bench.subject import Result
 from hocket.kernel import ops
 from hocket.kernel.keys import SigningKey, verify
 from hocket.kernel.ops import decode
+from hocket.kernel.row_mac import RowMac
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.mesh import peers, presence, wire
 from hocket.mesh.loop import SyncLoop
@@ -204,7 +203,7 @@ def _copy(server: SimNode, node: SimNode) -> None:
     store = open_store(MEMORY)
     store._writer.backup("main", server.store.store._writer, "main").step()  # type: ignore[attr-defined]
     node.store = SimStore(store, lambda: None)
-    node.store.seal_rows(RowSeal(node.key))
+    node.store.mac_rows(RowMac(node.key))
     with node.store.write() as session:
         session.put_head(session.head()._replace(last=last))
         peers.add(session, address(server.number), 0)

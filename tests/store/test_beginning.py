@@ -13,7 +13,7 @@ from hocket.store.postgres.beginning import SUBJECTS_MAX, UNASKED_MAX
 from hocket.store.postgres.session import PostgresSession
 from hocket.store.subjects import SubjectRow
 from tests.log.roster.world import READER, introduction, new_log
-from tests.stores import sealed
+from tests.stores import with_macs
 
 pytestmark = pytest.mark.touches("VX-18")
 
@@ -87,7 +87,7 @@ def test_what_was_undone_is_not_remembered(store: PostgresStore) -> None:
 
 def test_a_worker_is_known_until_it_is_gone(store: PostgresStore, other: PostgresStore) -> None:
     row = WorkerRow(0, "name", 1, 1, ME, 1, Place("", "", "", ""), "")
-    sealed(store)
+    with_macs(store)
     with store.write() as session:
         assert not session.has_worker(1)
         number = session.put_worker(row)
