@@ -127,9 +127,14 @@ class Member:
         """Stops its process, as Ctrl-C would."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
+        self.wait_end(0)
+
+    def wait_end(self, code: int) -> None:
+        """Waits until its process has ended by itself."""
+        assert self._process is not None
         self._process.communicate(timeout=PATIENCE_S)
-        code, self._process = self._process.returncode, None
-        must(code == 0, f"the process of {self.name} left with {code}: {self.output.read_text()}")
+        left, self._process = self._process.returncode, None
+        must(left == code, f"the process of {self.name} left with {left}, not {code}: {self.output.read_text()}")
 
     def close(self) -> None:
         self.kill()
@@ -208,7 +213,7 @@ class Tour:
         self._say(
             f"gpu did the {FRAMES} frames; post the {LETTERS} letters and the {INDEXES} routed indexes, each once"
         )
-        self._say("  (claims and completions count because the owner, the arbiter, accepted each of them)")
+        self._say("  (claims and completions count because the owner, the coordinator, accepted each of them)")
 
     def kill_one(self) -> None:
         slow = self._owner.node.submit(jobs.slow)
@@ -239,7 +244,7 @@ class Tour:
         held = owner.node.submit(jobs.long)
         wait_for(lambda: self._runs(held.job_id), "the long job to start")
         owner.stop()
-        self._say("gpu holds a job; now the owner's server is stopped, and no node can reach the arbiter")
+        self._say("gpu holds a job; now the owner's server is stopped, and no node can reach the coordinator")
         waiting, free = gpu.node.submit(jobs.frame, number=FRAMES), gpu.node.submit(jobs.note)
         (self._folder / "go").touch()
         free_result = free.result(PATIENCE_S)
@@ -247,8 +252,11 @@ class Tour:
         offered = wait_for(lambda: _offered(gpu.job(held.job_id), "CompleteJob"), "the end of the long job")
         must(len(offered) == 1 and gpu.job(held.job_id)["outcome"] is None, "the long job counts as ended already")
         self._say("gpu finishes the job that it holds; the completion is on its log as an offer and does not count yet")
-        wait_for(lambda: "no decision from the arbiter" in gpu.output.read_text(), "gpu to miss the arbiter")
-        must(not self._runs(waiting.job_id) and gpu.job(waiting.job_id)["fence"] == 0, "an arbiter job was started")
+        wait_for(lambda: "no decision from the coordinator" in gpu.output.read_text(), "gpu to miss the coordinator")
+        must(
+            not self._runs(waiting.job_id) and gpu.job(waiting.job_id)["fence"] == 0,
+            "a job was started without the coordinator",
+        )
         self._say("a frame submitted on gpu meanwhile does not start; a job marked open does, and completes")
         must(not owner.job(waiting.job_id) and not owner.job(free.job_id), "the owner heard of jobs over a cut line")
         must(owner.job(held.job_id)["state"] == "running", "the owner let go of the job that gpu holds")
@@ -272,6 +280,8 @@ class Tour:
         must(done["name"] == "post" and not done["cascade"], "another node was revoked")
         refused = post("sync", code=1)
         must([each["state"] for each in refused] == ["refused"], f"post was not refused: {refused}")
+        post.wait_end(4)
+        must("may no longer work in its mesh" in post.output.read_text(), "post does not say why it has ended")
         letter = owner.node.submit(jobs.letter, number=LETTERS)
         stood = {each["name"]: each["standing"] for each in owner("nodes")}
         must(stood["post"] == "revoked" and stood["gpu"] == "active", f"the standings are {stood}")
@@ -280,15 +290,17 @@ class Tour:
         now = owner.roster()
         stands = all(_outcome(now[entry]) == _outcome(before[entry]) for entry in before)
         must(stands, "what the owner had accepted from post no longer stands")
-        self._say("post is revoked: the owner refuses it, a new letter does not reach it and waits, and what the")
-        self._say("  owner had accepted from it stands")
+        self._say(
+            "post is revoked: the owner refuses it, and its worker ends; a new letter does not reach it and waits,"
+        )
+        self._say("  and what the owner had accepted from it stands")
 
     def verify(self) -> None:
         owner, gpu, post = self._all
         wait_for(lambda: owner.roster() == gpu.roster(), "two equal rosters")
         standings = {each["name"]: each["standing"] for each in gpu("nodes")}
         must(standings["post"] == "revoked", "gpu has not heard that post is revoked")
-        for member in (gpu, post, owner):
+        for member in (gpu, owner):
             member.stop()
         must(owner.roster() == gpu.roster(), "the rosters of owner and gpu differ")
         theirs = owner.roster()

@@ -216,9 +216,14 @@ def test_a_rate_card_may_name_some_rates_and_what_it_does_not_price_is_told(hock
     (hocket.home / "rates.yaml").write_text(json.dumps(card))
     job_id = hocket("submit", "test.echo", "--json", code=0).json["job_id"]
     hocket("work", "tasks.py", "--until-idle", code=0)
-    shown = hocket("cost", job_id, code=0)
-    assert "not in the cost, because the rate card does not name it: role_rate_bu" in shown.err
-    assert hocket("cost", job_id, "--json", code=0).json["skipped_rates"] == ["role_rate_bu"]
+    shown = hocket("cost", job_id, "--json", code=0).json
+    amounts = {"role_rate_bu": "beats", "rate_mem_gbs": "mem_gbs", "rate_io_mb": "disk_io_mb"}
+    amounts |= {"rate_egress_mb": "net_egress_mb", "rate_storage_gbh": "storage_gbh"}
+    skipped = [rate for rate, amount in amounts.items() if shown["usage"][amount]]
+    assert shown["skipped_rates"] == skipped and {"role_rate_bu", "rate_mem_gbs"} <= set(skipped)
+    assert shown["cost"] == pytest.approx(shown["usage"]["cpu_sec"] * RATES["rate_cpu_sec"])
+    told = f"not in the cost, because the rate card does not name it: {', '.join(skipped)}\n"
+    assert told in hocket("cost", job_id, code=0).err
     (hocket.home / "rates.yaml").write_text(json.dumps({"currency": "EUR"}))
     assert "rates.yaml: it names no rate; there are role_rate_bu," in hocket("cost", code=2).sentence
 

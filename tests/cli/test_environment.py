@@ -84,7 +84,8 @@ def test_enabled_off_talks_to_no_other_node_and_says_where_things_are(hocket: Pr
     assert "HOCKET_MESH_ENABLED is off" in Program(tmp_path / "third")("join", token, environment=off, code=2).sentence
     (tmp_path / "leaf-tasks.py").write_text("import hocket\n\n@hocket.job('test.other')\ndef other(ctx): pass\n")
     leaf("work", "leaf-tasks.py", "--until-idle", environment=off, code=0)
-    assert leaf("status", "--json").json["outbox"]["ops"] >= 1, "a worker does not send it, either"
+    assert leaf("status", "--json", environment=off).json["outbox"]["ops"] >= 1, "a worker does not send it, either"
+    assert "no job" in hocket("show", kept.json["job_id"], code=2).sentence, "the coordinator has not heard of it"
     leaf("sync", environment={variables.MESH_ENABLED: "1"}, code=0)
     assert hocket.show(kept.json["job_id"])["state"] == "pending"
 

@@ -195,7 +195,8 @@ def test_a_reader_that_goes_away_ends_it(run: Program) -> None:
     words = ["sh", "-c", f"{' '.join(PROGRAM)} run -- yes | head -1"]
     done = subprocess.run(words, capture_output=True, text=True, env=run.environment(None), timeout=60)
     assert done.stdout == "y\n" and "Traceback" not in done.stderr
-    until(lambda: run("jobs", "--json", code=0).json[0]["state"] == "succeeded", "the job to end")
+    # The command could not print on, or was called off by the worker.
+    until(lambda: run("jobs", "--json", code=0).json[0]["state"] in ("failed", "cancelled"), "the job to end")
 
 
 def test_the_door_of_a_worker_that_was_killed_is_passed_by(hocket: Program) -> None:

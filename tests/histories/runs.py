@@ -104,9 +104,10 @@ def record(mesh: Mesh, directory: Path, client: str, given: str, resources: list
 
 def without_guesses(history: list[Call], is_alone: bool) -> list[Call]:
     """The history without requests that have no answer, and without refusals that such a request may have caused.
-    Otherwise the search would have to guess when each of them was granted. They explain nothing but refusals. In a mesh
-    a request can be granted much later, when its node reaches the coordinator, even if its client has given up: that
-    word may come later still.
+    Otherwise the search would have to guess when each of them was granted. They explain nothing but refusals: of
+    requests for the same keys, and of requests for the other keys of those that wait for them. In a mesh a request can
+    be granted much later, when its node reaches the coordinator, even if its client has given up: that word may come
+    later still.
     """
     requests = [call for call in history if isinstance(call.op, Acquire)]
     ended = {call.op.hold: call.end for call in history if isinstance(call.op, Expire)}
@@ -115,12 +116,13 @@ def without_guesses(history: list[Call], is_alone: bool) -> list[Call]:
         for call in requests
         if call.result is UNKNOWN
     ]
+    waits = [(call, call.end) for call in requests if isinstance(call.result, int)]
     dropped = {call.op.hold for call, _ in guesses}
-    for call in requests:
-        if call.result is None and any(
-            guess.op.keys & call.op.keys and guess.start <= call.end and call.start <= until for guess, until in guesses
-        ):
-            dropped.add(call.op.hold)
+    for refusal in [call for call in requests if call.result is None]:
+        meanwhile = [call for call, until in guesses + waits if call.start <= refusal.end and refusal.start <= until]
+        [in_the_way] = [part for part in apart([*meanwhile, refusal], lambda op: op.keys) if refusal in part]
+        if any(call.result is UNKNOWN for call in in_the_way):
+            dropped.add(refusal.op.hold)
     return [call for call in history if getattr(call.op, "hold", None) not in dropped]
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hocket.testing.linearizability import falling_fences
+from hocket.testing.linearizability import UNKNOWN, Acquire, Call, Expire, LockModel, apart, check, falling_fences
 from tests.histories.locker import KEYS
-from tests.histories.runs import SECONDS, Mesh, check_history, coordinated, one_home, record
+from tests.histories.runs import SECONDS, Mesh, check_history, coordinated, one_home, record, without_guesses
+
+A, B = frozenset({"file:a"}), frozenset({"file:b"})
 
 
 @pytest.mark.req("VX-01", "VX-03", "VX-04", "VX-06")
@@ -29,3 +31,21 @@ def run(mesh: Mesh, directory: Path, seconds: int) -> None:
     history = record(mesh, directory, "locker.py", "", list(KEYS), seconds)
     check_history(history)
     assert not falling_fences(history)
+
+
+@pytest.mark.parametrize(
+    ("waited_for", "since", "is_explained"), [(A | B, 2, True), (A | B, 5, False), (A, 2, False), (B, 2, False)]
+)
+def test_a_lost_request_explains_a_refusal_for_another_key_only_behind_one_that_waits_for_both(
+    waited_for: frozenset[str], since: float, is_explained: bool
+) -> None:
+    lost = [Call(Acquire("lost", "l", B), UNKNOWN, 1, 6), Call(Expire("lost", B), UNKNOWN, 1, 6)]
+    refused = Call(Acquire("refused", "r", A), None, 3, 4)
+    # By their fences, both were granted after the refusal.
+    later = Call(Acquire("later", "s", A, True), 2, 5, 5)
+    waits = Call(Acquire("waits", "w", waited_for, True), 3, since, 7)
+    kept = without_guesses([*lost, waits, refused, later], is_alone=True)
+    assert set(kept) - {refused} == {waits, later}
+    assert (refused not in kept) == is_explained
+    parts = apart(kept, lambda op: op.keys)
+    assert all(check(LockModel(), part).is_linearizable for part in parts) == is_explained

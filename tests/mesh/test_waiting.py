@@ -110,7 +110,7 @@ def test_a_time_another_job_and_limits(tmp_path: Path) -> None:
         second = submit(here, after=[ulid_text(first)])
         assert waiting(here, second).sentence == f"comes after job {ulid_text(first)}, which is pending"
         claim(here)
-        assert waiting(here, second).sentence == f"comes after job {ulid_text(first)}, which is claimed"
+        assert waiting(here, second).sentence == f"comes after job {ulid_text(first)}, which is running"
         submit(here, "acme.sole", concurrency=1)
         claim(here)
         sole = submit(here, "acme.sole", concurrency=1)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hocket.node.signals import stopped_by_signals
+from hocket.node.signals import held_interrupts, stopped_by_signals
 
 PATIENCE_S = 30.0
 
@@ -98,3 +98,35 @@ def test_outside_of_the_main_thread_nothing_changes():
     thread.start()
     thread.join()
     assert found == [signal.getsignal(signal.SIGTERM)]
+
+
+def test_ctrl_c_is_held_back_until_it_is_let_in() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        reached = []
+        with pytest.raises(KeyboardInterrupt), held_interrupts() as interrupts:
+            signal.raise_signal(signal.SIGINT)
+            reached.append("held")
+            with interrupts.let_in():
+                reached.append("let in")
+        assert reached == ["held"]
+        with pytest.raises(KeyboardInterrupt), held_interrupts() as interrupts, interrupts.let_in():
+            signal.raise_signal(signal.SIGINT)
+            reached.append("after it was let in")
+        with pytest.raises(KeyboardInterrupt), held_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            raise TimeoutError  # does not hide it
+        assert reached == ["held"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_handler_of_the_program_is_kept() -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        with held_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            assert came == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)

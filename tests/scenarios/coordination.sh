@@ -76,7 +76,7 @@ has "$(hocket nodes --live)" "draining: new disk"
 has "$(hocket status)" "draining: new disk"
 hocket resume here
 hocket work "$TASKS" --until-idle
-is "$(hocket show "$job" --json | json '["state"]')" completed
+is "$(hocket show "$job" --json | json '["state"]')" succeeded
 
 hocket log verify
 hocket log rebuild

@@ -21,7 +21,8 @@ from hocket.kernel.coordination_payloads import AcknowledgeMessage
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import number_of
 from hocket.mesh import wire
-from hocket.mesh.wire import Reply, Request, Transport
+from hocket.mesh.breakers import GuardedTransport
+from hocket.mesh.wire import Reply, Request
 from hocket.node.runtime import Runtime
 from tests.mesh.world import Place
 from tests.scenarios.machines import MORTAL, Machine, machines, until, verify
@@ -111,9 +112,9 @@ def test_no_message_goes_to_two_processes_of_one_home(tmp_path: Path) -> None:
 
 
 class Noting:
-    """A transport that notes which messages the receiver says that it has stored."""
+    """Notes which messages the receiver says that it has stored."""
 
-    def __init__(self, inner: Transport) -> None:
+    def __init__(self, inner: GuardedTransport) -> None:
         self._inner = inner
         self.stored: set[str] = set()
 
@@ -122,6 +123,9 @@ class Noting:
         if request.path == wire.DELIVER and reply.status == 200:
             self.stored.update(msgspec.json.decode(reply.body)["stored"])
         return reply
+
+    async def hasten(self, address: str) -> None:
+        await self._inner.hasten(address)
 
     def hints(self, address: str, headers: Mapping[str, str]) -> Any:
         return self._inner.hints(address, headers)
@@ -146,7 +150,7 @@ def test_all_messages_arrive_while_the_receiver_is_killed_again_and_again(tmp_pa
 
         async def run() -> None:
             place = Place(await asyncio.to_thread(Runtime.open, sender.home))
-            place.exchanges.transport = noting = Noting(place.transport)
+            place.exchanges.transport = noting = Noting(place.exchanges.transport)
             try:
                 await place.serve()
                 token = (

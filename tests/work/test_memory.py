@@ -111,7 +111,8 @@ def test_no_collection_of_a_server_grows_with_the_jobs_of_other_nodes(tmp_path: 
                     del handle
                     taken.append(sizes())
             await place.close()
-            nonces = {id(server.gate._nonces._seen), id(server.gate._nonces._by_end)}
+            used = server.gate._used_tokens._nonces
+            nonces = {id(used._seen), id(used._by_end)}
         before, after = taken[1:]
         grown = {
             key: size

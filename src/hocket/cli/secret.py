@@ -20,6 +20,18 @@ Message = Annotated[str, typer.Argument(metavar="MESSAGE", help="What the token 
 BARS_DEFAULT = 4
 
 
+@app.callback()
+def secret_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Keys and tokens of a project and a role, which change on each downbeat. They are derived from window.secret in
+    the home, so every node that has the same file has the same ones.
+
+    \b
+      hocket secret key acme/web deploy
+      hocket secret token acme/web deploy 'release 7'
+      hocket secret check acme/web deploy 'release 7' hwt1.1756865536000.…
+    """
+
+
 @app.command()
 def key(project: Project, role: Role, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Print the key of a project and a role, which is in force until the next downbeat."""

@@ -204,7 +204,7 @@ class BusSharing:
                     continue
                 with suppress(ValueError):
                     job_id = parse_ulid(message.data[:ULID_CHARS].decode("ascii"))
-                    if await look(self._access, lambda session, job_id=job_id: _is_unended(session, job_id)):  # type: ignore[misc]
+                    if await self._access.read(lambda session, job_id=job_id: _is_unended(session, job_id)):  # type: ignore[misc]
                         self._wake(message.at.node)
 
     def _wake(self, node: int) -> None:

@@ -57,7 +57,7 @@ from hocket.node.rates import rates_of
 from hocket.node.requests import Pairs, Step, accepted, drafts_of, id_of, kept, pairs_of
 from hocket.node.rows import RowTable, SyncRowTable
 from hocket.node.runtime import Runtime
-from hocket.node.signals import stopped_by_signals
+from hocket.node.signals import held_interrupts, stopped_by_signals
 from hocket.node.stream_news import StreamNews
 from hocket.node.tempo_policy import tempo_policy
 from hocket.node.window_secret import ProjectSecret, project_secret
@@ -628,15 +628,15 @@ class SyncNode:
         self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
     ) -> T:
         """Calls `look` now and after each change of the topics, until it returns a value. Raises TimeoutError."""
-        if self._delivery is not None:
-            self._delivery.start()
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def read() -> tuple[bool, T]:
             with self.runtime.read() as session:
                 return look(session)
 
-        with closing(self.runtime.bus.subscribe(topics)) as changes:
+        with held_interrupts() as interrupts, closing(self.runtime.bus.subscribe(topics)) as changes:
+            if self._delivery is not None:
+                self._delivery.start()
             while True:
                 found, value = self.call(read)
                 if found:
@@ -644,7 +644,8 @@ class SyncNode:
                 left = LOOK_AGAIN_S if deadline is None else min(LOOK_AGAIN_S, deadline - time.monotonic())
                 if left <= 0:
                     raise TimeoutError
-                changes.wait(left)
+                with interrupts.let_in():
+                    changes.wait(left)
 
 
 def _asked(runtime: Runtime, ask: RosterAsk, kind: str | None, limit: int) -> list[bytes]:

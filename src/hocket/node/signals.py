@@ -1,4 +1,4 @@
-"""Calls a function on SIGTERM and SIGINT, to stop a process."""
+"""Calls a function on SIGTERM and SIGINT, to stop a process; and holds Ctrl-C back while the store is in use."""
 
 import asyncio
 import signal
@@ -46,6 +46,51 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[ReceivedSignals]:
         for number, handler in kept.items():
             if handler is not None:
                 signal.signal(number, handler)
+
+
+class HeldInterrupts:
+    """Whether Ctrl-C was pressed, and whether it may end a wait now."""
+
+    def __init__(self) -> None:
+        self._has_come = self._is_welcome = False
+
+    def came(self, *_: object) -> None:
+        self._has_come = True
+        self.check(self._is_welcome)
+
+    def check(self, is_welcome: bool = True) -> None:
+        if is_welcome and self._has_come:
+            self._has_come = False
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def let_in(self) -> Iterator[None]:
+        """In this block, Ctrl-C raises KeyboardInterrupt at once."""
+        self._is_welcome = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._is_welcome = False
+
+
+@contextmanager
+def held_interrupts() -> Iterator[HeldInterrupts]:
+    """In this block, Ctrl-C raises KeyboardInterrupt only where it is let in, or at the end. Elsewhere it could come
+    between taking a lock of the store and noting that it is taken, and closing the store would wait for that lock
+    forever. Programs with a handler of their own keep it, and other threads get no signals.
+    """
+    held = HeldInterrupts()
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield held
+        return
+    signal.signal(signal.SIGINT, held.came)
+    try:
+        yield held
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        held.check()
 
 
 def _has_loop() -> bool:

@@ -263,6 +263,7 @@ def result(
     """Waits for a job to end and returns its result. Calls `tell` every second with what the job waits for."""
     from hocket.node.delivery import TELL_S, waiting_of
     from hocket.node.handles import ending_of
+    from hocket.node.signals import held_interrupts
 
     node, wanted, deadline = service.node, _id(job_id), None if timeout is None else time.monotonic() + timeout
     while True:
@@ -270,7 +271,8 @@ def result(
         try:
             return node.until(lambda session: ending_of(session, wanted), max(0.0, left), about(JOB, wanted))
         except TimeoutError:
-            waiting = waiting_of(service.runtime, wanted, is_connected=True)
+            with held_interrupts():
+                waiting = waiting_of(service.runtime, wanted, is_connected=True)
         if deadline is not None and time.monotonic() >= deadline:
             why = service.delivery.send() or ("it has just ended" if waiting is None else waiting.sentence)
             raise Unreachable(

@@ -113,6 +113,7 @@ class _SimRuntime(Runtime):
         self.log = log
         self._helpers = None
         self.output = cast(OutputFiles, None)
+        self.spool = None
 
     @property
     def blobs(self) -> Blobs:
