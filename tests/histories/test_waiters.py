@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hocket.coordination.locks import WAIT_STEP_MS
 from hocket.kernel.arbitration import FoldContext
 from hocket.kernel.clock import Hlc
 from hocket.kernel.coordination_payloads import AcquireLocks
@@ -27,7 +28,7 @@ from tests.histories import guarded
 from tests.histories.disturbance import Client, disturb, file_of
 from tests.histories.recording import GAVE_UP, SLACK_S, recorded
 from tests.histories.runs import Mesh, check_history, coordinated, one_home, shared_store, without_guesses
-from tests.histories.waiter import DEADLOCK, KEYS, PATIENT_MS
+from tests.histories.waiter import DEADLOCK, KEYS
 from tests.scenarios.machines import until
 
 CLIENTS = 6
@@ -55,8 +56,8 @@ def test_waiters_on_nodes_that_share_a_database(tmp_path: Path, seconds: int) ->
 def test_waiters_in_a_mesh_whose_server_is_away_at_times(tmp_path: Path, seconds: int) -> None:
     with coordinated(tmp_path, "lock:acquire:file:") as mesh:
         # An author that gives up because the server is away cannot tell it so: its request stays in the queue there
-        # until the time for which it said that it waits.
-        run(mesh, tmp_path, seconds, SLACK_S + PATIENT_MS / 1000)
+        # until the step for which it waits is over.
+        run(mesh, tmp_path, seconds, SLACK_S + max(WAIT_STEP_MS / 1000, seconds / 2))
 
 
 def run(mesh: Mesh, directory: Path, seconds: int, slack_s: float = SLACK_S) -> None:

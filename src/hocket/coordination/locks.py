@@ -196,7 +196,8 @@ class LockClient:
 
     async def acquire(self, wanted: Wanted, *, is_bound: bool) -> Granted:
         """Waits until the lock is held, for as long as the request says. A hold that `is_bound` ends with this process.
-        Raises LockHeld; and Unreachable if the arbiter cannot be asked: then no lock was taken, and none will be.
+        Raises LockHeld; and Unreachable if the arbiter cannot be asked: then no lock was taken, and none will be after
+        the step for which the request waits.
         """
         ends_at, rest_s = _now() + wanted.wait_ms / 1000, ASK_AGAIN_S
         watch = DeadlockWatch(self._processes)
