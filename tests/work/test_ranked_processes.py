@@ -26,8 +26,8 @@ def test_the_next_in_rank_takes_the_jobs_of_a_killed_worker(tmp_path: Path) -> N
         # A worker with a free slot for every job passes none on.
         async with fleet(tmp_path, NODES, concurrency=LOST_JOBS) as at:
             # Each worker knows the others: its own jobs come to each without a takeover.
-            for told in await at.finished(await at.submit(JOBS, claim_timeout=CLAIM_TIMEOUT)):
-                assert told.holder == places(told)[0]
+            for told in await at.finished(await at.submit(JOBS, claim_timeout="60s")):
+                assert told.holder == places(told)[0], told
             victim = next(iter(at.processes))
             at.kill(victim)
             made = await at.submit(LOST_JOBS, claim_timeout=CLAIM_TIMEOUT)
