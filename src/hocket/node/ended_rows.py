@@ -1,5 +1,5 @@
 """Which rows of a shared store this node has ended: tokens that it has revoked, invitations that were used or
-cancelled. The home remembers their MACs. Whoever can write to the store could put such a row back as it was, with its
+cancelled. The home remembers their MACs. A node that writes to the store could put such a row back as it was, with its
 right MAC.
 """
 

@@ -78,7 +78,7 @@ class RowMacs:
             self._ended.add(self.mac.of(table, self._stored(table, values[: MAC_COLUMNS[table]])))
 
     def _stored(self, table: str, values: Sequence[Any]) -> Sequence[Any]:
-        """The values as the store has them: whoever reads the key of an invitation could use it."""
+        """The values as the store has them: a program that reads the key of an invitation could use it."""
         return (self.mac.conceal(values[0]), *values[1:]) if table == "invitations" else values
 
     @property

@@ -324,7 +324,7 @@ class DerivationWatch:
 
 def ask(tx: Transaction, made: Derivation) -> bool:
     """Submits a pass and returns True. It does nothing if this node is not the coordinator, and if the last pass waits
-    or has failed: somebody has to mend the function, and to retry that pass.
+    or has failed: then the operator mends the function, and retries that pass.
     """
     newest = next(iter(tx.session.jobs(JobFilter(kind=made.kind), 1)), None)
     is_wanted = is_coordinator(tx) and (newest is None or newest.job.outcome is Outcome.SUCCEEDED)

@@ -159,7 +159,7 @@ class OpStatements(LockStatements):
         return self._ops(where, subject.key, subject.family, after)
 
     def every_op_about(self, subject: Subject, after: bytes = b"") -> list[OpRow]:
-        """Here whoever may change a column of an op may change all."""
+        """SQLite has no rights by column: a program that may change one column of an op may change all."""
         return self.ops_about(subject, (), after)
 
     def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
