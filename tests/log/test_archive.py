@@ -35,7 +35,9 @@ def exported(log: Log) -> bytes:
 def state(log: Log) -> object:
     log.settle()
     with log.store.read() as session:
-        return roster_digest(session), {row.id: (row.reason, row.body) for row in session.ops_after(0, 10_000)}
+        return roster_digest(session), {
+            row.id: (row.reason, log.signed(row.body)) for row in session.ops_after(0, 10_000)
+        }
 
 
 @pytest.fixture

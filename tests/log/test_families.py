@@ -199,7 +199,8 @@ class Node:
         """Takes in all that the other has; the arbiter decides on the way."""
         with other.log.store.read() as session:
             rows = session.ops_after(0, 10_000)
-        self.log.admit([(row.body, decode(row.body)) for row in rows], decide=accepting.accept)
+        sent = [other.log.signed(row.body) for row in rows]
+        self.log.admit([(raw, decode(raw)) for raw in sent], decide=accepting.accept)
 
 
 acts = st.tuples(st.integers(0, 2), st.sampled_from(("add", "set", "pull")), st.integers(0, 2), st.integers(0, 3))

@@ -42,9 +42,11 @@ def test_a_pull_gives_the_ops_in_hlc_order_with_the_headers_of_the_protocol(tmp_
         frontier = parse_frontier(reply.headers["x-likewise-next-frontier"])
         assert frontier == parse_frontier(reply.headers[wire.FRONTIER])
         assert frontier == {n: max(op.timestamp for op in ops if op.node_id == n) for n in (a.id, b.id)}
-        # The stored bytes go out as they are.
+        # Ops go out as their authors signed them.
         with a.runtime.store.read() as session:
-            assert {raw for raw, _ in read_sequence(reply.body)} == {row.body for row in session.ops_after(0, 100)}
+            assert {raw for raw, _ in read_sequence(reply.body)} == {
+                a.log.signed(row.body) for row in session.ops_after(0, 100)
+            }
 
     run(tmp_path, test)
 

@@ -81,9 +81,10 @@ class Two:
             node.install(HOCKET, [1 - node.number])
         first, second = (Up(node).log for node in self.nodes)
         first.run(lambda tx: tx.author(DesignateCoordinator(tx.node)))
-        for log, other in ((first, self.nodes[1]), (second, self.nodes[0])):
+        for log, other in ((first, second), (second, first)):
             with other.store.read() as session:
-                log.admit([(row.body, decode(row.body)) for row in session.ops_after(0, 100)])
+                sent = [other.signed(row.body) for row in session.ops_after(0, 100)]
+            log.admit([(raw, decode(raw)) for raw in sent])
 
     def start(self, number: int) -> Up:
         node = self.nodes[number]

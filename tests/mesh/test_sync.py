@@ -317,7 +317,7 @@ def test_two_nodes_with_one_key_are_noticed(tmp_path: Path):
             # A copy that does not ask first is found out by the first node that hears both.
             for number, copy in enumerate(copies):
                 copy.submit(1, f"test.{number}")
-            received = [row.body for copy in copies for row in rows_of(copy)]
+            received = [copy.log.signed(row.body) for copy in copies for row in rows_of(copy)]
             a.log.admit([(raw, decode(raw)) for raw in received])
             assert a.log.permissions().forks.keys() == {copies[0].id}
         finally:
@@ -328,7 +328,6 @@ def test_two_nodes_with_one_key_are_noticed(tmp_path: Path):
 
 
 def rows_of(place: Place) -> list[OpRow]:
-    place.log.seal()
     with place.runtime.store.read() as session:
         return session.ops_of_author(place.id.to_bytes(8, "big"), bytes(20), 1_000)
 

@@ -93,7 +93,7 @@ class World:
     def _check(self, seed: int) -> None:
         with self.nodes.founder.read() as session:
             head, rows = session.head(), session.ops_after(self._seen, 100_000)
-            if [row.seq for row in rows] != list(range(self._seen + 1, head.seq + 1)) or head.sealed != head.seq:
+            if [row.seq for row in rows] != list(range(self._seen + 1, head.seq + 1)):
                 raise Violation(f"seed {seed}: the numbers have a gap")
             self._seen = head.seq
             touched: set[bytes] = set()

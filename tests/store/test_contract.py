@@ -21,7 +21,6 @@ from hocket.kernel.subjects import JOB, LOCK, ROW, Subject
 from hocket.log import Log
 from hocket.log.audit import verify
 from hocket.store import (
-    NO_LINK,
     Artifact,
     JobEntry,
     JobFilter,
@@ -629,6 +628,9 @@ def test_any_number_of_threads_may_read(place: Place) -> None:
 SIGNED = b"the body of op 1, signed"
 
 
+LINKS = [bytes([number]) * 32 for number in range(4)]
+
+
 def new_op(number: int) -> NewOp:
     return NewOp(
         numbered(number), bytes(12) + numbered(number)[8:], 1, "job", None, 0, 1, b"the body of op %d" % number
@@ -638,16 +640,16 @@ def new_op(number: int) -> NewOp:
 @pytest.mark.req("VX-07")
 def test_ops_are_numbered_in_the_order_of_adding(place: Place) -> None:
     with place.store.write() as session:
-        assert session.add_ops([new_op(3), new_op(1)]) == 2
-        assert session.add_ops([new_op(2)]) == 3
+        assert session.add_ops([new_op(3), new_op(1)], LINKS[:2]) == 2
+        assert session.add_ops([new_op(2)], LINKS[2:3]) == 3
         session.put_head(session.head()._replace(seq=3))
     with place.store.write() as session:
-        assert session.add_ops([new_op(4)]) == 4
+        assert session.add_ops([new_op(4)], LINKS[3:]) == 4
         session.put_head(session.head()._replace(seq=4))
     with place.store.read() as session:
         rows = session.ops_after(0, 9)
     assert [(row.seq, row.body[-1:]) for row in rows] == [(1, b"3"), (2, b"1"), (3, b"2"), (4, b"4")]
-    assert {row.chain for row in rows} == {NO_LINK}
+    assert [row.chain for row in rows] == LINKS
     assert NewOp(*rows[0][1:-1]) == new_op(3)
 
 
@@ -659,7 +661,8 @@ def test_the_states_of_a_family_and_whether_a_subject_has_later_ops(place: Place
             [
                 NewOp(bytes([number]) * 16, bytes([number]) * 20, 1048, LOCK, key, reason, 1, b"")
                 for number, (key, reason) in enumerate([(b"a", 0), (b"a", 0), (b"a", 7), (b"b", 0)])
-            ]
+            ],
+            LINKS,
         )
     with place.store.read() as session:
         assert session.subject_states(LOCK, b"none") == [b"\x00\x09", b"\x01\x09"]
@@ -686,7 +689,8 @@ def test_rows_are_found_by_name_by_conflict_and_by_change(place: Place) -> None:
             [
                 NewOp(bytes([number]) * 16, bytes([number]) * 20, 1048, family, key, 0, 1, b"")
                 for number, (family, key) in enumerate([(ROW, b"a/1"), (ROW, b"b/1"), ("other", b"a/2"), (ROW, b"a/1")])
-            ]
+            ],
+            LINKS,
         )
     with place.store.read() as session:
         assert keys(session.rows(b"a/", b"", 9)) == [name.encode() for name in names[:4]]
@@ -706,25 +710,24 @@ def test_rows_are_found_by_name_by_conflict_and_by_change(place: Place) -> None:
 @pytest.mark.req("VX-07")
 def test_sealing_changes_the_bytes_and_the_link_and_nothing_else(place: Place) -> None:
     with place.store.write() as session:
-        session.put_head(session.head()._replace(seq=session.add_ops([new_op(1), new_op(2)])))
+        session.put_head(session.head()._replace(seq=session.add_ops([new_op(1), new_op(2)], LINKS[:2])))
     with place.store.write() as session:
-        assert session.seal_ops([SealedOp(1, SIGNED, b"L" * 32)]) == 1
-        assert session.seal_ops([SealedOp(2, b"another op", b"M" * 32)]) == 0
-        session.put_head(session.head()._replace(sealed=1, chain=b"L" * 32))
+        session.seal_ops([SealedOp(1, SIGNED, b"L" * 32)])
+        session.put_head(session.head()._replace(chain=b"L" * 32))
     with place.store.read() as session:
         first, second = session.ops_after(0, 9)
-        assert (session.head().seq, session.head().sealed, session.head().chain) == (2, 1, b"L" * 32)
+        assert (session.head().seq, session.head().chain) == (2, b"L" * 32)
     assert NewOp(*first[1:-1]) == new_op(1)._replace(body=SIGNED) and first.chain == b"L" * 32
-    assert NewOp(*second[1:-1]) == new_op(2) and second.chain == NO_LINK
+    assert NewOp(*second[1:-1]) == new_op(2) and second.chain == LINKS[1]
 
 
 def test_the_end_of_the_log_can_be_taken_off(place: Place) -> None:
     with place.store.write() as session:
-        session.put_head(session.head()._replace(seq=session.add_ops([new_op(1), new_op(2), new_op(3)])))
+        session.put_head(session.head()._replace(seq=session.add_ops([new_op(1), new_op(2), new_op(3)], LINKS[:3])))
     with place.store.write() as session:
         session.drop_ops(2)
         session.put_head(session.head()._replace(seq=1))
-        session.put_head(session.head()._replace(seq=session.add_ops([new_op(4)])))
+        session.put_head(session.head()._replace(seq=session.add_ops([new_op(4)], LINKS[3:])))
     with place.store.read() as session:
         assert [row.id for row in session.ops_after(0, 9)] == [new_op(1).id, new_op(4).id]
         assert [row.seq for row in session.ops_after(0, 9)] == [1, 2]

@@ -132,8 +132,8 @@ class SharedMesh:
         self.sql(f"INSERT INTO ops ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", seq + 1, *new, after)
         wall, logical, _ = op.timestamp
         self.sql(
-            "UPDATE head SET wall = ?, logical = ?, seq = ?, sealed = ?, settled = ?, chain = ?",
-            *(wall, logical, seq + 1, seq + 1, seq + 1, after),
+            "UPDATE head SET wall = ?, logical = ?, seq = ?, settled = ?, chain = ?",
+            *(wall, logical, seq + 1, seq + 1, after),
         )
 
     def close(self) -> None:

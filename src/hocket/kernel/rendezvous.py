@@ -24,7 +24,7 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.jws import SIGNATURE_CHARS, SIGNATURE_END_CHARS, from_base64url, open_detached
 from hocket.kernel.keys import SIGNATURE_BYTES
 from hocket.kernel.ops import Op
-from hocket.kernel.signing import is_marked
+from hocket.kernel.signing import is_mark
 
 SEED_BYTES = SIGNATURE_BYTES // 2
 # How long each rank waits for the claim of the one before it.
@@ -55,14 +55,14 @@ class NotSigned(ValueError):
 
 def seed_of(op: Op) -> bytes:
     """The seed of the job that this op submits. Raises NotSigned for an op that its node has yet to sign."""
-    if op.signature is None or is_marked(op.signature):
+    if op.signature is None or is_mark(op.signature):
         raise NotSigned("the op that submits the job is not signed yet")
     return open_detached(op.signature, op.node_id)[:SEED_BYTES]
 
 
 def seed_in(op: bytes) -> bytes:
     """The same for an op that this node has stored, without reading the rest of it: an op ends with its signature."""
-    if is_marked(op) or op[-SIGNATURE_END_CHARS:-SIGNATURE_CHARS] != b"..":
+    if op[-SIGNATURE_END_CHARS:-SIGNATURE_CHARS] != b"..":
         raise NotSigned("the op that submits the job is not signed yet")
     return from_base64url(op[-SIGNATURE_CHARS:])[:SEED_BYTES]
 

@@ -1,23 +1,31 @@
-"""Signing a node's own ops after they are committed. Until then a mark stands in the place of the signature. The mark
-has the size of a signature, so that signing replaces bytes and moves none. It is made with a secret of the node, so
-that a program which can write to the store, but has no key, cannot make the node sign for it. No other node takes a
-marked op for a signed one.
+"""Marking and signing a node's own ops. On the node's log a short mark stands in the place of the signature. It is made
+with a secret of the node, so that a program which can write to the store, but has no key, cannot make the node sign for
+it. No other node takes a marked op for a signed one.
 
-Ed25519 gives the same op the same signature every time. So any process of the node may sign an op that is marked,
-several may do so at once, and an op can be signed for a peer before its signature is stored.
+An op gets its signature when it leaves the node. Ed25519 gives the same op the same signature every time, so any
+process of the node may sign it, and every receiver gets the same bytes.
 """
 
+from functools import lru_cache
 from hashlib import blake2b
 
-from hocket.kernel.jws import SIGNATURE_CHARS, base64url, detached
-from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import with_signature
+from hocket.kernel.jws import detached
+from hocket.kernel.keys import SigningKey, verify
+from hocket.kernel.ops import MAX_OP_BYTES, MAX_SIGNATURE_BYTES, decode, with_signature
+from hocket.kernel.postcard import Malformed
 
+MARK_BYTES = 16
 _SECRET_CONTEXT = b"hocket mark\0"
-# The second half of a mark. No signature ends so.
-_UNSIGNED = bytes(32)
-# How the text of such a mark ends.
-_UNSIGNED_TEXT = b"A" * 42
+# What stands before a mark: a signature field of 17 bytes that begins with a zero, as no text does.
+_FIELD = b"\x01\x11\x00"
+_FIELD_BYTES = len(_FIELD) + MARK_BYTES
+# Signed ops up to this size are kept for the next receiver, so many of them.
+_KEPT_BYTES = 2048
+_KEPT_OPS = 2048
+_END_CONTEXT = b"hocket log end\0"
+# Marks were longer before version 12 of the store. The second half of such a mark was empty, and its text ended so.
+_LONG_END = b"A" * 42
+_LONG_EMPTY = bytes(32)
 
 
 class ForgedMark(Exception):
@@ -25,8 +33,27 @@ class ForgedMark(Exception):
 
 
 def is_marked(op: bytes) -> bool:
-    """Whether an op on the log of its author is not signed yet."""
-    return op.endswith(_UNSIGNED_TEXT)
+    """Whether an op on the log of its author bears a mark and no signature."""
+    return op[-_FIELD_BYTES:-MARK_BYTES] == _FIELD
+
+
+def is_mark(signature: bytes) -> bool:
+    """Whether this content of a signature field is a mark."""
+    return signature.startswith(_FIELD[-1:])
+
+
+def has_long_mark(op: bytes) -> bool:
+    """Whether a program before version 12 of the store has marked an op and left it so."""
+    return op.endswith(_LONG_END)
+
+
+def end_message(node: int, seq: int, chain: bytes) -> bytes:
+    """What a node signs of the end of its log: the number of the last op, and its link."""
+    return _END_CONTEXT + node.to_bytes(8, "big") + seq.to_bytes(8, "big") + chain
+
+
+def is_end_of(public: bytes, node: int, seq: int, chain: bytes, signature: bytes) -> bool:
+    return verify(public, signature, end_message(node, seq, chain))
 
 
 class OpSigner:
@@ -34,40 +61,66 @@ class OpSigner:
     could sign later what this node has left.
     """
 
-    __slots__ = ("_at_once", "_field_bytes", "_secret", "_sign", "node", "seed")
+    __slots__ = ("_at_once", "_kept", "_secret", "_sign", "node")
 
     def __init__(self, key: SigningKey, node: int, *, at_once: bool = False) -> None:
         self.node = node
         self._at_once = at_once
-        self.seed = key.seed
         self._sign = key.sign
         self._secret = blake2b(_SECRET_CONTEXT, key=key.seed, digest_size=32).digest()
-        self._field_bytes = len(self.marked(b""))
+        self._kept = lru_cache(maxsize=_KEPT_OPS)(self._signed)
 
     def for_log(self, body: bytes, *, at_once: bool = False) -> bytes:
         """The op for this node's log, from its unsigned bytes: marked, or signed if that is needed at once."""
-        marked = self.marked(body)
-        return self.signed_unchecked(marked) if at_once or self._at_once else marked
+        return self._signed(body) if at_once or self._at_once else self.marked(body)
 
     def marked(self, body: bytes) -> bytes:
         """The op with a mark, from its unsigned bytes."""
-        mark = blake2b(body, key=self._secret, digest_size=32).digest()
-        return with_signature(body, detached(mark + _UNSIGNED, self.node))
+        if len(body) > MAX_OP_BYTES - 2 * MAX_SIGNATURE_BYTES:
+            self._signed(body)  # raises Malformed for an op that could never leave the node
+        return body + _FIELD + self._mark(body)
+
+    def is_own(self, op: bytes) -> bool:
+        """Whether this node has marked an op that bears a mark."""
+        return self._mark(op[:-_FIELD_BYTES]) == op[-MARK_BYTES:]
 
     def signed(self, op: bytes) -> bytes:
         """The op with its signature. An op without a mark is given back as it is. Raises ForgedMark."""
-        if is_marked(op) and self.marked(op[: -self._field_bytes]) != op:
+        if not is_marked(op):
+            return op
+        if not self.is_own(op):
+            return self._foreign(op)
+        body = op[:-_FIELD_BYTES]
+        return self._kept(body) if len(body) <= _KEPT_BYTES else self._signed(body)
+
+    def _foreign(self, op: bytes) -> bytes:
+        """An op that was sanitised for this node has no signature, and may end with any bytes."""
+        try:
+            if decode(op).node_id != self.node:
+                return op
+        except Malformed:
+            pass
+        raise ForgedMark
+
+    def without_long_mark(self, op: bytes) -> bytes:
+        """The signed op from one with a long mark. Raises ForgedMark."""
+        size = len(with_signature(b"", detached(bytes(64), self.node)))
+        body = op[:-size]
+        long_mark = blake2b(body, key=self._secret, digest_size=32).digest() + _LONG_EMPTY
+        if with_signature(body, detached(long_mark, self.node)) != op:
             raise ForgedMark
-        return self.signed_unchecked(op)
+        return self._signed(body)
 
-    def signed_unchecked(self, op: bytes) -> bytes:
-        """The same for an op that this process has marked itself."""
-        return self.completed(op, self._sign(self.message(op))) if is_marked(op) else op
+    def end_mark(self, seq: int, chain: bytes) -> bytes:
+        """Shows the node's own processes that one of them wrote this end of the log."""
+        return self._mark(end_message(self.node, seq, chain))
 
-    def message(self, op: bytes) -> bytes:
-        """What is to be signed of a marked op."""
-        return op[: -self._field_bytes] + b"\x00"
+    def end_signature(self, seq: int, chain: bytes) -> bytes:
+        """Shows everyone that the node had this log."""
+        return self._sign(end_message(self.node, seq, chain))
 
-    def completed(self, op: bytes, signature: bytes) -> bytes:
-        """A marked op with this signature, whose text is as long as that of the mark."""
-        return op[:-SIGNATURE_CHARS] + base64url(signature)
+    def _mark(self, body: bytes) -> bytes:
+        return blake2b(body, key=self._secret, digest_size=MARK_BYTES).digest()
+
+    def _signed(self, body: bytes) -> bytes:
+        return with_signature(body, detached(self._sign(body + b"\x00"), self.node))

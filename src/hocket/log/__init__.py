@@ -40,7 +40,7 @@ from hocket.log.outbox import OutboxBound
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.projectors import defaults_of
 from hocket.log.row_audit import audit_rows
-from hocket.log.sealing import BackgroundSealer, Sealer, SharedSealer, signed
+from hocket.log.sealing import LogEnd, OwnSealer, Sealer, SharedSealer, signed
 from hocket.log.short_transaction import LockTransaction, ShortTransaction
 from hocket.log.state_check import CheckedStates
 from hocket.log.store_check import StoreCheck
@@ -66,7 +66,7 @@ SCHEDULE_JOB = number_of(ScheduleJob)
 class Log:
     """`wall` gives the time and `randomness` that many random bytes; both are arguments, so that a simulation can
     choose them. `physical` is the machine's own clock in milliseconds; `wall` may run ahead of it once another node has
-    sent a later time. With `helpers`, ops are verified in parallel and this node's ops are signed in the background;
+    sent a later time. With `helpers`, ops are verified in parallel and the end of the log is signed in the background;
     without helpers the caller's thread does everything. After each commit the log publishes the changes on `bus`. In a
     store that nodes share, rows that `ended` count no more, `revocations` keeps those that were seen, and `checked`
     states that were compared with their ops. `stopwatch` counts the seconds that ops from elsewhere are charged for.
@@ -96,7 +96,7 @@ class Log:
         self._author = self.node.to_bytes(8, "big")
         self.user = user
         self.is_shared = is_shared = store.server_clock is not None
-        self._signer = OpSigner(key, self.node, at_once=is_shared)
+        self.signer = OpSigner(key, self.node, at_once=is_shared)
         self._wall = wall
         self.physical = physical or (lambda: wall(0))
         self._randomness = randomness
@@ -111,9 +111,9 @@ class Log:
         if is_shared:
             self.store_check = self._new_check(key, checked)
             store.check_rows(self.store_check)
-            self._sealer = SharedSealer(store, self.store_check.wrote)
+            self._sealer = SharedSealer(self.store_check.wrote)
         else:
-            self._sealer = BackgroundSealer(store, self._signer, helpers)
+            self._sealer = OwnSealer(store, self.signer, helpers)
         self._outbox = OutboxBound()
         self.beat: BeatOf | None = None
         """Given on a node with a tempo: what its ops carry of their beat."""
@@ -166,16 +166,14 @@ class Log:
         return self._run(self._short_transaction, request)
 
     def _run(self, begin: Callable[[Session], X], request: Callable[[X], T], author: bytes | None = None) -> T:
-        with self._sealer.carrier(), self.store.write(author) as session:
+        with self.store.write(author) as session:
             transaction = begin(session)
             result = request(transaction)
-            first, ops = transaction.close(self._sealer.append)
+            transaction.close(self._sealer.append)
             if changes := transaction.changes if self._bus.is_heard() else NOTHING:
                 self._bus.announce(session, changes)
         if isinstance(transaction, Transaction):
             transaction.forget()
-        if ops:
-            self._sealer.added(first, ops)
         if changes:
             self._bus.publish(changes)
         return result
@@ -202,7 +200,7 @@ class Log:
         """A transaction in a session of the caller's, who closes it."""
         return Transaction(
             session,
-            self._signer,
+            self.signer,
             self.permissions_reader,
             self._wall,
             self.physical(),
@@ -221,7 +219,7 @@ class Log:
         permissions = self.permissions_reader.read(session, head.permissions_state)
         if self.rules.bounds is None or permissions.arbiter(Hlc(now, U32_MAX, self.node)) != self.node:
             return self.begin(session)
-        return ShortTransaction(session, head, self._signer, permissions, now, self.physical(), self.beat)
+        return ShortTransaction(session, head, self.signer, permissions, now, self.physical(), self.beat)
 
     def append_plain(self, kind: str, payload: bytes) -> bytes | None:
         """Schedules one new job without a policy and returns its id, which is that of the op. This is the short way for
@@ -252,9 +250,9 @@ class Log:
             link_back = link_to(head.last) if is_bound else None
             new_id = None if is_bound else self._free_id(session, stamp.wall)
             job_id, body = plain_schedule(new_id, stamp, link_back, kind, payload)
-            body = self._signer.for_log(body)
+            body = self.signer.for_log(body)
             new = NewOp(job_id, pack(stamp), SCHEDULE_JOB, JOB, job_id, 0, 0, body)
-            seq, sealed, chain = self._sealer.append(session, head, (new,))
+            seq, chain, seal = self._sealer.append(session, head, (new,))
             settled = head.settled if head.unsettled else head.seq
             session.put_head(
                 Head(
@@ -267,14 +265,13 @@ class Log:
                     None,
                     head.permissions_state,
                     job_id,
-                    sealed,
+                    seal,
                 )
             )
             changes = NOTHING
             if self._bus.is_heard():
                 changes = Changes(frozenset((kind,)), frozenset(((JOB, job_id), (LOG, b""))))
                 self._bus.announce(session, changes)
-        self._sealer.added(seq, (body,))
         if changes:
             self._bus.publish(changes)
         return job_id
@@ -310,12 +307,20 @@ class Log:
         return op_id
 
     def signed(self, op: bytes) -> bytes:
-        """An op of the log as it may leave the node: signed here if it is too new to be sealed."""
-        return signed(self._signer, op)
+        """An op of the log as it may leave the node: with its signature."""
+        return signed(self.signer, op)
 
     def seal(self) -> None:
-        """Signs every op that is on the log now, and links it to the chain."""
+        """Signs the end of the log, if only this node writes it."""
         self._sealer.seal()
+
+    def append_received(self, session: Session, head: Head, ops: Sequence[NewOp]) -> LogEnd:
+        """Adds ops to the log that are folded already. The caller puts its new end into the head."""
+        return self._sealer.append(session, head, ops)
+
+    def end_at(self, seq: int, chain: bytes) -> LogEnd:
+        """The end of a log from which the ops after that one were taken."""
+        return self._sealer.moved(LogEnd(seq, chain))
 
     def close(self) -> None:
         self._sealer.close()

@@ -1,7 +1,7 @@
 """Proves the log from its own bytes: every op is the one that its author signed, its id follows from its content where
-the rules bind ids, every link of the chain fits, no op is missing, and the tail is not cut. It also checks new ops that
-are not sealed yet, except for their links. It trusts no projection: the authors' keys come from the delegations on the
-log itself.
+the rules bind ids, every link of the chain fits, no op is missing, and the tail is not cut. Ops of the node that
+has this log need no signature: the node's signature on the end of the chain covers them. It trusts no projection: the
+authors' keys come from the delegations on the log itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ from hocket.kernel.clock import pack
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode, is_bound, verify_op
 from hocket.kernel.postcard import Malformed
+from hocket.kernel.signing import OpSigner, is_end_of, is_mark, is_marked
 from hocket.kernel.subjects import subject_of
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
@@ -22,7 +23,7 @@ from hocket.kernel.vocabulary import DelegateUcan, Sanitised, discriminant, numb
 from hocket.log.naming import ID_BYTES, long_key
 from hocket.log.parallel import in_parallel
 from hocket.log.sealing import link
-from hocket.store import NO_LINK, Head, OpRow, Session, Store
+from hocket.store import NO_SEAL, Head, OpRow, Session, Store
 
 BATCH = 1_000
 FINDINGS_MAX = 100
@@ -48,25 +49,25 @@ def verify(
     store: Store,
     *,
     user: str,
-    signed: Callable[[bytes], bytes] = lambda op: op,
+    marks: OpSigner | None = None,
     is_bound: bool = False,
     expected: tuple[int, bytes] | None = None,
     helpers: Executor | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Audit:
-    """Reads the whole log. `signed` signs an op of this node that has no signature yet. `is_bound` says that ids follow
-    from content. `expected` is a head that was kept elsewhere: the log must still contain it.
+    """Reads the whole log. `marks` are those of the node that has this log, if its key is at hand. `is_bound` says that
+    ids follow from content. `expected` is a head that was kept elsewhere: the log must still contain it.
     """
     with store.read() as session:
         head = session.head()
-        auditor = Auditor(user, signed, is_bound, expected, helpers)
+        auditor = Auditor(user, marks, is_bound, expected, helpers)
         auditor.findings += [AuditFinding(None, None, f"the database is damaged: {what}") for what in _damage(session)]
         try:
             auditor.walk(session, head, progress)
         except StoreError as error:
             auditor.report(None, f"reading stopped after op {auditor.seq}: {error}")
         auditor.check_tail(head)
-    return Audit(auditor.count, (head.sealed, head.chain), auditor.findings)
+    return Audit(auditor.count, (head.seq, head.chain), auditor.findings)
 
 
 def _damage(session: Session) -> list[str]:
@@ -82,19 +83,25 @@ class Auditor:
     def __init__(
         self,
         user: str,
-        signed: Callable[[bytes], bytes],
+        marks: OpSigner | None,
         is_bound: bool,
         expected: tuple[int, bytes] | None = None,
         helpers: Executor | None = None,
     ) -> None:
         self._user = user
-        self._signed = signed
+        self._marks = marks
         self._is_bound = is_bound
         self._expected = expected
         self._helpers = helpers
         self._keys: dict[int, bytes] = {}
         self._chain = bytes(32)
         self._met_expected = expected is None or expected[0] == 0
+        # The authors of marked ops, and the last of these ops.
+        self._markers: set[int] = set()
+        self._last_marked = 0
+        # The op up to which the chain is signed, and its link.
+        self._signed_seq = 0
+        self._signed_chain = b""
         self.seq = 0
         self.count = 0
         self.findings: list[AuditFinding] = []
@@ -106,28 +113,21 @@ class Auditor:
 
     def walk(self, session: Session, head: Head, progress: Callable[[int, int], None]) -> None:
         self.meet(session)
+        self._signed_seq = head.seal.signed
         while rows := session.stored_ops(self.seq, BATCH):
-            self.take([row if row.seq <= head.sealed else self._complete(row) for row in rows], head)
+            self.take(rows)
             progress(self.count, head.seq)
 
     def resume(self, seq: int, chain: bytes) -> None:
         """Goes on after an op that was found good before, with its link."""
         self.seq, self._chain = seq, chain
 
-    def take(self, rows: Sequence[OpRow], head: Head) -> None:
+    def take(self, rows: Sequence[OpRow]) -> None:
         """Checks the next ops of the log."""
         ops = [self._decoded(row) for row in rows]
         signed = self._signatures(rows, ops)
         for row, op, is_signed in zip(rows, ops, signed, strict=True):
-            self._check(row, op, is_signed, row.seq <= head.sealed)
-
-    def _complete(self, row: OpRow) -> OpRow:
-        """An unsealed op as it will be when sealed, except for its link."""
-        try:
-            return row._replace(body=self._signed(row.body))
-        except StoreError as error:
-            self.report(row, str(error))
-            return row
+            self._check(row, op, is_signed)
 
     def check_tail(self, head: Head) -> None:
         if self.seq < head.seq:
@@ -137,11 +137,26 @@ class Auditor:
         elif self.seq > head.seq:
             self.report(None, f"ops follow the head: it counts {head.seq} ops, the last one here is number {self.seq}")
         elif self._chain != head.chain:
-            self.report(None, f"the head's chain value does not fit the last op, number {head.sealed}")
+            self.report(None, f"the head's chain value does not fit the last op, number {head.seq}")
+        if self.seq >= head.seq:
+            self._check_end(head)
         if not self._met_expected and self._expected is not None:
             self.report(None, f"the expected head {self._expected[0]}:{self._expected[1].hex()} is not on this log")
 
-    def _check(self, row: OpRow, op: Op | None, signed: bool, is_sealed: bool) -> None:
+    def _check_end(self, head: Head) -> None:
+        """The node that has the log signs the end of the chain, and it alone marks ops."""
+        seal, nodes = head.seal, self._markers or self._keys.keys()
+        if self._marks is not None and seal != NO_SEAL and seal.mark != self._marks.end_mark(head.seq, head.chain):
+            self.report(None, f"the end of the log, op {head.seq}, was not written with this node's key")
+        if not seal.signature and not self._markers:
+            return
+        end = self._signed_seq, self._signed_chain
+        if not any(is_end_of(self._keys[node], node, *end, seal.signature) for node in nodes & self._keys.keys()):
+            self.report(None, f"the signature on the end of the chain does not fit op {seal.signed}")
+        elif self._marks is None and self._last_marked > seal.signed:
+            self.report(None, f"the ops after number {seal.signed} can be checked only with the key of their node")
+
+    def _check(self, row: OpRow, op: Op | None, signed: bool) -> None:
         if row.seq != self.seq + 1:
             missing = f"op {self.seq + 1} is" if row.seq == self.seq + 2 else f"ops {self.seq + 1} to {row.seq - 1} are"
             self.report(row, f"{missing} missing before this op")
@@ -153,18 +168,16 @@ class Auditor:
         elif not _columns_fit(row, op):
             self.report(row, "its index columns differ from its bytes")
         elif not signed:
-            self.report(row, "its signature does not fit its bytes and its author")
+            self.report(row, f"its {_proof_of(row)} does not fit its bytes and its author")
         elif self._is_bound and not isinstance(op.payload, Sanitised) and not is_bound(row.body, op):
             self.report(row, "its id, or that of what it makes, does not follow from its content")
-        if not is_sealed:
-            if row.chain != NO_LINK:
-                self.report(row, "it has a link, but the chain ends before it")
-            return
         computed = link(self._chain, row.body)
         if computed != row.chain:
             self.report(row, "its link does not fit the chain")
         # The chain continues from the value that can still be trusted, so that one damaged op is not reported as many.
         self._chain = computed if body_good else row.chain
+        if row.seq == self._signed_seq:
+            self._signed_chain = self._chain
         if self._expected == (row.seq, self._chain):
             self._met_expected = True
 
@@ -193,16 +206,25 @@ class Auditor:
         keys = self._keys
 
         def check(pairs: Sequence[tuple[OpRow, Op | None]]) -> list[bool]:
-            return [op is not None and op.node_id in keys and _is_good(row, op, keys[op.node_id]) for row, op in pairs]
+            return [op is not None and op.node_id in keys and self._is_good(row, op) for row, op in pairs]
 
+        for row, op in zip(rows, ops, strict=True):
+            if op is not None and op.signature is not None and is_mark(op.signature):
+                self._markers.add(op.node_id)
+                self._last_marked = row.seq
         return in_parallel(self._helpers, check, list(zip(rows, ops, strict=True)))
 
+    def _is_good(self, row: OpRow, op: Op) -> bool:
+        """An op that was sanitised for this node has lost its signature; every other op must have one, or a mark."""
+        if isinstance(op.payload, Sanitised):
+            return op.signature is None
+        if op.signature is not None and is_mark(op.signature):
+            return self._marks is None or self._marks.is_own(row.body)
+        return verify_op(row.body, op, self._keys[op.node_id])
 
-def _is_good(row: OpRow, op: Op, public: bytes) -> bool:
-    """An op that was sanitised for this node has lost its signature; every other op must have one."""
-    if isinstance(op.payload, Sanitised):
-        return op.signature is None
-    return verify_op(row.body, op, public)
+
+def _proof_of(row: OpRow) -> str:
+    return "mark" if is_marked(row.body) else "signature"
 
 
 def _columns_fit(row: OpRow, op: Op) -> bool:

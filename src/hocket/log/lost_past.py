@@ -65,7 +65,6 @@ def rewind(log: Log, branch: bytes) -> None:
     """
     if log.is_shared:
         return
-    log.seal()
     with log.store.write() as session:
         session.lock_author(log.node.to_bytes(8, "big"))
         session.lock_permissions(exclusive=True)
@@ -76,13 +75,14 @@ def rewind(log: Log, branch: bytes) -> None:
         aside += [row.body for row in session.ops_after(first.seq - 1, head.seq)]
         session.set_own_meta(SET_ASIDE, encode_sequence(aside))
         session.drop_ops(first.seq)
-        end, sealed = first.seq - 1, min(head.sealed, first.seq - 1)
-        last, before = _last_own(session, log.node, end), session.op_seq(sealed)
+        end = first.seq - 1
+        last, before = _last_own(session, log.node, end), session.op_seq(end)
+        _, chain, seal = log.end_at(end, bytes(32) if before is None else before.chain)
         session.put_head(
             head._replace(
                 seq=end,
-                chain=bytes(32) if before is None else before.chain,
-                sealed=sealed,
+                chain=chain,
+                seal=seal,
                 settled=min(head.settled, end),
                 unsettled=0,
                 rebuilding=START,

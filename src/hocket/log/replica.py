@@ -174,7 +174,7 @@ class ReplicatedStore:
         return not 0 <= self._clock_ms() - self.state.followed_ms < FOLLOW_MS
 
     def _follow(self) -> bool:
-        """Copies what was sealed. Whether everything that is on the server's log was sealed."""
+        """Copies what is on the server's log by now. Whether nothing has come since."""
         primary = self.primary
         if self._copying is None:
             self._begin(primary)
@@ -182,11 +182,11 @@ class ReplicatedStore:
         while True:
             now = self._clock_ms()
             done = self._copying.step()
-            if done.ops >= done.sealed:
+            if done.ops >= done.of:
                 break
         with primary.read() as source, self._copy.write() as session:
             # Another process may have copied more since.
-            if session.head().seq <= source.head().sealed:
+            if session.head().seq <= source.head().seq:
                 marks = {REPLICA: origin(source), FOLLOWED: str(now).encode()}
                 copy_unlogged(source, session, self._log_of(self._copy).node, marks)
             return session.head().seq >= source.head().seq

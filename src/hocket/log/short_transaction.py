@@ -115,20 +115,17 @@ class ShortTransaction:
             return NOTHING
         return gathered((), {LOCK: self._projector.touched, LOCK_WAIT: self._projector.no_longer_waiting, LOG: (b"",)})
 
-    def close(self, append: Append) -> tuple[int, list[bytes]]:
+    def close(self, append: Append) -> None:
         """As `Transaction.close`."""
         head, ops = self._head, self._ops
         if not ops:
-            return head.seq + 1, []
-        last, sealed, chain = append(self.session, head, ops)
+            return
+        last, chain, seal = append(self.session, head, ops)
         self._projector.flush()
         wall, logical, _ = self._clock
         settled = head.settled if head.unsettled else last
         state = head.permissions_state
-        self.session.put_head(
-            Head(wall, logical, last, chain, settled, head.unsettled, None, state, self._last, sealed)
-        )
-        return last - len(ops) + 1, [op.body for op in ops]
+        self.session.put_head(Head(wall, logical, last, chain, settled, head.unsettled, None, state, self._last, seal))
 
 
 # What a request about locks runs in.

@@ -1,6 +1,7 @@
-"""Copies a log from one store into another, op by op: each with its number, its signature and its link. It verifies the
-ops on the way, reads back what it has written, and folds them as ops from elsewhere are folded. Every step is one
-transaction, so a copy that was killed goes on where it ended.
+"""Copies a log from one store into another, op by op: each with its number and its signature. It verifies the ops on
+the way, reads back what it has written, and folds them as ops from elsewhere are folded. Every step is one transaction,
+so a copy that was killed goes on where it ended. Ops that bear only this node's mark are signed in the copy, so the
+links there can be others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,7 @@ from hocket.kernel.vocabulary import DelegateUcan, number_of
 from hocket.log import Log
 from hocket.log.audit import Auditor
 from hocket.log.naming import keyed
-from hocket.log.sealing import LogEnd
-from hocket.store import Head, NewOp, OpRow, Session, Store
+from hocket.store import OpRow, Session, Store
 from hocket.store.unlogged import KEPT, OF_NODE
 
 # So many ops are copied in one transaction.
@@ -21,10 +21,10 @@ _DELEGATION = number_of(DelegateUcan)
 
 
 class CopyProgress(NamedTuple):
-    """`ops` of the source's `sealed` are in the copy."""
+    """`ops` of the source's `of` are in the copy."""
 
     ops: int
-    sealed: int
+    of: int
 
 
 def origin(session: Session) -> bytes:
@@ -38,11 +38,11 @@ class StoreCopy:
 
     def __init__(self, source: Store, log: Log, shown: str) -> None:
         self._source, self._log, self._shown = source, log, shown
-        self._auditor = Auditor(log.user, lambda op: op, log.rules.bounds is not None)
+        self._auditor = Auditor(log.user, log.signer, log.rules.bounds is not None)
         self._has_met = False
 
     def step(self) -> CopyProgress:
-        """Copies the next sealed ops, if there are any."""
+        """Copies the next ops, if there are any."""
         with self._source.read() as session:
             return self.step_in(session)
 
@@ -51,26 +51,32 @@ class StoreCopy:
         head = session.head()
         with self._log.store.read() as there:
             done = there.head()
-        self._check_same(session, head, done)
-        rows = session.stored_ops(done.seq, min(STEP, head.sealed - done.seq)) if head.sealed > done.seq else []
+            copied = there.op_seq(done.seq)
+        chain = self._meeting_point(session, copied)
+        rows = session.stored_ops(done.seq, STEP) if head.seq > done.seq else []
         if rows:
-            self._verify(session, rows, head, done)
+            self._verify(session, rows, done.seq, chain)
             copy_in(self._log, rows)
-        return CopyProgress(rows[-1].seq if rows else done.seq, head.sealed)
+        return CopyProgress(rows[-1].seq if rows else done.seq, head.seq)
 
-    def _check_same(self, session: Session, head: Head, done: Head) -> None:
-        """Raises Conflict if the copy is one of another log, or of another history of this one."""
-        last = session.op_seq(done.seq) if done.seq else None
-        if done.seq and (done.seq > head.sealed or last is None or last.chain != done.chain):
+    def _meeting_point(self, session: Session, copied: OpRow | None) -> bytes:
+        """The link, in the source, of the last op that is in the copy. Raises Conflict if the copy is one of another
+        log, or of another history of this one.
+        """
+        if copied is None:
+            return bytes(32)
+        last = session.op_seq(copied.seq)
+        if last is None or last.id != copied.id:
             raise Conflict(f"{self._shown} is a copy of another log; choose another place for the copy, or remove it")
+        return last.chain
 
-    def _verify(self, session: Session, rows: Sequence[OpRow], head: Head, done: Head) -> None:
+    def _verify(self, session: Session, rows: Sequence[OpRow], after: int, chain: bytes) -> None:
         auditor = self._auditor
         if not self._has_met or any(row.variant == _DELEGATION for row in rows):
             auditor.meet(session)
             self._has_met = True
-        auditor.resume(done.seq, done.chain)
-        auditor.take(rows, head)
+        auditor.resume(after, chain)
+        auditor.take(rows)
         if auditor.findings:
             found = auditor.findings[0]
             raise StoreError(
@@ -79,13 +85,9 @@ class StoreCopy:
 
 
 def copy_in(log: Log, rows: Sequence[OpRow]) -> None:
-    """Takes sealed ops over from another store of the same log, in their order there."""
+    """Takes ops over from another store of the same log, in their order there."""
+    rows = [row._replace(body=log.signed(row.body)) for row in rows]
     ops = [keyed(row) for row in rows]
-
-    def append(session: Session, head: Head, new: Sequence[NewOp]) -> LogEnd:
-        seq = session.add_ops(new, [row.chain for row in rows])
-        return LogEnd(seq, seq, rows[-1].chain)
-
     with log.store.write() as session:
         if session.head().seq + 1 != rows[0].seq:
             return  # another process was faster
@@ -97,7 +99,7 @@ def copy_in(log: Log, rows: Sequence[OpRow]) -> None:
             tx.hear(op.timestamp)
             tx.admit(op, row.body)
         tx.projection.settle()
-        tx.close(append)
+        tx.close(log.append_received)
         written = session.stored_ops(rows[0].seq - 1, len(rows))
         if [_copied(row) for row in written] != [_copied(row) for row in rows]:
             raise StoreError(
@@ -105,8 +107,8 @@ def copy_in(log: Log, rows: Sequence[OpRow]) -> None:
             )
 
 
-def _copied(row: OpRow) -> tuple[int, bytes, bytes, bytes, bytes]:
-    return row.seq, row.id, row.hlc, row.body, row.chain
+def _copied(row: OpRow) -> tuple[int, bytes, bytes, bytes]:
+    return row.seq, row.id, row.hlc, row.body
 
 
 def copy_unlogged(source: Session, target: Session, node: int, marks: Mapping[str, bytes]) -> None:

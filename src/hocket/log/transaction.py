@@ -1,6 +1,6 @@
 """One write transaction of the log: the only place where the clock ticks and a claim is decided. Requests run inside it
 one after the other. Their ops are stamped, folded and counted at once and stored together at the end, so that many
-requests cost one commit. They are signed after that.
+requests cost one commit. They are signed when they leave the node.
 """
 
 from collections import defaultdict
@@ -187,7 +187,7 @@ class Transaction:
         """Writes an op of this node. An op that would not count is not written: the reason is returned instead. If
         another node is the arbiter and must decide on it, the op is written as an offer: see `is_offer`. A job, an
         artifact or a message whose id is `NO_ID` gets that of the op. An op that is `about` another node pins that
-        node's last known op. It is signed after the commit, or `at_once` if others need its signature. An offer that
+        node's last known op. It is marked, or signed `at_once` if others need its signature. An offer that
         `is_awaited` has a deadline: its author waits for the decision now, and does not want a later one. In a strict
         mesh Hocket's own payloads are never written.
         """
@@ -307,7 +307,7 @@ class Transaction:
         return row.body if row is not None else next((each.body for each in self._drafts if each.op.id == op_id), b"")
 
     def signed(self, op: bytes) -> bytes:
-        """An op of this node as it may leave it: signed here if it is too new to be sealed."""
+        """An op of this node as it may leave it: with its signature."""
         return signed(self._signer, op)
 
     def admits(self, kind: str) -> bool:
@@ -417,10 +417,8 @@ class Transaction:
     def refuse(self, op_id: bytes, author: int, reason: Reason) -> None:
         self._refusals.append(Refusal(op_id[:ID_BYTES], author.to_bytes(8, "big"), int(reason), self.now))
 
-    def close(self, append: Append) -> tuple[int, list[bytes]]:
-        """Stores what was written; the caller's commit makes it durable. Gives the number of the first op and the bytes
-        of all.
-        """
+    def close(self, append: Append) -> None:
+        """Stores what was written; the caller's commit makes it durable."""
         ops = []
         projection = self._used_projection
         for op, body, _ in self._drafts:
@@ -434,7 +432,7 @@ class Transaction:
         folded = self._head.unsettled - self.unsettled
         is_longer = bool(ops or folded) or self._clock[:2] != self._head[:2]
         now = self.session.lock_end() if is_longer else self._head
-        last, sealed, chain = append(self.session, now, ops)
+        last, chain, seal = append(self.session, now, ops)
         if ops:
             self._count()
         if self._refusals:
@@ -443,10 +441,9 @@ class Transaction:
         settled = last if unsettled == 0 else now.settled if self.session.is_beside else self._settled
         permissions_state = now.permissions_state if projection is None else projection.permissions_state
         wall, logical = max((now.wall, now.logical), self._clock[:2])
-        head = Head(wall, logical, last, chain, settled, unsettled, None, permissions_state, self._last, sealed)
+        head = Head(wall, logical, last, chain, settled, unsettled, None, permissions_state, self._last, seal)
         if head != now:
             self.session.put_head(head)
-        return last - len(ops) + 1, [op.body for op in ops]
 
     def forget(self) -> None:
         """Call this at the end. The parts of a transaction refer to each other, so only the garbage collector would

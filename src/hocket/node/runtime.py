@@ -421,12 +421,12 @@ class Runtime:
 
     def verify(self, expected: tuple[int, bytes] | None = None, progress: Progress = _no_progress) -> Audit:
         """Checks every signature, and the chain including its head; and if nodes share the store, the derived rows."""
-        with suppress(StoreError):  # the check below finds ops that cannot be sealed
+        with suppress(StoreError):  # the check below finds what is wrong with the end
             self.log.seal()
         audit = verify(
             self.store,
             user=self.log.user,
-            signed=self.log.signed,
+            marks=self.log.signer,
             is_bound=self.log.permissions_reader.rules.bounds is not None,
             expected=expected,
             helpers=self._helpers,

@@ -126,18 +126,16 @@ def _copy(home: Home, kept: Store, fresh: Store, transfer: BlobTransfer, old: st
         if transfer.is_homeward and is_server(new):
             _check_alone(kept, log, "and could no longer read its blobs; leave out --blobs home")
         log.settle()
-        log.seal()
         _begin(kept, fresh, log.node, transfer.target_place, without_password(new))
         transfer.copy()
         copy = StoreCopy(kept, log_in(fresh, home), without_password(new))
         for _ in range(ENDS_MAX):
-            while (done := copy.step()).ops < done.sealed:
-                progress(done.ops, done.sealed)
+            while (done := copy.step()).ops < done.of:
+                progress(done.ops, done.of)
             if _ended(kept, fresh, copy, transfer, log.node, without_password(new)):
-                progress(done.sealed, done.sealed)
+                progress(done.of, done.of)
                 return _count(fresh)
             log.settle()
-            log.seal()
     raise Conflict(f"other programs keep writing to {without_password(old)}; stop them, and repeat the move")
 
 
@@ -161,12 +159,12 @@ def _begin(kept: Store, fresh: Store, node: int, blobs: BlobPlace, shown: str) -
 
 
 def _ended(kept: Store, fresh: Store, copy: StoreCopy, transfer: BlobTransfer, node: int, shown: str) -> bool:
-    """Copies the rest while nobody can write, and marks the old store as moved. False if more has to be sealed."""
+    """Copies the rest while nobody can write, and marks the old store as moved. False if more has to be folded."""
     with kept.write() as source:
         head = source.head()
-        if head.sealed < head.seq or head.unsettled or head.rebuilding is not None:
+        if head.unsettled or head.rebuilding is not None:
             return False
-        while (done := copy.step_in(source)).ops < done.sealed:
+        while (done := copy.step_in(source)).ops < done.of:
             pass
         transfer.copy()
         with fresh.write() as session:

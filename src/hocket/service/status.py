@@ -188,7 +188,7 @@ def status(service: Service) -> NodeStatus:
             availability=availability_of_all(service, session).get(log.node, AvailabilityShown()),
             ops=head.seq,
             clock=hlc_text(Hlc(head.wall, head.logical, log.node)),
-            chain_head=f"{head.sealed}:{head.chain.hex()}",
+            chain_head=f"{head.seq}:{head.chain.hex()}",
             rebuilding=head.rebuilding is not None,
             jobs=_counts(session),
             workers=[each for each in workers if each.state != WorkerState.DIED.value],

@@ -25,7 +25,7 @@ from hocket.store.lock_requests import BoundRequest, LockRequestSession
 from hocket.store.locks import LockMisuse, LockSession, MustBeAlone
 from hocket.store.messages import DeliveryStage, MessageSession, QueuedDelivery
 from hocket.store.migration import Migration
-from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
+from hocket.store.ops import NO_LINK, NO_SEAL, EndSeal, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.peers import PEER_NEW, PEER_OK, Invitation, Peer, PeerSession
 from hocket.store.presence import AgentRow, Presence, PresenceSession
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
@@ -40,6 +40,7 @@ __all__ = [
     "MEMORY",
     "NOTE_BYTES_MAX",
     "NO_LINK",
+    "NO_SEAL",
     "PEER_NEW",
     "PEER_OK",
     "SERVER_FORMS",
@@ -52,6 +53,7 @@ __all__ = [
     "Coordinator",
     "Delegated",
     "DeliveryStage",
+    "EndSeal",
     "Fork",
     "Head",
     "IntakeSession",

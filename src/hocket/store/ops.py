@@ -7,16 +7,29 @@ from typing import NamedTuple, Protocol
 
 from hocket.kernel.subjects import JOB, Subject
 
-# The value of a link until the op is sealed.
+# The link of an op that a program before version 12 of the store has left without one.
 NO_LINK = bytes(32)
 
 
+class EndSeal(NamedTuple):
+    """What a node that has its log for itself says of the log's end: its `mark` on the last op, and its `signature` on
+    the op with the number `signed`.
+    """
+
+    mark: bytes
+    signed: int
+    signature: bytes
+
+
+NO_SEAL = EndSeal(b"", 0, b"")
+
+
 class Head(NamedTuple):
-    """The end of the log: the node's clock and the number of ops; how far the chain reaches, which is op `sealed` with
-    the link `chain`; and how far the projections follow. Every op up to `settled` is folded, and can be found by its id
-    and its subject; `unsettled` of the later ops are not folded yet. `permissions_state` is the number of the current
-    delegations, revocations and coordinators. `last` is the id of the author's own last op, sixteen zeros before the
-    first. In a store that nodes share, the author is the node that the transaction has locked.
+    """The end of the log: the node's clock, the number of ops, and the last link, `chain`; and how far the projections
+    follow. Every op up to `settled` is folded, and can be found by its id and its subject; `unsettled` of the later ops
+    are not folded yet. `permissions_state` is the number of the current delegations, revocations and coordinators.
+    `last` is the id of the author's own last op, sixteen zeros before the first. In a store that nodes share, the
+    author is the node that the transaction has locked, and the end has no `seal`.
     """
 
     wall: int
@@ -28,11 +41,11 @@ class Head(NamedTuple):
     rebuilding: bytes | None
     permissions_state: int = 0
     last: bytes = bytes(16)
-    sealed: int = 0
+    seal: EndSeal = NO_SEAL
 
 
 class SealedOp(NamedTuple):
-    """The result of sealing an op: its bytes with the signature, and its link."""
+    """An op of the log with other bytes, and its link."""
 
     seq: int
     body: bytes
@@ -56,7 +69,7 @@ class NewOp(NamedTuple):
 
 
 class OpRow(NamedTuple):
-    """A stored op: a `NewOp`, with its number and its link of the chain, `NO_LINK` until it is sealed."""
+    """A stored op: a `NewOp`, with its number and its link of the chain."""
 
     seq: int
     id: bytes
@@ -90,14 +103,14 @@ class OpSession(Protocol):
 
     def put_head(self, head: Head) -> None: ...
 
-    def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes] = ()) -> int:
-        """Appends ops to the log and returns the number of the last. The caller puts it into the head. Ops that are
-        sealed at once come with their links.
+    def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes]) -> int:
+        """Appends ops to the log, each with its link, and returns the number of the last. The caller puts it into the
+        head.
         """
 
-    def seal_ops(self, ops: Sequence[SealedOp]) -> int:
-        """Stores the signatures and links of ops on the log. The caller puts the new end of the chain into the head.
-        Returns how many there were: an op that is no longer on the log under its number is left out.
+    def seal_ops(self, ops: Sequence[SealedOp]) -> None:
+        """Replaces the bytes and the links of ops on the log. The caller puts the new end of the chain into the
+        head.
         """
 
     def drop_ops(self, first: int) -> None:

@@ -95,7 +95,7 @@ class Node:
 
     def ops(self) -> list[tuple[bytes, Op]]:
         with self.log.store.read() as session:
-            return [(row.body, decode(row.body)) for row in session.ops_after(0, 10_000)]
+            return [(raw, decode(raw)) for row in session.ops_after(0, 10_000) if (raw := self.log.signed(row.body))]
 
     def hear(self, other: "Node") -> None:
         self.log.admit(other.ops())

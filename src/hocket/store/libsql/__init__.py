@@ -20,12 +20,11 @@ from hocket.store.libsql.hrana import Statement
 from hocket.store.libsql.migration import check_and_migrate, planned_migration
 from hocket.store.libsql.session import LATEST, LibsqlSession
 from hocket.store.migration import Migration
-from hocket.store.ops import Head
 from hocket.store.row_check import RowChecks
 from hocket.store.row_macs import EndedMacs, RowMacs
 from hocket.store.server_clock import ServerClock
 from hocket.store.sqlite import ReadPool
-from hocket.store.sqlite.ops import HEAD
+from hocket.store.sqlite.ops import HEAD, head_of
 from hocket.store.sqlite.statements import damaged
 
 # How long a process looks for the answer after a connection broke during a commit.
@@ -111,7 +110,7 @@ class LibsqlStore:
             raise damaged("it has lost the end of its log")
         self.server_clock.told(now_ms)
         self._session.row_check = None if self._row_checks is None else self._row_checks.within(self._session)
-        self._session.begun(Head(*heads[0]), (self._author, last[0][0] if last else bytes(16)))
+        self._session.begun(head_of(heads[0]), (self._author, last[0][0] if last else bytes(16)))
         return self._session
 
     def commit(self) -> None:

@@ -5,18 +5,18 @@ from typing import Any
 
 from hocket.kernel.subjects import Subject
 from hocket.store.locks import LockMisuse
-from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, SealedOp
+from hocket.store.ops import Head, NewOp, OpRow, SealedOp
 from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns, unnested
 from hocket.store.postgres.locks import PostgresLocks
 from hocket.store.postgres.statements import damaged, insert_new
 
-HEAD = "SELECT wall, logical, seq, chain, settled, unsettled, rebuilding, law, sealed FROM head"
+HEAD = "SELECT wall, logical, seq, chain, settled, unsettled, rebuilding, law FROM head"
 # The last op of an author: its time and its id.
 LATEST = "SELECT hlc, id FROM ops WHERE substr(hlc, 13) = {author} ORDER BY hlc DESC LIMIT 1"
 _OP = "seq, id, hlc, variant, family, key, reason, settled, body, chain"
 _PUT_HEAD = (
     "UPDATE head SET wall = %s, logical = %s, seq = %s, chain = %s, settled = %s, unsettled = %s, rebuilding = %s,"
-    " law = %s, sealed = %s"
+    " law = %s, sealed = %s"  # older programs want `sealed` to be the number of ops
 )
 _TYPES = (Bytes, Bytes, Numbers, Texts, Bytes, Numbers, Numbers, Bytes, Bytes)
 _ADD_OPS = f"""
@@ -27,7 +27,7 @@ _ADD_OPS = f"""
 _SEAL_OPS = """
     UPDATE ops SET body = new.body, chain = new.chain
     FROM unnest(%s::bigint[], %s::bytea[], %s::bytea[]) AS new (seq, body, chain)
-    WHERE ops.seq = new.seq AND substr(ops.body, 1, 16) = substr(new.body, 1, 16)"""
+    WHERE ops.seq = new.seq"""
 _SET_REASONS = """
     UPDATE ops SET reason = new.reason FROM unnest(%s::integer[], %s::bytea[]) AS new (reason, id)
     WHERE ops.id = new.id AND ops.settled = 1"""
@@ -71,14 +71,14 @@ class PostgresOps(PostgresLocks):
 
     def put_head(self, head: Head) -> None:
         self._check_end()
-        self._put(_PUT_HEAD, (*head[:8], head.sealed))
+        self._put(_PUT_HEAD, (*head[:8], head.seq))
         self._head = head
 
-    def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes] = ()) -> int:
+    def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes]) -> int:
         self._check_end()
         last = self.head().seq if self._last_added is None else self._last_added[0]
         if ops:
-            rows = [(*op, link) for op, link in zip(ops, links or [NO_LINK] * len(ops), strict=True)]
+            rows = [(*op, link) for op, link in zip(ops, links, strict=True)]
             self._put(_ADD_OPS, (last, *columns(_TYPES, rows)))
             self._last_added = last + len(ops), ops[-1].id
         return last + len(ops)
@@ -87,8 +87,8 @@ class PostgresOps(PostgresLocks):
         if not self._has_end:
             raise LockMisuse("lock the end of the log before it changes")
 
-    def seal_ops(self, ops: Sequence[SealedOp]) -> int:
-        return self._sql(_SEAL_OPS, [[each[i] for each in ops] for i in range(3)]).rowcount
+    def seal_ops(self, ops: Sequence[SealedOp]) -> None:
+        self._sql(_SEAL_OPS, [[each[i] for each in ops] for i in range(3)])
 
     def drop_ops(self, first: int) -> None:
         self._put("DELETE FROM ops WHERE seq >= %s", (first,))
@@ -243,4 +243,4 @@ class PostgresOps(PostgresLocks):
 def head_of(row: tuple[Any, ...] | None) -> Head:
     if row is None:
         raise damaged("it has lost the end of its log")
-    return Head._make((*row[:8], bytes(16), row[8]))
+    return Head(*row)

@@ -29,7 +29,7 @@ from hocket.store.sqlite.write_hints import WriteHints
 T = TypeVar("T")
 
 APPLICATION_ID = 0x484F434B  # "HOCK"
-VERSION = 11
+VERSION = 12
 _SCHEMA = ("schema.sql", *(f"schema_{version}.sql" for version in range(2, VERSION + 1)))
 LOCK_WAIT_S = 30.0
 RETRY_MIN_S, RETRY_MAX_S = 0.0001, 0.002

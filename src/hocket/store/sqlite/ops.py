@@ -9,15 +9,15 @@ from typing import Any
 import apsw
 
 from hocket.kernel.subjects import Subject
-from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, SealedOp
+from hocket.store.ops import EndSeal, Head, NewOp, OpRow, SealedOp
 from hocket.store.sqlite.locks import LockStatements
 from hocket.store.sqlite.statements import UNREADABLE, damaged
 
-HEAD = "SELECT wall, logical, seq, chain, settled, unsettled, rebuilding, law, last, sealed FROM head"
+HEAD = "SELECT wall, logical, seq, chain, settled, unsettled, rebuilding, law, last, mark, signed, signature FROM head"
 _OP = "seq, id, hlc, variant, family, key, reason, settled, body, chain"
 _PUT_HEAD = (
     "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ?, law = ?,"
-    " last = ?, sealed = ? WHERE one = 1"
+    " last = ?, mark = ?, signed = ?, signature = ? WHERE one = 1"
 )
 _ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -35,7 +35,7 @@ class OpStatements(LockStatements):
             raise damaged(str(error)) from error
         if row is None or type(row[2]) is not int or type(row[3]) is not bytes:
             raise damaged("it has lost the end of its log")
-        self._head, self._head_version = Head(*row), version
+        self._head, self._head_version = head_of(row), version
         self._claimed.clear()
         self._states.clear()
         return self._head
@@ -49,7 +49,7 @@ class OpStatements(LockStatements):
         return self.head()
 
     def put_head(self, head: Head) -> None:
-        self._sql(_PUT_HEAD, head)
+        self._sql(_PUT_HEAD, (*head[:9], *head.seal))
         self._head, self._head_seen = head, True
 
     def committed(self) -> None:
@@ -69,20 +69,14 @@ class OpStatements(LockStatements):
         self._last_added = None
         self._unlock()
 
-    def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes] = ()) -> int:
+    def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes]) -> int:
         first = (self.head().seq if self._last_added is None else self._last_added) + 1
-        chain = links or [NO_LINK] * len(ops)
-        self._many(_ADD_OP, [(seq, *op, link) for seq, (op, link) in enumerate(zip(ops, chain, strict=True), first)])
+        self._many(_ADD_OP, [(seq, *op, link) for seq, (op, link) in enumerate(zip(ops, links, strict=True), first)])
         self._last_added = first + len(ops) - 1
         return self._last_added
 
-    def seal_ops(self, ops: Sequence[SealedOp]) -> int:
-        before = self._connection.total_changes()
-        self._many(
-            "UPDATE ops SET body = ?, chain = ? WHERE seq = ? AND substr(body, 1, 16) = ?",
-            [(body, chain, seq, body[:16]) for seq, body, chain in ops],
-        )
-        return self._connection.total_changes() - before
+    def seal_ops(self, ops: Sequence[SealedOp]) -> None:
+        self._many("UPDATE ops SET body = ?, chain = ? WHERE seq = ?", [(body, chain, seq) for seq, body, chain in ops])
 
     def drop_ops(self, first: int) -> None:
         self._sql("DELETE FROM ops WHERE seq >= ?", (first,))
@@ -253,6 +247,10 @@ class OpStatements(LockStatements):
 
     def cited_among(self, deps: Sequence[bytes]) -> set[bytes]:
         return self._among("SELECT dep FROM cites WHERE dep IN ", deps)
+
+
+def head_of(row: tuple[Any, ...]) -> Head:
+    return Head._make((*row[:9], EndSeal(*row[9:])))
 
 
 def _op_row(row: tuple[Any, ...]) -> OpRow:

@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, TypeVar
 
 from hocket.kernel.row_mac import RowMac
-from hocket.store import MEMORY, RowChecks, Session, Store
+from hocket.log.sealing import links
+from hocket.store import MEMORY, NO_SEAL, RowChecks, SealedOp, Session, Store
 from hocket.store import open as open_store
 from hocket.store.row_macs import EndedMacs
 from hocket.testing.sim.loop import Inline, Life
@@ -52,16 +53,22 @@ class SimStore:
         self._mac = mac
         self.store.mac_rows(mac)
 
-    def copy(self, other: "SimStore") -> None:
-        """Replaces the log here by a copy of one that has all of it: to take it in op by op takes much longer."""
+    def copy(self, other: "SimStore", signed: Callable[[bytes], bytes]) -> None:
+        """Replaces the log here by a copy of one that has all of it: to take it in op by op takes much longer. The
+        other node has `signed` the ops that leave it.
+        """
         with self.read() as session:
             own = session.head().last
         here = open_store(MEMORY)
         with vars(here)["_writer"].backup("main", vars(other.store)["_writer"], "main") as copying:
             copying.step()
         with here.write() as session:
-            head = session.head()
-            session.put_head(head._replace(last=own))
+            head, rows = session.head(), session.ops_after(0, 1_000)
+            bodies = [signed(row.body) for row in rows]
+            linked = links(bytes(32), bodies)
+            numbers = (row.seq for row in rows)
+            session.seal_ops([SealedOp(*each) for each in zip(numbers, bodies, linked, strict=True)])
+            session.put_head(head._replace(last=own, chain=linked[-1], seal=NO_SEAL))
         here.mac_rows(self._mac)
         self.copied = head.seq
         self.store.close()

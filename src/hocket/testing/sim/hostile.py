@@ -100,7 +100,7 @@ class HostileNode(SimNode):
     def remember(self) -> None:
         """Its history begins with its admission to the mesh."""
         with self.store.read() as session:
-            self.said = [(row.body, decode(row.body)) for row in session.ops_after(0, 10)]
+            self.said = self.sent(session.ops_after(0, 10))
 
     # Misdeeds.
 
@@ -174,7 +174,7 @@ class HostileNode(SimNode):
     def _ops(self) -> list[tuple[bytes, Op]]:
         victim = self.chance.choice(self.victims)
         with victim.store.read() as session:
-            return [(row.body, decode(row.body)) for row in session.last_ops(60)]
+            return victim.sent(session.last_ops(60))
 
     def _jobs(self) -> list[bytes]:
         return [op.payload.job_id for _, op in self._ops() if isinstance(op.payload, ScheduleJob)]

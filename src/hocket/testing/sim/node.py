@@ -4,15 +4,17 @@ that the seed chooses. It can crash at any moment and restart with what its disk
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol, TypeVar, cast
 
 from hocket.coordination.lock_processes import LockSweep
 from hocket.events import Event
-from hocket.kernel.ids import content_hash
+from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key
+from hocket.kernel.ops import Op, decode
 from hocket.kernel.row_mac import RowMac
 from hocket.kernel.rules import Rules, encode_rules
+from hocket.kernel.signing import OpSigner
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import RULES, LockTransaction, Log, Transaction
@@ -24,7 +26,7 @@ from hocket.mesh.sync import Exchanges
 from hocket.node.message_bus import NodeMessages
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.store import MEMORY, Place
+from hocket.store import MEMORY, OpRow, Place
 from hocket.store import open as open_store
 from hocket.testing.sim.disk import Disk, SimStore
 from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
@@ -88,6 +90,11 @@ class SimNode:
     def _introduce(self, tx: Transaction) -> None:
         token = issue(self.user, self.key.public, ROOT, tx.now // 1000, None)
         tx.author(DelegateUcan(content_hash(token), token))
+
+    def sent(self, rows: Iterable[OpRow]) -> list[tuple[bytes, Op]]:
+        """Ops of its log as they leave it."""
+        signer = OpSigner(self.key, node_id(self.key.public))
+        return [(raw, decode(raw)) for raw in (signer.signed(row.body) for row in rows)]
 
     def start(
         self, handlers: Handlers, network: Network, messages: SimMessageServer, nodes: "Sequence[SimNode]"

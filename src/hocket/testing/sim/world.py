@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from hocket.events import Event
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import Op, decode
-from hocket.kernel.postcard import Malformed
+from hocket.kernel.ops import Op
 from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.testing.sim import checks, faults, load, lock_load, loop, message_load, row_load
@@ -126,9 +125,9 @@ def run(
         gc.set_threshold(*before)
 
 
-def _ops(node: SimNode) -> list[tuple[bytes, Op | Malformed]]:
+def _ops(node: SimNode) -> list[tuple[bytes, Op]]:
     with node.store.read() as session:
-        return [(row.body, decode(row.body)) for row in session.ops_after(0, 1_000)]
+        return node.sent(session.ops_after(0, 1_000))
 
 
 class Load(Protocol):
@@ -268,7 +267,7 @@ class World:
             node.install(RULES)
             arbiter.admit(_ops(node))
         for node in self._nodes[1:]:
-            node.store.copy(self._nodes[0].store)
+            node.store.copy(self._nodes[0].store, arbiter.signed)
 
     def _start(self, node: SimNode) -> None:
         def note(what: str, about: bytes, detail: str) -> None:

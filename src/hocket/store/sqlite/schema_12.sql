@@ -1,0 +1,6 @@
+-- Version 12: every op is linked when it is put on the log. Of its own log a node marks and signs the end; a log from
+-- before has neither until its node writes to it (`log.sealing`).
+ALTER TABLE head DROP COLUMN sealed;
+ALTER TABLE head ADD COLUMN mark      BLOB    NOT NULL DEFAULT x'';   -- the node's, on the last op and its link
+ALTER TABLE head ADD COLUMN signed    INTEGER NOT NULL DEFAULT 0;     -- the op up to which the chain is signed
+ALTER TABLE head ADD COLUMN signature BLOB    NOT NULL DEFAULT x'';   -- on that op and its link
