@@ -18,19 +18,14 @@ from typing import Any
 from bench.subject import Result
 from hocket.kernel import ops
 from hocket.kernel.keys import SigningKey, verify
-from hocket.kernel.ops import decode
-from hocket.kernel.row_mac import RowMac
 from hocket.kernel.vocabulary import DesignateCoordinator
-from hocket.mesh import peers, presence, wire
+from hocket.mesh import presence, wire
 from hocket.mesh.loop import SyncLoop
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.wire import Reply, Request
-from hocket.store import MEMORY
-from hocket.store import open as open_store
 from hocket.testing.sim import loop
-from hocket.testing.sim.disk import SimStore
 from hocket.testing.sim.environment import Clocks
-from hocket.testing.sim.lines import Lines, address
+from hocket.testing.sim.lines import Lines
 from hocket.testing.sim.network import Network
 from hocket.testing.sim.node import SimNode, Up
 from hocket.testing.sim.world import BEGIN_S, RULES
@@ -133,10 +128,11 @@ async def _idle(nodes: int, seconds: float, count: _Count) -> Result:
     hub = Up(mesh[0]).log
     hub.run(lambda tx: tx.author(DesignateCoordinator(tx.node)))
     for node in mesh[1:]:
-        hub.admit(_ops(node))
-    hub.seal()
+        with node.store.read() as session:
+            hub.admit(node.sent(session.ops_after(0, 1_000)))
     for node in mesh[1:]:
-        _copy(mesh[0], node)
+        node.store.copy(mesh[0].store, hub.signed)
+        node.befriend([0])
     here = asyncio.get_running_loop()
     assert isinstance(here, loop.VirtualLoop)
     here.now = BEGIN_S
@@ -194,21 +190,3 @@ def _start(node: SimNode, network: Network, mesh: list[SimNode], count: _Count) 
     exchanges = Exchanges(up, node.key, lines, up.environment, randomness=node.chance.randbytes)
     up.life.start(up.gate.open(), "gate")
     up.life.start(SyncLoop(up, exchanges, up.environment, _Alone).run(), "sync")
-
-
-def _copy(server: SimNode, node: SimNode) -> None:
-    """Gives a node the server's log, as if it had pulled it: to admit it would take each node as long as the server."""
-    with node.store.read() as session:
-        last = session.head().last
-    store = open_store(MEMORY)
-    store._writer.backup("main", server.store.store._writer, "main").step()  # type: ignore[attr-defined]
-    node.store = SimStore(store, lambda: None)
-    node.store.mac_rows(RowMac(node.key))
-    with node.store.write() as session:
-        session.put_head(session.head()._replace(last=last))
-        peers.add(session, address(server.number), 0)
-
-
-def _ops(node: SimNode) -> list[Any]:
-    with node.store.read() as session:
-        return [(row.body, decode(row.body)) for row in session.ops_after(0, 1_000)]

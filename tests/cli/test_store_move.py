@@ -33,7 +33,7 @@ def state(hocket: Program) -> dict[str, Any]:
     shown = hocket("status", "--json", code=0).json
     jobs = hocket("jobs", "--limit", 100, "--json", code=0).json
     return {
-        "head": shown["chain_head"],
+        "ops": int(shown["chain_head"].partition(":")[0]),
         "jobs": jobs,
         "details": [hocket.show(job["job_id"]) for job in jobs[:3]],
         "tokens": [each["name"] for each in hocket("token", "list", "--json", code=0).json],
@@ -53,7 +53,7 @@ def test_a_log_moves_there_and_back_with_all_that_is_on_no_log(used: Program, ad
     furnish(used)
     database, before = used.home / "log.db", state(used)
     said = used("store", "move", database, address, code=0)
-    assert said.out.splitlines()[-1] == f"moved {before['head'].partition(':')[0]} ops from {database} to {address}"
+    assert said.out.splitlines()[-1] == f"moved {before['ops']} ops from {database} to {address}"
     assert "copied" in said.out.splitlines()[0]
     assert state(used) == before and (used.home / "store").read_text().strip() == address
     assert "nothing changed" in used("log", "rebuild", code=0).out
@@ -126,7 +126,7 @@ def test_a_damaged_op_is_not_copied(used: Program, address: str) -> None:
         ((body,),) = connection.execute("SELECT body FROM ops WHERE seq = 9").fetchall()
         connection.execute("UPDATE ops SET body = ? WHERE seq = 9", (body[:-1] + bytes([body[-1] ^ 1]),))
     said = used("store", "move", used.home / "log.db", address, code=5).sentence
-    assert said.startswith("op 9 was not copied: its signature")
+    assert said.startswith("op 9 was not copied: its mark")
     assert not (used.home / "store").exists()
 
 

@@ -154,7 +154,8 @@ class Desk:
     def pull(self, other: "Desk") -> None:
         with other.log.store.read() as session:
             rows = session.ops_after(0, 100_000)
-        self.log.admit([(row.body, decode(row.body)) for row in rows], decide=accepting.accept)
+        sent = [other.log.signed(row.body) for row in rows]
+        self.log.admit([(raw, decode(raw)) for raw in sent], decide=accepting.accept)
 
 
 @pytest.mark.req("VX-10")

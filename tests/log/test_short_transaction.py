@@ -23,7 +23,6 @@ from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload
 from hocket.log import LockTransaction, Log, Transaction
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild
-from hocket.log.sealing import Sealer
 from hocket.store import Store
 from tests.log.roster.world import NODES, READER, USER, Clock, new_log, randomness
 from tests.stores import new_store
@@ -190,10 +189,8 @@ def calls(work: Callable[[], object]) -> int:
     return count
 
 
-def test_an_acquire_costs_little_more_than_a_submit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_acquire_costs_little_more_than_a_submit() -> None:
     short = Arbiter(SHORT)
-    # Signing costs the same for both.
-    monkeypatch.setattr(Sealer, "added", lambda *_: None)
 
     def once() -> tuple[int, int]:
         short.clock.now += 1

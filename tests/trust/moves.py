@@ -166,14 +166,14 @@ class Mesh:
             frontier = {node: pack(just_before(unpack(at))) for node, at in frontier.items()}
         with other.log.store.read() as session:
             rows = session.ops_since(frontier, 100_000)
-            sent = [(row.body, decode(row.body)) for row in rows]
+            sent = [(raw, decode(raw)) for raw in (other.log.signed(row.body) for row in rows)]
         if not sent:
             return
         admission = self._show(one, sent, other.node)
         if admission.unlinked:
             with other.log.store.read() as session:
                 bodies = [
-                    row.body
+                    other.log.signed(row.body)
                     for author in admission.unlinked
                     for row in session.ops_of_author(author.to_bytes(8, "big"), bytes(20), 100_000)
                 ]

@@ -498,7 +498,7 @@ def test_a_worker_without_the_labels_that_the_job_needs_is_not_ranked(fleet: Fle
 def test_an_op_that_is_not_signed_yet_is_looked_at_again_soon(fleet: Fleet) -> None:
     own, other = (fleet.orders[fleet.worker(name)] for name in ("one", "two"))
     job = fleet.submit()[0]
-    signer, op = fleet.log._signer, decode(fleet.log.run(lambda tx: tx.body(job.schedule_op)))
+    signer, op = fleet.log.signer, decode(fleet.log.run(lambda tx: tx.body(job.schedule_op)))
     fresh = signer.marked(unsigned(op))
     fleet.log.run(lambda tx: own.may_claim_at(tx, job, fresh))
     assert own._known[job.id].seed == fleet.seed(job)  # its own node signs it

@@ -14,11 +14,11 @@ from hocket.kernel.keys import SigningKey, verify
 from hocket.kernel.ops import MAX_OP_BYTES, MAX_SIGNATURE_BYTES, decode, with_signature
 from hocket.kernel.postcard import Malformed
 
-MARK_BYTES = 16
+_MARK_BYTES = 16
 _SECRET_CONTEXT = b"hocket mark\0"
 # What stands before a mark: a signature field of 17 bytes that begins with a zero, as no text does.
 _FIELD = b"\x01\x11\x00"
-_FIELD_BYTES = len(_FIELD) + MARK_BYTES
+_FIELD_BYTES = len(_FIELD) + _MARK_BYTES
 # Signed ops up to this size are kept for the next receiver, so many of them.
 _KEPT_BYTES = 2048
 _KEPT_OPS = 2048
@@ -34,7 +34,7 @@ class ForgedMark(Exception):
 
 def is_marked(op: bytes) -> bool:
     """Whether an op on the log of its author bears a mark and no signature."""
-    return op[-_FIELD_BYTES:-MARK_BYTES] == _FIELD
+    return op[-_FIELD_BYTES:-_MARK_BYTES] == _FIELD
 
 
 def is_mark(signature: bytes) -> bool:
@@ -82,7 +82,7 @@ class OpSigner:
 
     def is_own(self, op: bytes) -> bool:
         """Whether this node has marked an op that bears a mark."""
-        return self._mark(op[:-_FIELD_BYTES]) == op[-MARK_BYTES:]
+        return self._mark(op[:-_FIELD_BYTES]) == op[-_MARK_BYTES:]
 
     def signed(self, op: bytes) -> bytes:
         """The op with its signature. An op without a mark is given back as it is. Raises ForgedMark."""
@@ -120,7 +120,7 @@ class OpSigner:
         return self._sign(end_message(self.node, seq, chain))
 
     def _mark(self, body: bytes) -> bytes:
-        return blake2b(body, key=self._secret, digest_size=MARK_BYTES).digest()
+        return blake2b(body, key=self._secret, digest_size=_MARK_BYTES).digest()
 
     def _signed(self, body: bytes) -> bytes:
         return with_signature(body, detached(self._sign(body + b"\x00"), self.node))

@@ -145,13 +145,13 @@ class Auditor:
 
     def _check_end(self, head: Head) -> None:
         """The node that has the log signs the end of the chain, and it alone marks ops."""
-        seal, nodes = head.seal, self._markers or self._keys.keys()
+        seal = head.seal
         if self._marks is not None and seal != NO_SEAL and seal.mark != self._marks.end_mark(head.seq, head.chain):
             self.report(None, f"the end of the log, op {head.seq}, was not written with this node's key")
-        if not seal.signature and not self._markers:
+        if not self._markers:
             return
-        end = self._signed_seq, self._signed_chain
-        if not any(is_end_of(self._keys[node], node, *end, seal.signature) for node in nodes & self._keys.keys()):
+        end, nodes = (self._signed_seq, self._signed_chain), self._markers & self._keys.keys()
+        if not any(is_end_of(self._keys[node], node, *end, seal.signature) for node in nodes):
             self.report(None, f"the signature on the end of the chain does not fit op {seal.signed}")
         elif self._marks is None and self._last_marked > seal.signed:
             self.report(None, f"the ops after number {seal.signed} can be checked only with the key of their node")
