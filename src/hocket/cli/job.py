@@ -14,7 +14,7 @@ from hocket.errors import Conflict, Usage
 
 if TYPE_CHECKING:
     from hocket.service.jobs import JobDetails
-    from hocket.service.ops import OpLine
+    from hocket.service.op_lines import OpLine
     from hocket.work.bulk import BulkChange
 
 show_app, cancel_app, retry_app = new_app(), new_app(), new_app()

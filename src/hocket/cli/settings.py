@@ -49,10 +49,11 @@ def open_runtime() -> "Runtime":
     """Opens the runtime of the chosen home."""
     import gc
 
-    from hocket.events import ClockDisagrees
     from hocket.node.runtime import Runtime
 
-    # `main` disabled the collector while modules were loading; from here on a command may run long.
+    # `main` disabled the collector while modules were loading; from here on a command may run long. What was loaded
+    # stays, so no collection need look at it.
+    gc.freeze()
     gc.enable()
     runtime = Runtime.open(settings.home)
     if runtime.spool is not None and runtime.spool.is_waiting:
@@ -60,6 +61,8 @@ def open_runtime() -> "Runtime":
 
         send_kept_if_in_touch(runtime, warn)
     if runtime.machine_clock is not None and runtime.machine_clock.off_ms:
+        from hocket.events import ClockDisagrees
+
         print(f"hocket: {ClockDisagrees(runtime.machine_clock.off_ms)}", file=sys.stderr)
     return runtime
 

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1
+# The last millisecond that a ULID can hold, in the year 10889.
+WALL_MAX = 2**48 - 1
 _PACKED = Struct(">QIQ")
 _WALL = re.compile(r"([0-9]{4,9}-[0-9]{2}-[0-9]{2})T([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])\.([0-9]{3})Z")
 _LOGICAL = re.compile("0|[1-9][0-9]{0,9}")

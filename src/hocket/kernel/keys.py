@@ -1,19 +1,21 @@
 """Ed25519 keys: signing, verifying, and the two text forms of a key. Libsodium verifies, because it refuses keys and
 signatures of small order and unreduced scalars; OpenSSL signs, because it is faster and a signature has only one right
-value. Other modules decide where a seed comes from, where it is kept, and which node a key belongs to.
+value, whichever of the two makes it. Other modules decide where a seed comes from, where it is kept, and which node a
+key belongs to.
 """
 
 import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from nacl.bindings import crypto_sign_open
+from nacl.bindings import crypto_sign, crypto_sign_open, crypto_sign_seed_keypair
 from nacl.exceptions import CryptoError
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
-_TEXT = re.compile("ed25519:((?:[0-9a-f]{2})+)")
+# Loading OpenSSL takes as long as 200 signatures, and a short command signs one or two.
+FIRST_SIGNATURES = 16
+_TEXT = "ed25519:((?:[0-9a-f]{2})+)"
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_VALUES = {digit: value for value, digit in enumerate(_BASE58)}
 _DID_PREFIX = "did:key:z"
@@ -22,17 +24,31 @@ _DID_CHARS_MAX = 64
 
 
 class SigningKey:
-    """A private key, made from its 32-byte seed."""
+    """A private key, made from its 32-byte seed. Libsodium makes its first signatures, OpenSSL all others."""
 
-    __slots__ = ("public", "seed", "sign")
+    __slots__ = ("_pair", "_sign", "_signatures", "public", "seed")
 
     def __init__(self, seed: bytes) -> None:
         if len(seed) != KEY_BYTES:
             raise ValueError(f"a seed has {KEY_BYTES} bytes, not {len(seed)}")
         self.seed = bytes(seed)
-        private = Ed25519PrivateKey.from_private_bytes(self.seed)
-        self.public = private.public_key().public_bytes_raw()
-        self.sign: Callable[[bytes], bytes] = private.sign
+        pair: tuple[bytes, bytes] = crypto_sign_seed_keypair(self.seed)
+        self.public, self._pair = pair
+        self._sign: Callable[[bytes], bytes] = self._sign_first
+        self._signatures = 0
+
+    def sign(self, message: bytes) -> bytes:
+        return self._sign(message)
+
+    def _sign_first(self, message: bytes) -> bytes:
+        self._signatures += 1
+        if self._signatures > FIRST_SIGNATURES:
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+            self._sign = Ed25519PrivateKey.from_private_bytes(self.seed).sign
+            return self._sign(message)
+        signed: bytes = crypto_sign(message, self._pair)
+        return signed[:SIGNATURE_BYTES]
 
     def __repr__(self) -> str:
         return f"SigningKey({key_text(self.public)})"
@@ -57,7 +73,7 @@ def key_text(b: bytes) -> str:
 
 def parse_key(text: str, size: int = KEY_BYTES) -> bytes:
     """The bytes of a key in its text form; with size 64, those of a signature."""
-    found = _TEXT.fullmatch(text)
+    found = re.fullmatch(_TEXT, text)
     if found is None or len(found[1]) != 2 * size:
         raise ValueError(f"not an ed25519 text of {size} bytes: {text!r}")
     return bytes.fromhex(found[1])

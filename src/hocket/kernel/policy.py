@@ -15,7 +15,6 @@ from hocket.kernel.budgets import RATES_LABEL, Budget
 from hocket.kernel.decoding import json_decoder
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.placement import NEEDS_MAX, Label
-from hocket.kernel.rendezvous import CLAIM_TIMEOUT_MS
 
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 30 * 24 * 3600 * 1000
@@ -26,6 +25,8 @@ AFTER_MAX = 1_000
 DELAY_MS_MAX = 30 * 24 * 3600 * 1000
 POLICY_BYTES_MAX = 64 * 1024
 CLAIM_TIMEOUT_MS_MIN = 10
+# How long each rank waits for the claim of the rank before it.
+CLAIM_TIMEOUT_MS = 5_000
 # A W3C traceparent.
 TRACE = r"\A00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z"
 

@@ -5,7 +5,6 @@ log itself.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan, Sanitised, discriminant, number_of
 from hocket.log.naming import ID_BYTES, long_key
-from hocket.log.parallel import in_parallel
+from hocket.log.parallel import Helpers, in_parallel
 from hocket.log.sealing import link
 from hocket.store import NO_LINK, Head, OpRow, Session, Store
 
@@ -51,7 +50,7 @@ def verify(
     signed: Callable[[bytes], bytes] = lambda op: op,
     is_bound: bool = False,
     expected: tuple[int, bytes] | None = None,
-    helpers: Executor | None = None,
+    helpers: Helpers | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Audit:
     """Reads the whole log. `signed` signs an op of this node that has no signature yet. `is_bound` says that ids follow
@@ -85,7 +84,7 @@ class Auditor:
         signed: Callable[[bytes], bytes],
         is_bound: bool,
         expected: tuple[int, bytes] | None = None,
-        helpers: Executor | None = None,
+        helpers: Helpers | None = None,
     ) -> None:
         self._user = user
         self._signed = signed

@@ -5,12 +5,10 @@ long, because the process that wrote it has died, another process of the node si
 """
 
 import hashlib
-import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import NamedTuple, Protocol
 
@@ -18,6 +16,7 @@ from hocket.errors import StoreError
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.signing import ForgedMark, OpSigner
 from hocket.log.batch_signing import BatchSigner
+from hocket.log.parallel import Helpers
 from hocket.store import Head, NewOp, SealedOp, Session, Store
 
 # Ops that are committed within this time are signed together.
@@ -107,7 +106,7 @@ class BackgroundSealer:
     Close it before the store.
     """
 
-    def __init__(self, store: Store, signer: OpSigner, helpers: Executor | None) -> None:
+    def __init__(self, store: Store, signer: OpSigner, helpers: Helpers | None) -> None:
         self._store = store
         self._signer = signer
         self._helpers = helpers
@@ -265,6 +264,8 @@ class BackgroundSealer:
         with self._store.read() as session:
             sealed = session.head().sealed
         if sealed != self._seen:
+            import random
+
             self._seen, self._patient_until = sealed, time.monotonic() + ABANDONED_S * random.uniform(1, 2)
         if sealed >= max(unsealed):
             self._forget_sealed(sealed)  # another thread has stored them

@@ -130,6 +130,9 @@ class ShortTransaction:
         )
         return last - len(ops) + 1, [op.body for op in ops]
 
+    def forget(self) -> None:
+        """Nothing here refers to the transaction."""
+
 
 # What a request about locks runs in.
 LockTransaction = Transaction | ShortTransaction

@@ -15,16 +15,16 @@ from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.roster import Outcome
 from hocket.kernel.subjects import JOB
 from hocket.service import ListPage, Service, ServiceAnswer
-from hocket.service.ops import OpLine
+from hocket.service.op_lines import OpLine
 from hocket.store import JobEntry, JobFilter, Session, Stage
 from hocket.work import view
 from hocket.work.job_states import JobState
-from hocket.work.jobs import Draft, Submitted
 
 if TYPE_CHECKING:
     from hocket.kernel.parts import Part
     from hocket.mesh.waiting import Waiting
     from hocket.node.stream_news import StreamNews
+    from hocket.work.jobs import Draft, Submitted
 
 REASON_CHARS_MAX = 500
 LIMIT_MAX = 100_000
@@ -232,12 +232,12 @@ def show(service: Service, prefix: str) -> JobDetails:
     return convert(service.node.job(find(service, prefix)).status(), JobDetails)
 
 
-def submit(service: Service, drafts: Sequence[Draft]) -> list[Submitted]:
+def submit(service: Service, drafts: "Sequence[Draft]") -> "list[Submitted]":
     """Submits all jobs in one transaction, or none."""
     service.check_writer()
     runtime = service.runtime
 
-    def write() -> list[Submitted]:
+    def write() -> "list[Submitted]":
         if any(each.policy.budget is not None for each in drafts):
             from hocket.node.estimates import check_budgets  # it loads more than a submit needs
 
