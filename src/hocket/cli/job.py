@@ -43,12 +43,12 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonOption = False)
       hocket show 01J9ZC
       hocket show 01J9ZC --json | jq .result
     """
-    from hocket.service import jobs, nodes
+    from hocket.service import jobs
 
     with open_service() as service:
         service.refresh()
         shown = jobs.show(service, job)
-        names = nodes.names(service)
+        names = service.names()
     emit(shown)
     fields(_fields(shown, names))
     for name, text in (("error", shown.error), ("traceback", shown.traceback)):

@@ -3,7 +3,6 @@ acknowledge, return, retry. The rules of one message are in the kernel; this mod
 and asks the arbiter where it decides.
 """
 
-import asyncio
 import getpass
 import os
 from collections.abc import Iterator, Sequence
@@ -278,6 +277,8 @@ async def claim_messages(
     lease surely lasts: counted from before the claim. Raises Unreachable if only the arbiter can say whether there is a
     message, and it cannot be asked.
     """
+    import asyncio
+
     now, is_in_touch = asyncio.get_running_loop().time, False
     taken: list[tuple[float, ClaimedMessage]] = []
     for _ in range(ROUNDS_MAX):

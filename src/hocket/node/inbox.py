@@ -2,7 +2,6 @@
 message is held under a lease; the program acknowledges it, returns it or answers it.
 """
 
-import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -305,9 +304,11 @@ class Inbox:
             _, taken = await look()
         if taken:
             node.wrote()
+        from asyncio import get_running_loop
+
         read = await node.peek(lambda session: [(until, self._received(session, each)) for until, each in taken])
         # After the lease another consumer may have the message.
-        now = asyncio.get_running_loop().time()
+        now = get_running_loop().time()
         return [message for until, message in read if now < until]
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:

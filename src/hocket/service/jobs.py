@@ -209,7 +209,8 @@ class JobsWatch:
 
     def _waits(self, session: Session, found: JobsPage) -> dict[str, int]:
         """What the pending jobs of the page wait for. A job that has just come may be claimed at once."""
-        from hocket.node.delivery import TELL_S, wait_reader
+        from hocket.node.delivery import TELL_S
+        from hocket.node.job_waits import wait_reader
 
         if time.monotonic() < self._began + TELL_S:
             return {}
@@ -229,7 +230,13 @@ def find(service: Service, prefix: str) -> str:
 
 
 def show(service: Service, prefix: str) -> JobDetails:
-    return convert(service.node.job(find(service, prefix)).status(), JobDetails)
+    shown, waits_for = service.runtime.show(prefix), None
+    if shown["outcome"] is None:
+        from hocket.node.job_waits import waiting_of
+
+        waiting = waiting_of(service.runtime, _id(shown["job_id"]))
+        waits_for = None if waiting is None else waiting.sentence
+    return convert(shown | {"waits_for": waits_for}, JobDetails)
 
 
 def submit(service: Service, drafts: "Sequence[Draft]") -> "list[Submitted]":
@@ -261,8 +268,9 @@ def result(
     tell: "Callable[[Waiting | None], None]" = lambda waiting: None,
 ) -> Any:
     """Waits for a job to end and returns its result. Calls `tell` every second with what the job waits for."""
-    from hocket.node.delivery import TELL_S, waiting_of
+    from hocket.node.delivery import TELL_S
     from hocket.node.handles import ending_of
+    from hocket.node.job_waits import waiting_of
     from hocket.node.signals import held_interrupts
 
     node, wanted, deadline = service.node, _id(job_id), None if timeout is None else time.monotonic() + timeout
