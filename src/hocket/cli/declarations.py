@@ -5,7 +5,7 @@ plain command lines without it.
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin
 
 if TYPE_CHECKING:
     import typer
@@ -46,12 +46,11 @@ class Context:
         self.invoked_subcommand: str | None = None
 
 
-class Command(NamedTuple):
-    """`attributes` are typer's. `cls` among them is the place of a class, like `lock_run:RunCommand`."""
+class Command:
+    """`attributes` are typer's. `cls` among them is the place of a class, like `lock_command:RunCommand`."""
 
-    name: str | None
-    function: Callable[..., Any]
-    attributes: dict[str, Any]
+    def __init__(self, name: str | None, function: Callable[..., Any], attributes: dict[str, Any]) -> None:
+        self.name, self.function, self.attributes = name, function, attributes
 
 
 class App:
@@ -92,10 +91,10 @@ class App:
         made = typer.Typer(add_completion=False, **TYPER_OPTIONS)
         if self.group is not None:
             made.callback(**self.group.attributes)(for_typer(self.group.function))
-        for name, function, attributes in self.commands:
-            place = attributes.get("cls")
+        for each in self.commands:
+            place = each.attributes.get("cls")
             more = {} if place is None else {"cls": loaded(place)}
-            made.command(name, **(attributes | more))(for_typer(function))
+            made.command(each.name, **(each.attributes | more))(for_typer(each.function))
         for app, name in self._groups:
             made.add_typer(app.typer(), name=name)
         return made

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 from hocket.cli.declarations import App, Argument, Command, Context, Option
 
@@ -19,18 +19,12 @@ class NotPlain(Exception):
     """The line, or what is declared for it, is for typer."""
 
 
-class Declared(NamedTuple):
-    """A parameter of a command. It has several values if it `is_list`, and none on the line if it is a flag."""
+class Declared:
+    """A parameter of a command. It has several values if it `is_list`, and none on the line if it `is_flag`."""
 
-    name: str
-    declared: Option | Argument
-    kind: type
-    is_list: bool
-    default: Any
-
-    @property
-    def is_flag(self) -> bool:
-        return self.kind is bool
+    def __init__(self, name: str, declared: Option | Argument, kind: type, is_list: bool, default: Any) -> None:
+        self.name, self.declared, self.kind = name, declared, kind
+        self.is_list, self.is_flag, self.default = is_list, kind is bool, default
 
     def value(self, text: str) -> Any:
         try:
@@ -60,7 +54,7 @@ def declared(function: Callable[..., Any]) -> Iterator[Declared]:
         annotation = function.__annotations__[name]
         if annotation is Context:
             continue
-        if get_origin(annotation) is not Annotated:
+        if not hasattr(annotation, "__metadata__"):
             raise NotPlain
         parameter, kind = annotation.__metadata__[0], annotation.__origin__
         if not isinstance(parameter, Option | Argument) or not _HONOURED.issuperset(parameter.attributes):
@@ -111,7 +105,7 @@ def read(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
         elif rest:
             values[argument.name] = argument.value(rest.pop(0))
     values = {each.name: values.get(each.name, each.default) for each in parameters}
-    if rest or _REQUIRED in values.values():
+    if rest or any(each is _REQUIRED for each in values.values()):
         raise NotPlain
     return values
 

@@ -42,7 +42,7 @@ from hocket.store import DeliveryStage, QueuedDelivery, Session
 from hocket.work import artifacts
 from hocket.work.blobs import Blobs
 from hocket.work.node_access import NodeAccess
-from hocket.work.run_outputs import Content
+from hocket.work.written_outputs import Content
 
 TTL_MS_DEFAULT = 7 * 24 * 3600 * 1000
 LEASE_MS_DEFAULT = 60_000

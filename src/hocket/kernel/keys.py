@@ -4,18 +4,20 @@ value, whichever of the two makes it. Other modules decide where a seed comes fr
 key belongs to.
 """
 
-import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from nacl.bindings import crypto_sign, crypto_sign_open, crypto_sign_seed_keypair
-from nacl.exceptions import CryptoError
+# PyNaCl's compiled part. Its `bindings` load 19 modules first, which takes as long as a short command takes to read.
+from nacl._sodium import ffi, lib  # type: ignore[import-not-found]
+
+if lib.sodium_init() < 0:
+    raise RuntimeError("libsodium cannot start")
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 # Loading OpenSSL takes as long as 200 signatures, and a short command signs one or two.
 FIRST_SIGNATURES = 16
-_TEXT = "ed25519:((?:[0-9a-f]{2})+)"
+_PREFIX = "ed25519:"
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_VALUES = {digit: value for value, digit in enumerate(_BASE58)}
 _DID_PREFIX = "did:key:z"
@@ -32,8 +34,10 @@ class SigningKey:
         if len(seed) != KEY_BYTES:
             raise ValueError(f"a seed has {KEY_BYTES} bytes, not {len(seed)}")
         self.seed = bytes(seed)
-        pair: tuple[bytes, bytes] = crypto_sign_seed_keypair(self.seed)
-        self.public, self._pair = pair
+        public, pair = ffi.new("unsigned char[]", KEY_BYTES), ffi.new("unsigned char[]", KEY_BYTES * 2)
+        if lib.crypto_sign_seed_keypair(public, pair, self.seed) != 0:
+            raise ValueError("libsodium made no key from the seed")
+        self.public, self._pair = ffi.buffer(public)[:], pair
         self._sign: Callable[[bytes], bytes] = self._sign_first
         self._signatures = 0
 
@@ -47,8 +51,11 @@ class SigningKey:
 
             self._sign = Ed25519PrivateKey.from_private_bytes(self.seed).sign
             return self._sign(message)
-        signed: bytes = crypto_sign(message, self._pair)
-        return signed[:SIGNATURE_BYTES]
+        signed = ffi.new("unsigned char[]", SIGNATURE_BYTES + len(message))
+        if lib.crypto_sign(signed, ffi.NULL, message, len(message), self._pair) != 0:
+            raise ValueError("libsodium made no signature")
+        signature: bytes = ffi.buffer(signed, SIGNATURE_BYTES)[:]
+        return signature
 
     def __repr__(self) -> str:
         return f"SigningKey({key_text(self.public)})"
@@ -56,27 +63,29 @@ class SigningKey:
 
 def verify(public: bytes, signature: bytes, message: bytes) -> bool:
     """Whether this key made this signature over this message. Input of any form gives an answer, never an error."""
-    # The binding passes the key to C without checking its length, so it is checked here.
+    # C gets the key without its length.
     if len(public) != KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
-    try:
-        crypto_sign_open(signature + message, public)
-    except CryptoError:
-        return False
-    return True
+    signed = signature + message
+    opened = ffi.new("unsigned char[]", len(signed))
+    is_right: bool = lib.crypto_sign_open(opened, ffi.NULL, signed, len(signed), public) == 0
+    return is_right
 
 
 def key_text(b: bytes) -> str:
     """The text form of a key or a signature."""
-    return f"ed25519:{b.hex()}"
+    return f"{_PREFIX}{b.hex()}"
 
 
 def parse_key(text: str, size: int = KEY_BYTES) -> bytes:
     """The bytes of a key in its text form; with size 64, those of a signature."""
-    found = re.fullmatch(_TEXT, text)
-    if found is None or len(found[1]) != 2 * size:
+    try:
+        found = bytes.fromhex(text.removeprefix(_PREFIX))
+    except ValueError:
+        found = b""
+    if len(found) != size or key_text(found) != text:
         raise ValueError(f"not an ed25519 text of {size} bytes: {text!r}")
-    return bytes.fromhex(found[1])
+    return found
 
 
 @lru_cache(maxsize=4_096)

@@ -12,7 +12,7 @@ import msgspec
 from hocket.kernel.beats.phases import HOLD_BEATS_MAX
 from hocket.kernel.beats.score import Score, checked_score
 from hocket.kernel.budgets import RATES_LABEL, Budget
-from hocket.kernel.decoding import json_decoder
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.placement import NEEDS_MAX, Label
 
@@ -93,7 +93,6 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 DEFAULT = Policy()
 
 _encoder = msgspec.json.Encoder()
-_decoder = json_decoder(Policy)
 
 
 def encode_policy(policy: Policy) -> bytes:
@@ -108,7 +107,7 @@ def decode_policy(envelope: bytes) -> Policy:
         return DEFAULT
     if len(envelope) > POLICY_BYTES_MAX:
         raise ValueError(f"policy of {len(envelope)} bytes; at most {POLICY_BYTES_MAX}")
-    policy = _decoder.decode(envelope)
+    policy = decode_json(envelope, Policy)
     policy.dependencies()
     policy.set_by()
     if policy.score is not None:

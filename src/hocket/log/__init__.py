@@ -125,7 +125,7 @@ class Log:
         if is_shared:
             self.store_check = self._new_check(key, checked)
             store.check_rows(self.store_check)
-        self._sealer_lock = threading.Lock()
+        self._sealed_store, self._sealer_lock = store, threading.Lock()
         self._outbox = OutboxBound()
         self.beat: BeatOf | None = None
         """Given on a node with a tempo: what its ops carry of their beat."""
@@ -152,8 +152,8 @@ class Log:
         from hocket.log.sealing import BackgroundSealer, SharedSealer
 
         if self.store_check is not None:
-            return SharedSealer(self.store, self.store_check.wrote)
-        return BackgroundSealer(self.store, self._signer, self._helpers)
+            return SharedSealer(self._sealed_store, self.store_check.wrote)
+        return BackgroundSealer(self._sealed_store, self._signer, self._helpers)
 
     def _new_check(self, key: SigningKey, checked: CheckedStates | None = None) -> StoreCheck:
         from hocket.log.store_check import StoreCheck

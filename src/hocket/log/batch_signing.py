@@ -3,9 +3,6 @@ slows the others, because they share the interpreter. Under load a separate proc
 """
 
 import os
-import select
-import struct
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +27,8 @@ class SigningProcess:
     """A process that signs with a key. It can sign once it `is_ready`."""
 
     def __init__(self, seed: bytes) -> None:
+        import subprocess
+
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(_PROGRAM)],
             stdin=subprocess.PIPE,
@@ -57,6 +56,8 @@ class SigningProcess:
 
     def sign(self, messages: Sequence[bytes]) -> list[bytes]:
         """Raises OSError if the process is gone."""
+        import struct
+
         sizes = struct.pack(f">I{len(messages)}I", len(messages), *map(len, messages))
         self._write(b"".join((sizes, *messages)))
         if not self._answers_within(ANSWER_S):
@@ -76,6 +77,8 @@ class SigningProcess:
         self._process.wait()
 
     def _answers_within(self, seconds: float) -> bool:
+        import select
+
         assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], seconds)[0])
 

@@ -5,6 +5,7 @@ long, because the process that wrote it has died, another process of the node si
 """
 
 import hashlib
+import os
 import threading
 import time
 from collections import deque
@@ -264,9 +265,7 @@ class BackgroundSealer:
         with self._store.read() as session:
             sealed = session.head().sealed
         if sealed != self._seen:
-            import random
-
-            self._seen, self._patient_until = sealed, time.monotonic() + ABANDONED_S * random.uniform(1, 2)
+            self._seen, self._patient_until = sealed, time.monotonic() + ABANDONED_S * (1 + os.urandom(1)[0] / 256)
         if sealed >= max(unsealed):
             self._forget_sealed(sealed)  # another thread has stored them
         elif sealed + 1 in unsealed:

@@ -63,14 +63,14 @@ def check_whole(home: Home, store: Store) -> None:
     """Raises Conflict if the store is a copy: the target of a move that has not ended, or a replica."""
     with store.read() as session:
         is_unfinished, is_replica = bool(session.meta(MOVING)), session.meta(REPLICA) is not None
-    where, why = without_password(str(home.store_address)), ""
+    why = ""
     if is_unfinished:
         why = "has only a part of a log that is being moved there; run `hocket store move` again"
     elif is_replica and replica_in(store) is None:
         why = "is a replica of another store, which takes the changes; use that one"
     if why:
         store.close()
-        raise Conflict(f"{where} {why}")
+        raise Conflict(f"{without_password(str(home.store_address))} {why}")
 
 
 def check_idle(session: Session, liveness: Liveness, now_ms: int, before: str) -> None:

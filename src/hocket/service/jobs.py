@@ -17,7 +17,6 @@ from hocket.kernel.subjects import JOB
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.service.op_lines import OpLine
 from hocket.store import JobEntry, JobFilter, Session, Stage
-from hocket.work import view
 from hocket.work.job_states import JobState
 
 if TYPE_CHECKING:
@@ -127,6 +126,8 @@ def page(service: Service, wanted: JobQuery) -> JobsPage:
 def _page(service: Service, session: Session, wanted: JobQuery) -> JobsPage:
     entries = _select(session, wanted, wanted.limit + 1) if wanted.roster is None else _asked(service, session, wanted)
     shown = entries[: wanted.limit]
+    from hocket.work import view
+
     pids = {worker.number: worker.pid for worker in session.workers()}
     held = [entry for entry in shown if entry.stage is Stage.CLAIMED and entry.worker in pids]
     return JobsPage(

@@ -5,7 +5,6 @@ from hocket.kernel.decoding import convert
 from hocket.kernel.ids import ulid_text
 from hocket.service import ServiceAnswer
 from hocket.store import OpRow
-from hocket.work import view
 
 
 class OpLine(ServiceAnswer, frozen=True):
@@ -26,6 +25,8 @@ class OpLine(ServiceAnswer, frozen=True):
 
 
 def op_line(row: OpRow) -> OpLine:
+    from hocket.work import view
+
     try:
         return convert(view.op_line(row), OpLine)
     except ValueError as error:

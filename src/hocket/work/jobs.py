@@ -36,8 +36,8 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Transaction
 from hocket.store.locks import UNIQUE_KEY
-from hocket.work.run_outputs import NOTHING, Content, WrittenOutputs, creation
 from hocket.work.tracing import tracer
+from hocket.work.written_outputs import NOTHING, Content, WrittenOutputs, creation
 
 KIND = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 KIND_LENGTH_MAX = 255
