@@ -78,6 +78,18 @@ RULES = "rules"
 SCHEDULE_JOB = number_of(ScheduleJob)
 
 
+def load() -> None:
+    """Loads what a log needs to write ops and to admit them. A process that stays calls it at its start, so that no
+    request waits for a module.
+    """
+    from importlib import import_module
+
+    for name in ("author_check", "intake", "links", "lock_projector", "message_projector", "output_quota", "sealing"):
+        import_module(f"{__name__}.{name}")
+    for family in ("availability", "locks", "rows"):
+        import_module(f"hocket.kernel.{family}")
+
+
 class Log:
     """`wall` gives the time and `randomness` that many random bytes; both are arguments, so that a simulation can
     choose them. `physical` is the machine's own clock in milliseconds; `wall` may run ahead of it once another node has

@@ -32,7 +32,6 @@ from hocket.node.runtime import Runtime
 from hocket.store import Session
 from hocket.work.blobs import Blobs
 from hocket.work.node_access import NodeAccess
-from hocket.work.run_outputs import contain
 
 T = TypeVar("T")
 Body = bytes | str | Any
@@ -176,6 +175,10 @@ def draft_of(
     plain = plain_draft(
         receiver, body, agent=agent, type=type, thread=thread, reply_to=reply_to, priority=priority, ttl=ttl
     )
+    if not attachments:
+        return inbox.check_draft(plain)
+    from hocket.work.run_outputs import contain
+
     named = [each if isinstance(each, tuple) else (Path(each).name, each) for each in attachments]
     return inbox.check_draft(
         plain._replace(attachments=tuple((name, contain(blobs, content)) for name, content in named))
