@@ -8,10 +8,13 @@ the state, reads the clock and emits an event at each change of state.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from hocket.errors import CircuitOpen
-from hocket.events import BreakerClosed, BreakerOpened, BreakerProbing, Emit, Event, ignore
 from hocket.kernel.breaker import OPEN_MS, Breaker, BreakerState
+
+if TYPE_CHECKING:
+    from hocket.events import Emit, Event
 
 
 class CircuitBreaker:
@@ -23,7 +26,7 @@ class CircuitBreaker:
         self,
         what: str,
         monotonic: Callable[[], float],
-        emit: Emit = ignore,
+        emit: "Emit | None" = None,
         *,
         refusal: type[CircuitOpen] = CircuitOpen,
         changed: Callable[[Breaker], None] = lambda breaker: None,
@@ -31,7 +34,7 @@ class CircuitBreaker:
     ) -> None:
         self.pause_ms = pause_ms
         self._what, self._monotonic, self._refusal, self._changed = what, monotonic, refusal, changed
-        self.emit = emit
+        self.emit: Emit | None = emit
         self.breaker = Breaker()
         self._lock = threading.Lock()
 
@@ -85,16 +88,19 @@ class CircuitBreaker:
     def _report(self, before: Breaker, after: Breaker) -> None:
         if (event := transition(self._what, before, after, self.pause_ms())) is not None:
             self._changed(after)
-            self.emit(event)
+            if self.emit is not None:
+                self.emit(event)
 
     def _now_ms(self) -> int:
         return int(self._monotonic() * 1000)
 
 
-def transition(what: str, before: Breaker, after: Breaker, pause_ms: int = OPEN_MS) -> Event | None:
+def transition(what: str, before: Breaker, after: Breaker, pause_ms: int = OPEN_MS) -> "Event | None":
     """The event of a change of state; None if the state is the same."""
     if after.call == before.call:
         return None
+    from hocket.events import BreakerClosed, BreakerOpened, BreakerProbing
+
     if after.state is BreakerState.CLOSED:
         return BreakerClosed(what)
     if after.state is BreakerState.HALF_OPEN:

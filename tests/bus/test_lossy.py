@@ -26,7 +26,8 @@ from hocket.testing import sim
 from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.testing.sim.loop import run as run_virtually
 from hocket.testing.sim.node import _SimRuntime
-from hocket.work.handlers import Handlers, JobType, policy
+from hocket.work.drafts import policy
+from hocket.work.handlers import Handlers, JobType
 from hocket.work.runner import Context
 from hocket.work.worker import Worker, WorkerOptions
 from tests.work.mesh import Mesh, mesh_in

@@ -185,16 +185,3 @@ def test_no_payload_can_drive_a_terminal(hocket: Program):
     assert "\\\\u001b" in hocket("show", job_id, code=0).out or "u001b[2J" in hocket("show", job_id, code=0).out
     hocket("cancel", job_id, "--reason", "\x1b[2Jgone", code=0)
     assert "\\x1b[2Jgone" in hocket("show", job_id, code=0).out
-
-
-@pytest.mark.touches("VX-01")
-def test_a_submit_loads_neither_rich_nor_asyncio(hocket: Program):
-    done = subprocess.run(
-        [PROGRAM[0], "-X", "importtime", *PROGRAM[1:], "submit", "test.echo"],
-        capture_output=True,
-        text=True,
-        env=hocket.environment(),
-    )
-    loaded = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
-    assert done.returncode == 0 and "hocket.node.runtime" in loaded
-    assert not loaded & {"rich", "rich.console", "asyncio", "cronsim", "hocket.node.node", "hocket.work.worker"}

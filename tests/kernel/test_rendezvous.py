@@ -18,8 +18,8 @@ from hocket.kernel.ids import node_id, ulid_text
 from hocket.kernel.jws import detached, open_detached
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import bound, decode, encode, sign, unsigned, verify_op
+from hocket.kernel.policy import CLAIM_TIMEOUT_MS
 from hocket.kernel.rendezvous import (
-    CLAIM_TIMEOUT_MS,
     WEIGHT_MAX,
     WEIGHT_MIN,
     AnnouncedClaim,

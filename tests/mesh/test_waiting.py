@@ -14,7 +14,7 @@ from hocket.kernel.vocabulary import RouteKind
 from hocket.mesh import peers
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.waiting import Waiting, WaitReason
-from hocket.node.delivery import waiting_of
+from hocket.node.job_waits import waiting_of
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs, kinds
 from hocket.work.command import request

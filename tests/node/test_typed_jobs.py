@@ -13,7 +13,8 @@ import pytest
 import hocket
 import hocket.testing
 from hocket.work import job_options
-from hocket.work.handlers import _OPTIONS, REGISTRY
+from hocket.work.drafts import _OPTIONS
+from hocket.work.handlers import REGISTRY
 
 MOMENT = datetime(2026, 1, 2, tzinfo=UTC)
 got: list[Any] = []

@@ -18,7 +18,7 @@ from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MIN
 from hocket.node.runtime import Runtime
 from hocket.node.tempo_timeline import home_timeline, keep_change
 from hocket.node.worker_tempo import hold_length, lease_ms
-from hocket.work.handlers import policy, said
+from hocket.work.drafts import policy, said
 
 PATIENCE_S = 30.0
 POLICY = "cluster_id: choir\ninitial_bpm: 60\nbar_len_beats: 4\n"

@@ -12,7 +12,7 @@ from hocket.coordination.locks import moment
 from hocket.coordination.presence import AgentSaid, NodePresence, NodeSaid
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.mesh.grants import parse_grants
-from hocket.node.delivery import waiting_of
+from hocket.node.job_waits import waiting_of
 from hocket.node.runtime import Runtime
 from hocket.service import Service, agents, inbox, locks, nodes, status
 from hocket.work.handlers import kind

@@ -43,7 +43,7 @@ from hocket.store import (
 from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteStore
 from hocket.work import claiming, jobs, rescue
 from hocket.work.jobs import Draft, Held
-from hocket.work.run_outputs import Content, creation
+from hocket.work.written_outputs import Content, creation
 from tests.log.roster.world import INTRODUCTIONS, READER, Script, introduction, job_id, new_log, sent, signed
 
 

@@ -20,7 +20,8 @@ from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs
 from hocket.work.jobs import Draft, Held
 from hocket.work.proofs import OUTPUT_TYPE, STREAM_TYPES
-from hocket.work.run_outputs import NOTHING, RunOutputs
+from hocket.work.run_outputs import RunOutputs
+from hocket.work.written_outputs import NOTHING
 
 KIND = "hocket.run"
 MANIFEST: dict[str, Any] = {"command": ["sh", "-c"], "args": ["make dist"], "timeout": 60, "env": {"CI": "1"}}

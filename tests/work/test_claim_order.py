@@ -30,7 +30,8 @@ from hocket.node.runtime import Runtime
 from hocket.store import Place, Stage, WorkerRow
 from hocket.work import claim_order, claiming, jobs
 from hocket.work.claim_order import UNSIGNED_MS, ClaimOrder, is_ranked
-from hocket.work.handlers import kind, policy
+from hocket.work.drafts import policy
+from hocket.work.handlers import kind
 from hocket.work.heard_claims import HeardClaims
 from hocket.work.members import EXPIRY_MS, REFRESH_MS, Members
 from hocket.work.processes import ProcessLock, lock_path

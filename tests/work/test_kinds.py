@@ -21,7 +21,8 @@ from hocket.log import Log, Transaction
 from hocket.work import claiming, cron, jobs
 from hocket.work import kinds as work_kinds
 from hocket.work.cron import NewSchedule
-from hocket.work.handlers import Handlers, JobType, draft, policy, said
+from hocket.work.drafts import draft, policy, said
+from hocket.work.handlers import Handlers, JobType
 from tests.log.roster import world
 from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import INTRODUCTIONS

@@ -12,7 +12,8 @@ from hocket.kernel.policy import DEFAULT
 from hocket.node.handles import SyncHandle
 from hocket.node.node import SyncNode
 from hocket.store import Session
-from hocket.work.handlers import JobType, policy
+from hocket.work.drafts import policy
+from hocket.work.handlers import JobType
 from hocket.work.serving import Serving, read_serving
 from hocket.work.why import explain
 

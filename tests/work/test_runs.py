@@ -13,8 +13,9 @@ import hocket
 from hocket.kernel.ids import ulid_text
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs
+from hocket.work.drafts import draft
 from hocket.work.handler_threads import HandlerThreads
-from hocket.work.handlers import JobType, draft
+from hocket.work.handlers import JobType
 from hocket.work.json_values import encode_json
 from hocket.work.runner import Run, Step
 from tests.work.mesh import PATIENCE_S, Mesh, wait_for

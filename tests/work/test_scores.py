@@ -10,7 +10,7 @@ from hocket.errors import Usage
 from hocket.kernel.beats.file_fields import BadField
 from hocket.kernel.beats.score import Score, read_score
 from hocket.kernel.policy import DEFAULT, Policy, decode_policy, encode_policy, readable_policy
-from hocket.work.handlers import policy
+from hocket.work.drafts import policy
 
 TEXT = "score:\n  phases: {plan: 2, work: 4, review: 2}\n  wait_budget: {help: 2}\n  retry: {max_phrases: 2}\n"
 SCORE = read_score(TEXT.encode())

@@ -30,9 +30,19 @@ def main(arguments: list[str] | None = None) -> "NoReturn":
     except BrokenPipeError:
         code = PIPE_CLOSED
     code = _flushed(code)
+    if _leaves_nothing():
+        os._exit(code)
     # At exit, no object needs a last collection.
     gc.freeze()
     sys.exit(code)
+
+
+def _leaves_nothing() -> bool:
+    """Whether the process can end at once: no function wants to run at exit, and no thread is left. Otherwise the
+    interpreter takes every module apart first.
+    """
+    threads = sys.modules.get("threading")
+    return "atexit" not in sys.modules and (threads is None or threads.active_count() == 1)
 
 
 class _AnswerForm:

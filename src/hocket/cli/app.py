@@ -3,13 +3,12 @@ common commands start fast. `hocket --help` shows the list below.
 """
 
 import os
-from importlib import import_module
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Any
 
-import typer
-from typer.core import TyperGroup
-from typer.main import get_command
-
+from hocket.cli.declarations import loaded
+from hocket.cli.declarations import new_app as new_app
+from hocket.cli.plain_lines import NotPlain, call, chosen, read
 from hocket.cli.settings import HomeOption, JsonOption
 
 COMMANDS = {
@@ -79,85 +78,12 @@ COMMANDS = {
     "doctor": ("doctor:app", "Check this node for problems and suggest fixes."),
 }
 
-EPILOG = """\
-First steps:
-
-\b
-  hocket init
-  hocket submit acme.render '{"frame": 7}' --wait
-  hocket work tasks.py          (in another shell: runs the handlers in tasks.py)
-
-Environment: HOCKET_HOME, HOCKET_PASSPHRASE, HOCKET_DEBUG, HOCKET_MESH_ENABLED, HOCKET_MESH_NODE_ID,
-HOCKET_MESH_CONTROL_ADDR, HOCKET_MESH_SCOPE_ID, HOCKET_MESH_TOKEN, HOCKET_STORE, HOCKET_STORE_LISTEN,
-HOCKET_STORE_READ, HOCKET_REPLICA, HOCKET_DB_PATH, HOCKET_DB_URL, HOCKET_DB_TOKEN, HOCKET_DB_CIRCUIT_BREAKER,
-HOCKET_BUS, HOCKET_BUS_CREDENTIALS, HOCKET_BUS_CA,
-HOCKET_RATES, HOCKET_TRACES; docs/environment.md explains them.
-
-Exit codes: 0 done, 1 the job or the check failed, 2 usage, 3 conflict, 4 not authorised, 5 unreachable.
-"""
+# Set by a shell that asks for completions.
+COMPLETION = "_HOCKET_COMPLETE"
 
 
-def new_app(*, add_completion: bool = False, **options: Any) -> typer.Typer:
-    """Creates a typer application with plain help and no boxes. Errors go to `hocket.cli.main`."""
-    return typer.Typer(
-        add_completion=add_completion,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-        **options,
-    )
-
-
-class CommandGroup(TyperGroup):
-    """Finds commands by name without loading the others."""
-
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
-        return get_command(getattr(import_module(f"hocket.cli.{module}"), name))
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, sentence) for name, (_, sentence) in COMMANDS.items()])
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            # Typer would end the process here; `hocket.cli.main` handles a closed pipe itself.
-            raise _PipeClosed from None
-
-
-class _PipeClosed(Exception):
-    pass
-
-
-app = new_app(cls=CommandGroup, epilog=EPILOG, add_completion=True)
-
-
-def _show_version(value: bool) -> None:
-    if value:
-        print(f"hocket {import_module('hocket').__version__}")
-        raise typer.Exit()
-
-
-@app.callback()
-def hocket(
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
-    ] = False,
-) -> None:
-    """A work mesh: jobs shared by many machines, each held by exactly one, every step signed.
-
-    --home and --json work before or after the command.
-    """
+def begin(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Runs before every command."""
     if any(name.startswith("HOCKET_") and name != "HOCKET_HOME" for name in os.environ):
         from hocket.cli.variable_check import check_variables
 
@@ -167,11 +93,26 @@ def hocket(
 def run(arguments: list[str]) -> int:
     """Runs one command and returns its exit code. Raises errors."""
     try:
-        code = get_command(app).main(arguments or ["--help"], prog_name="hocket", standalone_mode=False)
-    except _PipeClosed:
-        raise BrokenPipeError from None
-    except typer.Abort:
+        steps = _plain_steps(arguments)
+    except NotPlain:
+        from hocket.cli.typer_program import run_typer
+
+        return run_typer(arguments)
+    try:
+        for function, values in steps:
+            call(function, values)
+    except EOFError:  # the answer to a question
         raise KeyboardInterrupt from None
-    if not arguments:
-        return 2
-    return code if isinstance(code, int) else 0
+    return 0
+
+
+def _plain_steps(arguments: list[str]) -> list[tuple[Callable[..., Any], dict[str, Any]]]:
+    """What a plain command line runs, in this order. Raises NotPlain for every other line."""
+    words, own = list(arguments), []
+    while words and words[0].startswith("-"):
+        own.append(words.pop(0))
+        if own[-1] == "--home" and words:
+            own.append(words.pop(0))
+    if COMPLETION in os.environ or not words or words[0] not in COMMANDS:
+        raise NotPlain
+    return [(begin, read(begin, own)), *chosen(loaded(COMMANDS[words[0]][0]), words[1:])]

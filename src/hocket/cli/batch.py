@@ -24,7 +24,7 @@ from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.work import jobs
-from hocket.work.handlers import OPTION_NAMES, draft, likely, policy
+from hocket.work.drafts import OPTION_NAMES, draft, likely, policy
 from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, Submitted
 
 LINES_MAX = 1_000_000

@@ -81,7 +81,7 @@ def add(
     """
     from hocket.service import schedules
     from hocket.work.cron import NewSchedule
-    from hocket.work.handlers import draft
+    from hocket.work.drafts import draft
 
     options = given(
         priority=priority,

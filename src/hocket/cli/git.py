@@ -25,7 +25,7 @@ CONCURRENCY_MAX = 1_000
 SHORT_ID_CHARS = 12
 
 app = new_app()
-app.add_typer(git_trust.app, name="trust")
+app.add_group(git_trust.app, "trust")
 app.command()(git_hook.hook)
 app.command()(git_hook.received)
 

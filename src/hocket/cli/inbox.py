@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from hocket.cli.app import new_app
+from hocket.cli.declarations import Argument, Context, Option, new_app
 from hocket.cli.job import moment
 from hocket.cli.options import Agent, checked_agent
 from hocket.cli.output import emit, say, table
@@ -20,20 +18,20 @@ if TYPE_CHECKING:
 send_app, ask_app, reply_app, inbox_app, ack_app, nack_app, dead_app, thread_app = (new_app() for _ in range(8))
 
 BODY_CHARS_SHOWN = 60
-MessageId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, or its beginning.")]
+MessageId = Annotated[str, Argument(metavar="ID", help="The message's id, or its beginning.")]
 
 
 @send_app.command()
 def send(
-    to: Annotated[str, typer.Argument(metavar="TO", help="An agent, agent@node, a group like team/, or all.")],
-    body: Annotated[str, typer.Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
-    type: Annotated[str, typer.Option("--type", metavar="TYPE", help="What kind of message it is.")] = "",
-    thread: Annotated[str | None, typer.Option("--thread", metavar="ID", help="The first message of a thread.")] = None,
-    reply_to: Annotated[str | None, typer.Option("--reply-to", metavar="ID", help="The message it answers.")] = None,
-    priority: Annotated[int, typer.Option("--priority", metavar="N", help="Higher ones are delivered first.")] = 0,
-    ttl: Annotated[str, typer.Option("--ttl", metavar="DURATION", help="When it expires if nobody claims it.")] = "7d",
+    to: Annotated[str, Argument(metavar="TO", help="An agent, agent@node, a group like team/, or all.")],
+    body: Annotated[str, Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
+    type: Annotated[str, Option("--type", metavar="TYPE", help="What kind of message it is.")] = "",
+    thread: Annotated[str | None, Option("--thread", metavar="ID", help="The first message of a thread.")] = None,
+    reply_to: Annotated[str | None, Option("--reply-to", metavar="ID", help="The message it answers.")] = None,
+    priority: Annotated[int, Option("--priority", metavar="N", help="Higher ones are delivered first.")] = 0,
+    ttl: Annotated[str, Option("--ttl", metavar="DURATION", help="When it expires if nobody claims it.")] = "7d",
     attach: Annotated[
-        list[Path] | None, typer.Option("--attach", metavar="FILE", help="Send a file along; may be repeated.")
+        list[Path] | None, Option("--attach", metavar="FILE", help="Send a file along; may be repeated.")
     ] = None,
     agent: Agent = None,
     home: HomeOption = None,
@@ -69,10 +67,10 @@ def send(
 
 @ask_app.command()
 def ask(
-    to: Annotated[str, typer.Argument(metavar="TO", help="An agent, agent@node, a group like team/, or all.")],
-    body: Annotated[str, typer.Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
-    type: Annotated[str, typer.Option("--type", metavar="TYPE", help="What kind of message it is.")] = "",
-    wait: Annotated[str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the reply.")] = "30s",
+    to: Annotated[str, Argument(metavar="TO", help="An agent, agent@node, a group like team/, or all.")],
+    body: Annotated[str, Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
+    type: Annotated[str, Option("--type", metavar="TYPE", help="What kind of message it is.")] = "",
+    wait: Annotated[str, Option("--wait", metavar="DURATION", help="How long to wait for the reply.")] = "30s",
     agent: Agent = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -93,7 +91,7 @@ def ask(
 @reply_app.command()
 def reply(
     id: MessageId,
-    body: Annotated[str, typer.Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
+    body: Annotated[str, Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
     agent: Agent = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -117,17 +115,17 @@ def reply(
 def inbox(
     agent: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--agent",
             metavar="NAME",
             callback=checked_agent,
             help="Whose messages. Default: everybody's; for a claim as in send.",
         ),
     ] = None,
-    claim: Annotated[int | None, typer.Option("--claim", metavar="N", help="Claim up to N messages.")] = None,
-    lease: Annotated[str, typer.Option("--lease", metavar="DURATION", help="How long you hold them.")] = "1m",
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for more messages, without end.")] = False,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="How many to list.")] = 50,
+    claim: Annotated[int | None, Option("--claim", metavar="N", help="Claim up to N messages.")] = None,
+    lease: Annotated[str, Option("--lease", metavar="DURATION", help="How long you hold them.")] = "1m",
+    follow: Annotated[bool, Option("--follow", help="Wait for more messages, without end.")] = False,
+    limit: Annotated[int, Option("--limit", metavar="N", help="How many to list.")] = 50,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -181,8 +179,8 @@ def ack(id: MessageId, agent: Agent = None, home: HomeOption = None, as_json: Js
 @nack_app.command()
 def nack(
     id: MessageId,
-    delay: Annotated[str, typer.Option("--delay", metavar="DURATION", help="Deliver it again only after this.")] = "0s",
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why you return it.")] = "",
+    delay: Annotated[str, Option("--delay", metavar="DURATION", help="Deliver it again only after this.")] = "0s",
+    reason: Annotated[str, Option("--reason", metavar="TEXT", help="Why you return it.")] = "",
     agent: Agent = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -205,7 +203,7 @@ def nack(
 
 
 @dead_app.callback(invoke_without_command=True)
-def dead_group(context: typer.Context, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def dead_group(context: Context, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the messages that could not be delivered, and retry them: those that were tried too often, and those that
     nobody claimed before they expired.
 
@@ -235,7 +233,7 @@ def list_dead(home: HomeOption = None, as_json: JsonOption = False) -> None:
 @dead_app.command()
 def retry(
     id: MessageId,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why it will work now.")] = "",
+    reason: Annotated[str, Option("--reason", metavar="TEXT", help="Why it will work now.")] = "",
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -5,34 +5,32 @@
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from hocket.cli.app import new_app
+from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.output import emit, fields, lines, on_terminal, progress, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.errors import Conflict, Usage
 
 if TYPE_CHECKING:
     from hocket.service.jobs import JobDetails
-    from hocket.service.ops import OpLine
+    from hocket.service.op_lines import OpLine
     from hocket.work.bulk import BulkChange
 
 show_app, cancel_app, retry_app = new_app(), new_app(), new_app()
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.")]
+JobArgument = Annotated[str, Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.")]
 OneJob = Annotated[
     str | None,
-    typer.Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.", show_default=False),
+    Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.", show_default=False),
 ]
 KindFilter = Annotated[
     str | None,
-    typer.Option("--kind", metavar="KIND", help="All jobs of this kind; `acme.` means all kinds below it."),
+    Option("--kind", metavar="KIND", help="All jobs of this kind; `acme.` means all kinds below it."),
 ]
 AgeFilter = Annotated[
-    str | None, typer.Option("--older-than", metavar="DURATION", help="All jobs submitted longer ago, like 1h.")
+    str | None, Option("--older-than", metavar="DURATION", help="All jobs submitted longer ago, like 1h.")
 ]
-YesOption = Annotated[bool, typer.Option("--yes", help="Change many jobs without a question.")]
-ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; recorded on the log.")]
+YesOption = Annotated[bool, Option("--yes", help="Change many jobs without a question.")]
+ReasonOption = Annotated[str, Option("--reason", metavar="TEXT", help="Why; recorded on the log.")]
 
 
 @show_app.command()
@@ -43,12 +41,12 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonOption = False)
       hocket show 01J9ZC
       hocket show 01J9ZC --json | jq .result
     """
-    from hocket.service import jobs, nodes
+    from hocket.service import jobs
 
     with open_service() as service:
         service.refresh()
         shown = jobs.show(service, job)
-        names = nodes.names(service)
+        names = service.names()
     emit(shown)
     fields(_fields(shown, names))
     for name, text in (("error", shown.error), ("traceback", shown.traceback)):
@@ -142,7 +140,7 @@ def cancel(
     job: OneJob = None,
     kind: KindFilter = None,
     state: Annotated[
-        str | None, typer.Option("--state", metavar="STATE", help="All jobs in this state: pending or running.")
+        str | None, Option("--state", metavar="STATE", help="All jobs in this state: pending or running.")
     ] = None,
     older_than: AgeFilter = None,
     yes: YesOption = False,
@@ -172,7 +170,7 @@ def retry(
     kind: KindFilter = None,
     state: Annotated[
         str | None,
-        typer.Option("--state", metavar="STATE", help="All jobs in this state: failed (the default) or cancelled."),
+        Option("--state", metavar="STATE", help="All jobs in this state: failed (the default) or cancelled."),
     ] = None,
     older_than: AgeFilter = None,
     yes: YesOption = False,
@@ -231,7 +229,12 @@ def _change_many(
 def _confirmed(question: str, found: int) -> bool:
     if settings.as_json or not (on_terminal(sys.stdin) and on_terminal(sys.stderr)):
         raise Usage(f"{_counted(found)} match; give --yes to go on without a question")
-    return typer.confirm(question, err=True)
+    import typer
+
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
 
 
 def _counted(number: int) -> str:

@@ -5,9 +5,8 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import Option, new_app
 from hocket.cli.options import StateOption
 from hocket.cli.output import ago, console, emit, notice, on_terminal
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
@@ -34,19 +33,19 @@ app = new_app()
 def jobs(
     state: StateOption = None,
     outcome: Annotated[
-        OutcomeName | None, typer.Option("--outcome", help="Only ended jobs with this outcome.", hidden=True)
+        OutcomeName | None, Option("--outcome", help="Only ended jobs with this outcome.", hidden=True)
     ] = None,
     kind: Annotated[
-        str | None, typer.Option("--kind", metavar="KIND", help="Only this kind; `acme.` for all kinds below acme.")
+        str | None, Option("--kind", metavar="KIND", help="Only this kind; `acme.` for all kinds below acme.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="The most to list.")] = 50,
+    limit: Annotated[int, Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="The most to list.")] = 50,
     claimable: Annotated[
-        bool, typer.Option("--claimable", help="Only pending jobs that this node may claim now, oldest first.")
+        bool, Option("--claimable", help="Only pending jobs that this node may claim now, oldest first.")
     ] = False,
     overdue: Annotated[
-        bool, typer.Option("--overdue", help="Only running jobs that are past their deadline, oldest first.")
+        bool, Option("--overdue", help="Only running jobs that are past their deadline, oldest first.")
     ] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Keep showing every change until Ctrl-C.")] = False,
+    watch: Annotated[bool, Option("--watch", help="Keep showing every change until Ctrl-C.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -1,11 +1,8 @@
 """`hocket lock`: locks with fences, for agents that share files. `run` holds a lock while a command runs."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-from typer.core import TyperCommand
-
-from hocket.cli.app import new_app
+from hocket.cli.declarations import Argument, Context, Option, new_app
 from hocket.cli.job import moment
 from hocket.cli.options import Agent, checked_agent, seconds
 from hocket.cli.output import emit, say, table
@@ -18,34 +15,30 @@ if TYPE_CHECKING:
     from hocket.node.locks import LockOptions
     from hocket.service import Service
 
-COMMAND = "hocket.command"
-
 app = new_app()
 
-Key = Annotated[str, typer.Argument(metavar="KEY", help="What is locked, like file:src/lib.rs.")]
+Key = Annotated[str, Argument(metavar="KEY", help="What is locked, like file:src/lib.rs.")]
 Keys = Annotated[
     list[str],
-    typer.Argument(metavar="KEY...", help="What to lock, like file:src/lib.rs or file:src/**; all keys at once."),
+    Argument(metavar="KEY...", help="What to lock, like file:src/lib.rs or file:src/**; all keys at once."),
 ]
 Lease = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--lease",
         metavar="DURATION",
         help="How long it lasts unless renewed, or 4b in beats; default 30s for file:, else 5m.",
     ),
 ]
 # The earlier name of --lease.
-OldLease = Annotated[str | None, typer.Option("--ttl", hidden=True)]
-Shared = Annotated[bool, typer.Option("--shared", help="Hold it together with other shared holders.")]
-Wait = Annotated[
-    str | None, typer.Option("--wait", metavar="DURATION", help="How long to wait for it; default: not at all.")
-]
+OldLease = Annotated[str | None, Option("--ttl", hidden=True)]
+Shared = Annotated[bool, Option("--shared", help="Hold it together with other shared holders.")]
+Wait = Annotated[str | None, Option("--wait", metavar="DURATION", help="How long to wait for it; default: not at all.")]
 Scope = Annotated[
     str,
-    typer.Option("--scope", metavar="REPO", help="What the keys belong to, such as a repository.", show_default=False),
+    Option("--scope", metavar="REPO", help="What the keys belong to, such as a repository.", show_default=False),
 ]
-Fence = Annotated[int, typer.Option("--fence", metavar="N", help="The fence that `lock acquire` gave.")]
+Fence = Annotated[int, Option("--fence", metavar="N", help="The fence that `lock acquire` gave.")]
 
 
 @app.callback()
@@ -127,12 +120,10 @@ def renew(
 @app.command()
 def release(
     key: Annotated[
-        str | None, typer.Argument(metavar="KEY", help="What is locked, like file:src/lib.rs.", show_default=False)
+        str | None, Argument(metavar="KEY", help="What is locked, like file:src/lib.rs.", show_default=False)
     ] = None,
-    fence: Annotated[
-        int | None, typer.Option("--fence", metavar="N", help="The fence that `lock acquire` gave.")
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All locks that the agent holds on this node.")] = False,
+    fence: Annotated[int | None, Option("--fence", metavar="N", help="The fence that `lock acquire` gave.")] = None,
+    everything: Annotated[bool, Option("--all", help="All locks that the agent holds on this node.")] = False,
     agent: Agent = None,
     scope: Scope = "",
     home: HomeOption = None,
@@ -171,7 +162,7 @@ def release(
 @app.command("list")
 def list_locks(
     scope: Annotated[
-        str | None, typer.Option("--scope", metavar="REPO", help="Only the locks of this scope.", show_default=False)
+        str | None, Option("--scope", metavar="REPO", help="Only the locks of this scope.", show_default=False)
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -231,7 +222,7 @@ def show(key: Key, scope: Scope = "", home: HomeOption = None, as_json: JsonOpti
 @app.command("break")
 def break_lock(
     key: Key,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is on the log.")],
+    reason: Annotated[str, Option("--reason", metavar="TEXT", help="Why; it is on the log.")],
     scope: Scope = "",
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -251,25 +242,16 @@ def break_lock(
         say(f"{', '.join(each.keys)} taken from {each.agent} on {each.holder} (fence {each.fence})")
 
 
-class RunCommand(TyperCommand):
-    """Takes what stands after `--` as the command, whatever it looks like."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        end = args.index("--") if "--" in args else len(args)
-        ctx.meta[COMMAND] = args[end + 1 :]
-        return super().parse_args(ctx, args[:end])
-
-
-@app.command(cls=RunCommand)
+@app.command(cls="lock_command:RunCommand")
 def run(
-    context: typer.Context,
+    context: Context,
     keys: Annotated[
         list[str],
-        typer.Argument(metavar="KEY... -- CMD [ARG...]", help="What to lock; the command to run stands after --."),
+        Argument(metavar="KEY... -- CMD [ARG...]", help="What to lock; the command to run stands after --."),
     ],
     agent: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--agent",
             metavar="NAME",
             envvar="HOCKET_AGENT",
@@ -293,6 +275,9 @@ def run(
       hocket lock run file:src/lib.rs --wait 1m -- ./edit src/lib.rs
       hocket lock run 'file:src/**' --shared -- cargo test
     """
+    import typer
+
+    from hocket.cli.lock_command import COMMAND
     from hocket.cli.lock_run import run_locked
 
     options: LockOptions = {"ttl": lease or ttl, "shared": shared, "wait": wait or 0, "scope": scope}

@@ -15,6 +15,7 @@ from hocket.errors import Failed, Usage
 from hocket.kernel.plurals import counted
 from hocket.kernel.safe_text import clean
 from hocket.service import ops
+from hocket.service.op_lines import OpLine
 from hocket.service.ops import LIMIT_MAX
 
 app = new_app()
@@ -59,7 +60,7 @@ def log(
                 sys.stdout.flush()
 
 
-def _say(line: ops.OpLine, follow: bool) -> None:
+def _say(line: OpLine, follow: bool) -> None:
     if follow and settings.as_json:
         emit(line)
     if settings.as_json:

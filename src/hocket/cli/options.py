@@ -7,8 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from hocket.cli.declarations import Option
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
@@ -18,112 +17,112 @@ if TYPE_CHECKING:
 
 PAYLOAD_READ_MAX = 8 * 1024 * 1024
 
-Priority = Annotated[int | None, typer.Option("--priority", metavar="N", help="Higher runs sooner; default 0.")]
+Priority = Annotated[int | None, Option("--priority", metavar="N", help="Higher runs sooner; default 0.")]
 NotBefore = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--not-before", metavar="TIME", help="Start no earlier: ISO-8601, +30s from now, or milliseconds since 1970."
     ),
 ]
 After = Annotated[
     list[str] | None,
-    typer.Option("--after", metavar="JOB", help="Start when that job has succeeded; may be repeated."),
+    Option("--after", metavar="JOB", help="Start when that job has succeeded; may be repeated."),
 ]
 Unique = Annotated[
     str | None,
-    typer.Option("--unique", metavar="KEY", help="Allow only one active job of this kind and key."),
+    Option("--unique", metavar="KEY", help="Allow only one active job of this kind and key."),
 ]
 UniqueFor = Annotated[
-    str | None, typer.Option("--unique-for", metavar="DURATION", help="Also for this long after the job was submitted.")
+    str | None, Option("--unique-for", metavar="DURATION", help="Also for this long after the job was submitted.")
 ]
-Retries = Annotated[int | None, typer.Option("--retries", metavar="N", help="How often to retry a failed job.")]
+Retries = Annotated[int | None, Option("--retries", metavar="N", help="How often to retry a failed job.")]
 Lease = Annotated[
     str | None,
-    typer.Option("--lease", metavar="DURATION", help="How long a claim lasts unless renewed: 30s, or 4b in beats."),
+    Option("--lease", metavar="DURATION", help="How long a claim lasts unless renewed: 30s, or 4b in beats."),
 ]
 Timeout = Annotated[
     str | None,
-    typer.Option("--timeout", metavar="DURATION", help="How long one run may take before it fails; 0: no limit."),
+    Option("--timeout", metavar="DURATION", help="How long one run may take before it fails; 0: no limit."),
 ]
 Concurrency = Annotated[
-    int | None, typer.Option("--concurrency", metavar="N", help="How many jobs of this kind run at once.")
+    int | None, Option("--concurrency", metavar="N", help="How many jobs of this kind run at once.")
 ]
 Rate = Annotated[
-    str | None, typer.Option("--rate", metavar="N/TIME", help="How many of this kind may start per time: 10/s, 100/5m.")
+    str | None, Option("--rate", metavar="N/TIME", help="How many of this kind may start per time: 10/s, 100/5m.")
 ]
 Backoff = Annotated[
     str | None,
-    typer.Option("--backoff", metavar="DURATION", help="Wait before the first retry; doubles each time."),
+    Option("--backoff", metavar="DURATION", help="Wait before the first retry; doubles each time."),
 ]
 BackoffMax = Annotated[
-    str | None, typer.Option("--backoff-max", metavar="DURATION", help="The longest wait between two tries.")
+    str | None, Option("--backoff-max", metavar="DURATION", help="The longest wait between two tries.")
 ]
 Open = Annotated[
-    bool, typer.Option("--open", help="Any node may claim it without asking the coordinator; two nodes may run it.")
+    bool, Option("--open", help="Any node may claim it without asking the coordinator; two nodes may run it.")
 ]
 
 
 Ttl = Annotated[
     str | None,
-    typer.Option("--ttl", metavar="DURATION", help="Cancel it if no worker has begun it within this time, like 30s."),
+    Option("--ttl", metavar="DURATION", help="Cancel it if no worker has begun it within this time, like 30s."),
 ]
 Needs = Annotated[
     list[str] | None,
-    typer.Option("--needs", metavar="LABEL", help="Only workers with this label: gpu, or gpu=a100; may be repeated."),
+    Option("--needs", metavar="LABEL", help="Only workers with this label: gpu, or gpu=a100; may be repeated."),
 ]
 
 Claim = Annotated[
     str | None,
-    typer.Option("--claim", metavar="HOW", help="How it finds its worker: first, rendezvous (by rank) or sticky."),
+    Option("--claim", metavar="HOW", help="How it finds its worker: first, rendezvous (by rank) or sticky."),
 ]
 Sticky = Annotated[
     str | None,
-    typer.Option("--sticky", metavar="MEMBER", help="For --claim sticky: the member of the payload that is the key."),
+    Option("--sticky", metavar="MEMBER", help="For --claim sticky: the member of the payload that is the key."),
 ]
 ClaimTimeout = Annotated[
     str | None,
-    typer.Option("--claim-timeout", metavar="DURATION", help="How long each rank waits for the one before; 5s."),
+    Option("--claim-timeout", metavar="DURATION", help="How long each rank waits for the one before; 5s."),
 ]
 
 
 MaxCost = Annotated[
     float | None,
-    typer.Option("--max-cost", metavar="AMOUNT", help="Stop it when it has cost this much, by the worker's rate card."),
+    Option("--max-cost", metavar="AMOUNT", help="Stop it when it has cost this much, by the worker's rate card."),
 ]
 MaxBu = Annotated[
     int | None,
-    typer.Option("--max-bu", metavar="N", help="Stop it when all its runs have used so many beats."),
+    Option("--max-bu", metavar="N", help="Stop it when all its runs have used so many beats."),
 ]
 PerBeat = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--per-beat", metavar="NAME=AMOUNT", help="Stop it if one beat uses more: cpu_sec=8, cost=0.1; may be repeated."
     ),
 ]
-ChargeTo = Annotated[str | None, typer.Option("--charge-to", metavar="ACCOUNT", help="The account that pays for it.")]
+ChargeTo = Annotated[str | None, Option("--charge-to", metavar="ACCOUNT", help="The account that pays for it.")]
 
 
 PhaseCap = Annotated[
     list[str] | None,
-    typer.Option("--phase-cap", metavar="PHASE=BEATS", help="The most beats of plan, work or review; may be repeated."),
+    Option("--phase-cap", metavar="PHASE=BEATS", help="The most beats of plan, work or review; may be repeated."),
 ]
 WaitCap = Annotated[
     list[str] | None,
-    typer.Option("--wait-cap", metavar="WAIT=BEATS", help="The most beats of waits for help or io; may be repeated."),
+    Option("--wait-cap", metavar="WAIT=BEATS", help="The most beats of waits for help or io; may be repeated."),
 ]
 HardEnd = Annotated[
     str | None,
-    typer.Option("--hard-end", metavar="bar+N", help="End it on the Nth downbeat after its submit."),
+    Option("--hard-end", metavar="bar+N", help="End it on the Nth downbeat after its submit."),
 ]
 BudgetFile = Annotated[
     str | None,
-    typer.Option("--budget", metavar="FILE", help="Its caps, as a YAML block `budget:`; the options above go first."),
+    Option("--budget", metavar="FILE", help="Its caps, as a YAML block `budget:`; the options above go first."),
 ]
 
 
 ScoreFile = Annotated[
     str | None,
-    typer.Option("--score", metavar="FILE", help="Its beats: phases, waits, tries. See `hocket score check`."),
+    Option("--score", metavar="FILE", help="Its beats: phases, waits, tries. See `hocket score check`."),
 ]
 
 
@@ -135,7 +134,7 @@ def checked_agent(name: str | None) -> str | None:
 
 Agent = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--agent",
         metavar="NAME",
         callback=checked_agent,
@@ -155,7 +154,7 @@ def _job_state(text: str | None) -> str | None:
 
 StateOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--state",
         metavar="STATE",
         callback=_job_state,
@@ -261,18 +260,16 @@ class LogFormat(StrEnum):
 
 VerboseOption = Annotated[
     int,
-    typer.Option("--verbose", "-v", count=True, help="Also log the start and end of each job; -vv logs everything."),
+    Option("--verbose", "-v", count=True, help="Also log the start and end of each job; -vv logs everything."),
 ]
-QuietOption = Annotated[
-    int, typer.Option("--quiet", "-q", count=True, help="Log only warnings and errors; -qq only errors.")
-]
+QuietOption = Annotated[int, Option("--quiet", "-q", count=True, help="Log only warnings and errors; -qq only errors.")]
 BusOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--bus", metavar="URL", help="The NATS servers for messages, like nats://a:4222,nats://b:4222; or $HOCKET_BUS."
     ),
 ]
 LogFormatOption = Annotated[
     LogFormat | None,
-    typer.Option("--log-format", help="The form of log lines. Default: text, or json with --json.", show_default=False),
+    Option("--log-format", help="The form of log lines. Default: text, or json with --json.", show_default=False),
 ]

@@ -6,7 +6,6 @@ command's.
 import asyncio
 import os
 import sys
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -137,19 +136,19 @@ def run(
 
 def parse(words: list[str], directory: Path, environment: dict[str, str]) -> "Asked":
     """Parses a command line that a client sent to a worker's local server. The home is the worker's own."""
-    before = replace(settings)
+    before = settings.home, settings.as_json
     try:
         with _command().make_context("run", words) as context:
             return read(context.params, directory, environment)
     finally:
-        settings.home, settings.as_json = before.home, before.as_json
+        settings.home, settings.as_json = before
 
 
 @cache
 def _command() -> Any:
     from typer.main import get_command
 
-    return get_command(app)
+    return get_command(app.typer())
 
 
 def read(params: dict[str, Any], directory: Path, environment: dict[str, str]) -> "Asked":

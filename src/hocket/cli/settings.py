@@ -3,11 +3,10 @@ command, so that they work before and after its name; the last one given counts.
 """
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from hocket.cli.declarations import Option
 
 if TYPE_CHECKING:
     from hocket.errors import StoreAway
@@ -16,10 +15,10 @@ if TYPE_CHECKING:
     from hocket.service import Service
 
 
-@dataclass
 class Settings:
-    home: Path | None = None
-    as_json: bool = False
+    def __init__(self) -> None:
+        self.home: Path | None = None
+        self.as_json = False
 
 
 settings = Settings()
@@ -38,21 +37,20 @@ def _note_json(value: bool) -> bool:
 
 HomeOption = Annotated[
     Path | None,
-    typer.Option(
-        "--home", metavar="DIR", help="The node's home; default $HOCKET_HOME, else ~/.hocket.", callback=_note_home
-    ),
+    Option("--home", metavar="DIR", help="The node's home; default $HOCKET_HOME, else ~/.hocket.", callback=_note_home),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.", callback=_note_json)]
+JsonOption = Annotated[bool, Option("--json", help="Answer in JSON, for programs.", callback=_note_json)]
 
 
 def open_runtime() -> "Runtime":
     """Opens the runtime of the chosen home."""
     import gc
 
-    from hocket.events import ClockDisagrees
     from hocket.node.runtime import Runtime
 
-    # `main` disabled the collector while modules were loading; from here on a command may run long.
+    # `main` disabled the collector while modules were loading; from here on a command may run long. What was loaded
+    # stays, so no collection need look at it.
+    gc.freeze()
     gc.enable()
     runtime = Runtime.open(settings.home)
     if runtime.spool is not None and runtime.spool.is_waiting:
@@ -60,6 +58,8 @@ def open_runtime() -> "Runtime":
 
         send_kept_if_in_touch(runtime, warn)
     if runtime.machine_clock is not None and runtime.machine_clock.off_ms:
+        from hocket.events import ClockDisagrees
+
         print(f"hocket: {ClockDisagrees(runtime.machine_clock.off_ms)}", file=sys.stderr)
     return runtime
 

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.output import ago, emit, fields
 from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.kernel.breaker import BreakerState

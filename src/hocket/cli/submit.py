@@ -3,9 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from hocket.cli.app import new_app
+from hocket.cli.declarations import Argument, Context, Option, new_app
 from hocket.cli.options import (
     After,
     Backoff,
@@ -54,11 +52,11 @@ app = new_app()
 
 @app.command()
 def submit(
-    context: typer.Context,
-    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="Like acme.render.", show_default=False)] = None,
+    context: Context,
+    kind: Annotated[str | None, Argument(metavar="KIND", help="Like acme.render.", show_default=False)] = None,
     data: Annotated[
         str | None,
-        typer.Argument(metavar="[JSON|@FILE|-]", help="A JSON object: the handler's arguments.", show_default=False),
+        Argument(metavar="[JSON|@FILE|-]", help="A JSON object: the handler's arguments.", show_default=False),
     ] = None,
     priority: Priority = None,
     after: After = None,
@@ -87,17 +85,17 @@ def submit(
     charge_to: ChargeTo = None,
     budget_file: BudgetFile = None,
     score_file: ScoreFile = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the job and print its result as JSON.")] = False,
+    wait: Annotated[bool, Option("--wait", help="Wait for the job and print its result as JSON.")] = False,
     wait_for: Annotated[
         str | None,
-        typer.Option("--wait-for", metavar="DURATION", help="Wait at most this long, then exit with code 5."),
+        Option("--wait-for", metavar="DURATION", help="Wait at most this long, then exit with code 5."),
     ] = None,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Print the parts of the result and the progress as they come.")
+        bool, Option("--stream", help="Print the parts of the result and the progress as they come.")
     ] = False,
     batch: Annotated[
         str | None,
-        typer.Option("--batch", metavar="FILE|-", help="Submit every line of a JSON Lines file, all or none."),
+        Option("--batch", metavar="FILE|-", help="Submit every line of a JSON Lines file, all or none."),
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -158,7 +156,7 @@ def _submit_one(
 ) -> None:
     from hocket.kernel.ids import ulid_text
     from hocket.service import jobs
-    from hocket.work.handlers import draft
+    from hocket.work.drafts import draft
     from hocket.work.jobs import check_kind
 
     check_kind(kind)

@@ -3,7 +3,6 @@ acknowledge, return, retry. The rules of one message are in the kernel; this mod
 and asks the arbiter where it decides.
 """
 
-import asyncio
 import getpass
 import os
 from collections.abc import Iterator, Sequence
@@ -43,7 +42,7 @@ from hocket.store import DeliveryStage, QueuedDelivery, Session
 from hocket.work import artifacts
 from hocket.work.blobs import Blobs
 from hocket.work.node_access import NodeAccess
-from hocket.work.run_outputs import Content
+from hocket.work.written_outputs import Content
 
 TTL_MS_DEFAULT = 7 * 24 * 3600 * 1000
 LEASE_MS_DEFAULT = 60_000
@@ -278,6 +277,8 @@ async def claim_messages(
     lease surely lasts: counted from before the claim. Raises Unreachable if only the arbiter can say whether there is a
     message, and it cannot be asked.
     """
+    import asyncio
+
     now, is_in_touch = asyncio.get_running_loop().time, False
     taken: list[tuple[float, ClaimedMessage]] = []
     for _ in range(ROUNDS_MAX):

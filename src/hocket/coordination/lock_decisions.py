@@ -2,7 +2,6 @@
 exchanges ops. A request that its author waits for is written only if the arbiter can be asked, and has a deadline.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
@@ -125,6 +124,8 @@ async def settled(
     """Has a request about a hold or a wait decided, again if it is refused for now although what it is about `stands`.
     The last decision is still such a refusal if the time is over in which an author waits for a decision.
     """
+    import asyncio
+
     loop, rest_s = asyncio.get_running_loop(), ASK_AGAIN_S
     ends_at = loop.time() + DECIDED_MS / 1000
     decision = await decide()

@@ -3,11 +3,10 @@ If that process is dead, or has given the request up, any process of the node re
 also releases its own holds that are long past their deadline, so that nothing is left of them.
 """
 
-import asyncio
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from hocket.errors import StoreError
-from hocket.events import Emit, StoreUnavailable
 from hocket.kernel.coordination_payloads import AcquireLocks, LeaveQueue, ReleaseLocks
 from hocket.kernel.locks import LOCKS, Hold, Wait
 from hocket.kernel.ops import Op, decode
@@ -15,10 +14,13 @@ from hocket.kernel.subjects import LOCK, Subject
 from hocket.kernel.vocabulary import AcceptOffer
 from hocket.log import LockTransaction, Transaction
 from hocket.store import BoundRequest, Session, WorkerRow
-from hocket.work.environment import Environment
 from hocket.work.liveness import SignOfLife
 from hocket.work.node_access import NodeAccess
 from hocket.work.troubles import Troubles
+
+if TYPE_CHECKING:
+    from hocket.events import Emit
+    from hocket.work.environment import Environment
 
 # How often a long-running process looks for locks of dead processes, if a process has asked for one, and otherwise; and
 # for expired ones.
@@ -30,7 +32,7 @@ EXPIRED_S = 60.0
 class LockProcesses:
     """Which requests end with this process, and which ended with another. Close it when the process needs no lock."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: "Environment") -> None:
         self._environment = environment
         self._name = ""
         self._sign: SignOfLife | None = None
@@ -184,7 +186,7 @@ def release_expired(tx: Transaction) -> int:
 class LockSweep:
     """Sweeps in a long-running process."""
 
-    def __init__(self, access: NodeAccess, environment: Environment, emit: Emit, quiet_s: float = QUIET_S) -> None:
+    def __init__(self, access: NodeAccess, environment: "Environment", emit: "Emit", quiet_s: float = QUIET_S) -> None:
         self._access, self._environment, self._emit, self._quiet_s = access, environment, emit, quiet_s
         self._processes = LockProcesses(environment)
         self._troubles = Troubles(emit, environment.monotonic)
@@ -192,6 +194,10 @@ class LockSweep:
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
+        import asyncio
+
+        from hocket.events import StoreUnavailable
+
         while True:
             round_s = self._quiet_s if self._processes.is_quiet else ROUND_S
             await asyncio.sleep(round_s * self._environment.chance.uniform(0.8, 1.2))

@@ -4,7 +4,6 @@ looks whether the holder's process is dead, and whether a hold is past its deadl
 the queue.
 """
 
-import asyncio
 import unicodedata
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -199,6 +198,8 @@ class LockClient:
         Raises LockHeld; and Unreachable if the arbiter cannot be asked: then no lock was taken, and none will be after
         the step for which the request waits.
         """
+        import asyncio
+
         ends_at, rest_s = _now() + wanted.wait_ms / 1000, ASK_AGAIN_S
         watch = DeadlockWatch(self._processes)
         await self._processes.sweep_once(self._access)
@@ -224,6 +225,8 @@ class LockClient:
 
     async def _acquire(self, wanted: Wanted, is_bound: bool, ends_at: float) -> Granted:
         """Asks once. Raises _LostPlace if the request has left the queue without a grant."""
+        import asyncio
+
         left_ms = max(0, round((ends_at - _now()) * 1000))
         asked: list[bytes] = []
         if any(map(is_pattern, wanted.keys)):
@@ -490,4 +493,6 @@ def _due_s(scope: Scope, now: int) -> float:
 
 
 def _now() -> float:
+    import asyncio
+
     return asyncio.get_running_loop().time()

@@ -11,7 +11,6 @@ from hocket.kernel.beats.phases import PHASE_NAMES
 from hocket.kernel.beats.score import WAIT_BEATS_MAX, WAITS, Score
 from hocket.kernel.beats.tempo import BAR_LEN_DEFAULT, BAR_LEN_MAX, Tempo, beat_at
 from hocket.kernel.decoding import convert
-from hocket.kernel.yaml_subset import read_text
 
 # The most bars that a budget's hard end may be away.
 BARS_MAX = 100_000
@@ -23,7 +22,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
 Account = Annotated[str, msgspec.Meta(min_length=1, max_length=ACCOUNT_CHARS_MAX, pattern=r"\A[^\x00-\x1f\x7f]+\Z")]
 Measured = Literal["cpu_sec", "gpu_sec", "accel_sec", "mem_gbs", "disk_io_mb", "net_egress_mb", "storage_gbh", "cost"]
 MEASURED: tuple[Measured, ...] = get_args(Measured)
-_HARD_END = re.compile(r"bar\+([0-9]{1,9})")
+_HARD_END = r"bar\+([0-9]{1,9})"
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -60,7 +59,7 @@ def parse_budget(value: object) -> Budget:
     inner = value["budget"] if value.keys() == {"budget"} else value
     members: Any = dict(inner) if isinstance(inner, Mapping) else inner
     if isinstance(members, dict) and isinstance(end := members.get("hard_end"), str):
-        if (found := _HARD_END.fullmatch(end.strip())) is None:
+        if (found := re.fullmatch(_HARD_END, end.strip())) is None:
             raise ValueError(f"hard_end {end!r}; write it like bar+2")
         members["hard_end"] = int(found[1])
     return convert(members, Budget)
@@ -68,6 +67,8 @@ def parse_budget(value: object) -> Budget:
 
 def read_budget(text: bytes) -> Budget:
     """From YAML or JSON. Raises ValueError."""
+    from hocket.kernel.yaml_subset import read_text  # few budgets are in files
+
     return parse_budget(read_text(text))
 
 

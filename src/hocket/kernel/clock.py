@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1
+# The last millisecond that a ULID can hold, in the year 10889.
+WALL_MAX = 2**48 - 1
 _PACKED = Struct(">QIQ")
-_WALL = re.compile(r"([0-9]{4,9}-[0-9]{2}-[0-9]{2})T([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])\.([0-9]{3})Z")
-_LOGICAL = re.compile("0|[1-9][0-9]{0,9}")
+_WALL = r"([0-9]{4,9}-[0-9]{2}-[0-9]{2})T([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])\.([0-9]{3})Z"
+_LOGICAL = "0|[1-9][0-9]{0,9}"
 _DAY_MS = 86_400_000
 
 
@@ -111,7 +113,7 @@ def _parse_day(text: str) -> int | None:
 
 def parse_wall(text: str) -> int:
     """The inverse of wall_text. Anything that wall_text would not have written (30 February) is refused."""
-    if (found := _WALL.fullmatch(text)) is not None and (days := _parse_day(found[1])) is not None:
+    if (found := re.fullmatch(_WALL, text)) is not None and (days := _parse_day(found[1])) is not None:
         hours, minutes, seconds, ms = map(int, found.groups()[1:])
         if 0 <= (wall := days * _DAY_MS + ((hours * 60 + minutes) * 60 + seconds) * 1000 + ms) <= U64_MAX:
             return wall
@@ -128,7 +130,7 @@ def hlc_text(h: Hlc) -> str:
 def parse_hlc(text: str, node: int) -> Hlc:
     """The inverse of hlc_text. Anything that hlc_text would not have written (30 February, +017) is refused."""
     wall, _, logical = text.partition("+")
-    if _LOGICAL.fullmatch(logical) is None or int(logical) > U32_MAX:
+    if re.fullmatch(_LOGICAL, logical) is None or int(logical) > U32_MAX:
         raise ValueError(f"not an HLC time: {text!r}")
     try:
         return Hlc(parse_wall(wall), int(logical), node)

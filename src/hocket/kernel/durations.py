@@ -5,7 +5,7 @@ people see them.
 import re
 
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_PART = r"(\d+(?:\.\d+)?)(ms|s|m|h|d)"
 _BARE = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -16,8 +16,8 @@ def duration_ms(text: str | int | float) -> int:
     cleaned = str(text).strip().lower()
     if _BARE.fullmatch(cleaned):
         return round(float(cleaned) * 1000)
-    if cleaned and "".join(match.group(0) for match in _PART.finditer(cleaned)) == cleaned:
-        return round(sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(cleaned)))
+    if cleaned and "".join(match.group(0) for match in re.finditer(_PART, cleaned)) == cleaned:
+        return round(sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, cleaned)))
     raise ValueError(f"not a duration: {text!r}; write it like 500ms, 30s, 5m or 1h30m")
 
 

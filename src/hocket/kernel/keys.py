@@ -1,19 +1,23 @@
 """Ed25519 keys: signing, verifying, and the two text forms of a key. Libsodium verifies, because it refuses keys and
 signatures of small order and unreduced scalars; OpenSSL signs, because it is faster and a signature has only one right
-value. Other modules decide where a seed comes from, where it is kept, and which node a key belongs to.
+value, whichever of the two makes it. Other modules decide where a seed comes from, where it is kept, and which node a
+key belongs to.
 """
 
-import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from nacl.bindings import crypto_sign_open
-from nacl.exceptions import CryptoError
+# PyNaCl's compiled part. Its `bindings` load 19 modules first, which takes as long as a short command takes to read.
+from nacl._sodium import ffi, lib  # type: ignore[import-not-found]
+
+if lib.sodium_init() < 0:
+    raise RuntimeError("libsodium cannot start")
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
-_TEXT = re.compile("ed25519:((?:[0-9a-f]{2})+)")
+# Loading OpenSSL takes as long as 200 signatures, and a short command signs one or two.
+FIRST_SIGNATURES = 16
+_PREFIX = "ed25519:"
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_VALUES = {digit: value for value, digit in enumerate(_BASE58)}
 _DID_PREFIX = "did:key:z"
@@ -22,17 +26,36 @@ _DID_CHARS_MAX = 64
 
 
 class SigningKey:
-    """A private key, made from its 32-byte seed."""
+    """A private key, made from its 32-byte seed. Libsodium makes its first signatures, OpenSSL all others."""
 
-    __slots__ = ("public", "seed", "sign")
+    __slots__ = ("_pair", "_sign", "_signatures", "public", "seed")
 
     def __init__(self, seed: bytes) -> None:
         if len(seed) != KEY_BYTES:
             raise ValueError(f"a seed has {KEY_BYTES} bytes, not {len(seed)}")
         self.seed = bytes(seed)
-        private = Ed25519PrivateKey.from_private_bytes(self.seed)
-        self.public = private.public_key().public_bytes_raw()
-        self.sign: Callable[[bytes], bytes] = private.sign
+        public, pair = ffi.new("unsigned char[]", KEY_BYTES), ffi.new("unsigned char[]", KEY_BYTES * 2)
+        if lib.crypto_sign_seed_keypair(public, pair, self.seed) != 0:
+            raise ValueError("libsodium made no key from the seed")
+        self.public, self._pair = ffi.buffer(public)[:], pair
+        self._sign: Callable[[bytes], bytes] = self._sign_first
+        self._signatures = 0
+
+    def sign(self, message: bytes) -> bytes:
+        return self._sign(message)
+
+    def _sign_first(self, message: bytes) -> bytes:
+        self._signatures += 1
+        if self._signatures > FIRST_SIGNATURES:
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+            self._sign = Ed25519PrivateKey.from_private_bytes(self.seed).sign
+            return self._sign(message)
+        signed = ffi.new("unsigned char[]", SIGNATURE_BYTES + len(message))
+        if lib.crypto_sign(signed, ffi.NULL, message, len(message), self._pair) != 0:
+            raise ValueError("libsodium made no signature")
+        signature: bytes = ffi.buffer(signed, SIGNATURE_BYTES)[:]
+        return signature
 
     def __repr__(self) -> str:
         return f"SigningKey({key_text(self.public)})"
@@ -40,27 +63,29 @@ class SigningKey:
 
 def verify(public: bytes, signature: bytes, message: bytes) -> bool:
     """Whether this key made this signature over this message. Input of any form gives an answer, never an error."""
-    # The binding passes the key to C without checking its length, so it is checked here.
+    # C gets the key without its length.
     if len(public) != KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
-    try:
-        crypto_sign_open(signature + message, public)
-    except CryptoError:
-        return False
-    return True
+    signed = signature + message
+    opened = ffi.new("unsigned char[]", len(signed))
+    is_right: bool = lib.crypto_sign_open(opened, ffi.NULL, signed, len(signed), public) == 0
+    return is_right
 
 
 def key_text(b: bytes) -> str:
     """The text form of a key or a signature."""
-    return f"ed25519:{b.hex()}"
+    return f"{_PREFIX}{b.hex()}"
 
 
 def parse_key(text: str, size: int = KEY_BYTES) -> bytes:
     """The bytes of a key in its text form; with size 64, those of a signature."""
-    found = _TEXT.fullmatch(text)
-    if found is None or len(found[1]) != 2 * size:
+    try:
+        found = bytes.fromhex(text.removeprefix(_PREFIX))
+    except ValueError:
+        found = b""
+    if len(found) != size or key_text(found) != text:
         raise ValueError(f"not an ed25519 text of {size} bytes: {text!r}")
-    return bytes.fromhex(found[1])
+    return found
 
 
 @lru_cache(maxsize=4_096)

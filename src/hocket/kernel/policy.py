@@ -12,10 +12,9 @@ import msgspec
 from hocket.kernel.beats.phases import HOLD_BEATS_MAX
 from hocket.kernel.beats.score import Score, checked_score
 from hocket.kernel.budgets import RATES_LABEL, Budget
-from hocket.kernel.decoding import json_decoder
+from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.placement import NEEDS_MAX, Label
-from hocket.kernel.rendezvous import CLAIM_TIMEOUT_MS
 
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 30 * 24 * 3600 * 1000
@@ -26,6 +25,8 @@ AFTER_MAX = 1_000
 DELAY_MS_MAX = 30 * 24 * 3600 * 1000
 POLICY_BYTES_MAX = 64 * 1024
 CLAIM_TIMEOUT_MS_MIN = 10
+# How long each rank waits for the claim of the rank before it.
+CLAIM_TIMEOUT_MS = 5_000
 # A W3C traceparent.
 TRACE = r"\A00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z"
 
@@ -92,7 +93,6 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 DEFAULT = Policy()
 
 _encoder = msgspec.json.Encoder()
-_decoder = json_decoder(Policy)
 
 
 def encode_policy(policy: Policy) -> bytes:
@@ -107,7 +107,7 @@ def decode_policy(envelope: bytes) -> Policy:
         return DEFAULT
     if len(envelope) > POLICY_BYTES_MAX:
         raise ValueError(f"policy of {len(envelope)} bytes; at most {POLICY_BYTES_MAX}")
-    policy = _decoder.decode(envelope)
+    policy = decode_json(envelope, Policy)
     policy.dependencies()
     policy.set_by()
     if policy.score is not None:

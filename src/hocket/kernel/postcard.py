@@ -98,13 +98,38 @@ class Codec(Generic[T]):
 
 
 class StructCodec(Codec[T]):
-    """A codec that knows its class, by which a union finds it."""
+    """A codec that knows its class, by which a union finds it. As for a dataclass, its functions are generated as
+    source: a loop over the fields takes twice as long. They are generated when they are first used, since a command
+    uses a few of the many structs.
+    """
 
-    __slots__ = ("cls",)
+    __slots__ = ("_codecs", "cls")
 
-    def __init__(self, cls: type[T], write: Callable[[bytearray, T], None], read: Callable[[Reader], T]) -> None:
-        super().__init__(write, read)
+    def __init__(self, cls: type[T], names: tuple[str, ...], codecs: tuple[Codec[Any], ...]) -> None:
+        super().__init__(self._first_write, self._first_read)
         self.cls = cls
+        self._codecs = dict(zip(names, codecs, strict=True))
+
+    def _first_write(self, out: bytearray, value: T) -> None:
+        self._generate()
+        self.write(out, value)
+
+    def _first_read(self, r: Reader) -> T:
+        self._generate()
+        return self.read(r)
+
+    def _generate(self) -> None:
+        if self.write != self._first_write:
+            return
+        known: dict[str, Any] = {"cls": self.cls}
+        for number, codec in enumerate(self._codecs.values()):
+            if isinstance(codec, StructCodec):
+                codec._generate()
+            known[f"write_{number}"], known[f"read_{number}"] = codec.write, codec.read
+        writes = "; ".join(f"write_{number}(out, value.{name})" for number, name in enumerate(self._codecs))
+        reads = ", ".join(f"read_{number}(r)" for number in range(len(self._codecs)))
+        exec(f"def write(out, value): {writes}\ndef read(r): return cls({reads})", known)
+        self.read, self.write = known["read"], known["write"]
 
 
 def encode(codec: Codec[T], value: T) -> bytes:
@@ -324,43 +349,35 @@ def enum(cls: type[E]) -> Codec[E]:
 
 
 def struct(cls: type[S], *codecs: Codec[Any]) -> StructCodec[S]:
-    """The fields of a struct in their declared order, one codec for each. As for a dataclass, the functions are
-    generated as source: a loop over the fields takes twice as long.
-    """
+    """The fields of a struct in their declared order, one codec for each."""
     names = cls.__struct_fields__
     if len(names) != len(codecs) or not names:
         raise TypeError(f"{cls.__name__} has {len(names)} fields, and {len(codecs)} codecs were given")
-    known: dict[str, Any] = {"cls": cls}
-    for number, codec in enumerate(codecs):
-        known[f"write_{number}"], known[f"read_{number}"] = codec.write, codec.read
-    writes = "; ".join(f"write_{number}(out, value.{name})" for number, name in enumerate(names))
-    reads = ", ".join(f"read_{number}(r)" for number in range(len(names)))
-    exec(f"def write(out, value): {writes}\ndef read(r): return cls({reads})", known)
-    return StructCodec(cls, known["write"], known["read"])
+    return StructCodec(cls, names, codecs)
 
 
 def union(variants: Mapping[int, StructCodec[Any]]) -> Codec[Any]:
     """One of several structs, after the varint of its discriminant. When encoding, the class determines the
     discriminant.
     """
-    reads = {number: codec.read for number, codec in variants.items()}
-    writes = {codec.cls: (encode(U64, number), codec.write) for number, codec in variants.items()}
-    if len(writes) != len(reads):
+    codecs = dict(variants)
+    writes = {codec.cls: (encode(U64, number), codec) for number, codec in variants.items()}
+    if len(writes) != len(codecs):
         raise TypeError("a class occurs twice in one union")
 
     def write(out: bytearray, value: object) -> None:
         found = writes.get(type(value))
         if found is None:
             raise Malformed(f"not a variant of this union: {type(value).__name__}")
-        tag, write_body = found
+        tag, codec = found
         out += tag
-        write_body(out, value)
+        codec.write(out, value)
 
     def read(r: Reader) -> Any:
         number = _read_u64(r)
-        read_body = reads.get(number)
-        if read_body is None:
+        codec = codecs.get(number)
+        if codec is None:
             raise UnknownVariant(number)
-        return read_body(r)
+        return codec.read(r)
 
     return Codec(write, read)

@@ -24,11 +24,10 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.jws import SIGNATURE_CHARS, SIGNATURE_END_CHARS, from_base64url, open_detached
 from hocket.kernel.keys import SIGNATURE_BYTES
 from hocket.kernel.ops import Op
+from hocket.kernel.policy import CLAIM_TIMEOUT_MS
 from hocket.kernel.signing import is_mark
 
 SEED_BYTES = SIGNATURE_BYTES // 2
-# How long each rank waits for the claim of the one before it.
-CLAIM_TIMEOUT_MS = 5_000
 WEIGHT_MIN = 0.001
 WEIGHT_MAX = 1_000.0
 # A sticky job passes over a worker that has this many times the mean load.

@@ -6,7 +6,7 @@ import re
 
 # ASCII control characters except tab and line feed, those of Latin-1, all characters that are invisible or change the
 # direction of text, and halves of characters, which no terminal can show.
-_UNSAFE = re.compile(
+_UNSAFE = (
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
     "\ufeff\ufff9-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
@@ -16,7 +16,7 @@ _ONE_LINE = str.maketrans("\t\n", "  ")
 def clean(text: object, *, lines: bool = False) -> str:
     """The text in a form that is safe to show; on one line unless `lines` allows several."""
     shown = str(text) if lines else str(text).translate(_ONE_LINE)
-    return _UNSAFE.sub(_spelled, shown)
+    return shown if shown.isascii() and shown.isprintable() else re.sub(_UNSAFE, _spelled, shown)
 
 
 def _spelled(found: re.Match[str]) -> str:
@@ -26,7 +26,7 @@ def _spelled(found: re.Match[str]) -> str:
 
 def clean_json(text: str) -> str:
     """Equivalent JSON that is safe to show. Unsafe characters can only occur inside strings."""
-    return text if text.isascii() and "\x7f" not in text else _UNSAFE.sub(_escaped, text)
+    return text if text.isascii() and "\x7f" not in text else re.sub(_UNSAFE, _escaped, text)
 
 
 def _escaped(found: re.Match[str]) -> str:

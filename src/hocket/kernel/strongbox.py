@@ -5,9 +5,6 @@ key; both are libsodium's. Other modules ask for the passphrase and store the li
 
 import re
 
-from nacl.bindings import crypto_secretbox, crypto_secretbox_open
-from nacl.exceptions import CryptoError
-
 from hocket.kernel.keys import KEY_BYTES, SigningKey, did_key, parse_did_key
 from hocket.kernel.postcard import Malformed
 
@@ -17,9 +14,7 @@ PASSES_MAX, MEMORY_KIB_MAX = 16, 1024 * 1024
 _SALT_BYTES, _NONCE_BYTES = 16, 24
 RANDOM_BYTES = _SALT_BYTES + _NONCE_BYTES
 
-_LOCKED = re.compile(
-    r"hocket-key-1 (did:key:z[0-9A-Za-z]+) argon2id ([0-9]{1,4}) ([0-9]{1,9}) ([0-9a-f]{80}) ([0-9a-f]{96})"
-)
+_LOCKED = r"hocket-key-1 (did:key:z[0-9A-Za-z]+) argon2id ([0-9]{1,4}) ([0-9]{1,9}) ([0-9a-f]{80}) ([0-9a-f]{96})"
 
 
 class WrongPassphrase(Exception):
@@ -32,6 +27,8 @@ def is_locked(text: str) -> bool:
 
 def lock(key: SigningKey, passphrase: str, randomness: bytes) -> str:
     """Locks the key with a passphrase. The random bytes must be fresh."""
+    from nacl.bindings import crypto_secretbox
+
     if len(randomness) != RANDOM_BYTES:
         raise ValueError(f"locking a key takes {RANDOM_BYTES} random bytes, not {len(randomness)}")
     salt, nonce = randomness[:_SALT_BYTES], randomness[_SALT_BYTES:]
@@ -51,6 +48,9 @@ def owner(text: str) -> str:
 
 def unlock(text: str, passphrase: str) -> SigningKey:
     """The key, or WrongPassphrase. Malformed if this program cannot read the text."""
+    from nacl.bindings import crypto_secretbox_open
+    from nacl.exceptions import CryptoError
+
     did, passes, memory_kib, randomness, box = _parts(text)
     stretched = _stretch(passphrase, randomness[:_SALT_BYTES], passes, memory_kib)
     try:
@@ -64,7 +64,7 @@ def unlock(text: str, passphrase: str) -> SigningKey:
 
 
 def _parts(text: str) -> tuple[str, int, int, bytes, bytes]:
-    found = _LOCKED.fullmatch(text)
+    found = re.fullmatch(_LOCKED, text)
     if found is None:
         raise Malformed("not a locked key, or one that a newer program has written")
     did, passes, memory_kib = found[1], int(found[2]), int(found[3])

@@ -30,7 +30,7 @@ from hocket.kernel.quota import NO_QUOTA, Quota, read_quota
 
 _HEADER = {"alg": "EdDSA", "typ": "JWT"}
 _VERSION = "0.10.0"
-_PROOF = re.compile("[0-9a-fA-F]{64}")
+_PROOF = "[0-9a-fA-F]{64}"
 CAPABILITIES_MAX = 64
 PROOFS_MAX = 16
 NAME_CHARS_MAX = 64
@@ -191,6 +191,6 @@ def _name(facts: object) -> str | None:
 
 
 def _proof(text: str) -> bytes:
-    if not _PROOF.fullmatch(text):
+    if not re.fullmatch(_PROOF, text):
         raise Malformed("a token names a proof that is not a hash")
     return bytes.fromhex(text)

@@ -3,64 +3,91 @@ inside one transaction; `admit` verifies ops from elsewhere and folds them. Both
 does.
 """
 
+from __future__ import annotations
+
 import gc
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from hocket.bus import Bus
 from hocket.bus.changes import ANYTHING, LOG, NOTHING, Changes
-from hocket.bus.memory import MemoryBus
 from hocket.errors import NotAuthorised, StoreError
-from hocket.kernel.authority import Authority
-from hocket.kernel.clock import U32_MAX, Hlc, pack
+from hocket.kernel.clock import U32_MAX, WALL_MAX, Hlc, pack
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
-from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import NO_ID, Op, decode, link_to, plain_schedule, verify_op
-from hocket.kernel.policy import DEFAULT
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.reasons import Reason
 from hocket.kernel.row_mac import RowMac
 from hocket.kernel.rules import HOCKET, Rules, decode_kept_rules
-from hocket.kernel.signing import OpSigner
 from hocket.kernel.subjects import JOB
 from hocket.kernel.vocabulary import ScheduleJob, number_of
-from hocket.log.audit import AuditFinding
-from hocket.log.author_check import WALL_MAX, AuthorCheck
-from hocket.log.checked_registers import RevocationFile
-from hocket.log.intake import Admission, Intake, add
-from hocket.log.naming import is_taken
-from hocket.log.op_costs import Slice, WorkCharge
 from hocket.log.outbox import OutboxBound
 from hocket.log.permissions import Permissions, PermissionsReader
-from hocket.log.projectors import defaults_of
-from hocket.log.row_audit import audit_rows
-from hocket.log.sealing import LogEnd, OwnSealer, Sealer, SharedSealer, signed
-from hocket.log.short_transaction import LockTransaction, ShortTransaction
-from hocket.log.state_check import CheckedStates
-from hocket.log.store_check import StoreCheck
-from hocket.log.transaction import BeatOf, Transaction, Wall, being_rebuilt, next_stamp
-from hocket.store import Head, MustBeAlone, NewOp, Session, Store
-from hocket.store.row_macs import EndedMacs
+from hocket.store import Head, MustBeAlone, NewOp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from hocket.bus import Bus
+    from hocket.kernel.authority import Authority
+    from hocket.kernel.keys import SigningKey
+    from hocket.kernel.reasons import Reason
+    from hocket.kernel.signing import OpSigner
+    from hocket.log.audit import AuditFinding
+    from hocket.log.author_check import AuthorCheck
+    from hocket.log.checked_registers import RevocationFile
+    from hocket.log.intake import Admission
+    from hocket.log.op_costs import Slice, WorkCharge
+    from hocket.log.parallel import Helpers
+    from hocket.log.sealing import LogEnd, Sealer
+    from hocket.log.short_transaction import LockTransaction
+    from hocket.log.state_check import CheckedStates
+    from hocket.log.store_check import StoreCheck
+    from hocket.log.transaction import BeatOf, Transaction, Wall
+    from hocket.store import Session, Store
+    from hocket.store.row_macs import EndedMacs
+
+    X = TypeVar("X", bound=LockTransaction)
+    Request = Callable[[Transaction], Any]
+    Received = tuple[bytes, Op | Malformed]
+    Decide = Callable[[Transaction, Sequence[Op]], object]
 
 __all__ = ["SETTLE_STEP", "Admission", "LockTransaction", "Log", "Transaction"]
 
 T = TypeVar("T")
-X = TypeVar("X", bound=LockTransaction)
-Request = Callable[[Transaction], Any]
-Received = tuple[bytes, Op | Malformed]
-Decide = Callable[[Transaction, Sequence[Op]], object]
+# Loaded on first use: a command that only reads needs none of them.
+_PARTS = {"Admission": "intake", "LockTransaction": "short_transaction", "Transaction": "transaction"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PARTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"{__name__}.{_PARTS[name]}"), name)
+    globals()[name] = value
+    return value
+
 
 ADMIT_BATCH = 1_000
 SETTLE_STEP = 1_000
 # Where the store keeps the mesh-rules document.
 RULES = "rules"
 SCHEDULE_JOB = number_of(ScheduleJob)
+
+
+def load() -> None:
+    """Loads what a log needs to write ops and to admit them. A process that stays calls it at its start, so that no
+    request waits for a module.
+    """
+    from importlib import import_module
+
+    for name in ("author_check", "intake", "links", "lock_projector", "message_projector", "output_quota", "sealing"):
+        import_module(f"{__name__}.{name}")
+    for family in ("availability", "locks", "rows"):
+        import_module(f"hocket.kernel.{family}")
 
 
 class Log:
@@ -82,7 +109,7 @@ class Log:
         wall: Wall,
         randomness: Callable[[int], bytes],
         physical: Callable[[], int] | None = None,
-        helpers: Executor | None = None,
+        helpers: Helpers | None = None,
         bus: Bus | None = None,
         ended: EndedMacs | None = None,
         stopwatch: Callable[[], float] = perf_counter,
@@ -96,24 +123,21 @@ class Log:
         self._author = self.node.to_bytes(8, "big")
         self.user = user
         self.is_shared = is_shared = store.server_clock is not None
-        self.signer = OpSigner(key, self.node, at_once=is_shared)
+        self._key = key
         self._wall = wall
         self.physical = physical or (lambda: wall(0))
         self._randomness = randomness
         self._helpers = helpers
-        self._bus: Bus = bus or MemoryBus()
+        self._bus: Bus = bus or _own_bus()
         with store.read() as session:
             kept = session.meta(RULES)
         rules = HOCKET if kept is None else decode_kept_rules(kept)
         self.permissions_reader = PermissionsReader(user, rules, revocations if is_shared else None)
         self.store_check: StoreCheck | None = None
-        self._sealer: Sealer
         if is_shared:
             self.store_check = self._new_check(key, checked)
             store.check_rows(self.store_check)
-            self._sealer = SharedSealer(self.store_check.wrote)
-        else:
-            self._sealer = OwnSealer(store, self.signer, helpers)
+        self._sealed_store, self._sealer_lock = store, threading.Lock()
         self._outbox = OutboxBound()
         self.beat: BeatOf | None = None
         """Given on a node with a tempo: what its ops carry of their beat."""
@@ -122,12 +146,39 @@ class Log:
         self._id_lock = threading.Lock()
         self._authors: set[int] = set()
 
+    @cached_property
+    def signer(self) -> OpSigner:
+        from hocket.kernel.signing import OpSigner
+
+        return OpSigner(self._key, self.node, at_once=self.is_shared)
+
+    @cached_property
+    def _sealer(self) -> Sealer:
+        """Made for the first write. Two threads may write first, and share one sealer."""
+        with self._sealer_lock:
+            made: Sealer = self.__dict__.get("_sealer") or self._new_sealer()
+            self.__dict__["_sealer"] = made
+            return made
+
+    def _new_sealer(self) -> Sealer:
+        from hocket.log.sealing import OwnSealer, SharedSealer
+
+        if self.store_check is not None:
+            return SharedSealer(self.store_check.wrote)
+        return OwnSealer(self._sealed_store, self.signer, self._helpers)
+
     def _new_check(self, key: SigningKey, checked: CheckedStates | None = None) -> StoreCheck:
+        from hocket.log.store_check import StoreCheck
+
         return StoreCheck(self.user, self.node, key, lambda: self.permissions_reader, self._helpers, checked)
 
     def audit_rows(self, key: SigningKey) -> list[AuditFinding]:
         """What is wrong with the derived rows of a store that nodes share. `key` is this node's own."""
-        return audit_rows(self.store, self._new_check(key)) if self.is_shared else []
+        if not self.is_shared:
+            return []
+        from hocket.log.row_audit import audit_rows
+
+        return audit_rows(self.store, self._new_check(key))
 
     def commit(self, requests: Sequence[Request], *, beside: bool = False) -> list[Any]:
         """Runs the requests in one durable transaction and returns their results in order. If a request raises, its
@@ -172,8 +223,7 @@ class Log:
             transaction.close(self._sealer.append)
             if changes := transaction.changes if self._bus.is_heard() else NOTHING:
                 self._bus.announce(session, changes)
-        if isinstance(transaction, Transaction):
-            transaction.forget()
+        transaction.forget()
         if changes:
             self._bus.publish(changes)
         return result
@@ -198,6 +248,8 @@ class Log:
 
     def begin(self, session: Session) -> Transaction:
         """A transaction in a session of the caller's, who closes it."""
+        from hocket.log.transaction import Transaction
+
         return Transaction(
             session,
             self.signer,
@@ -210,6 +262,9 @@ class Log:
         )
 
     def _short_transaction(self, session: Session) -> LockTransaction:
+        from hocket.log.short_transaction import ShortTransaction
+        from hocket.log.transaction import being_rebuilt
+
         session.lock_author(self._author)
         session.lock_permissions(exclusive=False)
         head = session.head()
@@ -229,6 +284,10 @@ class Log:
         """
         if self.beat is not None:
             return None
+        from hocket.kernel.policy import DEFAULT
+        from hocket.log.projectors import defaults_of
+        from hocket.log.transaction import being_rebuilt, next_stamp
+
         author = self._author if self._can_be_beside else None
         with self.store.write(author, at_end=True) as session:
             session.lock_author(self._author)
@@ -302,12 +361,17 @@ class Log:
     def _free_id(self, session: Session, ms: int) -> bytes:
         """An id that no op and no job has. In a strict mesh another node can guess the next id, and take it."""
         op_id = self.new_id(ms)
-        while self.rules.is_strict and is_taken(session, op_id):
-            op_id = self.new_id(ms)
+        if self.rules.is_strict:
+            from hocket.log.naming import is_taken
+
+            while is_taken(session, op_id):
+                op_id = self.new_id(ms)
         return op_id
 
     def signed(self, op: bytes) -> bytes:
         """An op of the log as it may leave the node: with its signature."""
+        from hocket.log.sealing import signed
+
         return signed(self.signer, op)
 
     def seal(self) -> None:
@@ -320,10 +384,11 @@ class Log:
 
     def end_at(self, seq: int, chain: bytes) -> LogEnd:
         """The end of a log from which the ops after that one were taken."""
-        return self._sealer.moved(LogEnd(seq, chain))
+        return self._sealer.moved(seq, chain)
 
     def close(self) -> None:
-        self._sealer.close()
+        if "_sealer" in self.__dict__:
+            self._sealer.close()
 
     def permissions(self, session: Session | None = None) -> Permissions:
         """The permissions as the session sees them, or as they are now."""
@@ -370,6 +435,9 @@ class Log:
             keys = {int.from_bytes(node, "big"): public for node, (public, _) in session.nodes().items()}
             permissions = self.permissions(session)
         is_vouched = is_vouched if sender is None else permissions.is_trusted(sender, self._wall(0))
+        from hocket.log.author_check import AuthorCheck
+        from hocket.log.intake import Admission, add
+
         door = AuthorCheck(self.user, keys, self._has_written, permissions, self.node, self._wall(0))
         total = Admission(0, 0, {})
         waiting: Callable[[], Admission] | None = None
@@ -404,6 +472,9 @@ class Log:
         """Begins to verify a batch. The returned function finishes that and admits the good ops. Ops that members send,
         or whose author is costly, are admitted in slices.
         """
+        from hocket.log.intake import Admission, Intake, add
+        from hocket.log.op_costs import Slice
+
         good = sorted(((raw, op) for raw, op in batch if isinstance(op, Op)), key=lambda item: item[1].timestamp)
         judging = door.judge(good, self._helpers)
         is_sliced = costs is not None and (is_costly or not is_vouched)
@@ -510,6 +581,12 @@ class Log:
         """How far ahead of this machine's clock an op may be."""
         extensions = self.rules.extensions
         return WALL_MAX if extensions is None else extensions.skew_ms
+
+
+def _own_bus() -> Bus:
+    from hocket.bus.memory import MemoryBus
+
+    return MemoryBus()
 
 
 def _read(body: bytes) -> Op | Malformed:

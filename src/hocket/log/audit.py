@@ -5,7 +5,6 @@ authors' keys come from the delegations on the log itself.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan, Sanitised, discriminant, number_of
 from hocket.log.naming import ID_BYTES, long_key
-from hocket.log.parallel import in_parallel
+from hocket.log.parallel import Helpers, in_parallel
 from hocket.log.sealing import link
 from hocket.store import NO_SEAL, Head, OpRow, Session, Store
 
@@ -52,7 +51,7 @@ def verify(
     marks: OpSigner | None = None,
     is_bound: bool = False,
     expected: tuple[int, bytes] | None = None,
-    helpers: Executor | None = None,
+    helpers: Helpers | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Audit:
     """Reads the whole log. `marks` are those of the node that has this log, if its key is at hand. `is_bound` says that
@@ -86,7 +85,7 @@ class Auditor:
         marks: OpSigner | None,
         is_bound: bool,
         expected: tuple[int, bytes] | None = None,
-        helpers: Executor | None = None,
+        helpers: Helpers | None = None,
     ) -> None:
         self._user = user
         self._marks = marks

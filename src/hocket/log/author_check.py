@@ -5,9 +5,9 @@ decides the rest: what the op means, whether its author may write it, and whethe
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 
 from hocket.kernel.authority import Authority, is_root_revocation
+from hocket.kernel.clock import WALL_MAX
 from hocket.kernel.forks import BOUND_OP_BYTES_MAX, read_fork
 from hocket.kernel.ops import Op, foreseen_id, is_bound, verify_op
 from hocket.kernel.postcard import Malformed
@@ -25,11 +25,8 @@ from hocket.kernel.vocabulary import (
     Unknown,
     discriminant,
 )
-from hocket.log.parallel import Shared
+from hocket.log.parallel import Helpers, Shared
 from hocket.log.permissions import Permissions
-
-# The last millisecond that a ULID can hold, in the year 10889.
-WALL_MAX = 2**48 - 1
 
 # Reasons that can pass: the missing thing may arrive later, and then the op must be sent again.
 CURABLE = frozenset(
@@ -68,7 +65,7 @@ class AuthorCheck:
         self._reader = reader
         self._now = now
 
-    def judge(self, ops: Sequence[Received], helpers: Executor | None) -> Shared[Received, Reason | None]:
+    def judge(self, ops: Sequence[Received], helpers: Helpers | None) -> Shared[Received, Reason | None]:
         """Begins to find the reason to refuse each op, None for ops that may come in. The caller may start the next
         batch before this one is finished.
         """

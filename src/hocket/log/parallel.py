@@ -2,10 +2,13 @@
 the caller's thread does its share.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -18,10 +21,39 @@ CHUNK = 64
 HELPERS_MAX = 16
 
 
+class Helpers(Protocol):
+    """Threads that take work; every executor is one."""
+
+    def submit(self, work: Callable[[], R], /) -> "Future[R]": ...
+
+    def shutdown(self) -> None: ...
+
+
+class HelperThreads:
+    """Makes its threads when they are first needed: most commands never do."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._threads, self._name = threads, name
+        self._lock = threading.Lock()
+        self._executor: Executor | None = None
+
+    def submit(self, work: Callable[[], R], /) -> "Future[R]":
+        with self._lock:
+            if self._executor is None:
+                from concurrent.futures import ThreadPoolExecutor
+
+                self._executor = ThreadPoolExecutor(self._threads, self._name)
+        return self._executor.submit(work)
+
+    def shutdown(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown()
+
+
 class Shared(Generic[T, R]):
     """Work that helpers begin at once and the caller joins when it has nothing else to do."""
 
-    def __init__(self, helpers: Executor | None, work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> None:
+    def __init__(self, helpers: Helpers | None, work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> None:
         size = min(CHUNK, max(1, len(items) // 2))
         self._work = work
         self._parts: deque[tuple[int, Sequence[T]]] = deque()
@@ -48,7 +80,7 @@ class Shared(Generic[T, R]):
         return [result for _, results in sorted(self._done.items()) for result in results]
 
 
-def in_parallel(helpers: Executor | None, work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R]:
+def in_parallel(helpers: Helpers | None, work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R]:
     """The results of `work`, in the order of the items. Without helpers the caller's thread does everything."""
     if helpers is None or len(items) < PARALLEL_MIN:
         return work(items)

@@ -8,7 +8,7 @@ The engine knows no family: the kernel has the rules, and the projectors and reg
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hocket.kernel import arbitration
 from hocket.kernel.clock import Hlc, pack
@@ -22,20 +22,47 @@ from hocket.kernel.vocabulary import ReportFork, RevokeRoot, Unknown, discrimina
 from hocket.log.artifact_register import ArtifactRegister
 from hocket.log.citations import Citations, names_others
 from hocket.log.job_projector import JobProjector
-from hocket.log.links import unlinked
-from hocket.log.lock_projector import LockProjector
-from hocket.log.message_projector import MessageProjector
 from hocket.log.naming import ID_BYTES, Naming, keyed
 from hocket.log.ownership import Ownership
 from hocket.log.permissions import Permissions, PermissionsReader, trace
-from hocket.log.projectors import FAMILIES, Projector, Register, SubjectProjector
+from hocket.log.projectors import FAMILY_NAMES, Projector, Register, SubjectProjector, family_of
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
 from hocket.log.schedule_register import ScheduleRegister
 from hocket.log.unstored_ops import UnstoredOps
 from hocket.store import Session
 
+if TYPE_CHECKING:
+    from hocket.log.lock_projector import LockProjector
+    from hocket.log.message_projector import MessageProjector
+
 _COUNTS = 0
 _UNAUTHORISED = tuple(map(int, UNAUTHORISED))
+
+
+class Projectors(dict[str, Projector[Any]]):
+    """The projectors of a transaction by their families, each made with the first subject of its family."""
+
+    def __init__(self, session: Session, engine: "Projection", jobs: JobProjector) -> None:
+        super().__init__({JOB: jobs})
+        self._session, self._engine = session, engine
+
+    def __missing__(self, family: str) -> Projector[Any]:
+        made = self[family] = self._new(family)
+        return made
+
+    def _new(self, family: str) -> Projector[Any]:
+        if family == LOCK:
+            from hocket.log.lock_projector import LockProjector
+
+            return LockProjector(self._session, self._engine)
+        if family == MESSAGE:
+            from hocket.log.message_projector import MessageProjector
+
+            return MessageProjector(self._session, self._engine)
+        return SubjectProjector(self._session, self._engine, family, family_of(family))
+
+    def made(self) -> list[Projector[Any]]:
+        return [self[family] for family in FAMILY_NAMES if family in self]
 
 
 class Projection:
@@ -81,12 +108,8 @@ class Projection:
         self.citations = Citations(
             session, self._fresh, self.jobs.entry, artifacts.artifact, self.arbiter, settle, self.is_strict
         )
-        self.projectors: dict[str, Projector[Any]] = {JOB: self.jobs}
-        stored = {name: SubjectProjector(session, self, name, family) for name, family in FAMILIES.items()}
-        self.locks = stored[LOCK] = LockProjector(session, self)
-        self.projectors |= stored
-        self._kinds, self._availability = stored[KIND], stored[AVAILABILITY]
-        self.messages = self.projectors[MESSAGE] = MessageProjector(session, self)
+        self.projectors = Projectors(session, self, self.jobs)
+        self._kinds = cast(SubjectProjector, self.projectors[KIND])
         self._coordinators = CoordinatorRegister(session, self, self.projectors)
         registers: tuple[Register, ...] = (self._coordinators, routes, artifacts, self._schedules)
         self._registers = {payload: register for register in registers for payload in register.payloads}
@@ -98,6 +121,18 @@ class Projection:
         """Read again when they have changed."""
         fresh = [op for op, _ in self._fresh.ops.values()]
         return self._permissions_reader.read(self._session, self.permissions_state, fresh)
+
+    @property
+    def locks(self) -> "LockProjector":
+        return cast("LockProjector", self.projectors[LOCK])
+
+    def no_longer_waiting(self) -> set[bytes]:
+        """The ops that asked for locks and waited in a queue until this transaction."""
+        return self.locks.no_longer_waiting if LOCK in self.projectors else set()
+
+    @property
+    def messages(self) -> "MessageProjector":
+        return cast("MessageProjector", self.projectors[MESSAGE])
 
     # What the rules ask.
 
@@ -124,7 +159,7 @@ class Projection:
 
     def offered_since(self, at: Hlc) -> set[Subject]:
         """The subjects of mere offers that are later."""
-        families = [name for name, each in self.projectors.items() if not each.family.is_open(None)]
+        families = [name for name in FAMILY_NAMES if not self.projectors[name].family.is_open(None)]
         stored = {
             subject for name in families for subject in self._session.subjects_offered(name, Reason.OFFERED, pack(at))
         }
@@ -151,7 +186,7 @@ class Projection:
 
     def _doubt(self, op_id: bytes, subject: Subject | None, permissions: bool = False) -> None:
         """An op must be judged again, with all ops about its subject if it has one."""
-        if subject is not None and subject.family in self.projectors:
+        if subject is not None and subject.family in FAMILY_NAMES:
             self.ask_again(subject, permissions)
         else:
             self.doubt(op_id)
@@ -161,7 +196,7 @@ class Projection:
         self._artifacts.flush()
         if self._kinds.is_changed:
             self._defaults.clear()
-        for projector in self.projectors.values():
+        for projector in self.projectors.made():
             projector.flush()
 
     def forget(self) -> None:
@@ -183,13 +218,13 @@ class Projection:
         return next((each.defined for each in definitions if each is not None), None)
 
     def availability(self, node: int) -> Availability:
-        state = self._availability.state(node.to_bytes(8, "big"))
+        state = self.projectors[AVAILABILITY].state(node.to_bytes(8, "big"))
         return Availability.ACTIVE if state is None else state.availability
 
     def _subject(self, op: Op) -> Subject | None:
         """What the op is about, if this node knows the family."""
         subject = subject_of(op.payload)
-        return subject if subject is not None and subject.family in self.projectors else None
+        return subject if subject is not None and subject.family in FAMILY_NAMES else None
 
     def prepare(self, ops: Sequence[Op]) -> None:
         """Reads at once what will be asked about ops that are about to arrive. The log must be settled."""
@@ -377,6 +412,8 @@ class Projection:
 
     def _fault(self, op: Op) -> Reason | None:
         """Why an op without a subject does not count, if so."""
+        from hocket.log.links import unlinked
+
         known = lambda name: self.known(self._naming.key(name, op))[0]  # noqa: E731
         return (
             self.citations.fault(op)

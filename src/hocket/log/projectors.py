@@ -1,26 +1,27 @@
 """What the engine in `projection` works with. A projector keeps the states of one family's subjects, folded from their
 ops. A register holds entries of ops that are judged one by one. A new family of subjects is its rules in the kernel and
-a line in `FAMILIES`; `SubjectProjector` stores its states, unless it needs its own tables.
+a name in `FAMILIES`; `SubjectProjector` stores its states, unless it needs its own tables.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hocket.kernel.arbitration import Family, FoldContext
-from hocket.kernel.availability import AVAILABILITIES, AvailabilityState
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.kinds import KINDS, names_of
-from hocket.kernel.locks import LOCKS
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.rows import ROWS, notice
-from hocket.kernel.subjects import AVAILABILITY, KIND, LOCK, ROW, Subject
+from hocket.kernel.subjects import AVAILABILITY, JOB, KIND, LOCK, MESSAGE, ROW, Subject
 from hocket.kernel.vocabulary import Payload
 from hocket.log.citations import Citations
 from hocket.log.permissions import Permissions
 from hocket.store import Session, SubjectRow
+
+if TYPE_CHECKING:
+    from hocket.kernel.availability import AvailabilityState
 
 S = TypeVar("S")
 
@@ -32,10 +33,34 @@ class StoredFamily(Family[S], Protocol[S]):
     def decode(self, data: bytes) -> S: ...
 
 
-# The families other than jobs, by name.
-FAMILIES: dict[str, StoredFamily[Any]] = {KIND: KINDS, LOCK: LOCKS, ROW: ROWS, AVAILABILITY: AVAILABILITIES}
-# What the node that decides on an op also writes, in the same transaction, by the state that the op led to.
-FOLLOW_UPS: dict[str, Callable[[Any, Op], Payload | None]] = {ROW: notice}
+# The families whose states `SubjectProjector` stores, and where the kernel has their rules. Rules are loaded with the
+# first subject of their family.
+FAMILIES = {
+    KIND: ("kinds", "KINDS"),
+    LOCK: ("locks", "LOCKS"),
+    ROW: ("rows", "ROWS"),
+    AVAILABILITY: ("availability", "AVAILABILITIES"),
+}
+# All families, in the order in which a transaction stores what has changed.
+FAMILY_NAMES = (JOB, *FAMILIES, MESSAGE)
+_rules: dict[str, StoredFamily[Any]] = {}
+
+
+def family_of(name: str) -> StoredFamily[Any]:
+    """The rules of a family."""
+    if (rules := _rules.get(name)) is None:
+        module, value = FAMILIES[name]
+        rules = _rules[name] = getattr(import_module(f"hocket.kernel.{module}"), value)
+    return rules
+
+
+def follow_up(subject: Subject, state: Callable[[], Any], op: Op) -> Payload | None:
+    """What the node that decides on an op also writes, in the same transaction, by the state that the op led to."""
+    if subject.family != ROW:
+        return None
+    from hocket.kernel.rows import notice
+
+    return notice(state(), op)
 
 
 def defaults_of(session: Session, kind: str) -> Policy:
@@ -53,10 +78,14 @@ def is_wrong(session: Session, subject: Subject) -> bool:
     return check is not None and subject in check.wrong and not session.is_beside
 
 
-def availability_of(session: Session, node: int) -> AvailabilityState | None:
+def availability_of(session: Session, node: int) -> "AvailabilityState | None":
     """What was last said about a node; None if it always took work."""
     state = session.subject_state(Subject(AVAILABILITY, node.to_bytes(8, "big")))
-    return None if state is None else AVAILABILITIES.decode(state)
+    if state is None:
+        return None
+    from hocket.kernel.availability import AVAILABILITIES
+
+    return AVAILABILITIES.decode(state)
 
 
 class Engine(FoldContext, Protocol):

@@ -7,13 +7,13 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from hocket.errors import StoreError
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.signing import ForgedMark, OpSigner, has_long_mark
+from hocket.log.parallel import Helpers
 from hocket.store import NO_LINK, NO_SEAL, EndSeal, Head, NewOp, OpRow, SealedOp, Session, Store
 
 # The end of the chain is signed again after this time, if the log has grown.
@@ -46,8 +46,8 @@ class Sealer(Protocol):
     def append(self, session: Session, head: Head, ops: Sequence[NewOp]) -> LogEnd:
         """Adds the ops of a transaction to the log."""
 
-    def moved(self, end: LogEnd) -> LogEnd:
-        """An end at which the log does not end by itself: ops were taken off it."""
+    def moved(self, seq: int, chain: bytes) -> LogEnd:
+        """The end of a log from which the ops after that one were taken."""
 
     def seal(self) -> None:
         """Signs the end of the log, if that is this node's to do."""
@@ -69,8 +69,8 @@ class SharedSealer:
         self._wrote(ops)
         return LogEnd(seq, linked[-1] if linked else head.chain)
 
-    def moved(self, end: LogEnd) -> LogEnd:
-        return end
+    def moved(self, seq: int, chain: bytes) -> LogEnd:
+        return LogEnd(seq, chain)
 
     def seal(self) -> None:
         pass
@@ -84,7 +84,7 @@ class OwnSealer:
     without them every commit signs. Close it before the store.
     """
 
-    def __init__(self, store: Store, signer: OpSigner, helpers: Executor | None) -> None:
+    def __init__(self, store: Store, signer: OpSigner, helpers: Helpers | None) -> None:
         self._store = store
         self._signer = signer
         self._author = signer.node.to_bytes(8, "big")
@@ -107,8 +107,8 @@ class OwnSealer:
         is_due = time.monotonic() - self._signed_at >= self._sign_s
         return self._sealed(LogEnd(seq, linked[-1], head.seal), is_due)
 
-    def moved(self, end: LogEnd) -> LogEnd:
-        return self._sealed(end, True)
+    def moved(self, seq: int, chain: bytes) -> LogEnd:
+        return self._sealed(LogEnd(seq, chain), True)
 
     def _sealed(self, end: LogEnd, is_due: bool) -> LogEnd:
         seq, chain, seal = end

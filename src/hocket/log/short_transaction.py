@@ -127,6 +127,9 @@ class ShortTransaction:
         state = head.permissions_state
         self.session.put_head(Head(wall, logical, last, chain, settled, head.unsettled, None, state, self._last, seal))
 
+    def forget(self) -> None:
+        """Nothing here refers to the transaction."""
+
 
 # What a request about locks runs in.
 LockTransaction = Transaction | ShortTransaction

@@ -29,7 +29,7 @@ from hocket.log.artifact_check import ArtifactCheck
 from hocket.log.citations import Citations
 from hocket.log.naming import ID_BYTES, Naming, keyed
 from hocket.log.permissions import Permissions, PermissionsReader
-from hocket.log.projectors import FAMILIES, StoredFamily
+from hocket.log.projectors import StoredFamily, family_of
 from hocket.log.unstored_ops import UnstoredOps
 from hocket.store import Artifact, OpRow, Session
 
@@ -288,7 +288,7 @@ class _Citations(Citations):
 
 
 def _family(subject: Subject) -> StoredFamily[Any]:
-    return MESSAGES if subject.family == MESSAGE else FAMILIES[subject.family]
+    return MESSAGES if subject.family == MESSAGE else family_of(subject.family)
 
 
 def _says(subject: Subject, row: bytes | None, state: Any) -> bool:

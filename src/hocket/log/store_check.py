@@ -6,7 +6,6 @@ process has written it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -32,7 +31,7 @@ from hocket.log.job_check import digest as _digest
 from hocket.log.job_check import remember as _remember
 from hocket.log.job_check import shown as _shown
 from hocket.log.naming import long_key
-from hocket.log.parallel import in_parallel
+from hocket.log.parallel import Helpers, in_parallel
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.state_check import CheckedStates, SessionStates, StateCheck
 from hocket.store import JobEntry, NewOp, OpRow, Session
@@ -79,7 +78,7 @@ class StoreCheck:
         node: int,
         key: SigningKey,
         permissions_reader: Callable[[], PermissionsReader],
-        helpers: Executor | None,
+        helpers: Helpers | None,
         kept: CheckedStates | None = None,
     ) -> None:
         self._user, self._node, self._key, self._helpers = user, node, key, helpers

@@ -36,10 +36,9 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log.naming import ID_BYTES, is_taken, keyed
 from hocket.log.outbox import OutboxBound
-from hocket.log.output_quota import add_charges, charged
 from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
-from hocket.log.projectors import FOLLOW_UPS
+from hocket.log.projectors import follow_up
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
 from hocket.log.request_deadlines import is_out_of_touch, request_deadline
 from hocket.log.sealing import LogEnd, signed
@@ -172,7 +171,7 @@ class Transaction:
             return NOTHING  # every op goes through the projection
         log = {b""} if self._drafts else ()
         touched = {family: projector.touched for family, projector in projection.projectors.items()}
-        keys = {**touched, CLAIM: projection.jobs.lost_claims, LOCK_WAIT: projection.locks.no_longer_waiting, LOG: log}
+        keys = {**touched, CLAIM: projection.jobs.lost_claims, LOCK_WAIT: projection.no_longer_waiting(), LOG: log}
         return gathered(projection.jobs.ready_kinds(), keys)
 
     def author(
@@ -227,10 +226,9 @@ class Transaction:
     def _follow_up(self, op: Op) -> None:
         """Writes what belongs to an op that counts, such as the message about a conflict, if this node may."""
         reason, subject = self.projection.standing(op.id)
-        follow_up = None if subject is None else FOLLOW_UPS.get(subject.family)
-        if subject is None or follow_up is None or reason == Reason.OFFERED:
+        if subject is None or reason == Reason.OFFERED:
             return
-        payload = follow_up(self.projection.projectors[subject.family].state(subject.key), op)
+        payload = follow_up(subject, lambda: self.projection.projectors[subject.family].state(subject.key), op)
         if payload is not None:
             self.author(payload)
 
@@ -468,6 +466,8 @@ class Transaction:
         for node, found in sizes.items():
             self.session.add_written(node.to_bytes(8, "big"), WrittenTotals(len(found), sum(found)))
         if outputs:
+            from hocket.log.output_quota import add_charges, charged
+
             add_charges(self.session, [charged(self.session, op, len(body), self._job) for op, body, _ in outputs])
 
     def _job(self, job_id: bytes) -> Job | None:

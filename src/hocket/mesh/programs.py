@@ -2,15 +2,19 @@
 else depends on it.
 """
 
-from hocket.events import Emit, ProgramDiffers
+from typing import TYPE_CHECKING
+
 from hocket.kernel.ids import node_text
 from hocket.kernel.knowledge import Knowledge, knowledge_text, read_knowledge, sentence
 from hocket.mesh.wire import look, note
 from hocket.store import PeerSession
 from hocket.work.node_access import NodeAccess
 
+if TYPE_CHECKING:
+    from hocket.events import Emit
 
-async def heard(access: NodeAccess, node: int, knows: Knowledge, emit: Emit) -> None:
+
+async def heard(access: NodeAccess, node: int, knows: Knowledge, emit: "Emit") -> None:
     """Stores what a node's program knows, and tells the operator if that is new and differs from this program."""
     key, text = node.to_bytes(8, "big"), knowledge_text(knows)
     if await look(access, lambda session: session.programs().get(key)) == text:
@@ -18,6 +22,8 @@ async def heard(access: NodeAccess, node: int, knows: Knowledge, emit: Emit) -> 
     await note(access, lambda session: session.set_program(key, text))
     difference = sentence(knows)
     if difference is not None:
+        from hocket.events import ProgramDiffers
+
         emit(ProgramDiffers(node_text(node), difference))
 
 

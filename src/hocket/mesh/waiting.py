@@ -27,8 +27,7 @@ from hocket.mesh.names import names
 from hocket.store import JobEntry, Session, Stage
 from hocket.work.authorship import is_own
 from hocket.work.claiming import turn_at
-from hocket.work.command.allowance import OBSTACLES, Obstacle
-from hocket.work.command.request import KIND
+from hocket.work.command import KIND
 from hocket.work.job_states import state_of
 from hocket.work.liveness import Liveness
 from hocket.work.serving import Serving
@@ -178,6 +177,8 @@ class WaitReader:
             sentence = f"no worker of {job.kind} on {self._list(able)} has the label {' and '.join(missing)}"
             return Waiting(WaitReason.NO_WORKER, sentence)
         if job.kind == KIND and not self._allowing(job, able):
+            from hocket.work.command.allowance import OBSTACLES, Obstacle
+
             sentence = f"the worker on {self._list(able)} does not allow this command; start it there with --allow"
             workers = self._workers(job, able)
             payload = self._command(job) or b""

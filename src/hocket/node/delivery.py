@@ -7,7 +7,7 @@ waits, and that sends what the program wrote before it ends.
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,10 @@ from hocket.errors import HocketError
 from hocket.mesh import peers
 from hocket.mesh.message_delivery import DirectDelivery
 from hocket.mesh.sync_lock import SyncLock
-from hocket.mesh.waiting import DELIVERS, Waiting, WaitReader
+from hocket.mesh.waiting import DELIVERS
 from hocket.node.runtime import Runtime
 from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import Session
-from hocket.work.serving import Serving
 from hocket.work.troubles import described
 
 if TYPE_CHECKING:
@@ -198,21 +197,3 @@ class Delivery:
         coordinator = peers.coordinator(log, session)
         address = None if coordinator in (None, log.node) else peers.address_of(session, coordinator)
         return [each.address for each in session.peers()] if address is None else [address]
-
-
-def waiting_of(
-    runtime: Runtime, job_id: bytes, here: Sequence[Serving] = (), *, is_connected: bool = False
-) -> Waiting | None:
-    """What a job waits for, as far as this node knows; None if it has ended or is not known. `here` are workers of this
-    process that others are not told about; `is_connected` is whether this process syncs while it waits.
-    """
-    with runtime.read() as session:
-        entry = session.job(job_id)
-        return None if entry is None else wait_reader(runtime, session, here, is_connected=is_connected)(entry)
-
-
-def wait_reader(
-    runtime: Runtime, session: Session, here: Sequence[Serving] = (), *, is_connected: bool = False
-) -> WaitReader:
-    is_in_touch = is_connected or SyncLock.is_taken(runtime.home.processes)
-    return WaitReader(runtime.log, session, runtime.liveness(), is_in_touch, here)

@@ -14,7 +14,7 @@ from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.subjects import JOB, Subject
 from hocket.log import Transaction
 from hocket.mesh.waiting import Waiting
-from hocket.node.delivery import wait_reader, waiting_of
+from hocket.node.job_waits import wait_reader, waiting_of
 from hocket.node.runtime import Runtime
 from hocket.node.stream_news import StreamNews
 from hocket.store import JobEntry, JobSession, Session, Stage

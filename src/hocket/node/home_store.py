@@ -1,29 +1,32 @@
 """The store of a home as its processes use it: opened with its replica, checked, and the bus beside it."""
 
-import hashlib
+from __future__ import annotations
+
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hocket.bus.pipes import Pipes
-from hocket.bus.shared import ORIGIN_BYTES, SharedBus
 from hocket.errors import Conflict, StoreError
-from hocket.kernel.ids import node_id
 from hocket.kernel.row_mac import RowMac
-from hocket.kernel.rules import Rules, decode_kept_rules, encode_rules
 from hocket.log import RULES, Log
-from hocket.log.founder import founder
-from hocket.log.replica import ReplicatedStore
 from hocket.log.steady_clock import SteadyWall
-from hocket.node.home import Home
 from hocket.node.variables import listen_address, replica_path
-from hocket.store import Session, Store, blob_table, listener
+from hocket.store import blob_table, listener
 from hocket.store import open as open_store
-from hocket.store.blobs import BLOBS, BlobPlace
 from hocket.store.secrecy import without_password
 from hocket.store.unlogged import MOVING, REPLICA
-from hocket.work.blobs import Blobs, HomeBlobs
-from hocket.work.liveness import Liveness, WorkerState, place_of, standing
-from hocket.work.store_blobs import StoreBlobs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hocket.bus.shared import SharedBus
+    from hocket.kernel.rules import Rules
+    from hocket.log.replica import ReplicatedStore
+    from hocket.node.home import Home
+    from hocket.store import Session, Store
+    from hocket.store.blobs import BlobPlace
+    from hocket.work.blobs import Blobs
+    from hocket.work.liveness import Liveness
 
 
 def opened_store(home: Home) -> Store:
@@ -31,6 +34,8 @@ def opened_store(home: Home) -> Store:
     path, address = replica_path(home.server, home.replica), home.store_address
     if path is None:
         return open_store(address)
+    from hocket.log.replica import ReplicatedStore
+
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
@@ -42,6 +47,13 @@ def opened_store(home: Home) -> Store:
     return replicated
 
 
+def replica_in(store: Store) -> ReplicatedStore | None:
+    """The store of a server with its replica, if it has one."""
+    from hocket.log.replica import ReplicatedStore
+
+    return store if isinstance(store, ReplicatedStore) else None
+
+
 def log_in(store: Store, home: Home) -> Log:
     """The log of this home's node in a store, without a bus and without threads."""
     return Log(store, home.node_key(), home.user_did(), wall=SteadyWall(), randomness=os.urandom)
@@ -51,18 +63,20 @@ def check_whole(home: Home, store: Store) -> None:
     """Raises Conflict if the store is a copy: the target of a move that has not ended, or a replica."""
     with store.read() as session:
         is_unfinished, is_replica = bool(session.meta(MOVING)), session.meta(REPLICA) is not None
-    where, why = without_password(str(home.store_address)), ""
+    why = ""
     if is_unfinished:
         why = "has only a part of a log that is being moved there; run `hocket store move` again"
-    elif is_replica and not isinstance(store, ReplicatedStore):
+    elif is_replica and replica_in(store) is None:
         why = "is a replica of another store, which takes the changes; use that one"
     if why:
         store.close()
-        raise Conflict(f"{where} {why}")
+        raise Conflict(f"{without_password(str(home.store_address))} {why}")
 
 
 def check_idle(session: Session, liveness: Liveness, now_ms: int, before: str) -> None:
     """Raises Conflict if workers of this store are running."""
+    from hocket.work.liveness import WorkerState, standing
+
     now = max(session.head().wall, now_ms)
     running = [each for each in session.workers() if standing(liveness, each, now) is WorkerState.RUNNING]
     if running:
@@ -74,6 +88,10 @@ def put_rules(home: Home, store: Store, rules: Rules) -> None:
     """Stores the rules of a new home. A half-created home that already has ops keeps its rules, and so does a store
     that other nodes share.
     """
+    from hocket.kernel.ids import node_id
+    from hocket.kernel.rules import decode_kept_rules, encode_rules
+    from hocket.log.founder import founder
+
     with store.write() as session:
         kept = session.meta(RULES)
         if kept is None or session.head().seq == 0:
@@ -89,6 +107,8 @@ def put_blob_place(home: Home, store: Store, place: BlobPlace | None) -> None:
     """
     if home.server is None:
         return
+    from hocket.store.blobs import BLOBS, BlobPlace
+
     with store.write() as session:
         if session.head().seq == 0:
             session.set_meta(BLOBS, (place or BlobPlace.HOME).encode())
@@ -98,27 +118,45 @@ def put_blob_place(home: Home, store: Store, place: BlobPlace | None) -> None:
 
 
 def blob_place(session: Session) -> BlobPlace:
+    from hocket.store.blobs import BLOBS, BlobPlace
+
     return BlobPlace.STORE if session.meta(BLOBS) == BlobPlace.STORE.encode() else BlobPlace.HOME
 
 
 def blobs_of(home: Home, store: Store) -> Blobs:
     """The blobs of a home, which its store may have."""
+    from hocket.store.blobs import BlobPlace
+    from hocket.work.blobs import HomeBlobs
+
     here = HomeBlobs(home.blobs)
     if home.server is None:
         return here
     with store.read() as session:
         place = blob_place(session)
-    return StoreBlobs(here, blob_table(home.server)) if place is BlobPlace.STORE else here
+    if place is not BlobPlace.STORE:
+        return here
+    from hocket.work.store_blobs import StoreBlobs
+
+    return StoreBlobs(here, blob_table(home.server))
 
 
 def bus_of(home: Home) -> Pipes | SharedBus:
     pipes = Pipes(home.processes)
     notes = None if home.server is None else listener(home.server, listen_address())
-    return pipes if notes is None else SharedBus(pipes, notes, _origin(home.processes))
+    if notes is None:
+        return pipes
+    from hocket.bus.shared import SharedBus
+
+    return SharedBus(pipes, notes, _origin(home.processes))
 
 
 def _origin(processes: Path) -> bytes:
     """The same for all processes that use this directory on this machine, and for no others."""
+    import hashlib
+
+    from hocket.bus.shared import ORIGIN_BYTES
+    from hocket.work.liveness import place_of
+
     place = place_of(processes)
     if not (place.boot and place.locks):
         return os.urandom(ORIGIN_BYTES)

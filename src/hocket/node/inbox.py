@@ -2,7 +2,6 @@
 message is held under a lease; the program acknowledges it, returns it or answers it.
 """
 
-import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -33,7 +32,6 @@ from hocket.node.runtime import Runtime
 from hocket.store import Session
 from hocket.work.blobs import Blobs
 from hocket.work.node_access import NodeAccess
-from hocket.work.run_outputs import contain
 
 T = TypeVar("T")
 Body = bytes | str | Any
@@ -177,6 +175,10 @@ def draft_of(
     plain = plain_draft(
         receiver, body, agent=agent, type=type, thread=thread, reply_to=reply_to, priority=priority, ttl=ttl
     )
+    if not attachments:
+        return inbox.check_draft(plain)
+    from hocket.work.run_outputs import contain
+
     named = [each if isinstance(each, tuple) else (Path(each).name, each) for each in attachments]
     return inbox.check_draft(
         plain._replace(attachments=tuple((name, contain(blobs, content)) for name, content in named))
@@ -305,9 +307,11 @@ class Inbox:
             _, taken = await look()
         if taken:
             node.wrote()
+        from asyncio import get_running_loop
+
         read = await node.peek(lambda session: [(until, self._received(session, each)) for until, each in taken])
         # After the lease another consumer may have the message.
-        now = asyncio.get_running_loop().time()
+        now = get_running_loop().time()
         return [message for until, message in read if now < until]
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:

@@ -18,7 +18,8 @@ from hocket.node.spool import Cited, KeptMessage, KeptRequest, Spool, sentence
 from hocket.work import jobs
 from hocket.work.blobs import beginning
 from hocket.work.jobs import Draft, Submitted
-from hocket.work.run_outputs import Content, contain
+from hocket.work.run_outputs import contain
+from hocket.work.written_outputs import Content
 
 T = TypeVar("T")
 _LOG = logging.getLogger("hocket")

@@ -30,7 +30,8 @@ from hocket.log import LockTransaction, Log, Transaction
 from hocket.log.committer import Committer
 from hocket.log.store_check import RowFinding
 from hocket.mesh.waiting import Waiting
-from hocket.node.delivery import Delivery, waiting_of
+from hocket.node.delivery import Delivery
+from hocket.node.job_waits import waiting_of
 from hocket.node.requests import accepted, kept
 from hocket.node.runtime import Runtime
 from hocket.node.stream_news import StreamNews

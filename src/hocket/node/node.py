@@ -18,7 +18,7 @@ from contextlib import (
     suppress,
 )
 from functools import partial
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from hocket.bus.changes import ANYTHING, Changes
 from hocket.coordination import inbox as messages
@@ -54,7 +54,7 @@ from hocket.node.kept_requests import keep_jobs, keep_message, send_kept, writte
 from hocket.node.local_node import LOOK_AGAIN_S, LocalNode, fetch_for, still_open
 from hocket.node.locks import HeldLock, LockOptions, NodeLock, locked_on_a_thread
 from hocket.node.rates import rates_of
-from hocket.node.requests import Pairs, Step, accepted, drafts_of, id_of, kept, pairs_of
+from hocket.node.requests import accepted, drafts_of, id_of, kept, pairs_of
 from hocket.node.rows import RowTable, SyncRowTable
 from hocket.node.runtime import Runtime
 from hocket.node.signals import held_interrupts, stopped_by_signals
@@ -79,6 +79,9 @@ from hocket.work.run_outputs import RunServices
 from hocket.work.serving import serving
 from hocket.work.tracing import tracer
 from hocket.work.worker import Worker, WorkerOptions
+
+if TYPE_CHECKING:
+    from hocket.node.requests import Pairs, Step
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -129,12 +132,12 @@ class Node(LocalNode):
         made = await self._written_or_kept(write, lambda error: keep_jobs(self.runtime, error, [draft]))
         return Handle(self, *made[0], job_type.signature)
 
-    async def submit_many(self, pairs: Pairs) -> list[Handle]:
+    async def submit_many(self, pairs: "Pairs") -> list[Handle]:
         """Submits many jobs in one transaction: all or none."""
         types, drafts = drafts_of(pairs)
         return await self._submit(types, drafts, jobs.submit)
 
-    async def chain(self, *steps: Step) -> list[Handle]:
+    async def chain(self, *steps: "Step") -> list[Handle]:
         """Submits jobs that run one after the other, each when the one before it has succeeded: all or none. A step is
         a job with its payload, or without one; `ctx.results` has the result of the step before.
         """
@@ -431,12 +434,12 @@ class SyncNode:
             self.wrote()
         return made
 
-    def submit_many(self, pairs: Pairs) -> list[SyncHandle]:
+    def submit_many(self, pairs: "Pairs") -> list[SyncHandle]:
         """Submits many jobs in one transaction: all or none."""
         types, drafts = drafts_of(pairs)
         return self._submit(types, drafts, jobs.submit)
 
-    def chain(self, *steps: Step) -> list[SyncHandle]:
+    def chain(self, *steps: "Step") -> list[SyncHandle]:
         """Submits jobs that run one after the other, each when the one before it has succeeded: all or none. A step is
         a job with its payload, or without one; `ctx.results` has the result of the step before.
         """

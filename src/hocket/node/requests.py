@@ -1,22 +1,28 @@
 """What a program asks of a node, in the forms that jobs have, and the answers that it gets."""
 
-from collections.abc import Iterable
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from hocket.errors import Conflict, Unreachable, Usage
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
-from hocket.mesh.waiting import DELIVERS
-from hocket.work.handlers import JobType, named_kind
-from hocket.work.jobs import Draft
-from hocket.work.pending_decisions import Decision
 
-Pairs = Iterable[tuple[JobType | str, dict[str, Any]]]
-Step = tuple[JobType | str, dict[str, Any]] | JobType | str
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hocket.kernel.roster import Job
+    from hocket.work.handlers import JobType
+    from hocket.work.jobs import Draft
+    from hocket.work.pending_decisions import Decision
+
+    Pairs = Iterable[tuple[JobType | str, dict[str, Any]]]
+    Step = tuple[JobType | str, dict[str, Any]] | JobType | str
 
 
 def drafts_of(pairs: Pairs) -> tuple[list[JobType], list[Draft]]:
+    from hocket.work.handlers import named_kind
+
     given = [(named_kind(job), payload) for job, payload in pairs]
     return [job for job, _ in given], [job.draft(payload) for job, payload in given]
 
@@ -40,4 +46,6 @@ def accepted(decision: Decision) -> Job:
 
 def kept(error: Unreachable) -> Unreachable:
     """The error for a request that could not be sent."""
+    from hocket.mesh.waiting import DELIVERS
+
     return Unreachable(f"{error}; the request waits here, and {DELIVERS}")

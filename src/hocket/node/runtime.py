@@ -2,57 +2,29 @@
 `node` offers the same to async and to synchronous programs.
 """
 
+from __future__ import annotations
+
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
 from functools import cached_property
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import Conflict, StoreError, Usage
-from hocket.kernel.capabilities import sharing
 from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
-from hocket.kernel.keys import did_key
 from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
-from hocket.kernel.roster import Job
 from hocket.kernel.rules import HOCKET, SKEW_MS_DEFAULT, STRICT, Rules, decode_kept_rules, encode_rules
-from hocket.kernel.ucan import ROOT, issue
-from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
-from hocket.log import RULES, Log, Transaction
-from hocket.log.audit import Audit, verify
+from hocket.log import RULES, Log
 from hocket.log.checked_registers import RevocationFile
-from hocket.log.founder import founder
 from hocket.log.machine_clock import MachineClock
-from hocket.log.output_quota import output_room
+from hocket.log.parallel import HelperThreads
 from hocket.log.permissions import PermissionsReader
-from hocket.log.rebuild import Rebuilt, rebuild
-from hocket.log.replica import ReplicatedStore
-from hocket.log.state_check import CheckedStateFiles
 from hocket.log.steady_clock import SteadyWall
-from hocket.log.transaction import NEWCOMER, Wall
-from hocket.node.ended_rows import EndedRows
-from hocket.node.home import Ask, Home, Remembered, default_home, read_user_key
-from hocket.node.home_store import (
-    blobs_of,
-    bus_of,
-    check_idle,
-    check_whole,
-    opened_store,
-    put_blob_place,
-    put_rules,
-)
-from hocket.node.rates import rates_of
-from hocket.node.shared_store import (
-    check_database,
-    check_joined_rules,
-    check_own_store,
-    check_rules,
-    check_sharing,
-    note_home,
-)
+from hocket.node.home import Home, Remembered, default_home, read_user_key
+from hocket.node.home_store import bus_of, check_whole, opened_store, replica_in
+from hocket.node.shared_store import check_database, check_rules, checked_states, ended_rows
 from hocket.node.store_breaker import StoreBreaker
 from hocket.node.variables import (
     DB_CIRCUIT_BREAKER,
@@ -67,30 +39,40 @@ from hocket.node.variables import (
     new_node_name,
     read_address,
 )
-from hocket.store import SERVER_FORMS, Session, Store, has_blob_table, read_replica
+from hocket.store import SERVER_FORMS, has_blob_table, read_replica
 from hocket.store import open as open_store
-from hocket.store.blobs import BlobPlace
 from hocket.store.guarded import GuardedStore
-from hocket.work import jobs, view
-from hocket.work.blobs import Blobs
-from hocket.work.command.secrets import Secrets
-from hocket.work.jobs import Draft, Submitted
-from hocket.work.liveness import Liveness, machine_liveness
-from hocket.work.output_files import OutputFiles
-from hocket.work.run_outputs import RunServices
 from hocket.work.tracing import flush_traces
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
     from hocket.kernel.beats.policy import TempoPolicy
     from hocket.kernel.beats.tempo import TempoChange, Timeline
     from hocket.kernel.roster import Job
+    from hocket.log import Transaction
+    from hocket.log.audit import Audit
+    from hocket.log.parallel import Helpers
+    from hocket.log.rebuild import Rebuilt
+    from hocket.log.transaction import Wall
     from hocket.mesh.enrolment import Send
     from hocket.mesh.peers import Trust
     from hocket.mesh.tickets import StoreTicket
+    from hocket.node.home import Ask
     from hocket.node.spool import Spool
     from hocket.rhythm.promise_watch import PromiseWatch
+    from hocket.store import Session, Store
+    from hocket.store.blobs import BlobPlace
     from hocket.work.artifacts import Fetch
+    from hocket.work.blobs import Blobs
     from hocket.work.command.job import Commands
+    from hocket.work.command.secrets import Secrets
+    from hocket.work.jobs import Draft, Submitted
+    from hocket.work.liveness import Liveness
+    from hocket.work.output_files import OutputFiles
+    from hocket.work.run_outputs import RunServices
     from hocket.work.tempo import RunTempo
 
 Progress = Callable[[int, int], None]
@@ -113,26 +95,26 @@ class Runtime:
     store_breaker: StoreBreaker | None = None
     kept: str | None = None
     """Why the last request of this process was kept in the home; None if the database has it."""
-    tempo: "Callable[[Job], RunTempo | None] | None" = None
+    tempo: Callable[[Job], RunTempo | None] | None = None
     """Gives the beats of a run, if the worker of this process has a tempo."""
-    tempi: "Timeline"
+    tempi: Timeline
     """The tempi of the cluster so far, on a node with a tempo."""
-    heard_beat_ms: "Callable[[], int] | None" = None
+    heard_beat_ms: Callable[[], int] | None = None
     """One beat of the cluster's tempo as the worker of this process hears it, if it has a tempo."""
-    promises: "PromiseWatch | None" = None
+    promises: PromiseWatch | None = None
     """Watches the promises that jobs of that worker were given."""
 
     def __init__(
         self,
         home: Home,
         store: Store,
-        helpers: Executor | None,
+        helpers: Helpers | None,
         *,
         wall: Wall | None = None,
         randomness: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.home = home
-        self.replica = store if isinstance(store, ReplicatedStore) else None
+        self.replica = None if home.server is None else replica_in(store)
         url = read_address(home.server)
         self._read_replica = None if url is None else read_replica(store, url, home.path / "read_position")
         if is_on(DB_CIRCUIT_BREAKER):
@@ -143,8 +125,6 @@ class Runtime:
         self.bus = bus_of(home)
         self._blobs: Blobs | None = None
         self._blobs_lock = Lock()
-        self.output = OutputFiles(home.output)
-        self.secrets = Secrets(home.secrets)
         self._helpers = helpers
         server_clock = store.server_clock if wall is None else None
         self.machine_clock = _clock(store) if wall is None and server_clock is None else None
@@ -159,18 +139,18 @@ class Runtime:
             randomness=randomness,
             helpers=helpers,
             bus=self.bus,
-            ended=None if home.server is None else EndedRows(home.path / "ended_rows"),
+            ended=None if home.server is None else ended_rows(home),
             revocations=RevocationFile(home.revocations),
-            checked=CheckedStateFiles(home.checked_states),
+            checked=None if home.server is None else checked_states(home),
         )
         if home.tempo.exists():
             self._keep_time()
 
-    def tempo_changed(self, policy: "TempoPolicy") -> "Callable[[TempoChange], None]":
+    def tempo_changed(self, policy: TempoPolicy) -> Callable[[TempoChange], None]:
         """What a process does that hears of a change of the tempo under this policy."""
         from hocket.node.tempo_timeline import home_timeline, keep_change
 
-        def keep(change: "TempoChange") -> None:
+        def keep(change: TempoChange) -> None:
             keep_change(self.home, policy, change)
             self.tempi = home_timeline(self.home, policy)
 
@@ -189,7 +169,7 @@ class Runtime:
         self.log.beat = lambda wall: beat_at(mark_at(self.tempi, wall))
 
     @classmethod
-    def open(cls, path: Path | str | None = None) -> "Runtime":
+    def open(cls, path: Path | str | None = None) -> Runtime:
         home = Home(path or default_home())
         home.check()
         home.shut_out_others()
@@ -220,7 +200,7 @@ class Runtime:
         name: str | None = None,
         server: str | None = None,
         blobs: BlobPlace | None = None,
-    ) -> "Runtime":
+    ) -> Runtime:
         """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op.
         A `server` is the address of a store in a database server; the home remembers it without its password. `blobs`
         is where all nodes of a new store keep their blobs.
@@ -228,6 +208,10 @@ class Runtime:
         `ask` is called for its passphrase, which also locks the copy. A `strict` home keeps to Likewise v0.1: no node
         writes a Hocket extension op in its mesh.
         """
+        from hocket.kernel.keys import did_key
+        from hocket.node.home_store import put_blob_place, put_rules
+        from hocket.store.blobs import BlobPlace
+
         home = Home(path or default_home())
         if blobs is BlobPlace.STORE and not has_blob_table(server or home.server or home.database):
             raise Usage(
@@ -263,18 +247,19 @@ class Runtime:
         cls,
         path: Path | str | None,
         token: str,
-        send: "Send",
+        send: Send,
         *,
-        trust: "Trust | None" = None,
+        trust: Trust | None = None,
         wall: Wall | None = None,
         server: str | None = None,
-    ) -> "Runtime":
+    ) -> Runtime:
         """Makes a home an invited node's: makes its key here and asks the inviting node for a delegation. A home of an
         invited node of the same user gets a further delegation. `trust` tells how to check the inviting node's
         certificate from now on. A node that is to share the inviting node's store needs its address, `server`.
         """
         from hocket.mesh import enrolment
         from hocket.mesh.tickets import StoreTicket
+        from hocket.node.shared_store import check_own_store
 
         ticket = enrolment.parse(token)
         check_scope(ticket.user_did)
@@ -302,8 +287,9 @@ class Runtime:
         return runtime
 
     @classmethod
-    def _join_shared(cls, home: Home, ticket: "StoreTicket", send: "Send", server: str | None) -> "Runtime":
+    def _join_shared(cls, home: Home, ticket: StoreTicket, send: Send, server: str | None) -> Runtime:
         from hocket.mesh import enrolment
+        from hocket.node.shared_store import check_joined_rules
 
         if server is None and home.server is None:
             raise Usage(
@@ -331,6 +317,13 @@ class Runtime:
         """
         if tx.node.to_bytes(8, "big") in tx.session.nodes():
             return
+        from hocket.kernel.capabilities import sharing
+        from hocket.kernel.ucan import ROOT, issue
+        from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
+        from hocket.log.founder import founder
+        from hocket.log.transaction import NEWCOMER
+        from hocket.node.shared_store import check_sharing
+
         began = founder(tx.session) if self.log.is_shared else None
         if began is not None and self.home.made_user():
             raise Conflict(
@@ -350,10 +343,24 @@ class Runtime:
             if not tx.projection.permissions.coordinators:
                 tx.session.set_own_meta(NEWCOMER, b"1")
 
+    @cached_property
+    def output(self) -> OutputFiles:
+        from hocket.work.output_files import OutputFiles
+
+        return OutputFiles(self.home.output)
+
+    @cached_property
+    def secrets(self) -> Secrets:
+        from hocket.work.command.secrets import Secrets
+
+        return Secrets(self.home.secrets)
+
     @property
     def blobs(self) -> Blobs:
         with self._blobs_lock:
             if self._blobs is None:
+                from hocket.node.home_store import blobs_of
+
                 self._blobs = blobs_of(self.home, self.store)
             return self._blobs
 
@@ -371,7 +378,7 @@ class Runtime:
         if self.store_breaker is not None:
             self.store_breaker.close()
 
-    def __enter__(self) -> "Runtime":
+    def __enter__(self) -> Runtime:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -401,18 +408,26 @@ class Runtime:
 
     def submit(self, drafts: Sequence[Draft]) -> list[Submitted]:
         """Submits all jobs in one transaction, or none."""
+        from hocket.work import jobs
+
         return self.log.run(lambda tx: jobs.submit(tx, drafts), beside=True)
 
     def find(self, prefix: str) -> bytes:
         """The id of the one job whose id begins or ends with this text."""
+        from hocket.work import view
+
         with self.view() as session:
             return view.find(session, prefix).job.id
 
     def show(self, prefix: str) -> dict[str, Any]:
+        from hocket.work import view
+
         with self.view() as session:
             return view.full(session, view.find(session, prefix))
 
     def brief(self, job_id: bytes) -> dict[str, Any]:
+        from hocket.work import view
+
         with self.view() as session:
             entry = session.job(job_id)
             if entry is None:
@@ -421,6 +436,8 @@ class Runtime:
 
     def verify(self, expected: tuple[int, bytes] | None = None, progress: Progress = _no_progress) -> Audit:
         """Checks every signature, and the chain including its head; and if nodes share the store, the derived rows."""
+        from hocket.log.audit import verify
+
         with suppress(StoreError):  # the check below finds what is wrong with the end
             self.log.seal()
         audit = verify(
@@ -447,6 +464,8 @@ class Runtime:
 
     def rebuild(self, progress: Progress = _no_progress) -> Rebuilt:
         """Drops the roster and everything else that is derived, and derives it again from the ops."""
+        from hocket.log.rebuild import rebuild
+
         self._nobody_works("a rebuild")
         return rebuild(self.store, self.log.permissions_reader, self._wall(0), progress)
 
@@ -495,6 +514,8 @@ class Runtime:
             raise
 
     def _check_sharing(self) -> None:
+        from hocket.node.shared_store import check_sharing, note_home
+
         try:
             with self.store.read() as session:
                 now_ms = max(self.log.physical(), session.head().wall)
@@ -525,15 +546,22 @@ class Runtime:
             peers.add(session, address, self.log.physical())
 
     def _nobody_works(self, before: str) -> None:
+        from hocket.node.home_store import check_idle
+
         with self.read() as session:
             check_idle(session, self.liveness(), self.log.physical(), before)
 
     def liveness(self) -> Liveness:
         """Which workers are alive, as seen from this process."""
+        from hocket.work.liveness import machine_liveness
+
         return machine_liveness(self.home.processes, time.monotonic)
 
     def kit(self, kind: str, monotonic: Callable[[], float]) -> RunServices:
         """What a run of a job of that kind needs."""
+        from hocket.log.output_quota import output_room
+        from hocket.rhythm.score_keeper import keeper_alone
+        from hocket.work.run_outputs import RunServices
 
         def audited() -> bool:
             permissions = self.log.permissions_reader.latest
@@ -552,8 +580,6 @@ class Runtime:
             now_ms = self.log.physical()
             found: int | None = read(lambda s: output_room(s, self.log.permissions(s), job, now_ms))
             return found
-
-        from hocket.rhythm.score_keeper import keeper_alone
 
         physical = self.log.physical
         tempo = self.tempo or (lambda job: keeper_alone(job, physical))
@@ -579,11 +605,12 @@ class Runtime:
         return None if policy is None else policy.initial_tempo.beat_ms
 
     def commands(
-        self, fetch: "Fetch", allow: Iterable[str] = (), allow_any: bool = False, allow_env: Iterable[str] = ()
-    ) -> "Commands":
+        self, fetch: Fetch, allow: Iterable[str] = (), allow_any: bool = False, allow_env: Iterable[str] = ()
+    ) -> Commands:
         """The runner of commands on this node: its own, and those of other nodes that the home's configuration or these
         patterns allow, with variables of these names. `fetch` gets content from other nodes.
         """
+        from hocket.node.rates import rates_of
         from hocket.node.secret_paths import secret_paths
         from hocket.work.command.allowance import configured
         from hocket.work.command.job import Commands, Premises
@@ -614,15 +641,15 @@ def _clock(store: Store) -> MachineClock:
     return MachineClock(store, f"{os.getpid()}-{os.urandom(4).hex()}", bound_ms)
 
 
-def spool_of(home: Home) -> "Spool":
+def spool_of(home: Home) -> Spool:
     """Where the home keeps requests while its database server is away."""
     from hocket.node.spool import Spool
 
     return Spool(home.spool, node_id(home.node_key().public))
 
 
-def _helpers() -> Executor:
-    return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), "hocket-sign")
+def _helpers() -> HelperThreads:
+    return HelperThreads(max(1, (os.cpu_count() or 1) - 1), "hocket-sign")
 
 
 def _checked_name(name: str) -> str:

@@ -3,19 +3,27 @@ log of several: its founder, whose delegation is its first op, and the nodes tha
 not told, a home of another user, and a second home with the same key are refused.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from hocket.errors import Conflict
-from hocket.kernel.authority import Standing
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash, node_id, node_text
-from hocket.kernel.rules import Rules, encode_rules
-from hocket.log import RULES, Log
+from hocket.kernel.rules import encode_rules
+from hocket.log import RULES
 from hocket.log.founder import founder
-from hocket.log.permissions import Permissions
-from hocket.node.home import Home
-from hocket.store import Session, Store
-from hocket.work.liveness import place_of
+
+if TYPE_CHECKING:
+    from hocket.kernel.rules import Rules
+    from hocket.log import Log
+    from hocket.log.permissions import Permissions
+    from hocket.log.state_check import CheckedStateFiles
+    from hocket.node.ended_rows import EndedRows
+    from hocket.node.home import Home
+    from hocket.store import Session, Store
 
 # The store's key, for each node, of the home that uses it.
 HOME = "home"
@@ -31,6 +39,20 @@ class HomeInUse(msgspec.Struct, frozen=True):
     place: str
     path: str
     used_ms: int
+
+
+def ended_rows(home: Home) -> EndedRows:
+    """The rows beside a shared log that count no more, as this home remembers them."""
+    from hocket.node.ended_rows import EndedRows
+
+    return EndedRows(home.path / "ended_rows")
+
+
+def checked_states(home: Home) -> CheckedStateFiles:
+    """The states in a shared store that this home has compared with their ops."""
+    from hocket.log.state_check import CheckedStateFiles
+
+    return CheckedStateFiles(home.checked_states)
 
 
 def check_database(home: Home, store: Store) -> None:
@@ -83,6 +105,8 @@ def check_joined_rules(session: Session, rules: Rules) -> None:
 
 def check_sharing(session: Session, node: int, permissions: Permissions, now_ms: int) -> None:
     """Raises Conflict unless this node is the founder of a shared store, or was told to share it."""
+    from hocket.kernel.authority import Standing
+
     began, authority = founder(session), permissions.authority
     if began is None or began == node:
         return
@@ -108,6 +132,8 @@ def note_home(home: Home, log: Log) -> None:
     """Notes that this home uses the shared store as its node. Raises Conflict if another home does so: two homes with
     one key would take each other's workers and claims for their own.
     """
+    from hocket.work.liveness import place_of
+
     author, now_ms = log.node.to_bytes(8, "big"), log.physical()
     place = place_of(home.processes)
     ours = HomeInUse(f"{place.host}/{place.locks}", str(home.path), now_ms)

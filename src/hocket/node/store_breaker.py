@@ -15,13 +15,14 @@ import msgspec
 
 from hocket.breakers import CircuitBreaker
 from hocket.errors import StoreCircuitOpen
-from hocket.events import Emit, Event, ignore
 from hocket.kernel.breaker import OPEN_MS, Breaker, BreakerState
 from hocket.work.lease import store_pause_s
 from hocket.work.processes import ProcessLock, notes
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
+
+    from hocket.events import Emit, Event
 
 _ROLE = "breaker"
 
@@ -49,10 +50,10 @@ class StoreBreaker(CircuitBreaker):
         self._file: ProcessLock | None = None
 
     @contextmanager
-    def told(self, loop: "AbstractEventLoop", emit: Emit) -> Iterator[None]:
+    def told(self, loop: "AbstractEventLoop", emit: "Emit") -> Iterator[None]:
         """Calls `emit` on that event loop while the block runs, whichever thread changes the state."""
 
-        def soon(event: Event) -> None:
+        def soon(event: "Event") -> None:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(emit, event)
 
@@ -60,7 +61,7 @@ class StoreBreaker(CircuitBreaker):
         try:
             yield
         finally:
-            self.emit = ignore
+            self.emit = None
 
     @contextmanager
     def holding(self, shortest_lease_s: Callable[[], float]) -> Iterator[None]:

@@ -20,7 +20,8 @@ from hocket.store import Artifact, Session
 from hocket.work import artifacts
 from hocket.work.artifacts import Fetch
 from hocket.work.blobs import Blobs
-from hocket.work.run_outputs import Content, contain, creation
+from hocket.work.run_outputs import contain
+from hocket.work.written_outputs import Content, creation
 
 REPORT_TYPE = "hocket.bar-report"
 WINDOW_TYPE = "hocket.bar-window"

@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from hocket.errors import Unreachable, Usage
+from hocket.log import load as load_log
 from hocket.mesh.gate import Gate
 from hocket.mesh.peers import is_loopback
 from hocket.server.app import web_app
@@ -156,6 +157,7 @@ class Server:
 
     async def start(self) -> None:
         """Returns when the server accepts connections."""
+        load_log()
         await self._gate.open()
         await self._app_server.start()
 

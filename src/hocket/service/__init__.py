@@ -135,8 +135,11 @@ class Service:
         """A view for lists and pages. A replica may answer."""
         return self.runtime.view()
 
-    def names(self, session: Session) -> dict[str, str]:
-        """The names of the mesh's nodes that have one, by their ids."""
+    def names(self, session: Session | None = None) -> dict[str, str]:
+        """The names of the mesh's nodes that have one, by their ids, as the session sees them, or as they are now."""
+        if session is None:
+            with self.read() as own:
+                return self.names(own)
         called = names(self.runtime.log.permissions(session))
         return {node_text(node): name for node, name in called.items()}
 

@@ -10,7 +10,7 @@ from hocket.errors import Usage
 from hocket.kernel.beats.placing import BeatPlace
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import hash_text, parse_ulid, ulid_text
-from hocket.node.delivery import waiting_of
+from hocket.node.job_waits import waiting_of
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.store.blobs import ClearedBlobs
 from hocket.work import artifacts

@@ -3,7 +3,7 @@
 import base64
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,10 +26,11 @@ from hocket.node.inbox import (
     node_of,
     plain_draft,
 )
-from hocket.node.kept_requests import keep_message, kept_message, written_or_kept
-from hocket.node.spool import Spool
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.store import QueuedDelivery, Session
+
+if TYPE_CHECKING:
+    from hocket.node.spool import Spool
 
 PAGE_DEFAULT = 50
 LIMIT_MAX = 10_000
@@ -91,16 +92,25 @@ def send(
         return message_id
 
     options_kept = options | {"thread": thread, "reply_to": reply_to}
-    message_id = written_or_kept(runtime, write, lambda error: keep_message(runtime, error, to, body, **options_kept))
+    if runtime.spool is None:
+        message_id = write()
+    else:
+        from hocket.node.kept_requests import keep_message, written_or_kept  # for a store in a database server
+
+        message_id = written_or_kept(
+            runtime, write, lambda error: keep_message(runtime, error, to, body, **options_kept)
+        )
     if runtime.kept is not None:
         return shown_kept(message_id, runtime.log.node, to, body, **options_kept)
     return show(service, ulid_text(message_id))
 
 
 def keep(
-    spool: Spool, error: StoreAway, to: str, body: bytes, *, ttl_ms: int | None = None, **options: Any
+    spool: "Spool", error: StoreAway, to: str, body: bytes, *, ttl_ms: int | None = None, **options: Any
 ) -> MessageShown:
     """Keeps a message in the home of a process that could not open the database."""
+    from hocket.node.kept_requests import kept_message
+
     options["ttl"] = None if ttl_ms is None else ttl_ms / 1000
     return shown_kept(kept_message(spool, error, to, body, **options), spool.node, to, body, **options)
 

@@ -15,16 +15,15 @@ from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.roster import Outcome
 from hocket.kernel.subjects import JOB
 from hocket.service import ListPage, Service, ServiceAnswer
-from hocket.service.ops import OpLine
+from hocket.service.op_lines import OpLine
 from hocket.store import JobEntry, JobFilter, Session, Stage
-from hocket.work import view
 from hocket.work.job_states import JobState
-from hocket.work.jobs import Draft, Submitted
 
 if TYPE_CHECKING:
     from hocket.kernel.parts import Part
     from hocket.mesh.waiting import Waiting
     from hocket.node.stream_news import StreamNews
+    from hocket.work.jobs import Draft, Submitted
 
 REASON_CHARS_MAX = 500
 LIMIT_MAX = 100_000
@@ -127,6 +126,8 @@ def page(service: Service, wanted: JobQuery) -> JobsPage:
 def _page(service: Service, session: Session, wanted: JobQuery) -> JobsPage:
     entries = _select(session, wanted, wanted.limit + 1) if wanted.roster is None else _asked(service, session, wanted)
     shown = entries[: wanted.limit]
+    from hocket.work import view
+
     pids = {worker.number: worker.pid for worker in session.workers()}
     held = [entry for entry in shown if entry.stage is Stage.CLAIMED and entry.worker in pids]
     return JobsPage(
@@ -209,7 +210,8 @@ class JobsWatch:
 
     def _waits(self, session: Session, found: JobsPage) -> dict[str, int]:
         """What the pending jobs of the page wait for. A job that has just come may be claimed at once."""
-        from hocket.node.delivery import TELL_S, wait_reader
+        from hocket.node.delivery import TELL_S
+        from hocket.node.job_waits import wait_reader
 
         if time.monotonic() < self._began + TELL_S:
             return {}
@@ -229,15 +231,21 @@ def find(service: Service, prefix: str) -> str:
 
 
 def show(service: Service, prefix: str) -> JobDetails:
-    return convert(service.node.job(find(service, prefix)).status(), JobDetails)
+    shown, waits_for = service.runtime.show(prefix), None
+    if shown["outcome"] is None:
+        from hocket.node.job_waits import waiting_of
+
+        waiting = waiting_of(service.runtime, _id(shown["job_id"]))
+        waits_for = None if waiting is None else waiting.sentence
+    return convert(shown | {"waits_for": waits_for}, JobDetails)
 
 
-def submit(service: Service, drafts: Sequence[Draft]) -> list[Submitted]:
+def submit(service: Service, drafts: "Sequence[Draft]") -> "list[Submitted]":
     """Submits all jobs in one transaction, or none."""
     service.check_writer()
     runtime = service.runtime
 
-    def write() -> list[Submitted]:
+    def write() -> "list[Submitted]":
         if any(each.policy.budget is not None for each in drafts):
             from hocket.node.estimates import check_budgets  # it loads more than a submit needs
 
@@ -261,8 +269,9 @@ def result(
     tell: "Callable[[Waiting | None], None]" = lambda waiting: None,
 ) -> Any:
     """Waits for a job to end and returns its result. Calls `tell` every second with what the job waits for."""
-    from hocket.node.delivery import TELL_S, waiting_of
+    from hocket.node.delivery import TELL_S
     from hocket.node.handles import ending_of
+    from hocket.node.job_waits import waiting_of
     from hocket.node.signals import held_interrupts
 
     node, wanted, deadline = service.node, _id(job_id), None if timeout is None else time.monotonic() + timeout

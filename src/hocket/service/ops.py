@@ -7,9 +7,6 @@ import msgspec
 
 from hocket.bus.changes import LOG, about
 from hocket.events import ignore
-from hocket.kernel.beats.placing import BeatPlace
-from hocket.kernel.decoding import convert
-from hocket.kernel.ids import ulid_text
 from hocket.kernel.kinds import covers
 from hocket.kernel.rules import Rules
 from hocket.kernel.subjects import JOB, Subject
@@ -20,29 +17,12 @@ from hocket.log.lost_past import rewind
 from hocket.log.rebuild import Rebuilt
 from hocket.mesh.recovery import recover
 from hocket.node.runtime import Progress
-from hocket.service import Service, ServiceAnswer
+from hocket.service import Service
+from hocket.service.op_lines import OpLine, op_line
 from hocket.store import OpRow, Session
-from hocket.work import view
 
 LIMIT_MAX = 1_000_000
 FOLLOW_STEP = 1_000
-
-
-class OpLine(ServiceAnswer, frozen=True):
-    """One op. `counts` is whether it has an effect; if not, `reason` says why. An op that was written under a tempo
-    bears the stamp of its beat.
-    """
-
-    seq: int
-    id: str
-    type: str
-    hlc: str
-    author: str
-    job_id: str | None
-    counts: bool
-    reason: str | None
-    detail: str
-    stamp: BeatPlace | None = None
 
 
 class OpFilter:
@@ -139,13 +119,3 @@ def take_in(service: Service, source: BinaryIO) -> Admission:
             admitted = import_ops(log, source)
     recover(log, ignore)
     return admitted
-
-
-def op_line(row: OpRow) -> OpLine:
-    try:
-        return convert(view.op_line(row), OpLine)
-    except ValueError as error:
-        # `log verify` judges damage; here the rest of the log is still worth showing.
-        op_id = ulid_text(row.id[:16]) if len(row.id) >= 16 else row.id.hex()
-        problem = f"its bytes cannot be read: {error}"
-        return OpLine(row.seq, op_id, "unreadable", "-", "-", None, False, problem, "")

@@ -261,7 +261,7 @@ def _scheme(url: Path | str) -> str:
 
 def _file(url: Path | str) -> Path | str:
     """The path in an address of SQLite."""
-    address = re.fullmatch(r"([a-z][a-z0-9+.-]*)://(.*)", str(url))
+    address = re.fullmatch(r"([a-z][a-z0-9+.-]*)://(.*)", str(url)) if "://" in str(url) else None
     if address is None:
         return url
     if address[1] != "sqlite" or not address[2].startswith("/"):

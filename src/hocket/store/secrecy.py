@@ -9,12 +9,12 @@ DB_TOKEN = "HOCKET_DB_TOKEN"
 # How libSQL's own programs call it in an address.
 TOKEN_PARAMETER = "authToken"
 
-_USER = re.compile(r"(?<=://)([^/?#@:]*):([^/?#]*)@")
-_PARAMETER = re.compile(rf"(?<=[?&])(password|sslpassword|{TOKEN_PARAMETER})=[^&#]*&?")
+_USER = r"(?<=://)([^/?#@:]*):([^/?#]*)@"
+_PARAMETER = rf"(?<=[?&])(password|sslpassword|{TOKEN_PARAMETER})=[^&#]*&?"
 
 
 def without_password(address: str) -> str:
-    return _PARAMETER.sub("", _USER.sub(r"\1@", address)).rstrip("?&")
+    return re.sub(_PARAMETER, "", re.sub(_USER, r"\1@", address)).rstrip("?&")
 
 
 def has_password(address: str) -> bool:

@@ -4,12 +4,16 @@ transaction writes offers, and the coordinator decides on them when it receives 
 both answer with the job's new state or the reason why not.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from __future__ import annotations
 
-from hocket.log import Transaction
-from hocket.work.jobs import Offer, Result
-from hocket.work.pending_decisions import Decision
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hocket.log import Transaction
+    from hocket.work.jobs import Offer, Result
+    from hocket.work.pending_decisions import Decision
 
 T = TypeVar("T")
 
@@ -27,6 +31,8 @@ class Arbiter(Protocol):
 
 async def decided(arbiter: Arbiter, request: Callable[[Transaction], Sequence[Result]]) -> list[Decision]:
     """The decisions on a request."""
+    from hocket.work.jobs import Offer
+
     results = await arbiter.run(request)
     offers = [result for result in results if isinstance(result, Offer)]
     decisions = iter(await arbiter.consult(offers) if offers else ())

@@ -22,8 +22,8 @@ from hocket.store import Artifact, ArtifactSession, OpSession, Session, Store
 from hocket.store.blobs import ClearedBlobs
 from hocket.work.blobs import GARBAGE_AGE_S, Blobs
 from hocket.work.node_access import NodeAccess
-from hocket.work.run_outputs import Content, creation
 from hocket.work.troubles import Troubles
+from hocket.work.written_outputs import Content, creation
 
 AMBIGUOUS_SHOWN = 5
 EVICT_MAX = 500

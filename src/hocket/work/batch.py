@@ -22,9 +22,9 @@ from hocket.work.jobs import Claim, Result, Spare
 from hocket.work.liveness import SignOfLife
 from hocket.work.node_access import NodeAccess
 from hocket.work.rests import Rests
-from hocket.work.run_outputs import NOTHING, WrittenOutputs
 from hocket.work.runner import Run
 from hocket.work.troubles import Troubles
+from hocket.work.written_outputs import NOTHING, WrittenOutputs
 
 # The jobs that a worker without a free slot looks at, to say which it leaves to others.
 PASSES_MAX = 32

@@ -1,4 +1,4 @@
-"""The options of a job as type checkers see them, the same for `@job`, `kind` and `using`. `handlers.policy` gives them
+"""The options of a job as type checkers see them, the same for `@job`, `kind` and `using`. `drafts.policy` gives them
 their meaning.
 """
 

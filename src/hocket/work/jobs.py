@@ -14,6 +14,7 @@ from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.kinds import with_defaults
 from hocket.kernel.ops import NO_ID, Op
+from hocket.kernel.parts import RESULT_TYPE
 from hocket.kernel.policy import Policy, completed, encode_policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.roster import Job, Outcome, State
@@ -35,14 +36,13 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Transaction
 from hocket.store.locks import UNIQUE_KEY
-from hocket.work.run_outputs import NOTHING, Content, WrittenOutputs, creation
 from hocket.work.tracing import tracer
+from hocket.work.written_outputs import NOTHING, Content, WrittenOutputs, creation
 
 KIND = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 KIND_LENGTH_MAX = 255
 PAYLOAD_BYTES_MAX = 1024 * 1024
 RESULT_BYTES_MAX = 1024 * 1024
-RESULT_TYPE = "hocket.result"
 NEVER = 2**62
 # Within this, the node's clock counts as right.
 CLOCK_AHEAD_MS = 1_000

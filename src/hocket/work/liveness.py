@@ -8,7 +8,6 @@ A heartbeat is compared only with itself, and the wait is counted on the observe
 that is set, makes no worker look dead.
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -189,6 +188,8 @@ def machine_liveness(directory: Path, monotonic: Callable[[], float]) -> LockLiv
 
 def place_of(directory: Path) -> Place:
     """Where this process runs. Machine ids are confidential, so only a hash is stored."""
+    import hashlib
+
     machine = next(filter(None, map(_machine_id, _MACHINE_IDS)), "")
     host = hashlib.sha256(b"hocket host\0" + machine.encode()).hexdigest()[:16] if machine else ""
     boot = _read("/proc/sys/kernel/random/boot_id")

@@ -2,19 +2,24 @@
 same object. `node.Node` is the real one; a simulated node runs on virtual time.
 """
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hocket.bus.changes import ANYTHING, Changes
-from hocket.bus.listener import Listener
-from hocket.kernel.roster import Job
-from hocket.log import LockTransaction, Log, Transaction
-from hocket.store import Session
 from hocket.work.arbiter import Arbiter
-from hocket.work.blobs import Blobs
-from hocket.work.jobs import Result
-from hocket.work.run_outputs import RunServices
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractContextManager
+
+    from hocket.bus.listener import Listener
+    from hocket.kernel.roster import Job
+    from hocket.log import LockTransaction, Log, Transaction
+    from hocket.store import Session
+    from hocket.work.blobs import Blobs
+    from hocket.work.jobs import Result
+    from hocket.work.run_outputs import RunServices
 
 T = TypeVar("T")
 

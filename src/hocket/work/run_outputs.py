@@ -51,6 +51,7 @@ from hocket.work.blobs import Blobs, Staged, beginning
 from hocket.work.output_files import OutputFiles
 from hocket.work.parts import RunParts
 from hocket.work.tempo import RunTempo
+from hocket.work.written_outputs import NOTHING, Content, WrittenOutputs, creation
 
 INLINE_BYTES_MAX = 64 * 1024
 # How many bytes the artifacts of one run may have inside ops if another member submitted the job. The rest goes into
@@ -110,27 +111,6 @@ class RunOutput(NamedTuple):
     staged: Staged | None = None
     is_snapshot: bool = False
     is_evidence: bool = False
-
-
-class WrittenOutputs(NamedTuple):
-    """What a run put on the log, for its completion to name. `records` are the ops that wrote the snapshots."""
-
-    snapshots: Ids = ()
-    artifacts: Ids = ()
-    claims: Ids = ()
-    records: Ids = ()
-
-
-NOTHING = WrittenOutputs()
-
-
-class Content(NamedTuple):
-    """Where an artifact's bytes are: in the op, or in a blob."""
-
-    hash: bytes
-    size: int
-    inline: bytes | None
-    staged: Staged | None
 
 
 class Evidence(NamedTuple):
@@ -360,14 +340,6 @@ def _linked(payload: Payload, snapshots: Ids, job_id: bytes) -> Payload:
 
 def _union(left: Ids, right: Ids) -> Ids:
     return tuple(dict.fromkeys((*left, *right)))
-
-
-def creation(
-    made: bytes, type: str, source_job: bytes | None, inputs: Ids, content: Content, ttl_ms: int | None
-) -> CreateArtifact:
-    return CreateArtifact(
-        made, type, source_job, inputs, content.hash, content.inline, None, None, content.size, ttl_ms
-    )
 
 
 def contain(blobs: Blobs, content: bytes | PathLike[str], inline_max: int = INLINE_BYTES_MAX) -> Content:

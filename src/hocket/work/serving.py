@@ -4,15 +4,17 @@ node decides by this who holds a job. It lets a node say which worker could take
 """
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hocket.errors import Usage
 from hocket.kernel.decoding import decode_json
-from hocket.kernel.manifest import BadManifest, parse_manifest
 from hocket.work.claim_tally import Tally
-from hocket.work.command.allowance import Allowance, read_pattern
-from hocket.work.command.request import KIND
+from hocket.work.command import KIND
+
+if TYPE_CHECKING:
+    from hocket.work.command.allowance import Allowance
 
 # The longest text about the workers of one node. What does not fit is left out.
 TEXT_CHARS_MAX = 16_384
@@ -49,6 +51,9 @@ class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def allows(self, payload: bytes) -> bool:
         """Whether it runs the command in this payload for another node."""
+        from hocket.kernel.manifest import BadManifest, parse_manifest
+        from hocket.work.command.allowance import Allowance, read_pattern
+
         try:
             patterns = tuple(map(read_pattern, self.allow))
             manifest = parse_manifest(msgspec.json.decode(payload))
@@ -58,7 +63,7 @@ class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
         return not self.refuses and allowance.allows(manifest)
 
 
-def serving(kinds: Iterable[str], allowance: Allowance | None = None) -> Serving:
+def serving(kinds: Iterable[str], allowance: "Allowance | None" = None) -> Serving:
     """What a worker of these kinds runs. As root, or without a sandbox that its owner requires, it runs no commands of
     others.
     """

@@ -4,10 +4,13 @@ whole.
 """
 
 from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
 
 from hocket.errors import StoreError
-from hocket.events import Emit, Event, StepFailed
 from hocket.kernel.ids import ulid_text
+
+if TYPE_CHECKING:
+    from hocket.events import Emit, Event
 
 TOLD_AGAIN_S = 600.0
 REST_S = 30.0
@@ -16,13 +19,13 @@ REMEMBERED_MAX = 1_000
 
 
 class Troubles:
-    def __init__(self, emit: Emit, monotonic: Callable[[], float]) -> None:
+    def __init__(self, emit: "Emit", monotonic: Callable[[], float]) -> None:
         self._emit = emit
         self._monotonic = monotonic
         self._told: dict[Hashable, float] = {}
         self._failed: dict[Hashable, float] = {}
 
-    def tell(self, thing: Hashable, event: Event) -> None:
+    def tell(self, thing: Hashable, event: "Event") -> None:
         """Records that the thing failed; the event says which one and why."""
         now = self._monotonic()
         self._note(self._failed, thing, now)
@@ -58,6 +61,8 @@ class _Contained:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if not isinstance(error, Exception) or isinstance(error, StoreError):
             return False
+        from hocket.events import StepFailed
+
         name = self._name if self._job is None else f"{self._name} {ulid_text(self._job)}"
         self._troubles.tell(self._thing, StepFailed(name, described(error)))
         return True

@@ -13,7 +13,7 @@ from hocket.kernel.beats.score import DEGRADED_TYPE
 from hocket.kernel.clock import hlc_text, unpack
 from hocket.kernel.ids import node_text, ulid_ending, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.parts import WHOLE_BYTES_TYPE, WHOLE_TYPES, decode_whole, joined
+from hocket.kernel.parts import RESULT_TYPE, WHOLE_BYTES_TYPE, WHOLE_TYPES, decode_whole, joined
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.roster import Job, Outcome, State
@@ -36,7 +36,6 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.store import Artifact, JobEntry, OpRow, Session, Stage
 from hocket.work.job_states import stage_of, state_of
-from hocket.work.jobs import RESULT_TYPE
 
 _ABOUT_CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))
 

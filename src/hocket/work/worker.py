@@ -39,6 +39,7 @@ from hocket.kernel.rendezvous import WEIGHT_MAX, WEIGHT_MIN, is_weight
 from hocket.kernel.roster import Job
 from hocket.kernel.subjects import AVAILABILITY
 from hocket.log import Transaction
+from hocket.log import load as load_log
 from hocket.work import kinds
 from hocket.work.batch import Batch, BatchResult, BatchRunner, renew_outputs
 from hocket.work.claim_order import ClaimOrder
@@ -208,6 +209,7 @@ class Worker:
     # The life of a worker.
 
     async def run(self) -> None:
+        load_log()
         self._loop = asyncio.get_running_loop()
         self._sign = self._environment.liveness.announce(self._name)
         told = self._options.serving or serving(self._options.handlers.topics())

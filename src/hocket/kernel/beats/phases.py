@@ -14,7 +14,7 @@ PHASE_NAMES = ("plan", "work", "review")
 # In a list of phases, work counts twice: with bars of 8 beats that is the document's 2, 4 and 2.
 _WEIGHTS = {"work": 2}
 HOLD_BEATS_MAX = 100_000
-_BEATS = re.compile(r"([0-9]{1,9})b")
+_BEATS = r"([0-9]{1,9})b"
 
 Phases = Mapping[str, int]
 """How many beats each phase has, in their order."""
@@ -81,7 +81,7 @@ class BeatsLong(NamedTuple):
 
 def parse_length(text: str | int | float) -> BeatsLong | int:
     """`4b` is beats; everything else is a duration, in milliseconds. ValueError names the value."""
-    found = _BEATS.fullmatch(str(text).strip().lower())
+    found = re.fullmatch(_BEATS, str(text).strip().lower())
     if found is None:
         return duration_ms(text)
     if not 1 <= int(found[1]) <= HOLD_BEATS_MAX:

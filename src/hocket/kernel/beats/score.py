@@ -5,14 +5,15 @@ beats. This module decides; a worker keeps the time and acts.
 
 import re
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from hocket.kernel.beats.file_fields import Fields, fields_of, read_fields
 from hocket.kernel.beats.phases import PHASE_NAMES, fitted
 from hocket.kernel.beats.tempo import BAR_LEN_DEFAULT, BAR_LEN_MAX, BPM_MAX, BPM_MIN
-from hocket.kernel.beats.ucxl import BadAddress, parse_ucxl
+
+if TYPE_CHECKING:
+    from hocket.kernel.beats.file_fields import Fields
 
 WAITS = ("help", "io")
 # The type of the artifacts that say what a run did when its beats ran out.
@@ -20,7 +21,7 @@ DEGRADED_TYPE = "hocket.degraded"
 WAIT_BEATS_MAX = 10_000
 PHRASES_MAX = 16
 ACTIONS_MAX = 16
-_NAMED = re.compile("(?:emit|fallback):[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAMED = "(?:emit|fallback):[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _PLAIN = ("checkpoint", "defer:next-phrase")
 _ACTIONS = "write emit:NAME, fallback:NAME, checkpoint or defer:next-phrase"
 
@@ -40,11 +41,15 @@ class Score(msgspec.Struct, frozen=True):
 
 def read_score(text: bytes) -> Score:
     """From YAML or JSON. Raises BadField."""
+    from hocket.kernel.beats.file_fields import read_fields  # few jobs have a score
+
     return read_fields(text, _file)
 
 
 def parse_score(value: object) -> Score:
     """From decoded JSON. Raises BadField."""
+    from hocket.kernel.beats.file_fields import fields_of
+
     return _file(fields_of(value))
 
 
@@ -67,7 +72,7 @@ def checked_score(score: Score) -> Score:
     return parse_score(score_json(score))
 
 
-def _file(fields: Fields) -> Score:
+def _file(fields: "Fields") -> Score:
     fields.only(("ucxl", "score"), ("score",))
     ucxl = fields.text("ucxl", _is_address, "write an address like ucxl://…") if "ucxl" in fields else ""
     score = fields.mapping("score").only(
@@ -93,7 +98,7 @@ def _file(fields: Fields) -> Score:
     )
 
 
-def _phases(score: Fields, bar_len: int) -> dict[str, int]:
+def _phases(score: "Fields", bar_len: int) -> dict[str, int]:
     given = score.mapping("phases").only(PHASE_NAMES)
     phases = {name: given.whole(name, 1, bar_len) for name in PHASE_NAMES if name in given}
     if not phases:
@@ -103,14 +108,18 @@ def _phases(score: Fields, bar_len: int) -> dict[str, int]:
     return phases
 
 
-def _actions(escalation: Fields, name: str) -> tuple[str, ...]:
-    actions = escalation.texts(name, ACTIONS_MAX, lambda each: each in _PLAIN or bool(_NAMED.fullmatch(each)), _ACTIONS)
+def _actions(escalation: "Fields", name: str) -> tuple[str, ...]:
+    actions = escalation.texts(
+        name, ACTIONS_MAX, lambda each: each in _PLAIN or bool(re.fullmatch(_NAMED, each)), _ACTIONS
+    )
     if sum(each.startswith("fallback:") for each in actions) > 1:
         raise escalation.wrong(name, "there are two fallbacks", "write one")
     return actions
 
 
 def _is_address(text: str) -> bool:
+    from hocket.kernel.beats.ucxl import BadAddress, parse_ucxl
+
     try:
         parse_ucxl(text)
     except BadAddress:

@@ -5,12 +5,10 @@ processes starve.
 """
 
 import functools
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from importlib.resources import files
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -19,7 +17,6 @@ import apsw
 from hocket.errors import StoreAway, StoreError, StoreLocked, StoreMoved
 from hocket.kernel.row_mac import RowMac
 from hocket.store.disk import is_full
-from hocket.store.lock_holder import lock_holder
 from hocket.store.migration import Migration
 from hocket.store.row_check import RowChecks
 from hocket.store.row_macs import EndedMacs, RowMacs
@@ -180,6 +177,8 @@ def _steps(version: int) -> list[str]:
 
 def table_steps(version: int) -> list[str]:
     """The SQL that brings the tables from this version to the current one."""
+    from importlib.resources import files  # for a new or an older store
+
     return [files("hocket.store.sqlite").joinpath(step).read_text() for step in _SCHEMA[version:]]
 
 
@@ -256,7 +255,7 @@ class WriteTransaction:
 
     def _rest(self) -> None:
         assert self._hints is not None, "a store in memory has one writer"
-        self._hints.wait(UNWOKEN_S * random.uniform(1, 2))
+        self._hints.wait(_between(UNWOKEN_S, 2 * UNWOKEN_S))
 
 
 class StoreReader(Protocol):
@@ -408,8 +407,14 @@ def _set(connection: apsw.Connection, *pragmas: str) -> None:
         _persist(functools.partial(connection.execute, f"PRAGMA {pragma}"))
 
 
+def _between(low_s: float, high_s: float) -> float:
+    import random  # for a process that finds the lock taken
+
+    return random.uniform(low_s, high_s)
+
+
 def _rest_briefly() -> None:
-    time.sleep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))
+    time.sleep(_between(RETRY_MIN_S, RETRY_MAX_S))
 
 
 def _persist(act: Callable[[], T], rest: Callable[[], None] = _rest_briefly) -> T:
@@ -456,6 +461,8 @@ def _explain(path: str, error: BaseException) -> None:
 
 
 def _locked(path: str) -> str:
+    from hocket.store.lock_holder import lock_holder
+
     holder = lock_holder(path)
     if holder is None:
         return f"{path} was locked by another process for {LOCK_WAIT_S:.0f} seconds; find it and end it"

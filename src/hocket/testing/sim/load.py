@@ -15,7 +15,8 @@ from hocket.kernel.policy import Policy
 from hocket.log import Transaction
 from hocket.testing.sim.node import SimNode
 from hocket.work import jobs
-from hocket.work.handlers import Handlers, JobType, encode_payload
+from hocket.work.drafts import encode_payload
+from hocket.work.handlers import Handlers, JobType
 from hocket.work.jobs import Draft
 from hocket.work.runner import Context
 

@@ -25,13 +25,13 @@ from hocket.kernel.policy import DEFAULT, Policy
 from hocket.log import Transaction
 from hocket.work import artifacts, jobs
 from hocket.work.blobs import Blobs
+from hocket.work.command import KIND as KIND
 from hocket.work.command.secrets import SECRETS_NAME, Secrets, check_values, named_values
-from hocket.work.handlers import policy
+from hocket.work.drafts import policy
 from hocket.work.job_options import Duration
 from hocket.work.jobs import Draft
-from hocket.work.run_outputs import Content
+from hocket.work.written_outputs import Content
 
-KIND = "hocket.run"
 INPUT_TYPE = "hocket.input"
 TIMEOUT_S_DEFAULT = 3_600
 INPUTS_MAX = 1_000

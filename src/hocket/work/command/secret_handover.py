@@ -30,7 +30,7 @@ from hocket.store import Artifact, Session, Stage
 from hocket.work import artifacts
 from hocket.work.command.secrets import Handed, Secrets
 from hocket.work.node_access import NodeAccess
-from hocket.work.run_outputs import Content
+from hocket.work.written_outputs import Content
 
 SEALED_TYPE = "hocket.sealed"
 # How often a node that keeps secrets checks whether a claimer needs them, and one without whether it has some.

@@ -1,0 +1,137 @@
+"""How a command declares its arguments and options. Typer reads them for help, for completion and for every command
+line that is not plain; loading it takes longer than most commands run, so nothing here loads it. `plain_lines` reads
+plain command lines without it.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin
+
+if TYPE_CHECKING:
+    import typer
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Help is plain, without boxes. Errors go to `hocket.cli.main`.
+TYPER_OPTIONS: dict[str, Any] = {
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 110},
+}
+
+
+class Parameter:
+    """Stands in an annotation: `limit: Annotated[int, Option("--limit", metavar="N")]`. The attributes are typer's."""
+
+    __slots__ = ("attributes", "names")
+
+    def __init__(self, *names: str, **attributes: Any) -> None:
+        self.names, self.attributes = names, attributes
+
+
+class Option(Parameter):
+    __slots__ = ()
+
+
+class Argument(Parameter):
+    __slots__ = ()
+
+
+class Context:
+    """What a command was called with. Typer gives its own, with the same attributes."""
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        self.params = params
+        self.meta: dict[str, Any] = {}
+        self.invoked_subcommand: str | None = None
+
+
+class Command:
+    """`attributes` are typer's. `cls` among them is the place of a class, like `lock_command:RunCommand`."""
+
+    def __init__(self, name: str | None, function: Callable[..., Any], attributes: dict[str, Any]) -> None:
+        self.name, self.function, self.attributes = name, function, attributes
+
+
+class App:
+    """A command, or a group of commands."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+        self.group: Command | None = None
+        self._groups: list[tuple[App, str]] = []
+
+    def command(self, name: str | None = None, **attributes: Any) -> Callable[[F], F]:
+        def declare(function: F) -> F:
+            self.commands.append(Command(name, function, attributes))
+            return function
+
+        return declare
+
+    def callback(self, **attributes: Any) -> Callable[[F], F]:
+        """Declares what runs before each command of a group."""
+
+        def declare(function: F) -> F:
+            self.group = Command(None, function, attributes)
+            return function
+
+        return declare
+
+    def add_group(self, app: "App", name: str) -> None:
+        self._groups.append((app, name))
+
+    @property
+    def has_groups(self) -> bool:
+        return bool(self._groups)
+
+    def typer(self) -> "typer.Typer":
+        """The same for typer."""
+        import typer
+
+        made = typer.Typer(add_completion=False, **TYPER_OPTIONS)
+        if self.group is not None:
+            made.callback(**self.group.attributes)(for_typer(self.group.function))
+        for each in self.commands:
+            place = each.attributes.get("cls")
+            more = {} if place is None else {"cls": loaded(place)}
+            made.command(each.name, **(each.attributes | more))(for_typer(each.function))
+        for app, name in self._groups:
+            made.add_typer(app.typer(), name=name)
+        return made
+
+
+def new_app() -> App:
+    return App()
+
+
+def loaded(place: str) -> Any:
+    """What has this place in the command line's modules: `jobs:app`."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"hocket.cli.{module}"), name)
+
+
+def for_typer(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with typer's own declarations in its signature."""
+    from inspect import signature
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    declared = signature(function, eval_str=True)
+    parameters = [each.replace(annotation=_typer_type(each.annotation)) for each in declared.parameters.values()]
+    called.__name__, called.__doc__ = function.__name__, function.__doc__
+    called.__module__, called.__qualname__ = function.__module__, function.__qualname__
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    called.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return called
+
+
+def _typer_type(annotation: Any) -> Any:
+    import typer
+
+    if annotation is Context:
+        return typer.Context
+    if get_origin(annotation) is not Annotated or not isinstance(declared := annotation.__metadata__[0], Parameter):
+        return annotation
+    kind = typer.Option if isinstance(declared, Option) else typer.Argument
+    return Annotated[annotation.__origin__, kind(*declared.names, **declared.attributes)]

@@ -1,0 +1,96 @@
+"""The whole program for typer, which reads every command line that is not plain, explains the wrong ones, shows help,
+and completes words.
+"""
+
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from hocket.cli.app import COMMANDS, begin
+from hocket.cli.declarations import TYPER_OPTIONS, Option, for_typer, loaded
+from hocket.cli.settings import HomeOption, JsonOption
+
+EPILOG = """\
+First steps:
+
+\b
+  hocket init
+  hocket submit acme.render '{"frame": 7}' --wait
+  hocket work tasks.py          (in another shell: runs the handlers in tasks.py)
+
+Environment: HOCKET_HOME, HOCKET_PASSPHRASE, HOCKET_DEBUG, HOCKET_MESH_ENABLED, HOCKET_MESH_NODE_ID,
+HOCKET_MESH_CONTROL_ADDR, HOCKET_MESH_SCOPE_ID, HOCKET_MESH_TOKEN, HOCKET_STORE, HOCKET_STORE_LISTEN,
+HOCKET_STORE_READ, HOCKET_REPLICA, HOCKET_DB_PATH, HOCKET_DB_URL, HOCKET_DB_TOKEN, HOCKET_DB_CIRCUIT_BREAKER,
+HOCKET_BUS, HOCKET_BUS_CREDENTIALS, HOCKET_BUS_CA,
+HOCKET_RATES, HOCKET_TRACES; docs/environment.md explains them.
+
+Exit codes: 0 done, 1 the job or the check failed, 2 usage, 3 conflict, 4 not authorised, 5 unreachable.
+"""
+
+
+class CommandGroup(TyperGroup):
+    """Finds commands by name without loading the others."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        return get_command(loaded(COMMANDS[cmd_name][0]).typer())
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, sentence) for name, (_, sentence) in COMMANDS.items()])
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # Typer would end the process here; `hocket.cli.main` handles a closed pipe itself.
+            raise _PipeClosed from None
+
+
+class _PipeClosed(Exception):
+    pass
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        print(f"hocket {import_module('hocket').__version__}")
+        raise typer.Exit()
+
+
+def hocket(
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+    version: Annotated[
+        bool, Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A work mesh: jobs shared by many machines, each held by exactly one, every step signed.
+
+    --home and --json work before or after the command.
+    """
+    begin()
+
+
+app = typer.Typer(cls=CommandGroup, epilog=EPILOG, add_completion=True, **TYPER_OPTIONS)
+app.callback()(for_typer(hocket))
+
+
+def run_typer(arguments: list[str]) -> int:
+    """Runs one command and returns its exit code. Raises errors."""
+    try:
+        code = get_command(app).main(arguments or ["--help"], prog_name="hocket", standalone_mode=False)
+    except _PipeClosed:
+        raise BrokenPipeError from None
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    if not arguments:
+        return 2
+    return code if isinstance(code, int) else 0
