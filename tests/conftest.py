@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.conformance import COLLECTED
 from tests.libsql_server import end_servers
+from tests.memory import IN_MEMORY
+from tests.postgres_server import end_databases
 
 pytest_itemcollected = COLLECTED.pytest_itemcollected
 
@@ -42,17 +44,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["HOCKET_COMMANDS_AS_ROOT"] = "1"
 
 
-def _has_room(memory: Path) -> bool:
-    if not os.access(memory, os.W_OK | os.X_OK):
-        return False
-    found = os.statvfs(memory)
-    return found.f_bavail * found.f_frsize >= 2 * 1024**3 and not found.f_flag & os.ST_NOEXEC
-
-
-# The files of tests lie in memory where there is room: every commit of every store would wait for the disk.
-MEMORY = Path("/dev/shm")
-if _has_room(MEMORY):
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+if IN_MEMORY is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
 # Whoever starts the tests in the background may have told them to ignore SIGINT, and they would hand that on to the
 # programs that they start. A handler is not handed on: those programs begin with the default.
@@ -66,7 +59,8 @@ def no_bus_of_another_test() -> None:
 
 
 @pytest.fixture(autouse=True)
-def libsql_servers_end() -> Iterator[None]:
-    """A test's own libSQL servers end with it."""
+def databases_end() -> Iterator[None]:
+    """A test's own libSQL servers, and databases of PostgreSQL, end with it."""
     yield
     end_servers()
+    end_databases()

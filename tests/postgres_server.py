@@ -22,6 +22,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from hocket import store
+from tests.memory import PLACE
 
 STARTED_WITHIN_S = 60
 # The package contains two versions; this variable chooses one.
@@ -40,6 +41,8 @@ FAST: Mapping[str, object] = {
     **{"fsync": "off", "full_page_writes": "off", "max_connections": 60, "shared_buffers": "32MB"},
     "max_wal_size": "256MB",
 }
+# How many databases of tests that have ended wait for their end. It takes a connection, and each is 8 MB in memory.
+WAITING_MAX = 8
 _numbers = count(1)
 
 
@@ -57,7 +60,7 @@ class Server:
         assert package is not None and package.origin is not None
         self._programs = Path(package.origin).parent / VERSIONS[os.environ.get(VERSION, "18")] / "bin"
         # Not pytest's directory: the path of a socket must be short.
-        self.directory = Path(tempfile.mkdtemp(prefix="hocket-pg-", dir="/tmp"))
+        self.directory = Path(tempfile.mkdtemp(prefix="hocket-pg-", dir=PLACE))
         self.data = data or self.directory / "data"
         self.data.mkdir(mode=0o700)
         self.port = _free_port()
@@ -69,6 +72,7 @@ class Server:
         self._run("initdb", "--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "-U", "postgres")
         (self.data / "pg_hba.conf").write_text(HBA)
         self._process: subprocess.Popen[bytes] | None = None
+        self._of_tests: list[str] = []
         self.start()
 
     def start(self) -> None:
@@ -115,12 +119,20 @@ class Server:
     def address(self, database: str) -> str:
         return f"postgresql://postgres@/{database}?host={self.directory}&port={self.port}"
 
-    def new_database(self, *, template: str = "template1") -> str:
-        """The address of a new database."""
+    def new_database(self, *, template: str = "template1", is_kept: bool = False) -> str:
+        """The address of a new database. Unless it is kept, it ends with the test."""
         name = f"hocket_{next(_numbers)}"
         with self.connect() as connection:
-            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
+        if not is_kept:
+            self._of_tests.append(name)
         return self.address(name)
+
+    def end_databases(self) -> None:
+        if len(self._of_tests) > WAITING_MAX:
+            with self.connect() as connection:
+                while self._of_tests:
+                    connection.execute(f"DROP DATABASE IF EXISTS {self._of_tests.pop()} WITH (FORCE)")
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [self._programs / program, "-D", self.data, *arguments]
@@ -140,10 +152,16 @@ def server() -> Server:
     return started
 
 
+def end_databases() -> None:
+    """Call it at the end of each test."""
+    if server.cache_info().currsize:
+        server().end_databases()
+
+
 @cache
 def prepared() -> str:
     """The name of a database with an empty store, from which others are copied faster than created."""
-    address = server().new_database()
+    address = server().new_database(is_kept=True)
     store.open(address, create=True).close()
     return str(conninfo_to_dict(address)["dbname"])
 

@@ -48,7 +48,7 @@ class Recycled:
         if sum(each() is not None for each in self._stores.values()) >= self.ALIVE_MAX:
             gc.collect()
         free = next((address for address, used in self._stores.items() if used() is None), None)
-        address = server().new_database(template=prepared()) if free is None else emptied(free)
+        address = server().new_database(template=prepared(), is_kept=True) if free is None else emptied(free)
         made = with_macs(store.open(address))
         self._stores[address] = weakref.ref(made)
         return made

@@ -141,11 +141,13 @@ class Program:
 
 
 def until(condition: Callable[[], Any], what: str = "it") -> Any:
-    """Waits for a condition to become true; gives its value."""
+    """Waits for a condition to become true; gives its value. It looks less and less often: most looks are commands."""
     deadline = time.monotonic() + PATIENCE_S
+    pause = 0.01
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE_S} seconds"
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(0.1, pause * 1.5)
     return value
 
 
@@ -193,9 +195,9 @@ def used(used_home: Path, tmp_path: Path) -> Program:
 
 def home_in_postgres(directory: Path) -> Program:
     """A program whose new home has its store in PostgreSQL, with `tasks.py` beside it."""
-    from tests.postgres_server import server
+    from tests.postgres_server import prepared, server
 
     (directory / "tasks.py").write_text(TASKS)
     program = Program(directory / "home")
-    program("init", "--store", server().new_database(), code=0)
+    program("init", "--store", server().new_database(template=prepared()), code=0)
     return program

@@ -1,45 +1,53 @@
-"""Asks a `fork_server` to run a command: `python -I -S fork_client.py SOCKET WORD…`. It imports little, since it is
-started for each command.
+"""Asks a `fork_server` to run a command: `python -I -S fork_client.py SOCKET WORD…`. It imports only what is built into
+the interpreter, since it is started for each command and `socket` and `json` would take longer than all the rest.
 """
 
-import json
+import _signal
+import _socket
+import marshal
 import os
-import signal
-import socket
 import sys
-from collections.abc import Mapping, Sequence
 
 
 def ask(
-    path: str,
-    words: Sequence[str],
-    environment: Mapping[str, str],
+    asked: _socket.socket,
+    words: list[str],
+    environment: dict[str, str],
     cwd: str,
-    streams: Sequence[int],
+    streams: tuple[int, int, int],
     module: str = "hocket.cli",
     group: int | None = None,
-) -> socket.socket:
+) -> None:
     """Starts a command with these standard streams: the function `main` of a module, in a process group if one is
-    given, where 0 is a new one. The socket gives its process id, and then its exit code.
+    given, where 0 is a new one. The socket, which is connected to the server, gives its process id, and then its exit
+    code.
     """
     request = os.memfd_create("request")
     try:
-        os.write(request, json.dumps([module, list(words), dict(environment), cwd, group]).encode())
-        asked = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        asked.connect(path)
-        socket.send_fds(asked, [b"?"], [request, *streams])
-        return asked
+        os.write(request, marshal.dumps([module, words, environment, cwd, group]))
+        fds = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (request, *streams))
+        asked.sendmsg([b"?"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fds)])
     finally:
         os.close(request)
 
 
+def number(asked: _socket.socket) -> int:
+    """The next number that the server tells."""
+    told = b""
+    while byte := asked.recv(1).strip():
+        told += byte
+    return int(told)
+
+
 if __name__ == "__main__":
-    with ask(sys.argv[1], sys.argv[2:], os.environ, os.getcwd(), (0, 1, 2)).makefile("rb") as told:
-        pid = int(told.readline())
-        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(each, lambda number, _: os.kill(pid, number))
-        code = int(told.readline())
+    server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    server.connect(sys.argv[1])
+    ask(server, sys.argv[2:], dict(os.environ), os.getcwd(), (0, 1, 2))
+    pid = number(server)
+    for each in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
+        _signal.signal(each, lambda received, _: os.kill(pid, received))
+    code = number(server)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        _signal.signal(-code, _signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)

@@ -7,7 +7,7 @@ Tests about how the program starts, or how its interpreter ends, use `PROGRAM`.
 import atexit
 import gc
 import importlib
-import json
+import marshal
 import os
 import pkgutil
 import select
@@ -18,9 +18,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -101,23 +101,38 @@ class ForkServer:
         read_out, write_out = os.pipe()
         read_err, write_err = os.pipe()
         theirs = (read_in, write_out, write_err)
-        asked = fork_client.ask(self.path, words, environment, str(cwd), theirs)
+        asked = self.ask(words, environment, cwd, theirs)
         for each in theirs:
             os.close(each)
         feeder = threading.Thread(target=_feed, args=(write_in, given or b""), daemon=True)
         feeder.start()
-        with asked, asked.makefile("rb") as told, open(read_out, "rb") as out, open(read_err, "rb") as err:
-            late = threading.Timer(timeout_s, os.kill, (int(told.readline()), signal.SIGKILL))
+        with asked, open(read_out, "rb") as out, open(read_err, "rb") as err:
+            late = threading.Timer(timeout_s, os.kill, (fork_client.number(asked), signal.SIGKILL))
             late.start()
             found: list[bytes] = []
             reader = threading.Thread(target=lambda: found.append(err.read()), daemon=True)
             reader.start()
             said = out.read()
             reader.join()
-            code = int(told.readline())
+            code = fork_client.number(asked)
             late.cancel()
         feeder.join()
         return subprocess.CompletedProcess(words, code, said, found[0])
+
+    def ask(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        cwd: Path,
+        streams: tuple[int, int, int],
+        module: str = MODULE,
+        group: int | None = None,
+    ) -> socket.socket:
+        """Starts a command; the socket gives its process id, and then its exit code."""
+        asked = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        asked.connect(self.path)
+        fork_client.ask(asked, list(words), dict(environment), str(cwd), streams, module, group)
+        return asked
 
 
 class ForkedProgram(subprocess.Popen[str]):
@@ -138,21 +153,14 @@ class ForkedProgram(subprocess.Popen[str]):
         read_out, write_out = os.pipe() if outputs is None else (None, os.dup(outputs[0]))
         read_err, write_err = os.pipe() if outputs is None else (None, os.dup(outputs[1]))
         theirs = (os.open(os.devnull, os.O_RDONLY), write_out, write_err)
-        self._asked = fork_client.ask(server.path, words, environment, str(cwd), theirs, module, group)
+        self._asked = server.ask(words, environment, cwd, theirs, module, group)
         for each in theirs:
             os.close(each)
-        self.args, self.pid, self.returncode = list(words), self._number(), None  # type: ignore[assignment]
+        self.args, self.pid, self.returncode = list(words), fork_client.number(self._asked), None  # type: ignore[assignment]
         self.stdin = None
         self.stdout, self.stderr = (None if each is None else os.fdopen(each) for each in (read_out, read_err))
         self.text_mode, self.encoding, self.errors, self._input = True, None, None, None
         self._communication_started = self._child_created = False  # it is no child, and Popen need not mind it
-
-    def _number(self) -> int:
-        """The next that the server tells: the process id, then the exit code."""
-        told = b""
-        while not told.endswith(b"\n"):
-            told += self._asked.recv(1)
-        return int(told)
 
     def _internal_poll(self, *_: object) -> int | None:
         with suppress(subprocess.TimeoutExpired):
@@ -163,7 +171,7 @@ class ForkedProgram(subprocess.Popen[str]):
         if self.returncode is None:
             if not select.select([self._asked], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            self.returncode = self._number()
+            self.returncode = fork_client.number(self._asked)
             self._asked.close()
         return self.returncode
 
@@ -249,40 +257,79 @@ def _serve(listener: socket.socket) -> None:
     assert threading.active_count() == 1
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        ready, _, _ = select.select([listener, sys.stdin], [], [])
-        if sys.stdin in ready:
+    _Commands(listener).serve()
+
+
+class _Commands:
+    """The commands that run. Each costs one fork of this large process, which takes longer than many a command."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._poll = select.poll()
+        for each in (listener.fileno(), sys.stdin.fileno()):
+            self._poll.register(each, select.POLLIN)
+        # What to do when a descriptor is ready, and the descriptor.
+        self._waits: dict[int, tuple[Callable[[], None], socket.socket | int]] = {}
+
+    def serve(self) -> None:
+        while True:
+            for ready, _ in self._poll.poll():
+                if ready == sys.stdin.fileno():
+                    return
+                if ready == self._listener.fileno():
+                    self._start()
+                elif ready in self._waits:
+                    self._waits[ready][0]()
+
+    def _start(self) -> None:
+        """Runs a command in a process of its own, and tells its number."""
+        asked, _ = self._listener.accept()
+        _, fds, _, _ = socket.recv_fds(asked, 1, 4)
+        if not fds:
+            asked.close()  # its client was killed
             return
-        asked, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            _attend(asked)
+        request, *streams = fds
+        module, words, environment, cwd, group = marshal.loads(os.pread(request, os.fstat(request).st_size, 0))
+        os.close(request)
+        pid = os.fork()
+        if pid == 0:
+            for each in (self._listener, asked, *(kept for _, kept in self._waits.values())):
+                os.close(each) if isinstance(each, int) else each.close()
+            _run(module, words, environment, cwd, streams)
+        if group is not None:
+            os.setpgid(pid, group)
+        for each in streams:
+            os.close(each)
+        watched = os.pidfd_open(pid)
+        self._wait(watched, partial(self._ended, pid, watched, asked))
+        # A client that is killed takes its command with it.
+        self._wait(asked, partial(self._left, pid, asked))
+        with suppress(OSError):
+            asked.sendall(b"%d\n" % pid)
+
+    def _wait(self, on: socket.socket | int, then: Callable[[], None]) -> None:
+        number = on if isinstance(on, int) else on.fileno()
+        self._waits[number] = then, on
+        self._poll.register(number, select.POLLIN)
+
+    def _forget(self, number: int) -> None:
+        self._poll.unregister(number)
+        del self._waits[number]
+
+    def _ended(self, pid: int, watched: int, asked: socket.socket) -> None:
+        """Tells how a command ended."""
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        self._forget(watched)
+        os.close(watched)
+        if asked.fileno() in self._waits:
+            self._forget(asked.fileno())
+        with suppress(OSError):
+            asked.sendall(b"%d\n" % code)
         asked.close()
 
-
-def _attend(asked: socket.socket) -> NoReturn:
-    """Runs the command in one more process, and tells its number and how it ended."""
-    _, fds, _, _ = socket.recv_fds(asked, 1, 4)
-    with open(fds[0], "rb") as file:
-        file.seek(0)
-        module, words, environment, cwd, group = json.load(file)
-    streams = fds[1:]
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    pid = os.fork()
-    if pid == 0:
-        asked.close()
-        _run(module, words, environment, cwd, streams)
-    if group is not None:
-        os.setpgid(pid, group)
-    for each in streams:
-        os.close(each)
-    asked.sendall(b"%d\n" % pid)
-    # A client that is killed takes its command with it.
-    if asked in select.select([asked, os.pidfd_open(pid)], [], [])[0]:
+    def _left(self, pid: int, asked: socket.socket) -> None:
+        self._forget(asked.fileno())
         os.kill(pid, signal.SIGKILL)
-    asked.sendall(b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-    os._exit(0)
 
 
 def _run(module: str, words: list[str], environment: dict[str, str], cwd: str, streams: list[int]) -> NoReturn:

@@ -85,6 +85,24 @@ def environment(directory: Path) -> dict[str, str]:
     return kept | TERMINAL | {"PATH": path, "PYTHONPATH": modules, "HOME": str(home)}
 
 
+def forking(env: dict[str, str], directory: Path) -> dict[str, str]:
+    """This environment for a program that starts `python -m hocket.cli --home HOME …` itself: what Python says is its
+    own path is that of a script, which asks the server for commands that do not stay.
+    """
+    python = directory / "tools" / "python-or-forked"
+    python.write_text(
+        '#!/bin/sh\ncase "$1 $2 $3 $5" in\n'
+        '"-m hocket.cli --home serve"|"-m hocket.cli --home work"|"-m hocket.cli --home pulse") ;;\n'
+        f'"-m hocket.cli --home "*) shift 2; exec {shlex.join(forked_program(_server()))} "$@";;\nesac\n'
+        f'exec "{sys.executable}" "$@"\n'
+    )
+    python.chmod(0o755)
+    customised = directory / "customised"
+    customised.mkdir()
+    (customised / "sitecustomize.py").write_text(f"import sys\nsys.executable = {str(python)!r}\n")
+    return env | {"PYTHONPATH": os.pathsep.join([str(customised), env["PYTHONPATH"]])}
+
+
 @cache
 def _server() -> ForkServer:
     return ForkServer(os.environ | TERMINAL)

@@ -19,7 +19,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(tmp_path: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    env = reader.environment(tmp_path)
+    env = reader.forking(reader.environment(tmp_path), tmp_path)
     subprocess.run(["hocket", "init"], env=env, check=True, stdout=subprocess.DEVNULL, timeout=reader.PATIENCE_S)
     done = subprocess.run(
         [sys.executable, *words], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=reader.PATIENCE_S
@@ -94,7 +94,7 @@ def test_the_tour_says_what_is_wrong(tmp_path: Path, name: str, handler: str, ri
     handlers = (EXAMPLES / f"{handler}.py").read_text()
     assert right in handlers
     (tmp_path / f"{handler}.py").write_text(handlers.replace(right, wrong))
-    env = reader.environment(tmp_path)
+    env = reader.forking(reader.environment(tmp_path), tmp_path)
     words = [sys.executable, tmp_path / f"{name}.py", "--base", tmp_path / "run"]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=reader.PATIENCE_S)
     assert done.returncode == 1

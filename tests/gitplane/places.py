@@ -7,12 +7,14 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from hocket.gitplane.opening import open_plane
 from hocket.gitplane.plane import Plane
@@ -197,6 +199,7 @@ def http_server(
 
         def _cut_off(self) -> None:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
             self.close_connection = True
 
         def _body(self) -> bytes:
@@ -211,6 +214,24 @@ def http_server(
 
     class Server(ThreadingHTTPServer):
         request_queue_size = 128
+
+        def get_request(self) -> tuple[socket.socket, Any]:
+            try:
+                return super().get_request()
+            except OSError as error:
+                print(f"a connection could not be accepted: {error}", file=sys.stderr)
+                raise
+
+        def shutdown_request(self, request: Any) -> None:
+            """Reads what the client still sends. The kernel resets a connection that is closed before that, and the
+            client loses the answer.
+            """
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_WR)
+                request.settimeout(PATIENCE_S)
+                while request.recv(1 << 16):
+                    pass
+            self.close_request(request)
 
     server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

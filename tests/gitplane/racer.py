@@ -1,5 +1,5 @@
-"""A process that races others on a git plane. It opens the plane, lists the jobs, says `ready`, waits for a line on
-standard input, goes for every job in the same order, and tells on standard output what it won.
+"""A process that races others on a git plane. It opens the plane, lists the jobs, says `ready`, waits until
+somebody opens the other end of a pipe, goes for every job in the same order, and tells on standard output what it won.
 """
 
 import json
@@ -13,13 +13,13 @@ from tests.gitplane.hands import CONTENTS, NOW_MS, proof, worker
 
 
 def main() -> None:
-    what, address, cache, name = sys.argv[1:]
+    what, address, cache, name, start = sys.argv[1:]
     plane = open_plane(address, Path(cache), os.environ)
     me = worker(name, process=name)
     listed = jobs.listing(plane)
     plane.read([job.refs.job for job in listed if job.refs.job is not None])
     print("ready", flush=True)
-    sys.stdin.readline()
+    os.close(os.open(start, os.O_RDONLY))
     won = []
     for job in listed:
         held = job.claim and holding.HeldClaim(job.refs, "", str(job.refs.claim), job.claim)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -404,6 +405,18 @@ def test_git_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Usage, match="git is not installed"):
         open_plane(str(tmp_path), tmp_path / "cache", {"PATH": str(tmp_path)})
+
+
+def test_the_tests_own_server_answers_before_it_has_read_everything_and_resets_nothing(tmp_path: Path) -> None:
+    """A server that closes a connection with data unread resets it, and a client may lose the answer."""
+    body = bytes(4 << 20)
+    with http_server(tmp_path, {}) as port:
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", port), 60) as client:
+                client.sendall(b"PUT /x HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                client.shutdown(socket.SHUT_WR)
+                answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+            assert answer.startswith(b"HTTP/1.1 501 ")
 
 
 @pytest.mark.parametrize("kind", ["file", "http", "daemon", "ssh"])

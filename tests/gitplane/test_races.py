@@ -1,14 +1,14 @@
 """Races between real processes, on every kind of plane: one winner, and only one, for each job and fence."""
 
 import json
-import subprocess
-import sys
+import os
 from collections import Counter
 
 import pytest
 
 from hocket.gitplane import holding, jobs
 from hocket.gitplane.verify import verify
+from tests.cli.fork_server import start_command
 from tests.docs.reader import ROOT
 from tests.gitplane.hands import NOW_MS, seen, submitted, worker
 from tests.gitplane.places import Place
@@ -21,25 +21,20 @@ Won = dict[str, list[tuple[str, int, str]]]
 
 def race(here: Place, what: str, names: list[str]) -> Won:
     """Starts a process for each name, lets all go at once, and gives what each won."""
+    start = here.directory.parent / "start"
+    os.mkfifo(start)
+    environment = here.outside | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
     racers = {
-        name: subprocess.Popen(
-            [sys.executable, "-m", "tests.gitplane.racer", what, here.address, str(here.cache), name],
-            env=here.outside | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        name: start_command(
+            [what, here.address, str(here.cache), name, str(start)], environment, ROOT, module="tests.gitplane.racer"
         )
         for name in names
     }
     try:
         for racer in racers.values():
             assert racer.stdout is not None and racer.stdout.readline() == "ready\n"
-        for racer in racers.values():
-            assert racer.stdin is not None
-            racer.stdin.write("go\n")
-            racer.stdin.flush()
-        won = {name: json.loads(racer.communicate(timeout=90)[0]) for name, racer in racers.items()}
+        with start.open("w"):
+            won = {name: json.loads(racer.communicate(timeout=90)[0]) for name, racer in racers.items()}
         assert [racer.returncode for racer in racers.values()] == [0] * len(names)
         return won
     finally:

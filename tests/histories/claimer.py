@@ -1,7 +1,9 @@
 """A client that claims jobs of its choice, holds them for a moment, writes under their fences, and ends them in all
 ways there are. It goes on until it is killed.
 
-    python claimer.py HOME DIRECTORY LEASE_MS < the ids of the jobs
+    python -m tests.histories.claimer HOME DIRECTORY LEASE_MS
+
+The ids of the jobs are in the file `given` of the directory.
 """
 
 import asyncio
@@ -118,10 +120,14 @@ class Claimer:
         return is_done
 
 
-async def main(home: str, directory: str, lease_ms: str) -> None:
+async def run(home: str, directory: str, lease_ms: str) -> None:
     async with hocket.open(home) as node, node.in_touch(ignore):
-        await Claimer(node, Path(directory), sys.stdin.read().split(), int(lease_ms)).run()
+        await Claimer(node, Path(directory), (Path(directory) / "given").read_text().split(), int(lease_ms)).run()
+
+
+def main() -> None:
+    asyncio.run(run(*sys.argv[1:]))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    main()

@@ -5,34 +5,27 @@ meanwhile.
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests.cli.fork_server import start_command
 from tests.histories.recording import Death
-from tests.scenarios.machines import MORTAL, Machine
+from tests.scenarios.machines import Machine
+
+LONGEST_S = 60
 
 
 class Client:
     """A client of a machine's home. Its successor has the same arguments."""
 
-    def __init__(self, machine: Machine, words: Sequence[str], given: str) -> None:
-        self.machine, self.words, self.given = machine, words, given
+    def __init__(self, machine: Machine, name: str, words: Sequence[str]) -> None:
+        self.machine, self.name, self.words = machine, name, words
         self.said = machine.root / f"client-{os.urandom(4).hex()}"
         with self.said.open("wb") as said:
-            self.popen = subprocess.Popen(
-                [*MORTAL, sys.executable, *words],
-                stdin=subprocess.PIPE,
-                stdout=said,
-                stderr=said,
-                env=machine.environment,
-                text=True,
-            )
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(given)
-        self.popen.stdin.close()
+            outputs = said.fileno(), said.fileno()
+            module = f"tests.histories.{name}"
+            self.popen = start_command(words, machine.environment, Path.cwd(), outputs, module=module)
 
     def kill(self) -> Death:
         before = time.monotonic()
@@ -44,7 +37,7 @@ class Client:
         assert self.popen.poll() is None, self.said.read_text()
 
     def successor(self) -> "Client":
-        return Client(self.machine, self.words, self.given)
+        return Client(self.machine, self.name, self.words)
 
 
 def disturb(
@@ -56,20 +49,23 @@ def disturb(
     ready: Callable[[], bool],
     calm: Callable[[list[Client]], None] = lambda clients: None,
     kills: float = 0.1,
+    has_enough: Callable[[], bool] = lambda: True,
 ) -> dict[int, Death]:
-    """Disturbs the clients for so long after they are ready; of the disturbances, `kills` are kills. Then calls `calm`
-    while they run undisturbed. Gives when each of the killed processes died; at the end, all of them are.
+    """Disturbs the clients for so long after they are ready, and on a busy machine until they have done enough; of the
+    disturbances, `kills` are kills. Then calls `calm` while they run undisturbed. Gives when each of the killed
+    processes died; at the end, all of them are.
     """
     died: dict[int, Death] = {}
     frozen: dict[int, tuple[Client, float]] = {}
     begin = None
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LONGEST_S
     next_restart = 0.0
     try:
-        while begin is None or time.monotonic() < begin + seconds:
+        while begin is None or time.monotonic() < begin + seconds or not has_enough():
             now = time.monotonic()
             for client in clients:
                 client.check()
+            assert begin is None or now < begin + seconds + LONGEST_S, "the clients did too little"
             if begin is None:
                 assert now < deadline, [client.said.read_text() for client in clients]
                 begin = now if ready() else None
@@ -104,7 +100,3 @@ def disturb(
         for client in clients:
             died[client.popen.pid] = client.kill()
     return died
-
-
-def file_of(name: str) -> str:
-    return str(Path(__file__).with_name(name))

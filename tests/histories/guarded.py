@@ -10,6 +10,7 @@ import hocket
 from hocket.errors import StaleFence
 
 DATABASE = "guarded.db"
+ENOUGH = 40
 
 
 class Guarded:
@@ -35,6 +36,14 @@ def prepare(directory: Path) -> None:
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("CREATE TABLE writes (id INTEGER PRIMARY KEY, resource TEXT, fence INTEGER)")
     database.close()
+
+
+def has_enough(directory: Path) -> bool:
+    """Whether the clients have written enough for a history that shows something."""
+    database = sqlite3.connect(directory / DATABASE, timeout=60)
+    [count] = database.execute("SELECT count(*) FROM writes").fetchone()
+    database.close()
+    return bool(count > ENOUGH)
 
 
 def check_writes(directory: Path, resources: list[str]) -> int:

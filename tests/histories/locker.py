@@ -1,7 +1,7 @@
 """A client that takes locks, shared and exclusive, one and several, and by pattern; with and without waiting. It writes
 under the fences of its exclusive ones. It goes on until it is killed.
 
-    python locker.py HOME DIRECTORY TTL_MS
+    python -m tests.histories.locker HOME DIRECTORY TTL_MS
 """
 
 import asyncio
@@ -102,10 +102,14 @@ class Locker:
             self._recorder.answer(call, True)
 
 
-async def main(home: str, directory: str, ttl_ms: str) -> None:
+async def run(home: str, directory: str, ttl_ms: str) -> None:
     async with hocket.open(home) as node, node.in_touch(ignore):
         await Locker(node, Path(directory), int(ttl_ms)).run()
 
 
+def main() -> None:
+    asyncio.run(run(*sys.argv[1:]))
+
+
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    main()

@@ -13,7 +13,7 @@ import pytest
 
 from hocket.testing.linearizability import UNKNOWN, Acquire, Call, Expire, LockModel, apart, check
 from tests.histories import guarded
-from tests.histories.disturbance import Client, disturb, file_of
+from tests.histories.disturbance import Client, disturb
 from tests.histories.recording import SLACK_S, recorded
 from tests.postgres_server import server
 from tests.scenarios.machines import Machine, machines
@@ -22,7 +22,7 @@ CLIENTS = 8
 # How long a hold lasts, and how long a client is frozen at most.
 LASTS_MS = 500
 FREEZE_S = 1.2
-SECONDS = [10, pytest.param(120, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
+SECONDS = [5, pytest.param(120, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
 
 
 class Mesh:
@@ -83,16 +83,24 @@ def shared_store(directory: Path) -> Iterator[Mesh]:
 def record(mesh: Mesh, directory: Path, client: str, given: str, resources: list[str], seconds: int) -> list[Call]:
     """Runs the clients, checks what they wrote behind the guard, and gives their history."""
     guarded.prepare(directory)
+    (directory / "given").write_text(given)
     clients = []
     for number in range(CLIENTS):
         place = mesh.places[number % len(mesh.places)]
-        words = (file_of(client), str(place.home), str(directory), str(LASTS_MS))
-        clients.append(Client(place, words, given))
+        clients.append(Client(place, client, (str(place.home), str(directory), str(LASTS_MS))))
 
     def all_have_begun() -> bool:
         return len(list(directory.glob("calls-*"))) >= CLIENTS
 
-    died = disturb(clients, seconds, FREEZE_S, random.Random(seconds), mesh.restart_server, all_have_begun)
+    died = disturb(
+        clients,
+        seconds,
+        FREEZE_S,
+        random.Random(seconds),
+        mesh.restart_server,
+        all_have_begun,
+        has_enough=lambda: guarded.has_enough(directory),
+    )
     history, notes = recorded(directory, died, acts_after_death=not mesh.is_alone)
     written = guarded.check_writes(directory, resources)
     print(f"{len(history)} calls, {len(died)} deaths, {written} guarded writes")

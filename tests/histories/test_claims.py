@@ -31,7 +31,7 @@ def run(mesh: Mesh, directory: Path, seconds: int) -> None:
     step = hocket.kind(KIND, lease=f"{LASTS_MS}ms", retries=1_000, backoff="1ms", backoff_max="1ms")
     with hocket.open(mesh.owner.home) as node:
         job_ids = [handle.job_id for handle in node.submit_many((step, {}) for _ in range(10 * seconds))]
-    history = record(mesh, directory, "claimer.py", "\n".join(job_ids), job_ids, seconds)
+    history = record(mesh, directory, "claimer", "\n".join(job_ids), job_ids, seconds)
     check_history(history)
     for part in apart(history, lambda op: op.keys):
         assert not falling_fences(part)

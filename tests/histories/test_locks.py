@@ -28,7 +28,7 @@ def test_locks_in_a_mesh_whose_coordinator_restarts(tmp_path: Path, seconds: int
 
 
 def run(mesh: Mesh, directory: Path, seconds: int) -> None:
-    history = record(mesh, directory, "locker.py", "", list(KEYS), seconds)
+    history = record(mesh, directory, "locker", "", list(KEYS), seconds)
     check_history(history)
     assert not falling_fences(history)
 

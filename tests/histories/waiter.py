@@ -2,7 +2,7 @@
 clients ever wait for each other. Some of its requests have little patience and are given up. It goes on until it is
 killed; its successor has the same agent. No process sweeps for it.
 
-    python waiter.py HOME DIRECTORY AGENT
+    python -m tests.histories.waiter HOME DIRECTORY AGENT
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from pathlib import Path
 import hocket
 from hocket.coordination.locks import LockHeld, wanted
 from hocket.errors import HocketError, Unreachable
+from hocket.kernel import breaker
 from hocket.kernel.locks import Hold
 from hocket.node.locks import lock_client
 from hocket.node.node import Node
@@ -22,6 +23,8 @@ from tests.histories.recording import GAVE_UP, Recorder
 
 KEYS = ("file:a", "file:b")
 PATIENT_MS = 120_000
+# Its circuit breakers are open for two seconds instead of thirty.
+OPEN_MS = 2_000
 DEADLOCK = "a deadlock that does not exist"
 
 
@@ -78,10 +81,15 @@ class Waiter:
             self._recorder.answer(call, True)
 
 
-async def main(home: str, directory: str, agent: str) -> None:
+async def run(home: str, directory: str, agent: str) -> None:
     async with hocket.open(home) as node:
         await Waiter(node, Path(directory), agent).run()
 
 
+def main() -> None:
+    breaker.OPEN_MS = OPEN_MS
+    asyncio.run(run(*sys.argv[1:]))
+
+
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    main()

@@ -210,6 +210,7 @@ def resigned(server: Place, caller: int, request: Request, reply: Reply) -> Repl
 
 async def until(condition: Callable[[], Any] | Callable[[], Awaitable[Any]], what: str = "it") -> Any:
     """Waits for a condition to become true; gives its value."""
+    pause = 0.01
     async with asyncio.timeout(PATIENCE_S):
         while True:
             value = condition()
@@ -217,7 +218,8 @@ async def until(condition: Callable[[], Any] | Callable[[], Awaitable[Any]], wha
                 value = await value
             if value:
                 return value
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(pause)
+            pause = min(0.05, pause * 1.5)
 
 
 def run(directory: Path, test: Callable[..., Awaitable[None]], *names: str) -> None:

@@ -11,7 +11,7 @@ from hocket.mesh import enrolment
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.wire import Reply, Request
 from hocket.node.runtime import Runtime
-from tests.postgres_server import server
+from tests.postgres_server import prepared, server
 
 ADDRESS = "http://founder:7315"
 
@@ -19,7 +19,7 @@ ADDRESS = "http://founder:7315"
 class Sharers:
     def __init__(self, directory: Path, address: str | None = None) -> None:
         self.directory = directory
-        self.address = address or server().new_database()
+        self.address = address or server().new_database(template=prepared())
         self.founder = Runtime.init(directory / "founder", server=self.address, name="founder")
         key = directory / "founder" / "user.key"
         self.second = Runtime.init(directory / "second", key, server=self.address, name="second")

@@ -28,15 +28,15 @@ from hocket.store import BoundRequest, Invitation, Peer, Place, TokenRow, Worker
 from hocket.store import open as open_store
 from tests.libsql_server import new_server
 from tests.node.sharers import Sharers
-from tests.postgres_server import server
+from tests.postgres_server import prepared, server
 from tests.server.served import Served, serving
 from tests.stores import raw
 
 pytestmark = pytest.mark.touches("LW-48")
 
 ADDRESSES: dict[str, Callable[[], str]] = {
-    "postgres": lambda: server().new_database(),
-    "libsql": lambda: new_server().address,
+    "postgres": lambda: server().new_database(template=prepared()),
+    "libsql": lambda: new_server(has_store=True).address,
 }
 SECRET = "hkt_0123456789ab_" + "A" * 43
 NODES = "/v1/nodes"

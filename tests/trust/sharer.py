@@ -26,7 +26,7 @@ from hocket.work import jobs
 from hocket.work.claiming import Claim, claim
 from hocket.work.jobs import Draft, Held
 from tests.libsql_server import new_server
-from tests.postgres_server import server
+from tests.postgres_server import prepared, server
 
 ROLE = "sharer_with_sql"
 
@@ -36,7 +36,9 @@ class SharedMesh:
 
     def __init__(self, directory: Path, kind: str = "postgres") -> None:
         self.directory, self.kind = directory, kind
-        self.address = server().new_database() if kind == "postgres" else new_server().address
+        self.address = (
+            server().new_database(template=prepared()) if kind == "postgres" else new_server(has_store=True).address
+        )
         self.owner = Runtime.init(directory / "owner", server=self.address, name="base")
         self.sharer = self.invite("sharer", parse_grants((), worker=["acme."]))
         self.signer = OpSigner(self.sharer.home.node_key(), self.sharer.log.node, at_once=True)

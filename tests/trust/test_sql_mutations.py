@@ -35,7 +35,7 @@ from tests.trust.sharer import SharedMesh
 
 STEPS = 14
 MUTATIONS = 3
-SEEDS = 6
+SEEDS = 3
 SOAK_SEEDS = 300
 PLANTED_SEEDS = 10
 STATE_STEPS = 40

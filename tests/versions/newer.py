@@ -5,10 +5,12 @@ changing its source, as a developer would, and run in processes of its own.
 import os
 import shutil
 import sys
+from functools import cache
 from pathlib import Path
 
 import hocket
 from tests.cli.conftest import Result
+from tests.cli.fork_server import ForkServer, forked_program
 from tests.scenarios.machines import CHECKOUT, Machine
 
 NOTE = 2000
@@ -46,8 +48,17 @@ def make(place: Path) -> Path:
 
 def upgrade(machine: Machine, newer: Path) -> None:
     """From now on the machine runs that program."""
-    machine.program = [sys.executable, "-m", "hocket.cli"]
-    machine.environment["PYTHONPATH"] = os.pathsep.join([str(newer), CHECKOUT])
+    machine.program = forked_program(_server(newer))
+    machine.environment["PYTHONPATH"] = _path(newer)
+
+
+def _path(newer: Path) -> str:
+    return os.pathsep.join([str(newer), CHECKOUT])
+
+
+@cache
+def _server(newer: Path) -> ForkServer:
+    return ForkServer(os.environ | {"PYTHONPATH": _path(newer)})
 
 
 def script(machine: Machine, code: str) -> Result:

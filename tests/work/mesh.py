@@ -31,12 +31,12 @@ PROCESS = "tests.work.worker_process"
 def wait_for(look: Callable[[], T], what: str, patience: float = PATIENCE_S) -> T:
     """Looks until there is something to see."""
     deadline = time.monotonic() + patience
-    while True:
-        seen = look()
-        if seen:
-            return seen
+    pause = 0.005
+    while not (seen := look()):
         assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.005)
+        time.sleep(pause)
+        pause = min(0.05, pause * 1.5)
+    return seen
 
 
 class Process:

@@ -30,7 +30,7 @@ from tests.log.roster.histories import KINDS, deliveries, histories
 from tests.log.roster.model import Mesh
 from tests.log.roster.world import INTRODUCTIONS, NOW, new_log, sent, signed
 
-MANY = settings(max_examples=settings().max_examples * 5 // 2)
+MANY = settings(max_examples=settings().max_examples * 3 // 2)
 JOB_FIELDS = (
     "fence", "failures", "returns", "claimer", "claim_op", "deadline", "ready_at", "done", "progress", "error_op",
     "artifacts", "last", "kind",

@@ -1,5 +1,5 @@
 """A thousand seeds, every fault at once: no acknowledged op lost, all replicas alike, one holder for each fence, none
-of the arbiter's jobs run twice at a time, nothing completed that is not completed for good, nothing stuck. Twenty of
+of the arbiter's jobs run twice at a time, nothing completed that is not completed for good, nothing stuck. Ten of
 them run with every `make test`, the others in the soak, which has a thousand more, of larger meshes.
 """
 
@@ -9,7 +9,7 @@ from hocket.testing import sim
 
 SEEDS = 1_000
 # An odd number, so that each part has meshes of two nodes and of three.
-PARTS = 51
+PARTS = 101
 SOME = [pytest.param(part, marks=() if part == 0 else pytest.mark.soak) for part in range(PARTS)]
 
 

@@ -27,13 +27,16 @@ from hocket.work.jobs import Held, Offer, Result
 from hocket.work.pending_decisions import Decision
 from tests.libsql_server import new_server
 from tests.mesh.world import Place, world
-from tests.postgres_server import server
+from tests.postgres_server import prepared, server
 
 pytestmark = pytest.mark.touches("LW-39", "VX-14", "VX-18")
 
 LEASE_MS = 60_000
 ARBITERS = ("the shared store", "the coordinator over HTTP")
-SERVERS = {"PostgreSQL": lambda: server().new_database(), "libSQL": lambda: new_server().address}
+SERVERS = {
+    "PostgreSQL": lambda: server().new_database(template=prepared()),
+    "libSQL": lambda: new_server(has_store=True).address,
+}
 
 
 class Seat:

@@ -23,9 +23,11 @@ MIB = 1024 * 1024
 
 def wait_for(look: Callable[[], T], what: str, patience: float = PATIENCE_S) -> T:
     deadline = time.monotonic() + patience
+    pause = 0.005
     while not (seen := look()):
         assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.005)
+        time.sleep(pause)
+        pause = min(0.05, pause * 1.5)
     return seen
 
 
