@@ -59,7 +59,12 @@ BackoffMax = Annotated[
     str | None, typer.Option("--backoff-max", metavar="DURATION", help="The longest wait between two tries.")
 ]
 Open = Annotated[
-    bool, typer.Option("--open", help="Any node may claim it without asking the coordinator; two nodes may run it.")
+    bool | None,
+    typer.Option(
+        "--open/--no-open",
+        help="Any node may claim it without asking the coordinator; two nodes may run it.",
+        show_default=False,
+    ),
 ]
 
 
