@@ -296,6 +296,26 @@ def test_the_rules(hocket: Program):
     hocket("log", "verify", code=0)
 
 
+@pytest.mark.req("GR-12")
+def test_the_rules_can_say_that_ranked_jobs_are_open(hocket: Program, tmp_path: Path):
+    before = hocket("rules", "show", "--json", code=0).json
+    changed = hocket("rules", "set", "--ranked-open", "--json", code=0).json
+    assert changed["ranked_open"] and changed["hash"] != before["hash"]
+    hocket("rules", "set", "--skew", "5m", code=0)
+    assert "ranked jobs\topen" in hocket("rules", "show", code=0).out
+    begun = tmp_path / "begun"
+    hocket("init", "--ranked-open", home=begun, code=0)
+    assert hocket("rules", "show", "--json", home=begun, code=0).json == changed
+    (begun / "complete").unlink()
+    assert (
+        "has other rules (it was begun without --strict and with --ranked-open)"
+        in hocket("init", home=begun, code=3).sentence
+    )
+    assert hocket("rules", "set", "--no-ranked-open", "--json", code=0).json == before
+    assert "strict mesh" in hocket("init", "--strict", "--ranked-open", home=tmp_path / "both", code=2).sentence
+    assert not (tmp_path / "both").exists()
+
+
 @pytest.mark.req("LW-30")
 def test_other_rules_are_carried_by_the_invitation(served: Program, tmp_path: Path):
     served("rules", "set", "--skew", "90s", code=0)

@@ -192,7 +192,12 @@ def _hold_frontier(data: bytes, frontier: Frontier) -> bool:
 
 RULES = [
     Sample(data := encode_rules(rules), tuple(range(len(data) + 1)))
-    for rules in (STRICT, HOCKET, Rules("", (), (), Extensions((), False, 2**64 - 1, ("ClaimWork",), ("acme.", ""))))
+    for rules in (
+        STRICT,
+        HOCKET,
+        msgspec.structs.replace(HOCKET, ranked_open=True),
+        Rules("", (), (), Extensions((), False, 2**64 - 1, ("ClaimWork",), ("acme.", ""))),
+    )
 ]
 
 

@@ -88,7 +88,7 @@ def pushed(hocket: Program, repository: Path, clone: Path, manifest: bytes = MAN
     return content_id
 
 
-@pytest.mark.req("GT-07")
+@pytest.mark.req("GT-07", "GT-16")
 def test_a_hook_announces_a_job_that_is_pushed_with_plain_git(
     hocket: Program, repository: Path, listener: Listener, tmp_path: Path
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_hook_announces_a_job_that_is_pushed_with_plain_git(
     assert "not a git repository" in hocket("git", "hook", tmp_path / "home", code=2).sentence
 
 
-@pytest.mark.req("GT-07")
+@pytest.mark.req("GT-07", "GT-16")
 @pytest.mark.parametrize("command", ["work", "serve"])
 def test_a_process_that_watches_the_repository_announces_what_is_pushed(
     hocket: Program, repository: Path, listener: Listener, tmp_path: Path, command: str
@@ -117,7 +117,7 @@ def test_a_process_that_watches_the_repository_announces_what_is_pushed(
         listener.until(content_id.encode())
 
 
-@pytest.mark.req("GT-07")
+@pytest.mark.req("GT-07", "GT-16")
 def test_a_state_change_starts_a_job(hocket: Program, repository: Path, listener: Listener, tmp_path: Path) -> None:
     (tmp_path / "test.yaml").write_text("command: [sh, -c, 'echo $GATOS_REF $GATOS_NEW']\ntimeout: 60\n")
     assert "bad --on" in hocket("git", "hook", repository, "--on", "main", code=2).sentence

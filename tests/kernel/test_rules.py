@@ -42,6 +42,7 @@ RULES = st.builds(
     WORDS,
     st.builds(Extensions, VARIANTS, st.booleans(), st.integers(0, 2**64 - 1), WORDS, WORDS),
     st.builds(Bounds, NUMBERS, st.builds(Quota, *[NUMBERS] * 4), st.builds(Quota, *[NUMBERS] * 4), NUMBERS),
+    st.booleans(),
 )
 
 
@@ -80,6 +81,16 @@ def test_extensions_come_behind_a_strict_document() -> None:
     assert block.endswith(words(NAMES[agreed[-1]])[1:] + b"\x01" + b"\xe0\xa7\x12" + derivation)
 
 
+@pytest.mark.req("GR-12")
+def test_open_ranked_jobs_are_one_byte_behind_the_bounds() -> None:
+    is_open = msgspec.structs.replace(HOCKET, ranked_open=True)
+    assert encode_rules(is_open) == encode_rules(HOCKET) + b"\x01"
+    assert decode_kept_rules(encode_rules(is_open)) == is_open
+    for without in (UNBOUND, STRICT):
+        with pytest.raises(Malformed):
+            encode_rules(msgspec.structs.replace(without, ranked_open=True))
+
+
 @given(RULES)
 def test_rules_come_back(rules: Rules) -> None:
     assert decode_rules(encode_rules(rules)) == rules
@@ -109,6 +120,8 @@ def test_what_is_read_has_no_second_spelling(data: bytes) -> None:
         encode_rules(STRICT) + b"\x00",
         encode_rules(HOCKET)[:-1],
         encode_rules(HOCKET) + b"\x00",
+        encode_rules(HOCKET) + b"\x02",
+        encode_rules(HOCKET) + b"\x01\x00",
         b"\x030.1\x00\x00" + b"\x01\xff\x07\x01x" + b"\x01\x00\x00\x00",
         b"\x030.1\x00\x00" + b"\x02\x81\x08\x01x\x80\x08\x01y" + b"\x01\x00\x00\x00",
         b"\x030.1\x00\x00" + b"\x02\x80\x08\x01x\x80\x08\x01y" + b"\x01\x00\x00\x00",

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.kernel import vocabulary as v
+from hocket.kernel.kinds import of_kind
+from hocket.kernel.policy import Policy
 from hocket.kernel.postcard import Malformed, UnknownVariant, decode, encode
 from hocket.kernel.subjects import Subject, subject_of
 from tests.kernel import second
@@ -24,6 +26,16 @@ def test_numbers_and_fields_are_those_of_the_page() -> None:
     assert {number: name for name, (number, _) in page.items()} == v.NAMES
     assert sorted(v.NAMES) == [*range(27), *range(1024, 1051)]
     assert frozenset(range(1024, 1051)) == v.EXTENSIONS
+
+
+def test_the_members_of_a_policy_are_those_of_the_page() -> None:
+    section = second.PAGE.partition("## The policy envelope")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`[^|]*) \|", section, flags=re.MULTILINE)
+    members = [found for cell in cells for found in re.findall(r"`(\w+)`( ¹)?", cell)]
+    assert sorted(name for name, _ in members) == sorted(Policy.__struct_fields__)
+    whole = Policy(**{name: object() for name in Policy.__struct_fields__})  # type: ignore[arg-type]
+    of_a_kind = {name for name in Policy.__struct_fields__ if getattr(of_kind(whole), name) is getattr(whole, name)}
+    assert {name for name, mark in members if not mark} == of_a_kind
 
 
 @pytest.mark.parametrize("name", sorted(second.CHOICES))

@@ -12,7 +12,9 @@ from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.bus.subject_names import subject_name
 from hocket.coordination.presence import AgentSaid, NodePresence, NodeSaid, read_presence
 from hocket.kernel.candidates import worker_id
+from hocket.kernel.envelope import read_envelope
 from hocket.kernel.ids import ulid_text
+from hocket.log import Transaction
 from hocket.mesh.bus_sharing import JOBS, BusSharing
 from hocket.mesh.presence import keep
 from hocket.node.message_bus import NodeMessages
@@ -184,5 +186,42 @@ def test_a_result_is_published_and_a_node_that_waits_for_it_is_woken(tmp_path: P
             await until(lambda: (b.id, a.id) in woken)
             await b.exchanges.visit(a.address)
             assert b.runtime.show(job)["result"] == "done"
+
+    asyncio.run(test())
+
+
+@pytest.mark.req("GR-11")
+def test_every_end_is_published_also_if_many_jobs_end_at_once(tmp_path: Path) -> None:
+    """A hint about many jobs does not name them."""
+
+    async def test() -> None:
+        async with sharing(tmp_path) as (a, b, woken, server):
+            queue = await MemoryMessages(server).subscribe(f"hocket.{a.log.user.replace(':', '%3A')}.results.>")
+            made = await b.node.run(lambda tx: jobs.submit(tx, [kind(KIND).draft({}) for _ in range(100)]))
+            await b.exchanges.visit(a.address)
+            number = put_worker(a, "w1")
+            taken = (await a.node.run(lambda tx: claiming.claim(tx, number, 100, lambda kind: 60_000))).taken
+            held = [jobs.Held(each.job.id, each.job.claim_op) for each in taken]
+            cancelled, failed = held.pop(), held.pop()
+            del woken[:]
+
+            def end_all(tx: Transaction) -> None:
+                for each in held:
+                    jobs.complete(tx, each, b'"done"', 1)
+                jobs.fail(tx, failed, "it broke", "", retry=False)
+                jobs.cancel(tx, cancelled.job_id, "no longer wanted")
+
+            await a.node.run(end_all)
+            told: list[str] = []
+            while len(told) < len(made):
+                message = await queue.get(60.0)
+                assert message is not None and message.subject.endswith(f".results.{KIND}"), len(told)
+                envelope = read_envelope(message.data)
+                assert envelope is not None
+                told += envelope.data.decode().split("\n")
+            outcomes = {each.job_id: "succeeded" for each in held}
+            outcomes |= {failed.job_id: "failed", cancelled.job_id: "cancelled"}
+            assert sorted(told) == sorted(f"{ulid_text(job_id)} {outcome}" for job_id, outcome in outcomes.items())
+            await until(lambda: (b.id, a.id) in woken)
 
     asyncio.run(test())

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hocket.errors import OutboxFull
 from hocket.log import outbox
@@ -74,3 +75,33 @@ def test_what_is_new_is_refused_when_the_outbox_is_full_and_what_ends_a_job_is_n
         b.runtime.submit([kind("test.kind").draft({"n": n}) for n in range(4)])
 
     run(tmp_path, test)
+
+
+@pytest.mark.req("GR-12")
+def test_where_ranked_jobs_are_open_ops_wait_only_until_another_node_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A grid whose coordinator never comes back does not fill up."""
+    monkeypatch.setattr(outbox, "OUTBOX_OPS_MAX", 4)
+
+    async def test(a: Place, b: Place, c: Place) -> None:
+        address = a.address
+        for place in (a, b, c):
+            place.runtime.set_rules(replace(place.log.rules, ranked_open=True))
+        b.befriend(address, a.id)
+        await b.exchanges.visit(address)
+        c.befriend(b.address, b.id)
+        await c.exchanges.visit(b.address)
+        b.befriend(c.address, c.id)
+        await a.stop_serving()
+        await b.exchanges.visit(address)
+        for _ in range(3):
+            b.submit(3)
+            found = waiting(b)
+            assert (found.coordinator, found.ops, found.is_away) == (None, 3, False)
+            with pytest.raises(OutboxFull, match="3 ops wait here for other nodes"):
+                b.submit(2)
+            await b.exchanges.visit(c.address)
+        assert waiting(b).ops == 0
+
+    run(tmp_path, test, "a", "b", "c")

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+from msgspec.structs import replace
+
 from hocket.coordination.presence import NodePresence, NodeSaid
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import RouteKind
@@ -261,6 +264,33 @@ def test_a_coordinator_that_is_out_of_reach(tmp_path: Path) -> None:
 
     grants = [f"job:{action}:acme." for action in ("schedule", "claim", "complete")]
     with_leaf(tmp_path, tuple(grants), test)
+
+
+@pytest.mark.req("GR-12")
+def test_where_ranked_jobs_are_open_they_wait_for_no_coordinator(tmp_path: Path) -> None:
+    def test(hub: Place, leaf: Place) -> None:
+        heard(leaf, hub, Serving(("acme.",)))
+
+        def reasons() -> list[WaitReason]:
+            ranked = {"claim": "rendezvous"}
+            return [
+                waiting(leaf, each, is_connected=True).reason
+                for each in (submit(leaf, **ranked), submit(leaf, open=False, **ranked), submit(leaf))
+            ]
+
+        def peer(address: str, state: str) -> None:
+            with leaf.runtime.store.write() as session:
+                peers.add(session, address, 0)
+                peers.change(session, address, lambda peer: peer._replace(state=state, detail="it is switched off"))
+
+        peer(hub.address, peers.UNREACHABLE)
+        assert reasons() == [WaitReason.COORDINATOR] * 3
+        leaf.runtime.set_rules(replace(leaf.log.rules, ranked_open=True))
+        assert reasons() == [WaitReason.COORDINATOR] * 3, "nobody can be reached"
+        peer("http://127.0.0.1:9", peers.OK)
+        assert reasons() == [WaitReason.BUSY, WaitReason.COORDINATOR, WaitReason.COORDINATOR]
+
+    with_leaf(tmp_path, ("job:schedule",), test)
 
 
 def test_only_a_time_that_changes_is_no_news() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+import hocket
 from hocket import store
 from hocket.node.runtime import Runtime
 
@@ -71,3 +72,12 @@ def test_sixteen_processes_create_or_upgrade_one_schema(tmp_path: Path, before: 
     opened.close()
     store.open(tmp_path / "new.db", create=True).close()
     assert tables(path) == tables(tmp_path / "new.db")
+
+
+@pytest.mark.req("GR-12")
+def test_a_program_begins_a_mesh_whose_ranked_jobs_are_open(tmp_path: Path):
+    hocket.init(tmp_path / "home", ranked_open=True)
+    with Runtime.open(tmp_path / "home") as runtime:
+        assert runtime.log.rules.ranked_open
+    with pytest.raises(hocket.Usage, match="strict mesh"):
+        hocket.init(tmp_path / "both", strict=True, ranked_open=True)

@@ -12,6 +12,8 @@ import pytest
 import hocket
 from hocket.errors import Usage
 from hocket.mesh import peers
+from hocket.mesh.peer_exchange import Exchanged
+from hocket.mesh.sync import Exchanges
 from hocket.mesh.sync_lock import SyncLock
 from hocket.node import delivery
 from hocket.node.handles import SyncHandle
@@ -77,6 +79,33 @@ def test_a_silent_peer_holds_a_program_up_for_a_bounded_time(
     assert not is_syncing()
     sending.close()
     assert len(said) == 1
+
+
+@pytest.mark.touches("GR-12")
+def test_where_no_node_decides_one_peer_that_answers_is_enough(
+    runtime: Runtime, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One peer is silent and is blamed; another has the job, so that the program is told of no failure."""
+    monkeypatch.setattr(delivery, "DELIVER_S", 0.3)
+    visited: list[str] = []
+
+    async def visit(exchanges: Exchanges, address: str, **options: object) -> Exchanged:
+        visited.append(address)
+        if address == silent:
+            await asyncio.Event().wait()
+        return Exchanged(address, None, peers.OK, "")
+
+    monkeypatch.setattr(Exchanges, "visit", visit)
+    befriend(runtime, silent)
+    befriend(runtime, "http://127.0.0.1:9")
+    warnings: list[str] = []
+    connection = delivery_of(runtime, warnings.append)
+    connection.wrote()
+    assert connection.send() == ""
+    connection.close()
+    assert {silent, "http://127.0.0.1:9"} <= set(visited) and warnings == []
+    with runtime.store.read() as session:
+        assert silent in peers.breakers(session)
 
 
 def test_a_program_that_wrote_nothing_sends_nothing(runtime: Runtime, silent: str) -> None:

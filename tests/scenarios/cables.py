@@ -36,6 +36,8 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self.carried = 0
+        self.refused: tuple[bytes, ...] = ()
+        """Requests that begin so end their connection."""
 
     async def open(self) -> "Proxy":
         self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0, limit=CHUNK)
@@ -105,7 +107,7 @@ class Proxy:
 
     async def _pipe(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with suppress(OSError):
-            while data := await source.read(CHUNK):
+            while (data := await source.read(CHUNK)) and not data.startswith(self.refused):
                 await self._flows.wait()
                 sink.write(data)
                 await sink.drain()

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import hocket
@@ -14,7 +15,7 @@ from hocket.kernel.kinds import names_of
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import STRICT
+from hocket.kernel.rules import HOCKET, STRICT
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import DefineKind, RevokeUcan
 from hocket.log import Log, Transaction
@@ -133,6 +134,40 @@ def test_the_end_of_a_job_wakes_workers_that_the_kinds_limit_holds_back() -> Non
         return tx.projection.jobs.ready_kinds()
 
     assert member.log.run(finish) == {KIND}
+
+
+def grid_owner(name: str = "grid") -> Member:
+    rules = msgspec.structs.replace(HOCKET, ranked_open=True)
+    return Member(name, rules).enter(issue(USER, key(name).public, ROOT, START // 1000 - 10, None))
+
+
+@pytest.mark.req("GR-12")
+def test_a_mesh_may_let_ranked_jobs_be_open_unless_somebody_says_otherwise() -> None:
+    member, ordinary = grid_owner(), owner()
+    for options in ({"claim": "rendezvous"}, {"claim": "sticky", "sticky": "repository"}):
+        assert submitted(member, **options).open is True
+        assert not submitted(member, open=False, **options).open
+        assert submitted(ordinary, **options).open is None, "as before there was such a rule"
+    assert submitted(member) == DEFAULT, "a job that is not ranked is decided by the coordinator"
+    assert submitted(member, open=True).open is True
+
+    define(member, handler(claim="rendezvous"), handler("acme.decided", claim="rendezvous", open=False))
+    assert submitted(member).open is True, "ranked by its kind"
+    assert not submitted(member, claim="first").open
+    assert not submitted(member, "acme.decided").open, "its kind says that it is not"
+    assert submitted(member, "acme.decided", open=True).open is True
+
+
+@pytest.mark.req("GR-12")
+def test_ticks_of_ranked_jobs_are_open_where_the_mesh_says_so() -> None:
+    member = grid_owner()
+    plan = NewSchedule("nightly", "* * * * *", "UTC", draft(KIND, {}, {"claim": "rendezvous"}))
+    member.log.run(lambda tx: cron.add(tx, cron.check(plan)))
+    member.clock.now += 120_000
+    assert member.log.run(cron.make_due) == 1, "the tick counts"
+    with member.log.store.read() as session:
+        (entry,) = session.each_job()
+    assert entry.job.policy.open is True
 
 
 def test_a_schedule_takes_the_options_of_its_kind() -> None:

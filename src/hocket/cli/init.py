@@ -33,6 +33,10 @@ def init(
     strict: Annotated[
         bool, typer.Option("--strict", help="Keep to Likewise v0.1: no Hocket extension ops in this mesh.")
     ] = False,
+    ranked_open: Annotated[
+        bool,
+        typer.Option("--ranked-open", help="Jobs that workers claim by rank are open: they need no coordinator."),
+    ] = False,
     store: Annotated[
         str | None,
         typer.Option("--store", metavar="ADDRESS", help="Keep the log in a database server; default: $HOCKET_STORE."),
@@ -52,11 +56,15 @@ def init(
     A strict mesh works with other Likewise v0.1 software. It has no arbiter, a failure is a yield, and jobs cannot be
     cancelled, retried or scheduled by cron. Every node of the mesh must be strict; `join` takes care of that.
 
+    In a mesh with --ranked-open, a job of claim "rendezvous" or "sticky" is open unless its submitter or its kind says
+    otherwise (--no-open). Like every rule of the mesh, `join` hands it on, and `hocket rules set` changes it.
+
     \b
       hocket init
       hocket --home /srv/render init --passphrase
       hocket --home /srv/second init --user-key /srv/render/user.key --name second
       hocket --home /srv/plain init --strict
+      hocket --home /srv/grid init --ranked-open
       hocket --home /srv/large init --store postgresql://hocket@db.example/hocket --blobs store
     """
     from hocket.node.runtime import Runtime
@@ -71,6 +79,7 @@ def init(
         passphrase=chosen,
         ask=ask,
         strict=strict,
+        ranked_open=ranked_open,
         name=name,
         server=None if store is None else checked_server(store),
         blobs=blobs,

@@ -58,7 +58,12 @@ BackoffMax = Annotated[
     str | None, Option("--backoff-max", metavar="DURATION", help="The longest wait between two tries.")
 ]
 Open = Annotated[
-    bool, Option("--open", help="Any node may claim it without asking the coordinator; two nodes may run it.")
+    bool | None,
+    Option(
+        "--open/--no-open",
+        help="Any node may claim it without asking the coordinator; two nodes may run it.",
+        show_default=False,
+    ),
 ]
 
 

@@ -66,6 +66,14 @@ def set_rules(
         str | None,
         typer.Option("--writer-quota", metavar="QUOTA", help="The default quota of others but the owner's."),
     ] = None,
+    ranked_open: Annotated[
+        bool | None,
+        typer.Option(
+            "--ranked-open/--no-ranked-open",
+            help="Whether jobs that workers claim by rank are open, so that they need no coordinator.",
+            show_default=False,
+        ),
+    ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -77,6 +85,7 @@ def set_rules(
       hocket rules set --derivation-op CreateEntity --derivation-op MergeEntities
       hocket rules set --derivation-kind acme.derive.
       hocket rules set --writer-quota ops=500/s,bytes=1G
+      hocket rules set --ranked-open
     """
     from msgspec.structs import replace
 
@@ -94,11 +103,16 @@ def set_rules(
         if derivation_kind is not None:
             changes["derivation_kinds"] = _kinds(derivation_kind)
         bounds = _bounds(rules, readers=reader_quota, writers=writer_quota)
-        if not changes and reader_quota is None and writer_quota is None:
+        if not changes and reader_quota is None and writer_quota is None and ranked_open is None:
             raise Usage(
-                "give at least one option: --skew, --derivation-op, --derivation-kind, --reader-quota or --writer-quota"
+                "give at least one option: --skew, --derivation-op, --derivation-kind, --reader-quota, --writer-quota"
+                " or --ranked-open"
             )
-        changed = replace(rules, extensions=replace(rules.extensions, **changes), bounds=bounds)
+        if ranked_open and bounds is None:
+            raise Usage("this mesh was created without bound ids, so it cannot have --ranked-open; begin a new one")
+        is_open = rules.ranked_open if ranked_open is None else ranked_open
+        extensions = replace(rules.extensions, **changes)
+        changed = replace(rules, extensions=extensions, bounds=bounds, ranked_open=is_open)
         if changed != rules:
             with progress("judging the log") as bar:
                 ops.set_rules(service, changed, bar)
@@ -184,6 +198,7 @@ def _fields(rules: "Rules") -> list[tuple[str, object]]:
         *pairs,
         ("extensions", ", ".join(name for _, name in extensions.variants)),
         ("claims", "the coordinator decides" if extensions.arbiter else "the time of a claim alone decides"),
+        ("ranked jobs", "open unless said otherwise" if rules.ranked_open else "like all others"),
         ("skew bound", span(extensions.skew_ms)),
         ("derivation ops", ", ".join(extensions.derivation_ops) or "none"),
         ("derivation kinds", ", ".join(extensions.derivation_kinds) or "none"),

@@ -122,6 +122,15 @@ def with_defaults(policy: Policy, said: Collection[str], defaults: Policy) -> Po
     return replace(policy, **taken)
 
 
+def with_open(policy: Policy, is_ranked_open: bool) -> Policy:
+    """A job's policy with the answer whether it is open. If nobody has said it, a job that workers claim by rank is
+    open where the rules of the mesh say so.
+    """
+    if policy.open is None and is_ranked_open and policy.claim != "first":
+        return replace(policy, open=True)
+    return replace(policy, open=None) if policy.open is False else policy
+
+
 def run_options(policy: Policy, options: Policy) -> Policy:
     """A job's policy while it runs: the options of its handler hold where the job says nothing, also for a job that was
     submitted before the kind was defined.

@@ -44,9 +44,10 @@ class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`None` for lease, retries and timeout leaves the choice to the handler that runs the job; a timeout of 0 means
     none. An `open` job may be claimed without asking the arbiter; then two nodes that do not hear of each other can
-    both run it, and the fence tells them apart. `needs` are the labels that a worker must have to take the job. A job
-    that no worker has claimed within `ttl_ms` of its submit is cancelled. The job of a schedule's tick carries the
-    schedule's name and, in `schedule_op`, the op that set it.
+    both run it, and the fence tells them apart. `None` for `open` leaves the choice to the kind and to the rules of the
+    mesh; the submitter's node writes the answer down, and a job without one is not open. `needs` are the labels that a
+    worker must have to take the job. A job that no worker has claimed within `ttl_ms` of its submit is cancelled. The
+    job of a schedule's tick carries the schedule's name and, in `schedule_op`, the op that set it.
 
     `claim` is how a job finds its worker: `first` is whichever worker asks first, `rendezvous` is by rank, and `sticky`
     is by rank for the value of the payload's member `sticky`. Each rank waits `claim_timeout_ms` for the one before.
@@ -69,7 +70,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     rate: Rate | None = None
     schedule: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
     schedule_op: str | None = None
-    open: bool = False
+    open: bool | None = None
     needs: Annotated[tuple[Label, ...], msgspec.Meta(max_length=NEEDS_MAX)] = ()
     ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=DELAY_MS_MAX)] | None = None
     claim: Literal["first", "rendezvous", "sticky"] = "first"

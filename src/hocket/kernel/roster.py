@@ -146,7 +146,7 @@ class Jobs:
         return job is not None and type(op.payload) is not ScheduleJob and op.timestamp > job.scheduled
 
     def is_open(self, job: Job | None) -> bool:
-        return job is None or job.policy.open
+        return job is None or job.policy.open is True
 
     def apply(self, job: Job | None, op: Op, context: JobContext) -> Verdict:
         if job is None:

@@ -304,7 +304,7 @@ class Log:
                 refused = permissions.authority.refusal(self.node, schedule, stamp.wall, kind)
                 if refused is not None:
                     raise NotAuthorised(f"this node may not submit {kind} jobs: {refused.sentence}")
-                self._outbox.check(session, self.node, lambda: permissions.leader(stamp), head.seq + 1)
+                self._outbox.check(session, self.node, lambda: permissions.awaited(stamp), head.seq + 1)
             is_bound = self.permissions_reader.rules.bounds is not None
             link_back = link_to(head.last) if is_bound else None
             new_id = None if is_bound else self._free_id(session, stamp.wall)

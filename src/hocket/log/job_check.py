@@ -221,7 +221,7 @@ def _is_claim(job: Job, op: Op, claim: Op, permissions: Permissions) -> bool:
     return (
         isinstance(claim.payload, ClaimWork)
         and subject_of(op.payload) == subject_of(claim.payload) == Subject(JOB, job.id)
-        and (is_decided or (op is claim and job.policy.open))
+        and (is_decided or (op is claim and job.policy.open is True))
         and permissions.refusal(claim, job.kind) is None
     )
 

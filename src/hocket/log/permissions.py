@@ -120,6 +120,13 @@ class Permissions:
         node = self.coordinator(at)
         return at.node if node is not None and self.authority.share_store(node, at.node, at.wall) else node
 
+    def awaited(self, at: Hlc) -> int | None:
+        """The node for which the ops of this author wait: the coordinator. None for any other node, if ranked jobs are
+        open: those need no coordinator.
+        """
+        leader = self.leader(at)
+        return None if self.rules.ranked_open and leader != at.node else leader
+
     def designations(self, at: Hlc) -> int:
         """How many arbiters were designated after the first one, up to that time."""
         return max(0, bisect(self._since, at) - 1) if self._arbiter else 0

@@ -236,7 +236,7 @@ class Transaction:
         """Call this before something new is submitted, sent or put. Raises OutboxFull if the coordinator is away and no
         more may wait for it.
         """
-        coordinator = lambda: self.projection.permissions.leader(self.latest)  # noqa: E731
+        coordinator = lambda: self.projection.permissions.awaited(self.latest)  # noqa: E731
         unwritten = len(self._drafts)
         self._outbox.check(self.session, self.node, coordinator, self._head.seq + unwritten + 1, unwritten)
 

@@ -18,6 +18,7 @@ from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import node_text, parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.subjects import JOB
+from hocket.kernel.vocabulary import AcceptWork, CancelJob, CompleteJob, ExpireWork, FailWork, YieldWork, number_of
 from hocket.mesh import peers
 from hocket.mesh.presence import keep
 from hocket.mesh.wire import look
@@ -41,9 +42,14 @@ ANSWERING_MAX = 64
 ANNOUNCED_AT_ONCE = 64
 REMEMBERED_MAX = 10_000
 ULID_CHARS = 26
+# Ends of jobs in one message, ops in one look for them, and the pause after a look: ends within it go together.
+RESULTS_AT_ONCE = 64
+READ_MAX = 1_000
+REPORTED_S = 0.02
 # Announcements of a node within this time are one reason to look.
 WOKEN_S = 0.005
 WAIT_S = 60.0
+_ENDS = frozenset(number_of(each) for each in (AcceptWork, CancelJob, CompleteJob, ExpireWork, FailWork, YieldWork))
 
 
 class BusSharing:
@@ -59,6 +65,7 @@ class BusSharing:
         self._met: dict[int, str] = {}
         self._announced: dict[tuple[bytes, int], None] = {}
         self._reported: dict[tuple[bytes, int], None] = {}
+        self._read = 0
         self._waking: dict[int, asyncio.TimerHandle] = {}
 
     async def run(self) -> None:
@@ -172,29 +179,40 @@ class BusSharing:
 
     async def _announce_results(self) -> None:
         with closing(self._access.listen(about(JOB))) as changes:
+            self._read = await self._access.peek(lambda session: session.head().seq)
             while True:
-                touched = [key for family, key in (await changes.wait(WAIT_S)).subjects if family == JOB and key]
-                if not touched:
-                    continue
-                ended = await self._access.read(lambda session, touched=touched: self._ended(session, touched))  # type: ignore[misc]
-                for kind, job_id, outcome in ended:
-                    with suppress(Malformed):
-                        subject = subject_name(self._cluster, RESULTS, kind)
-                        await self._messages.publish(subject, f"{ulid_text(job_id)} {outcome}".encode())
+                await changes.wait(WAIT_S)
+                is_more = True
+                while is_more:
+                    ended, is_more = await self._access.peek(self._ended)
+                    for kind, lines in ended.items():
+                        await self._report(kind, lines)
+                await asyncio.sleep(REPORTED_S)
 
-    def _ended(self, session: Session, touched: Sequence[bytes]) -> list[tuple[str, bytes, str]]:
-        """The jobs among these that have ended, by a decision of this node, and that it has not announced yet."""
-        log, found = self._access.log, []
-        for job_id in touched:
-            entry = session.job(job_id)
-            if entry is None or entry.job.outcome is None or entry.job.last.node != log.node:
-                continue
-            if (job_id, entry.job.fence) not in self._reported:
+    async def _report(self, kind: str, lines: Sequence[str]) -> None:
+        with suppress(Malformed):
+            subject = subject_name(self._cluster, RESULTS, kind)
+            for first in range(0, len(lines), RESULTS_AT_ONCE):
+                some = lines[first : first + RESULTS_AT_ONCE]
+                await self._messages.publish(subject, "\n".join(some).encode())
+
+    def _ended(self, session: Session) -> tuple[dict[str, list[str]], bool]:
+        """The jobs that have ended by ops of this node since the last look, by kind, and whether there are more. It
+        reads the log, because a hint does not name the jobs if there are many.
+        """
+        author = self._access.log.node.to_bytes(8, "big")
+        rows = session.stored_ops(min(self._read, session.head().seq), READ_MAX)
+        self._read = rows[-1].seq if rows else self._read
+        decided = (row for row in rows if row.variant in _ENDS and not row.reason and row.hlc.endswith(author))
+        found: dict[str, list[str]] = {}
+        for entry in session.jobs_by_id(list(dict.fromkeys(row.job for row in decided if row.job is not None))):
+            job = entry.job
+            if job.outcome is not None and (job.id, job.fence) not in self._reported:
                 if len(self._reported) >= REMEMBERED_MAX:
                     del self._reported[next(iter(self._reported))]
-                self._reported[job_id, entry.job.fence] = None
-                found.append((entry.job.kind, job_id, entry.job.outcome.name.lower()))
-        return found
+                self._reported[job.id, job.fence] = None
+                found.setdefault(job.kind, []).append(f"{ulid_text(job.id)} {job.outcome.name.lower()}")
+        return found, len(rows) == READ_MAX
 
     async def _hear_results(self) -> None:
         with closing(await self._messages.subscribe(subject_pattern(self._cluster, RESULTS))) as queue:
@@ -203,8 +221,9 @@ class BusSharing:
                 if message is None or message.at is None or message.at.node == self._access.log.node:
                     continue
                 with suppress(ValueError):
-                    job_id = parse_ulid(message.data[:ULID_CHARS].decode("ascii"))
-                    if await self._access.read(lambda session, job_id=job_id: _is_unended(session, job_id)):  # type: ignore[misc]
+                    lines = message.data.decode("ascii").split("\n", RESULTS_AT_ONCE)[:RESULTS_AT_ONCE]
+                    job_ids = [parse_ulid(line[:ULID_CHARS]) for line in lines]
+                    if await self._access.read(lambda session, job_ids=job_ids: _has_unended(session, job_ids)):  # type: ignore[misc]
                         self._wake(message.at.node)
 
     def _wake(self, node: int) -> None:
@@ -216,7 +235,6 @@ class BusSharing:
         self._woken(node)
 
 
-def _is_unended(session: Session, job_id: bytes) -> bool:
-    """Whether this node knows the job, and not yet that it has ended."""
-    entry = session.job(job_id)
-    return entry is not None and entry.job.outcome is None
+def _has_unended(session: Session, job_ids: Sequence[bytes]) -> bool:
+    """Whether this node knows one of the jobs, and not yet that it has ended."""
+    return any(entry.job.outcome is None for entry in session.jobs_by_id(job_ids))

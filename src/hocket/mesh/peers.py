@@ -45,7 +45,7 @@ class Trust(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class WaitingOps(NamedTuple):
     """The ops of this node that the coordinator does not have, the time of the oldest, and whether the coordinator was
-    out of reach when it was last asked.
+    out of reach when it was last asked. Without a `coordinator` they wait for any other node.
     """
 
     coordinator: int | None
@@ -186,16 +186,30 @@ def set_breaker(session: LocalSession, address: str, value: Breaker | None) -> N
 
 def coordinator(log: Log, session: Session) -> int | None:
     """The current coordinator; this node itself, if it shares the coordinator's store and so decides as that does."""
-    permissions = log.permissions(session)
-    return permissions.leader(Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node))
+    return log.permissions(session).leader(_now(log, session))
+
+
+def awaited(log: Log, session: Session) -> int | None:
+    """The node that must get what this node writes; None for any other node."""
+    return log.permissions(session).awaited(_now(log, session))
+
+
+def _now(log: Log, session: Session) -> Hlc:
+    return Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node)
 
 
 def outbox(log: Log, session: Session) -> WaitingOps:
-    node = coordinator(log, session)
+    node = awaited(log, session)
     found = waiting(session, log.node, node)
     address = None if node is None else address_of(session, node)
     asked = [each.state in (OK, NEW) for each in session.peers() if address in (None, each.address)]
     return WaitingOps(node, found.ops, found.since_ms, bool(asked) and not any(asked))
+
+
+def has_peers(session: PeerSession) -> bool:
+    """Whether a peer has answered, or none is needed, because others come to this node."""
+    known = session.peers()
+    return not known or any(each.state in (OK, NEW) for each in known)
 
 
 def address_of(session: PeerSession, node: int) -> str | None:

@@ -78,6 +78,8 @@ class WaitReader:
         self._coordinator = None if coordinator == log.node else coordinator
         address = None if self._coordinator is None else peers.address_of(session, self._coordinator)
         self._coordinator_peer = None if address is None else peers.find(session, address)
+        # Whether open jobs get to other nodes without the coordinator, as far as is known.
+        self._has_peers = log.rules.ranked_open and peers.has_peers(session)
         self._known = known_nodes(session, liveness, log)
         self._known[0] = self._known[0].with_workers(here)
         self._unavailable = unavailable(session)
@@ -119,7 +121,7 @@ class WaitReader:
     def _out_of_reach(self, job: Job) -> Waiting | None:
         """Whether another node must decide about the job, and cannot be asked."""
         coordinator, peer = self._coordinator, self._coordinator_peer
-        if coordinator is None or (job.policy.open and self._labelled(job, [self._known[0]])):
+        if coordinator is None or (job.policy.open and (self._has_peers or self._labelled(job, [self._known[0]]))):
             return None
         who = f"the coordinator {self._name(coordinator)}"
         if peer is None:

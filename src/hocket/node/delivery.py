@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING
 
+from hocket.cancelling import end_tasks
 from hocket.errors import HocketError
 from hocket.mesh import peers
 from hocket.mesh.message_delivery import DirectDelivery
@@ -164,7 +165,7 @@ class Delivery:
                 await task
 
     async def _deliver(self) -> str:
-        """Sends everything to the coordinator, or to all peers if it has no known address. Returns why not."""
+        """Sends everything to the targets, of which one must take it. Returns why not."""
         runtime, exchanges = self._runtime, self._services.exchanges
         await asyncio.sleep(0)  # the loop may be about to begin
         with runtime.store.read() as session:
@@ -177,23 +178,26 @@ class Delivery:
             return f"{bad[0].detail}; what was written waits here, and is sent when it answers"
         receivers, self._receivers = self._receivers, set()
         messages = DirectDelivery(self._services.access, exchanges)
-        try:
-            async with asyncio.timeout(DELIVER_S):
-                delivering = asyncio.create_task(messages.deliver_all(receivers))
-                done = await asyncio.gather(*(exchanges.visit(each) for each in targets))
-                is_delivered = await delivering
-        except TimeoutError:
-            why_not = f"{targets[0]} has not taken it within {DELIVER_S:g} seconds"
-            for each in targets:
-                await exchanges.transport.blame(each, f"no answer within {DELIVER_S:g} seconds")
-        else:
-            if is_delivered or any(each.state == peers.OK and not each.retry_s for each in done):
-                return ""
-            why_not = done[0].detail
+        delivering = asyncio.create_task(messages.deliver_all(receivers))
+        visits = {each: asyncio.create_task(exchanges.visit(each)) for each in targets}
+        _, late = await asyncio.wait([delivering, *visits.values()], timeout=DELIVER_S)
+        await end_tasks(late)
+        for each in (address for address, visit in visits.items() if visit in late):
+            await exchanges.transport.blame(each, f"no answer within {DELIVER_S:g} seconds")
+        done = [each.result() for each in visits.values() if each not in late]
+        is_delivered = delivering not in late and delivering.result()
+        if is_delivered or any(each.state == peers.OK and not each.retry_s for each in done):
+            return ""
+        why_not = done[0].detail if done else f"{targets[0]} has not taken it within {DELIVER_S:g} seconds"
         return f"{why_not}; {KEPT}"
 
     def _targets(self, session: Session) -> list[str]:
+        """Where to send what was written: to the coordinator, or else to the peers that have answered, or to all."""
         log = self._runtime.log
-        coordinator = peers.coordinator(log, session)
-        address = None if coordinator in (None, log.node) else peers.address_of(session, coordinator)
-        return [each.address for each in session.peers()] if address is None else [address]
+        awaited = peers.awaited(log, session)
+        address = None if awaited in (None, log.node) else peers.address_of(session, awaited)
+        if address is not None:
+            return [address]
+        known = session.peers()
+        near = [each for each in known if each.state in (peers.OK, peers.NEW)]
+        return [each.address for each in near or known]

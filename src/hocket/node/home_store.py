@@ -97,8 +97,10 @@ def put_rules(home: Home, store: Store, rules: Rules) -> None:
         if kept is None or session.head().seq == 0:
             session.set_meta(RULES, encode_rules(rules))
         elif founder(session) == node_id(home.node_key().public) and kept != encode_rules(rules):
-            has = "strict" if decode_kept_rules(kept).is_strict else "not strict"
-            raise Conflict(f"the half-created home has other rules (it is {has}); choose another --home")
+            has = decode_kept_rules(kept)
+            ranked = "with" if has.ranked_open else "without"
+            how = "with --strict" if has.is_strict else f"without --strict and {ranked} --ranked-open"
+            raise Conflict(f"the half-created home has other rules (it was begun {how}); choose another --home")
 
 
 def put_blob_place(home: Home, store: Store, place: BlobPlace | None) -> None:

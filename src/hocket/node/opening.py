@@ -51,12 +51,15 @@ class Opening:
             self._sync.close()
 
 
-def init(home: Path | str | None = None, user_key: Path | None = None, *, strict: bool = False) -> None:
+def init(
+    home: Path | str | None = None, user_key: Path | None = None, *, strict: bool = False, ranked_open: bool = False
+) -> None:
     """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op. With
     a `user_key` from another home, this node belongs to the same user. Raises Conflict if the home exists. A `strict`
-    home keeps to Likewise v0.1: no node writes a Hocket extension op in its mesh.
+    home keeps to Likewise v0.1: no node writes a Hocket extension op in its mesh. In a mesh with `ranked_open`, jobs
+    that workers claim by rank are open by default, so that they need no coordinator.
     """
-    Runtime.init(home, user_key, strict=strict).close()
+    Runtime.init(home, user_key, strict=strict, ranked_open=ranked_open).close()
 
 
 def open(home: Path | str | None = None) -> Opening:

@@ -12,6 +12,8 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from hocket.errors import Conflict, StoreError, Usage
 from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
 from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
@@ -197,6 +199,7 @@ class Runtime:
         passphrase: str | None = None,
         ask: Ask | None = None,
         strict: bool = False,
+        ranked_open: bool = False,
         name: str | None = None,
         server: str | None = None,
         blobs: BlobPlace | None = None,
@@ -206,13 +209,16 @@ class Runtime:
         is where all nodes of a new store keep their blobs.
         The node is called `name`, or else as its machine. A `passphrase` locks the user's key. If `user_key` is locked,
         `ask` is called for its passphrase, which also locks the copy. A `strict` home keeps to Likewise v0.1: no node
-        writes a Hocket extension op in its mesh.
+        writes a Hocket extension op in its mesh. In a mesh with `ranked_open`, jobs that workers claim by rank are open
+        by default.
         """
         from hocket.kernel.keys import did_key
         from hocket.node.home_store import put_blob_place, put_rules
         from hocket.store.blobs import BlobPlace
 
         home = Home(path or default_home())
+        if strict and ranked_open:
+            raise Usage("--ranked-open is not for a strict mesh, in which every job is open")
         if blobs is BlobPlace.STORE and not has_blob_table(server or home.server or home.database):
             raise Usage(
                 "--blobs store is for a store in PostgreSQL; give its address with --store"
@@ -232,7 +238,7 @@ class Runtime:
             home.ensure_keys(user, known.passphrase)
             store = open_store(home.new_store(server), create=True)
             check_database(home, store)
-            put_rules(home, store, STRICT if strict else HOCKET)
+            put_rules(home, store, STRICT if strict else replace(HOCKET, ranked_open=ranked_open))
             put_blob_place(home, store, blobs)
             check_rules(home, store)
             runtime = cls(home, store, _helpers())

@@ -106,7 +106,7 @@ class _Counts:
                     self.takeovers += at_ms - ready_ms >= job.policy.claim_timeout_ms
             elif at_ms >= since_ms:
                 self.refused += not job.policy.open
-                self.double_starts += job.policy.open
+                self.double_starts += bool(job.policy.open)
 
 
 def grid(service: Service, kind: str | None = None, window_ms: int = WINDOW_MS) -> list[GridKind]:

@@ -13,7 +13,6 @@ from cronsim import CronSim, CronSimError
 
 from hocket.errors import NotAuthorised, Usage
 from hocket.kernel.ids import node_text, ulid_ms
-from hocket.kernel.kinds import with_defaults
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import check_policy, decode_policy, encode_policy
 from hocket.kernel.reasons import Reason
@@ -22,7 +21,7 @@ from hocket.kernel.schedules import CRON_LENGTH_MAX, NAME_LENGTH_MAX, tick_id, t
 from hocket.kernel.vocabulary import ClearSchedule, ScheduleJob, SetSchedule
 from hocket.log import Transaction
 from hocket.store import OpSession, RegisterSession, Schedule
-from hocket.work.jobs import Draft
+from hocket.work.jobs import Draft, chosen_policy
 
 NAMED = {
     "@hourly": "0 * * * *",
@@ -79,7 +78,7 @@ def add(tx: Transaction, plan: NewSchedule) -> None:
         # A node that may only read jobs of the old kind does not receive the new schedule, but receives this.
         _must(tx, ClearSchedule(plan.name), before)
     # A tick must be exactly what its schedule says, so the schedule takes the options of the kind.
-    policy = with_defaults(draft.policy, draft.said, tx.projection.defaults(draft.kind))
+    policy = chosen_policy(tx, draft)
     envelope = encode_policy(check_policy(msgspec.structs.replace(policy, overlap=plan.overlap)))
     _must(tx, SetSchedule(plan.name, plan.cron, plan.timezone, draft.kind, draft.payload, envelope), before)
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.ids import content_hash, ulid_text
-from hocket.kernel.kinds import with_defaults
+from hocket.kernel.kinds import with_defaults, with_open
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.parts import RESULT_TYPE
 from hocket.kernel.policy import Policy, completed, encode_policy
@@ -120,7 +120,7 @@ def submit(tx: Transaction, drafts: Sequence[Draft]) -> list[Submitted]:
 
 def submit_one(tx: Transaction, draft: Draft) -> Submitted:
     tx.check_outbox()
-    policy = with_defaults(draft.policy, draft.said, tx.projection.defaults(draft.kind))
+    policy = chosen_policy(tx, draft)
     if draft.job_id is not None and tx.projection.jobs.entry(draft.job_id) is not None:
         return Submitted(draft.job_id, created=False)
     if policy.unique is not None:
@@ -146,6 +146,12 @@ def submit_one(tx: Transaction, draft: Draft) -> Submitted:
     if trace is not None:
         trace.end(ulid_text(job_id))
     return Submitted(job_id, created=True)
+
+
+def chosen_policy(tx: Transaction, draft: Draft) -> Policy:
+    """The draft's policy, with the options of its kind and the rules of the mesh for what its submitter left open."""
+    policy = with_defaults(draft.policy, draft.said, tx.projection.defaults(draft.kind))
+    return with_open(policy, tx.projection.permissions.rules.ranked_open)
 
 
 def _in_node_time(tx: Transaction, policy: Policy) -> Policy:
