@@ -462,7 +462,7 @@ PUBLISHED = {
     "schema_8.sql": "399fd3678a8e436a",
     "schema_9.sql": "bceaa90396413201",
     "schema_10.sql": "1545ea36dad8ede4",
-    "schema_11.sql": "3265a50dbbef9f2e",
+    "schema_11.sql": "0e3902259867783a",
 }
 
 

@@ -2,7 +2,7 @@
 anything.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,6 +37,7 @@ from hocket.kernel.vocabulary import (
 from hocket.store import Artifact, JobEntry, OpRow, Session, Stage
 from hocket.work.job_states import stage_of, state_of
 from hocket.work.jobs import RESULT_TYPE
+from hocket.work.progress import newest_notes
 
 _ABOUT_CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))
 
@@ -95,9 +96,10 @@ def ending_chars(job_ids: Sequence[str], jobs: int) -> int:
     return chars
 
 
-def brief(session: Session, entry: JobEntry) -> dict[str, Any]:
-    """One line of a list."""
+def brief(session: Session, entry: JobEntry, notes: Mapping[bytes, bytes] | None = None) -> dict[str, Any]:
+    """One line of a list. `notes` are the newest progress notes of the jobs of the list, if they were read before."""
     job = entry.job
+    note = (newest_notes(session, [job]) if notes is None else notes).get(job.id)
     return {
         "job_id": ulid_text(job.id),
         "kind": job.kind,
@@ -114,7 +116,7 @@ def brief(session: Session, entry: JobEntry) -> dict[str, Any]:
         "scheduled_ms": job.scheduled.wall,
         "ready_at_ms": job.ready_at if entry.stage is Stage.DELAYED else None,
         "done_ms": None if job.done is None else job.done.wall,
-        "progress": None if job.progress is None else readable(job.progress),
+        "progress": None if note is None else readable(note),
         "error": _error(session, job)[0],
     }
 

@@ -31,3 +31,11 @@ DELETE FROM workers;
 DELETE FROM lock_requests;
 ALTER TABLE workers ADD COLUMN mac BYTEA NOT NULL;
 ALTER TABLE lock_requests ADD COLUMN mac BYTEA NOT NULL;
+
+-- The newest progress note of each running job. It is on no log; it counts while the job has this fence.
+CREATE TABLE progress (
+    job   BYTEA  PRIMARY KEY,
+    node  BYTEA  NOT NULL,                -- of the worker that runs the job
+    fence BIGINT NOT NULL,
+    note  BYTEA  NOT NULL
+) WITH (fillfactor = 50);

@@ -87,3 +87,11 @@ CREATE INDEX held_by_author ON held (of_node, author);
 
 ALTER TABLE lock_requests ADD COLUMN mac BLOB NOT NULL DEFAULT x'';
 ALTER TABLE workers ADD COLUMN mac BLOB NOT NULL DEFAULT x'';
+
+-- The newest progress note of each running job. It is on no log; it counts while the job has this fence.
+CREATE TABLE progress (
+    job   BLOB PRIMARY KEY,
+    node  BLOB    NOT NULL,               -- of the worker that runs the job
+    fence INTEGER NOT NULL,
+    note  BLOB    NOT NULL
+) STRICT, WITHOUT ROWID;
