@@ -102,17 +102,22 @@ def read_presence(row: Presence) -> NodePresence:
     return NodePresence(int.from_bytes(row.node, "big"), read_said(row.said), row.heard, row.seen)
 
 
-def own_workers(session: Session, liveness: Liveness, node: int, now_ms: int) -> tuple[Serving, ...]:
-    """What the running workers of this node run."""
-    rows = session.workers(node.to_bytes(8, "big"))
-    running = [each for each in rows if standing(liveness, each, now_ms) is WorkerState.RUNNING]
+def own_workers(
+    session: Session, liveness: Liveness, node: int, now_ms: int, rows: Sequence[WorkerRow] | None = None
+) -> tuple[Serving, ...]:
+    """What the running workers of this node run. `rows` are the workers in the store, if they were read before."""
+    key = node.to_bytes(8, "big")
+    of_node = session.workers(key) if rows is None else [each for each in rows if each.node == key]
+    running = [each for each in of_node if standing(liveness, each, now_ms) is WorkerState.RUNNING]
     return tuple(worker for each in running for worker in read_serving(each.serves) if worker.kinds)
 
 
-def own_presence(session: Session, liveness: Liveness, log: Log, hardware: Hardware) -> NodePresence:
-    """What this node says about itself now."""
+def own_presence(
+    session: Session, liveness: Liveness, log: Log, hardware: Hardware, rows: Sequence[WorkerRow] | None = None
+) -> NodePresence:
+    """What this node says about itself now. `rows` are the workers in the store, if they were read before."""
     now_ms = log.physical()
-    workers = own_workers(session, liveness, log.node, max(now_ms, session.head().wall))
+    workers = own_workers(session, liveness, log.node, max(now_ms, session.head().wall), rows)
     agents = session.agents(log.node.to_bytes(8, "big"))[:AGENTS_MAX]
     notes = own_notes(session, log.node) if workers else ()
     said = NodeSaid(workers, tuple(AgentSaid(each.name, each.doing, each.every_ms) for each in agents), hardware, notes)
@@ -122,18 +127,19 @@ def own_presence(session: Session, liveness: Liveness, log: Log, hardware: Hardw
 def known_nodes(session: Session, liveness: Liveness, log: Log, hardware: Hardware = UNKNOWN) -> list[NodePresence]:
     """This node first, and what others have said, however long ago."""
     others = {each.node: each for each in map(read_presence, session.presence())}
-    for near in _sharing(session, log.node):
+    workers = session.workers()
+    for near in _sharing(session, workers, log.node):
         told = others.get(near.node, near)
         said = msgspec.structs.replace(near.said, hardware=told.said.hardware, progress=told.said.progress)
         others[near.node] = near._replace(said=said, heard_ms=max(near.heard_ms, told.heard_ms))
-    here = own_presence(session, liveness, log, hardware)
+    here = own_presence(session, liveness, log, hardware, workers)
     return [here, *(each for node, each in sorted(others.items()) if node != log.node)]
 
 
-def _sharing(session: Session, node: int) -> list[NodePresence]:
+def _sharing(session: Session, known: Sequence[WorkerRow], node: int) -> list[NodePresence]:
     """The other nodes with workers in this store: the rows of those tell more than what the nodes last said."""
     rows: dict[bytes, list[WorkerRow]] = {}
-    for row in session.workers():
+    for row in known:
         if row.node != node.to_bytes(8, "big"):
             rows.setdefault(row.node, []).append(row)
     found = []

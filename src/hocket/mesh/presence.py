@@ -309,9 +309,9 @@ class PresenceSharing:
         told = self._told.get(address, _Told())
         return not told.workers or (told.workers, told.progress) == (serving_text(workers), progress)
 
-    def due_s(self, address: str) -> float:
+    def due_s(self, address: str, every_s: float = BEAT_S) -> float:
         """How long until the peer is to be told again."""
-        return self._told.get(address, _Told()).at + BEAT_S - self._environment.monotonic()
+        return self._told.get(address, _Told()).at + every_s - self._environment.monotonic()
 
     async def share(self, client: "Client", every_s: float = BEAT_S) -> None:
         """Shares with a peer that has just answered, if that was last done `every_s` ago or there is news. Two tasks
@@ -329,9 +329,9 @@ class PresenceSharing:
         own = await look(access, self._own)
         now_ms, workers = own.heard_ms, serving_text(own.workers)
         notes = own.said.progress
-        passed_s = environment.monotonic() - told.at
-        is_late = passed_s >= (every_s if notes == told.progress else NOTES_S)
-        if workers == told.workers and not is_late:
+        if notes != told.progress:
+            every_s = min(every_s, NOTES_S)
+        if workers == told.workers and self.due_s(client.address, every_s) > 0:
             return
         told = self._told[client.address] = _Told(workers, notes, environment.monotonic(), told.mark)
         log, peer = access.log, client.node
