@@ -74,7 +74,7 @@ def ending_of(session: Session, job_id: bytes) -> tuple[bool, Any]:
 def news_of(session: Session, job_id: bytes, seen: int) -> tuple[list[dict[str, Any]], bool]:
     """The job's ops after `seen` as lines, and whether it has ended."""
     entry = _entry(session, job_id)
-    lines = [view.op_line(row) for row in session.ops_about(Subject(JOB, job_id)) if row.seq > seen]
+    lines = view.op_lines(session, [row for row in session.ops_about(Subject(JOB, job_id)) if row.seq > seen])
     return lines, entry.stage is Stage.DONE
 
 

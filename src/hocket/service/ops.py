@@ -1,9 +1,11 @@
 """The ops of the log: list and follow them, verify, rebuild, export, import, and change the rules that judge them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import BinaryIO
 
 import msgspec
+from msgspec.structs import replace
 
 from hocket.bus.changes import LOG, about
 from hocket.events import ignore
@@ -70,7 +72,7 @@ class OpsTail(msgspec.Struct, frozen=True):
 
 def tail(service: Service, wanted: OpFilter, limit: int) -> OpsTail:
     with service.read() as session:
-        return OpsTail([op_line(row) for row in _newest(session, wanted, limit)], session.head().seq)
+        return OpsTail(op_lines(session, _newest(session, wanted, limit)), session.head().seq)
 
 
 def _newest(session: Session, wanted: OpFilter, limit: int) -> list[OpRow]:
@@ -95,7 +97,7 @@ def follow(service: Service, wanted: OpFilter, seen: int) -> Iterator[list[OpLin
 
     def look(session: Session) -> tuple[bool, tuple[int, list[OpLine]]]:
         rows = session.ops_after(seen, FOLLOW_STEP)
-        lines = [op_line(row) for row in rows if wanted.fits(session, row)]
+        lines = op_lines(session, [row for row in rows if wanted.fits(session, row)])
         return bool(rows), (rows[-1].seq if rows else seen, lines)
 
     while True:
@@ -139,6 +141,15 @@ def take_in(service: Service, source: BinaryIO) -> Admission:
             admitted = import_ops(log, source)
     recover(log, ignore)
     return admitted
+
+
+def op_lines(session: Session, rows: Sequence[OpRow]) -> list[OpLine]:
+    """Ops as lines of the log. An offer that the coordinator has decided on says how."""
+    decided: dict[bytes, str] = {}
+    with suppress(ValueError):  # an op cannot be read; its own line says so
+        decided = view.decided_offers(session, rows)
+    lines = zip(rows, map(op_line, rows), strict=True)
+    return [replace(line, reason=decided[row.id]) if row.id in decided else line for row, line in lines]
 
 
 def op_line(row: OpRow) -> OpLine:
