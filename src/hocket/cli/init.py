@@ -49,8 +49,9 @@ def init(
     The user's first node is also the coordinator until you designate another. This command finishes a half-created
     home. It does not touch a complete one (exit code 3).
 
-    A strict mesh works with other Likewise v0.1 software. It has no arbiter, a failure is a yield, and jobs cannot be
-    cancelled, retried or scheduled by cron. Every node of the mesh must be strict; `join` takes care of that.
+    A strict mesh works with other Likewise v0.1 software. No coordinator decides claims there, a failure is a yield,
+    and jobs cannot be cancelled, retried or scheduled by cron. Every node of the mesh must be strict; `join` takes
+    care of that.
 
     \b
       hocket init

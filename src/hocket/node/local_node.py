@@ -138,7 +138,7 @@ class LocalNode:
         self._mesh_executor = executor or ThreadPoolExecutor(4, "hocket-mesh")
         self._committer = Committer(runtime.log, self._executor)
         self.reach: Callable[[bool], Awaitable[None]] | None = None
-        """Syncs with the arbiter, if this process is connected to other nodes. Raises Unreachable."""
+        """Syncs with the coordinator, if this process is connected to other nodes. Raises Unreachable."""
         self.delivery: Delivery | None = None
         """Connects a node that only submits with the others; None if this process does that in another way."""
         # All waiters of this object share one subscription and one bus.
@@ -368,7 +368,7 @@ class LocalNode:
         return await self._query(self.runtime.store.read, query)
 
     async def consult(self, offers: Sequence[Offer], *, is_urgent: bool = False) -> list[Decision]:
-        """Sends offers to the arbiter. Returns for each the job if accepted, else the reason."""
+        """Sends offers to the coordinator. Returns for each the job if accepted, else the reason."""
         await (self.reach or self.services().exchanges.consult)(is_urgent)
         return await self.peek(lambda session: decisions(session, offers))
 

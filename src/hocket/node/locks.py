@@ -56,7 +56,7 @@ class HeldLock(Generic[E]):
 
 
 class NodeLock:
-    """The context manager of one lock. Raises LockHeld if others have it, Unreachable if the arbiter does not
+    """The context manager of one lock. Raises LockHeld if others have it, Unreachable if the coordinator does not
     answer. `length` is how long a hold lasts; one in beats ends at a beat, so each renewal has another length.
     """
 

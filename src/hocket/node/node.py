@@ -559,7 +559,7 @@ class SyncNode:
         return accepted(result)
 
     def consult(self) -> None:
-        """Exchanges ops with the arbiter, so that it decides on what was offered. Raises Unreachable."""
+        """Exchanges ops with the coordinator, so that it decides on what was offered. Raises Unreachable."""
         self.with_node(lambda node: node.consult(()))
 
     def send(self, to: str, body: Body, **options: Any) -> str:

@@ -17,7 +17,7 @@ class ConsultingNode(SyncNodeAccess, Protocol):
     """A `SyncNode`, as its tables see it."""
 
     def consult(self) -> None:
-        """Exchanges ops with the arbiter, so that it decides on what was offered. Raises Unreachable."""
+        """Exchanges ops with the coordinator, so that it decides on what was offered. Raises Unreachable."""
 
 
 class RowTable:
@@ -141,7 +141,7 @@ def stored(change: RowChange) -> StoredRow:
 
 
 async def decided(node: WaitingNode, request: RowRequest) -> RowChange:
-    """What became of a request: decided here, or by the arbiter."""
+    """What became of a request: decided here, or by the coordinator."""
     said = await rows.asked(node, request)
     node.wrote()
     if isinstance(said, RowChange):
