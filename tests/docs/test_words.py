@@ -1,4 +1,6 @@
-"""Users read one word for the node that decides: coordinator. `arbiter` is a word of the code and of its decisions."""
+"""Users read one word for the node that decides: coordinator. `arbiter` is a word of the code and of its decisions. The
+page about a mesh begins with what most readers want.
+"""
 
 import ast
 import re
@@ -9,7 +11,7 @@ import pytest
 
 import hocket.events
 from tests.cli.conftest import Program
-from tests.docs.reader import ROOT
+from tests.docs.reader import ROOT, blocks, commands
 
 # Pages that say what the word of the code means, or quote names of tests and wordings of requirements.
 EXEMPT = ("concepts.md", "conformance.md")
@@ -54,3 +56,12 @@ def test_no_json_says_it(tmp_path: Path) -> None:
     for command in (("rules", "show"), ("status",), ("coordinator",), ("doctor",)):
         assert not ARBITER.search(program(*command, "--json", code=None).out)
     assert program("rules", "show", "--json", code=0).json["extensions"]["coordinator"] is True
+
+
+def test_the_page_about_a_mesh_begins_with_two_machines_and_a_result() -> None:
+    page = ROOT / "docs" / "mesh.md"
+    typed = [each for block in blocks(page) if block.language == "console" for each in commands(block)]
+    first = [each for each in typed if each.line <= 120]
+    steps = iter([each.text.removeprefix("hocket ").removeprefix("--home gpu ").split()[0] for each in first])
+    assert all(step in steps for step in ("init", "serve", "invite", "join", "work", "submit", "jobs"))
+    assert [line for each in first for line in each.shown].count('{"frame":7,"fence":1}') == 1
