@@ -259,7 +259,7 @@ class SyncNodeAccess(Protocol):
 
 
 def sync_results(node: SyncNodeAccess, job_ids: Sequence[bytes], timeout: float | None) -> list[Any]:
-    """The same for synchronous code."""
+    """Waits for all of the jobs, in synchronous code. Raises JobFailed, JobCancelled or TimeoutError."""
     try:
         return node.until(endings(job_ids), timeout, _topics(job_ids))
     except TimeoutError as error:

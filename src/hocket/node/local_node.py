@@ -355,7 +355,7 @@ class LocalNode:
         return await self._committer.run(request, beside=beside)
 
     async def run_short(self, request: Callable[[LockTransaction], T]) -> T:
-        """The same for a request about locks, which runs in a short transaction unless other requests wait."""
+        """Runs a request about locks, in a short transaction unless other requests wait."""
         log = self.runtime.log
         return await self._committer.run(request, alone=lambda: log.run_short(request))
 
@@ -364,7 +364,7 @@ class LocalNode:
         return await self._query(self.runtime.read, query)
 
     async def peek(self, query: Callable[[Session], T]) -> T:
-        """The same, without waiting until the roster has the newest submits."""
+        """Runs a query on one consistent view, without waiting until the roster has the newest submits."""
         return await self._query(self.runtime.store.read, query)
 
     async def consult(self, offers: Sequence[Offer], *, is_urgent: bool = False) -> list[Decision]:

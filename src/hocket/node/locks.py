@@ -207,7 +207,7 @@ def lock_client(access: NodeAccess, processes: LockProcesses) -> LockClient:
 def locked_on_a_thread(
     lock: AbstractAsyncContextManager[HeldLock[asyncio.Event]],
 ) -> Iterator[HeldLock[threading.Event]]:
-    """The same for synchronous code: a thread of its own renews the lock."""
+    """Holds a lock in synchronous code: a thread of its own renews it."""
     begun: Future[HeldLock[threading.Event]] = Future()
     over = threading.Event()
 

@@ -216,7 +216,9 @@ class Node(LocalNode):
         return await self._change(CANCEL, **which)
 
     async def retry_many(self, **which: Unpack[Which]) -> Changed:
-        """The same for a retry. The state is `failed`, if not given, or `cancelled`."""
+        """Retries every job that `which` selects, as in `cancel_many`. The state is `failed`, if not given, or
+        `cancelled`.
+        """
         return await self._change(RETRY, **which)
 
     async def _change(self, change: BulkChange, **which: Unpack[Which]) -> Changed:

@@ -79,7 +79,7 @@ class RowTable:
 
 
 class SyncRowTable:
-    """The same for scripts."""
+    """A table of contested rows, for synchronous code. `RowTable` has the meanings of its methods."""
 
     def __init__(self, node: ConsultingNode, table: str, agent: str = "") -> None:
         rows.row_name(table, "-")
@@ -154,7 +154,7 @@ async def decided(node: WaitingNode, request: RowRequest) -> RowChange:
 
 
 def sync_decided(node: ConsultingNode, request: RowRequest) -> RowChange:
-    """The same for synchronous code."""
+    """What became of a request, in synchronous code: decided here, or by the coordinator."""
     write = lambda: node.runtime.log.run(request)  # noqa: E731
     said = node.call(write)
     if said is None:

@@ -173,7 +173,7 @@ class BatchRunner:
         ]
 
     async def one_by_one(self, access: NodeAccess, sign: SignOfLife, turn: Batch) -> BatchResult:
-        """The same after the whole turn has failed: each request gets its own transaction, so that only the bad one
+        """Runs a turn that has failed as a whole again: each request gets its own transaction, so that only the bad one
         fails.
         """
 

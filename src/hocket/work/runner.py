@@ -101,7 +101,9 @@ class Context(TempoContext, Generic[N_co]):
 
     @cached_property
     def results(self) -> list[Any]:
-        """The results of the jobs that this one comes after, in the order of `after`."""
+        """The results of the jobs that this one comes after, in the order of `after`, as plain JSON values.
+        `results_of` gives them as the types that their handlers return.
+        """
         job = self._run.job
         found: list[Any] = self._run.products.kit.read(lambda session: chains.results(session, job))
         return found
