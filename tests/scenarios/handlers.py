@@ -1,4 +1,4 @@
-"""Handlers for the scenarios: one that takes a while, one that waits to be let go, and one that reports progress."""
+"""Handlers for the scenarios: one that takes a while, and one that waits to be let go."""
 
 import os
 import time
@@ -29,11 +29,3 @@ def hold(ctx: hocket.Context, gate: str) -> str:
         return MACHINE
     finally:
         note(ctx, "end", cancelled=ctx.cancelled)
-
-
-@hocket.job("tell.")
-def tell(ctx: hocket.Context) -> None:
-    """Reports what is in the file `told`, until that says that it is over."""
-    while (text := (ROOT / "told").read_text()) != "over":
-        ctx.progress({"told": text})
-        time.sleep(0.005)

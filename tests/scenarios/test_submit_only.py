@@ -155,7 +155,7 @@ def test_it_sees_how_far_a_job_on_another_machine_has_come(mesh: list[Machine], 
     hub, leaf = mesh
     told, began = tmp_path / "told", time.monotonic()
     told.write_text("one")
-    hub.work()
+    hub.work(module=str(Path(__file__).with_name("telling.py")))
     following = leaf.start("submit", "tell.it", "{}", "--stream")
     following.says('progress: {"told":"one"}')
     job_id = hub("jobs", "--json").json[0]["job_id"]

@@ -173,7 +173,8 @@ class Transaction:
             return gathered((), {JOB: announced}) if announced else NOTHING
         log = {b""} if self._drafts else ()
         touched = {family: projector.touched for family, projector in projection.projectors.items()}
-        touched[JOB] = touched[JOB] | announced
+        if announced:
+            touched[JOB] = touched[JOB] | announced
         keys = {**touched, CLAIM: projection.jobs.lost_claims, LOCK_WAIT: projection.locks.no_longer_waiting, LOG: log}
         return gathered(projection.jobs.ready_kinds(), keys)
 
