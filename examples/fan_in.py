@@ -17,7 +17,7 @@ def words(text: str) -> int:
 
 @hocket.job("example.total")
 def total(ctx: hocket.Context[hocket.SyncNode], title: str) -> str:
-    counted: list[int] = ctx.results
+    counted = ctx.results_of(words)  # a type checker knows that these are numbers
     if sum(counted) > 15:
         # A handler may submit more work: to the node that runs it.
         ctx.node.submit(words, text=title)
@@ -26,7 +26,8 @@ def total(ctx: hocket.Context[hocket.SyncNode], title: str) -> str:
 
 @hocket.job("example.letter")
 def letter(ctx: hocket.Context, to: str) -> str:
-    return f"Dear {to}: {ctx.results[0]}."
+    (report,) = ctx.results_of(total)
+    return f"Dear {to}: {report}."
 
 
 def submit(node: hocket.SyncNode) -> hocket.SyncHandle[str]:

@@ -5,6 +5,7 @@ coordinator, the results come back, and while the coordinator is out of reach th
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import hocket
 from hocket.errors import Unreachable
 from tests.scenarios.machines import Machine, machines, until
 
-GRANTS = ("job:schedule:acme.", "job:schedule:hold.", "job:schedule:hocket.run")
+GRANTS = ("job:schedule:acme.", "job:schedule:hold.", "job:schedule:tell.", "job:schedule:hocket.run")
 KEPT = "waits here, and the next `hocket sync`, `hocket work` or `hocket serve` here sends it"
 
 
@@ -147,3 +148,25 @@ def test_what_it_shows_is_what_the_coordinator_has_or_says_of_when_it_is(mesh: l
         return hub.has(kept)
 
     until(delivered, "the job that was kept, sent by a command that only looks")
+
+
+def test_it_sees_how_far_a_job_on_another_machine_has_come(mesh: list[Machine], tmp_path: Path) -> None:
+    """Every command that shows running jobs does, and so does a stream, without an op for it."""
+    hub, leaf = mesh
+    told, began = tmp_path / "told", time.monotonic()
+    told.write_text("one")
+    hub.work(module=str(Path(__file__).with_name("telling.py")))
+    following = leaf.start("submit", "tell.it", "{}", "--stream")
+    following.says('progress: {"told":"one"}')
+    job_id = hub("jobs", "--json").json[0]["job_id"]
+    for text in ("two", "three"):
+        told.write_text(text)
+        expected = {"told": text}
+        following.says(f'progress: {{"told":"{text}"}}')
+        until(lambda expected=expected: leaf.show(job_id)["progress"] == expected, "the progress in show")
+        assert leaf("jobs", "--json").json[0]["progress"] == expected
+        assert [each["progress"] for each in leaf("top", "--once", "--json").json["holds"]] == [expected]
+    assert text in leaf("jobs").out and text in leaf("top", "--once").out
+    assert hub.ops_of(job_id).count("ReportProgress") <= (time.monotonic() - began) // 60
+    told.write_text("over")
+    assert following.ended().code == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from hocket import store as contract
 from hocket.kernel.clock import Hlc
@@ -26,6 +27,7 @@ from hocket.store import (
     JobFilter,
     LockMisuse,
     NewOp,
+    ProgressRow,
     Schedule,
     SealedOp,
     Session,
@@ -461,6 +463,40 @@ def test_counts_follow_every_change_of_a_job(place: Place) -> None:
     with place.store.write() as session:
         session.drop_projections()
     assert counts() == {}
+
+
+def test_progress_counts_while_the_job_runs_under_that_fence(place: Place) -> None:
+    here, there = b"here".rjust(8), b"there".rjust(8)
+    running = [entry(number, "acme.mail", Stage.CLAIMED) for number in (1, 2, 3)]
+    ids = [each.job.id for each in running]
+    notes = [
+        ProgressRow(ids[0], here, 0, b"100"),
+        ProgressRow(ids[1], here, 0, b"20"),
+        ProgressRow(ids[2], there, 0, b"3"),
+    ]
+    with place.store.write() as session:
+        session.put_jobs(running)
+        session.put_progress(notes)
+        session.put_progress([notes[0]._replace(note=b"101")])
+    with place.store.read() as session:
+        assert session.progress([]) == []
+        assert session.progress(ids[:1]) == [ProgressRow(ids[0], here, 0, b"101")]
+        assert {row.note for row in session.progress(ids)} == {b"101", b"20", b"3"}
+        assert [(kind, row.note) for kind, row in session.progress_of(here)] == [
+            ("acme.mail", b"20"),
+            ("acme.mail", b"101"),
+        ]
+    with place.store.write() as session:
+        again = replace(running[0].job, fence=1)
+        session.put_jobs([running[0]._replace(job=again), entry(2, "acme.mail", Stage.READY)])
+    with place.store.read() as session:
+        assert session.progress(ids) == notes[2:] and session.progress_of(here) == []
+    with place.store.write() as session:
+        session.put_progress([ProgressRow(ids[0], here, 1, b"1")])
+    with place.store.write() as session:
+        session.put_jobs(running)  # the rows of the earlier claims are gone
+    with place.store.read() as session:
+        assert session.progress(ids) == notes[2:]
 
 
 @pytest.mark.req("VX-01")

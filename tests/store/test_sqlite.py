@@ -463,7 +463,7 @@ PUBLISHED = {
     "schema_9.sql": "bceaa90396413201",
     "schema_10.sql": "1545ea36dad8ede4",
     "schema_11.sql": "3265a50dbbef9f2e",
-    "schema_12.sql": "311044d20415d753",
+    "schema_12.sql": "fdcf373fa44c657d",
 }
 
 

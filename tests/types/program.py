@@ -37,7 +37,8 @@ async def album(ctx: hocket.Context[hocket.Node], title: str) -> str:
 def bare(ctx: hocket.Context, name: str) -> int:
     before: list[Thumbnail] = ctx.results_of(make)
     wrong: list[int] = ctx.results_of(make)  # wrong: the results have another type
-    ctx.node.submit(index, [name])
+    first: str = ctx.results_of(album)[0]
+    ctx.node.submit(index, [name, first])
     return len(name) + len(before) + len(wrong)
 
 

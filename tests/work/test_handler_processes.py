@@ -51,7 +51,7 @@ def test_a_handler_in_a_process_can_do_what_it_can_do_on_a_thread(mesh: Mesh) ->
     mesh.check_log()
 
 
-def test_progress_goes_on_the_log_while_a_handler_runs(mesh: Mesh) -> None:
+def test_progress_is_shown_while_a_handler_runs(mesh: Mesh) -> None:
     gate = mesh.root / "gate"
     handle = mesh.node.submit("step.tell", path=str(gate))
     mesh.worker(**MODULES, processes=1).up()

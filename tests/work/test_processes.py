@@ -240,17 +240,17 @@ def test_a_worker_that_finds_everything_held_does_not_hammer(mesh: Mesh) -> None
     mesh.wait_done(1)
 
 
-@pytest.mark.req("LW-41")
-def test_progress_is_on_the_log_while_the_handler_runs(mesh: Mesh) -> None:
+@pytest.mark.touches("LW-41")
+def test_other_processes_see_the_progress_while_the_handler_runs(mesh: Mesh) -> None:
     gate = mesh.root / "gate"
     handle = mesh.node.submit("step.tell", path=str(gate))
     worker = mesh.worker().up()
     mesh.wait_journal("start")
-    seen = mesh.node.until(
-        lambda session: (bool((job := session.job(mesh.runtime.find(handle.job_id))).job.progress), job.job), PATIENCE_S
-    )
-    assert seen.progress == b'{"done":1}'
+    job_id = mesh.runtime.find(handle.job_id)
+    rows = mesh.node.until(lambda session: (bool(rows := session.progress([job_id])), rows), PATIENCE_S)
+    assert [(row.fence, row.note) for row in rows] == [(1, b'{"done":1}')]
     assert handle.status()["progress"] == {"done": 1}
+    assert "ReportProgress" not in mesh.ops(handle.job_id)
     gate.touch()
     handle.result(PATIENCE_S)
     assert worker.stop() == 0

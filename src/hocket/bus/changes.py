@@ -55,7 +55,7 @@ class Changes(msgspec.Struct, frozen=True):
         )
 
     def widened(self) -> "Changes":
-        """The same with every kind instead of some, and whole families instead of keys."""
+        """These changes with every kind instead of some, and whole families instead of keys."""
         kinds = frozenset((_EVERY_KIND,)) if self.kinds else self.kinds
         return Changes(kinds, frozenset((family, _WHOLE) for family, _ in self.subjects))
 

@@ -53,8 +53,9 @@ def init(
     The user's first node is also the coordinator until you designate another. This command finishes a half-created
     home. It does not touch a complete one (exit code 3).
 
-    A strict mesh works with other Likewise v0.1 software. It has no arbiter, a failure is a yield, and jobs cannot be
-    cancelled, retried or scheduled by cron. Every node of the mesh must be strict; `join` takes care of that.
+    A strict mesh works with other Likewise v0.1 software. No coordinator decides claims there, a failure is a yield,
+    and jobs cannot be cancelled, retried or scheduled by cron. Every node of the mesh must be strict; `join` takes
+    care of that.
 
     In a mesh with --ranked-open, a job of claim "rendezvous" or "sticky" is open unless its submitter or its kind says
     otherwise (--no-open). Like every rule of the mesh, `join` hands it on, and `hocket rules set` changes it.

@@ -80,11 +80,13 @@ def _detail(op: "OpLine") -> str:
 
 
 def rejected(op: "OpLine") -> str:
-    """Why an op does not count, or not yet. An op that waits or is offered was not rejected."""
+    """Why an op does not count, or not yet, or how the coordinator has decided on it."""
     from hocket.kernel.reasons import Reason
+    from hocket.work.view import ACCEPTED, REFUSED
 
-    is_open = op.reason in (Reason.WAITING.sentence, Reason.OFFERED.sentence)
-    return str(op.reason) if is_open else f"REJECTED: {op.reason}"
+    reason = str(op.reason)
+    is_told = reason in (Reason.WAITING.sentence, Reason.OFFERED.sentence, ACCEPTED) or reason.startswith(REFUSED)
+    return reason if is_told else f"REJECTED: {reason}"
 
 
 def _fields(shown: "JobDetails", names: dict[str, str]) -> list[tuple[str, object]]:

@@ -170,7 +170,10 @@ def _shown(rules: "Rules") -> dict[str, Any]:
     from hocket.kernel.ids import hash_text
     from hocket.kernel.rules import rules_hash
 
-    return {"hash": hash_text(rules_hash(rules)), "strict": rules.is_strict, **msgspec.to_builtins(rules)}
+    shown = msgspec.to_builtins(rules)
+    if rules.extensions is not None:
+        shown["extensions"]["coordinator"] = shown["extensions"].pop("arbiter")
+    return {"hash": hash_text(rules_hash(rules)), "strict": rules.is_strict, **shown}
 
 
 def _fields(rules: "Rules") -> list[tuple[str, object]]:

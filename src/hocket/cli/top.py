@@ -3,6 +3,7 @@
 import time
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from hocket.cli.app import new_app
@@ -93,7 +94,7 @@ def frame(shown: "Top", width: int, height: int | None) -> "RenderableType":
         (each.name or each.node, each.grade, each.availability.state, each.running, ", ".join(each.labels) or "-")
         for each in shown.nodes
     ]
-    holds = [(each.type, each.what, each.holder, _until(each, shown.now_ms)) for each in shown.holds]
+    holds = [(each.type, each.what, each.holder, _until(each, shown.now_ms), _progress(each)) for each in shown.holds]
     queue = "  ".join(f"{name} {count:,}" for name, count in shown.queue.items())
     return Group(
         Text(_beat(shown.beat), "bold", no_wrap=True, overflow="ellipsis"),
@@ -103,7 +104,7 @@ def frame(shown: "Top", width: int, height: int | None) -> "RenderableType":
         Text(),
         *_list(("node", "state", "takes jobs", "running", "labels"), nodes, width, nodes_room, "node"),
         Text(),
-        *_list(("held", "what", "by", "until"), holds, width, holds_room, "hold"),
+        *_list(("held", "what", "by", "until", "progress"), holds, width, holds_room, "hold"),
     )
 
 
@@ -130,6 +131,12 @@ def _until(hold: "HoldOnTop", now_ms: int) -> str:
         return "-"
     left_ms = hold.until_ms - now_ms
     return f"{span(left_ms)} left" if left_ms > 0 else f"over for {span(-left_ms)}"
+
+
+def _progress(hold: "HoldOnTop") -> str:
+    if hold.progress is None:
+        return ""
+    return hold.progress if isinstance(hold.progress, str) else msgspec.json.encode(hold.progress).decode()
 
 
 def _list(

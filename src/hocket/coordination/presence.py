@@ -18,6 +18,7 @@ from hocket.log import Log
 from hocket.store import AgentRow, Presence, Session, WorkerRow
 from hocket.work.hardware import UNKNOWN, Hardware
 from hocket.work.liveness import Grade, Liveness, WorkerState, grade, standing
+from hocket.work.progress import ProgressNote, own_notes
 from hocket.work.serving import TEXT_CHARS_MAX, Serving, read_serving, without_tallies
 
 # What was heard longer ago than this is forgotten: a week.
@@ -38,11 +39,14 @@ class AgentSaid(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeSaid(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a node says about itself. It stays the same while nothing changes: the times are told separately."""
+    """What a node says about itself. It stays the same while nothing changes: the times are told separately.
+    `progress` are the newest notes of the jobs that it runs.
+    """
 
     workers: tuple[Serving, ...] = ()
     agents: tuple[AgentSaid, ...] = ()
     hardware: Hardware = UNKNOWN
+    progress: tuple[ProgressNote, ...] = ()
 
 
 class NodePresence(NamedTuple):
@@ -69,18 +73,15 @@ class NodePresence(NamedTuple):
 
 
 def said_text(said: NodeSaid) -> str:
-    """As the store keeps it, bounded: what workers have claimed, agents, then workers that no longer fit are left
-    out.
+    """As the store keeps it, bounded: what workers have claimed, then long progress notes, agents and workers that no
+    longer fit are left out.
     """
     if len(msgspec.json.encode(said)) > TEXT_CHARS_MAX:
         said = msgspec.structs.replace(said, workers=tuple(without_tallies(said.workers)))
     while len(text := msgspec.json.encode(said).decode()) > TEXT_CHARS_MAX:
-        half = (len(said.agents) or len(said.workers)) // 2
-        said = (
-            msgspec.structs.replace(said, agents=said.agents[:half])
-            if said.agents
-            else msgspec.structs.replace(said, workers=said.workers[:half])
-        )
+        name = "progress" if said.progress else "agents" if said.agents else "workers"
+        every = getattr(said, name)
+        said = msgspec.structs.replace(said, **{name: every[: len(every) // 2]})
     return text
 
 
@@ -101,37 +102,44 @@ def read_presence(row: Presence) -> NodePresence:
     return NodePresence(int.from_bytes(row.node, "big"), read_said(row.said), row.heard, row.seen)
 
 
-def own_workers(session: Session, liveness: Liveness, node: int, now_ms: int) -> tuple[Serving, ...]:
-    """What the running workers of this node run."""
-    rows = session.workers(node.to_bytes(8, "big"))
-    running = [each for each in rows if standing(liveness, each, now_ms) is WorkerState.RUNNING]
+def own_workers(
+    session: Session, liveness: Liveness, node: int, now_ms: int, rows: Sequence[WorkerRow] | None = None
+) -> tuple[Serving, ...]:
+    """What the running workers of this node run. `rows` are the workers in the store, if they were read before."""
+    key = node.to_bytes(8, "big")
+    of_node = session.workers(key) if rows is None else [each for each in rows if each.node == key]
+    running = [each for each in of_node if standing(liveness, each, now_ms) is WorkerState.RUNNING]
     return tuple(worker for each in running for worker in read_serving(each.serves) if worker.kinds)
 
 
-def own_presence(session: Session, liveness: Liveness, log: Log, hardware: Hardware) -> NodePresence:
-    """What this node says about itself now."""
+def own_presence(
+    session: Session, liveness: Liveness, log: Log, hardware: Hardware, rows: Sequence[WorkerRow] | None = None
+) -> NodePresence:
+    """What this node says about itself now. `rows` are the workers in the store, if they were read before."""
     now_ms = log.physical()
-    workers = own_workers(session, liveness, log.node, max(now_ms, session.head().wall))
+    workers = own_workers(session, liveness, log.node, max(now_ms, session.head().wall), rows)
     agents = session.agents(log.node.to_bytes(8, "big"))[:AGENTS_MAX]
-    said = NodeSaid(workers, tuple(AgentSaid(each.name, each.doing, each.every_ms) for each in agents), hardware)
+    notes = own_notes(session, log.node) if workers else ()
+    said = NodeSaid(workers, tuple(AgentSaid(each.name, each.doing, each.every_ms) for each in agents), hardware, notes)
     return NodePresence(log.node, said, now_ms, tuple(each.seen for each in agents))
 
 
 def known_nodes(session: Session, liveness: Liveness, log: Log, hardware: Hardware = UNKNOWN) -> list[NodePresence]:
     """This node first, and what others have said, however long ago."""
     others = {each.node: each for each in map(read_presence, session.presence())}
-    for near in _sharing(session, log.node):
+    workers = session.workers()
+    for near in _sharing(session, workers, log.node):
         told = others.get(near.node, near)
-        said = msgspec.structs.replace(near.said, hardware=told.said.hardware)
+        said = msgspec.structs.replace(near.said, hardware=told.said.hardware, progress=told.said.progress)
         others[near.node] = near._replace(said=said, heard_ms=max(near.heard_ms, told.heard_ms))
-    here = own_presence(session, liveness, log, hardware)
+    here = own_presence(session, liveness, log, hardware, workers)
     return [here, *(each for node, each in sorted(others.items()) if node != log.node)]
 
 
-def _sharing(session: Session, node: int) -> list[NodePresence]:
+def _sharing(session: Session, known: Sequence[WorkerRow], node: int) -> list[NodePresence]:
     """The other nodes with workers in this store: the rows of those tell more than what the nodes last said."""
     rows: dict[bytes, list[WorkerRow]] = {}
-    for row in session.workers():
+    for row in known:
         if row.node != node.to_bytes(8, "big"):
             rows.setdefault(row.node, []).append(row)
     found = []

@@ -3,16 +3,16 @@
 must last. `work.event_logging` writes them to Python's `logging`.
 """
 
-from hocket.events.arbiter import (
-    ArbiterFailed,
-    ArbiterReachable,
-    ArbiterUnreachable,
+from hocket.events.bus import BusAway, BusConnected, MessagesDropped
+from hocket.events.coordinator import (
+    CoordinatorFailed,
+    CoordinatorReachable,
     CoordinatorSilent,
     CoordinatorUnknown,
+    CoordinatorUnreachable,
     OpsDelivered,
     OpsWaiting,
 )
-from hocket.events.bus import BusAway, BusConnected, MessagesDropped
 from hocket.events.event import DEBUG, ERROR, INFO, WARNING, Emit, Event, ignore, sentences
 from hocket.events.git import GitRunFailed, GitUnavailable
 from hocket.events.jobs import (
@@ -98,9 +98,6 @@ __all__ = [
     "AlarmEnded",
     "AlarmRaised",
     "AllowanceIsRisky",
-    "ArbiterFailed",
-    "ArbiterReachable",
-    "ArbiterUnreachable",
     "AvailabilityChanged",
     "BackgroundTaskFailed",
     "BarReported",
@@ -115,8 +112,11 @@ __all__ = [
     "BusConnected",
     "CallerRefused",
     "ClockDisagrees",
+    "CoordinatorFailed",
+    "CoordinatorReachable",
     "CoordinatorSilent",
     "CoordinatorUnknown",
+    "CoordinatorUnreachable",
     "Emit",
     "Event",
     "EvictionNotAllowed",

@@ -137,6 +137,7 @@ class Transaction:
         self._latest: dict[int, tuple[bytes, bytes]] = {}
         self._last = head.last
         self._refusals: list[Refusal] = []
+        self._announced: set[bytes] = set()
         self._settled, self.unsettled = head.settled, head.unsettled
 
     @cached_property
@@ -166,13 +167,19 @@ class Transaction:
     @property
     def changes(self) -> Changes:
         """What this transaction has changed, once it is closed."""
-        projection = self._used_projection
-        if projection is None:
-            return NOTHING  # every op goes through the projection
+        projection, announced = self._used_projection, self._announced
+        if projection is None:  # every op goes through the projection
+            return gathered((), {JOB: announced}) if announced else NOTHING
         log = {b""} if self._drafts else ()
         touched = {family: projector.touched for family, projector in projection.projectors.items()}
+        if announced:
+            touched[JOB] = touched[JOB] | announced
         keys = {**touched, CLAIM: projection.jobs.lost_claims, LOCK_WAIT: projection.no_longer_waiting(), LOG: log}
         return gathered(projection.jobs.ready_kinds(), keys)
+
+    def announce(self, job_id: bytes) -> None:
+        """Tells those who listen for changes of this job, although no op is about it."""
+        self._announced.add(job_id)
 
     def author(
         self,

@@ -37,6 +37,7 @@ from hocket.store import Peer
 from hocket.work.environment import Closing, Environment
 from hocket.work.liveness import Grade, grade
 from hocket.work.node_access import NodeAccess
+from hocket.work.progress import own_notes
 from hocket.work.supervision import supervised
 
 # How often a peer is visited if nothing is known to have happened, minus a random part each time.
@@ -267,19 +268,20 @@ class SyncLoop:
         """Follows the list of peers and the workers of this node, and watches for nodes that fall silent."""
         self._next_round = self.environment.monotonic() + ROUND_S
         log, liveness, now_ms = self._access.log, self.environment.liveness, self.environment.physical_ms()
-        known, silence, outbox, workers, heard = await look(
+        known, silence, outbox, workers, notes, heard = await look(
             self._access,
             lambda session: (
                 session.peers(),
                 peers.silence(log, session),
                 peers.outbox(log, session),
-                own_workers(session, liveness, log.node, now_ms),
+                workers := own_workers(session, liveness, log.node, now_ms),
+                own_notes(session, log.node) if workers else (),
                 {each.node: each.heard for each in session.presence()},
             ),
         )
         await self._follow({peer.address: peer for peer in known})
         for address, visitor in self._visitors.items():
-            if not self.exchanges.presence.has_told(address, workers):
+            if not self.exchanges.presence.has_told(address, workers, notes):
                 visitor.changed()
         if silence is not None and not self._is_silent:
             self.emit(CoordinatorSilent(node_text(silence.node)))

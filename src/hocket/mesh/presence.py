@@ -3,6 +3,8 @@ peer knows of others: what has changed since the last answer, and for the rest t
 its token says which node it is. A peer's word about others is believed, because presence decides nothing.
 """
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,16 +26,19 @@ from hocket.errors import HocketError
 from hocket.kernel.authority import Standing
 from hocket.kernel.capabilities import Grant, grant_of
 from hocket.kernel.decoding import decode_json
-from hocket.kernel.ids import node_text, parse_node
+from hocket.kernel.ids import node_text, parse_node, parse_ulid
+from hocket.kernel.sanitise import sanitised
+from hocket.kernel.vocabulary import ReportProgress
 from hocket.log import Log
 from hocket.mesh import wire
-from hocket.mesh.outgoing import PeerReader
+from hocket.mesh.outgoing import PeerReader, reader
 from hocket.mesh.wire import Reply, look
 from hocket.store import Session
 from hocket.work.command.request import KIND
 from hocket.work.environment import Environment
 from hocket.work.liveness import BEAT_S
 from hocket.work.node_access import NodeAccess
+from hocket.work.progress import ProgressNote
 from hocket.work.serving import Serving, serving_text
 
 if TYPE_CHECKING:
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
 
 # A server reads its store, and writes what it has heard if that is nothing new, at most this often.
 ROUND_S = 1.0
+# Progress that has changed is told to a peer at most this often.
+NOTES_S = 2.0
 BODY_BYTES_MAX = 64 * 1024
 NODES_MAX = 256
 # Who may send messages to agents, or shares locks with them, may know which there are.
@@ -105,7 +112,8 @@ class PresenceBoard:
         except (msgspec.MsgspecError, RecursionError):
             return Reply(400)
         now_ms = self._log.physical()
-        said = read_said(said_text(NodeSaid(told.workers, told.agents, told.hardware)))  # within its bounds
+        whole = NodeSaid(told.workers, told.agents, told.hardware, told.progress)
+        said = read_said(said_text(whole))  # within its bounds
         seen = tuple(now_ms - max(0, age) for age in told.seen[: len(said.agents)])
         is_news = self._hear(NodePresence(to.node, said, now_ms, seen))
         self._round(is_urgent=is_news and to.node not in self._had_news)
@@ -200,6 +208,7 @@ def _shown(to: PeerReader, heard: Iterable[_Heard], now_ms: int) -> list[_Known]
             workers=_readable(to, known.said.workers),
             agents=known.said.agents if meets else (),
             hardware=known.said.hardware,
+            progress=_readable_notes(to, known.node, known.said.progress),
             seen=tuple(max(0, now_ms - each) for each in known.seen_ms) if meets else (),
         )
         for known, _, _ in heard
@@ -223,6 +232,22 @@ def _readable(to: PeerReader, workers: tuple[Serving, ...]) -> tuple[Serving, ..
         for each, kinds in found
         if kinds
     )
+
+
+def _readable_notes(to: PeerReader, node: int, notes: tuple[ProgressNote, ...]) -> tuple[ProgressNote, ...]:
+    """The progress of a node's jobs, as far as the reader may read it on the log."""
+    if to.reads_everything:
+        return notes
+    found = []
+    for each in notes:
+        try:
+            payload = ReportProgress(parse_ulid(each.job_id), node, each.note.encode())
+        except ValueError:
+            continue
+        rules = to.authority.reading(to.node, payload, to.now_ms, each.kind, to.now_ms)
+        if rules is not None and (not rules or sanitised(payload, rules) == payload):
+            found.append(each)
+    return tuple(found)
 
 
 def _within(kinds: Iterable[str], prefixes: Iterable[str]) -> tuple[str, ...]:
@@ -267,6 +292,7 @@ class _Told(NamedTuple):
     """What a peer was told last, when, and where its answer ended."""
 
     workers: str = ""
+    progress: tuple[ProgressNote, ...] = ()
     at: float = -BEAT_S
     mark: str = ""
 
@@ -277,16 +303,24 @@ class PresenceSharing:
     def __init__(self, access: NodeAccess, environment: Environment) -> None:
         self._access, self._environment = access, environment
         self._told: dict[str, _Told] = {}
+        self._sharing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def has_told(self, address: str, workers: Sequence[Serving]) -> bool:
-        return self._told.get(address, _Told()).workers in ("", serving_text(workers))
+    def has_told(self, address: str, workers: Sequence[Serving], progress: tuple[ProgressNote, ...]) -> bool:
+        told = self._told.get(address, _Told())
+        return not told.workers or (told.workers, told.progress) == (serving_text(workers), progress)
 
-    def due_s(self, address: str) -> float:
+    def due_s(self, address: str, every_s: float = BEAT_S) -> float:
         """How long until the peer is to be told again."""
-        return self._told.get(address, _Told()).at + BEAT_S - self._environment.monotonic()
+        return self._told.get(address, _Told()).at + every_s - self._environment.monotonic()
 
-    async def share(self, client: "Client") -> None:
-        """Shares with a peer that has just answered, if that is due. A peer that does not know how is left alone."""
+    async def share(self, client: "Client", every_s: float = BEAT_S) -> None:
+        """Shares with a peer that has just answered, if that was last done `every_s` ago or there is news. Two tasks
+        that call it share once, and both have the answer. A peer that does not know how is left alone.
+        """
+        async with self._sharing[client.address]:
+            await self._share(client, every_s)
+
+    async def _share(self, client: "Client", every_s: float) -> None:
         access, environment = self._access, self._environment
         told = self._told.get(client.address, _Told())
         if not client.is_hocket or client.node is None:
@@ -294,11 +328,17 @@ class PresenceSharing:
             return
         own = await look(access, self._own)
         now_ms, workers = own.heard_ms, serving_text(own.workers)
-        if workers == told.workers and self.due_s(client.address) > 0:
+        notes = own.said.progress
+        if notes != told.progress:
+            every_s = min(every_s, NOTES_S)
+        if workers == told.workers and self.due_s(client.address, every_s) > 0:
             return
-        self._told[client.address] = _Told(workers, environment.monotonic(), told.mark)
+        told = self._told[client.address] = _Told(workers, notes, environment.monotonic(), told.mark)
+        log, peer = access.log, client.node
+        if notes:
+            notes = await access.call(lambda: _readable_notes(reader(log, peer), log.node, notes))
         seen = tuple(max(0, now_ms - each) for each in own.seen_ms)
-        beat = _Beat(own.said.workers, own.said.agents, own.said.hardware, seen, told.mark)
+        beat = _Beat(own.said.workers, own.said.agents, own.said.hardware, notes, seen, told.mark)
         try:
             body = await client.share_presence(msgspec.json.encode(beat))
             found = [] if body is None else decode_json(body, list[_Known] | _Presences)
@@ -310,7 +350,7 @@ class PresenceSharing:
             return
         is_complete = await access.call(lambda: keep(access.log, heard, times))
         # Without a mark, the next answer is about all nodes again.
-        self._told[client.address] = _Told(workers, self._told[client.address].at, answer.mark if is_complete else "")
+        self._told[client.address] = told._replace(mark=answer.mark if is_complete else "")
 
     def _own(self, session: Session) -> NodePresence:
         environment = self._environment
@@ -320,6 +360,6 @@ class PresenceSharing:
 
 def _presence(known: _Known, now_ms: int) -> NodePresence:
     """By the time before the question was sent: a node never looks more alive than it is."""
-    said = NodeSaid(known.workers, known.agents, known.hardware)
+    said = NodeSaid(known.workers, known.agents, known.hardware, known.progress)
     seen = tuple(now_ms - max(0, age) for age in known.seen)
     return NodePresence(parse_node(known.node), said, now_ms - max(0, known.age_ms), seen)

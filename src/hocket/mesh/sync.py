@@ -23,6 +23,7 @@ from hocket.mesh.window_tokens import WindowTokens
 from hocket.mesh.wire import Transport, look, note
 from hocket.store import Peer, Session
 from hocket.work.environment import Environment
+from hocket.work.liveness import BEAT_S
 from hocket.work.node_access import NodeAccess
 
 # How long a worker waits for the arbiter's answer.
@@ -82,9 +83,9 @@ class Exchanges:
         await self._record(done)
         return done
 
-    async def share_presence(self, address: str) -> None:
+    async def share_presence(self, address: str, every_s: float = BEAT_S) -> None:
         """Tells a peer that has just answered what this node says about itself, and stores what it knows of others."""
-        await self.presence.share((await self._exchange_with(address)).client)
+        await self.presence.share((await self._exchange_with(address)).client, every_s)
 
     async def exchange(self, address: str, *, unless_idle: bool = False) -> Exchanged:
         """Pulls everything and pushes everything. Raises Paused, Refused or Unreachable."""

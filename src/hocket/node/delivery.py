@@ -24,6 +24,7 @@ from hocket.work.troubles import described
 
 if TYPE_CHECKING:
     from hocket.mesh.loop import SyncLoop
+    from hocket.mesh.peer_exchange import Exchanged
     from hocket.mesh.services import MeshServices
 
 # How long a program waits at its end until the coordinator has what it wrote.
@@ -94,8 +95,8 @@ class Delivery:
         return asyncio.run_coroutine_threadsafe(self._deliver(), self._loop).result()
 
     def refresh(self) -> str:
-        """Exchanges ops with the coordinator, for `REFRESH_S` at most, unless another process of this node syncs.
-        Returns why that was not possible; empty if it was.
+        """Exchanges ops and presence with the coordinator, for `REFRESH_S` at most, unless another process of this node
+        syncs. Returns why that was not possible; empty if it was.
         """
         if SyncLock.is_taken(self._runtime.home.processes):
             return self._failing()
@@ -131,8 +132,30 @@ class Delivery:
     async def _exchange(self) -> str:
         with self._runtime.store.read() as session:
             targets = self._targets(session)
-        done = await asyncio.gather(*(self._services.exchanges.visit(each) for each in targets))
+        done = await asyncio.gather(*(self._visit(each) for each in targets))
         return "" if any(each.state == peers.OK for each in done) else done[0].detail
+
+    def hear_progress(self) -> None:
+        """Asks the coordinator for the progress of jobs on other nodes, without waiting for its answer, unless another
+        process of this node syncs. Call it again and again: it asks once in `NOTES_S`.
+        """
+        if self._thread is not None and self._is_ready.is_set() and not self._failure and self._syncing.is_on:
+            asyncio.run_coroutine_threadsafe(self._hear_progress(), self._loop)
+
+    async def _hear_progress(self) -> None:
+        from hocket.mesh.presence import NOTES_S
+
+        with self._runtime.store.read() as session:
+            targets = self._targets(session)
+        for address in targets:
+            with suppress(HocketError):
+                await self._services.exchanges.share_presence(address, NOTES_S)
+
+    async def _visit(self, address: str) -> "Exchanged":
+        done = await self._services.exchanges.visit(address)
+        if done.state == peers.OK:
+            await self._services.exchanges.share_presence(address)
+        return done
 
     def close(self) -> None:
         """Sends what was written, and ends. Warns if that was not possible."""

@@ -74,7 +74,7 @@ def ending_of(session: Session, job_id: bytes) -> tuple[bool, Any]:
 def news_of(session: Session, job_id: bytes, seen: int) -> tuple[list[dict[str, Any]], bool]:
     """The job's ops after `seen` as lines, and whether it has ended."""
     entry = _entry(session, job_id)
-    lines = [view.op_line(row) for row in session.ops_about(Subject(JOB, job_id)) if row.seq > seen]
+    lines = view.op_lines(session, [row for row in session.ops_about(Subject(JOB, job_id)) if row.seq > seen])
     return lines, entry.stage is Stage.DONE
 
 
@@ -259,7 +259,7 @@ class SyncNodeAccess(Protocol):
 
 
 def sync_results(node: SyncNodeAccess, job_ids: Sequence[bytes], timeout: float | None) -> list[Any]:
-    """The same for synchronous code."""
+    """Waits for all of the jobs, in synchronous code. Raises JobFailed, JobCancelled or TimeoutError."""
     try:
         return node.until(endings(job_ids), timeout, _topics(job_ids))
     except TimeoutError as error:

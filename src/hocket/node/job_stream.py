@@ -22,6 +22,7 @@ from hocket.node.stream_news import StreamNews
 from hocket.store import Session, Stage
 from hocket.work import artifacts, view
 from hocket.work.artifacts import Fetch
+from hocket.work.progress import newest_notes
 
 # A listener asks for missing parts at most this often, and looks at the log again after so long without news.
 ASK_S = 0.2
@@ -97,6 +98,8 @@ class _PartsListener:
         if self._news.waiting is not None:
             self._news.waiting(await self._node.waiting(self._job_id) if found.is_pending else None)
         if not found.is_pending:
+            if self._node.delivery is not None and found.claimer != self._node.log.node:
+                self._node.delivery.hear_progress()
             self.order.begin(found.fence)
             await self._ask()
         return False
@@ -144,5 +147,6 @@ class _PartsListener:
 def _look(session: Session, job_id: bytes) -> _JobLook:
     entry = view.find(session, ulid_text(job_id))
     job = entry.job
-    note = None if job.progress is None else view.readable(job.progress)
-    return _JobLook(job.fence, job.claimer, note, entry.stage < Stage.CLAIMED, entry.stage is Stage.DONE)
+    note = newest_notes(session, [job]).get(job.id)
+    shown = None if note is None else view.readable(note)
+    return _JobLook(job.fence, job.claimer, shown, entry.stage < Stage.CLAIMED, entry.stage is Stage.DONE)

@@ -139,7 +139,7 @@ class LocalNode:
         self._mesh_executor = executor or ThreadPoolExecutor(4, "hocket-mesh")
         self._committer = Committer(runtime.log, self._executor)
         self.reach: Callable[[bool], Awaitable[None]] | None = None
-        """Syncs with the arbiter, if this process is connected to other nodes. Raises Unreachable."""
+        """Syncs with the coordinator, if this process is connected to other nodes. Raises Unreachable."""
         self.delivery: Delivery | None = None
         """Connects a node that only submits with the others; None if this process does that in another way."""
         # All waiters of this object share one subscription and one bus.
@@ -356,7 +356,7 @@ class LocalNode:
         return await self._committer.run(request, beside=beside)
 
     async def run_short(self, request: Callable[[LockTransaction], T]) -> T:
-        """The same for a request about locks, which runs in a short transaction unless other requests wait."""
+        """Runs a request about locks, in a short transaction unless other requests wait."""
         log = self.runtime.log
         return await self._committer.run(request, alone=lambda: log.run_short(request))
 
@@ -365,11 +365,11 @@ class LocalNode:
         return await self._query(self.runtime.read, query)
 
     async def peek(self, query: Callable[[Session], T]) -> T:
-        """The same, without waiting until the roster has the newest submits."""
+        """Runs a query on one consistent view, without waiting until the roster has the newest submits."""
         return await self._query(self.runtime.store.read, query)
 
     async def consult(self, offers: Sequence[Offer], *, is_urgent: bool = False) -> list[Decision]:
-        """Sends offers to the arbiter. Returns for each the job if accepted, else the reason."""
+        """Sends offers to the coordinator. Returns for each the job if accepted, else the reason."""
         await (self.reach or self.services().exchanges.consult)(is_urgent)
         return await self.peek(lambda session: decisions(session, offers))
 

@@ -56,7 +56,7 @@ class HeldLock(Generic[E]):
 
 
 class NodeLock:
-    """The context manager of one lock. Raises LockHeld if others have it, Unreachable if the arbiter does not
+    """The context manager of one lock. Raises LockHeld if others have it, Unreachable if the coordinator does not
     answer. `length` is how long a hold lasts; one in beats ends at a beat, so each renewal has another length.
     """
 
@@ -207,7 +207,7 @@ def lock_client(access: NodeAccess, processes: LockProcesses) -> LockClient:
 def locked_on_a_thread(
     lock: AbstractAsyncContextManager[HeldLock[asyncio.Event]],
 ) -> Iterator[HeldLock[threading.Event]]:
-    """The same for synchronous code: a thread of its own renews the lock."""
+    """Holds a lock in synchronous code: a thread of its own renews it."""
     begun: Future[HeldLock[threading.Event]] = Future()
     over = threading.Event()
 

@@ -219,7 +219,9 @@ class Node(LocalNode):
         return await self._change(CANCEL, **which)
 
     async def retry_many(self, **which: Unpack[Which]) -> Changed:
-        """The same for a retry. The state is `failed`, if not given, or `cancelled`."""
+        """Retries every job that `which` selects, as in `cancel_many`. The state is `failed`, if not given, or
+        `cancelled`.
+        """
         return await self._change(RETRY, **which)
 
     async def _change(self, change: BulkChange, **which: Unpack[Which]) -> Changed:
@@ -562,7 +564,7 @@ class SyncNode:
         return accepted(result)
 
     def consult(self) -> None:
-        """Exchanges ops with the arbiter, so that it decides on what was offered. Raises Unreachable."""
+        """Exchanges ops with the coordinator, so that it decides on what was offered. Raises Unreachable."""
         self.with_node(lambda node: node.consult(()))
 
     def send(self, to: str, body: Body, **options: Any) -> str:

@@ -17,7 +17,7 @@ class ConsultingNode(SyncNodeAccess, Protocol):
     """A `SyncNode`, as its tables see it."""
 
     def consult(self) -> None:
-        """Exchanges ops with the arbiter, so that it decides on what was offered. Raises Unreachable."""
+        """Exchanges ops with the coordinator, so that it decides on what was offered. Raises Unreachable."""
 
 
 class RowTable:
@@ -79,7 +79,7 @@ class RowTable:
 
 
 class SyncRowTable:
-    """The same for scripts."""
+    """A table of contested rows, for synchronous code. `RowTable` has the meanings of its methods."""
 
     def __init__(self, node: ConsultingNode, table: str, agent: str = "") -> None:
         rows.row_name(table, "-")
@@ -141,7 +141,7 @@ def stored(change: RowChange) -> StoredRow:
 
 
 async def decided(node: WaitingNode, request: RowRequest) -> RowChange:
-    """What became of a request: decided here, or by the arbiter."""
+    """What became of a request: decided here, or by the coordinator."""
     said = await rows.asked(node, request)
     node.wrote()
     if isinstance(said, RowChange):
@@ -154,7 +154,7 @@ async def decided(node: WaitingNode, request: RowRequest) -> RowChange:
 
 
 def sync_decided(node: ConsultingNode, request: RowRequest) -> RowChange:
-    """The same for synchronous code."""
+    """What became of a request, in synchronous code: decided here, or by the coordinator."""
     write = lambda: node.runtime.log.run(request)  # noqa: E731
     said = node.call(write)
     if said is None:

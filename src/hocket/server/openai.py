@@ -203,7 +203,7 @@ class _ChatJob:
         await asyncio.wait([self._following])
         if not self._is_over:
             self._is_over = True
-            with suppress(HocketError):  # it has just ended, or the arbiter is away and hears of it later
+            with suppress(HocketError):  # it has just ended, or the coordinator is away and hears of it later
                 await asyncio.shield(asyncio.create_task(self._handle.cancel(GONE)))
 
     async def _follow(self) -> None:

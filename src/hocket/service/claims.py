@@ -2,7 +2,7 @@
 and the claims that are on the log.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 
 from hocket.kernel.clock import unpack
 from hocket.kernel.ids import node_text, ulid_text
@@ -124,7 +124,7 @@ def _ready_ms(session: Session, job: Job, ops: Iterable[tuple[OpRow, Op]]) -> in
 
 
 def _tried(
-    ops: Iterable[tuple[OpRow, Op]], names: dict[str, str], ready_ms: int, refused: Collection[bytes]
+    ops: Iterable[tuple[OpRow, Op]], names: dict[str, str], ready_ms: int, refused: Mapping[bytes, str]
 ) -> Iterable[ClaimTried]:
     accepted = {op.payload.offer for row, op in ops if row.reason == 0 and isinstance(op.payload, AcceptWork)}
     held: set[int] = set()
@@ -134,9 +134,9 @@ def _tried(
         if row.reason == 0:
             result = "renewed" if op.node_id in held else "counts"
         elif op.id in accepted:
-            result = "renewed" if op.node_id in held else "accepted by the coordinator"
+            result = "renewed" if op.node_id in held else view.ACCEPTED
         elif op.id in refused:
-            result = Reason.NOT_ACCEPTED.sentence
+            result = refused[op.id]
         else:
             result = "offered" if row.reason == Reason.OFFERED else BY_NUMBER[row.reason].sentence
         if result != "renewed":

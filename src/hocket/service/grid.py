@@ -62,7 +62,7 @@ class GridNode(GridShare, frozen=True):
 
 
 class GridKind(ServiceAnswer, frozen=True):
-    """`takeovers` are claims after the first claim timeout, `refused` offers that the arbiter did not accept,
+    """`takeovers` are claims after the first claim timeout, `refused` offers that the coordinator did not accept,
     `double_starts` claims on open jobs that another node held already.
     """
 

@@ -1,6 +1,6 @@
 """Requests that a program may repeat without doing them twice: it marks each with a key of its own. The answer is kept
 for a day and given again to a request with the same key. A request whose outcome is not known, because the server died
-or could not reach the arbiter, is not done again either.
+or could not reach the coordinator, is not done again either.
 """
 
 from typing import NamedTuple

@@ -18,6 +18,7 @@ from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.service.op_lines import OpLine
 from hocket.store import JobEntry, JobFilter, Session, Stage
 from hocket.work.job_states import JobState
+from hocket.work.progress import newest_notes
 
 if TYPE_CHECKING:
     from hocket.kernel.parts import Part
@@ -129,9 +130,10 @@ def _page(service: Service, session: Session, wanted: JobQuery) -> JobsPage:
     from hocket.work import view
 
     pids = {worker.number: worker.pid for worker in session.workers()}
+    notes = newest_notes(session, (entry.job for entry in shown))
     held = [entry for entry in shown if entry.stage is Stage.CLAIMED and entry.worker in pids]
     return JobsPage(
-        [convert(view.brief(session, entry), JobBrief) for entry in shown],
+        [convert(view.brief(session, entry, notes), JobBrief) for entry in shown],
         ulid_text(shown[-1].job.id) if len(entries) > wanted.limit else None,
         max(service.runtime.log.physical(), session.head().wall),
         session.job_count(_filter(wanted)) if wanted.roster is None else len(entries),

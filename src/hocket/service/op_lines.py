@@ -1,10 +1,15 @@
 """An op as a line: in the lists of the log, and with its job."""
 
+from collections.abc import Sequence
+from contextlib import suppress
+
+from msgspec.structs import replace
+
 from hocket.kernel.beats.placing import BeatPlace
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import ulid_text
 from hocket.service import ServiceAnswer
-from hocket.store import OpRow
+from hocket.store import OpRow, Session
 
 
 class OpLine(ServiceAnswer, frozen=True):
@@ -24,7 +29,18 @@ class OpLine(ServiceAnswer, frozen=True):
     stamp: BeatPlace | None = None
 
 
-def op_line(row: OpRow) -> OpLine:
+def op_lines(session: Session, rows: Sequence[OpRow]) -> list[OpLine]:
+    """Ops as lines of the log. An offer that the coordinator has decided on says how."""
+    from hocket.work import view
+
+    decided: dict[bytes, str] = {}
+    with suppress(ValueError):  # an op cannot be read; its own line says so
+        decided = view.decided_offers(session, rows)
+    lines = zip(rows, map(_op_line, rows), strict=True)
+    return [replace(line, reason=decided[row.id]) if row.id in decided else line for row, line in lines]
+
+
+def _op_line(row: OpRow) -> OpLine:
     from hocket.work import view
 
     try:

@@ -18,7 +18,7 @@ from hocket.log.rebuild import Rebuilt
 from hocket.mesh.recovery import recover
 from hocket.node.runtime import Progress
 from hocket.service import Service
-from hocket.service.op_lines import OpLine, op_line
+from hocket.service.op_lines import OpLine, op_lines
 from hocket.store import OpRow, Session
 
 LIMIT_MAX = 1_000_000
@@ -50,7 +50,7 @@ class OpsTail(msgspec.Struct, frozen=True):
 
 def tail(service: Service, wanted: OpFilter, limit: int) -> OpsTail:
     with service.read() as session:
-        return OpsTail([op_line(row) for row in _newest(session, wanted, limit)], session.head().seq)
+        return OpsTail(op_lines(session, _newest(session, wanted, limit)), session.head().seq)
 
 
 def _newest(session: Session, wanted: OpFilter, limit: int) -> list[OpRow]:
@@ -75,7 +75,7 @@ def follow(service: Service, wanted: OpFilter, seen: int) -> Iterator[list[OpLin
 
     def look(session: Session) -> tuple[bool, tuple[int, list[OpLine]]]:
         rows = session.ops_after(seen, FOLLOW_STEP)
-        lines = [op_line(row) for row in rows if wanted.fits(session, row)]
+        lines = op_lines(session, [row for row in rows if wanted.fits(session, row)])
         return bool(rows), (rows[-1].seq if rows else seen, lines)
 
     while True:

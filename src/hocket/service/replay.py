@@ -14,7 +14,7 @@ from hocket.kernel.beats.tempo import Tempo, make_tempo, timeline
 from hocket.kernel.clock import Hlc, pack, parse_hlc, unpack, wall_text
 from hocket.rhythm.window_archive import kept_report, kept_reports, kept_window
 from hocket.service import Service, ServiceAnswer
-from hocket.service.op_lines import op_line
+from hocket.service.op_lines import op_lines
 from hocket.store import Session
 
 # The ops of a window that are played.
@@ -80,11 +80,11 @@ def _ops(session: Session, tempo: Tempo, start_ms: int, end_ms: int) -> Iterator
     """One more than are played, if there are so many."""
     after, count = pack(Hlc(start_ms, 0, 0)), 0
     while rows := session.ops_in_order(after, _STEP):
-        for row in rows:
+        for row, line in zip(rows, op_lines(session, rows), strict=True):
             stamp = unpack(row.hlc)
             if stamp.wall >= end_ms or count > OPS_MAX:
                 return
-            count, place, line = count + 1, place_of(tempo, stamp), op_line(row)
+            count, place = count + 1, place_of(tempo, stamp)
             detail = line.detail if line.counts else f"does not count: {line.reason}"
             yield PlayedLine(place.beat_index, place.window, place.hlc, line.type, line.author, line.job_id, detail)
         after = rows[-1].hlc

@@ -1,5 +1,7 @@
 """What `hocket top` shows at one moment: the beat, the nodes, who holds what until when, the queue, alarms and cost."""
 
+from typing import Any
+
 from hocket.kernel.beats.kpis import Alarm, alarms
 from hocket.kernel.beats.phases import phase_at
 from hocket.kernel.beats.policy import TempoPolicy
@@ -13,6 +15,8 @@ from hocket.service.nodes import LiveNode
 from hocket.store import JobFilter, Session, Stage
 from hocket.work.costs import CostRow, job_cost
 from hocket.work.job_states import counted_as
+from hocket.work.progress import newest_notes
+from hocket.work.view import readable
 
 # The most holds that are shown, and the newest ended jobs whose costs are summed.
 HOLDS_MAX = 200
@@ -31,12 +35,13 @@ class BeatOnTop(ServiceAnswer, frozen=True):
 
 
 class HoldOnTop(ServiceAnswer, frozen=True):
-    """A job or a lock, its holder, and until when it is held."""
+    """A job or a lock, its holder, until when it is held, and the progress of a job."""
 
     type: str
     what: str
     holder: str
     until_ms: int | None
+    progress: Any = None
 
 
 class Top(ServiceAnswer, frozen=True):
@@ -78,11 +83,14 @@ class TopView:
                     queue[counted_as(stage, None)] += count
             costs = self._ended_costs(session, now_ms)
             reports = kept_reports(session, now_ms, 1)
+            notes = newest_notes(session, (entry.job for entry in claimed[:HOLDS_MAX]))
         jobs = []
         for entry in claimed[:HOLDS_MAX]:
             holder = "" if entry.job.claimer is None else node_text(entry.job.claimer)
             what = f"{entry.job.kind} {ulid_text(entry.job.id)}"
-            jobs.append(HoldOnTop("job", what, names.get(holder, holder), entry.job.deadline))
+            note = notes.get(entry.job.id)
+            progress = None if note is None else readable(note)
+            jobs.append(HoldOnTop("job", what, names.get(holder, holder), entry.job.deadline, progress))
         return Top(
             now_ms,
             _beat(self._policy, now_ms),

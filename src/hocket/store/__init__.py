@@ -27,7 +27,7 @@ from hocket.store.messages import DeliveryStage, MessageSession, QueuedDelivery
 from hocket.store.migration import Migration
 from hocket.store.ops import NO_LINK, NO_SEAL, EndSeal, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.peers import PEER_NEW, PEER_OK, Invitation, Peer, PeerSession
-from hocket.store.presence import AgentRow, Presence, PresenceSession
+from hocket.store.presence import AgentRow, Presence, PresenceSession, ProgressRow
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
 from hocket.store.row_check import RowCheck, RowChecks
 from hocket.store.row_macs import EndedMacs, MacSession, RowWithoutMac
@@ -81,6 +81,7 @@ __all__ = [
     "Place",
     "Presence",
     "PresenceSession",
+    "ProgressRow",
     "QueueSession",
     "QueuedDelivery",
     "ReadReplica",

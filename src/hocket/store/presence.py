@@ -1,4 +1,6 @@
-"""What nodes and agents last said about themselves. These rows expire, and none of them is on a log."""
+"""What nodes and agents last said about themselves, and how far running jobs have come. These rows expire, and none of
+them is on a log.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -25,6 +27,17 @@ class AgentRow(NamedTuple):
     seen: int
 
 
+class ProgressRow(NamedTuple):
+    """The newest progress note of a job that runs on a node that uses this store. It counts while the job has this
+    fence.
+    """
+
+    job: bytes
+    node: bytes
+    fence: int
+    note: bytes
+
+
 class PresenceSession(Protocol):
     def presence(self) -> list[Presence]:
         """What other nodes have said, however long ago."""
@@ -45,3 +58,12 @@ class PresenceSession(Protocol):
     def put_agent(self, agent: AgentRow) -> None: ...
     def agents(self, node: bytes) -> list[AgentRow]:
         """The agents of a node that uses this store, the one seen last first."""
+
+    def put_progress(self, notes: Sequence[ProgressRow]) -> None:
+        """Replaces the notes of these jobs, and forgets the notes of jobs that run no longer."""
+
+    def progress(self, job_ids: Sequence[bytes]) -> list[ProgressRow]:
+        """The notes of those of these jobs that run on a node that uses this store. One statement."""
+
+    def progress_of(self, node: bytes) -> list[tuple[str, ProgressRow]]:
+        """The notes of the jobs that a node runs, each with the kind of its job, short ones first."""

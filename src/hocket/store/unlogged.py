@@ -46,7 +46,7 @@ OF_NODE = (
 # Only a database server has them, and they are too large for one transaction: a move carries each blob over by itself.
 CARRIED = ("blobs", "blob_parts")
 # Ends with the processes that wrote it, which must have stopped before a move, or expires within seconds.
-LEFT = ("workers", "offers", "presence", "agents")
+LEFT = ("workers", "offers", "presence", "agents", "progress")
 # Only a file has it: whether an older program has left rows there that have no MAC.
 TO_MAC = "to_mac"
 

@@ -14,13 +14,14 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import UNSTARTED, Job
 from hocket.log import Transaction
 from hocket.store import Session
-from hocket.work import claiming, cron, jobs
+from hocket.work import claiming, cron, jobs, progress
 from hocket.work.claim_order import ClaimOrder
 from hocket.work.claiming import Claims, HoldMs, OfferedClaim, whole_beats
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Result, Spare
 from hocket.work.liveness import SignOfLife
 from hocket.work.node_access import NodeAccess
+from hocket.work.progress import DueNote
 from hocket.work.rests import Rests
 from hocket.work.runner import Run
 from hocket.work.troubles import Troubles
@@ -40,7 +41,7 @@ class Batch(NamedTuple):
     unstarted: Sequence[Run] = ()
     spare: Sequence[Spare] = ()
     renewals: Sequence[Run] = ()
-    notes: Sequence[tuple[Run, bytes]] = ()
+    notes: Sequence[DueNote] = ()
     checkpoints: Sequence[tuple[Run, bytes]] = ()
     doubtful: Sequence[Run] = ()
     closed: Sequence[bytes] = ()
@@ -125,8 +126,7 @@ class BatchRunner:
             if run.job.policy.lease_beats is not None:
                 run.lease_ms = self._hold_ms(run.job.policy.lease_beats, tx.now)
         renewed: list[Result | None] = [jobs.renew(tx, run.held, run.lease_ms) for run in turn.renewals]
-        for run, note in turn.notes:
-            jobs.report(tx, run.held, note)
+        progress.write(tx, turn.notes)
         for run, state in turn.checkpoints:
             jobs.checkpoint(tx, run.held, state)
         availability = tx.projection.availability(tx.node) if turn.wanted or turn.doubtful else None
@@ -173,7 +173,7 @@ class BatchRunner:
         ]
 
     async def one_by_one(self, access: NodeAccess, sign: SignOfLife, turn: Batch) -> BatchResult:
-        """The same after the whole turn has failed: each request gets its own transaction, so that only the bad one
+        """Runs a turn that has failed as a whole again: each request gets its own transaction, so that only the bad one
         fails.
         """
 
@@ -199,7 +199,7 @@ class BatchRunner:
         unstarted = await each((run.job.id, Batch(unstarted=[run])) for run in turn.unstarted)
         spare = await each((spare.held.job_id, Batch(spare=[spare])) for spare in turn.spare)
         renewals = await each((run.job.id, Batch(renewals=[run])) for run in turn.renewals)
-        await each((run.job.id, Batch(notes=[(run, note)])) for run, note in turn.notes)
+        await each((note.run.job.id, Batch(notes=[note])) for note in turn.notes)
         await each((run.job.id, Batch(checkpoints=[(run, state)])) for run, state in turn.checkpoints)
         doubtful = await each((run.job.id, Batch(doubtful=[run])) for run in turn.doubtful)
         await alone(Batch(closed=turn.closed), "closed", "forgetting offers that are decided")

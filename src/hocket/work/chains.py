@@ -19,7 +19,7 @@ from hocket.work.jobs import Draft, Submitted
 
 
 def after(draft: Draft, before: Iterable[bytes]) -> Draft:
-    """The same job, to start when these have succeeded as well."""
+    """A job that starts only when these have succeeded as well."""
     named = dict.fromkeys((*draft.policy.after, *map(ulid_text, before)))
     try:
         policy = check_policy(msgspec.structs.replace(draft.policy, after=tuple(named)))

@@ -16,7 +16,7 @@ from hocket.kernel.kinds import run_options
 from hocket.kernel.rate_card import RateCard
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import RETURN_REST_MS, RETURN_REST_MS_MAX, UNSTARTED, Job
-from hocket.work import lease
+from hocket.work import lease, progress
 from hocket.work.batch import Batch
 from hocket.work.budget_guard import BudgetGuard, beat_in_force
 from hocket.work.checkpoints import interval_s
@@ -39,7 +39,6 @@ QUEUED_MAX_S = 1.0
 YOUNG_S = 0.05
 # A run is checked this often without a hint, because a hint can be lost.
 CHECK_S = 5.0
-PROGRESS_S = 0.5
 
 
 class HeldJobs:
@@ -157,7 +156,7 @@ class HeldJobs:
         renewals = lease.to_renew(live, now)
         for run in renewals:
             run.lease_ms = round(run.lease.next_s(now) * 1000)
-        notes = [(run, note) for run in live if (note := _note(run, now)) is not None]
+        notes = [note for run in live if (note := progress.due_note(run, now)) is not None]
         checkpoints = [(run, state) for run in live if (state := _checkpoint(run, now)) is not None]
         checked = max(doubted_at, now - CHECK_S)
         doubtful = [run for run in live if run.checked_at < checked and now - (run.started_at or now) > YOUNG_S]
@@ -186,8 +185,8 @@ class HeldJobs:
     def put_back(self, turn: Batch) -> None:
         """The turn could not be put on the log: what it took is due again."""
         self.ended.extendleft(reversed(turn.ended))
-        for run, note in turn.notes:
-            run.note = run.note or note
+        for note in turn.notes:
+            progress.put_back(note)
         for run, state in turn.checkpoints:
             run.checkpoint, run.kept_checkpoint = run.checkpoint or state, None
 
@@ -300,14 +299,6 @@ def meter_for(claim: Claim, rates: RateCard | None, kit: RunServices) -> RunMete
         now_ms = kit.now().wall
         spent = kit.read(lambda session: spent_on(session, kit.blobs, job, rates, beat_ms, now_ms))
     return RunMeter(BudgetGuard(job.kind, budget, rates, beat_ms, spent), kit.monotonic)
-
-
-def _note(run: Run, now: float) -> bytes | None:
-    if run.note is None or now - run.noted_at < PROGRESS_S:
-        return None
-    note, run.note = run.note, None
-    run.noted_at = now
-    return note
 
 
 def _checkpoint(run: Run, now: float) -> bytes | None:

@@ -71,7 +71,7 @@ def gathered(made: Any, part: Callable[[Any], None]) -> Any:
 
 
 async def gathered_async(made: Any, part: Callable[[Any], None]) -> Any:
-    """The same for a coroutine or an async generator."""
+    """What a coroutine returns. Of an async generator, makes each yielded value a part."""
     if not inspect.isasyncgen(made):
         return await made
     async with aclosing(made) as generator:

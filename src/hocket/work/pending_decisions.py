@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from hocket.errors import Unreachable
-from hocket.events import ArbiterFailed, ArbiterReachable, ArbiterUnreachable, Emit
+from hocket.events import CoordinatorFailed, CoordinatorReachable, CoordinatorUnreachable, Emit
 from hocket.kernel.backoff import ARBITER_RETRIES
 from hocket.kernel.ops import decode
 from hocket.kernel.reasons import Reason
@@ -133,11 +133,11 @@ class PendingDecisions:
             decisions = await self._consult([case.offer for case in cases], is_urgent)
         except Unreachable as error:
             if not self._rests:
-                self._emit(ArbiterUnreachable(str(error)))
+                self._emit(CoordinatorUnreachable(str(error)))
             self._rest(cases)
         except Exception as error:
             if not self._rests:
-                self._emit(ArbiterFailed(described(error)))
+                self._emit(CoordinatorFailed(described(error)))
             self._rest(cases)
         else:
             decided = [(c, d) for c, d in zip(cases, decisions, strict=True) if d not in _OPEN]
@@ -150,7 +150,7 @@ class PendingDecisions:
                 self._rest(undecided)
             elif self._rests:
                 self._rests = 0
-                self._emit(ArbiterReachable())
+                self._emit(CoordinatorReachable())
         finally:
             self._asking = None
             self._wake()

@@ -48,7 +48,7 @@ def expire(tx: Transaction, limit: int, rescued: Rescued = _untold) -> int:
 
 
 def expire_one(tx: Transaction, job_id: bytes, rescued: Rescued = _untold) -> bool:
-    """The same for one job."""
+    """Returns one claimed job past its deadline to the queue."""
     entry = tx.projection.jobs.entry(job_id)
     return entry is not None and (entry.job.deadline or NEVER) < tx.now and _expire(tx, entry.job, rescued)
 

@@ -101,7 +101,9 @@ class Context(TempoContext, Generic[N_co]):
 
     @cached_property
     def results(self) -> list[Any]:
-        """The results of the jobs that this one comes after, in the order of `after`."""
+        """The results of the jobs that this one comes after, in the order of `after`, as plain JSON values.
+        `results_of` gives them as the types that their handlers return.
+        """
         job = self._run.job
         found: list[Any] = self._run.products.kit.read(lambda session: chains.results(session, job))
         return found
@@ -120,7 +122,9 @@ class Context(TempoContext, Generic[N_co]):
         return node
 
     def progress(self, note: Any) -> None:
-        """Records the progress of the job, as any JSON value. Frequent notes are merged: the newest one counts."""
+        """Tells how far the job has come, as any JSON value, to those who look at it while it runs. The newest note
+        counts. The log gets one once a minute at most.
+        """
         encoded = encode_json(note, "the progress note")
         if len(encoded) > NOTE_BYTES_MAX:
             raise ValueError(f"the progress note has {len(encoded)} bytes, at most {NOTE_BYTES_MAX}")
@@ -324,7 +328,8 @@ class Run:
         self.given_up = False
         """Whether the worker counts the run as ended although its handler goes on."""
         self.note: bytes | None = None
-        self.noted_at = 0.0
+        self.unlogged: bytes | None = None
+        self.noted_at, self.logged_at = -math.inf, claimed_at
         self.checkpoint: bytes | None = None
         self.checkpoint_at = 0.0
         self.kept_checkpoint: bytes | None = None

@@ -2,7 +2,7 @@
 anything.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -36,8 +36,13 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.store import Artifact, JobEntry, OpRow, Session, Stage
 from hocket.work.job_states import stage_of, state_of
+from hocket.work.progress import newest_notes
 
-_ABOUT_CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))
+_CLAIM = number_of(ClaimWork)
+_ABOUT_CLAIMS = (_CLAIM, number_of(AcceptWork))
+# The reason of an offer that the coordinator has accepted, and how that of a claim begins that it has refused.
+ACCEPTED = "accepted by the coordinator"
+REFUSED = "refused: "
 
 AMBIGUOUS_SHOWN = 5
 DEPTH_MAX = 100
@@ -94,9 +99,10 @@ def ending_chars(job_ids: Sequence[str], jobs: int) -> int:
     return chars
 
 
-def brief(session: Session, entry: JobEntry) -> dict[str, Any]:
-    """One line of a list."""
+def brief(session: Session, entry: JobEntry, notes: Mapping[bytes, bytes] | None = None) -> dict[str, Any]:
+    """One line of a list. `notes` are the newest progress notes of the jobs of the list, if they were read before."""
     job = entry.job
+    note = (newest_notes(session, [job]) if notes is None else notes).get(job.id)
     return {
         "job_id": ulid_text(job.id),
         "kind": job.kind,
@@ -113,7 +119,7 @@ def brief(session: Session, entry: JobEntry) -> dict[str, Any]:
         "scheduled_ms": job.scheduled.wall,
         "ready_at_ms": job.ready_at if entry.stage is Stage.DELAYED else None,
         "done_ms": None if job.done is None else job.done.wall,
-        "progress": None if job.progress is None else readable(job.progress),
+        "progress": None if note is None else readable(note),
         "error": _error(session, job)[0],
     }
 
@@ -136,7 +142,7 @@ def full(session: Session, entry: JobEntry) -> dict[str, Any]:
         "artifacts": [_artifact_line(session, each) for each in session.artifacts_of_job(job.id)],
         "degraded": _degraded(session, job.id),
         "traceback": _error(session, job)[1],
-        "ops": _op_lines(rows, job, session.head().wall),
+        "ops": op_lines(session, rows),
     }
 
 
@@ -237,34 +243,46 @@ def _payload(session: Session, op_id: bytes) -> Payload | None:
     return _payload(session, payload.offer) if isinstance(payload, AcceptWork) else payload
 
 
-def _op_lines(rows: Sequence[OpRow], job: Job, now: int) -> list[dict[str, Any]]:
-    refused = refused_claims([(row, decode(row.body)) for row in rows if row.variant in _ABOUT_CLAIMS], job, now)
-    told = {"reason": Reason.NOT_ACCEPTED.sentence}
-    return [op_line(row) | (told if row.id in refused else {}) for row in rows]
+def op_lines(session: Session, rows: Sequence[OpRow]) -> list[dict[str, Any]]:
+    """Ops as lines of the log. An offer that the coordinator has decided on says how."""
+    decided = decided_offers(session, rows)
+    return [op_line(row) | ({"reason": decided[row.id]} if row.id in decided else {}) for row in rows]
 
 
-def refused_claims(ops: Iterable[tuple[OpRow, Op]], job: Job, now: int) -> set[bytes]:
-    """The offered claims that the arbiter has not accepted and will not accept any more: the job is over, the arbiter
-    has later accepted another claim on it, or the time is over for which the claim was good.
+def decided_offers(session: Session, rows: Iterable[OpRow]) -> dict[bytes, str]:
+    """Which of these ops were offers about jobs that the coordinator has accepted, or claims that it has refused, and
+    why.
     """
+    offered = {row.job: None for row in rows if row.reason == Reason.OFFERED}
+    decided: dict[bytes, str] = {}
+    for entry in session.jobs_by_id([job_id for job_id in offered if job_id is not None]):
+        about = session.ops_about(Subject(JOB, entry.job.id))
+        ops = [(row, decode(row.body)) for row in about if row.variant in _ABOUT_CLAIMS]
+        decided |= refused_claims(ops, entry.job, session.head().wall)
+        counting = [op.payload for row, op in ops if not row.reason]
+        decided |= {each.offer: ACCEPTED for each in counting if isinstance(each, AcceptWork)}
+    return decided
+
+
+def refused_claims(ops: Iterable[tuple[OpRow, Op]], job: Job, now: int) -> dict[bytes, str]:
+    """The offered claims that the coordinator has not accepted and will not accept any more, each with the reason."""
     ops = list(ops)
     claims = {op.id: op for _, op in ops if isinstance(op.payload, ClaimWork)}
     accepted = {op.payload.offer: op for row, op in ops if not row.reason and isinstance(op.payload, AcceptWork)}
     decided = [op.timestamp for offer, op in accepted.items() if offer in claims]
     decided += [op.timestamp for row, op in ops if not row.reason and isinstance(op.payload, ClaimWork)]
     latest = max(decided, default=None)
-    return {
-        op.id
-        for row, op in ops
-        if row.reason == Reason.OFFERED
-        and op.id in claims
-        and op.id not in accepted
-        and (
-            job.state is State.COMPLETED
-            or (latest is not None and latest > op.timestamp)
-            or (op.deadline is not None and now > op.deadline)
-        )
-    }
+    refused = {}
+    for row, op in ops:
+        if row.reason != Reason.OFFERED or op.id not in claims or op.id in accepted:
+            continue
+        if latest is not None and latest > op.timestamp:
+            refused[op.id] = f"{REFUSED}the coordinator accepted another claim"
+        elif job.state is State.COMPLETED:
+            refused[op.id] = f"{REFUSED}the job has ended"
+        elif op.deadline is not None and now > op.deadline:
+            refused[op.id] = f"{REFUSED}the coordinator did not accept it in time"
+    return refused
 
 
 def op_line(row: OpRow) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def upsert(table: str, columns: str, key: str) -> str:
 
 
 def upsert_all(table: str, columns: str, key: str, types: Sequence[type[Column]]) -> str:
-    """The same for many rows, given by columns."""
+    """Adds many rows, given by columns, or replaces those with their keys."""
     return f"INSERT INTO {table} ({columns}) SELECT * FROM {unnested(types)} {_replacing(columns, key)}"
 
 

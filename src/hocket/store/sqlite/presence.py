@@ -3,8 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from hocket.store.presence import AgentRow, Presence
+from hocket.store.presence import AgentRow, Presence, ProgressRow
 from hocket.store.sqlite.statements import Statements
+
+_RUNNING = "FROM progress JOIN jobs ON jobs.id = progress.job AND jobs.fence = progress.fence AND jobs.stage = 3"
 
 
 class PresenceStatements(Statements):
@@ -39,3 +41,15 @@ class PresenceStatements(Statements):
     def agents(self, node: bytes) -> list[AgentRow]:
         sql = "SELECT node, name, doing, every_ms, seen FROM agents WHERE node = ? ORDER BY seen DESC, name"
         return [AgentRow(*row) for row in self._sql(sql, (node,))]
+
+    def put_progress(self, notes: Sequence[ProgressRow]) -> None:
+        self._many("REPLACE INTO progress VALUES (?, ?, ?, ?)", notes)
+        self._sql(f"DELETE FROM progress WHERE job NOT IN (SELECT job {_RUNNING})")
+
+    def progress(self, job_ids: Sequence[bytes]) -> list[ProgressRow]:
+        sql = f"SELECT job, node, progress.fence, note {_RUNNING} WHERE job IN "
+        return [ProgressRow(*row) for row in self._among_rows(sql, job_ids)]
+
+    def progress_of(self, node: bytes) -> list[tuple[str, ProgressRow]]:
+        sql = f"SELECT kind, job, node, progress.fence, note {_RUNNING} WHERE node = ? ORDER BY length(note), job"
+        return [(kind, ProgressRow(*row)) for kind, *row in self._sql(sql, (node,))]

@@ -1,24 +1,24 @@
-"""The arbiter and the coordinator."""
+"""The coordinator."""
 
 from hocket.events.event import INFO, Event
 from hocket.kernel.plurals import counted
 
 
-class ArbiterUnreachable(Event, frozen=True):
+class CoordinatorUnreachable(Event, frozen=True):
     error: str
 
     def __str__(self) -> str:
         return f"no decision from the coordinator ({self.error}); jobs that need one wait"
 
 
-class ArbiterFailed(Event, frozen=True):
+class CoordinatorFailed(Event, frozen=True):
     error: str
 
     def __str__(self) -> str:
         return f"asking the coordinator failed ({self.error}); jobs that need its decision wait"
 
 
-class ArbiterReachable(Event, frozen=True):
+class CoordinatorReachable(Event, frozen=True):
     level = INFO
 
     def __str__(self) -> str:
