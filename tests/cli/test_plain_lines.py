@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hocket.cli.app import COMMANDS
-from hocket.cli.declarations import App, Command, Context, loaded
+from hocket.cli.declarations import App, Command, CommandContext, loaded
 from hocket.cli.plain_lines import NotPlain, chosen, declared
 from hocket.cli.settings import settings
 from hocket.errors import Usage
@@ -92,7 +92,7 @@ def by_typer(app: App, words: list[str]) -> dict[str, Any]:
     alone = App()
     alone.commands.append(Command(None, spy, command.attributes))
     alone.typer()(words, standalone_mode=False)
-    contexts = {name for name, kind in command.function.__annotations__.items() if kind is Context}
+    contexts = {name for name, kind in command.function.__annotations__.items() if kind is CommandContext}
     return {name: value for name, value in calls[0].items() if name not in contexts}
 
 

@@ -37,7 +37,7 @@ class Argument(Parameter):
     __slots__ = ()
 
 
-class Context:
+class CommandContext:
     """What a command was called with. Typer gives its own, with the same attributes."""
 
     def __init__(self, params: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def for_typer(function: Callable[..., Any]) -> Callable[..., Any]:
 def _typer_type(annotation: Any) -> Any:
     import typer
 
-    if annotation is Context:
+    if annotation is CommandContext:
         return typer.Context
     if get_origin(annotation) is not Annotated or not isinstance(declared := annotation.__metadata__[0], Parameter):
         return annotation

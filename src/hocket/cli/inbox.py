@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hocket.cli.declarations import Argument, Context, Option, new_app
+from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.job import moment
 from hocket.cli.options import Agent, checked_agent
 from hocket.cli.output import emit, say, table
@@ -203,7 +203,7 @@ def nack(
 
 
 @dead_app.callback(invoke_without_command=True)
-def dead_group(context: Context, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def dead_group(context: CommandContext, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the messages that could not be delivered, and retry them: those that were tried too often, and those that
     nobody claimed before they expired.
 

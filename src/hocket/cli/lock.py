@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from hocket.cli.declarations import Argument, Context, Option, new_app
+from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.job import moment
 from hocket.cli.options import Agent, checked_agent, seconds
 from hocket.cli.output import emit, say, table
@@ -244,7 +244,7 @@ def break_lock(
 
 @app.command(cls="lock_command:RunCommand")
 def run(
-    context: Context,
+    context: CommandContext,
     keys: Annotated[
         list[str],
         Argument(metavar="KEY... -- CMD [ARG...]", help="What to lock; the command to run stands after --."),

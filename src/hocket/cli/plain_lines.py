@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
-from hocket.cli.declarations import App, Argument, Command, Context, Option
+from hocket.cli.declarations import App, Argument, Command, CommandContext, Option
 
 # Attributes that change neither what a plain line may be nor what it means, and those that are honoured here.
 _SHOWN = frozenset({"metavar", "help", "hidden", "show_default"})
@@ -52,7 +52,7 @@ def declared(function: Callable[..., Any]) -> Iterator[Declared]:
     given = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
     for name in names:
         annotation = function.__annotations__[name]
-        if annotation is Context:
+        if annotation is CommandContext:
             continue
         if not hasattr(annotation, "__metadata__"):
             raise NotPlain
@@ -113,8 +113,8 @@ def read(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
 def call(function: Callable[..., Any], values: dict[str, Any]) -> None:
     """Calls a command with the values that `read` gave."""
     noted = {each.name: each.noted(values[each.name]) for each in declared(function)}
-    contexts = [name for name, kind in function.__annotations__.items() if kind is Context]
-    function(**noted, **{name: Context(noted) for name in contexts})
+    contexts = [name for name, kind in function.__annotations__.items() if kind is CommandContext]
+    function(**noted, **{name: CommandContext(noted) for name in contexts})
 
 
 def chosen(app: object, words: Sequence[str]) -> list[tuple[Callable[..., Any], dict[str, Any]]]:

@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hocket.cli.declarations import Argument, Context, Option, new_app
+from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.options import (
     After,
     Backoff,
@@ -52,7 +52,7 @@ app = new_app()
 
 @app.command()
 def submit(
-    context: Context,
+    context: CommandContext,
     kind: Annotated[str | None, Argument(metavar="KIND", help="Like acme.render.", show_default=False)] = None,
     data: Annotated[
         str | None,

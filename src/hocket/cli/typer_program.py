@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from hocket.cli.app import COMMANDS, begin
+from hocket.cli.commands import COMMANDS, begin
 from hocket.cli.declarations import TYPER_OPTIONS, Option, for_typer, loaded
 from hocket.cli.settings import HomeOption, JsonOption
 

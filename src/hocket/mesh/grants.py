@@ -10,7 +10,6 @@ from hocket.errors import Usage
 from hocket.kernel.locks import NAME_CHARS_MAX
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.roster import KIND_LENGTH_MAX
-from hocket.kernel.sanitise import parse_rule
 from hocket.kernel.ucan import CAPABILITIES_MAX, ROOT, Capability
 
 _RESOURCES = {
@@ -90,6 +89,8 @@ def parse_grants(
     options (which a strict mesh does not have), and read their artifacts. The grants of a program, which is no node,
     are these alone.
     """
+    from hocket.kernel.sanitise import parse_rule
+
     for rule in sanitize:
         try:
             parse_rule(rule)
