@@ -23,6 +23,7 @@ PLAIN = (
     "submit acme.render",
     "submit acme.render {} --priority 5 --after A --after=B --max-cost 2.5 --json",
     "submit --open acme.render - --needs gpu",
+    "submit --no-open acme.render",
     "submit --batch jobs.jsonl",
     "submit",
     "show 01J",

@@ -74,7 +74,13 @@ def read(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
     NotPlain.
     """
     parameters = list(declared(function))
-    options = {name: each for each in parameters if isinstance(each.declared, Option) for name in each.declared.names}
+    options = {
+        name: (each, is_off)
+        for each in parameters
+        if isinstance(each.declared, Option)
+        for names in each.declared.names
+        for is_off, name in enumerate(names.split("/"))
+    }
     values: dict[str, Any] = {}
     rest: list[str] = []
     words = list(words)
@@ -84,11 +90,13 @@ def read(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
             rest.append(word)
             continue
         name, has_value, text = word.partition("=")
-        option = options.get(name)
-        if option is None or (option.is_flag and has_value):
+        if name not in options:
             raise NotPlain
+        option, is_off = options[name]
         if option.is_flag:
-            values[option.name] = True
+            if has_value:
+                raise NotPlain
+            values[option.name] = not is_off
             continue
         if not has_value:
             if not words or (words[0].startswith("-") and words[0] != "-"):
