@@ -4,6 +4,7 @@ times as many. Every run draws other examples.
 Also where the files of tests lie, and what the programs that tests start inherit.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -50,6 +51,12 @@ if IN_MEMORY is not None:
 # Whoever starts the tests in the background may have told them to ignore SIGINT, and they would hand that on to the
 # programs that they start. A handler is not handed on: those programs begin with the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """The tests that were collected stay: no search for garbage looks at them again, which takes 0.2 s each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -268,6 +268,7 @@ class _Commands:
         self._poll = select.poll()
         for each in (listener.fileno(), sys.stdin.fileno()):
             self._poll.register(each, select.POLLIN)
+        self._running: set[int] = set()
         # What to do when a descriptor is ready, and the descriptor.
         self._waits: dict[int, tuple[Callable[[], None], socket.socket | int]] = {}
 
@@ -275,6 +276,8 @@ class _Commands:
         while True:
             for ready, _ in self._poll.poll():
                 if ready == sys.stdin.fileno():
+                    for pid in self._running:
+                        os.kill(pid, signal.SIGKILL)
                     return
                 if ready == self._listener.fileno():
                     self._start()
@@ -300,6 +303,7 @@ class _Commands:
             os.setpgid(pid, group)
         for each in streams:
             os.close(each)
+        self._running.add(pid)
         watched = os.pidfd_open(pid)
         self._wait(watched, partial(self._ended, pid, watched, asked))
         # A client that is killed takes its command with it.
@@ -319,6 +323,7 @@ class _Commands:
     def _ended(self, pid: int, watched: int, asked: socket.socket) -> None:
         """Tells how a command ended."""
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        self._running.discard(pid)
         self._forget(watched)
         os.close(watched)
         if asked.fileno() in self._waits:

@@ -5,6 +5,7 @@ import gc
 import os
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ GROWN_MAX = JOBS // 10
 @hocket.job("memory.echo")
 def echo(ctx: hocket.Context, **payload: Any) -> Any:
     return payload
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collections_of_modules_count() -> Iterator[None]:
+    """What was there before the first test is left out of searches for garbage (`tests/conftest.py`), but not here."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 def sizes() -> dict[int, tuple[int, Any]]:

@@ -50,7 +50,7 @@ async def disturbing(at: Fleet, seconds: int, chance: random.Random) -> None:
 @pytest.mark.touches("GR-05", "GR-06")
 @pytest.mark.parametrize(
     ("nodes", "workers", "seconds"),
-    [(3, 2, 20), pytest.param(5, 4, 120, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])],
+    [(3, 2, 12), pytest.param(5, 4, 120, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])],
 )
 def test_every_job_is_completed_once_while_workers_are_killed_and_the_server_restarts(
     tmp_path: Path, nodes: int, workers: int, seconds: int

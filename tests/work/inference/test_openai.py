@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 
 import pytest
 
@@ -125,13 +124,11 @@ def drip(handler: Handler) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("answering", [lambda h: h.server.over.wait(10), drip])
+@pytest.mark.parametrize("answering", [lambda h: h.server.over.wait(), drip])
 def test_an_endpoint_that_hangs_is_given_up(model: Endpoint, answering: Answering, asynchronous: bool):
     model.answering = answering
     with hocket.testing.node() as node:
-        began = time.monotonic()
         handle = run(node, asking(model, asynchronous, timeout=0.3))
-        assert time.monotonic() - began < 10
         assert handle.status()["error"] == (f"the model endpoint {model.url} gave no answer within 0.3 seconds")
         [record] = records(node, handle)
         assert record.output.startswith("[no answer: Unreachable: ")
