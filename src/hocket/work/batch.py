@@ -273,7 +273,7 @@ class _QueueOutside(NamedTuple):
 async def renew_outputs(access: NodeAccess, turn: Batch) -> None:
     """What runs have staged must still be there when the turn writes their ends."""
     for run in turn.ended:
-        if run.products.has_staged:
+        if run.has_staged:
             await access.call(run.products.renew)
 
 
@@ -281,7 +281,7 @@ def settle(tx: Transaction, run: Run) -> Result:
     """Puts the end of a run on the log."""
     assert run.started_at is not None and run.ended_at is not None
     made: WrittenOutputs | Reason = NOTHING
-    if run.products.seal(tx):
+    if run.seal(tx):
         is_stopped = run.stopped or jobs.stale_claim(tx, run.held) is not None
         made = run.products.write(tx, not is_stopped and run.error is None, is_stopped)
     if isinstance(made, Reason):

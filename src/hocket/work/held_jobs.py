@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from hocket.events import Emit, JobClaimed, JobRunsAlone, LeaseLost, RunStarted
+from hocket.errors import StoreError
+from hocket.events import Emit, JobClaimed, JobRunsAlone, LeaseLost, RunStarted, listens
 from hocket.kernel.backoff import backoff_ms
 from hocket.kernel.kinds import run_options
 from hocket.kernel.rate_card import RateCard
@@ -83,11 +84,14 @@ class HeldJobs:
 
     def begin(self, claim: Claim, before: float) -> None:
         """Starts a job whose claim was requested after `before`. One that cannot be started goes back."""
-        with self._troubles.contained(claim.job.id, "starting job", claim.job.id):
+        try:
             self._begin(claim, before)
-            return
-        self.runs.pop(claim.job.id, None)
-        self.give_back(claim, "the worker could not start it")
+        except StoreError:
+            raise
+        except Exception as error:
+            self._troubles.failed(claim.job.id, "starting job", error, claim.job.id)
+            self.runs.pop(claim.job.id, None)
+            self.give_back(claim, "the worker could not start it")
 
     def give_back(self, claim: Claim, reason: str = UNSTARTED) -> None:
         assert claim.job.claim_op is not None
@@ -109,14 +113,16 @@ class HeldJobs:
         self.runs[claim.job.id] = run
         if self._tracer is not None:
             run.trace = self._tracer.run(run.job, self._node)
-        waited_ms = run.job.last.wall - max(run.job.scheduled.wall, run.job.ready_at)
-        waited_s = max(0, waited_ms) / 1000 if run.job.fence == 1 else None
-        self._emit(JobClaimed(run.job_id, run.job.kind, run.job.fence, waited_s))
+        if listens(self._emit, JobClaimed):
+            waited_ms = job.last.wall - max(job.scheduled.wall, job.ready_at)
+            waited_s = max(0, waited_ms) / 1000 if job.fence == 1 else None
+            self._emit(JobClaimed(run.job_id, job.kind, job.fence, waited_s))
         if run.is_alone:
             is_isolated = self.isolates(run.job.kind)
             self._emit(JobRunsAlone(run.job_id, run.job.kind, run.job.fence, claim.deaths, is_isolated))
-        self._begun(run.job)
-        self._unstarted.append(run)
+        self._begun(job)
+        if listens(self._emit, RunStarted):
+            self._unstarted.append(run)
         if run.budget_s <= 0:
             self._runner.refuse(run)
         elif run.lease.ends_at > self._monotonic():

@@ -144,7 +144,7 @@ class Worker:
         self._beat_at = 0.0
         self._runner = environment.slots(options.concurrency, self._ended_in_thread, options.processes)
         self._troubles = Troubles(options.emit, environment.monotonic)
-        self._outcomes = RunOutcomes(self._finished, self._troubles, options.emit)
+        self._outcomes = RunOutcomes(options.finished, self._troubles, options.emit)
         self._handler_watch = HandlerWatch(self._runner, options.concurrency, self._troubles, options.emit)
         self._tally = ClaimTally(access.log.physical)
         self._held = HeldJobs(
@@ -319,9 +319,6 @@ class Worker:
         self._number = self._sign.number
         self._beat_at = self._monotonic() + BEAT_S
 
-    def _finished(self, run: Run, outcome: Job | Reason) -> None:
-        self._options.finished(run, outcome)
-
     async def _consult(self, offers: Sequence[Offer], is_urgent: bool) -> list[Decision]:
         return await self._access.consult(offers, is_urgent=is_urgent)
 
@@ -483,7 +480,10 @@ class Worker:
             run.checked_at = before
         for run, outcome in zip((*turn.ended, *turn.unstarted), turned.outcomes, strict=True):
             self._held.runs.pop(run.job.id, None)
-            self._pending_decisions.follow(outcome, functools.partial(self._outcomes.count, run))
+            if isinstance(outcome, Offer):
+                self._pending_decisions.follow(outcome, functools.partial(self._outcomes.count, run))
+            elif outcome is not None:
+                self._outcomes.count(run, outcome)
         for spared in turned.spared:
             self._pending_decisions.follow(spared, lambda decision: None)
         for run, renewed in zip(turn.renewals, turned.renewed, strict=True):
