@@ -265,6 +265,29 @@ def test_what_waits_behind_a_slow_job_goes_to_a_free_worker(mesh: Mesh) -> None:
     assert slow.result(PATIENCE_S) == 1
 
 
+@pytest.mark.req("LW-41")
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_slow_job_keeps_none_from_the_log_that_has_ended_before_it(mesh: Mesh, slots: int) -> None:
+    """The worker has learnt that its jobs are quick: it hands many of them over together. One of them can still be
+    cancelled alone.
+    """
+    mesh.node.submit_many([(REST, {})] * 200)
+    worker = mesh.worker(concurrency=slots, constants={"QUEUED_MAX_S": PATIENCE_S}).up()
+    mesh.wait_done(200)
+    spin = hocket.kind("step.spin", lease="60s")
+    handles = mesh.node.submit_many([*[(REST, {})] * 5, *[(spin, {})] * slots, *[(REST, {})] * 5])
+    assert [handle.result(PATIENCE_S) for handle in handles[:5]] == [1] * 5
+    slow = handles[5 : 5 + slots]
+    for handle in slow:
+        mesh.wait_journal("start", 1, handle.job_id)
+    assert {mesh.claim_of(handle.job_id) for handle in slow} == {("running", 1)}
+    slow[0].cancel("enough")
+    assert [handle.result(PATIENCE_S) for handle in handles[-5:]] == [1] * 5
+    for handle in slow[1:]:
+        handle.cancel("enough")
+    assert worker.stop() == 0
+
+
 @pytest.mark.req("LW-18", "LW-11")
 def test_a_worker_with_slow_jobs_does_not_take_and_hand_back_the_rest_for_ever(mesh: Mesh) -> None:
     gate = mesh.root / "gate"

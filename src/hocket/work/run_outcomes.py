@@ -36,6 +36,11 @@ class RunOutcomes:
         self.failed = 0
         self.handed_back = 0
         self.postponed = 0
+        self.look_for_listeners()
+
+    def look_for_listeners(self) -> None:
+        """Call this now and then: a program may choose another level for its logs."""
+        self._tells_ends = listens(self._emit, RunFinished)
 
     def count(self, run: Run, outcome: Job | Reason) -> None:
         if run.trace is not None:
@@ -44,7 +49,7 @@ class RunOutcomes:
             self._emit(ResultDiscarded(run.job_id, outcome.sentence))
         elif outcome.outcome is Outcome.SUCCEEDED:
             self.succeeded += 1
-            if listens(self._emit, RunFinished):
+            if self._tells_ends:
                 self._emit(RunFinished(*_about(run), run.ran_s, run.cost))
         elif run.later_ms is not None:
             self.postponed += 1

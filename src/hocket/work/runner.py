@@ -698,7 +698,8 @@ class _RunCapture(Capture):
         file.write(data)
 
     def close(self) -> None:
-        self.__dict__.setdefault("_file", CLOSED_FILE).close()
+        if (file := self.__dict__.setdefault("_file", CLOSED_FILE)) is not CLOSED_FILE:
+            file.close()
 
 
 @contextmanager

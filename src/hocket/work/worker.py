@@ -72,9 +72,8 @@ ROUND_S = 0.25
 QUIET_S = 1.0
 # Ends are put on the log together if the runs that are under way are expected to end within this time.
 LINGER_S = 0.002
-# Jobs that a worker holds by default, those that run included. Runs that ended since the last commit are among them:
-# when the worker is killed, they are run again.
-HELD_MAX = 32
+# Jobs that a worker claims by default beyond those that run. They go back when it stops or dies: none has begun.
+AHEAD_DEFAULT = 256
 # A job whose claim the arbiter did not accept is not claimed again for this long, unless something happens to it.
 REFUSED_REST_S = 1.0
 # At the end, the undecided offers are sent to the arbiter once more, for this long.
@@ -88,7 +87,7 @@ _LOST = about(CLAIM)
 @dataclass
 class WorkerOptions:
     """`grace` is how many seconds running handlers may go on after the worker is told to stop. `ahead` is how many jobs
-    it may claim beyond those that run; by default as many as make 32 with them. `labels` are what jobs may need, like
+    it may claim beyond those that run, 256 by default. `labels` are what jobs may need, like
     `gpu` or `gpu=a100`. `processes` are the processes that run its handlers; None for threads of this one. `serving` is
     what it tells others about itself, besides its labels; by default the kinds of its handlers. `weight` is its share
     of the jobs that go by rank: a worker of weight 2 gets twice the jobs of one of weight 1. Over `messages` it tells
@@ -124,7 +123,7 @@ class WorkerOptions:
 
     @property
     def ahead_max(self) -> int:
-        return max(0, HELD_MAX - self.concurrency) if self.ahead is None else self.ahead
+        return AHEAD_DEFAULT if self.ahead is None else self.ahead
 
 
 class Worker:
@@ -348,6 +347,7 @@ class Worker:
             self._wake.clear()
             self._waking = False
             self._pending_decisions.settle()
+            self._held.hand_over()
             await self._linger()
             turn = self._plan()
             turned: BatchResult | None = None
@@ -356,6 +356,7 @@ class Worker:
                 turned = await self._commit(turn)
                 if turned is not None:
                     self._take(turn, turned, before)
+                    self._held.hand_over()
             self._pending_decisions.ask(self._monotonic())
             if self._stopping is not None and self._wind_down():
                 break
@@ -403,8 +404,7 @@ class Worker:
             return
         if self._held.runs:
             self._next_round = min(self._next_round, now + ROUND_S)
-        renewals = (run.lease.renews_at for run in self._held.runs.values() if not run.stopped)
-        until = min((self._next_round, *renewals))
+        until = min(self._next_round, self._held.due_at)
         is_resting = self._pending_decisions.is_resting(now)
         if is_resting:
             until = min(until, self._pending_decisions.rests_until)
@@ -421,20 +421,20 @@ class Worker:
             self._hungry = True
 
     async def _linger(self) -> None:
-        """Lets quick runs end together: a commit costs the same for one of them and for all."""
+        """Lets quick runs end together: a commit costs the same for one of them and for all. Until they have ended, no
+        end wakes the loop; what has ended by then is committed, even if others go on.
+        """
         ended = self._held.ended
-        if not ended or self._stopping is not None:
+        is_new = self._monotonic() < self._held.handed_over_at + LINGER_S
+        if self._stopping is not None or self._guests or not (ended or is_new):
             return
-        since = self._monotonic() - LINGER_S
-        # A run that has taken longer than that already is not waited for.
-        left = sum(run.ended_at is None and (run.started_at or since) >= since for run in self._held.runs.values())
-        if not left or left * self._held.pace_s / self._options.concurrency > LINGER_S:
+        self._awaited = self._held.soon_ended(LINGER_S)
+        if len(ended) >= self._awaited:
             return
-        # Until all of these have ended, no end wakes the loop.
-        self._waking, self._awaited = True, len(ended) + left
+        self._waking = True
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
-                while len(ended) < self._awaited:
+                while len(ended) < self._awaited and not self._guests and self._stopping is None:
                     await self._wake.wait()
                     self._wake.clear()
         self._waking, self._awaited = False, 0
@@ -451,7 +451,7 @@ class Worker:
         turn = self._held.due(now, self._stopping is not None, self._lost_at)
         others = len(self._held.runs) - len(turn.ended) - len(turn.unstarted) + self._pending_decisions.claims
         is_hungry = (self._hungry or self._guests) and self._stopping is None
-        wanted = max(0, self._room(now) + len(turn.ended) + len(turn.unstarted)) if is_hungry else 0
+        wanted = max(0, self._room(now, len(turn.ended) + len(turn.unstarted))) if is_hungry else 0
         if wanted:
             self._hungry = False  # a hint that comes while the turn commits sets it again
         return turn._replace(
@@ -463,8 +463,8 @@ class Worker:
             is_free=others == 0,
         )
 
-    def _room(self, now: float) -> int:
-        return self._held.room(now) - self._pending_decisions.claims
+    def _room(self, now: float, leaving: int = 0) -> int:
+        return self._held.room(now, self._pending_decisions.claims - leaving)
 
     # What follows from a turn.
 
@@ -478,17 +478,19 @@ class Worker:
             self._wake.set()
         for run in turn.doubtful:
             run.checked_at = before
+        self._outcomes.look_for_listeners()
         for run, outcome in zip((*turn.ended, *turn.unstarted), turned.outcomes, strict=True):
-            self._held.runs.pop(run.job.id, None)
+            self._held.drop(run)
             if isinstance(outcome, Offer):
                 self._pending_decisions.follow(outcome, functools.partial(self._outcomes.count, run))
             elif outcome is not None:
                 self._outcomes.count(run, outcome)
+        self._held.logged(turn.ended)
         for spared in turned.spared:
             self._pending_decisions.follow(spared, lambda decision: None)
         for run, renewed in zip(turn.renewals, turned.renewed, strict=True):
             if renewed is None:
-                run.lease.try_again(self._monotonic())
+                self._held.renewal_failed(run)
             else:
                 run.lease.renewing()
                 self._pending_decisions.follow(renewed, functools.partial(self._held.renewed, run, before))
@@ -500,8 +502,7 @@ class Worker:
         is_quarantined = self._availability is Availability.QUARANTINED
         for run in turned.lost:
             self._held.lose(run, "this node is quarantined" if is_quarantined else CANCELLED)
-        for claim in turned.claims.taken:
-            self._held.begin(claim, before)
+        self._held.begin(turned.claims.taken, before)
         self._ranked.tell(turned)
         for wanted in turned.claims.wanted:
             self._pending_decisions.add(wanted.offer, functools.partial(self._claimed, wanted, before), is_claim=True)
@@ -521,7 +522,7 @@ class Worker:
         if self._stopping is not None or is_over or (dropped and not self._held.has_free_slot):
             self._held.give_back(claim)
         else:
-            self._held.begin(claim, before)
+            self._held.begin((claim,), before)
 
     def _wind_down(self) -> bool:
         """While stopping: whether it is time to go. Past the grace, or when hurried, handlers are stopped and
