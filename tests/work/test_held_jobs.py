@@ -13,17 +13,19 @@ from typing import Any
 import pytest
 
 import hocket
+from hocket.bus.changes import IDLE, about
 from hocket.events import ignore
 from hocket.node.runtime import Runtime
 from hocket.work import claiming
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import Handlers, JobType
-from hocket.work.held_jobs import AHEAD_S, BEGUN_S, ENDED_MAX, QUEUED_MAX_S, HeldJobs
+from hocket.work.held_jobs import AHEAD_S, BEGUN_S, ENDED_MAX, OTHERS_IDLE_S, QUEUED_MAX_S, HeldJobs
 from hocket.work.runner import Run
 from hocket.work.troubles import Troubles
 from hocket.work.worker import AHEAD_DEFAULT
 from tests.work.mesh import PATIENCE_S, wait_for
 
+KIND = "acme.held"
 LEASE_MS = 600_000
 QUICK = 1e-5
 
@@ -42,7 +44,7 @@ class Holder:
     def __init__(self, runtime: Runtime, slots: int, function: Callable[[Any], Any]) -> None:
         self.now = 100.0
         self._runtime = runtime
-        self._type = JobType("acme.held", function=function)
+        self._type = JobType(KIND, function=function)
         self._clock = lambda: self.now
         self.threads = HandlerThreads(slots, self._ended, self._clock)
         kit = lambda kind: runtime.kit(kind, self._clock)  # noqa: E731
@@ -228,3 +230,55 @@ async def test_other_threads_take_over_when_a_quick_run_is_slow(holder: Any) -> 
                 await asyncio.sleep(0.001)
         gate.set()
         worker.wait_ended(ENDED_MAX)
+
+
+# Another worker is idle.
+
+
+@pytest.mark.touches("LW-18")
+@on_a_loop
+async def test_what_would_not_begin_in_a_moment_goes_to_an_idle_worker(holder: Any) -> None:
+    gate = threading.Event()
+    with holder(function=lambda ctx: gate.wait(PATIENCE_S) and None) as worker:
+        held = worker.held
+        held.pace_s = QUICK
+        first, *others = worker.hold(100)
+        worker.now += AHEAD_S / 10
+        assert held.due(worker.now, False, 0.0).unstarted == []
+        held.hear_idle(about(IDLE, b"acme.other"))
+        assert held.due(worker.now, False, 0.0).unstarted == []
+        # Nothing has ended for a tenth of the moment, so ten runs would end in it.
+        held.hear_idle(about(IDLE, KIND.encode()))
+        back = held.due(worker.now, False, 0.0).unstarted
+        assert back == others[10:]
+        for run in back:
+            held.drop(run)
+        assert held.room(worker.now) == 0
+        # If still nothing ends, the rest goes back as well, and the worker looks in time.
+        assert held.due_at == worker.now + AHEAD_S
+        worker.now = held.due_at
+        assert held.due(worker.now, False, 0.0).unstarted == others[:10]
+        gate.set()
+        worker.wait_ended(1)
+        assert held.ended[0] is first
+
+
+@pytest.mark.touches("LW-18")
+@on_a_loop
+async def test_quick_jobs_stay_and_an_idle_worker_is_forgotten_after_a_while(
+    holder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hocket.work.held_jobs.QUEUED_MAX_S", LEASE_MS)
+    gate = threading.Event()
+    with holder(function=lambda ctx: gate.wait(PATIENCE_S) and None) as worker:
+        held = worker.held
+        held.pace_s = QUICK
+        _, *others = worker.hold(100)
+        held.hear_idle(about(IDLE))
+        assert held.due(worker.now, False, 0.0).unstarted == []  # all of them will have begun in a moment
+        worker.now += OTHERS_IDLE_S
+        assert held.due(worker.now, False, 0.0).unstarted == []
+        held.hear_idle(about(IDLE))
+        assert held.due(worker.now, False, 0.0).unstarted == others
+        gate.set()
+        worker.wait_ended(1)

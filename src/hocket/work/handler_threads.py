@@ -130,9 +130,9 @@ class HandlerThreads:
 
     def _begin_next_elsewhere(self) -> Run | None:
         """The next run for another thread than this one. One thread is enough for quick runs."""
-        if self._is_narrow and self._running and self._waiting and self._is_for_thread(self._waiting[0]):
-            if any(self._is_for_thread(run) for run in self._running):
-                return None
+        is_enough = self._is_narrow and any(self._is_for_thread(run) for run in self._running)
+        if is_enough and self._waiting and self._is_for_thread(self._waiting[0]):
+            return None
         return self._begin_next()
 
     def _begin_next(self) -> Run | None:

@@ -5,12 +5,13 @@ them must be renewed, checked or returned, and stops those whose lease is lost. 
 import asyncio
 import functools
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 
 import msgspec
 
+from hocket.bus.changes import IDLE, Changes, about
 from hocket.errors import StoreError
 from hocket.events import Emit, JobClaimed, JobRunsAlone, LeaseLost, RunStarted, listens
 from hocket.kernel.backoff import backoff_ms
@@ -45,6 +46,8 @@ QUICK_S = 0.0001
 SPREAD_S = 0.002
 # A job that waits this long behind a slow one goes back, so that a free worker can take it.
 QUEUED_MAX_S = 1.0
+# How long a worker goes by it that another one has said to be idle. An idle worker says so again within this time.
+OTHERS_IDLE_S = 2.5
 # A run younger than this is not checked for having been cancelled: it will be over before that matters.
 YOUNG_S = 0.05
 # A run is checked this often without a hint, because a hint can be lost.
@@ -91,6 +94,8 @@ class HeldJobs:
         """How long a run takes, by those that ended lately."""
         self._logged_s = 0.0
         self._logged_at = 0.0
+        self._others_idle: Changes | None = None
+        self._others_idle_until = 0.0
         self._moved_at = monotonic()
         self._stalls = 0
         self._rests_until = 0.0
@@ -242,6 +247,8 @@ class HeldJobs:
         ]
         if unstarted and not is_stopping and len(self.runs) - len(over) - len(unstarted) < self._runner.slots:
             self._stalled(now)
+        if self._others_idle is not None and not is_stopping:
+            unstarted += self._unshared(now, {*over, *(run.job.id for run in unstarted)})
         gone = {run.job.id for run in unstarted}
         live = [run for run in current if run.job.id not in gone and not run.stopped]
         renewals = lease.to_renew(live, now)
@@ -264,6 +271,22 @@ class HeldJobs:
             self._moved_at = now
             self._stalls, self._rests_until = 0, 0.0
         return ended
+
+    def hear_idle(self, kinds: Changes) -> None:
+        """Another worker has a free slot and found no job of these kinds, the subjects of the changes. What waits here
+        for longer than a moment goes back, and no more than that is claimed, for a while.
+        """
+        self._others_idle, self._others_idle_until = kinds, self._monotonic() + OTHERS_IDLE_S
+
+    def _unshared(self, now: float, gone: Set[bytes]) -> list[Run]:
+        """The runs that go back because another worker is idle: those that would not begin in a moment."""
+        if now >= self._others_idle_until or self._others_idle is None:
+            self._others_idle = None
+            return []
+        queued = [run for run in self._handed_over.values() if run.started_at is None and run.job.id not in gone]
+        waiting = [run for run in self._waiting if run.job.id not in gone]
+        late = [*queued, *waiting][self._ahead(now) :]
+        return [run for run in late if about(IDLE, run.job.kind.encode()).matches(self._others_idle) and run.revoke()]
 
     def _stalled(self, now: float) -> None:
         """Slots are free and yet nothing starts. The worker claims more and more rarely until a run ends: what it
@@ -293,7 +316,9 @@ class HeldJobs:
     def due_at(self) -> float:
         """When the next lease has to be renewed, or the next job that waits has to go back."""
         renewals = (run.lease.renews_at for run in self._handed_over.values() if not run.stopped)
-        return min((self._waiting_due if self._waiting else math.inf, *renewals))
+        is_sharing = self._others_idle is not None and len(self.runs) > self._runner.slots
+        looks = self._monotonic() + AHEAD_S if is_sharing else math.inf
+        return min((self._waiting_due if self._waiting else math.inf, looks, *renewals))
 
     @property
     def has_free_slot(self) -> bool:
@@ -321,10 +346,20 @@ class HeldJobs:
         slots = self._runner.slots
         if len(self.runs) < slots:
             self._moved_at = now
-        pace = max(self.pace_s, now - self._moved_at, 1e-6)
-        ahead = min(self._ahead_max, int(slots * AHEAD_S / pace), int(BEGUN_S / max(self._logged_s, 1e-6)))
+        ahead = self._ahead(now)
         held = len(self.runs) + more
         return 0 if ahead and held >= slots + (ahead + 1) // 2 else slots + ahead - held
+
+    def _ahead(self, now: float) -> int:
+        """How many jobs to hold beyond those that run."""
+        pace = max(self.pace_s, now - self._moved_at, 1e-6)
+        begun_s = BEGUN_S if self._others_idle is None else AHEAD_S
+        by_log = int(begun_s / max(self._logged_s, 1e-6))
+        return min(self._ahead_max, int(self._runner.slots * AHEAD_S / pace), by_log)
+
+    def kinds(self) -> Mapping[str, int]:
+        """How many jobs of each kind are held. Call it while a turn is under way: no run comes or goes then."""
+        return Counter(run.job.kind for run in self.runs.values())
 
     # Keeping and ending.
 

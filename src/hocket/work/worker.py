@@ -7,6 +7,7 @@ it.
 
 import asyncio
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from hocket.bus.changes import CLAIM, Changes, about
+from hocket.bus.changes import CLAIM, IDLE, Changes, about
 from hocket.bus.messages import MessageBus
 from hocket.errors import StoreAway, StoreError, Usage
 from hocket.events import (
@@ -50,7 +51,7 @@ from hocket.work.handler_processes import ProcessPlan
 from hocket.work.handler_watch import HandlerWatch
 from hocket.work.handlers import Handlers
 from hocket.work.heard_claims import HeardClaims
-from hocket.work.held_jobs import HeldJobs
+from hocket.work.held_jobs import AHEAD_S, HeldJobs
 from hocket.work.jobs import Claim, Offer
 from hocket.work.lease import COUNTED, store_pause_s
 from hocket.work.liveness import BEAT_S, SignOfLife
@@ -76,12 +77,14 @@ LINGER_S = 0.002
 AHEAD_DEFAULT = 256
 # A job whose claim the arbiter did not accept is not claimed again for this long, unless something happens to it.
 REFUSED_REST_S = 1.0
+# An idle worker tells those that hold jobs at most this often that it has a free slot.
+ASKED_OTHERS_S = 1.0
 # At the end, the undecided offers are sent to the arbiter once more, for this long.
 LAST_ASK_S = 1.0
 
 CANCELLED = "it was cancelled, or its lease was lost"
 
-_LOST = about(CLAIM)
+_LOST, _IDLE = about(CLAIM), about(IDLE)
 
 
 @dataclass
@@ -164,7 +167,7 @@ class Worker:
         self._ranked = RankedClaims(order, self._held)
         self._transact = BatchRunner(
             *(options.handlers, options.until_idle, self._troubles, order, frozenset(options.labels)),
-            *(options.hold_ms, self._held.isolates),
+            *(options.hold_ms, self._held.isolates, self._held.kinds, environment.bus.announce),
         )
         self._wake = asyncio.Event()
         self._pending_decisions = PendingDecisions(self._consult, environment, self._wake.set, options.emit)
@@ -180,6 +183,8 @@ class Worker:
         self._own_availability = about(AVAILABILITY, access.log.node.to_bytes(8, "big"))
         self._availability = Availability.ACTIVE
         self._lost_at = 0.0
+        self._idle_since = math.inf
+        self._asked_others_at = -math.inf
         self._next_round = 0.0
         self._next_look = 0.0
 
@@ -213,7 +218,7 @@ class Worker:
         ranked = told.ranked(self.id, self._options.weight, self._access.log.physical())
         self._serving = ranked.labelled(self._options.labels)
         self._sign.serves = serving_text([self._serving])
-        topics = self._served | _LOST | self._own_availability
+        topics = self._served | _LOST | _IDLE | self._own_availability
         hints = self._environment.bus.subscribe(topics)
         hints.attach(self._loop, self._hinted)
         beside = [task for task in (self._talk(), self._derive()) if task is not None]
@@ -327,6 +332,9 @@ class Worker:
             self._wake.set()
         if changes.matches(self._own_availability):
             self._hungry, self._lost_at = True, self._monotonic()
+            self._wake.set()
+        if self._held.runs and changes.matches(_IDLE):
+            self._held.hear_idle(changes)
             self._wake.set()
         if changes.matches(_LOST):
             held = Changes(subjects=frozenset((CLAIM, job_id) for job_id in self._held.runs))
@@ -461,6 +469,7 @@ class Worker:
             beat=now >= self._beat_at,
             passing=not wanted and self._ranked.may_pass(now),
             is_free=others == 0,
+            has_waited=bool(wanted) and now >= max(self._idle_since + AHEAD_S, self._asked_others_at + ASKED_OTHERS_S),
         )
 
     def _room(self, now: float, leaving: int = 0) -> int:
@@ -509,6 +518,22 @@ class Worker:
         if turn.wanted:
             self._hungry |= len(turned.claims.taken) + len(turned.claims.wanted) == turn.wanted
             self._next_look = self._monotonic() + turned.patience(self._environment.chance)
+            self._look_for_others(turn, turned, before)
+
+    def _look_for_others(self, turn: Batch, turned: BatchResult, now: float) -> None:
+        """If this worker finds no job for a free slot, it looks again after a moment. If it finds none then, it tells
+        the workers that hold some.
+        """
+        if turned.elsewhere:
+            self._environment.bus.publish(turned.elsewhere)
+        if turned.claims.taken or turned.claims.wanted or not self._held.has_free_slot:
+            self._idle_since = math.inf
+        elif turn.has_waited:
+            self._asked_others_at = now
+        elif self._idle_since == math.inf:
+            self._idle_since = now
+            if now >= self._asked_others_at + ASKED_OTHERS_S:
+                self._next_look = min(self._next_look, now + AHEAD_S)
 
     def _claimed(self, wanted: OfferedClaim, before: float, decision: Decision, dropped: bool) -> None:
         """The arbiter's decision on a claim. One that is too late, or was dropped and finds no slot, goes back."""
