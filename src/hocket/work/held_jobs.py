@@ -224,7 +224,7 @@ class HeldJobs:
         )
         quick = len(self._handed_over) - slow
         left = quick - len(self.ended)
-        return 0 if left * self.pace_s / self._runner.slots > within_s else quick
+        return 0 if left * self.pace_s / max(1, self._runner.slots) > within_s else quick
 
     # What is due.
 
