@@ -156,7 +156,7 @@ class HeldJobs:
             self._runner.refuse(run)
             return
         self._waiting.append(run)
-        self._waiting_due = min(self._waiting_due, _due_at(run))
+        self._waiting_due = min(self._waiting_due, run.lease.renews_at, run.waits_since + QUEUED_MAX_S)
         self._watch_leases(run.lease.ends_at)
 
     def hand_over(self) -> None:
@@ -268,8 +268,8 @@ class HeldJobs:
         for run in ended:
             assert run.started_at is not None and run.ended_at is not None
             self.pace_s += (run.ended_at - run.started_at - self.pace_s) * 0.1
-            self._moved_at = now
-            self._stalls, self._rests_until = 0, 0.0
+        if ended:
+            self._moved_at, self._stalls, self._rests_until = now, 0, 0.0
         return ended
 
     def hear_idle(self, kinds: Changes) -> None:

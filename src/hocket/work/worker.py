@@ -173,7 +173,8 @@ class Worker:
         self._pending_decisions = PendingDecisions(self._consult, environment, self._wake.set, options.emit)
         self._closed: list[tuple[float, bytes]] = []
         self._guests: list[asyncio.Future[None]] = []
-        self._waking = False
+        # Whether an end wakes the loop: not while it is about to look anyway, unless as many have ended as it awaits.
+        self._is_asleep = False
         self._awaited = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: float | None = None
@@ -346,14 +347,13 @@ class Worker:
         """The runner's threads call this. However many runs end before the loop looks, it is woken once."""
         self._held.ended.append(run)
         loop = self._loop
-        if (not self._waking or len(self._held.ended) == self._awaited) and loop is not None:
-            self._waking = True
+        if (self._is_asleep or len(self._held.ended) == self._awaited) and loop is not None:
+            self._is_asleep = False
             loop.call_soon_threadsafe(self._wake.set)
 
     async def _turn_until_done(self) -> None:
         while True:
             self._wake.clear()
-            self._waking = False
             self._pending_decisions.settle()
             self._held.hand_over()
             await self._linger()
@@ -408,8 +408,16 @@ class Worker:
     async def _sleep(self) -> None:
         now = self._monotonic()
         looking = self._stopping is None and self._room(now) > 0
-        if self._held.ended or self._held.spare or self._guests or (looking and self._hungry):
+        if self._held.spare or self._guests or (looking and self._hungry) or self._expected_ends():
             return
+        self._is_asleep = True
+        try:
+            if not self._held.ended:
+                await self._doze(now, looking)
+        finally:
+            self._is_asleep = False
+
+    async def _doze(self, now: float, looking: bool) -> None:
         if self._held.runs:
             self._next_round = min(self._next_round, now + ROUND_S)
         until = min(self._next_round, self._held.due_at)
@@ -429,23 +437,27 @@ class Worker:
             self._hungry = True
 
     async def _linger(self) -> None:
-        """Lets quick runs end together: a commit costs the same for one of them and for all. Until they have ended, no
-        end wakes the loop; what has ended by then is committed, even if others go on.
+        """Lets quick runs end together: a commit costs the same for one of them and for all. What has ended by then is
+        committed, even if others go on.
         """
+        if not (awaited := self._expected_ends()):
+            return
+        ended, self._awaited = self._held.ended, awaited
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while len(ended) < awaited and not self._guests and self._stopping is None:
+                    await self._wake.wait()
+                    self._wake.clear()
+        self._awaited = 0
+
+    def _expected_ends(self) -> int:
+        """How many runs will have ended in a moment, if it pays to wait for them, else 0."""
         ended = self._held.ended
         is_new = self._monotonic() < self._held.handed_over_at + LINGER_S
         if self._stopping is not None or self._guests or not (ended or is_new):
-            return
-        self._awaited = self._held.soon_ended(LINGER_S)
-        if len(ended) >= self._awaited:
-            return
-        self._waking = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_S):
-                while len(ended) < self._awaited and not self._guests and self._stopping is None:
-                    await self._wake.wait()
-                    self._wake.clear()
-        self._waking, self._awaited = False, 0
+            return 0
+        awaited = self._held.soon_ended(LINGER_S)
+        return awaited if awaited > len(ended) else 0
 
     def _plan(self) -> Batch:
         now = self._monotonic()
