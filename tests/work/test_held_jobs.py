@@ -15,8 +15,9 @@ import pytest
 import hocket
 from hocket.bus.changes import IDLE, about
 from hocket.events import ignore
+from hocket.kernel.roster import UNSTARTED
 from hocket.node.runtime import Runtime
-from hocket.work import claiming
+from hocket.work import claiming, jobs
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.held_jobs import AHEAD_S, BEGUN_S, ENDED_MAX, OTHERS_IDLE_S, QUEUED_MAX_S, HeldJobs
@@ -58,11 +59,19 @@ class Holder:
         """Claims new jobs, and begins them."""
         drafts = [self._type.draft({}) for _ in range(count)]
         self._runtime.submit(drafts)
+        return self._begin_claims(count)
+
+    def _begin_claims(self, count: int) -> list[Run]:
         lease_of = {self._type.kind: LEASE_MS}.get
         claims = self._runtime.log.run(lambda tx: claiming.claim(tx, 0, count, lease_of)).taken
         self.held.begin(claims, self.now)
         self.held.hand_over()
         return [self.held.runs[claim.job.id] for claim in claims]
+
+    def claim_again(self, run: Run) -> list[Run]:
+        """The claim of the run ends on the log; the job is claimed again, and begun."""
+        self._runtime.log.run(lambda tx: jobs.hand_back(tx, run.held, UNSTARTED))
+        return self._begin_claims(1)
 
     def wait_ended(self, count: int) -> None:
         wait_for(lambda: len(self.held.ended) == count, f"{count} runs to end")
@@ -230,6 +239,21 @@ async def test_other_threads_take_over_when_a_quick_run_is_slow(holder: Any) -> 
                 await asyncio.sleep(0.001)
         gate.set()
         worker.wait_ended(ENDED_MAX)
+
+
+@pytest.mark.req("LW-08")
+@on_a_loop
+async def test_a_job_that_is_claimed_again_stops_its_earlier_run(holder: Any) -> None:
+    """The claim was lost, and the worker takes the job up again before a hint tells it so."""
+    gate = threading.Event()
+    with holder(slots=2, function=lambda ctx: gate.wait(PATIENCE_S) and None) as worker:
+        (earlier,) = worker.hold(1)
+        (later,) = worker.claim_again(earlier)
+        assert earlier.cancelled and earlier.stopped and not later.stopped
+        assert worker.held.runs == {later.job.id: later} and later.job.fence == 2
+        gate.set()
+        worker.wait_ended(2)
+        assert worker.held.due(worker.now, False, 0.0).ended == [later]
 
 
 # Another worker is idle.

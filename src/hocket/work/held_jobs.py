@@ -138,7 +138,9 @@ class HeldJobs:
         kit = self._kit(job.kind)
         meter = None if job_type.keeps_budget else meter_for(claim, self._rates, kit)
         run = Run(claim, job_type, lease_ms, before, kit, meter)
-        self.runs[claim.job.id] = run
+        if (earlier := self.runs.get(job.id)) is not None:
+            self._replace(earlier)
+        self.runs[job.id] = run
         if self._tracer is not None:
             run.trace = self._tracer.run(run.job, self._node)
         if is_heard:
@@ -158,6 +160,12 @@ class HeldJobs:
         self._waiting.append(run)
         self._waiting_due = min(self._waiting_due, run.lease.renews_at, run.waits_since + QUEUED_MAX_S)
         self._watch_leases(run.lease.ends_at)
+
+    def _replace(self, earlier: Run) -> None:
+        """The worker has claimed a job again that it holds: the earlier claim was lost, and no hint has come yet."""
+        if not earlier.revoke():
+            self.lose(earlier, Reason.STALE_CLAIM.sentence)
+        self.drop(earlier)
 
     def hand_over(self) -> None:
         """Gives the next runs to the threads, together: as many as may end without being on the log."""
