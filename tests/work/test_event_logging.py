@@ -19,12 +19,25 @@ import pytest
 import hocket
 import hocket.testing
 from hocket.errors import StoreError
-from hocket.events import Event, JobRescued, PeerChanged, RunFailed, StoreUnavailable, WorkerStarted
+from hocket.events import (
+    Event,
+    JobClaimed,
+    JobRescued,
+    PeerChanged,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    StoreUnavailable,
+    WorkerStarted,
+    ignore,
+    listens,
+    sentences,
+)
 from hocket.kernel.ids import parse_ulid
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import Place, Session, WorkerRow
-from hocket.work import claiming, jobs
+from hocket.work import claiming, held_jobs, jobs, run_outcomes
 from hocket.work.event_logging import level_of, log_event, logged
 from hocket.work.sweep import Sweep, SweepLoop
 from hocket.work.troubles import Troubles
@@ -44,6 +57,43 @@ def good(ctx: hocket.Context) -> None:
 @hocket.job("logged.bad", retries=1, backoff="10ms")
 def bad(ctx: hocket.Context) -> None:
     raise ValueError("no such frame:\n  frame 7\n  is missing")
+
+
+class _Refused:
+    """Stands for an event that nobody hears."""
+
+    routine, logger, level = True, "hocket.jobs", logging.INFO
+
+    def __init__(self, *arguments: object) -> None:
+        raise AssertionError("nobody hears this event")
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_no_event_is_made_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_heard: bool) -> None:
+    heard: list[Event] = []
+    hocket.init(tmp_path / "home")
+    if not is_heard:
+        for module, names in ((held_jobs, ("JobClaimed", "RunStarted")), (run_outcomes, ("RunFinished",))):
+            for name in names:
+                monkeypatch.setattr(module, name, _Refused)
+    with hocket.open(tmp_path / "home") as node:
+        handles = [node.submit(good) for _ in range(3)]
+        hearing = {"events": heard.append} if is_heard else {"notice": lambda sentence: None}
+        worker = node.work([good], until_idle=True, **hearing)
+    assert worker.succeeded == len(handles)
+    counts = {each: sum(type(event) is each for event in heard) for each in (JobClaimed, RunStarted, RunFinished)}
+    assert set(counts.values()) == ({3} if is_heard else {0})
+
+
+def test_an_emitter_says_which_events_reach_anyone(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Event] = []
+    quiet = logged(sentences(lambda sentence: None))
+    assert not listens(ignore, RunFinished) and listens(heard.append, RunFinished)
+    caplog.set_level(logging.WARNING, "hocket")
+    assert not listens(quiet, RunFinished) and listens(quiet, RunFailed)
+    assert listens(logged(heard.append), RunFinished)
+    caplog.set_level(logging.INFO, "hocket")
+    assert listens(quiet, RunFinished)
 
 
 def test_a_line_for_each_start_end_failure_and_retry(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -602,14 +602,14 @@ async def test_a_slow_arbiter_makes_no_worker_return_what_it_has_claimed_ahead()
 async def test_a_worker_that_can_start_nothing_claims_ever_more_rarely_and_harms_no_job() -> None:
     work = Work(lease_ms=600_000)
     mesh = Mesh([work.type], concurrency=1)
-    start = mesh.worker._runner.start
-    mesh.worker._runner.start = lambda run: None  # type: ignore[method-assign]
+    start = mesh.worker._runner.start_all
+    mesh.worker._runner.start_all = lambda runs, are_quick=False: None  # type: ignore[method-assign]
     job_id = mesh.home.submit("w.job")
     await asyncio.sleep(300)
     claims = sum(kind == "ClaimWork" for kind, _ in mesh.home.ops(job_id))
     job = mesh.home.job(job_id)
     assert (job.outcome, job.returns) == (None, 0)
     assert 3 < claims < 15
-    mesh.worker._runner.start = start  # type: ignore[method-assign]
+    mesh.worker._runner.start_all = start  # type: ignore[method-assign]
     await until(lambda: work.ended)
     await mesh.stop()

@@ -3,6 +3,7 @@ exception that stops it reaches no thread that does not run it.
 """
 
 import asyncio
+import contextvars
 import threading
 import time
 from pathlib import Path
@@ -11,12 +12,16 @@ import pytest
 
 import hocket
 from hocket.kernel.ids import ulid_text
+from hocket.kernel.roster import Job, Outcome
 from hocket.node.runtime import Runtime
-from hocket.work import claiming, jobs
+from hocket.work import claiming, jobs, runner
+from hocket.work.batch import settle
 from hocket.work.drafts import draft
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import JobType
 from hocket.work.json_values import encode_json
+from hocket.work.output_capture import catching
+from hocket.work.output_files import HANDLER, OutputFiles
 from hocket.work.runner import Run, Step
 from tests.work.mesh import PATIENCE_S, Mesh, wait_for
 from tests.work.test_timeouts import MODULES
@@ -186,6 +191,43 @@ def test_a_thawed_worker_starts_nothing_whose_lease_has_ended(mesh: Mesh) -> Non
     mesh.wait_done(150)
     late = [line for line in mesh.journal("start") if line["at"] > line["deadline"]]
     assert late == []
+
+
+def test_a_plain_run_makes_nothing_that_it_does_not_use(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwanted(*arguments: object) -> None:
+        raise AssertionError("a plain run does not need this")
+
+    for name in ("RunOutputs", "RunParts", "ulid_text"):
+        monkeypatch.setattr(runner, name, unwanted)
+    monkeypatch.setattr(OutputFiles, "file", unwanted)
+    run = runs.run(JobType("acme.plain", function=lambda ctx: 7))
+    assert run.begin(runs.now)
+    run.execute()
+    assert run.end(runs.now) and (run.result, run.error) == (b"7", None)
+    result = runs.runtime.log.run(lambda tx: settle(tx, run))
+    assert isinstance(result, Job) and result.outcome is Outcome.SUCCEEDED
+
+
+def test_outputs_that_come_after_the_end_of_a_run_are_refused(runs: Runs) -> None:
+    """A handler that was given up goes on, and makes its first artifact when its run is on the log."""
+    contexts: list[hocket.Context] = []
+    run = runs.run(JobType("acme.late_output", function=lambda ctx: contexts.append(ctx)))
+    assert run.begin(runs.now)
+    run.execute()
+    run.end(runs.now)
+    runs.runtime.log.run(lambda tx: settle(tx, run))
+    with pytest.raises(hocket.Usage, match="the run has ended"):
+        contexts[0].artifact(b"too late", type="acme.note")
+
+
+def test_what_a_run_prints_after_its_end_makes_no_file(runs: Runs) -> None:
+    kept: list[contextvars.Context] = []
+    run = runs.run(JobType("acme.printer", function=lambda ctx: kept.append(contextvars.copy_context())))
+    assert run.begin(runs.now)
+    with catching():
+        run.execute()
+        kept[0].run(print, "too late")
+    assert runs.runtime.output.read(run.job_id, HANDLER, 0, 0, 100) is None
 
 
 @pytest.mark.parametrize(

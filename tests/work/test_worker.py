@@ -265,6 +265,46 @@ def test_what_waits_behind_a_slow_job_goes_to_a_free_worker(mesh: Mesh) -> None:
     assert slow.result(PATIENCE_S) == 1
 
 
+@pytest.mark.req("LW-41")
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_slow_job_keeps_none_from_the_log_that_has_ended_before_it(mesh: Mesh, slots: int) -> None:
+    """The worker has learnt that its jobs are quick: it hands many of them over together. One of them can still be
+    cancelled alone.
+    """
+    mesh.node.submit_many([(REST, {})] * 200)
+    worker = mesh.worker(concurrency=slots, constants={"QUEUED_MAX_S": PATIENCE_S}).up()
+    mesh.wait_done(200)
+    spin = hocket.kind("step.spin", lease="60s")
+    handles = mesh.node.submit_many([*[(REST, {})] * 5, *[(spin, {})] * slots, *[(REST, {})] * 5])
+    assert [handle.result(PATIENCE_S) for handle in handles[:5]] == [1] * 5
+    slow = handles[5 : 5 + slots]
+    for handle in slow:
+        mesh.wait_journal("start", 1, handle.job_id)
+    assert {mesh.claim_of(handle.job_id) for handle in slow} == {("running", 1)}
+    slow[0].cancel("enough")
+    assert [handle.result(PATIENCE_S) for handle in handles[-5:]] == [1] * 5
+    for handle in slow[1:]:
+        handle.cancel("enough")
+    assert worker.stop() == 0
+
+
+@pytest.mark.req("LW-18")
+def test_an_idle_worker_gets_what_another_has_claimed_ahead(mesh: Mesh) -> None:
+    """The first worker would keep what waits behind its slow job; only the second one's request makes it go back."""
+    gate = mesh.root / "gate"
+    mesh.node.submit_many([(REST, {})] * 200)
+    first = mesh.worker(concurrency=1, constants={"QUEUED_MAX_S": 2 * PATIENCE_S}).up()
+    mesh.wait_done(200)
+    slow, *quick = mesh.node.submit_many([(GATE.using(priority=1), {"path": str(gate)}), *[(REST, {})] * 5])
+    wait_for(lambda: mesh.claim_of(quick[0].job_id)[0] == "running", "the quick jobs to be claimed ahead")
+    second = mesh.worker(concurrency=1).up()
+    assert [handle.result(PATIENCE_S) for handle in quick] == [2] * 5
+    assert {line["pid"] for line in mesh.journal("start")[-5:]} == {second.pid}
+    gate.touch()
+    assert slow.result(PATIENCE_S) == 1
+    assert (first.stop(), second.stop()) == (0, 0)
+
+
 @pytest.mark.req("LW-18", "LW-11")
 def test_a_worker_with_slow_jobs_does_not_take_and_hand_back_the_rest_for_ever(mesh: Mesh) -> None:
     gate = mesh.root / "gate"

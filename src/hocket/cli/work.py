@@ -98,7 +98,7 @@ def work(
             metavar="N",
             min=0,
             max=AHEAD_MAX,
-            help="How many jobs to claim beyond the running ones. Default: 32 in all.",
+            help="How many jobs to claim beyond the running ones. Default: 256.",
         ),
     ] = None,
     label: Annotated[

@@ -13,7 +13,7 @@ from hocket.events.coordinator import (
     OpsDelivered,
     OpsWaiting,
 )
-from hocket.events.event import DEBUG, ERROR, INFO, WARNING, Emit, Event, ignore, sentences
+from hocket.events.event import DEBUG, ERROR, INFO, WARNING, Emit, Event, ignore, listens, sentences
 from hocket.events.git import GitRunFailed, GitUnavailable
 from hocket.events.jobs import (
     JobClaimed,
@@ -176,5 +176,6 @@ __all__ = [
     "WorkerStarted",
     "WorkerStopping",
     "ignore",
+    "listens",
     "sentences",
 ]

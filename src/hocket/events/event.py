@@ -22,16 +22,38 @@ class Event(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
 Emit = Callable[[Event], None]
 
 
-def ignore(event: Event) -> None:
-    """Ignores events."""
+def listens(emit: Emit, event: type[Event]) -> bool:
+    """Whether events of this type reach anyone through `emit`, which may say so by a method `wants`. Ask before making
+    an event that comes with every job.
+    """
+    wants: Callable[[type[Event]], bool] | None = getattr(emit, "wants", None)
+    return wants is None or wants(event)
+
+
+class _Ignore:
+    def __call__(self, event: Event) -> None:
+        """Ignores events."""
+
+    def wants(self, event: type[Event]) -> bool:
+        return False
+
+
+ignore: Emit = _Ignore()
+
+
+class _Sentences:
+    def __init__(self, notice: Callable[[str], None], also: Emit) -> None:
+        self._notice, self._also = notice, also
+
+    def __call__(self, event: Event) -> None:
+        self._also(event)
+        if not event.routine:
+            self._notice(str(event))
+
+    def wants(self, event: type[Event]) -> bool:
+        return not event.routine or listens(self._also, event)
 
 
 def sentences(notice: Callable[[str], None], also: Emit = ignore) -> Emit:
     """Calls `notice` with the sentence of each event that is not routine, and `also` with every event."""
-
-    def emit(event: Event) -> None:
-        also(event)
-        if not event.routine:
-            notice(str(event))
-
-    return emit
+    return _Sentences(notice, also)

@@ -192,7 +192,9 @@ class _RemoteRun(Run):
         super().__init__(start.claim, REGISTRY[start.kind], start.lease_ms, start.claimed_at, kit, meter)
         self.number = start.run
         self._send = send
-        self.products = _Outputs(self.number, kit, self.job, send)
+
+    def _new_outputs(self, is_sealed: bool) -> RunOutputs:
+        return _Outputs(self.number, self._kit, self.job, self._send)
 
     def report(self, note: bytes) -> None:
         self._send(Noted(self.number, note))

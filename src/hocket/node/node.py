@@ -309,7 +309,7 @@ class Node(LocalNode):
 
         Options: `concurrency` (how many jobs run at once, 4), `until_idle` (return when no job is left), `grace`
         (seconds that handlers may run after the first signal, 10), `ahead` (how many jobs it claims beyond the running
-        ones; by default up to 32 in all), `labels` (what jobs may need, like "gpu=a100"), `weight` (its share of the
+        ones, 256), `labels` (what jobs may need, like "gpu=a100"), `weight` (its share of the
         jobs that go by rank, 1), `finished` (called with each run and its outcome), `started` (called with the worker
         when it begins; its `stop` does what a signal does).
 

@@ -4,16 +4,18 @@ turn is due and what follows from it. If a turn fails as a whole, each request i
 
 import functools
 import random
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from hocket.bus.changes import IDLE, Changes, gathered
+from hocket.bus.changes import NOTHING as NO_CHANGES
 from hocket.events import JobSkipped
 from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import UNSTARTED, Job
 from hocket.log import Transaction
-from hocket.store import Session
+from hocket.store import NoteSession, Session
 from hocket.work import claiming, cron, jobs, progress
 from hocket.work.claim_order import ClaimOrder
 from hocket.work.claiming import Claims, HoldMs, OfferedClaim, whole_beats
@@ -34,7 +36,8 @@ PASSES_MAX = 32
 class Batch(NamedTuple):
     """The requests. `spare` are holds that this worker no longer needs; `closed` are offered claims that are decided.
     `beat` is whether the worker's own sign of life is due, `passing` whether it has no room for the jobs whose turn it
-    has, `is_free` whether it holds nothing but what it gives up with this turn.
+    has, `is_free` whether it holds nothing but what it gives up with this turn. If the worker `has_waited` with a free
+    slot and finds no job, it says so to workers that hold some.
     """
 
     ended: Sequence[Run] = ()
@@ -50,6 +53,7 @@ class Batch(NamedTuple):
     beat: bool = False
     passing: bool = False
     is_free: bool = True
+    has_waited: bool = False
 
     @property
     def is_worth_it(self) -> bool:
@@ -71,7 +75,8 @@ class Batch(NamedTuple):
 class BatchResult(NamedTuple):
     """The results. `spared` are the results of handing back the spare holds. None stands for a request that could not
     be put on the log at all, which was reported. `availability` is that of this node, if it was looked up. `passes` are
-    the jobs that this worker leaves to others.
+    the jobs that this worker leaves to others. `elsewhere` are the kinds of which other workers hold jobs, if the
+    worker says that it found none.
     """
 
     outcomes: list[Result | None]
@@ -83,6 +88,7 @@ class BatchResult(NamedTuple):
     idle: bool
     availability: Availability | None = None
     passes: Sequence[Job] = ()
+    elsewhere: Changes = NO_CHANGES
 
     def patience(self, chance: random.Random) -> float:
         """How long until the next look at the queue without a hint: until the next job is due, else a slow, uneven
@@ -94,7 +100,10 @@ class BatchResult(NamedTuple):
 
 
 class BatchRunner:
-    """Runs the turns of one worker. `until_idle` is whether the worker needs to know that nothing is left to do."""
+    """Runs the turns of one worker. `until_idle` is whether the worker needs to know that nothing is left to do.
+    `held_kinds` is how many jobs of each kind the worker holds, and `announce` carries a hint to workers of other nodes
+    with a commit.
+    """
 
     def __init__(
         self,
@@ -105,8 +114,11 @@ class BatchRunner:
         labels: frozenset[str] = frozenset(),
         hold_ms: HoldMs = whole_beats,
         isolates: Callable[[str], bool] = lambda kind: True,
+        held_kinds: Callable[[], Mapping[str, int]] = dict,
+        announce: Callable[[NoteSession, Changes], None] = lambda session, changes: None,
     ) -> None:
         self._handlers, self._isolates = handlers, isolates
+        self._held_kinds, self._announce = held_kinds, announce
         self._order = order
         self._labels = labels
         self._hold_ms = hold_ms
@@ -147,7 +159,19 @@ class BatchRunner:
         passes = self._passes(tx) if turn.passing else ()
         is_idle = not claims.taken and not claims.wanted and self._until_idle
         idle = is_idle and (availability not in (None, Availability.ACTIVE) or self._is_idle(tx))
-        return BatchResult(outcomes, spared, renewed, lost, claims, tx.now, idle, availability, passes)
+        is_hungry = turn.has_waited and not claims.taken and not claims.wanted and availability is Availability.ACTIVE
+        elsewhere = self._elsewhere(tx) if is_hungry else NO_CHANGES
+        if elsewhere:
+            self._announce(tx.session, elsewhere)
+        return BatchResult(outcomes, spared, renewed, lost, claims, tx.now, idle, availability, passes, elsewhere)
+
+    def _elsewhere(self, tx: Transaction) -> Changes:
+        """The kinds of this worker's handlers of which other workers hold jobs."""
+        tx.projection.flush()
+        held = self._held_kinds()
+        kinds = [kind for kind in tx.session.busy_kinds() if self._handlers.find(kind) is not None]
+        found = [kind.encode() for kind in kinds if tx.session.claimed_count(kind) > held.get(kind, 0)]
+        return gathered((), {IDLE: found} if found else {})
 
     async def look_ahead(self, access: NodeAccess, turn: Batch) -> None:
         """Ranks the jobs that the turn may claim. The turn itself, which other writers wait for, then need not."""
@@ -273,7 +297,7 @@ class _QueueOutside(NamedTuple):
 async def renew_outputs(access: NodeAccess, turn: Batch) -> None:
     """What runs have staged must still be there when the turn writes their ends."""
     for run in turn.ended:
-        if run.products.has_staged:
+        if run.has_staged:
             await access.call(run.products.renew)
 
 
@@ -281,7 +305,7 @@ def settle(tx: Transaction, run: Run) -> Result:
     """Puts the end of a run on the log."""
     assert run.started_at is not None and run.ended_at is not None
     made: WrittenOutputs | Reason = NOTHING
-    if run.products.seal(tx):
+    if run.seal(tx):
         is_stopped = run.stopped or jobs.stale_claim(tx, run.held) is not None
         made = run.products.write(tx, not is_stopped and run.error is None, is_stopped)
     if isinstance(made, Reason):

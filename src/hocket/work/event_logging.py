@@ -6,7 +6,7 @@ library: a program that embeds a worker chooses handlers and levels, and without
 import functools
 import logging
 
-from hocket.events import Emit, Event, PeerChanged, RunFailed
+from hocket.events import Emit, Event, PeerChanged, RunFailed, ignore, listens
 
 ROOT = "hocket"
 
@@ -16,21 +16,27 @@ _logger = functools.cache(logging.getLogger)
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
 
 
-def log_event(event: Event) -> None:
-    """Writes an event to its logger. The record has the event as `hocket_event`."""
-    logger, level = _logger(event.logger), level_of(event)
-    if logger.isEnabledFor(level):
-        logger.log(level, "%s", event, extra={"hocket_event": event})
+class _Logged:
+    def __init__(self, also: Emit) -> None:
+        self._also = also
+
+    def __call__(self, event: Event) -> None:
+        logger, level = _logger(event.logger), level_of(event)
+        if logger.isEnabledFor(level):
+            logger.log(level, "%s", event, extra={"hocket_event": event})
+        self._also(event)
+
+    def wants(self, event: type[Event]) -> bool:
+        level = logging.ERROR if event is RunFailed else event.level
+        return _logger(event.logger).isEnabledFor(level) or listens(self._also, event)
 
 
 def logged(also: Emit) -> Emit:
-    """Writes each event to its logger, and calls `also` with it."""
+    """Writes each event to its logger, and calls `also` with it. The record has the event as `hocket_event`."""
+    return _Logged(also)
 
-    def emit(event: Event) -> None:
-        log_event(event)
-        also(event)
 
-    return emit
+log_event = logged(ignore)
 
 
 def level_of(event: Event) -> int:

@@ -5,7 +5,7 @@ own. Neither can block the worker's loop, which keeps renewing leases whatever a
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
 from hocket.cancelling import end_loop
@@ -27,6 +27,7 @@ class HandlerThreads:
         self._stuck: set[Run] = set()
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Run | None] = SimpleQueue()
+        self._is_narrow = False
         self._threads = 0
         self.loop: asyncio.AbstractEventLoop | None = None
         self.trouble: str | None = None
@@ -37,8 +38,29 @@ class HandlerThreads:
 
     def start(self, run: Run) -> None:
         """Starts the run as soon as a slot is free."""
-        self._waiting.append(run)
-        self._fill()
+        self.start_all((run,))
+
+    def start_all(self, runs: Iterable[Run], are_quick: bool = False) -> None:
+        """Starts the runs as slots become free. If they `are_quick`, one thread executes all that are for threads, one
+        after the other, unless `spread` finds that they take longer: to wake a thread takes longer than such a run.
+        """
+        with self._lock:
+            self._waiting.extend(runs)
+            self._is_narrow = are_quick
+            self._launch_all()
+
+    def spread(self, quick_s: float) -> bool:
+        """Uses all slots again if every run under way has taken this long. False if runs wait for a thread that is
+        quick enough.
+        """
+        with self._lock:
+            since = self._monotonic() - quick_s
+            started = [run.started_at for run in self._running if run.started_at is not None]
+            if self._is_narrow and self._waiting and any(at > since for at in started):
+                return False
+            self._is_narrow = False
+            self._launch_all()
+            return True
 
     def refuse(self, run: Run) -> None:
         """Ends a run that has no time at all, without its handler."""
@@ -92,10 +114,11 @@ class HandlerThreads:
 
     def _fill(self) -> None:
         with self._lock:
-            self._launch_all(self._begin_next())
+            self._launch_all()
 
-    def _launch_all(self, run: Run | None) -> None:
+    def _launch_all(self, run: Run | None = None) -> None:
         """Launches a run that has begun, and those that wait as far as slots are free."""
+        run = run or self._begin_next_elsewhere()
         while run is not None:
             try:
                 self._launch(run)
@@ -103,7 +126,14 @@ class HandlerThreads:
                 del self._running[run]
                 run.started_at = None
                 return
-            run = self._begin_next()
+            run = self._begin_next_elsewhere()
+
+    def _begin_next_elsewhere(self) -> Run | None:
+        """The next run for another thread than this one. One thread is enough for quick runs."""
+        is_enough = self._is_narrow and any(self._is_for_thread(run) for run in self._running)
+        if is_enough and self._waiting and self._is_for_thread(self._waiting[0]):
+            return None
+        return self._begin_next()
 
     def _begin_next(self) -> Run | None:
         """The next run that waits for a slot, if one is free."""

@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Unpack
 
@@ -93,13 +93,13 @@ class JobType(Generic[P, R_co]):
 
     def call(self, ctx: object, payload: bytes) -> Callable[[], Any]:
         """The call of the function for a job with this payload. Raises PayloadRejected if the payload does not fit."""
-        assert self.signature is not None
+        signature, function = self.signature, self.function
+        assert signature is not None and function is not None
         try:
-            arguments = self.signature.arguments(payload)
+            arguments = signature.arguments(payload)
         except ValueError as error:
             raise PayloadRejected(f"the payload of {self.kind} is wrong: {error}") from None
-        given = (ctx,) if self.signature.takes_context else ()
-        return lambda: self(*given, **arguments)
+        return partial(function, ctx, **arguments) if signature.takes_context else partial(function, **arguments)
 
     @cached_property
     def options(self) -> Policy:

@@ -28,15 +28,13 @@ WAITED = 1.1
 class Lease:
     """One hold. Times are readings of the holder's clock, in seconds."""
 
-    def __init__(self, length_s: float, asked_at: float) -> None:
-        self.is_over = False
-        """Whether the holder has given up the lease, or was told that it has lost it."""
-        self._is_renewing = False
-        self._first_s, self._begun_at = length_s, asked_at
-        self._start(length_s, asked_at)
+    is_over = False
+    """Whether the holder has given up the lease, or was told that it has lost it."""
+    _is_renewing = False
 
-    def _start(self, length_s: float, asked_at: float) -> None:
-        self._length_s = length_s
+    def __init__(self, length_s: float, asked_at: float) -> None:
+        self._first_s = self._length_s = length_s
+        self._begun_at = asked_at
         self._renews_at = asked_at + length_s * RENEWED_AFTER
         self.ends_at = asked_at + length_s * COUNTED
         """When the lease ends by the holder's count, unless renewed."""
@@ -57,7 +55,9 @@ class Lease:
     def renewed(self, length_s: float, asked_at: float) -> None:
         """The lease lasts this long from the moment the renewal was requested."""
         self._is_renewing = False
-        self._start(length_s, asked_at)
+        self._length_s = length_s
+        self._renews_at = asked_at + length_s * RENEWED_AFTER
+        self.ends_at = asked_at + length_s * COUNTED
 
     def try_again(self, now: float) -> None:
         """The outcome of the renewal is unknown."""

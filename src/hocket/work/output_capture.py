@@ -27,20 +27,32 @@ ShowLine = Callable[[str, str, str], None]
 class Capture:
     """The run in whose context something is printed or logged. `write` is called in any thread."""
 
+    _begun: dict[str, str] | None = None
+
     def __init__(self, job_id: str, write: Callable[[bytes], None]) -> None:
-        self.job_id, self.write = job_id, write
-        self._begun: dict[str, str] = {}
+        self._job_id, self._write = job_id, write
+
+    @property
+    def job_id(self) -> str:
+        return self._job_id
+
+    def write(self, data: bytes) -> None:
+        self._write(data)
+
+    def close(self) -> None:
+        """The block of the run has ended."""
 
     def show(self, stream: str, text: str, show: ShowLine) -> None:
         """Shows the lines that are complete."""
-        *lines, self._begun[stream] = (self._begun.get(stream, "") + text).split("\n")
-        if len(self._begun[stream]) >= LINE_CHARS_MAX:
-            lines.append(self._begun.pop(stream))
+        begun: dict[str, str] = self.__dict__.setdefault("_begun", {})
+        *lines, begun[stream] = (begun.get(stream, "") + text).split("\n")
+        if len(begun[stream]) >= LINE_CHARS_MAX:
+            lines.append(begun.pop(stream))
         for line in lines:
             show(self.job_id, stream, line)
 
     def show_rest(self, show: ShowLine) -> None:
-        for stream, rest in self._begun.items():
+        for stream, rest in (self._begun or {}).items():
             if rest:
                 show(self.job_id, stream, rest)
 
@@ -51,14 +63,14 @@ _current: ContextVar[Capture | None] = ContextVar("hocket_capture", default=None
 
 class captured:
     """What this context prints and logs inside the block goes to the capture too, while `catching` is entered. At the
-    end of the block it calls `ended`. It is a class and not a generator, because that is faster and every run needs
-    one.
+    end of the block it closes the capture. It is a class and not a generator, because that is faster and every run
+    needs one.
     """
 
-    __slots__ = ("_capture", "_ended", "_token")
+    __slots__ = ("_capture", "_token")
 
-    def __init__(self, capture: Capture, ended: Callable[[], None] = lambda: None) -> None:
-        self._capture, self._ended = capture, ended
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
 
     def __enter__(self) -> None:
         self._token = _current.set(self._capture)
@@ -72,7 +84,7 @@ class captured:
             if _show is not None:
                 self._capture.show_rest(_show)
         finally:
-            self._ended()
+            self._capture.close()
 
 
 def job_of(record: logging.LogRecord) -> str | None:

@@ -123,6 +123,11 @@ class OutputFile:
         self._grown(1, 0)
 
 
+CLOSED_FILE = OutputFile(Path(), "", lambda files, size: None)
+"""Takes nothing: the output of a run that has ended without any."""
+CLOSED_FILE.close()
+
+
 def _place(position: int) -> tuple[int, int]:
     """Where the byte at a position is in the file, and how many follow it there."""
     if position < HEAD_BYTES:

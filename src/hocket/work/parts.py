@@ -5,6 +5,7 @@ sends what is there when it gets to it. At the end they become the whole, an art
 import inspect
 from collections.abc import Callable
 from contextlib import aclosing, closing
+from types import GeneratorType
 from typing import Any
 
 import msgspec
@@ -59,7 +60,7 @@ class RunParts:
 
 def gathered(made: Any, part: Callable[[Any], None]) -> Any:
     """What a handler returns. If it is a generator, makes each yielded value a part first."""
-    if not inspect.isgenerator(made):
+    if not isinstance(made, GeneratorType):
         return made
     with closing(made) as generator:
         while True:

@@ -2,7 +2,17 @@
 
 from collections.abc import Callable
 
-from hocket.events import Emit, JobHandedBack, JobPostponed, ResultDiscarded, RetryPlanned, RunFailed, RunFinished
+from hocket.errors import StoreError
+from hocket.events import (
+    Emit,
+    JobHandedBack,
+    JobPostponed,
+    ResultDiscarded,
+    RetryPlanned,
+    RunFailed,
+    RunFinished,
+    listens,
+)
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.work.handler_errors import ERROR_CHARS_MAX
@@ -26,30 +36,39 @@ class RunOutcomes:
         self.failed = 0
         self.handed_back = 0
         self.postponed = 0
+        self.look_for_listeners()
+
+    def look_for_listeners(self) -> None:
+        """Call this now and then: a program may choose another level for its logs."""
+        self._tells_ends = listens(self._emit, RunFinished)
 
     def count(self, run: Run, outcome: Job | Reason) -> None:
-        about = run.job_id, run.job.kind, run.job.fence
         if run.trace is not None:
             run.trace.end(*_trace_end(run, outcome))
         if isinstance(outcome, Reason):
             self._emit(ResultDiscarded(run.job_id, outcome.sentence))
         elif outcome.outcome is Outcome.SUCCEEDED:
             self.succeeded += 1
-            self._emit(RunFinished(*about, run.ran_s, run.cost))
+            if self._tells_ends:
+                self._emit(RunFinished(*_about(run), run.ran_s, run.cost))
         elif run.later_ms is not None:
             self.postponed += 1
-            self._emit(JobPostponed(*about, run.later_ms / 1000, run.error or ""))
+            self._emit(JobPostponed(*_about(run), run.later_ms / 1000, run.error or ""))
         elif run.error is not None:
             self.failed += 1
             self._tell_failure(run, run.error, outcome)
         else:
             self.handed_back += 1
-            self._emit(JobHandedBack(*about))
-        with self._troubles.contained("finished", "telling the end of job", run.job.id):
+            self._emit(JobHandedBack(*_about(run)))
+        try:
             self._finished(run, outcome)
+        except StoreError:
+            raise
+        except Exception as error:
+            self._troubles.failed("finished", "telling the end of job", error, run.job.id)
 
     def _tell_failure(self, run: Run, error: str, job: Job) -> None:
-        about = run.job_id, run.job.kind, run.job.fence
+        about = _about(run)
         last_line = run.traceback.rstrip().rpartition("\n")[2].strip()
         # A one-line error is the last line of its traceback.
         more = "" if last_line in error or error in last_line else last_line[:ERROR_CHARS_MAX]
@@ -58,6 +77,10 @@ class RunOutcomes:
         self._emit(RunFailed(*about, error, more, is_final, run.ran_s, run.cost, None if is_final else rest_s))
         if not is_final:
             self._emit(RetryPlanned(*about, job.failures, rest_s))
+
+
+def _about(run: Run) -> tuple[str, str, int]:
+    return run.job_id, run.job.kind, run.job.fence
 
 
 def _trace_end(run: Run, outcome: Job | Reason) -> tuple[str, str | None]:

@@ -122,16 +122,16 @@ class Evidence(NamedTuple):
 
 
 class RunOutputs:
-    """Safe to use from several threads. `job` is the job of the run."""
+    """Safe to use from several threads. `job` is the job of the run, which has ended if it `is_sealed`."""
 
-    def __init__(self, kit: RunServices, job: Job) -> None:
+    def __init__(self, kit: RunServices, job: Job, is_sealed: bool = False) -> None:
         self.kit = kit
         self._job, self.job_id = job, job.id
         self._kept_bytes = self._inline_bytes = 0
         self._lock = threading.Lock()
         self._made: list[RunOutput] = []
         self._open: dict[bytes, Callable[[Hlc], RunOutput]] = {}
-        self._sealed = False
+        self._sealed = is_sealed
 
     def artifact(
         self, content: bytes | PathLike[str], type: str, ttl: str | float | None, inputs: Iterable[str | bytes]

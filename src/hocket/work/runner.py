@@ -6,8 +6,8 @@ import asyncio
 import math
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import Enum
 from functools import cached_property
 from os import PathLike
@@ -23,6 +23,7 @@ from hocket.kernel.plurals import counted
 from hocket.kernel.rate_card import USAGE_TYPE, ResourceUse, UsageRecord
 from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import Payload
+from hocket.log import Transaction
 from hocket.work import chains
 from hocket.work.checkpoints import last_checkpoint
 from hocket.work.handler_errors import description, stack_text
@@ -33,14 +34,14 @@ from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
 from hocket.work.json_values import encode_json
 from hocket.work.lease import Lease
 from hocket.work.output_capture import Capture, captured
-from hocket.work.output_files import HANDLER
+from hocket.work.output_files import CLOSED_FILE, HANDLER, OutputFile, OutputFiles
 from hocket.work.parts import RunParts, gathered, gathered_async
 from hocket.work.rescue import DEATHS_ALONE
 from hocket.work.retrying import Later, may_retry
-from hocket.work.run_outputs import RunOutputs, RunServices
+from hocket.work.run_outputs import RunOutput, RunOutputs, RunServices
 from hocket.work.scored_run import PhraseEnded, ScoredRun
 from hocket.work.tempo_context import TempoContext
-from hocket.work.tracing import RunTrace, entered
+from hocket.work.tracing import RunTrace
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -78,7 +79,6 @@ class Context(TempoContext, Generic[N_co]):
 
     def __init__(self, run: "Run") -> None:
         self._run = run
-        self.job_id = run.job_id
         self.kind = run.job.kind
         self.fence = run.job.fence
         """The fence of this claim. Pass it to the resource that you change, and let that refuse lower numbers."""
@@ -86,6 +86,10 @@ class Context(TempoContext, Generic[N_co]):
         """Which try this is: 1 for the first, one more after each failure. A claim that was lost or returned is not a
         try of its own. `hocket retry` starts again from 1.
         """
+
+    @property
+    def job_id(self) -> str:
+        return self._run.job_id
 
     @property
     def cancelled(self) -> bool:
@@ -276,7 +280,48 @@ class Ending(NamedTuple):
 
 
 class Run:
-    """One execution of a job, from the claim to its outcome."""
+    """One execution of a job, from the claim to its outcome. It makes what a plain run never needs on first use."""
+
+    trace: RunTrace | None = None
+    cost: float | None = None
+    """What it cost, if its function has measured that."""
+    budget_s = math.inf
+    """How long it may run by the job's budget."""
+    over_budget = ""
+    """Why it may not run for longer than its budget."""
+    started_at: float | None = None
+    told_at: float | None = None
+    """When the handler was told to stop."""
+    ended_at: float | None = None
+    result: bytes | None = None
+    error: str | None = None
+    traceback = ""
+    may_retry = True
+    later_ms: int | None = None
+    cancelled = False
+    """Whether the handler is to stop."""
+    stopped = False
+    timed_out = False
+    given_up = False
+    """Whether the worker counts the run as ended although its handler goes on."""
+    note: bytes | None = None
+    unlogged: bytes | None = None
+    noted_at = -math.inf
+    checkpoint: bytes | None = None
+    checkpoint_at = 0.0
+    kept_checkpoint: bytes | None = None
+    task: asyncio.Task[None] | None = None
+    """The task of an async handler, or the one that a plain handler waits for."""
+    has_begun = False
+    phrase_s = math.inf
+    """How long it may run by the score of its job."""
+    _job_id: str | None = None
+    _products: RunOutputs | None = None
+    _parts: RunParts | None = None
+    _is_sealed = False
+    _revoked = False
+    _interrupted = False
+    _thread: int | None = None
 
     def __init__(
         self,
@@ -292,61 +337,62 @@ class Run:
         assert job.claim_op is not None and job.deadline is not None
         self.claim = claim
         self.job = job
-        self.job_id = ulid_text(job.id)
         self.held = Held(job.id, job.claim_op)
         self.job_type = job_type
         self.lease_ms = lease_ms
-        timeout_ms = job_type.policy.timeout_ms if job.policy.timeout_ms is None else job.policy.timeout_ms
         self.meter = meter
-        self.budget_s, self.over_budget = (math.inf, "") if meter is None else meter.guard.time_cap()
-        """How long it may run by the job's budget, and why it may not run for longer."""
-        self.timeout_s = min(timeout_ms / 1000 if timeout_ms else math.inf, self.budget_s)
-        self.trace: RunTrace | None = None
-        self.cost: float | None = None
-        """What it cost, if its function has measured that."""
+        if meter is not None:
+            self.budget_s, self.over_budget = meter.guard.time_cap()
+        timeout_ms = job_type.policy.timeout_ms if job.policy.timeout_ms is None else job.policy.timeout_ms
+        self.timeout_s = min(timeout_ms / 1000, self.budget_s) if timeout_ms else self.budget_s
         self.deadline_ms = job.deadline
-        self.claimed_at = claimed_at
+        self.claimed_at = self.checked_at = claimed_at
         self.waits_since = kit.monotonic()
         """Since when it waits for a slot. Another node's decision on the claim may have taken long before that."""
         self.is_alone = claim.deaths >= DEATHS_ALONE
         """Whether no other run may be lost if this one ends its process."""
         self.lease = Lease(lease_ms / 1000, claimed_at)
-        self.checked_at = claimed_at
-        self.started_at: float | None = None
-        self.told_at: float | None = None
-        """When the handler was told to stop."""
-        self.ended_at: float | None = None
-        self.result: bytes | None = None
-        self.error: str | None = None
-        self.traceback = ""
-        self.may_retry = True
-        self.later_ms: int | None = None
-        self.cancelled = False
-        """Whether the handler is to stop."""
-        self.stopped = False
-        self.timed_out = False
-        self.given_up = False
-        """Whether the worker counts the run as ended although its handler goes on."""
-        self.note: bytes | None = None
-        self.unlogged: bytes | None = None
-        self.noted_at, self.logged_at = -math.inf, claimed_at
-        self.checkpoint: bytes | None = None
-        self.checkpoint_at = 0.0
-        self.kept_checkpoint: bytes | None = None
-        self.products = RunOutputs(kit, job)
-        self.parts = RunParts(job.id, job.fence)
+        self.logged_at = claimed_at
         self.schedule = claim.schedule
+        self.tempo = kit.tempo(job)
+        self._kit = kit
         self._monotonic = kit.monotonic
         self._lock = threading.Lock()
-        self._revoked = False
-        self._interrupted = False
-        self._thread: int | None = None
-        self.task: asyncio.Task[None] | None = None
-        """The task of an async handler, or the one that a plain handler waits for."""
-        self.has_begun = False
-        self.tempo = kit.tempo(job)
-        self.phrase_s = math.inf
-        """How long it may run by the score of its job."""
+
+    @property
+    def job_id(self) -> str:
+        if self._job_id is None:
+            self._job_id = ulid_text(self.job.id)
+        return self._job_id
+
+    @property
+    def products(self) -> RunOutputs:
+        """What it produces besides its result."""
+        if self._products is None:
+            with self._lock:
+                self._products = self._products or self._new_outputs(self._is_sealed)
+        return self._products
+
+    def _new_outputs(self, is_sealed: bool) -> RunOutputs:
+        return RunOutputs(self._kit, self.job, is_sealed)
+
+    @property
+    def has_staged(self) -> bool:
+        """Whether its outputs include content that is staged."""
+        return self._products is not None and self._products.has_staged
+
+    def seal(self, tx: Transaction) -> list[RunOutput]:
+        """Everything that it has produced besides its result; from here on nothing is added."""
+        with self._lock:
+            self._is_sealed = True
+            products = self._products
+        return [] if products is None else products.seal(tx)
+
+    @property
+    def parts(self) -> RunParts:
+        if self._parts is None:
+            self._parts = RunParts(self.job.id, self.job.fence)
+        return self._parts
 
     @cached_property
     def scored(self) -> ScoredRun | None:
@@ -396,7 +442,7 @@ class Run:
             try:
                 call = self._call()
                 if self._enter():
-                    with self._captured(), entered(self.trace):
+                    with self._surroundings():
                         self._keep(gathered(call(), self.part))
             except BaseException as error:
                 self._fail(error)
@@ -410,7 +456,7 @@ class Run:
         try:
             call = self._call()
             if self._enter_task():
-                with self._captured(), entered(self.trace):
+                with self._surroundings():
                     self._keep(await self._metered(gathered_async(call(), self.part)))
         except BaseException as error:
             self._fail(error)
@@ -422,13 +468,12 @@ class Run:
 
         return metered(awaited, self.meter)
 
-    def _captured(self) -> AbstractContextManager[None]:
-        """What the handler prints and logs inside the block is kept."""
-        kept = self.products.kit.output
-        if kept is None:
-            return nullcontext()
-        file = kept.file(self.job_id, self.job.fence, HANDLER)
-        return captured(Capture(self.job_id, file.write), file.close)
+    def _surroundings(self) -> AbstractContextManager[None]:
+        """What the handler prints and logs inside the block is kept, and spans that are made there belong to the
+        run.
+        """
+        around = nullcontext() if self._kit.output is None else captured(_RunCapture(self, self._kit.output))
+        return around if self.trace is None else _both(around, self.trace.entered())
 
     def attach(self, task: asyncio.Task[None]) -> bool:
         """The task that is to execute the run. False if another one does already."""
@@ -508,9 +553,9 @@ class Run:
             if self.ended_at is not None:
                 return False
             self.ended_at = now
-        if self.parts.made:
-            self.parts.is_over = True
-            self.products.kit.stream(self.parts)
+        if self._parts is not None and self._parts.made:
+            self._parts.is_over = True
+            self._kit.stream(self._parts)
         if self.meter is not None:
             self._keep_usage(self.meter)
         if self.timed_out:
@@ -577,8 +622,8 @@ class Run:
         return self.job_type.call(Context(self), schedule_payload(self.schedule))
 
     def _keep(self, value: Any) -> None:
-        if self.parts.made:
-            self.products.keep_parts(self.parts, RESULT_BYTES_MAX)
+        if self._parts is not None and self._parts.made:
+            self.products.keep_parts(self._parts, RESULT_BYTES_MAX)
         if value is None:
             return
         written = encode_json(value, "the result")
@@ -606,7 +651,7 @@ class Run:
 
     def add_part(self, written: bytes, is_bytes: bool) -> None:
         self.parts.add(written, is_bytes)
-        self.products.kit.stream(self.parts)
+        self._kit.stream(self.parts)
 
     def report(self, note: bytes) -> None:
         """The newest progress note."""
@@ -637,3 +682,33 @@ class Run:
         with self._lock:
             if self.ended_at is None:
                 self.result, self.error, self.traceback, self.may_retry, self.later_ms = ending
+
+
+class _RunCapture(Capture):
+    """The output of a run's handler. It gets its file with the first byte."""
+
+    _file: OutputFile | None = None
+
+    def __init__(self, run: Run, files: OutputFiles) -> None:
+        self._run, self._files = run, files
+
+    @property
+    def job_id(self) -> str:
+        return self._run.job_id
+
+    def write(self, data: bytes) -> None:
+        if (file := self._file) is None:
+            # One step, without a lock: a finaliser that prints may run anywhere.
+            made = self._files.file(self.job_id, self._run.job.fence, HANDLER)
+            file = self.__dict__.setdefault("_file", made)
+        file.write(data)
+
+    def close(self) -> None:
+        if (file := self.__dict__.setdefault("_file", CLOSED_FILE)) is not CLOSED_FILE:
+            file.close()
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[None], inner: AbstractContextManager[None]) -> Iterator[None]:
+    with outer, inner:
+        yield

@@ -6,6 +6,7 @@ when the transaction is durable.
 """
 
 import asyncio
+import math
 
 from hocket.errors import StoreError
 from hocket.events import BatchFailed, Emit, Event, JobRescued, JobsReclaimed, ScheduleSkipped, StoreUnavailable
@@ -23,6 +24,8 @@ from hocket.work.troubles import Troubles, described
 ROUND_S = 0.25
 QUIET_S = 1.0
 EXPIRED_MAX = 500
+# How often the claims are compared with the workers while no worker comes or goes: many workers hold many jobs.
+CLAIMS_S = 1.0
 # After this process has found the store away, it expires no lease for so long: the holders could not renew, and have
 # results to deliver. They try the store again at least every few seconds (`lease.STORE_PAUSE_S_MAX`).
 RETURN_S = 15.0
@@ -137,6 +140,8 @@ class SweepLoop:
         self._sweep = Sweep(self._troubles, emit)
         self._spares_until = 0.0
         self._round_s = ROUND_S
+        self._alive: set[int] = set()
+        self._claims_at = -math.inf
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -165,12 +170,15 @@ class SweepLoop:
         node = self._access.log.node
         workers = session.workers(node.to_bytes(8, "big"))
         dead = self._environment.liveness.dead(workers)
-        alive = {each.number for each in workers} - dead
-        claimed = session.claimed()
-        lost = any(e.job.claimer == node and e.worker not in alive for e in claimed)
+        alive, before = {each.number for each in workers} - dead, self._alive
+        lost, now, self._alive = False, self._environment.monotonic(), alive
+        if alive != before or now >= self._claims_at:
+            lost = any(e.job.claimer == node and e.worker not in alive for e in session.claimed())
+            self._claims_at = -math.inf if lost else now + CLAIMS_S
         is_due = self._sweep.is_due(session, now_ms)
         due_s = (self._sweep.due_ms - now_ms) / 1000
-        self._round_s = ROUND_S if claimed else max(ROUND_S, min(self._quiet_s, due_s))
+        is_claimed = session.next_deadline() is not None
+        self._round_s = ROUND_S if is_claimed else max(ROUND_S, min(self._quiet_s, due_s))
         return dead if lost or dead or is_due else None
 
     async def _all(self, dead: set[int]) -> None:

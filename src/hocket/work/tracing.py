@@ -4,7 +4,7 @@ endpoint nothing is loaded and nothing is written.
 """
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -62,10 +62,6 @@ def tracer() -> Tracer | None:
 def current_trace() -> str | None:
     found = tracer()
     return None if found is None else found.current()
-
-
-def entered(trace: RunTrace | None) -> AbstractContextManager[None]:
-    return nullcontext() if trace is None else trace.entered()
 
 
 def flush_traces() -> None:

@@ -44,6 +44,13 @@ class Troubles:
         failed = self._failed.get(thing)
         return failed is not None and self._monotonic() - failed < REST_S
 
+    def failed(self, thing: Hashable, name: str, error: Exception, job: bytes | None = None) -> None:
+        """Records that a step about the thing failed, under that name, followed by the job if one is given."""
+        from hocket.events import StepFailed
+
+        text = name if job is None else f"{name} {ulid_text(job)}"
+        self.tell(thing, StepFailed(text, described(error)))
+
     def contained(self, thing: Hashable, name: str, job: bytes | None = None) -> "_Contained":
         """A failure inside the block is reported under that name, followed by the job if one is given, and not raised.
         An error of the store concerns everything, and is raised.
@@ -61,10 +68,7 @@ class _Contained:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if not isinstance(error, Exception) or isinstance(error, StoreError):
             return False
-        from hocket.events import StepFailed
-
-        name = self._name if self._job is None else f"{self._name} {ulid_text(self._job)}"
-        self._troubles.tell(self._thing, StepFailed(name, described(error)))
+        self._troubles.failed(self._thing, self._name, error, self._job)
         return True
 
 

@@ -7,6 +7,7 @@ it.
 
 import asyncio
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from hocket.bus.changes import CLAIM, Changes, about
+from hocket.bus.changes import CLAIM, IDLE, Changes, about
 from hocket.bus.messages import MessageBus
 from hocket.errors import StoreAway, StoreError, Usage
 from hocket.events import (
@@ -51,7 +52,7 @@ from hocket.work.handler_processes import ProcessPlan
 from hocket.work.handler_watch import HandlerWatch
 from hocket.work.handlers import Handlers
 from hocket.work.heard_claims import HeardClaims
-from hocket.work.held_jobs import HeldJobs
+from hocket.work.held_jobs import AHEAD_S, HeldJobs
 from hocket.work.jobs import Claim, Offer
 from hocket.work.lease import COUNTED, store_pause_s
 from hocket.work.liveness import BEAT_S, SignOfLife
@@ -73,23 +74,24 @@ ROUND_S = 0.25
 QUIET_S = 1.0
 # Ends are put on the log together if the runs that are under way are expected to end within this time.
 LINGER_S = 0.002
-# Jobs that a worker holds by default, those that run included. Runs that ended since the last commit are among them:
-# when the worker is killed, they are run again.
-HELD_MAX = 32
+# Jobs that a worker claims by default beyond those that run. They go back when it stops or dies: none has begun.
+AHEAD_DEFAULT = 256
 # A job whose claim the arbiter did not accept is not claimed again for this long, unless something happens to it.
 REFUSED_REST_S = 1.0
+# An idle worker tells those that hold jobs at most this often that it has a free slot.
+ASKED_OTHERS_S = 1.0
 # At the end, the undecided offers are sent to the arbiter once more, for this long.
 LAST_ASK_S = 1.0
 
 CANCELLED = "it was cancelled, or its lease was lost"
 
-_LOST = about(CLAIM)
+_LOST, _IDLE = about(CLAIM), about(IDLE)
 
 
 @dataclass
 class WorkerOptions:
     """`grace` is how many seconds running handlers may go on after the worker is told to stop. `ahead` is how many jobs
-    it may claim beyond those that run; by default as many as make 32 with them. `labels` are what jobs may need, like
+    it may claim beyond those that run, 256 by default. `labels` are what jobs may need, like
     `gpu` or `gpu=a100`. `processes` are the processes that run its handlers; None for threads of this one. `serving` is
     what it tells others about itself, besides its labels; by default the kinds of its handlers. `weight` is its share
     of the jobs that go by rank: a worker of weight 2 gets twice the jobs of one of weight 1. Over `messages` it tells
@@ -125,7 +127,7 @@ class WorkerOptions:
 
     @property
     def ahead_max(self) -> int:
-        return max(0, HELD_MAX - self.concurrency) if self.ahead is None else self.ahead
+        return AHEAD_DEFAULT if self.ahead is None else self.ahead
 
 
 class Worker:
@@ -145,7 +147,7 @@ class Worker:
         self._beat_at = 0.0
         self._runner = environment.slots(options.concurrency, self._ended_in_thread, options.processes)
         self._troubles = Troubles(options.emit, environment.monotonic)
-        self._outcomes = RunOutcomes(self._finished, self._troubles, options.emit)
+        self._outcomes = RunOutcomes(options.finished, self._troubles, options.emit)
         self._handler_watch = HandlerWatch(self._runner, options.concurrency, self._troubles, options.emit)
         self._tally = ClaimTally(access.log.physical)
         self._held = HeldJobs(
@@ -166,13 +168,14 @@ class Worker:
         self._ranked = RankedClaims(order, self._held)
         self._transact = BatchRunner(
             *(options.handlers, options.until_idle, self._troubles, order, frozenset(options.labels)),
-            *(options.hold_ms, self._held.isolates),
+            *(options.hold_ms, self._held.isolates, self._held.kinds, environment.bus.announce),
         )
         self._wake = asyncio.Event()
         self._pending_decisions = PendingDecisions(self._consult, environment, self._wake.set, options.emit)
         self._closed: list[tuple[float, bytes]] = []
         self._guests: list[asyncio.Future[None]] = []
-        self._waking = False
+        # Whether an end wakes the loop: not while it is about to look anyway, unless as many have ended as it awaits.
+        self._is_asleep = False
         self._awaited = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: float | None = None
@@ -182,6 +185,8 @@ class Worker:
         self._own_availability = about(AVAILABILITY, access.log.node.to_bytes(8, "big"))
         self._availability = Availability.ACTIVE
         self._lost_at = 0.0
+        self._idle_since = math.inf
+        self._asked_others_at = -math.inf
         self._next_round = 0.0
         self._next_look = 0.0
 
@@ -216,7 +221,7 @@ class Worker:
         ranked = told.ranked(self.id, self._options.weight, self._access.log.physical())
         self._serving = ranked.labelled(self._options.labels)
         self._sign.serves = serving_text([self._serving])
-        topics = self._served | _LOST | self._own_availability
+        topics = self._served | _LOST | _IDLE | self._own_availability
         hints = self._environment.bus.subscribe(topics)
         hints.attach(self._loop, self._hinted)
         beside = [task for task in (self._talk(), self._derive()) if task is not None]
@@ -321,9 +326,6 @@ class Worker:
         self._number = self._sign.number
         self._beat_at = self._monotonic() + BEAT_S
 
-    def _finished(self, run: Run, outcome: Job | Reason) -> None:
-        self._options.finished(run, outcome)
-
     async def _consult(self, offers: Sequence[Offer], is_urgent: bool) -> list[Decision]:
         return await self._access.consult(offers, is_urgent=is_urgent)
 
@@ -333,6 +335,9 @@ class Worker:
             self._wake.set()
         if changes.matches(self._own_availability):
             self._hungry, self._lost_at = True, self._monotonic()
+            self._wake.set()
+        if self._held.runs and changes.matches(_IDLE):
+            self._held.hear_idle(changes)
             self._wake.set()
         if changes.matches(_LOST):
             held = Changes(subjects=frozenset((CLAIM, job_id) for job_id in self._held.runs))
@@ -344,15 +349,15 @@ class Worker:
         """The runner's threads call this. However many runs end before the loop looks, it is woken once."""
         self._held.ended.append(run)
         loop = self._loop
-        if (not self._waking or len(self._held.ended) == self._awaited) and loop is not None:
-            self._waking = True
+        if (self._is_asleep or len(self._held.ended) == self._awaited) and loop is not None:
+            self._is_asleep = False
             loop.call_soon_threadsafe(self._wake.set)
 
     async def _turn_until_done(self) -> None:
         while True:
             self._wake.clear()
-            self._waking = False
             self._pending_decisions.settle()
+            self._held.hand_over()
             await self._linger()
             turn = self._plan()
             turned: BatchResult | None = None
@@ -361,6 +366,7 @@ class Worker:
                 turned = await self._commit(turn)
                 if turned is not None:
                     self._take(turn, turned, before)
+                    self._held.hand_over()
             self._pending_decisions.ask(self._monotonic())
             if self._stopping is not None and self._wind_down():
                 break
@@ -404,12 +410,19 @@ class Worker:
     async def _sleep(self) -> None:
         now = self._monotonic()
         looking = self._stopping is None and self._room(now) > 0
-        if self._held.ended or self._held.spare or self._guests or (looking and self._hungry):
+        if self._held.spare or self._guests or (looking and self._hungry) or self._expected_ends():
             return
+        self._is_asleep = True
+        try:
+            if not self._held.ended:
+                await self._doze(now, looking)
+        finally:
+            self._is_asleep = False
+
+    async def _doze(self, now: float, looking: bool) -> None:
         if self._held.runs:
             self._next_round = min(self._next_round, now + ROUND_S)
-        renewals = (run.lease.renews_at for run in self._held.runs.values() if not run.stopped)
-        until = min((self._next_round, *renewals))
+        until = min(self._next_round, self._held.due_at)
         is_resting = self._pending_decisions.is_resting(now)
         if is_resting:
             until = min(until, self._pending_decisions.rests_until)
@@ -426,23 +439,27 @@ class Worker:
             self._hungry = True
 
     async def _linger(self) -> None:
-        """Lets quick runs end together: a commit costs the same for one of them and for all."""
-        ended = self._held.ended
-        if not ended or self._stopping is not None:
+        """Lets quick runs end together: a commit costs the same for one of them and for all. What has ended by then is
+        committed, even if others go on.
+        """
+        if not (awaited := self._expected_ends()):
             return
-        since = self._monotonic() - LINGER_S
-        # A run that has taken longer than that already is not waited for.
-        left = sum(run.ended_at is None and (run.started_at or since) >= since for run in self._held.runs.values())
-        if not left or left * self._held.pace_s / self._options.concurrency > LINGER_S:
-            return
-        # Until all of these have ended, no end wakes the loop.
-        self._waking, self._awaited = True, len(ended) + left
+        ended, self._awaited = self._held.ended, awaited
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
-                while len(ended) < self._awaited:
+                while len(ended) < awaited and not self._guests and self._stopping is None:
                     await self._wake.wait()
                     self._wake.clear()
-        self._waking, self._awaited = False, 0
+        self._awaited = 0
+
+    def _expected_ends(self) -> int:
+        """How many runs will have ended in a moment, if it pays to wait for them, else 0."""
+        ended = self._held.ended
+        is_new = self._monotonic() < self._held.handed_over_at + LINGER_S
+        if self._stopping is not None or self._guests or not (ended or is_new):
+            return 0
+        awaited = self._held.soon_ended(LINGER_S)
+        return awaited if awaited > len(ended) else 0
 
     def _plan(self) -> Batch:
         now = self._monotonic()
@@ -456,7 +473,7 @@ class Worker:
         turn = self._held.due(now, self._stopping is not None, self._lost_at)
         others = len(self._held.runs) - len(turn.ended) - len(turn.unstarted) + self._pending_decisions.claims
         is_hungry = (self._hungry or self._guests) and self._stopping is None
-        wanted = max(0, self._room(now) + len(turn.ended) + len(turn.unstarted)) if is_hungry else 0
+        wanted = max(0, self._room(now, len(turn.ended) + len(turn.unstarted))) if is_hungry else 0
         if wanted:
             self._hungry = False  # a hint that comes while the turn commits sets it again
         return turn._replace(
@@ -466,10 +483,11 @@ class Worker:
             beat=now >= self._beat_at,
             passing=not wanted and self._ranked.may_pass(now),
             is_free=others == 0,
+            has_waited=bool(wanted) and now >= max(self._idle_since + AHEAD_S, self._asked_others_at + ASKED_OTHERS_S),
         )
 
-    def _room(self, now: float) -> int:
-        return self._held.room(now) - self._pending_decisions.claims
+    def _room(self, now: float, leaving: int = 0) -> int:
+        return self._held.room(now, self._pending_decisions.claims - leaving)
 
     # What follows from a turn.
 
@@ -483,14 +501,19 @@ class Worker:
             self._wake.set()
         for run in turn.doubtful:
             run.checked_at = before
+        self._outcomes.look_for_listeners()
         for run, outcome in zip((*turn.ended, *turn.unstarted), turned.outcomes, strict=True):
-            self._held.runs.pop(run.job.id, None)
-            self._pending_decisions.follow(outcome, functools.partial(self._outcomes.count, run))
+            self._held.drop(run)
+            if isinstance(outcome, Offer):
+                self._pending_decisions.follow(outcome, functools.partial(self._outcomes.count, run))
+            elif outcome is not None:
+                self._outcomes.count(run, outcome)
+        self._held.logged(turn.ended)
         for spared in turned.spared:
             self._pending_decisions.follow(spared, lambda decision: None)
         for run, renewed in zip(turn.renewals, turned.renewed, strict=True):
             if renewed is None:
-                run.lease.try_again(self._monotonic())
+                self._held.renewal_failed(run)
             else:
                 run.lease.renewing()
                 self._pending_decisions.follow(renewed, functools.partial(self._held.renewed, run, before))
@@ -502,14 +525,29 @@ class Worker:
         is_quarantined = self._availability is Availability.QUARANTINED
         for run in turned.lost:
             self._held.lose(run, "this node is quarantined" if is_quarantined else CANCELLED)
-        for claim in turned.claims.taken:
-            self._held.begin(claim, before)
+        self._held.begin(turned.claims.taken, before)
         self._ranked.tell(turned)
         for wanted in turned.claims.wanted:
             self._pending_decisions.add(wanted.offer, functools.partial(self._claimed, wanted, before), is_claim=True)
         if turn.wanted:
             self._hungry |= len(turned.claims.taken) + len(turned.claims.wanted) == turn.wanted
             self._next_look = self._monotonic() + turned.patience(self._environment.chance)
+            self._look_for_others(turn, turned, before)
+
+    def _look_for_others(self, turn: Batch, turned: BatchResult, now: float) -> None:
+        """If this worker finds no job for a free slot, it looks again after a moment. If it finds none then, it tells
+        the workers that hold some.
+        """
+        if turned.elsewhere:
+            self._environment.bus.publish(turned.elsewhere)
+        if turned.claims.taken or turned.claims.wanted or not self._held.has_free_slot:
+            self._idle_since = math.inf
+        elif turn.has_waited:
+            self._asked_others_at = now
+        elif self._idle_since == math.inf:
+            self._idle_since = now
+            if now >= self._asked_others_at + ASKED_OTHERS_S:
+                self._next_look = min(self._next_look, now + AHEAD_S)
 
     def _claimed(self, wanted: OfferedClaim, before: float, decision: Decision, dropped: bool) -> None:
         """The arbiter's decision on a claim. One that is too late, or was dropped and finds no slot, goes back."""
@@ -523,7 +561,7 @@ class Worker:
         if self._stopping is not None or is_over or (dropped and not self._held.has_free_slot):
             self._held.give_back(claim)
         else:
-            self._held.begin(claim, before)
+            self._held.begin((claim,), before)
 
     def _wind_down(self) -> bool:
         """While stopping: whether it is time to go. Past the grace, or when hurried, handlers are stopped and
