@@ -67,7 +67,7 @@ QUICK := tests/kernel tests/store tests/log tests/trust tests/node tests/test_ho
 quick: lint sqld ## lint, then run the tests that finish within two minutes
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -m "not soak and not slow" $(QUICK) $(ARGS)
 
-soak: setup sqld ## run the same tests with forty times the examples, and the long runs
+soak: setup sqld ## run the same tests with sixty times the examples, and the long runs
 	HYPOTHESIS_PROFILE=soak $(PYTEST) -m "soak or not soak" --timeout=7200 $(ARGS)
 
 fuzz: setup ## feed a million damaged inputs to everything that reads foreign bytes

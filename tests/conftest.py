@@ -1,4 +1,4 @@
-"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `default`, `quick` with half of the examples, or `soak` with forty
+"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `default`, `quick` with half of the examples, or `soak` with sixty
 times as many. Every run draws other examples.
 
 Also where the files of tests lie, and what the programs that tests start inherit.
@@ -21,7 +21,7 @@ from tests.postgres_server import end_databases
 
 pytest_itemcollected = COLLECTED.pytest_itemcollected
 
-EXAMPLES = 30
+EXAMPLES = 20
 
 # No deadline: on a busy machine a slow example is not a wrong one. Nothing is explained either: that runs a failing
 # example hundreds of times more, beyond a test's time limit.
@@ -33,7 +33,7 @@ settings.register_profile(
     phases=[phase for phase in Phase if phase is not Phase.explain],
 )
 settings.register_profile("quick", settings.get_profile("default"), max_examples=EXAMPLES // 2)
-settings.register_profile("soak", settings.get_profile("default"), max_examples=EXAMPLES * 40)
+settings.register_profile("soak", settings.get_profile("default"), max_examples=EXAMPLES * 60)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # Hundreds of programs are started: each module is compiled once, for all of them, even where Python was told not to.
