@@ -24,7 +24,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import Subject
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordinator, RevokeUcan
-from hocket.log import Log
+from hocket.log import Log, projectors
 from hocket.log.audit import verify
 from hocket.log.projectors import FAMILIES
 from hocket.log.rebuild import rebuild
@@ -111,7 +111,8 @@ def counters() -> Iterator[None]:
         payloads = union(vocabulary.VARIANTS)
         patch.setattr(ops, "_read_payload", payloads.read)
         patch.setattr(ops, "_write_payload", payloads.write)
-        patch.setitem(FAMILIES, COUNTER, Counters())
+        patch.setitem(FAMILIES, COUNTER, ("", ""))
+        patch.setitem(projectors._rules, COUNTER, Counters())
         yield
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from nacl.bindings import crypto_sign_open
 
-from hocket.kernel import keys
+from hocket.kernel import keys, ops
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key
@@ -35,7 +34,7 @@ DAY_MS = 86_400_000
 
 # Every member has the same ops and tokens, and they do not change.
 decode = lru_cache(10_000)(read_op)
-_verified = lru_cache(100_000)(crypto_sign_open)
+_verified = lru_cache(100_000)(keys.verify)
 _read = lru_cache(1_000)(read)
 
 
@@ -43,7 +42,7 @@ _read = lru_cache(1_000)(read)
 def remembering() -> Iterator[None]:
     """Each signature is verified once, and each token and op is read once, however many nodes ask."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keys, "crypto_sign_open", _verified)
+        patch.setattr(ops, "verify", _verified)
         for room in (author_check, permissions, registers):
             patch.setattr(room, "read_ucan", _read)
         patch.setattr(naming, "decode", decode)

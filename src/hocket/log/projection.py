@@ -25,7 +25,7 @@ from hocket.log.job_projector import JobProjector
 from hocket.log.naming import ID_BYTES, Naming, keyed
 from hocket.log.ownership import Ownership
 from hocket.log.permissions import Permissions, PermissionsReader, trace
-from hocket.log.projectors import FAMILY_NAMES, Projector, Register, SubjectProjector, family_of
+from hocket.log.projectors import Projector, Register, SubjectProjector, family_names, family_of, is_known
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
 from hocket.log.schedule_register import ScheduleRegister
 from hocket.log.unstored_ops import UnstoredOps
@@ -62,7 +62,7 @@ class Projectors(dict[str, Projector[Any]]):
         return SubjectProjector(self._session, self._engine, family, family_of(family))
 
     def made(self) -> list[Projector[Any]]:
-        return [self[family] for family in FAMILY_NAMES if family in self]
+        return [self[family] for family in family_names() if family in self]
 
 
 class Projection:
@@ -159,7 +159,7 @@ class Projection:
 
     def offered_since(self, at: Hlc) -> set[Subject]:
         """The subjects of mere offers that are later."""
-        families = [name for name in FAMILY_NAMES if not self.projectors[name].family.is_open(None)]
+        families = [name for name in family_names() if not self.projectors[name].family.is_open(None)]
         stored = {
             subject for name in families for subject in self._session.subjects_offered(name, Reason.OFFERED, pack(at))
         }
@@ -186,7 +186,7 @@ class Projection:
 
     def _doubt(self, op_id: bytes, subject: Subject | None, permissions: bool = False) -> None:
         """An op must be judged again, with all ops about its subject if it has one."""
-        if subject is not None and subject.family in FAMILY_NAMES:
+        if subject is not None and is_known(subject.family):
             self.ask_again(subject, permissions)
         else:
             self.doubt(op_id)
@@ -224,7 +224,7 @@ class Projection:
     def _subject(self, op: Op) -> Subject | None:
         """What the op is about, if this node knows the family."""
         subject = subject_of(op.payload)
-        return subject if subject is not None and subject.family in FAMILY_NAMES else None
+        return subject if subject is not None and is_known(subject.family) else None
 
     def prepare(self, ops: Sequence[Op]) -> None:
         """Reads at once what will be asked about ops that are about to arrive. The log must be settled."""

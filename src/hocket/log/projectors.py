@@ -41,9 +41,17 @@ FAMILIES = {
     ROW: ("rows", "ROWS"),
     AVAILABILITY: ("availability", "AVAILABILITIES"),
 }
-# All families, in the order in which a transaction stores what has changed.
-FAMILY_NAMES = (JOB, *FAMILIES, MESSAGE)
 _rules: dict[str, StoredFamily[Any]] = {}
+
+
+def family_names() -> tuple[str, ...]:
+    """All families, in the order in which a transaction stores what has changed."""
+    return JOB, *FAMILIES, MESSAGE
+
+
+def is_known(family: str) -> bool:
+    """Whether this program has the rules of a family."""
+    return family in (JOB, MESSAGE) or family in FAMILIES
 
 
 def family_of(name: str) -> StoredFamily[Any]:

@@ -18,7 +18,7 @@ from hocket.kernel.vocabulary import (
     RouteKind,
 )
 from hocket.log.checked_registers import row_of
-from hocket.log.projectors import FAMILY_NAMES, Engine, Projector
+from hocket.log.projectors import Engine, Projector, family_names
 from hocket.store import Coordinator, Delegated, Fork, Revoked, Session
 
 
@@ -91,7 +91,7 @@ class CoordinatorRegister:
         engine.permissions_changed(op)
         engine.flush()
         since = self._decided_since(op)
-        for family in FAMILY_NAMES:
+        for family in family_names():
             projector = self._projectors[family]
             for key in projector.keys_since(since):
                 engine.ask_again(Subject(family, key), permissions=True)

@@ -4,16 +4,18 @@ reported it, so it ends with the lease. Once a minute at most, the newest note a
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.roster import Job, State
-from hocket.log import Transaction
 from hocket.store import ProgressRow, Session
-from hocket.work.jobs import Held, report
+
+if TYPE_CHECKING:
+    from hocket.log import Transaction
+    from hocket.work.jobs import Held
 
 # The shortest interval between two notes of a job in the store, and on the log. A run under a minute leaves none there.
 STORED_S = 0.5
@@ -43,7 +45,7 @@ class ReportingRun(Protocol):
     """
 
     job: Job
-    held: Held
+    held: "Held"
     note: bytes | None
     unlogged: bytes | None
     noted_at: float
@@ -81,8 +83,10 @@ def put_back(due: DueNote) -> None:
         run.logged_at -= LOGGED_S
 
 
-def write(tx: Transaction, notes: Sequence[DueNote]) -> None:
+def write(tx: "Transaction", notes: Sequence[DueNote]) -> None:
     """Stores the notes, and puts those on the log that are due there."""
+    from hocket.work.jobs import report
+
     if not notes:
         return
     node = tx.node.to_bytes(8, "big")

@@ -147,7 +147,7 @@ class Worker:
         self._beat_at = 0.0
         self._runner = environment.slots(options.concurrency, self._ended_in_thread, options.processes)
         self._troubles = Troubles(options.emit, environment.monotonic)
-        self._outcomes = RunOutcomes(options.finished, self._troubles, options.emit)
+        self._outcomes = RunOutcomes(self._finished, self._troubles, options.emit)
         self._handler_watch = HandlerWatch(self._runner, options.concurrency, self._troubles, options.emit)
         self._tally = ClaimTally(access.log.physical)
         self._held = HeldJobs(
@@ -325,6 +325,9 @@ class Worker:
         self._sign.beat(tx)
         self._number = self._sign.number
         self._beat_at = self._monotonic() + BEAT_S
+
+    def _finished(self, run: Run, outcome: Job | Reason) -> None:
+        self._options.finished(run, outcome)
 
     async def _consult(self, offers: Sequence[Offer], is_urgent: bool) -> list[Decision]:
         return await self._access.consult(offers, is_urgent=is_urgent)
