@@ -242,7 +242,8 @@ def test_a_worker_is_woken_for_its_kinds_alone() -> None:
         for n in range(5):
             await place.node.submit(work.quick, n=n)
             await asyncio.sleep(0.001)
-        assert len(heard["quick"]) == 5
+        # A job that the worker claims in the transaction that submits it needs no hint.
+        assert 1 <= len(heard["quick"]) <= 5
         assert heard["other"] == []
         place.environment.bus.publish(ANYTHING)
         await asyncio.sleep(0.001)

@@ -312,7 +312,7 @@ class Home:
         """A log that was begun under a key which is gone is begun anew: nobody could go on with it, or prove it."""
         if not self._node_key.exists():
             if self.database.parent == self.path and not self.is_complete():
-                for end in ("", *DATABASE_ENDS):
+                for end in DATABASE_ENDS:
                     self.database.with_name(self.database.name + end).unlink(missing_ok=True)
             _write(self._node_key, key_text(new_key().seed))
 

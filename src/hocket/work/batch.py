@@ -166,7 +166,11 @@ class BatchRunner:
         return BatchResult(outcomes, spared, renewed, lost, claims, tx.now, idle, availability, passes, elsewhere)
 
     def _elsewhere(self, tx: Transaction) -> Changes:
-        """The kinds of this worker's handlers of which other workers hold jobs."""
+        """The kinds of this worker's handlers of which other workers hold jobs. Only those that share this store would
+        hear of it.
+        """
+        if len(tx.session.workers()) < 2:
+            return NO_CHANGES
         tx.projection.flush()
         held = self._held_kinds()
         kinds = [kind for kind in tx.session.busy_kinds() if self._handlers.find(kind) is not None]

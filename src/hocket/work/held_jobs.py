@@ -358,10 +358,11 @@ class HeldJobs:
         return 0 if ahead and held >= slots + (ahead + 1) // 2 else slots + ahead - held
 
     def _ahead(self, now: float) -> int:
-        """How many jobs to hold beyond those that run."""
-        pace = max(self.pace_s, now - self._moved_at, 1e-6)
-        begun_s = BEGUN_S if self._others_idle is None else AHEAD_S
-        by_log = int(begun_s / max(self._logged_s, 1e-6))
+        """How many jobs to hold beyond those that run. If commits are slow, few of them must end many runs, so a
+        commit has work for the next one, unless another worker is idle.
+        """
+        pace, logged_s = max(self.pace_s, now - self._moved_at, 1e-6), max(self._logged_s, 1e-6)
+        by_log = max(ENDED_MAX, int(BEGUN_S / logged_s)) if self._others_idle is None else int(AHEAD_S / logged_s)
         return min(self._ahead_max, int(self._runner.slots * AHEAD_S / pace), by_log)
 
     def kinds(self) -> Mapping[str, int]:
