@@ -50,20 +50,17 @@ def admit(home: Path, ops: int) -> Result:
     """
     _, others = _two_nodes(home, ops)
     with Runtime.open(home / "node") as source, source.read() as session:
-        rows = session.ops_after(0, ops + 10)
+        bodies = [source.log.signed(row.body) for row in session.ops_after(0, ops + 10)]
         author = source.home.node_key().public
-    batches = [
-        encode_sequence([row.body for row in rows[first : first + PAGE_OPS_MAX]])
-        for first in range(0, len(rows), PAGE_OPS_MAX)
-    ]
-    signed = [_signed(row.body) for row in rows[:RAW_OPS_MAX]]
+    batches = [encode_sequence(bodies[first : first + PAGE_OPS_MAX]) for first in range(0, len(bodies), PAGE_OPS_MAX)]
+    signed = [_signed(body) for body in bodies[:RAW_OPS_MAX]]
     raw = _raw_verify(signed, author)
     with Runtime.open(others) as runtime:
         start = time.perf_counter()
         taken = sum(runtime.log.admit(read_sequence(batch), decide=accept).appended for batch in batches)
         seconds = time.perf_counter() - start
-    if taken != len(rows):
-        raise RuntimeError(f"{taken} ops taken in of {len(rows)}")
+    if taken != len(bodies):
+        raise RuntimeError(f"{taken} ops taken in of {len(bodies)}")
     raw = (raw + _raw_verify(signed, author)) / 2
     return {"seconds": seconds, "count": taken, "raw_rate": raw}
 

@@ -20,7 +20,7 @@ from hocket.mesh import gate as gates
 from hocket.mesh import wire
 from hocket.mesh.gate import BURST
 from hocket.mesh.gate_requests import PAGE_OPS_DEFAULT
-from hocket.mesh.outgoing import PAGE_OPS_MAX
+from hocket.mesh.outgoing import PAGE_OPS_MAX, page, reader
 from tests.mesh.world import WORKER, Guest, Place, artifact, ask, delegation, introduced, joined, received, run, since
 
 # Pulling.
@@ -72,6 +72,18 @@ def test_pages_follow_each_other_and_a_pull_can_be_repeated(tmp_path: Path):
         assert set(seen) == a.ids()
         last = await b.ask(a, query=since(frontier))
         assert (last.body, parse_frontier(last.headers[wire.NEXT_FRONTIER])) == (b"\0", frontier)
+
+    run(tmp_path, test)
+
+
+@pytest.mark.req("LW-28")
+def test_a_page_counts_the_bytes_of_ops_as_they_leave_the_node(tmp_path: Path):
+    """On its own log an op has a short mark in the place of its signature."""
+
+    async def test(a: Place, b: Place) -> None:
+        a.submit(40)
+        for size in range(1_000, 4_000, 50):
+            assert sum(map(len, page(a.log, reader(a.log, b.id), {}, limit=100, size=size).bodies)) <= size
 
     run(tmp_path, test)
 

@@ -132,9 +132,10 @@ class _Gathered:
             body = None
         if author not in self._left_for_later:
             if body is not None:
+                body = self._signed(body)
                 if len(body) > self._left:
                     return False
-                self.bodies.append(self._signed(body))
+                self.bodies.append(body)
                 self._left -= len(body)
                 self.seen[author] = stamp
             self.scanned[author] = stamp
