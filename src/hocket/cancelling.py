@@ -4,6 +4,7 @@ it waits for is done, and libraries use it: the task would go on, and whoever wa
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 # A task that has not ended after this long is cancelled again.
@@ -24,6 +25,8 @@ def end_loop(loop: asyncio.AbstractEventLoop) -> None:
     for task in asyncio.all_tasks(loop):
         task.cancel()
     try:
-        loop.run_until_complete(asyncio.sleep(0))
+        # It may have been told more than once to stop, and then stops again at once.
+        with suppress(RuntimeError):
+            loop.run_until_complete(asyncio.sleep(0))
     finally:
         loop.close()

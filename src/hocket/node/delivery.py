@@ -203,8 +203,11 @@ class Delivery:
         messages = DirectDelivery(self._services.access, exchanges)
         delivering = asyncio.create_task(messages.deliver_all(receivers))
         visits = {each: asyncio.create_task(exchanges.visit(each)) for each in targets}
-        _, late = await asyncio.wait([delivering, *visits.values()], timeout=DELIVER_S)
-        await end_tasks(late)
+        tasks = [delivering, *visits.values()]
+        try:
+            _, late = await asyncio.wait(tasks, timeout=DELIVER_S)
+        finally:
+            await end_tasks(task for task in tasks if not task.done())
         for each in (address for address, visit in visits.items() if visit in late):
             await exchanges.transport.blame(each, f"no answer within {DELIVER_S:g} seconds")
         done = [each.result() for each in visits.values() if each not in late]
