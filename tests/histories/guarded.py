@@ -10,7 +10,7 @@ import hocket
 from hocket.errors import StaleFence
 
 DATABASE = "guarded.db"
-ENOUGH = 40
+ENOUGH = 30
 
 
 class Guarded:

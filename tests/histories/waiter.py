@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import hocket
-from hocket.coordination.locks import LockHeld, wanted
+from hocket.coordination.locks import Granted, LockHeld, LockLost, wanted
 from hocket.errors import HocketError, Unreachable
 from hocket.kernel import breaker
 from hocket.kernel.locks import Hold
@@ -61,15 +61,24 @@ class Waiter:
         asked = wanted([key], self._agent, self._ttl_ms, wait_ms=wait_ms)
         call = self._recorder.call("acquire", keys=[key], agent=self._agent, bound=True, ttl_ms=self._ttl_ms)
         try:
-            hold = (await self._client.acquire(asked, is_bound=True)).hold
+            granted = await self._client.acquire(asked, is_bound=True)
+            hold = granted.hold
             if hold.deadline - hold.since < self._ttl_ms:
-                hold = await self._client.renew("", None, self._agent, hold.fence, self._ttl_ms)
-        except (LockHeld, Unreachable) as error:
+                hold = await self._renew(granted)
+        except (LockHeld, LockLost, Unreachable) as error:
             self._recorder.answer(call, GAVE_UP)
             self._recorder.note(DEADLOCK if "deadlock" in str(error) else type(error).__name__)
             return None
         self._recorder.answer(call, hold.fence, hold.deadline)
         return hold
+
+    async def _renew(self, granted: Granted) -> Hold:
+        """A grant from the queue lasts a few seconds until it is renewed; it ends if the server is away meanwhile."""
+        try:
+            return await self._client.renew("", None, self._agent, granted.hold.fence, self._ttl_ms)
+        except HocketError:
+            await self._client.give_up(granted.request)
+            raise
 
     async def _release(self, key: str, fence: int) -> None:
         call = self._recorder.call("release", keys=[key], agent=self._agent, fence=fence)
