@@ -1,5 +1,5 @@
-"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `default`, `quick` with half of the examples, or `soak` with sixty
-times as many. Every run draws other examples.
+"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `default`, `quick` with half of the examples, `soak` with sixty
+times as many, or `shrink`, which looks for the smallest example that fails. Every run draws other examples.
 
 Also where the files of tests lie, and what the programs that tests start inherit.
 """
@@ -23,15 +23,17 @@ pytest_itemcollected = COLLECTED.pytest_itemcollected
 
 EXAMPLES = 20
 
-# No deadline: on a busy machine a slow example is not a wrong one. Nothing is explained either: that runs a failing
-# example hundreds of times more, beyond a test's time limit.
+# No deadline: on a busy machine a slow example is not a wrong one. A failing example is neither shrunk nor explained:
+# that takes longer than a test may take, which would then be killed before it says what has failed.
 settings.register_profile(
     "default",
     max_examples=EXAMPLES,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    phases=[phase for phase in Phase if phase is not Phase.explain],
+    phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
+    print_blob=True,
 )
+settings.register_profile("shrink", settings.get_profile("default"), phases=[*Phase])
 settings.register_profile("quick", settings.get_profile("default"), max_examples=EXAMPLES // 2)
 settings.register_profile("soak", settings.get_profile("default"), max_examples=EXAMPLES * 60)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
