@@ -224,6 +224,22 @@ def test_decoding_into_a_type_is_found(source: str):
     assert typed_uses(source) and not typed_uses("msgspec.json.decode(a), decoder.decode(a, type=B)")
 
 
+def test_a_docstring_makes_sense_by_itself():
+    """An editor shows a docstring without the one above it."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    assert not {
+        str(path.relative_to(HOUSE)): found
+        for path in modules()
+        if (
+            found := [
+                getattr(node, "name", "the module")
+                for node in nodes(path.read_text(encoding="utf-8"))
+                if isinstance(node, documented) and (ast.get_docstring(node) or "").startswith("The same")
+            ]
+        )
+    }
+
+
 def test_every_room_has_its_place():
     known = {*ORDER, *EVERYWHERE, *OPEN}
     rooms = {path.relative_to(HOUSE).parts[0].removesuffix(".py") for path in modules()}

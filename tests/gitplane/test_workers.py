@@ -330,7 +330,7 @@ def at_hand(here: Place, homes: list[Path]) -> Iterator[GitWorker]:
 
 @pytest.mark.req("GT-11", "GT-15")
 def test_a_job_that_was_submitted_again_between_two_looks_is_looked_at_again(here: Place, at_hand: GitWorker) -> None:
-    """The same manifest in another commit: with what it knew of the first the worker would claim the tree of a job that
+    """The manifest is in another commit: with what it knew of the first the worker would claim the tree of a job that
     is gone, and miss the inputs that came along this time."""
     plane, data = here.open(), b"an input\n"
     text = json.dumps(

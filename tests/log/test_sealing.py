@@ -1,5 +1,5 @@
 """Ops are linked when they are put on the log, and the end of the chain is marked at once and signed soon: nothing
-unsigned leaves the node, and whoever has no key slips nothing in.
+unsigned leaves the node, and a writer without the key adds no op.
 """
 
 import io

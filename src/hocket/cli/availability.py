@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 drain_app, quarantine_app, resume_app = new_app(), new_app(), new_app()
 
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for whoever wonders.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason that others see.")]
 
 
 @drain_app.command()

@@ -152,7 +152,7 @@ class Home:
         return self.server is None and self.database.parent == self.path
 
     def has_store(self) -> bool:
-        """Whether there is a database file, or a server is said to have the store."""
+        """Whether there is a database file, or the home names a server that has the store."""
         return self.server is not None or self.database.exists()
 
     @property

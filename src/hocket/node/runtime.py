@@ -397,7 +397,7 @@ class Runtime:
 
     @contextmanager
     def view(self) -> Iterator[Session]:
-        """The same for lists and pages: a replica may answer, if it has what this process wrote."""
+        """A view for lists and pages: a replica may answer, if it has what this process wrote."""
         if self.replica is not None and self.replica.refresh():
             with self.replica.copy() as session:
                 yield session
