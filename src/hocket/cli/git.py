@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli import git_hook, git_trust
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.files import read_file
 from hocket.cli.git_access import Repository, announce_elsewhere, home_here, now_ms, opened_plane
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds

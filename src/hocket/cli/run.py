@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.options import (
     BudgetFile,
     ChargeTo,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.log_lines import LogLines, start_logging
 from hocket.cli.monitoring import MetricsOption, monitored
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
@@ -189,7 +189,7 @@ def work(
         # A handler that opens a node gets this one.
         os.environ[ENVIRONMENT] = str(runtime.home.path)
         found = load(modules or ())
-        lines.name_nodes(lambda: nodes.names(Service(runtime)))
+        lines.name_nodes(Service(runtime).names)
         lines.show_handlers()
         servers = bus_settings(runtime.home, bus)
         if modules and not any(each.function is not None for each in found):
