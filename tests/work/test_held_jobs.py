@@ -16,6 +16,7 @@ import hocket
 from hocket.bus.changes import IDLE, about
 from hocket.events import ignore
 from hocket.kernel.roster import UNSTARTED
+from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs
 from hocket.work.handler_threads import HandlerThreads
@@ -48,7 +49,7 @@ class Holder:
         self._type = JobType(KIND, function=function)
         self._clock = lambda: self.now
         self.threads = HandlerThreads(slots, self._ended, self._clock)
-        kit = lambda kind: runtime.kit(kind, self._clock)  # noqa: E731
+        kit = lambda kind: run_services(runtime, kind, self._clock)  # noqa: E731
         troubles = Troubles(ignore, self._clock)
         self.held = HeldJobs(Handlers([self._type]), self.threads, kit, AHEAD_DEFAULT, troubles, ignore, self._clock)
 
