@@ -238,9 +238,10 @@ async def test_other_threads_take_over_when_a_quick_run_is_slow(holder: Any) -> 
         worker.hold(ENDED_MAX)
         assert begun.acquire(timeout=PATIENCE_S)
         worker.now += 1.0
-        for _ in range(3):
-            while not begun.acquire(blocking=False):
-                await asyncio.sleep(0.001)
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(3):
+                while not begun.acquire(blocking=False):
+                    await asyncio.sleep(0.001)
         gate.set()
         worker.wait_ended(ENDED_MAX)
 

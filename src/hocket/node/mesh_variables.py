@@ -3,6 +3,8 @@
 from hocket.errors import Usage
 from hocket.kernel.ids import node_text
 from hocket.log import Log
+from hocket.mesh import peers
+from hocket.mesh.names import names
 from hocket.node.variables import MESH_CONTROL_ADDR, MESH_NODE_ID, check_node, given
 
 
@@ -11,8 +13,6 @@ def follow_mesh_variables(log: Log) -> None:
     Usage or Conflict.
     """
     if given(MESH_NODE_ID) is not None:
-        from hocket.mesh.names import names
-
         with log.store.read() as session:
             check_node(node_text(log.node), names(log.permissions(session)).get(log.node))
     if (address := given(MESH_CONTROL_ADDR)) is not None:
@@ -21,8 +21,6 @@ def follow_mesh_variables(log: Log) -> None:
 
 def _add_coordinator(log: Log, text: str) -> None:
     """Makes the server at this address a peer, unless it is one. The coordinator itself needs none."""
-    from hocket.mesh import peers
-
     try:
         address = peers.check_address(text)
     except Usage as error:

@@ -26,11 +26,12 @@ from hocket.log.permissions import PermissionsReader
 from hocket.log.steady_clock import SteadyWall
 from hocket.node.home import Home, Remembered, default_home, read_user_key
 from hocket.node.home_store import bus_of, check_whole, opened_store, replica_in
-from hocket.node.mesh_variables import follow_mesh_variables
 from hocket.node.shared_store import check_database, check_rules, checked_states, ended_rows
 from hocket.node.store_breaker import StoreBreaker
 from hocket.node.variables import (
     DB_CIRCUIT_BREAKER,
+    MESH_CONTROL_ADDR,
+    MESH_NODE_ID,
     MESH_SCOPE_ID,
     STORE,
     check_scope,
@@ -430,7 +431,10 @@ class Runtime:
             check_database(self.home, self.store)
             if self.log.is_shared:
                 self.check_sharing()
-            follow_mesh_variables(self.log)
+            if given(MESH_NODE_ID) is not None or given(MESH_CONTROL_ADDR) is not None:
+                from hocket.node.mesh_variables import follow_mesh_variables
+
+                follow_mesh_variables(self.log)
         except BaseException:
             self.close()
             raise
