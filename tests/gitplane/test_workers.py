@@ -9,11 +9,11 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,8 +34,10 @@ from hocket.work.environment import MachineEnvironment
 from hocket.work.proofs import GIT_KIND
 from tests.cli.fork_server import run_command, start_command
 from tests.gitplane.places import Place, place
+from tests.waiting import wait_for
 
 PATIENCE_S = 240.0
+until = partial(wait_for, patience=PATIENCE_S)
 
 
 def hocket(home: Path, *words: object, code: int = 0, environment: dict[str, str] | None = None) -> str:
@@ -51,16 +53,6 @@ def start(home: Path, *words: object, environment: dict[str, str] | None = None)
     told = (environment or dict(os.environ)) | {"HOCKET_HOME": str(home)}
     with open(os.devnull, "wb") as nothing:
         return start_command(list(map(str, words)), told, Path.cwd(), (nothing.fileno(), nothing.fileno()))
-
-
-def until(look: Callable[[], Any], what: str, patience: float = PATIENCE_S) -> Any:
-    deadline = time.monotonic() + patience
-    pause = 0.02
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(pause)
-        pause = min(0.1, pause * 1.5)
-    return seen
 
 
 def manifest(number: int, *command: str) -> bytes:
