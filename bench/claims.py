@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.subject import Result
 from hocket.kernel.candidates import worker_id
-from hocket.kernel.rendezvous import rank, rank_of, rank_weighted
+from hocket.kernel.rendezvous import rank, rank_weighted, turn_of
 
 
 def rankings(home: Path, workers: int, hashes: int) -> Result:
@@ -25,7 +25,7 @@ def rankings(home: Path, workers: int, hashes: int) -> Result:
         "raw_rate": lambda job, seed: _scores(job.encode() + seed, fleet),
         "rate": lambda job, seed: rank(job, seed, fleet),
         "weighted_rate": lambda job, seed: rank_weighted(job, seed, weights),
-        "own_rate": lambda job, seed: rank_of(job, seed, fleet[0], equal),
+        "own_rate": lambda job, seed: turn_of(job, seed, fleet[0], equal),
     }
     seconds = dict.fromkeys(sides, 0.0)
     jobs = max(1, hashes // workers)

@@ -344,7 +344,7 @@ def _ranking_row(workers: int, hashes: int) -> Row:
         Figure("raw_rate", "  by a bare loop of hashlib, unsorted", "/s"),
         Figure("ratio", "  ours : bare", "×"),
         Figure("weighted_ratio", "  with weights : bare", "×"),
-        Figure("own_ratio", "  a worker's own rank : bare", "×"),
+        Figure("own_ratio", "  a worker's own turn : bare", "×"),
     )
     arguments = {"workers": workers, "hashes": hashes}
     return Row(f"rank-{workers}", title, "rankings", arguments, ours_only=True, module=CLAIMS, figures=figures)

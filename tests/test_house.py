@@ -224,6 +224,65 @@ def test_decoding_into_a_type_is_found(source: str):
     assert typed_uses(source) and not typed_uses("msgspec.json.decode(a), decoder.decode(a, type=B)")
 
 
+def test_a_docstring_makes_sense_by_itself():
+    """An editor shows a docstring without the one above it."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    assert not {
+        str(path.relative_to(HOUSE)): found
+        for path in modules()
+        if (
+            found := [
+                getattr(node, "name", "the module")
+                for node in nodes(path.read_text(encoding="utf-8"))
+                if isinstance(node, documented) and (ast.get_docstring(node) or "").startswith("The same")
+            ]
+        )
+    }
+
+
+def defined(source: str) -> set[str]:
+    """The names that a module defines or imports; also the strings in it, if it loads names lazily."""
+    found: set[str] = set()
+    for node in nodes(source):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "def __getattr__(" in source:
+            found.add(node.value)
+    return found
+
+
+def unknown_names(source: str) -> list[str]:
+    """The names of Hocket that the source imports and that are not there."""
+    absent = []
+    for name in sorted(imports(source, (), False)):
+        module, _, last = name.rpartition(".")
+        if f"{module}.".startswith("hocket."):
+            place = HOUSE.joinpath(*module.split(".")[1:])
+            file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+            is_module = (place / last).is_dir() or (place / f"{last}.py").exists()
+            if not is_module and (not file.exists() or last not in defined(file.read_text(encoding="utf-8"))):
+                absent.append(name)
+    return absent
+
+
+@pytest.mark.parametrize("folder", ["bench", "examples"])
+def test_programs_outside_the_house_import_names_that_are_there(folder: str):
+    """No test runs the benchmarks, and mypy does not read them."""
+    programs = sorted((HOUSE.parent.parent / folder).rglob("*.py"))
+    assert programs
+    assert not {path.name: absent for path in programs if (absent := unknown_names(path.read_text(encoding="utf-8")))}
+
+
+def test_an_import_of_a_name_that_is_gone_is_found():
+    assert unknown_names("from hocket.kernel.rendezvous import rank, rank_of") == ["hocket.kernel.rendezvous.rank_of"]
+    assert unknown_names("from hocket.gone import name") == ["hocket.gone.name"]
+    assert unknown_names("import hocket\nfrom hocket import job\nfrom hocket.kernel import keys") == []
+
+
 def test_every_room_has_its_place():
     known = {*ORDER, *EVERYWHERE, *OPEN}
     rooms = {path.relative_to(HOUSE).parts[0].removesuffix(".py") for path in modules()}

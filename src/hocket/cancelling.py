@@ -1,5 +1,5 @@
 """Ends tasks for certain. Until Python 3.12, `asyncio.wait_for` loses a cancellation that comes at the moment when what
-it waits for is done, and libraries use it: the task would go on, and whoever waits for its end would wait for ever.
+it waits for is done, and libraries use it: the task would go on, and a caller that awaits its end would never return.
 """
 
 import asyncio

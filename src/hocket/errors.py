@@ -105,4 +105,4 @@ class CircuitOpen(Unreachable):
 
 
 class StoreCircuitOpen(CircuitOpen, StoreAway):
-    """The same for the store: nothing was written."""
+    """The last calls to the store have failed, so it is not asked now; nothing was written."""

@@ -65,7 +65,7 @@ class OpenAI:
         context: Iterable[str | bytes] = (),
         **options: Any,
     ) -> dict[str, Any]:
-        """The same for async handlers; does not block the event loop."""
+        """Calls the model from an async handler and returns the response; does not block the event loop. See `chat`."""
         request = _request(model, messages, options)
         answer: dict[str, Any] = await _context(ctx).infer(
             model=model,

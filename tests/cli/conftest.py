@@ -6,8 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,10 @@ import pytest
 
 from tests.cli.fork_server import PROGRAM as PROGRAM
 from tests.cli.fork_server import run_command, start_command
+from tests.waiting import wait_for
 
 PATIENCE_S = 30.0
+until = wait_for
 
 TASKS = """
 import os
@@ -138,17 +139,6 @@ class Program:
         assert "Traceback" not in err, err
         assert code is None or process.returncode == code, (process.returncode, out, err)
         return Result(process.returncode, out, err)
-
-
-def until(condition: Callable[[], Any], what: str = "it") -> Any:
-    """Waits for a condition to become true; gives its value. It looks less and less often: most looks are commands."""
-    deadline = time.monotonic() + PATIENCE_S
-    pause = 0.01
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE_S} seconds"
-        time.sleep(pause)
-        pause = min(0.1, pause * 1.5)
-    return value
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hocket.node.home import Home
 from hocket.server.local_client import HELLO
 from tests.cli.conftest import PATIENCE_S, PROGRAM, Program, until
 
@@ -100,12 +101,24 @@ def test_a_home_of_another_user_is_refused_even_to_root(place: Program, words: t
 
 
 @needs_root
-def test_what_another_user_put_into_an_open_home_is_told(place: Program) -> None:
-    (place.home / "config.toml").write_text("[commands]\nallow_any = true\n")
-    os.chown(place.home / "config.toml", NOBODY, NOBODY)
-    assert f"{place.home}/config.toml belongs to" in place("jobs", code=4).sentence
-    os.chown(place.home / "config.toml", 0, 0)
+@pytest.mark.parametrize("part", ["config.toml", "revocations", "replica.db", "spool"])
+def test_what_another_user_put_into_an_open_home_is_told(place: Program, part: str) -> None:
+    planted = place.home / part
+    planted.mkdir() if part == "spool" else planted.touch()
+    os.chown(planted, NOBODY, NOBODY)
+    assert f"{planted} belongs to" in place("jobs", code=4).sentence
+    os.chown(planted, 0, 0)
     place("jobs", code=0)
+
+
+def test_every_path_in_a_home_is_one_of_its_parts(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    paths = {each for each in vars(home).values() if isinstance(each, Path)} - {home.path}
+    parts = {home.path / each.relative_to(home.path).parts[0] for each in paths}
+    for part in parts:
+        part.touch()
+        part.chmod(0o644)
+    assert parts and parts <= {*home.exposed()}
 
 
 FALSE_SOCKET = """

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hocket.cli.app import COMMANDS
+from hocket.cli.commands import COMMANDS
 from hocket.cli.declarations import App, Command, CommandContext, loaded
 from hocket.cli.plain_lines import NotPlain, chosen, declared
 from hocket.cli.settings import settings

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.cli.app import COMMANDS
+from hocket.cli.commands import COMMANDS
 
 from .conftest import PATIENCE_S, PROGRAM, Program, until
 

@@ -110,7 +110,7 @@ _SMALL = 512
 
 
 def _in_small_chunks(data: bytes) -> list[tuple[bytes, Op | Malformed]]:
-    """The same reading with a buffer so small that it must be filled again in mid-op."""
+    """Reads an archive with a buffer so small that it must be filled again in mid-op."""
     before = archive.MAX_OP_BYTES, archive.CHUNK
     archive.MAX_OP_BYTES, archive.CHUNK = _SMALL, 2 * _SMALL
     try:

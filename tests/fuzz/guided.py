@@ -1,4 +1,4 @@
-"""The same targets under atheris, which sees which branches an input reaches and breeds those that reach new ones. Its
+"""Runs the targets under atheris, which sees which branches an input reaches and breeds those that reach new ones. Its
 loop ends the process that it runs in, so each target gets a process of its own, and the counts are kept in memory that
 both share.
 """

@@ -307,7 +307,7 @@ class TokenDamage:
         return signing_input + b"." + unpadded(parts[2])
 
     def _respelled(self, parts: Sequence[bytes]) -> bytes:
-        """The same three parts in another base64: padded, by the other alphabet, with spare bits, with white space."""
+        """Spells the parts in another base64: padded, by the other alphabet, with spare bits, with white space."""
         texts = [unpadded(part) for part in parts]
         n = int(self._rng.random() * 3)
         text = texts[n]

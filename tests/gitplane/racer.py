@@ -1,5 +1,5 @@
 """A process that races others on a git plane. It opens the plane, lists the jobs, says `ready`, waits until
-somebody opens the other end of a pipe, goes for every job in the same order, and tells on standard output what it won.
+the test opens the other end of a pipe, goes for every job in the same order, and tells on standard output what it won.
 """
 
 import json

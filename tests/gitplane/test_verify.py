@@ -136,7 +136,7 @@ def in_base64(part: str, trailer: bytes, what: str) -> Tampering:
 
 
 def job_replaced(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
-    """The same manifest in another commit: what was claimed and done was for the first."""
+    """Puts the manifest into another commit: the claim and the result belong to the first."""
     tree = read_commit(raw(plane, job.refs.job)).tree
     oid = plane.write("commit", commit_data(tree, [], "x <x@x>", 1, b"another\n"))
     point(here, job, ("job", oid))

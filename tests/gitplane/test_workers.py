@@ -9,11 +9,11 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,13 +28,16 @@ from hocket.kernel.keys import SigningKey, key_text
 from hocket.kernel.manifest import content_id, read_manifest
 from hocket.node.home import Home
 from hocket.node.local_node import fetch_for
+from hocket.node.run_services import command_runner, run_services
 from hocket.node.runtime import Runtime
 from hocket.work.environment import MachineEnvironment
 from hocket.work.proofs import GIT_KIND
 from tests.cli.fork_server import run_command, start_command
 from tests.gitplane.places import Place, place
+from tests.waiting import wait_for
 
 PATIENCE_S = 240.0
+until = partial(wait_for, patience=PATIENCE_S)
 
 
 def hocket(home: Path, *words: object, code: int = 0, environment: dict[str, str] | None = None) -> str:
@@ -50,16 +53,6 @@ def start(home: Path, *words: object, environment: dict[str, str] | None = None)
     told = (environment or dict(os.environ)) | {"HOCKET_HOME": str(home)}
     with open(os.devnull, "wb") as nothing:
         return start_command(list(map(str, words)), told, Path.cwd(), (nothing.fileno(), nothing.fileno()))
-
-
-def until(look: Callable[[], Any], what: str, patience: float = PATIENCE_S) -> Any:
-    deadline = time.monotonic() + patience
-    pause = 0.02
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(pause)
-        pause = min(0.1, pause * 1.5)
-    return seen
 
 
 def manifest(number: int, *command: str) -> bytes:
@@ -319,10 +312,10 @@ def test_a_worker_writes_the_policy_of_the_manifest(here: Place, homes: list[Pat
 @pytest.fixture
 def at_hand(here: Place, homes: list[Path]) -> Iterator[GitWorker]:
     """A worker in this process, whose rounds the test makes one by one."""
-    with Runtime.open(homes[0]) as runtime, closing(runtime.commands(fetch_for(runtime), (), True)) as commands:
+    with Runtime.open(homes[0]) as runtime, closing(command_runner(runtime, fetch_for(runtime), (), True)) as commands:
         environment = MachineEnvironment(runtime.home.processes, runtime.bus)
         me = holding.GitWorkerKey(runtime.home.node_key(), environment.name("git"), 60, os.urandom)
-        parts = Parts(runtime.log, environment, runtime.kit(GIT_KIND, environment.monotonic), commands)
+        parts = Parts(runtime.log, environment, run_services(runtime, GIT_KIND, environment.monotonic), commands)
         made = GitWorker(here.open(), parts, me, concurrency=1, until_idle=True, emit=print, finished=lambda *_: None)
         with closing(environment.liveness.announce(me.process)) as made._sign:
             yield made
@@ -330,7 +323,7 @@ def at_hand(here: Place, homes: list[Path]) -> Iterator[GitWorker]:
 
 @pytest.mark.req("GT-11", "GT-15")
 def test_a_job_that_was_submitted_again_between_two_looks_is_looked_at_again(here: Place, at_hand: GitWorker) -> None:
-    """The same manifest in another commit: with what it knew of the first the worker would claim the tree of a job that
+    """The manifest is in another commit: with what it knew of the first the worker would claim the tree of a job that
     is gone, and miss the inputs that came along this time."""
     plane, data = here.open(), b"an input\n"
     text = json.dumps(

@@ -1,6 +1,6 @@
 """Histories of agents that wait for locks, are killed while they wait, give up, and at times cannot reach the server:
 in one home, on a database that two nodes share, and in a mesh. They are linearizable, no fence goes to a request after
-its author has given it up (in a mesh: or could not say so in time), no deadlock is told, and at the end every live
+its author has given it up (in a mesh: or could not say so in time), no deadlock is reported, and at the end every live
 agent gets the lock.
 """
 

@@ -7,19 +7,14 @@ from msgspec.structs import replace
 
 from hocket.kernel import capabilities
 from hocket.kernel import vocabulary as v
-from hocket.kernel.authority import (
-    CHAIN_MAX,
-    Authority,
-    Need,
-    Standing,
-    counting_revocations,
-    need_of,
-)
+from hocket.kernel.authority import Authority, Standing, counting_revocations
 from hocket.kernel.capabilities import READERS, sharing
 from hocket.kernel.clock import Hlc
 from hocket.kernel.coordination_payloads import AcquireLocks, BreakLock, LockMode, RenewLocks, SetAvailability
+from hocket.kernel.delegation_graph import CHAIN_MAX
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey, did_key
+from hocket.kernel.needs import Need, need_of
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import STRICT
 from hocket.kernel.sanitise import parse_rule

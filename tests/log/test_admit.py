@@ -150,7 +150,7 @@ def test_an_op_that_its_author_did_not_sign_is_refused(trouble: str) -> None:
 
 
 def with_variant(raw: bytes, number: int) -> bytes:
-    """The same op with another payload variant in its bytes."""
+    """Changes the payload variant in the bytes of an op."""
     op = decode(raw)
     bare = encode(Op(op.id, op.timestamp, op.node_id, (), RouteKind("", None)))
     head = bare[: bare.index(b"\x00\x19") + 1]

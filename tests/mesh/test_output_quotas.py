@@ -14,6 +14,7 @@ from hocket.kernel.vocabulary import CreateArtifact
 from hocket.log.output_quota import output_key
 from hocket.mesh import membership
 from hocket.mesh.quotas import FULL_RETRY_S
+from hocket.node.run_services import run_services
 from hocket.store import WrittenTotals
 from hocket.work import claiming, jobs
 from hocket.work.command.job import LeftOut, _left_out, _outputs, _stream
@@ -33,7 +34,7 @@ def claimed(place: Place) -> Job:
 
 
 def outputs_of(place: Place, job: Job) -> RunOutputs:
-    return RunOutputs(place.runtime.kit(KIND, place.node.environment.monotonic), job)
+    return RunOutputs(run_services(place.runtime, KIND, place.node.environment.monotonic), job)
 
 
 def inline_bytes(products: RunOutputs) -> int:

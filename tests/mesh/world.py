@@ -25,6 +25,7 @@ from hocket.mesh import enrolment, peers, wire
 from hocket.mesh.loop import SyncLoop
 from hocket.mesh.services import MeshServices
 from hocket.mesh.wire import Reply, Request
+from hocket.node.joining import join
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.node.window_secret import window_tokens
@@ -178,7 +179,7 @@ async def enrolled(directory: Path, owner: Place, grants: tuple[Capability, ...]
     def send(address: str, request: Request) -> Reply:
         return asyncio.run_coroutine_threadsafe(owner.transport.send(address, request), loop).result()
 
-    return Place(await asyncio.to_thread(Runtime.join, directory, invited.token, send))
+    return Place(await asyncio.to_thread(join, directory, invited.token, send))
 
 
 class Guest:

@@ -10,6 +10,7 @@ from hocket.kernel.ucan import Capability
 from hocket.mesh import enrolment
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.wire import Reply, Request
+from hocket.node.joining import join
 from hocket.node.runtime import Runtime
 from tests.postgres_server import prepared, server
 
@@ -37,7 +38,7 @@ class Sharers:
         return enrolment.invite(log, key, name, grants, addresses=[ADDRESS], shares_store=shares).token
 
     def join(self, name: str, token: str, server: str | None = "") -> Runtime:
-        return Runtime.join(self.directory / name, token, self.send, server=self.address if server == "" else server)
+        return join(self.directory / name, token, self.send, server=self.address if server == "" else server)
 
     def send(self, address: str, request: Request) -> Reply:
         return enrolment.answer(self.founder.log, self.founder.home.node_key(), request)

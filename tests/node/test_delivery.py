@@ -85,7 +85,7 @@ def test_a_silent_peer_holds_a_program_up_for_a_bounded_time(
 def test_where_no_node_decides_one_peer_that_answers_is_enough(
     runtime: Runtime, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One peer is silent and is blamed; another has the job, so that the program is told of no failure."""
+    """One peer is silent and is blamed; another has the job, so that the program gets no warning."""
     monkeypatch.setattr(delivery, "DELIVER_S", 0.3)
     visited: list[str] = []
 

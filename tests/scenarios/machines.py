@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,11 +26,12 @@ from hocket.node.runtime import Runtime
 from hocket.store import Session, Stage
 from tests.cli.conftest import Result
 from tests.cli.fork_server import run_command, start_command
+from tests.waiting import PATIENCE_S
+from tests.waiting import wait_for as until
 
 T = TypeVar("T")
 
 # Only there to end a test that has failed: no test measures by it.
-PATIENCE_S = 60.0
 CHECKOUT = str(Path(__file__).parents[2])
 HANDLERS = str(Path(__file__).with_name("handlers.py"))
 
@@ -40,17 +40,6 @@ _INSTALLED = Path(sys.executable).with_name("hocket")
 _PROGRAM = [str(_INSTALLED)] if _INSTALLED.exists() else [sys.executable, "-m", "hocket.cli"]
 _MORTAL = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
 MORTAL = [sys.executable, "-I", "-S", "-c", _MORTAL]
-
-
-def until(look: Callable[[], T], what: str, patience: float = PATIENCE_S) -> T:
-    """Looks until there is something to see, and gives it."""
-    deadline = time.monotonic() + patience
-    pause = 0.01
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(pause)
-        pause = min(0.1, pause * 1.5)
-    return seen
 
 
 class OpLine(NamedTuple):

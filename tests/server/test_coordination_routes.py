@@ -2,8 +2,6 @@
 
 import base64
 import json
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 
 from tests.server.served import Answer, Served
 from tests.server.test_tokens import made
+from tests.waiting import wait_for as until
 
 
 class Client:
@@ -436,13 +435,6 @@ def test_a_node_is_drained_and_resumed(editor: Client):
         done = editor("POST", f"/v1/nodes/here/{verb}", {"reason": "upgrade"})
         assert (done.status, done.json["availability"]["state"]) == (200, state)
     assert editor("POST", "/v1/nodes/nobody/drain", {}).status == 404
-
-
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        threading.Event().wait(0.02)
 
 
 def test_answers_are_the_answers_of_the_command_line(served: Served, editor: Client):

@@ -6,8 +6,7 @@ import re
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,6 +48,7 @@ from tests.mesh.world import Place, run
 from tests.server.served import PATIENCE_S, ROOT, Served, environment, serving
 from tests.server.served import hocket as program
 from tests.service.test_grid import claim, tell
+from tests.waiting import wait_for as until
 from tests.work.test_claim_order import FRIEND, KIND, Fleet, fleet
 
 assert fleet
@@ -87,13 +87,6 @@ def samples(served: Served) -> Samples:
     answer = served.ask("GET", "/metrics")
     assert answer.status == 200 and answer.headers["content-type"].startswith("text/plain")
     return Samples(answer.body.decode())
-
-
-def until(look: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from tests.mesh.world import Place, world
 
 
 class Hasty(BoundedProtocol):
-    """The same with short deadlines, so that the tests need not wait for the real ones."""
+    """The server's protocol with short deadlines, so that the tests need not wait for the real ones."""
 
     head_s = 0.3
     request_s = 0.6

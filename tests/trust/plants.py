@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hocket.kernel import arbitration, authority, capabilities, schedules
+from hocket.kernel import arbitration, capabilities, delegation_graph, schedules
 from hocket.kernel.arbitration import FoldContext
 from hocket.kernel.clock import Hlc
 from hocket.kernel.forks import Forked
@@ -79,7 +79,8 @@ def pins_are_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_member_revokes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(authority._Graph, "may_revoke", lambda self, node, cid, at_ms, revoked: bool(self.of_node.get(node)))
+    graph = delegation_graph.DelegationGraph
+    patch.setattr(graph, "may_revoke", lambda self, node, cid, at_ms, revoked: bool(self.of_node.get(node)))
 
 
 def any_key_revokes_roots(patch: pytest.MonkeyPatch) -> None:
@@ -88,7 +89,7 @@ def any_key_revokes_roots(patch: pytest.MonkeyPatch) -> None:
 
 def every_grant_passes_on(patch: pytest.MonkeyPatch) -> None:
     """Every worker delegates, whether or not it may write registrations."""
-    patch.setattr(authority, "_passes_on", lambda grant, child, granted: True)
+    patch.setattr(delegation_graph, "_passes_on", lambda grant, child, granted: True)
 
 
 def delegations_widen(patch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from hocket.log.sealing import link
 from hocket.mesh import enrolment
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.wire import Reply, Request
+from hocket.node.joining import join
 from hocket.node.runtime import Runtime
 from hocket.store import NewOp
 from hocket.store.libsql.address import read_address
@@ -55,7 +56,7 @@ class SharedMesh:
         token = enrolment.invite(
             log, key, name, (*grants, *more), addresses=["http://owner:7315"], shares_store=True
         ).token
-        return Runtime.join(self.directory / name, token, send, server=self.address)
+        return join(self.directory / name, token, send, server=self.address)
 
     def _least_rights(self) -> str:
         """A role with the rights of docs/postgres.md, and no more."""

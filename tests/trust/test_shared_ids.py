@@ -250,7 +250,7 @@ def own_name(op: Op) -> bytes:
 
 
 def told_apart(history: Sequence[Op]) -> list[Op]:
-    """The same with an id for each op, and each citation of the op that it means."""
+    """Gives each op of a history an id of its own, and each citation the id of the op that it means."""
 
     def meant(dep: bytes, op: Op) -> bytes:
         found = sorted((each for each in history if each.id == dep), key=lambda each: each.timestamp)

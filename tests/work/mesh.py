@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,24 +18,13 @@ from hocket.node.node import SyncNode
 from hocket.node.runtime import Runtime
 from hocket.store import Session, Stage
 from tests.cli.fork_server import start_command
+from tests.waiting import PATIENCE_S, wait_for
 
 T = TypeVar("T")
 
-PATIENCE_S = 60.0
 SOURCE = str(Path(hocket.__file__).parents[1])
 CHECKOUT = str(Path(__file__).parents[2])
 PROCESS = "tests.work.worker_process"
-
-
-def wait_for(look: Callable[[], T], what: str, patience: float = PATIENCE_S) -> T:
-    """Looks until there is something to see."""
-    deadline = time.monotonic() + patience
-    pause = 0.005
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(pause)
-        pause = min(0.05, pause * 1.5)
-    return seen
 
 
 class Process:

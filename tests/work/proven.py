@@ -16,6 +16,7 @@ from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.proof import PROOF_TYPE, Proof, encode_proof, prove
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
+from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs
 from hocket.work.jobs import Draft, Held
@@ -55,7 +56,7 @@ def ran(
         asked(runtime, manifest, Policy(retries=3))
         taken = runtime.log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: 60_000)).taken
     job = taken[0].job
-    products = RunOutputs(runtime.kit(KIND, monotonic), job)
+    products = RunOutputs(run_services(runtime, KIND, monotonic), job)
     files = {path: products.evidence(data, OUTPUT_TYPE) for path, data in FILES.items()}
     streams = {name: products.evidence(name.encode(), type) for name, type in STREAM_TYPES.items()}
     parsed = parse_manifest(manifest)

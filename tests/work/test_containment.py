@@ -214,17 +214,16 @@ def outcomes(node: hocket.testing.MemorySyncNode) -> list[int | None]:
 
 def test_a_job_that_cannot_be_started_is_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
+    real = Node.kit
 
+    def kit(node: Node, kind: str) -> Any:
+        if kind == "c.bad" and not tried:
+            tried.append(kind)
+            raise RuntimeError("planted")
+        return real(node, kind)
+
+    monkeypatch.setattr(Node, "kit", kit)
     with hocket.testing.node() as node:
-        real = node.runtime.kit
-
-        def kit(kind: str, monotonic: Callable[[], float]) -> Any:
-            if kind == "c.bad" and not tried:
-                tried.append(kind)
-                raise RuntimeError("planted")
-            return real(kind, monotonic)
-
-        monkeypatch.setattr(node.runtime, "kit", kit)
         node.submit_many([("c.bad", {}), ("c.job", {})])
         worker, notices = works(node)
         assert worker.succeeded == 2 and tried

@@ -16,6 +16,7 @@ import hocket
 from hocket.bus.changes import IDLE, about
 from hocket.events import ignore
 from hocket.kernel.roster import UNSTARTED
+from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs
 from hocket.work.handler_threads import HandlerThreads
@@ -48,7 +49,7 @@ class Holder:
         self._type = JobType(KIND, function=function)
         self._clock = lambda: self.now
         self.threads = HandlerThreads(slots, self._ended, self._clock)
-        kit = lambda kind: runtime.kit(kind, self._clock)  # noqa: E731
+        kit = lambda kind: run_services(runtime, kind, self._clock)  # noqa: E731
         troubles = Troubles(ignore, self._clock)
         self.held = HeldJobs(Handlers([self._type]), self.threads, kit, AHEAD_DEFAULT, troubles, ignore, self._clock)
 
@@ -237,9 +238,10 @@ async def test_other_threads_take_over_when_a_quick_run_is_slow(holder: Any) -> 
         worker.hold(ENDED_MAX)
         assert begun.acquire(timeout=PATIENCE_S)
         worker.now += 1.0
-        for _ in range(3):
-            while not begun.acquire(blocking=False):
-                await asyncio.sleep(0.001)
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(3):
+                while not begun.acquire(blocking=False):
+                    await asyncio.sleep(0.001)
         gate.set()
         worker.wait_ended(ENDED_MAX)
 

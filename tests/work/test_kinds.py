@@ -142,7 +142,7 @@ def grid_owner(name: str = "grid") -> Member:
 
 
 @pytest.mark.req("GR-12")
-def test_a_mesh_may_let_ranked_jobs_be_open_unless_somebody_says_otherwise() -> None:
+def test_the_rules_of_a_mesh_can_open_ranked_jobs_by_default() -> None:
     member, ordinary = grid_owner(), owner()
     for options in ({"claim": "rendezvous"}, {"claim": "sticky", "sticky": "repository"}):
         assert submitted(member, **options).open is True

@@ -13,6 +13,7 @@ import pytest
 import hocket
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.roster import Job, Outcome
+from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs, runner
 from hocket.work.batch import settle
@@ -50,7 +51,7 @@ class Runs:
         job_id = log.run(lambda tx: jobs.submit(tx, [made]))[0].job_id
         claims = log.run(lambda tx: claiming.claim(tx, 0, 1, {handler.kind: LEASE_MS}.get))
         assert [ulid_text(each.job.id) for each in claims.taken] == [ulid_text(job_id)]
-        kit = self.runtime.kit(handler.kind, lambda: self.now)
+        kit = run_services(self.runtime, handler.kind, lambda: self.now)
         return Run(claims.taken[0], handler, LEASE_MS, self.now, kit)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.nodes import StaleOption, stale_ms
 from hocket.cli.output import ago, emit, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service

@@ -4,10 +4,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from hocket.cli.commands import COMMANDS as COMMANDS
-from hocket.cli.commands import begin
+from hocket.cli.commands import COMMANDS, begin
 from hocket.cli.declarations import loaded
-from hocket.cli.declarations import new_app as new_app
 from hocket.cli.plain_lines import NotPlain, call, chosen, read
 
 # Set by a shell that asks for completions.

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.files import write_file
 from hocket.cli.job import moment
 from hocket.cli.output import emit, fields, on_terminal, say, table

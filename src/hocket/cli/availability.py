@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.nodes import NodeArgument
 from hocket.cli.output import emit, say
 from hocket.cli.settings import HomeOption, JsonOption, open_service
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 drain_app, quarantine_app, resume_app = new_app(), new_app(), new_app()
 
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for whoever wonders.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason that others see.")]
 
 
 @drain_app.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.files import read_file
 from hocket.cli.output import emit, fields
 from hocket.cli.settings import HomeOption, JsonOption

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, notice, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service

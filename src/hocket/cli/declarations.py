@@ -85,7 +85,7 @@ class App:
         return bool(self._groups)
 
     def typer(self) -> "typer.Typer":
-        """The same for typer."""
+        """Builds the typer application of these commands and groups."""
         import typer
 
         made = typer.Typer(add_completion=False, **TYPER_OPTIONS)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime
 from hocket.errors import Failed, NotAuthorised, Usage

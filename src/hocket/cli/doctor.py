@@ -1,6 +1,6 @@
 """`hocket doctor`: checks everything that a node depends on."""
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, table
 from hocket.cli.settings import HomeOption, JsonOption, settings
 from hocket.errors import Failed

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli import git_hook, git_trust
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.files import read_file
 from hocket.cli.git_access import Repository, announce_elsewhere, home_here, now_ms, opened_plane
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
@@ -127,6 +127,7 @@ def work(
     from hocket.node.bus_settings import bus_settings
     from hocket.node.git_announcements import hearing
     from hocket.node.local_node import fetch_for
+    from hocket.node.run_services import command_runner, run_services
     from hocket.node.signals import stopped_by_signals
     from hocket.work.environment import MachineEnvironment
     from hocket.work.event_logging import log_event
@@ -139,14 +140,14 @@ def work(
         runtime = stack.enter_context(open_runtime())
         plane = stack.enter_context(opened_plane(repo))
         fetch = fetch_for(runtime)
-        commands = stack.enter_context(closing(runtime.commands(fetch, allow or (), allow_any, allow_env or ())))
+        commands = stack.enter_context(closing(command_runner(runtime, fetch, allow or (), allow_any, allow_env or ())))
         if commands.allowance.is_empty:
             raise Usage("no command is allowed here; give --allow PATTERN or --allow-any")
         for warning in commands.warnings():
             log_event(warning)
         environment = MachineEnvironment(runtime.home.processes, runtime.bus, runtime.time_of_day)
         me = holding.GitWorkerKey(runtime.home.node_key(), environment.name("git"), int(lease_s), os.urandom)
-        parts = Parts(runtime.log, environment, runtime.kit(GIT_KIND, environment.monotonic), commands)
+        parts = Parts(runtime.log, environment, run_services(runtime, GIT_KIND, environment.monotonic), commands)
 
         def finished(content_id: bytes, state: str, job_id: str) -> None:
             emit({"content_id": hash_text(content_id), "state": state, "job_id": job_id or None})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.options import seconds
 from hocket.cli.output import console, emit, on_terminal, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings

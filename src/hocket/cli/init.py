@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, fields, notice, say
 from hocket.cli.passphrases import PassphraseFile, known, new
 from hocket.cli.settings import HomeOption, JsonOption, settings

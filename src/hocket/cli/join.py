@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.job import moment
 from hocket.cli.output import emit, fields, say
 from hocket.cli.settings import HomeOption, JsonOption, settings
@@ -62,7 +62,7 @@ def join(
     """
     from hocket.mesh import enrolment
     from hocket.mesh.peers import Trust, check_pin
-    from hocket.node.runtime import Runtime
+    from hocket.node.joining import join as join_mesh
     from hocket.node.variables import MESH_ENABLED, MESH_TOKEN, checked_server, given, is_on
     from hocket.service import Service, nodes, peers
 
@@ -79,7 +79,7 @@ def join(
             " have the inviting node serve with TLS, or join without these options"
         )
     server = None if store is None else checked_server(store)
-    with Runtime.join(settings.home, text, _sender(trust), trust=trust, server=server) as runtime:
+    with join_mesh(settings.home, text, _sender(trust), trust=trust, server=server) as runtime:
         service = Service(runtime)
         here = nodes.identity(service)
         known = [each.address for each in peers.listing(service).peers]

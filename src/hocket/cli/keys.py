@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, fields, say
 from hocket.cli.passphrases import PassphraseFile, known, new
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings

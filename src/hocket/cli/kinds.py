@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.job import moment
 from hocket.cli.output import emit, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hocket.cli.app import new_app
 from hocket.cli.archive import export_log, import_log
+from hocket.cli.declarations import new_app
 from hocket.cli.job import rejected
 from hocket.cli.late import late
 from hocket.cli.output import console, emit, on_terminal, progress, say

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.output import on_terminal
 from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.kernel.safe_text import clean

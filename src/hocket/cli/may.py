@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.job import moment
 from hocket.cli.nodes import NodeArgument
 from hocket.cli.output import emit, say, table

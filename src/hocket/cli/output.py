@@ -67,7 +67,7 @@ def emit_line(value: Any) -> None:
 
 
 def emit_each(values: Iterable[Any]) -> None:
-    """The same for a list of any length, which is not held in memory."""
+    """Prints a JSON list, if --json was given, one value at a time: a list of any length is not held in memory."""
     import msgspec
 
     if not settings.as_json:

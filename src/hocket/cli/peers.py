@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.output import ago, emit, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime, open_service
 from hocket.errors import Usage

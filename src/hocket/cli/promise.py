@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.options import Agent
 from hocket.cli.output import emit, say
 from hocket.cli.settings import HomeOption, JsonOption, open_service

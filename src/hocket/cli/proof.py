@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.files import read_file, write_file
 from hocket.cli.output import emit, fields, on_terminal, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service

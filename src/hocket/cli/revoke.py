@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.nodes import NodeArgument
 from hocket.cli.output import emit, on_terminal, say
 from hocket.cli.passphrases import PassphraseFile, known

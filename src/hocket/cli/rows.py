@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.job import moment
 from hocket.cli.options import payload
 from hocket.cli.output import emit, fields, say, table

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, progress, say
 from hocket.cli.settings import HomeOption, JsonOption, open_service

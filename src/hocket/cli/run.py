@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.options import (
     BudgetFile,
     ChargeTo,
@@ -236,6 +236,7 @@ async def _attached(
     from hocket.node.local_node import fetch_for
     from hocket.node.node import Node
     from hocket.node.rates import rates_of
+    from hocket.node.run_services import command_runner
     from hocket.node.signals import stopped_by_signals
     from hocket.server.following import Following
     from hocket.work import jobs
@@ -245,7 +246,7 @@ async def _attached(
     from hocket.work.worker import Worker, WorkerOptions
 
     node = Node(runtime)
-    commands = runtime.commands(fetch_for(runtime))
+    commands = command_runner(runtime, fetch_for(runtime))
     job_id = await node.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed))
     name = ulid_text(job_id)
     line = WaitLine(name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cancelling import end_tasks
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.log_lines import start_logging
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
@@ -103,10 +103,10 @@ def serve(
         check_kind(openai)
     lines = start_logging(verbose, quiet, log_format)
     from hocket.node.servers import only_server
-    from hocket.service import Service, nodes
+    from hocket.service import Service
 
     with open_runtime() as runtime, closing(only_server(runtime.home.processes)):
-        lines.name_nodes(lambda: nodes.names(Service(runtime)))
+        lines.name_nodes(Service(runtime).names)
         if policy is not None and not pulse:
             raise Usage("--policy is for --pulse; give both, or neither")
         beats = needed_policy(runtime.home, policy) if pulse else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, progress, say
 from hocket.cli.settings import JsonOption
 from hocket.errors import Failed, Usage

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.output import Progress, emit, notice, on_terminal, progress, say
 from hocket.cli.settings import HomeOption, JsonOption, settings
 from hocket.kernel.plurals import counted

@@ -29,7 +29,9 @@ def needed_policy(home: "Home", file: str | None) -> "TempoPolicy":
 
 
 def assumed_policy(home: "Home", file: str | None) -> "TempoPolicy":
-    """The same, for commands that only look: without a policy, that of a cluster of one machine."""
+    """The policy of the file, or of the home, for commands that only read; if there is none, that of a cluster of one
+    machine.
+    """
     from hocket.kernel.beats.policy import make_policy
     from hocket.node.tempo_policy import CLUSTER_DEFAULT, tempo_policy
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.job import moment
 from hocket.cli.options import seconds
 from hocket.cli.output import ago, emit, fields, say, table

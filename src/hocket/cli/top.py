@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.output import console, emit, on_terminal
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.cli.tables import Row, lines_drawn

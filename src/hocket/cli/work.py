@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.app import new_app
+from hocket.cli.declarations import new_app
 from hocket.cli.log_lines import LogLines, start_logging
 from hocket.cli.monitoring import MetricsOption, monitored
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
@@ -31,6 +31,7 @@ from hocket.node.home import ENVIRONMENT
 from hocket.node.local_node import fetch_for
 from hocket.node.node import Node, handler_processes
 from hocket.node.rates import rates_of
+from hocket.node.run_services import command_runner
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.node.tempo_policy import tempo_policy
@@ -189,12 +190,12 @@ def work(
         # A handler that opens a node gets this one.
         os.environ[ENVIRONMENT] = str(runtime.home.path)
         found = load(modules or ())
-        lines.name_nodes(lambda: nodes.names(Service(runtime)))
+        lines.name_nodes(Service(runtime).names)
         lines.show_handlers()
         servers = bus_settings(runtime.home, bus)
         if modules and not any(each.function is not None for each in found):
             raise Usage(f"no handlers in {', '.join(modules)}; decorate a function with @hocket.job(kind)")
-        with closing(runtime.commands(fetch_for(runtime), allow or (), allow_any, allow_env or ())) as commands:
+        with closing(command_runner(runtime, fetch_for(runtime), allow or (), allow_any, allow_env or ())) as commands:
             for warning in commands.warnings():
                 log_event(warning)
             handlers = Handlers([*found, commands.job_type()], kinds or ())

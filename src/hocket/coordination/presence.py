@@ -1,6 +1,6 @@
 """What nodes and agents say about themselves: the workers of a node and what they run, its agents and what they do, and
-what its machine has. Presence is on no log, expires, and decides nothing: people are told by it who is there and what a
-job waits for. `mesh.presence` carries it between nodes.
+what its machine has. Presence is on no log, expires, and decides nothing: it shows people who is there and what a job
+waits for. `mesh.presence` carries it between nodes.
 
 A node says it again every `BEAT_S`, an agent as often as it has promised. `work.liveness` grades those that fall
 silent.
@@ -39,7 +39,7 @@ class AgentSaid(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeSaid(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a node says about itself. It stays the same while nothing changes: the times are told separately.
+    """What a node says about itself. It stays the same while nothing changes: times travel separately.
     `progress` are the newest notes of the jobs that it runs.
     """
 

@@ -235,7 +235,7 @@ def look(plane: Plane, job: bytes) -> GitJob | None:
 
 
 def _with_manifests(plane: Plane, found: list[GitJob]) -> list[GitJob]:
-    """The same jobs; one without a good manifest does not wait for a worker, since none can run it."""
+    """Marks pending jobs without a good manifest as damaged, since no worker can run them."""
     orders = orders_of(plane, [each.refs for each in found if each.state == "pending"])
     bad = {job: order for job, order in orders.items() if isinstance(order, str)}
     return [

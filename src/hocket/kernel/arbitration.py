@@ -72,8 +72,9 @@ class Family(Protocol[S]):
         """The state after this op, or why the op does not count."""
 
     def apply_decided(self, state: S | None, op: Op, context: Any, author: int) -> S | Reason:
-        """The same for an op of this author that the arbiter wrote or accepted. Whatever depends on the rest of the log
-        was decided then, in the arbiter's own store, and is not asked again when more of the log is known.
+        """The state after an op of this author that the arbiter wrote or accepted, or why the op does not count. The
+        arbiter decided in its own store whatever depends on the rest of the log; that is not checked again when more of
+        the log is known.
         """
 
     def accept_open(self, state: S, op: Op, offered: Op) -> S | Reason:

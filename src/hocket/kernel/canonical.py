@@ -15,7 +15,7 @@ def canonical_json(value: object) -> bytes:
 
 
 def canonical_plain(value: object) -> bytes:
-    """The same form, several times faster. The caller must ensure that the value has no floats, that its integers lie
-    within 2^53 and that its keys are ASCII.
+    """Builds the RFC 8785 form several times faster. The caller must ensure that the value has no floats, that its
+    integers lie within 2^53 and that its keys are ASCII.
     """
     return _encoder.encode(value)

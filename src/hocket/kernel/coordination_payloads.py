@@ -70,7 +70,7 @@ class LeaveQueue(Struct, frozen=True):
 
 
 class BreakLock(Struct, frozen=True):
-    """Whoever holds this key loses it, and everything that it holds under the same fence."""
+    """The holder of this key loses it, and everything that it holds under the same fence."""
 
     scope: str
     key: str

@@ -110,7 +110,7 @@ JUDGED: dict[type[Payload], Judged] = {
 READING: dict[type[Payload], Judged] = (
     JUDGED
     | dict.fromkeys((v.CreateArtifact, v.EvictArtifact), _ARTIFACT._replace(caveat="kind_prefix"))
-    # All locks of a scope are folded together, so whoever reads one reads all.
+    # All locks of a scope are folded together, so a reader of one reads all.
     | dict.fromkeys((c.AcquireLocks, c.BreakLock), _ACQUIRE)
     # What happens to a message is no secret; what it says is.
     | dict.fromkeys(
@@ -119,7 +119,7 @@ READING: dict[type[Payload], Judged] = (
     )
 )
 
-# Whoever may read the ops of a family may read the arbiter's word about them. The payload stands for the family; the
+# A reader of the ops of a family may read the arbiter's word about them. The payload stands for the family; the
 # word of its caveat, if it has one, is the subject's key.
 ACCEPTED: dict[str, type[Payload]] = {
     LOCK: c.AcquireLocks,

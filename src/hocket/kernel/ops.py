@@ -169,7 +169,7 @@ def bind(op: Op) -> tuple[Op, bytes]:
 
 
 def bound(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload) -> tuple[Op, bytes]:
-    """The same from the content of such an op."""
+    """Builds an op with a content-bound id from its time, dependencies and payload. Returns op and unsigned bytes."""
     rest, at = _rest(stamp, deps, payload)
     identity = make_ulid(stamp.wall, digest(_OP_CONTEXT + rest, 10))
     field = SELF_NAMED.get(type(payload))

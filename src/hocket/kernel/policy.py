@@ -148,5 +148,5 @@ def completed(policy: Policy, trace: str | None) -> Policy:
 
 
 def check_policy(policy: Policy) -> Policy:
-    """The same checks on a policy built in Python; raises ValueError with the name of the field."""
+    """Checks a policy built in Python as one that was read; raises ValueError with the name of the field."""
     return decode_policy(_encoder.encode(policy))

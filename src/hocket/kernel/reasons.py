@@ -128,7 +128,7 @@ class Reason(IntEnum):
 
 BY_NUMBER: dict[int, Reason] = {int(reason): reason for reason in Reason}
 
-# What no delegation allows, whatever the state of the subject and whoever is the coordinator.
+# What no delegation allows, whatever the state of the subject and the coordinator.
 UNAUTHORISED = frozenset(
     (
         Reason.UNAUTHORISED,

@@ -60,7 +60,9 @@ def seed_of(op: Op) -> bytes:
 
 
 def seed_in(op: bytes) -> bytes:
-    """The same for an op that this node has stored, without reading the rest of it: an op ends with its signature."""
+    """The seed from the bytes of an op that this node has stored. Only their end is read: an op ends with its
+    signature.
+    """
     if op[-SIGNATURE_END_CHARS:-SIGNATURE_CHARS] != b"..":
         raise NotSigned("the op that submits the job is not signed yet")
     return from_base64url(op[-SIGNATURE_CHARS:])[:SEED_BYTES]

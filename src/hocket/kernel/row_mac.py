@@ -1,6 +1,6 @@
 """The MAC of a row that a node keeps beside the log, under a key that only the node has. It shows the node that
-it wrote the row itself. A store that nodes share can be written to by all of them, and read: what lets somebody in is
-concealed there.
+it wrote the row itself. A store that nodes share can be written and read by all of them: secrets that admit a caller
+are encrypted there.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class RowMac:
         return compare_digest(self.of(table, values), mac)
 
     def conceal(self, value: bytes) -> bytes:
-        """The same for the same value. The nonce is a MAC of the value, so that no two values have the same."""
+        """Encrypts a value, always to the same bytes. The nonce is a MAC of the value, so no two values share one."""
         nonce = blake3(b"nonce" + value, key=self._concealing).digest(_NONCE_BYTES)
         return nonce + self._masked(nonce, value)
 

@@ -1,6 +1,6 @@
 """How many of the claims each worker should have got: its weight's part of those that were made while it was ranked,
 and whether what it got differs by more than chance. Only the claims of the known workers count: if one of several wins,
-each has its weight's part of the chance, whoever else was ranked.
+each has its weight's part of the chance, whatever others were ranked.
 """
 
 from collections.abc import Iterable, Sequence

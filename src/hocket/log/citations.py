@@ -137,8 +137,8 @@ class Citations:
         )
 
     def _schedule_standing(self, job_id: bytes, op: Op) -> tuple[Hlc, int] | None:
-        """The same for the schedule of a job that the op's job comes after. If the job has several, the best of the
-        earlier ones counts.
+        """The time and reason of the schedule of a job that the op's job comes after. If the job has several, the best
+        of the earlier ones counts.
         """
         self.cite(job_id, op.id)
         entry = self._entry(job_id)
@@ -156,9 +156,9 @@ class Citations:
         return min(earlier, key=lambda standing: standing[1], default=None) or min(schedules, default=None)
 
     def _artifact_standing(self, artifact_id: bytes, op: Op) -> tuple[Hlc, int] | None:
-        """The same for an artifact: in the Likewise chapter on audit, outputs cite a snapshot by its artifact id. An
-        artifact that is later than the op counts as absent, so that a rebuild, which has not reached it yet, gives the
-        same verdict.
+        """The time and reason of an artifact that an op cites: in the Likewise chapter on audit, outputs cite a
+        snapshot by its artifact id. An artifact that is later than the op counts as absent, so that a rebuild, which
+        has not reached it yet, gives the same verdict.
         """
         artifact = self._artifact(artifact_id)
         if artifact is None or artifact.op_id == artifact_id:

@@ -82,7 +82,7 @@ class Permissions:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """The same for permissions that judge all ops alike, also in another process."""
+        """A hash that is equal for permissions that judge all ops alike, also in another process."""
         facts: tuple[Iterable[object], ...] = (
             (each.cid for each in self.delegations),
             self.authority.revoked,
@@ -116,7 +116,7 @@ class Permissions:
         return self.leader(at) if self._arbiter else None
 
     def leader(self, at: Hlc) -> int | None:
-        """The same, whatever the rules say about arbiters."""
+        """The node that would decide about an op of this time and author if the rules knew an arbiter."""
         node = self.coordinator(at)
         return at.node if node is not None and self.authority.share_store(node, at.node, at.wall) else node
 
@@ -174,8 +174,8 @@ class Permissions:
         return refused
 
     def tick_refusal(self, op: Op, author: int) -> Reason | None:
-        """The same for the job of a schedule's tick: the schedule's `author` must be allowed to schedule it at the time
-        of the tick's op. That op's own author must only be a member then.
+        """Why the job of a schedule's tick is refused, if so: the schedule's `author` must be allowed to schedule it at
+        the time of the tick's op. That op's own author must only be a member then.
         """
         if not self.delegations:
             return None

@@ -376,7 +376,7 @@ class Projection:
         return self._fresh.ops[op_id][1]
 
     def standing(self, op_id: bytes) -> tuple[int, Subject | None]:
-        """The same, with what the op is about."""
+        """Whether an op of this transaction counts, and its subject."""
         return self._fresh.ops[op_id][1], self._fresh.subjects[op_id]
 
     def _in_place(self, projector: Projector[Any], subject: Subject, state: Any, op: Op) -> int:
@@ -423,7 +423,7 @@ class Projection:
         )
 
     def _verdict(self, op: Op) -> int:
-        """The same for an op that is on the log in any case."""
+        """Judges an op without a subject that is on the log in any case."""
         fault = self._fault(op)
         if fault is Reason.OTHERS_SCHEDULE:
             self._schedules.wait(op)

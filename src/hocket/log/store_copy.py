@@ -47,7 +47,7 @@ class StoreCopy:
             return self.step_in(session)
 
     def step_in(self, session: Session) -> CopyProgress:
-        """The same within a transaction of the source."""
+        """Copies the next ops within a transaction of the source."""
         head = session.head()
         with self._log.store.read() as there:
             done = there.head()

@@ -136,7 +136,9 @@ def resume(session: Session, address: str) -> None:
 
 
 def resume_node(session: Session, node: int) -> bool:
-    """The same for a paused peer that is this node: it contacted us, with our rules."""
+    """Resumes the paused peers that are this node, after it contacted us with our rules. Returns whether there were
+    any.
+    """
     paused = [peer for peer in session.peers() if peer.state == PAUSED and peer.node == node.to_bytes(8, "big")]
     for peer in paused:
         resume(session, peer.address)

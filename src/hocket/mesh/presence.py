@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 # A server reads its store, and writes what it has heard if that is nothing new, at most this often.
 ROUND_S = 1.0
-# Progress that has changed is told to a peer at most this often.
+# A node sends changed progress to a peer at most this often.
 NOTES_S = 2.0
 BODY_BYTES_MAX = 64 * 1024
 NODES_MAX = 256

@@ -44,8 +44,8 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 class StoreTicket(Ticket, frozen=True):
-    """The same for a node that is to share the inviting node's store. Where that is, and its password, the token does
-    not tell.
+    """The content of a token for a node that will share the inviting node's store. It names neither the store's address
+    nor its password.
     """
 
 

@@ -80,7 +80,7 @@ class Request(NamedTuple):
     gone: Callable[[], Coroutine[None, None, None]] | None = None
 
     async def whole(self, limit: int) -> "Request":
-        """The same request with its body."""
+        """Reads the body and returns the request with it. Raises BodyTooLong beyond `limit` bytes."""
         body = self.body if self.read is None else await self.read(limit)
         if len(body) > limit:
             raise BodyTooLong

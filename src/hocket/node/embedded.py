@@ -39,7 +39,7 @@ async def beside(work: Callable[[Started], Coroutine[Any, Any, object]]) -> Asyn
 
 @contextmanager
 def on_a_thread(work: Callable[[Started], object]) -> Iterator[Worker]:
-    """The same for synchronous code: runs `work` on a thread of its own."""
+    """Runs `work` on a thread of its own, for synchronous code, until the block ends."""
     begun: Future[Worker] = Future()
     ended: Future[None] = Future()
 

@@ -25,7 +25,7 @@ WAIT_S = 1.0
 
 
 def announce(runtime: Runtime, settings: BusSettings | None, content_id: bytes) -> bool:
-    """The same for a program that only submits."""
+    """Announces a git job from a program that only submits. Returns whether the bus took the message."""
 
     async def run() -> bool:
         node = LocalNode(runtime)

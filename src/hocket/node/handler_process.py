@@ -28,6 +28,7 @@ from hocket.kernel.roster import Job
 from hocket.node.help import helper
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import AsyncHandlerNode, Node, PlainHandlerNode, SyncNode
+from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.work.budget_guard import BudgetGuard
 from hocket.work.handler_channel import (
@@ -144,7 +145,7 @@ class HandlerProcess:
     def _heard(self, message: Any) -> None:
         if isinstance(message, Start):
             asking = helper(self._async_node, None)
-            kit = self._runtime.kit(message.claim.job.kind, time.monotonic)
+            kit = run_services(self._runtime, message.claim.job.kind, time.monotonic)
             kit = kit._replace(node=self._node, ask_help=asking)
             run = _RemoteRun(message, kit, self._channel.send)
             self._runs[message.run] = run

@@ -28,9 +28,9 @@ _OTHERS = 0o077
 DATABASE_ENDS = ("", "-wal", "-shm", "-journal", "-waiting")
 # Everything that Hocket puts into a home. It ignores other files.
 _PARTS = (
-    *(f"log.db{end}" for end in DATABASE_ENDS),
-    *("processes", "blobs", "runs", "output", "secrets", "git"),
-    *("messages", "read_position", "ended_rows", "rules", "checked_states"),
+    *(f"{name}{end}" for name in ("log.db", "replica.db") for end in DATABASE_ENDS),
+    *("processes", "blobs", "runs", "output", "secrets", "git", "spool"),
+    *("messages", "read_position", "ended_rows", "revocations", "rules", "checked_states"),
     *("config.toml", "store", "tempo.yaml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
     *("tls_key", "tempo.changes"),
 )
@@ -152,7 +152,7 @@ class Home:
         return self.server is None and self.database.parent == self.path
 
     def has_store(self) -> bool:
-        """Whether there is a database file, or a server is said to have the store."""
+        """Whether there is a database file, or the home names a server that has the store."""
         return self.server is not None or self.database.exists()
 
     @property

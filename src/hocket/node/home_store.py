@@ -153,7 +153,7 @@ def bus_of(home: Home) -> Pipes | SharedBus:
 
 
 def _origin(processes: Path) -> bytes:
-    """The same for all processes that use this directory on this machine, and for no others."""
+    """An id that all processes share which use this directory on this machine, and no others."""
     import hashlib
 
     from hocket.bus.shared import ORIGIN_BYTES

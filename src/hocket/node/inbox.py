@@ -49,7 +49,7 @@ class MessagingNode(NodeAccess, Protocol):
 
 
 class SyncMessagingNode(Protocol):
-    """The same for synchronous programs."""
+    """What synchronous programs need of a node to exchange messages."""
 
     @property
     def runtime(self) -> Runtime: ...

@@ -56,6 +56,7 @@ from hocket.node.locks import HeldLock, LockOptions, NodeLock, locked_on_a_threa
 from hocket.node.rates import rates_of
 from hocket.node.requests import accepted, drafts_of, id_of, kept, pairs_of
 from hocket.node.rows import RowTable, SyncRowTable
+from hocket.node.run_services import command_runner, run_services
 from hocket.node.runtime import Runtime
 from hocket.node.signals import held_interrupts, stopped_by_signals
 from hocket.node.stream_news import StreamNews
@@ -329,7 +330,7 @@ class Node(LocalNode):
         commands = None
         with ExitStack() as stack:
             if allow is not None or allow_any:
-                commands = self.runtime.commands(fetch_for(self.runtime), allow or (), allow_any, allow_env)
+                commands = command_runner(self.runtime, fetch_for(self.runtime), allow or (), allow_any, allow_env)
                 stack.callback(commands.close)
                 served = served.plus(commands.job_type())
             emit = logged(events if notice is None else sentences(notice, also=events))
@@ -363,7 +364,7 @@ class Node(LocalNode):
             executor = self._mesh_executor
             return AsyncHandlerNode(self, executor, loop) if is_async else PlainHandlerNode(self.runtime, executor)
 
-        kit = self.runtime.kit(kind, self.environment.monotonic)
+        kit = run_services(self.runtime, kind, self.environment.monotonic)
         asking = helper(lambda: AsyncHandlerNode(self, self._mesh_executor, loop), self.runtime.promises)
         return kit._replace(node=node, stream=self.part_sender().tell, ask_help=asking)
 

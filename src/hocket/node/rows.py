@@ -62,7 +62,7 @@ class RowTable:
 
     async def watch(self, prefix: str = "") -> AsyncIterator[StoredRow]:
         """First the rows that there are, then each row that changes; a deleted one has no value. Of several changes of
-        a row in quick succession, only the last is told.
+        a row in quick succession, it returns only the last.
         """
         seen: int = await self._node.peek(lambda session: session.head().seq)
         async for row in self.list(prefix):

@@ -34,20 +34,18 @@ from hocket.node.variables import (
     MESH_NODE_ID,
     MESH_SCOPE_ID,
     STORE,
-    check_node,
     check_scope,
     given,
     is_on,
-    new_node_name,
     read_address,
 )
-from hocket.store import SERVER_FORMS, has_blob_table, read_replica
+from hocket.store import has_blob_table, read_replica
 from hocket.store import open as open_store
 from hocket.store.guarded import GuardedStore
 from hocket.work.tracing import flush_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -59,22 +57,16 @@ if TYPE_CHECKING:
     from hocket.log.parallel import Helpers
     from hocket.log.rebuild import Rebuilt
     from hocket.log.transaction import Wall
-    from hocket.mesh.enrolment import Send
-    from hocket.mesh.peers import Trust
-    from hocket.mesh.tickets import StoreTicket
     from hocket.node.home import Ask
     from hocket.node.spool import Spool
     from hocket.rhythm.promise_watch import PromiseWatch
     from hocket.store import Session, Store
     from hocket.store.blobs import BlobPlace
-    from hocket.work.artifacts import Fetch
     from hocket.work.blobs import Blobs
-    from hocket.work.command.job import Commands
     from hocket.work.command.secrets import Secrets
     from hocket.work.jobs import Draft, Submitted
     from hocket.work.liveness import Liveness
     from hocket.work.output_files import OutputFiles
-    from hocket.work.run_outputs import RunServices
     from hocket.work.tempo import RunTempo
 
 Progress = Callable[[int, int], None]
@@ -127,7 +119,7 @@ class Runtime:
         self.bus = bus_of(home)
         self._blobs: Blobs | None = None
         self._blobs_lock = Lock()
-        self._helpers = helpers
+        self.helpers = helpers
         server_clock = store.server_clock if wall is None else None
         self.machine_clock = _clock(store) if wall is None and server_clock is None else None
         self.time_of_day: Callable[[], float] = server_clock or self.machine_clock or time.time
@@ -183,11 +175,11 @@ class Runtime:
         except BaseException:
             store.close()
             raise
-        runtime = cls(home, store, _helpers())
+        runtime = cls(home, store, helper_threads())
         runtime._check_store_and_variables()
         if runtime.machine_clock is not None:
             runtime.machine_clock.compare()
-        runtime._catch_up()
+        runtime.catch_up()
         return runtime
 
     @classmethod
@@ -214,6 +206,7 @@ class Runtime:
         """
         from hocket.kernel.keys import did_key
         from hocket.node.home_store import put_blob_place, put_rules
+        from hocket.node.node_name import chosen_name
         from hocket.store.blobs import BlobPlace
 
         home = Home(path or default_home())
@@ -224,8 +217,7 @@ class Runtime:
                 "--blobs store is for a store in PostgreSQL; give its address with --store"
                 f" postgresql://user@host/database, or set {STORE}"
             )
-        name = new_node_name() if name is None else name
-        called = _machine_name() if name is None else _checked_name(name)
+        called = chosen_name(name)
         known = Remembered(ask)
         user = None if user_key is None else read_user_key(user_key, known)
         if passphrase is not None:
@@ -241,80 +233,11 @@ class Runtime:
             put_rules(home, store, STRICT if strict else replace(HOCKET, ranked_open=ranked_open))
             put_blob_place(home, store, blobs)
             check_rules(home, store)
-            runtime = cls(home, store, _helpers())
+            runtime = cls(home, store, helper_threads())
             runtime.log.run(lambda tx: runtime.introduce(tx, known, called))
             if runtime.log.is_shared:
-                runtime._check_sharing()
-            runtime._catch_up()
-        return runtime
-
-    @classmethod
-    def join(
-        cls,
-        path: Path | str | None,
-        token: str,
-        send: Send,
-        *,
-        trust: Trust | None = None,
-        wall: Wall | None = None,
-        server: str | None = None,
-    ) -> Runtime:
-        """Makes a home an invited node's: makes its key here and asks the inviting node for a delegation. A home of an
-        invited node of the same user gets a further delegation. `trust` tells how to check the inviting node's
-        certificate from now on. A node that is to share the inviting node's store needs its address, `server`.
-        """
-        from hocket.mesh import enrolment
-        from hocket.mesh.tickets import StoreTicket
-        from hocket.node.shared_store import check_own_store
-
-        ticket = enrolment.parse(token)
-        check_scope(ticket.user_did)
-        home = Home(path or default_home())
-        if isinstance(ticket, StoreTicket):
-            return cls._join_shared(home, ticket, send, server)
-        if server is not None:
-            raise Usage(
-                "this invitation is for a node with a store of its own; leave out --store, or invite with --share"
-            )
-        wall = wall or SteadyWall()
-        with home.creation() as fresh:
-            home.check_joinable(ticket.user_did)
-            home.ensure_node_key()
-            entry = enrolment.ask(ticket, home.node_key(), send, wall)
-            home.note_user(ticket.user_did)
-            store = open_store(home.new_store(), create=True)
-            check_own_store(home, store)
-            if fresh:
-                with store.write() as session:
-                    session.set_meta(RULES, encode_rules(entry.rules))
-            runtime = cls(home, store, _helpers(), wall=wall)
-            enrolment.enter(runtime.log, entry, trust)
-            runtime._catch_up()
-        return runtime
-
-    @classmethod
-    def _join_shared(cls, home: Home, ticket: StoreTicket, send: Send, server: str | None) -> Runtime:
-        from hocket.mesh import enrolment
-        from hocket.node.shared_store import check_joined_rules
-
-        if server is None and home.server is None:
-            raise Usage(
-                f"this invitation is for a node that shares the inviting node's store; give its address with --store"
-                f" {SERVER_FORMS}, or set {STORE}"
-            )
-        with home.creation():
-            home.check_joinable(ticket.user_did)
-            home.ensure_node_key()
-            store = open_store(home.new_store(server))
-            entry = enrolment.ask(ticket, home.node_key(), send, SteadyWall(store.server_clock or time.time))
-            home.note_user(ticket.user_did)
-            runtime = cls(home, store, _helpers())
-            enrolment.share(runtime.log, entry)
-            with store.read() as session:
-                check_joined_rules(session, entry.rules)
-            check_rules(home, store)
-            runtime._check_sharing()
-            runtime._catch_up()
+                runtime.check_sharing()
+            runtime.catch_up()
         return runtime
 
     def introduce(self, tx: Transaction, ask: Ask | None = None, name: str | None = None) -> None:
@@ -376,8 +299,8 @@ class Runtime:
             self._blobs.close()
         self.log.close()
         flush_traces()
-        if self._helpers is not None:
-            self._helpers.shutdown()
+        if self.helpers is not None:
+            self.helpers.shutdown()
         if self._read_replica is not None:
             self._read_replica.close()
         self.store.close()
@@ -397,7 +320,7 @@ class Runtime:
 
     @contextmanager
     def view(self) -> Iterator[Session]:
-        """The same for lists and pages: a replica may answer, if it has what this process wrote."""
+        """A view for lists and pages: a replica may answer, if it has what this process wrote."""
         if self.replica is not None and self.replica.refresh():
             with self.replica.copy() as session:
                 yield session
@@ -452,7 +375,7 @@ class Runtime:
             marks=self.log.signer,
             is_bound=self.log.permissions_reader.rules.bounds is not None,
             expected=expected,
-            helpers=self._helpers,
+            helpers=self.helpers,
             progress=progress,
         )
         return audit._replace(findings=audit.findings + self.log.audit_rows(self.home.node_key()))
@@ -475,7 +398,7 @@ class Runtime:
         self._nobody_works("a rebuild")
         return rebuild(self.store, self.log.permissions_reader, self._wall(0), progress)
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         """Judges everything again if the last program here knew more or less than this one and that matters. While
         workers run, the next program that opens the home does it.
         """
@@ -507,19 +430,17 @@ class Runtime:
         try:
             check_database(self.home, self.store)
             if self.log.is_shared:
-                self._check_sharing()
-            if given(MESH_NODE_ID) is not None:
-                from hocket.mesh.names import names
+                self.check_sharing()
+            if given(MESH_NODE_ID) is not None or given(MESH_CONTROL_ADDR) is not None:
+                from hocket.node.mesh_variables import follow_mesh_variables
 
-                with self.store.read() as session:
-                    check_node(node_text(self.log.node), names(self.log.permissions(session)).get(self.log.node))
-            if (address := given(MESH_CONTROL_ADDR)) is not None:
-                self._add_coordinator(address)
+                follow_mesh_variables(self.log)
         except BaseException:
             self.close()
             raise
 
-    def _check_sharing(self) -> None:
+    def check_sharing(self) -> None:
+        """Raises Conflict unless this node may use its shared store, or if another home with its key does."""
         from hocket.node.shared_store import check_sharing, note_home
 
         try:
@@ -536,21 +457,6 @@ class Runtime:
             if self.replica is None:  # which answers reads while the server is away
                 raise
 
-    def _add_coordinator(self, text: str) -> None:
-        """Makes the server at this address a peer, unless it is one. The coordinator itself needs none."""
-        from hocket.mesh import peers
-
-        try:
-            address = peers.check_address(text)
-        except Usage as error:
-            raise Usage(f"bad {MESH_CONTROL_ADDR}: {error}") from None
-        with self.store.read() as session:
-            is_known = peers.find(session, address) is not None
-            if is_known or peers.coordinator(self.log, session) == self.log.node:
-                return
-        with self.store.write() as session:
-            peers.add(session, address, self.log.physical())
-
     def _nobody_works(self, before: str) -> None:
         from hocket.node.home_store import check_idle
 
@@ -563,45 +469,6 @@ class Runtime:
 
         return machine_liveness(self.home.processes, time.monotonic)
 
-    def kit(self, kind: str, monotonic: Callable[[], float]) -> RunServices:
-        """What a run of a job of that kind needs."""
-        from hocket.log.output_quota import output_room
-        from hocket.rhythm.score_keeper import keeper_alone
-        from hocket.work.run_outputs import RunServices
-
-        def audited() -> bool:
-            permissions = self.log.permissions_reader.latest
-            return permissions is None or permissions.authority.audited(self.log.node, self.log.reading().wall, kind)
-
-        def read(query: Callable[[Session], Any]) -> Any:
-            def run() -> Any:
-                with self.read() as session:
-                    return query(session)
-
-            return run() if self._helpers is None else self._helpers.submit(run).result()
-
-        def room(job: Job) -> int | None:
-            if job.scheduled.node == self.log.node and job.policy.schedule_op is None:
-                return None
-            now_ms = self.log.physical()
-            found: int | None = read(lambda s: output_room(s, self.log.permissions(s), job, now_ms))
-            return found
-
-        physical = self.log.physical
-        tempo = self.tempo or (lambda job: keeper_alone(job, physical))
-        return RunServices(
-            self.blobs,
-            self.log.reading,
-            self.log.new_id,
-            monotonic,
-            audited,
-            read,
-            output=self.output,
-            tempo=tempo,
-            room=room,
-            beat_ms=lambda: self.home_beat_ms if self.heard_beat_ms is None else self.heard_beat_ms(),
-        )
-
     @cached_property
     def home_beat_ms(self) -> int | None:
         """One beat of the home's tempo; None if it has none."""
@@ -609,34 +476,6 @@ class Runtime:
 
         policy = tempo_policy(self.home)
         return None if policy is None else policy.initial_tempo.beat_ms
-
-    def commands(
-        self, fetch: Fetch, allow: Iterable[str] = (), allow_any: bool = False, allow_env: Iterable[str] = ()
-    ) -> Commands:
-        """The runner of commands on this node: its own, and those of other nodes that the home's configuration or these
-        patterns allow, with variables of these names. `fetch` gets content from other nodes.
-        """
-        from hocket.node.rates import rates_of
-        from hocket.node.secret_paths import secret_paths
-        from hocket.work.command.allowance import configured
-        from hocket.work.command.job import Commands, Premises
-
-        allowance = configured(self.home.configuration).extended(allow, allow_any, allow_env)
-        key, runs = self.home.node_key(), self.home.runs
-        premises = Premises(
-            key,
-            self.log.node,
-            runs,
-            self.secrets,
-            self.blobs,
-            self.read,
-            fetch,
-            self.log.physical,
-            self.output,
-            rates_of(self.home),
-            secret_paths(self.home, allowance.hide),
-        )
-        return Commands(premises, allowance)
 
 
 def _clock(store: Store) -> MachineClock:
@@ -654,21 +493,6 @@ def spool_of(home: Home) -> Spool:
     return Spool(home.spool, node_id(home.node_key().public))
 
 
-def _helpers() -> HelperThreads:
+def helper_threads() -> HelperThreads:
+    """Threads that verify and seal ops beside the caller."""
     return HelperThreads(max(1, (os.cpu_count() or 1) - 1), "hocket-sign")
-
-
-def _checked_name(name: str) -> str:
-    from hocket.mesh.names import why_not
-
-    if problem := why_not(name):
-        raise Usage(f"bad name {name!r}: {problem}")
-    return name
-
-
-def _machine_name() -> str | None:
-    """This machine's host name, if it is valid as a node's name."""
-    from hocket.mesh.names import is_name
-
-    name = os.uname().nodename.partition(".")[0]
-    return name if is_name(name) else None

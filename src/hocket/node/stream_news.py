@@ -1,4 +1,4 @@
-"""What those who follow a job are told besides its parts."""
+"""News for those who follow a job, besides its parts."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from hocket.mesh.waiting import Waiting
 
 
 class StreamNews(NamedTuple):
-    """What a listener is told besides parts: each new progress note, and while the job is not running, about every
+    """News for a listener besides parts: each new progress note, and while the job is not running, about every
     second what it waits for (None once it runs).
     """
 

@@ -1,4 +1,4 @@
-"""Where the tempo policy of a node is: `tempo.yaml` in its home, or a file that somebody names."""
+"""Where the tempo policy of a node is: `tempo.yaml` in its home, or a file that the caller names."""
 
 from os import PathLike
 from pathlib import Path

@@ -24,7 +24,7 @@ from hocket.rhythm.tempo_clock import TempoClock
 
 # The pulses whose clocks are remembered for the median.
 PULSES_MAX = 64
-# How often the refusals of a node for one reason are told.
+# How often the refusals of a node for one reason are reported.
 TOLD_MS = 60_000
 # A frame that comes late sets the time back by no more than this part of a beat.
 LATE_SHARE = 100

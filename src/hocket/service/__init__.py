@@ -71,7 +71,7 @@ class Service:
         self.runtime.close()
 
     def acting_as(self, principal: Principal) -> "Service":
-        """The same node for another principal."""
+        """Returns a service of this node for another principal."""
         return Service(self.runtime, principal, self._warn, self._connected)
 
     def deliver(self) -> str | None:

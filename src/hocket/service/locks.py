@@ -89,7 +89,7 @@ def acquire(
 
 
 async def acquire_on(service: Service, node: "Node", wanted: Wanted) -> LockShown:
-    """The same on the event loop of a node, where any number of requests can wait at once."""
+    """Acquires locks on the event loop of a node, where any number of requests can wait at once."""
     from hocket.node.locks import lock_client
 
     service.check_writer()

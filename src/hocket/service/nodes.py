@@ -264,12 +264,6 @@ def find(service: Service, text: str) -> NodeShown:
         return next(each for each in _all_shown(service, session) if each.node == member.id)
 
 
-def names(service: Service) -> dict[str, str]:
-    """The names of the nodes that have one, by their ids."""
-    with service.read() as session:
-        return service.names(session)
-
-
 def identity(service: Service) -> Identity:
     home, log = service.runtime.home, service.runtime.log
     here = next((each for each in listing(service) if each.here), None)

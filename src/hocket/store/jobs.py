@@ -76,7 +76,7 @@ class JobSession(Protocol):
         """
 
     def counts_by_kind(self) -> dict[tuple[Stage, Outcome | None, str], int]:
-        """The same for each kind. The cost grows with the kinds, and with the jobs that have not ended."""
+        """Counts jobs by stage, outcome and kind. The cost grows with the kinds and the unfinished jobs."""
 
     def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None: ...
     def has_after(self) -> bool: ...
@@ -95,8 +95,8 @@ class QueueSession(Protocol):
     def take_ready(
         self, kind: str, limit: int, after: JobEntry | None = None, is_left: IsLeft | None = None
     ) -> list[tuple[JobEntry, bytes | None]]:
-        """The same, locked: leaves out jobs that another transaction has locked, and those that the caller has left to
-        others, of which no more than id and fence is read.
+        """Locks and returns the most urgent jobs of a kind. Leaves out jobs that another transaction has locked, and
+        jobs that the caller has left to others: of these it reads no more than id and fence.
         """
 
     @property
@@ -113,7 +113,7 @@ class QueueSession(Protocol):
         """Claimed jobs past their deadline."""
 
     def take_overdue(self, now: int, limit: int) -> list[JobEntry]:
-        """The same, locked: leaves out jobs that another transaction has locked."""
+        """Locks and returns claimed jobs past their deadline; leaves out jobs that another transaction has locked."""
 
     def take_unbegun(self, now: int, limit: int) -> list[JobEntry]:
         """Jobs that no worker has claimed and whose time for a first claim is over, locked in the same way."""

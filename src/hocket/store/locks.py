@@ -49,4 +49,4 @@ class LockSession(Protocol):
         """
 
     def try_lock(self, subject: Subject) -> bool:
-        """The same without waiting: False if another transaction has locked the subject."""
+        """Locks one subject without waiting: False if another transaction has locked it."""

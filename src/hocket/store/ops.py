@@ -151,7 +151,7 @@ class OpSession(Protocol):
     def op_seq(self, seq: int) -> OpRow | None: ...
     def ops_after(self, seq: int, limit: int) -> list[OpRow]: ...
     def stored_ops(self, seq: int, limit: int) -> list[OpRow]:
-        """The same, unchecked, for an audit."""
+        """The next ops after `seq`, unchecked, for an audit."""
 
     def last_ops(self, count: int) -> list[OpRow]: ...
     def ops_at(self, hlc: bytes) -> list[OpRow]: ...
@@ -160,7 +160,9 @@ class OpSession(Protocol):
         """In HLC order, except those refused for one of these reasons; only those later than `after`."""
 
     def every_op_about(self, subject: Subject, after: bytes = b"") -> list[OpRow]:
-        """The same, also those that a node which may change no op has marked as not settled."""
+        """All ops about a subject in HLC order, also those that a node which may change no op has marked as not
+        settled.
+        """
 
     def jobs_written_of(self, job_ids: Sequence[bytes]) -> set[bytes]:
         """The jobs among these that any op on the log is about."""

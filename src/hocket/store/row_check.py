@@ -65,8 +65,8 @@ class RowCheck(Protocol):
     def made_artifacts(self, artifacts: Sequence[Artifact]) -> None:
         """The transaction enters artifacts, by ops that it may have yet to store."""
 
-    # States. `wrong` are the subjects with rows that were found not to say what the ops say. Whoever `replays` ops
-    # takes the rows as they are.
+    # States. `wrong` are the subjects with rows that were found not to say what the ops say. A caller that
+    # `replays` ops takes the rows as they are.
 
     wrong: set[Subject]
     replays: bool

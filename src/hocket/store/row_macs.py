@@ -10,7 +10,7 @@ from hocket.kernel.row_mac import MAC_BYTES, RowMac
 
 class MacTable(NamedTuple):
     """`owner` is the column of the node whose row it is. The MAC covers that and the `columns`; others change often
-    and give nothing to anybody. With the owner, the `key` tells rows apart. People are told the key, or `shown`.
+    and give nothing to anybody. With the owner, the `key` tells rows apart. Messages name the key, or `shown`.
     """
 
     columns: str
@@ -104,7 +104,7 @@ class RowMacs:
                 yield row
 
     def right_or_of_others(self, table: str, rows: Iterable[Sequence[Any]], node_at: int) -> list[Sequence[Any]]:
-        """The same, and those of other nodes, whose MACs nobody else can check."""
+        """The rows with a right MAC, and the rows of other nodes, whose MACs only those nodes can check."""
         size, mac = MAC_COLUMNS[table], self.mac
         return [row for row in rows if row[node_at] != mac.node or mac.is_right(table, row[:size], row[size])]
 

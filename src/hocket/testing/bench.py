@@ -13,6 +13,7 @@ from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
 from hocket.node.home import Ask, Home
+from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.store import MEMORY
 from hocket.store import open as open_store
@@ -115,5 +116,5 @@ class Bench(Runtime):
         claim = claims.taken[0]
         job_type = handlers.find(claim.job.kind)
         assert job_type is not None
-        kit = self.kit(claim.job.kind, lambda: self.clock.now)._replace(node=self.handler_node)
+        kit = run_services(self, claim.job.kind, lambda: self.clock.now)._replace(node=self.handler_node)
         return Run(claim, job_type, job_type.lease_ms, self.clock.now, kit)

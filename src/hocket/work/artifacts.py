@@ -202,7 +202,7 @@ def collect(session: Session, blobs: Blobs, hashes: Iterable[bytes], troubles: T
 
 
 def free(tx: Transaction, blobs: Blobs, hashes: Iterable[bytes], troubles: Troubles | None = None) -> ClearedBlobs:
-    """The same inside any other transaction."""
+    """Deletes unused blobs inside a transaction that also writes (see `collect`)."""
     tx.projection.flush()
     return collect(tx.session, blobs, hashes, troubles)
 

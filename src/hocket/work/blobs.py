@@ -52,7 +52,7 @@ class Blobs(Protocol):
         """
 
     def renewed(self, staged: Staged) -> Staged:
-        """The same, certain to be there for a while. For content that was staged long ago, before the transaction."""
+        """Writes content again that was staged long ago, so that it stays a while. Call it before the transaction."""
 
     def keep(self, staged: Staged) -> None:
         """Moves a staged blob to its permanent place. A second call does nothing."""

@@ -27,7 +27,7 @@ CLAIMS, PASSES = "claims", "passes"
 UNSENT_MAX = 256
 # What one message says at most: more than a worker holds by default, and less than a message may have with long names.
 SAID_AT_ONCE_MAX = 64
-# Jobs whose passes are remembered, so that each is told once.
+# Jobs whose passes are remembered, so that each is published once.
 PASSED_MAX = 4_096
 WAIT_S = 60.0
 TIMESTAMP_CHARS_MAX = 64
@@ -58,10 +58,10 @@ def read_claims_said(data: bytes, author: int) -> list[tuple[bytes, ClaimSaid]]:
 
 
 def claimed_at(said: ClaimSaid, sealed: Hlc) -> Hlc:
-    """When the claim was made. A claim is told at once: raises ValueError if it is much older than its message."""
+    """When the claim was made. Raises ValueError if that is much older than its message."""
     at = parse_hlc(said.timestamp, sealed.node) if said.timestamp else sealed
     if abs(at.wall - sealed.wall) > LIFE_MS:
-        raise ValueError("a claim is told when it is made")
+        raise ValueError("the message is much later than the claim")
     return at
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hocket.kernel.roster import Job
 
 MINUTE_MS = 60_000
-# The minutes with claims that are told, of all kinds together.
+# The minutes with claims that a report has, of all kinds together.
 TOLD_MAX = 32
 
 # Kind, minute since the epoch, claims.

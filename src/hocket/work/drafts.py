@@ -141,10 +141,7 @@ def _score(value: Any) -> Score | None:
     if value is None or isinstance(value, Score):
         return value
     if isinstance(value, PathLike):
-        try:
-            return read_score(Path(value).read_bytes())
-        except OSError as error:
-            raise ValueError(str(error.strerror)) from None
+        return read_score(_content(value))
     return parse_score(value if isinstance(value, dict) and "score" in value else {"score": value})
 
 
@@ -152,11 +149,15 @@ def _budget(value: Any) -> Budget | None:
     if value is None or isinstance(value, Budget):
         return value
     if isinstance(value, PathLike):
-        try:
-            return read_budget(Path(value).read_bytes())
-        except OSError as error:
-            raise ValueError(str(error.strerror)) from None
+        return read_budget(_content(value))
     return parse_budget(value)
+
+
+def _content(file: PathLike[str]) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise ValueError(str(error.strerror)) from None
 
 
 _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {

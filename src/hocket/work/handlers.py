@@ -68,7 +68,7 @@ class JobType(Generic[P, R_co]):
         return self.function(*args, **kwargs)
 
     def using(self, **options: Unpack[JobOptions]) -> "JobType[P, R_co]":
-        """The same job type with other options for its jobs (see `policy` for their meaning)."""
+        """Returns a copy of this job type with other options for its jobs (see `policy` for their meaning)."""
         return replace(self, policy=policy(self.policy, **options), said=self.said | said(options))
 
     def draft(self, payload: object, args: tuple[Any, ...] = ()) -> Draft:

@@ -40,7 +40,7 @@ class JobState(StrEnum):
         return JobFilter((Stage[self.name.upper()],))
 
 
-# What people are told; `completed` is an old word.
+# The words that people see; `completed` is an old one.
 STATE_WORDS = tuple(each.value for each in JobState if each is not JobState.completed)
 
 

@@ -30,14 +30,10 @@ class Lease:
 
     is_over = False
     """Whether the holder has given up the lease, or was told that it has lost it."""
-    _is_renewing = False
 
     def __init__(self, length_s: float, asked_at: float) -> None:
-        self._first_s = self._length_s = length_s
-        self._begun_at = asked_at
-        self._renews_at = asked_at + length_s * RENEWED_AFTER
-        self.ends_at = asked_at + length_s * COUNTED
-        """When the lease ends by the holder's count, unless renewed."""
+        self._first_s, self._begun_at = length_s, asked_at
+        self.renewed(length_s, asked_at)
 
     @property
     def renews_at(self) -> float:
@@ -58,6 +54,7 @@ class Lease:
         self._length_s = length_s
         self._renews_at = asked_at + length_s * RENEWED_AFTER
         self.ends_at = asked_at + length_s * COUNTED
+        """When the lease ends by the holder's count, unless renewed."""
 
     def try_again(self, now: float) -> None:
         """The outcome of the renewal is unknown."""

@@ -26,7 +26,7 @@ class MachineLoad:
         return max(0, now[0] - self._before[0]), now[1] - self._before[1]
 
     def gpu(self) -> float | None:
-        """The same of the GPUs together, of late; None if there are none, or no library that knows."""
+        """The recent load of all GPUs together, from 0 to 1; None without GPUs or a library that reads them."""
         library, devices = _gpus()
         with suppress(Exception):
             rates = [library.nvmlDeviceGetUtilizationRates(each).gpu / 100 for each in devices]

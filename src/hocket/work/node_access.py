@@ -40,7 +40,7 @@ class NodeAccess(Arbiter, Protocol):
         """Runs a query on one consistent view whose roster has every submitted job."""
 
     async def peek(self, query: Callable[[Session], T]) -> T:
-        """The same, without waiting until the roster has the newest submits."""
+        """Runs a query on one consistent view, without waiting until the roster has the newest submits."""
 
     async def call(self, work: Callable[[], T]) -> T:
         """Runs a long blocking function off the event loop, in parallel with requests and queries."""

@@ -123,7 +123,7 @@ class _TextTee:
 
 
 class _BytesTee:
-    """The same for `sys.stdout.buffer`."""
+    """Copies what a handler writes to `sys.stdout.buffer` into its capture."""
 
     def __init__(self, name: str, stream: Any) -> None:
         self._name, self._stream = name, stream

@@ -199,7 +199,7 @@ class RunOutputs:
         self.add(RunOutput(payload.artifact_id, payload, self.snapshots, kept.staged))
 
     def named(self, payload: CreateArtifact) -> CreateArtifact:
-        """The same under the id derived from its content."""
+        """Gives an artifact the id derived from its content."""
         return msgspec.structs.replace(payload, artifact_id=artifact_id(self.kit.now().node, payload))
 
     def emit(self, payload: Payload) -> None:

@@ -38,8 +38,7 @@ from hocket.store import Artifact, JobEntry, OpRow, Session, Stage
 from hocket.work.job_states import stage_of, state_of
 from hocket.work.progress import newest_notes
 
-_CLAIM = number_of(ClaimWork)
-_ABOUT_CLAIMS = (_CLAIM, number_of(AcceptWork))
+_ABOUT_CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))
 # The reason of an offer that the coordinator has accepted, and how that of a claim begins that it has refused.
 ACCEPTED = "accepted by the coordinator"
 REFUSED = "refused: "

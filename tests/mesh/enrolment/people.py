@@ -11,6 +11,7 @@ from hocket.mesh import enrolment, membership
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.wire import Reply, Request
 from hocket.node.home import Home
+from hocket.node.joining import join
 from hocket.node.runtime import Runtime
 from hocket.store import open as open_store
 from hocket.testing import Clock
@@ -78,7 +79,7 @@ class Mesh:
         def send(address: str, request: Request) -> Reply:
             return self.answer(request, by)
 
-        Runtime.join(self.directory / home, token, send, wall=self.clock).close()
+        join(self.directory / home, token, send, wall=self.clock).close()
         return self.open(home)
 
     def member(self, text: str, seen_by: Runtime | None = None) -> membership.Member:

@@ -20,6 +20,7 @@ from hocket.kernel.vocabulary import DelegateUcan
 from hocket.mesh import enrolment, tickets
 from hocket.mesh.wire import Reply, Request
 from hocket.node.home import Home
+from hocket.node.joining import join
 from hocket.node.runtime import Runtime
 
 from .people import ADDRESS, INVITER, Mesh, exchange
@@ -144,7 +145,7 @@ def test_asking_again_with_the_same_key_gives_the_same_answer(mesh: Mesh):
         raise Unreachable("the line went dead")
 
     with pytest.raises(Unreachable, match=r"line went dead.*Join again with the same token"):
-        Runtime.join(mesh.directory / "gpu", token, lost)
+        join(mesh.directory / "gpu", token, lost)
     key = (mesh.directory / "gpu" / "node.key").read_text()
     before = ops(mesh.owner)
     mesh.clock.advance(7200)
@@ -416,7 +417,7 @@ def test_an_answer_that_does_not_hold(mesh: Mesh, how: str):
         "not issued": {"ucan": lambda w: w.chain[0]},
     }
     with pytest.raises(NotAuthorised):
-        Runtime.join(home, token, impostor.answers(**changes[how]))
+        join(home, token, impostor.answers(**changes[how]))
     assert not Home(home).is_complete() and not (home / "log.db").exists() and not (home / "user.did").exists()
     # The real one still can.
     mesh.join(token)
@@ -431,10 +432,10 @@ def test_an_answer_of_somebody_else(mesh: Mesh):
         return Reply(200, {}, tickets.make_answer(os.urandom(32), public, other))
 
     with pytest.raises(NotAuthorised, match="not from the node that made the invitation"):
-        Runtime.join(mesh.directory / "gpu", token, send)
+        join(mesh.directory / "gpu", token, send)
     for reply in (Reply(200, {}, b"<html>"), Reply(404, {}, b"not found"), Reply(403, {}, b"")):
         with pytest.raises(NotAuthorised):
-            Runtime.join(mesh.directory / "gpu", token, lambda _, __, reply=reply: reply)
+            join(mesh.directory / "gpu", token, lambda _, __, reply=reply: reply)
     mesh.join(token)
 
 
@@ -442,7 +443,7 @@ def test_clocks_too_far_apart_are_said_before_anything_is_written(mesh: Mesh):
     token = mesh.invite()
     mesh.clock.advance(3000)
     with pytest.raises(Failed, match=r"clock.*seconds apart; correct them"):
-        Runtime.join(mesh.directory / "gpu", token, mesh.send)
+        join(mesh.directory / "gpu", token, mesh.send)
     assert not (mesh.directory / "gpu" / "log.db").exists()
 
 
@@ -453,10 +454,10 @@ def test_nobody_answers(mesh: Mesh):
         raise Unreachable(f"{address} cannot be reached: connection refused")
 
     with pytest.raises(Unreachable, match=r"http://owner:7315 cannot be reached.*hocket serve.*Join again") as caught:
-        Runtime.join(mesh.directory / "gpu", token, silent)
+        join(mesh.directory / "gpu", token, silent)
     assert caught.value.exit_code == 5
     with pytest.raises(Unreachable, match="answered with status 503"):
-        Runtime.join(mesh.directory / "gpu", token, lambda *_: Reply(503))
+        join(mesh.directory / "gpu", token, lambda *_: Reply(503))
     mesh.join(token)
 
 
@@ -474,7 +475,7 @@ def test_every_address_is_tried(mesh: Mesh):
             raise Unreachable("gone")
         return mesh.answer(request)
 
-    with Runtime.join(mesh.directory / "gpu", made.token, send) as runtime, runtime.read() as session:
+    with join(mesh.directory / "gpu", made.token, send) as runtime, runtime.read() as session:
         assert [peer.address for peer in session.peers()] == ["http://owner:2"]
     with pytest.raises(Usage, match="1 to 8 addresses"):
         enrolment.invite(mesh.owner.log, mesh.owner.home.node_key(), "x", ROOT, addresses=[])

@@ -30,6 +30,7 @@ from hocket.work.blobs import GARBAGE_AGE_S, Blobs, Damaged, HomeBlobs
 from hocket.work.store_blobs import StoreBlobs
 from tests.postgres_relay import Relay
 from tests.postgres_server import prepared, server
+from tests.waiting import wait_for as until
 
 PATIENCE_S = 30.0
 HOUR_MS = 3_600_000
@@ -219,13 +220,6 @@ def test_two_nodes_that_write_the_same_blob_at_once_make_one(address: str, share
         else:
             slow.result()
     assert shared.read(hash) == LARGE and counted(address) == (1, 2)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 DIES = """

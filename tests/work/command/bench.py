@@ -13,22 +13,13 @@ from typing import Any, TypeVar
 
 from hocket.work.command.execute import CommandOrder, CommandResult, CommandRunner
 from hocket.work.command.supervisor import READY
+from tests.waiting import PATIENCE_S as PATIENCE_S
+from tests.waiting import wait_for as wait_for
 
 T = TypeVar("T")
 
-PATIENCE_S = 60.0
 MARK = "HOCKET_TEST_MARK"
 MIB = 1024 * 1024
-
-
-def wait_for(look: Callable[[], T], what: str, patience: float = PATIENCE_S) -> T:
-    deadline = time.monotonic() + patience
-    pause = 0.005
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(pause)
-        pause = min(0.05, pause * 1.5)
-    return seen
 
 
 def now_ms() -> int:

@@ -42,7 +42,7 @@ def phase_at(phases: Phases, bar_len: int, beat_index: int) -> PhaseSpan:
 
 
 def fitted(phases: Phases, bar_len: int) -> dict[str, int]:
-    """The same phases in a bar of this length: as they are if they fit, else shortened in proportion."""
+    """Fits phases into a bar of this length: as they are if they fit, else shortened in proportion."""
     if sum(phases.values()) <= bar_len:
         return dict(phases)
     return _shared_out(phases, bar_len)

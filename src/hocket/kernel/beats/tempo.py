@@ -104,7 +104,7 @@ class TempoChange(msgspec.Struct, frozen=True):
 
 
 def changed(tempo: Tempo, bpm: int, now_ms: int) -> TempoChange:
-    """The same bars at another tempo, from the next downbeat on."""
+    """Keeps the bars and changes the tempo, from the next downbeat on."""
     since_ms = next_downbeat(tempo, now_ms)
     return TempoChange(since_ms, make_tempo(bpm, tempo.bar_len, since_ms))
 

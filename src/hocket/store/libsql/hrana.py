@@ -137,7 +137,7 @@ class HranaStream:
         return [self._safe(result) for result in answer.results]
 
     def _safe(self, result: list[StepAnswer] | tuple[str, str]) -> list[StepAnswer] | tuple[str, str]:
-        """The same with errors that can be shown."""
+        """Makes the errors of a result safe to show."""
         if isinstance(result, tuple):
             return result[0], self._repeated(result[1])
         return [

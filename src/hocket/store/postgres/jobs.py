@@ -194,7 +194,7 @@ class PostgresJobs(PostgresLocks):
     def ready_kinds(self) -> list[str]:
         if self._told is None:
             return self._column(_READY_KINDS)
-        # Whoever asks this is about to claim, and asks these next.
+        # The caller is about to claim, and asks these next.
         kinds, offered, delayed = self._ask((_READY_KINDS, ()), (OFFERED, ()), (_NEXT_READY, ()))
         self._told.offered = {job_id for (job_id,) in offered.rows}
         self._told.next_ready = delayed.rows[0]

@@ -86,7 +86,7 @@ class HostileMessages:
         ]
 
     def _replay(self) -> list[BusMessage]:
-        """The same messages again, some on another subject."""
+        """Repeats messages, some on another subject."""
         again = self._heard[-20:]
         moved = [each._replace(subject=subject_name(self._cluster, CLAIMS, SOLE)) for each in again[-3:]]
         return again + moved

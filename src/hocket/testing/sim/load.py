@@ -97,7 +97,7 @@ def draw(chance: random.Random, nodes: int, seconds: float, count: int) -> list[
 
 
 def ranked(wishes: list[Wish]) -> list[Wish]:
-    """The same jobs at the same times, all of one kind: short, without failures, and by rank."""
+    """Turns the submits into jobs of one kind, at their times: short, without failures, and by rank."""
     return [
         wish._replace(kind=SOLE, payload={"ms": SHORT_MS, "fails": 0}, lease_ms=wish.lease_ms | 1, after=False)
         for wish in wishes

@@ -118,7 +118,7 @@ class _SimRuntime(Runtime):
     def __init__(self, log: Log) -> None:
         self.store = log.store
         self.log = log
-        self._helpers = None
+        self.helpers = None
         self.output = cast(OutputFiles, None)
         self.spool = None
 

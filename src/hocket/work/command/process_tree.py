@@ -80,8 +80,8 @@ class Tree:
                     settled = False
 
     def look_anew(self, apart: Collection[int] = ()) -> dict[int, Process]:
-        """The same without trusting earlier results, since pids are reused, if rarely. `apart` are processes that are
-        left out with all below them.
+        """Finds the processes without trusting earlier results, since pids are reused, if rarely. `apart` are processes
+        that are left out with all below them.
         """
         everything = {number: process for number in _numbers() if (process := _read(number)) is not None}
         mine: dict[int, Process] = {}
