@@ -190,6 +190,51 @@ def test_signing_the_end_is_tried_again_after_the_store_was_unavailable(
     log.close()
 
 
+@pytest.mark.req("VX-07")
+@pytest.mark.parametrize("when", ["before it begins", "after it has signed"])
+def test_closing_signs_the_end_wherever_the_thread_is(
+    tmp_path: Path, helpers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The thread is held up at a place, the end moves on, and the log is closed meanwhile."""
+    log = opened(tmp_path, helpers)
+    introduce(log)
+    is_there, may_go_on = threading.Event(), threading.Event()
+    run, seal = OwnSealer._run, OwnSealer.seal
+
+    def held_up() -> None:
+        is_there.set()
+        assert may_go_on.wait(60)
+
+    def begins_late(sealer: OwnSealer) -> None:
+        held_up()
+        run(sealer)
+
+    def returns_late(sealer: OwnSealer) -> None:
+        seal(sealer)
+        if not is_there.is_set():
+            held_up()
+
+    if when == "before it begins":
+        monkeypatch.setattr(OwnSealer, "_run", begins_late)
+    else:
+        monkeypatch.setattr(OwnSealer, "seal", returns_late)
+
+    def has_come() -> bool:
+        route(log, "a")
+        route(log, "a")
+        return is_there.wait(0.5)
+
+    eventually(has_come)
+    log._sealer._sign_s = 3_600.0  # no commit signs from here on
+    route(log, "b")
+    closing = threading.Thread(target=log.close)
+    closing.start()
+    assert log._sealer._closing.wait(60)
+    may_go_on.set()
+    closing.join()
+    assert is_signed(log)
+
+
 def forge(log: Log, signer: OpSigner) -> None:
     """Writes an op into the store, as a program does that can write there but has no key."""
     with log.store.write() as session:

@@ -178,11 +178,12 @@ class OwnSealer:
                 self._thread.start()
 
     def _run(self) -> None:
-        while not self._closing.is_set():
+        is_last = False
+        while not is_last:
             self._wake.wait()
             self._wake.clear()
-            self._closing.wait(self._sign_s)
-            if self._closing.is_set() or time.monotonic() - self._signed_at >= self._sign_s:
+            is_last = self._closing.wait(self._sign_s)
+            if is_last or time.monotonic() - self._signed_at >= self._sign_s:
                 with suppress(StoreError):
                     self.seal()
 
