@@ -73,9 +73,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 UNCHECKED = [positive_data_acceptance]
 
 
+# Each run makes these requests, and the soak others. Now and then a request that should be bad is not: a list of one
+# text is sent as the text.
 @pytest.mark.slow
 @schema.parametrize()
-@settings(max_examples=max(1, settings.default.max_examples // 3))
+@settings(max_examples=max(1, settings.default.max_examples // 3), derandomize=not IS_SOAK)
 def test_the_api_does_what_its_description_says(case: Case, target: Target):
     headers = {"Authorization": f"Bearer {target.token}"}
     case.call_and_validate(base_url=target.address, headers=headers, excluded_checks=UNCHECKED, timeout=PATIENCE_S)
