@@ -12,7 +12,7 @@ import pytest
 import schemathesis
 from hypothesis import settings
 from schemathesis import Case
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
@@ -73,14 +73,16 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 UNCHECKED = [positive_data_acceptance]
 
 
-# Each run makes these requests, and the soak others. Now and then a request that should be bad is not: a list of one
-# text is sent as the text.
+# Each run makes these requests, and the soak others.
 @pytest.mark.slow
 @schema.parametrize()
 @settings(max_examples=max(1, settings.default.max_examples // 3), derandomize=not IS_SOAK)
 def test_the_api_does_what_its_description_says(case: Case, target: Target):
     headers = {"Authorization": f"Bearer {target.token}"}
-    case.call_and_validate(base_url=target.address, headers=headers, excluded_checks=UNCHECKED, timeout=PATIENCE_S)
+    # In a query, a list of one text is sent as that text: what was made to be bad may be good.
+    has_lists = any(isinstance(value, list) for value in (case.query or {}).values())
+    unchecked = [*UNCHECKED, negative_data_rejection] if has_lists else UNCHECKED
+    case.call_and_validate(base_url=target.address, headers=headers, excluded_checks=unchecked, timeout=PATIENCE_S)
 
 
 def test_the_server_serves_this_description_without_a_token(served: Served):

@@ -206,7 +206,7 @@ class Runtime:
         """
         from hocket.kernel.keys import did_key
         from hocket.node.home_store import put_blob_place, put_rules
-        from hocket.node.node_name import chosen_name
+        from hocket.node.mesh_variables import chosen_name
         from hocket.store.blobs import BlobPlace
 
         home = Home(path or default_home())
