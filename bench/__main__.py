@@ -1,4 +1,4 @@
-"""The harness: which rows, in which order, how often; then one table.
+"""The harness: which rows, in which order, how often; then the tables, and at the end what is reached of the goals.
 
 Each figure is the median of several repetitions. Within a repetition every subject takes its turn at the same row, and
 the order rotates, so that a machine that slows down slows everybody alike.
@@ -12,42 +12,28 @@ import json
 import os
 import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 
+from bench.goals import Judge, print_goals
 from bench.lineups import ON_POSTGRES, OURS, POSTGRES, Lineup
 from bench.postgres_rows import postgres_rows
-from bench.rows import QUICK, Figure, Row, Size, rows
+from bench.rows import QUICK, Row, Size, rows
+from bench.table import EARLIER, EMPTY, Figures, Line, label, lines, print_table
 
 if TYPE_CHECKING:
     from bench.databases import Databases
 
-EMPTY = "ours, empty log"  # the other side of the rows on the full log: ours again, in the same repetition
-EARLIER = "ours, earlier"  # ours at another commit, with that commit's own harness
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@dataclass
-class Figures:
-    """What one subject gave for one row, all repetitions."""
-
-    results: list[dict[str, Any]] = field(default_factory=list)
-    error: str = ""
-
-    def median(self, of: Callable[[dict[str, Any]], float]) -> float | None:
-        return statistics.median(of(result) for result in self.results) if self.results else None
 
 
 def load_subjects(lineup: Lineup) -> tuple[dict[str, ModuleType], list[str]]:
@@ -55,7 +41,9 @@ def load_subjects(lineup: Lineup) -> tuple[dict[str, ModuleType], list[str]]:
     found, missing = {}, []
     for name in (lineup.ours, *lineup.peers):
         try:
-            found[OURS if name == lineup.ours else name] = importlib.import_module(name)
+            module = importlib.import_module(name)
+            module.describe()  # some import their package only when they use it
+            found[OURS if name == lineup.ours else name] = module
         except ImportError as error:
             missing.append(f"{name} cannot be imported: {error}")
     return found, missing
@@ -74,10 +62,6 @@ def measure(
         raise RuntimeError((done.stderr.strip() or done.stdout.strip() or silent).splitlines()[-1])
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
-
-
-def label(name: str, subjects: dict[str, ModuleType]) -> str:
-    return name if name in (EMPTY, EARLIER) else str(subjects[name].LABEL)
 
 
 def sockets(directory: str, names: list[str]) -> list[str]:
@@ -198,97 +182,6 @@ class Run:
         return figures
 
 
-def percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def value_of(figure: Figure, result: dict[str, Any]) -> float:
-    value = result[figure.name]
-    return float(value) if figure.percentile is None else percentile(value, figure.percentile)
-
-
-def lines(row: Row, figures: dict[str, Figures]) -> list[dict[str, Any]]:
-    """A row's lines in the table: a rate, or p50 and p99; and the workers' peak memory where there were workers."""
-    made: list[dict[str, Any]] = []
-
-    def line(
-        key: str,
-        title: str,
-        unit: str,
-        less_is_more: bool,
-        of: Callable[[dict[str, Any]], float],
-        is_compared: bool = True,
-    ) -> None:
-        values = {name: figure.median(of) for name, figure in figures.items()}
-        made.append(
-            {
-                **{"key": key, "title": title, "unit": unit, "less_is_more": less_is_more, "values": values},
-                "is_compared": is_compared,
-            }
-        )
-
-    for figure in row.figures:
-        share = "" if figure.percentile is None else f"-p{figure.percentile * 100:.0f}"
-        key = f"{row.key}-{figure.name}{share}"
-        line(key, figure.title, figure.unit, figure.less_is_more, partial(value_of, figure), figure.is_compared)
-    if row.figures:
-        return made
-    if row.function in ("latency", "hint_to_claim"):
-        line(f"{row.key}-p50", f"{row.title}, p50", "ms", True, lambda result: percentile(result["latencies_ms"], 0.50))
-        line(f"{row.key}-p99", f"{row.title}, p99", "ms", True, lambda result: percentile(result["latencies_ms"], 0.99))
-    else:
-        line(row.key, row.title, "/s", False, lambda result: result.get("count", row.count) / result["seconds"])
-    if row.function == "admit":
-        line(
-            "verify", "signatures verified/s by pynacl alone, all cores", "/s", False, lambda result: result["raw_rate"]
-        )
-        rate = lambda result: result["count"] / result["seconds"] / result["raw_rate"]  # noqa: E731
-        line("admit-share", "  ops admitted for each signature that could be verified", "×", False, rate)
-    if row.key in ("refold", "sync"):
-        line(
-            f"{row.key}-seconds",
-            f"{row.title.removesuffix(', ops/s')}, seconds",
-            "s",
-            True,
-            lambda result: result["seconds"],
-        )
-    if any("peak_kib" in result for figure in figures.values() for result in figure.results):
-        line(
-            f"{row.key}-memory",
-            "  peak memory of the receiver" if row.function == "first_sync" else "  peak memory of a worker",
-            "MiB",
-            True,
-            lambda result: max(result.get("peak_kib") or [0]) / 1024,
-        )
-    return made
-
-
-def show(value: float | None, unit: str) -> str:
-    if value is None:
-        return "–"
-    if unit == "/s":
-        return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
-    return f"{value:,.2f}" if unit in ("ms", "s", "×") else f"{value:,.1f}"
-
-
-def ratio(line: dict[str, Any], compared: tuple[str, ...]) -> str:
-    """Ours over the better peer's, over our own on an empty log, or over ours at another commit; above 1 is always
-    better.
-    """
-    values, ours = line["values"], line["values"].get(OURS)
-    if not ours or not line["is_compared"]:
-        return ""
-    ratios = []
-    for names, mark in ((compared, "×"), ((EARLIER,), "×"), ((EMPTY,), "× of empty")):
-        others = [values[name] for name in names if values.get(name)]
-        if others:
-            ratios.append(
-                f"{min((other / ours if line['less_is_more'] else ours / other) for other in others):.2f}{mark}"
-            )
-    return ", ".join(ratios)
-
-
 def file_system(path: Path) -> str:
     best, kind = "", "?"
     for mount in Path("/proc/mounts").read_text().splitlines():
@@ -311,28 +204,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="list the rows")
     parser.add_argument("--against", metavar="REV", help="compare with our program at this commit, not with the peers")
     return parser.parse_args()
-
-
-def print_table(
-    console: Console,
-    table_lines: list[dict[str, Any]],
-    lineup: Lineup,
-    subjects: dict[str, ModuleType],
-    against: str | None,
-) -> None:
-    table = Table(title=None, title_justify="left")
-    table.add_column("")
-    names = [*subjects] if against is None else [OURS, EARLIER]
-    for name in names:
-        table.add_column(f"at {against}" if name == EARLIER else subjects[name].LABEL, justify="right")
-    if OURS in subjects:
-        table.add_column(lineup.heading if against is None else "now : then", justify="right")
-    for line in table_lines:
-        unit = "" if line["unit"] in ("/s", "") else f" ({line['unit']})"
-        cells = [show(line["values"].get(name), line["unit"]) for name in names]
-        last = [ratio(line, lineup.compared)] if OURS in subjects else []
-        table.add_row(line["title"] + unit, *cells, *last)
-    console.print(table)
 
 
 def repetitions(row: Row, size: Size, is_asked: bool) -> int:
@@ -359,9 +230,9 @@ def report(
     figures: dict[str, dict[str, Figures]],
     teams: dict[Lineup, dict[str, ModuleType]],
     against: str | None,
-) -> tuple[list[dict[str, Any]], list[str]]:
+) -> tuple[list[Line], list[str]]:
     """Prints a table for each lineup; gives all their lines, and a word on each measurement that failed."""
-    told: list[dict[str, Any]] = []
+    told: list[Line] = []
     failed = []
     for lineup, subjects in teams.items():
         measured = [row for row in chosen if row.lineup is lineup and row.key in figures]
@@ -438,9 +309,23 @@ def main() -> int:
     table_lines, failed = report(console, chosen, figures, teams, options.against)
     for text in [*missing, *failed]:
         console.print(f"! {text}", highlight=False)
+    # Beside an earlier commit there are no peers.
+    verdicts = []
+    if options.against is None:
+        verdicts = Judge(chosen, figures, teams, len(os.sched_getaffinity(0))).verdicts()
+    if verdicts:
+        print_goals(console, verdicts)
+    if verdicts and options.quick:
+        console.print("A quick run is too short to judge by.", highlight=False)
     if options.json:
         raw = {key: {name: figure.results for name, figure in row.items()} for key, row in figures.items()}
-        options.json.write_text(json.dumps({"machine": machine, "lines": table_lines, "results": raw}, indent=1))
+        told = {
+            "machine": machine,
+            "lines": [asdict(line) for line in table_lines],
+            "goals": [asdict(each) for each in verdicts],
+            "results": raw,
+        }
+        options.json.write_text(json.dumps(told, indent=1))
     return 1 if failed else 0
 
 

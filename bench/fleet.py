@@ -48,6 +48,11 @@ def grid_stamp(ctx: hocket.Context, n: int) -> None:
     meter.started(n)
 
 
+@hocket.job("bench.plain", lease="10s")
+def plain_job(ctx: hocket.Context, n: int) -> None:
+    os.write(_starts(), _START.pack(n, ctx.fence))
+
+
 def _starts(opened: list[int] = []) -> int:  # noqa: B006
     if not opened:
         opened.append(os.open(meter.home() / f"starts-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
@@ -177,7 +182,7 @@ async def work(homes: list[Path], workers: int, nodes: int) -> None:
 
 async def _work(node: Node) -> None:
     await node.work(
-        [grid_job, grid_stamp],
+        [grid_job, grid_stamp, plain_job],
         signals=False,
         started=_workers.append,
         finished=lambda run, outcome: meter.hit(),

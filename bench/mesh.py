@@ -50,7 +50,8 @@ def admit(home: Path, ops: int) -> Result:
     """
     _, others = _two_nodes(home, ops)
     with Runtime.open(home / "node") as source, source.read() as session:
-        bodies = [source.log.signed(row.body) for row in session.ops_after(0, ops + 10)]
+        count = session.op_count()
+        bodies = [source.log.signed(row.body) for row in session.entries_after(0, session.head().seq)]
         author = source.home.node_key().public
     batches = [encode_sequence(bodies[first : first + PAGE_OPS_MAX]) for first in range(0, len(bodies), PAGE_OPS_MAX)]
     signed = [_signed(body) for body in bodies[:RAW_OPS_MAX]]
@@ -59,8 +60,8 @@ def admit(home: Path, ops: int) -> Result:
         start = time.perf_counter()
         taken = sum(runtime.log.admit(read_sequence(batch), decide=accept).appended for batch in batches)
         seconds = time.perf_counter() - start
-    if taken != len(bodies):
-        raise RuntimeError(f"{taken} ops taken in of {len(bodies)}")
+    if taken != count:
+        raise RuntimeError(f"{taken} ops taken in of {count}")
     raw = (raw + _raw_verify(signed, author)) / 2
     return {"seconds": seconds, "count": taken, "raw_rate": raw}
 

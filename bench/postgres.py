@@ -25,7 +25,7 @@ from hocket.node.runtime import Runtime
 
 LABEL = "Hocket"
 NOTES = {
-    "drain": "Hocket signs a claim and a completion for each job, and has both on the disk.",
+    "drain": "Hocket has the claim and the completion of each job on the disk; those of a turn are signed together.",
     "drain_nodes": "Hocket has a node with a key of its own for each worker. The peers know no nodes: theirs are worker"
     f" processes as before. What transactions wait for is sampled every {SAMPLE_S * 1000:.0f} ms while a queue drains.",
     "latency": "Nobody polls. Hocket's worker has the submitter's home, so a pipe wakes it; a NOTIFY wakes the others.",

@@ -7,11 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 from bench.lineups import ON_POSTGRES, POSTGRES
-from bench.rows import Figure, Row, Size
+from bench.rows import Figure, Goal, Row, Size
 
 GROUP, FULL_GROUP = "postgres", "postgres-million"
 WORKERS = (1, 2, 4)
 NODES = 4
+GOALS = {"single": 0.8, "drain-1": 0.5, f"nodes-{NODES}": 0.5}  # ours : the better peer, on an empty store
 
 
 def postgres_rows(size: Size) -> list[Row]:
@@ -39,6 +40,7 @@ def _rows(size: Size, group: str, where: str, unasked: int, full: bool) -> list[
             lineup=ON_POSTGRES,
             group=group,
             unasked=unasked,
+            goals=(Goal(at_least=GOALS[key]),) if key in GOALS and not full else (),
         )
 
     nodes = f"no-op jobs/s, {NODES} nodes {where}"

@@ -129,7 +129,7 @@ async def _idle(nodes: int, seconds: float, count: _Count) -> Result:
     hub.run(lambda tx: tx.author(DesignateCoordinator(tx.node)))
     for node in mesh[1:]:
         with node.store.read() as session:
-            hub.admit(node.sent(session.ops_after(0, 1_000)))
+            hub.admit(node.sent(session.entries_after(0, 1_000)))
     for node in mesh[1:]:
         node.store.copy(mesh[0].store, hub.signed)
         node.befriend([0])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.lineups import ON_SQLITE, OURS, Lineup
@@ -111,6 +112,21 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Goal:
+    """What a line of a row has to reach: at least so many times the best peer, or at most so much in the line's unit.
+
+    The peers are those that the row's lineup compares. On the full log it is ours on an empty one.
+    """
+
+    at_least: float | None = None
+    at_most: float | None = None
+    line: str = ""  # the end of the line's key, after that of the row; the row's first line if empty
+    row: str = ""  # ours in this row, in the place of the peers
+    figures: Mapping[str, str] = field(default_factory=dict)  # the peers' figures in the same result, and their names
+    cores: int = 1  # on fewer the goal says nothing
+
+
+@dataclass(frozen=True)
 class Row:
     key: str
     title: str
@@ -126,25 +142,45 @@ class Row:
     lineup: Lineup = ON_SQLITE
     group: str = ""  # with other rows, for --only
     unasked: int | None = None  # repetitions in a run of all rows, if fewer than usual; 0: only when asked for by name
+    goals: tuple[Goal, ...] = ()
 
 
 def rows(size: Size) -> list[Row]:
     single, batch = {"count": size.single}, {"count": size.batch, "size": size.batch_size}
-    drain_1, drain_2 = {"count": size.drain, "processes": 1}, {"count": size.drain, "processes": 2}
     shipped, polled = {"samples": size.samples, "polled": False}, {"samples": size.samples, "polled": True}
-    finished = f"{size.finished:,} finished"
+
+    def drain(workers: int, *goals: Goal, ours_only: bool = False) -> Row:
+        title = f"no-op jobs/s, {workers} worker process{'es' if workers > 1 else ''}"
+        arguments = {"count": size.drain, "processes": workers}
+        return Row(f"drain-{workers}", title, "drain", arguments, size.drain, ours_only=ours_only, goals=goals)
+
+    def on_full_log(row: Row) -> Row:
+        title = f"{row.title}, {size.finished:,} finished"
+        goals = (Goal(at_least=0.95),)
+        return replace(row, key=f"full-{row.key}", title=title, full=True, ours_only=True, goals=goals)
+
+    memory = Goal(at_most=55, line="memory")
+    singles = Row("single", "single submits/s", "submit_single", single, size.single, goals=(Goal(at_least=0.9),))
+    batches = Row(
+        "batch",
+        f"batch submits/s ({size.batch_size:,} a batch)",
+        "submit_batch",
+        batch,
+        size.batch,
+        goals=(Goal(at_least=4.0),),
+    )
+    drains = [drain(1, Goal(at_least=1.5), memory), drain(2, Goal(at_least=1.3), memory)]
+    latency = Row("latency", "submit to start, as shipped", "latency", shipped)
     return [
-        Row("single", "single submits/s", "submit_single", single, size.single),
-        Row("batch", f"batch submits/s ({size.batch_size:,} a batch)", "submit_batch", batch, size.batch),
-        Row("drain-1", "no-op jobs/s, 1 worker process", "drain", drain_1, size.drain),
-        Row("drain-2", "no-op jobs/s, 2 worker processes", "drain", drain_2, size.drain),
-        Row("latency", "submit to start, as shipped", "latency", shipped),
+        singles,
+        batches,
+        *drains,
+        drain(4, Goal(at_least=1.8, row="drain-1", cores=4), ours_only=True),
+        drain(8, Goal(at_least=1.0, row="drain-4"), ours_only=True),
+        latency,
         Row("latency-polled", "submit to start, peers polling each ms", "latency", polled),
-        Row("full-single", f"single submits/s, {finished}", "submit_single", single, size.single, True, True),
-        Row("full-batch", f"batch submits/s, {finished}", "submit_batch", batch, size.batch, True, True),
-        Row("full-drain-1", f"no-op jobs/s, 1 worker, {finished}", "drain", drain_1, size.drain, True, True),
-        Row("full-drain-2", f"no-op jobs/s, 2 workers, {finished}", "drain", drain_2, size.drain, True, True),
-        Row("full-latency", f"submit to start, {finished}", "latency", shipped, 0, True, True),
+        *(on_full_log(row) for row in (singles, batches, *drains)),
+        on_full_log(replace(latency, title="submit to start")),
         Row(
             "refold", f"refold of {size.refold:,} ops, ops/s", "refold", {"ops": size.refold}, size.refold, False, True
         ),
@@ -351,10 +387,17 @@ def _ranking_row(workers: int, hashes: int) -> Row:
 
 
 def grid_rows(size: Size) -> list[Row]:
-    def row(key: str, title: str, function: str, arguments: dict[str, Any], *figures: Figure) -> Row:
-        return Row(key, title, function, arguments, ours_only=True, module=GRID, figures=figures)
+    def row(
+        key: str,
+        title: str,
+        function: str,
+        arguments: dict[str, Any],
+        *figures: Figure,
+        goals: tuple[Goal, ...] = (),
+    ) -> Row:
+        return Row(key, title, function, arguments, ours_only=True, module=GRID, figures=figures, goals=goals)
 
-    def throughput(workers: int) -> Row:
+    def throughput(workers: int, *goals: Goal) -> Row:
         title = f"jobs/s through the grid, {workers} workers" if workers > 1 else "jobs/s through the grid, 1 worker"
         return row(
             f"grid-{workers}",
@@ -370,6 +413,7 @@ def grid_rows(size: Size) -> list[Row]:
             Figure("nodes_ratio", "  ours, a node each : taskiq", "×"),
             Figure("synced_ratio", "  ours, one node : taskiq with synced NATS", "×"),
             Figure("nodes_synced_ratio", "  ours, a node each : taskiq with synced NATS", "×"),
+            goals=goals,
         )
 
     def duplicates(key: str, state: str, count: int, churning: bool) -> Row:
@@ -384,8 +428,12 @@ def grid_rows(size: Size) -> list[Row]:
             Figure("rate", "  jobs/s", "/s"),
         )
 
+    taskiq = {"taskiq_rate": "taskiq", "taskiq_synced_rate": "taskiq, synced NATS"}
     return [
-        *(throughput(workers) for workers in (1, 2, 4, 8)),
+        throughput(1),
+        throughput(2),
+        throughput(4, Goal(at_least=1.0, figures=taskiq), Goal(at_least=0.5, line="nodes_rate", figures=taskiq)),
+        throughput(8),
         row(
             "grid-claim",
             f"announcement to claim, {size.grid_nodes} workers",

@@ -9,7 +9,8 @@ import pytest
 
 from hocket.breakers import CircuitBreaker
 from hocket.errors import CircuitOpen, Unreachable
-from hocket.events import BreakerClosed, BreakerOpened, BreakerProbing, Event
+from hocket.events import Event
+from hocket.events.workers import BreakerClosed, BreakerOpened, BreakerProbing
 
 THREADS = 16
 

@@ -1,4 +1,9 @@
-"""What a program is told while a node works: typed events; and what a person is told: sentences."""
+"""Programs get typed events while a node works, people get sentences."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from types import SimpleNamespace
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
@@ -6,17 +11,16 @@ import pytest
 import hocket
 import hocket.events
 import hocket.testing
-from hocket.events import (
-    Event,
-    JobClaimed,
-    JobHandedBack,
-    LeaseLost,
-    PeerChanged,
-    RunFailed,
-    RunFinished,
-    RunStarted,
-    sentences,
-)
+from hocket.events import Event, sentences
+from hocket.events.jobs import JobClaimed, JobHandedBack, LeaseLost, RunFailed, RunFinished, RunStarted
+from hocket.events.nodes import PeerChanged
+from hocket.kernel.beats.messages import BarReport
+
+REPORT = SimpleNamespace(window="w", tasks=1, overruns=2, broken_promises=0)
+VALUES: dict[object, Any] = {
+    **{int: 3, str: "text", float: 1.5, bool: True, tuple[str, ...]: ("a.b", "a.c"), BarReport: REPORT},
+    **{str | None: "text", float | None: 1.5},
+}
 
 
 @hocket.job("events.add")
@@ -29,9 +33,15 @@ def broken(ctx: hocket.Context) -> None:
     raise ValueError("no such frame")
 
 
-def kinds_of_event() -> list[type[Event]]:
-    found = [each for each in vars(hocket.events).values() if isinstance(each, type) and issubclass(each, Event)]
-    return [each for each in found if each is not Event and not each.__name__.startswith("_")]
+def event_types() -> list[type[Event]]:
+    modules = [import_module(f"hocket.events.{each.name}") for each in iter_modules(hocket.events.__path__)]
+    types = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
+    return [each for each in types if issubclass(each, Event) and each is not Event and each.__name__[0] != "_"]
+
+
+def example(type_: type[Event]) -> Event:
+    hints = get_type_hints(type_, localns={"BarReport": BarReport})
+    return type_(*[VALUES[hints[name]] for name in type_.__struct_fields__])
 
 
 def untimed(event: Event) -> Event:
@@ -87,7 +97,14 @@ def test_an_event_is_json_with_its_type() -> None:
     assert msgspec.json.decode(encoded, type=PeerChanged) == event
 
 
-@pytest.mark.parametrize("kind", kinds_of_event(), ids=lambda kind: kind.__name__)
-def test_every_event_has_a_sentence_of_its_own(kind: type[Event]) -> None:
-    """One that has none would be shown as Python writes it."""
-    assert "__str__" in vars(kind)
+@pytest.mark.parametrize("type_", event_types(), ids=lambda type_: type_.__name__)
+def test_every_event_has_a_sentence_of_its_own(type_: type[Event]) -> None:
+    """Type checkers do not read the fields that a sentence names."""
+    assert ("sentence" in vars(type_)) != ("__str__" in vars(type_))
+    assert str(example(type_)).strip()
+
+
+@pytest.mark.parametrize("type_", event_types(), ids=lambda type_: type_.__name__)
+def test_no_event_has_a_higher_level_than_its_type(type_: type[Event]) -> None:
+    """A listener that asks for the level of a type misses no event."""
+    assert example(type_).own_level <= type_.level

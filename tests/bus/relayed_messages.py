@@ -12,7 +12,8 @@ import msgspec
 from hocket.bus.messages import CAPACITY, BusMessage, MessageBus, MessageQueue, MessagesState
 from hocket.bus.process_messages import ProcessMessages
 from hocket.bus.subject_names import cluster_root
-from hocket.events import Emit, Event, MessagesDropped
+from hocket.events import Emit, Event
+from hocket.events.nodes import MessagesDropped
 from hocket.node.message_bus import NodeMessages
 from hocket.node.runtime import Runtime
 from tests.mesh.test_message_relay import Member

@@ -27,7 +27,9 @@ from hocket.bus.nats_messages import NatsMessages
 from hocket.bus.signed import SignedMessages
 from hocket.bus.subject_names import subject_name, subject_pattern
 from hocket.errors import Usage
-from hocket.events import BreakerOpened, BusAway, BusConnected, Event, MessagesDropped
+from hocket.events import Event
+from hocket.events.nodes import BusAway, BusConnected, MessagesDropped
+from hocket.events.workers import BreakerOpened
 from hocket.kernel.backoff import RetryPolicy
 from hocket.kernel.envelope import SEALED_BYTES_MAX, Drop
 from hocket.kernel.ids import node_id

@@ -10,7 +10,8 @@ import pytest
 
 import hocket as library
 from hocket.errors import OverBudget
-from hocket.events import Event, RunFailed, RunFinished
+from hocket.events import Event
+from hocket.events.jobs import RunFailed, RunFinished
 from hocket.work.handlers import JobType
 from tests.cli.conftest import Program, until
 from tests.mesh.test_commands import program as program

@@ -1,6 +1,9 @@
-"""What short commands load. Loading is most of their processor time, so these are bounds on modules, not on seconds."""
+"""What short commands and workers load. Loading is most of the processor time of a command and half of the memory of a
+worker, so these are bounds on modules, not on seconds or bytes.
+"""
 
 import subprocess
+import sys
 
 import pytest
 
@@ -20,19 +23,47 @@ NEVER = {
 WRITING = {"hashlib", "hocket.log.transaction", "hocket.log.projection", "hocket.log.sealing", "hocket.kernel.signing"}
 # The most modules of Hocket that a command loads.
 MOST = {
-    "jobs": 131,
-    "show": 130,
+    "jobs": 130,
+    "show": 129,
     "status": 178,
     "submit test.echo": 153,
-    "send editor hello": 170,
-    "inbox": 170,
-    "lock list": 162,
+    "send editor hello": 173,
+    "inbox": 172,
+    "lock list": 163,
 }
+# What a worker on SQLite, with plain handlers and without peers, has no work for: OpenSSL's signatures, secrets,
+# schedules, jobs in git, other databases, servers of buses.
+IDLE = {
+    *("cryptography", "nacl.bindings", "zoneinfo", "cronsim", "psycopg", "nats", "aiohttp", "starlette"),
+    *("hocket.gitplane.git", "hocket.gitplane.opening", "hocket.log.store_check", "hocket.mesh.services"),
+    *("hocket.store.postgres", "hocket.store.libsql", "hocket.work.cron_times", "hocket.work.command.sealed_secrets"),
+}
+# What the worker of a program has no work for besides: handler processes, commands, interrupted handlers, blobs.
+EMBEDDED = {"ctypes", "typer", "rich", "multiprocessing", "tempfile", "shutil", "pickle", "hocket.work.command.job"}
+# The most modules of Hocket that such workers load. Some come with rounds that a short worker may not see.
+WORK_MOST, EMBEDDED_MOST = 390, 320
+WORKER = """
+import sys
+
+import hocket
+
+@hocket.job("test.echo")
+def echo(ctx, **payload):
+    return payload
+
+with hocket.open(sys.argv[1]) as node:
+    node.submit(echo)
+    node.work([echo], until_idle=True)
+"""
 
 
 def loaded(hocket: Program, *words: str) -> set[str]:
+    return loaded_by(hocket, *PROGRAM[1:], *words)
+
+
+def loaded_by(hocket: Program, *arguments: str) -> set[str]:
     done = subprocess.run(
-        [PROGRAM[0], "-X", "importtime", *PROGRAM[1:], *words], capture_output=True, text=True, env=hocket.environment()
+        [sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, env=hocket.environment()
     )
     assert done.returncode == 0, done.stderr[-1000:]
     return {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
@@ -51,6 +82,25 @@ def test_a_command_loads_what_it_needs(hocket: Program, line: str):
         assert sorted(modules & WRITING) == []
     ours = sorted(each for each in modules if each.split(".")[0] == "hocket")
     assert len(ours) <= MOST[line], ours
+
+
+@pytest.mark.touches("VX-01")
+def test_a_worker_loads_what_its_jobs_need(hocket: Program):
+    hocket.submit("test.echo")
+    modules = loaded(hocket, "work", str(hocket.home.parent / "tasks.py"), "--until-idle")
+    assert "hocket.work.worker" in modules
+    assert sorted(modules & IDLE) == []
+    ours = sorted(each for each in modules if each.split(".")[0] == "hocket")
+    assert len(ours) <= WORK_MOST, ours
+
+
+@pytest.mark.touches("VX-01")
+def test_the_worker_of_a_program_loads_what_its_jobs_need(hocket: Program):
+    modules = loaded_by(hocket, "-c", WORKER, str(hocket.home))
+    assert "hocket.work.worker" in modules
+    assert sorted(modules & (IDLE | EMBEDDED)) == []
+    ours = sorted(each for each in modules if each.split(".")[0] == "hocket")
+    assert len(ours) <= EMBEDDED_MOST, ours
 
 
 def test_help_is_typers(hocket: Program):

@@ -89,7 +89,7 @@ BAD: tuple[tuple[tuple[str, ...], str], ...] = (
     (("acquire", " ", "--agent", "a"), "bad key ' ': it has characters that cannot be printed, or nothing but spaces"),
     (("acquire", "k", "--agent", " "), "' ' is not the name of an agent"),
     (("renew", "k", "--agent", "a", "--fence", "1", "--lease", "0"), "bad lease: 0 ms"),
-    (("renew", "k", "--agent", "a", "--fence", "-1"), "bad fence: -1"),
+    (("renew", "k", "--agent", "a", "--fence", "-1"), "-1 is not in the range"),
     (("run", "k", "--lease", "365d", "--", "true"), "bad lease"),
     (("acquire", "k", "--agent", ""), "'' is not the name of an agent"),
     (("run", "k", "--agent", "a b", "--", "true"), "'a b' is not the name of an agent"),

@@ -93,7 +93,8 @@ def by_typer(app: App, words: list[str]) -> dict[str, Any]:
     alone = App()
     alone.commands.append(Command(None, spy, command.attributes))
     alone.typer()(words, standalone_mode=False)
-    contexts = {name for name, kind in command.function.__annotations__.items() if kind is CommandContext}
+    parameters = inspect.signature(command.function).parameters.values()
+    contexts = {each.name for each in parameters if each.annotation is CommandContext}
     return {name: value for name, value in calls[0].items() if name not in contexts}
 
 

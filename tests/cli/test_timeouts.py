@@ -89,7 +89,7 @@ def test_jobs_that_hang_fail_and_the_others_complete(hung: Program, options: lis
     worker = hung.start("work", "hung.py", "--until-idle", *options)
     result = hung.finished(worker)
     assert result.out.startswith("done: 5 succeeded, 3 failed")
-    assert "its handler (hung.c) was told to stop and goes on; the worker has given it up" in result.err
+    assert "the worker told its handler (hung.c) to stop, but it goes on; the worker has given it up" in result.err
     assert ending(hung, bad[0]) == ("failed", "timed out after 1 second, and its handler did not stop")
     assert [ending(hung, each) for each in bad[1:]] == [("failed", "timed out after 1 second")] * 2
     pids = {hung.show(each)["result"] for each in good}
@@ -104,7 +104,7 @@ def test_a_worker_whose_slots_are_all_stuck_replaces_itself(hung: Program):
     assert until(lambda: hung.show(good)["result"], "the next job") == worker.pid
     worker.send_signal(signal.SIGTERM)
     said = hung.finished(worker).err
-    assert said.count("2 handlers are stuck, as many as there are slots; this worker process is replaced") == 1
+    assert said.count("all 2 handlers of this worker are stuck; a new process replaces it") == 1
     assert said.count(f"worker {worker.pid} serves") == 2
 
 

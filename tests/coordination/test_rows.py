@@ -118,7 +118,7 @@ def test_a_conflict_that_is_left_to_an_agent_sends_it_a_message_in_the_same_tran
             assert message.to == f"editor@{made.node}"
             assert json.loads(message.body) == {"conflict": raised.value.conflict, "row": "memories/sky"}
             with node.runtime.store.read() as session:
-                before = session.op_seq(seq - 1)
+                before = session.entry(seq - 1)
             assert before is not None and isinstance(decode(before.body).payload, PutRow)
 
     asyncio.run(scenario())

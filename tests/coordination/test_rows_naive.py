@@ -155,7 +155,7 @@ def test_the_same_steps_with_ours_lose_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("behind_ms", [-5_000, 0, 3_600_000])
 def test_a_wrong_clock_makes_no_difference(behind_ms: int) -> None:
     right, wrong = Node(0), Node(1)
-    wrong.log._wall = Clock(NOW - behind_ms)
+    wrong.log.wall = Clock(NOW - behind_ms)
     right.log.run(lambda tx: tx.author(DesignateCoordinator(tx.node)))
 
     def put(node: Node, base: bytes | None, value: bytes) -> Op:

@@ -196,6 +196,7 @@ RULES = [
         STRICT,
         HOCKET,
         msgspec.structs.replace(HOCKET, ranked_open=True),
+        msgspec.structs.replace(HOCKET, ranked_open=True, bundles=True),
         Rules("", (), (), Extensions((), False, 2**64 - 1, ("ClaimWork",), ("acme.", ""))),
     )
 ]

@@ -51,8 +51,8 @@ def test_an_op_that_grows_beyond_its_bound_is_left_out_and_the_page_goes_on() ->
         return OpRow(1, ID, pack(op.timestamp), 0, "job", None, 0, 1, encode(op), bytes(32))
 
     to = outgoing.PeerReader(5, Redacting(), 0, False)  # type: ignore[arg-type]
-    assert outgoing._outgoing(None, to, row("a" * (MAX_OP_BYTES // 20))) is None  # type: ignore[arg-type]
-    assert outgoing._outgoing(None, to, row("a")) is not None  # type: ignore[arg-type]
+    assert outgoing._outgoing(None, to, row("a" * (MAX_OP_BYTES // 20)), outgoing.JobKinds()) is None  # type: ignore[arg-type]
+    assert outgoing._outgoing(None, to, row("a"), outgoing.JobKinds()) is not None  # type: ignore[arg-type]
 
 
 @pytest.mark.req("LW-24")

@@ -12,6 +12,7 @@ import pytest
 
 from hocket.errors import HocketError, NotAuthorised, StoreError, Unreachable, Usage
 from hocket.gitplane import git
+from hocket.gitplane.addresses import is_address
 from hocket.gitplane.git import Git, git_environment, without_password
 from hocket.gitplane.objects import (
     DIRECTORY,
@@ -25,7 +26,7 @@ from hocket.gitplane.objects import (
     read_tree,
     tree_data,
 )
-from hocket.gitplane.opening import is_address, open_plane
+from hocket.gitplane.opening import open_plane
 from hocket.gitplane.plane import ROOT, Change, Plane
 from tests.gitplane.places import Place, http_server, place
 from tests.work.mesh import wait_for

@@ -26,9 +26,10 @@ from hocket.gitplane.worker import GitWorker, Parts
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import SigningKey, key_text
 from hocket.kernel.manifest import content_id, read_manifest
+from hocket.node.command_runner import command_runner
 from hocket.node.home import Home
 from hocket.node.local_node import fetch_for
-from hocket.node.run_services import command_runner, run_services
+from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.work.environment import MachineEnvironment
 from hocket.work.proofs import GIT_KIND

@@ -207,7 +207,7 @@ while True:
         for _ in range(random.randint(1, 3)):
             with hocket.fenced_file(path, fence) as file:
                 file.write((path.read_text() if path.exists() else "") + f"{fence}\\n")
-            print(fence, flush=True)
+            os.write(1, f"{fence}\\n".encode())  # one call, so that a killed process leaves no half line
     except hocket.StaleFence:
         pass
 """

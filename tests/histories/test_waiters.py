@@ -110,7 +110,8 @@ def every_one_is_served(directory: Path, clients: list[Client]) -> None:
         }
         return {client.popen.pid for client in clients} - served
 
-    until(lambda: not unserved(), "a lock for every client")
+    # They give up after a moment and ask again, so on a busy machine it takes several tries.
+    until(lambda: not unserved(), "a lock for every client", 180)
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:

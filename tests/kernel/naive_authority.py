@@ -187,7 +187,7 @@ class Naive:
     def refusal(self, node: int, payload: Any, wall_ms: int, kind: str | None) -> str | None:
         if isinstance(payload, v.Sanitised):
             payload = payload.payload
-        if isinstance(payload, v.DelegateUcan | v.ReportFork | v.RevokeRoot):
+        if isinstance(payload, v.DelegateUcan | v.ReportFork | v.RevokeRoot | v.Bundle):
             return None
         if isinstance(payload, v.RevokeUcan):
             if self.may_revoke(node, payload.ucan_cid, wall_ms):
@@ -218,7 +218,7 @@ class Naive:
 
     def relied_on_ended(self, node: int, payload: Any, wall_ms: int, kind: str | None, before_ms: int) -> bool:
         """Whether, for that kind or for any, only delegations that had ended by then allow the op."""
-        if isinstance(payload, v.ReportFork) or PLACE[type(payload).__name__][0] == "Registration":
+        if isinstance(payload, v.ReportFork | v.Bundle) or PLACE[type(payload).__name__][0] == "Registration":
             return False
         prefixes = [c.caveats.get("kind_prefix") for d in self.held(node) for c in d.capabilities]
         named = {word for each in prefixes if isinstance(each, list) for word in each if isinstance(word, str)}
@@ -311,7 +311,7 @@ WRITTEN = {
     },
     "Row": {"Write": ["PutRow", "ResolveConflict"]},
     "Registration": {"": ["DelegateUcan", "RevokeUcan", "RevokeRoot"]},
-    "Ops": {"": ["ReportFork", "AcceptOffer"]},
+    "Ops": {"": ["ReportFork", "AcceptOffer", "Bundle"]},
 }
 PLACE = {
     name: (resource, action)
@@ -519,4 +519,5 @@ def payloads(word: str) -> list[v.Payload]:
         extra.ResolveConflict(word, "", ID, ID, None),
         extra.SetAvailability(1, extra.Availability.ACTIVE, ""),
         v.Sanitised(("StripGeo",), claim),
+        v.Bundle(11, b""),
     ]

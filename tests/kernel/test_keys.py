@@ -1,10 +1,17 @@
 """Keys: the published vectors, what is refused, and the text forms."""
 
+from hashlib import sha512
+
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
+from nacl._sodium import ffi, lib  # type: ignore[import-not-found]
+from nacl.bindings import crypto_core_ed25519_add, crypto_scalarmult_ed25519_base_noclamp
 
-from hocket.kernel.keys import SigningKey, did_key, key_text, parse_did_key, parse_key, verify
+from hocket.kernel import keys
+from hocket.kernel.keys import FIRST_SIGNATURES, SigningKey, did_key, key_text, parse_did_key, parse_key, verify
+from hocket.kernel.signing import OpSigner, is_end_of
 
 pytestmark = pytest.mark.touches("LW-21")
 
@@ -44,6 +51,36 @@ def test_rfc_8032(seed: str, public: str, message: str, signature: str) -> None:
     assert verify(key.public, bytes.fromhex(signature), bytes.fromhex(message))
 
 
+@given(KEYS, st.binary())
+def test_openssl_and_libsodium_make_one_signature(seed: bytes, message: bytes) -> None:
+    key, openssl = SigningKey(seed), Ed25519PrivateKey.from_private_bytes(seed)
+    assert key.sign_with_sodium(message) == openssl.sign(message)
+
+
+@pytest.mark.parametrize("is_arm", [True, False])
+def test_openssl_is_loaded_only_on_arm_and_not_for_the_end_of_the_log(
+    is_arm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "_OPENSSL_IS_QUICKER", is_arm)
+    loads: list[bytes] = []
+
+    def counted(seed: bytes) -> Ed25519PrivateKey:
+        loads.append(seed)
+        return original(seed)
+
+    original = Ed25519PrivateKey.from_private_bytes
+    monkeypatch.setattr(Ed25519PrivateKey, "from_private_bytes", counted)
+    key = SigningKey(b"k" * 32)
+    signer = OpSigner(key, 1)
+    for seq in range(FIRST_SIGNATURES + 1):
+        signature = signer.end_signature(seq, bytes(32))
+        assert is_end_of(key.public, 1, seq, bytes(32), signature)
+    assert loads == []
+    signatures = {key.sign(b"message") for _ in range(FIRST_SIGNATURES + 2)}
+    assert len(signatures) == 1
+    assert len(loads) == is_arm
+
+
 @given(KEYS, st.binary(), st.integers(0, 511), st.integers(0, 255))
 def test_a_changed_bit_anywhere_is_noticed(seed: bytes, message: bytes, bit: int, key_bit: int) -> None:
     key = SigningKey(seed)
@@ -68,6 +105,61 @@ def flip(data: bytes, bit: int) -> bytes:
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
+
+
+# The encodings of points of small order: all eight, and those that are not canonical.
+SMALL_ORDER = [
+    flip(bytes.fromhex(y), 255) if sign else bytes.fromhex(y)
+    for y in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ec" + "ff" * 30 + "7f",
+        "ed" + "ff" * 30 + "7f",
+        "ee" + "ff" * 30 + "7f",
+    )
+    for sign in (False, True)
+]
+
+
+def libsodium_accepts(public: bytes, signature: bytes, message: bytes) -> bool:
+    signed = signature + message
+    opened = ffi.new("unsigned char[]", len(signed))
+    return bool(lib.crypto_sign_open(opened, ffi.NULL, signed, len(signed), public) == 0)
+
+
+def crafted(key: SigningKey, message: bytes, first_half: bytes, nonce: int, more: int = 0) -> bytes:
+    """A signature by the holder of the key that begins as it likes."""
+    digest = bytearray(sha512(key.seed).digest()[:32])
+    digest[0], digest[31] = digest[0] & 248, (digest[31] & 127) | 64
+    challenge = int.from_bytes(sha512(first_half + key.public + message).digest(), "little")
+    scalar = (nonce + challenge * int.from_bytes(digest, "little")) % ORDER + more
+    return first_half + scalar.to_bytes(32, "little")
+
+
+def test_openssl_changes_no_verdict_of_libsodium() -> None:
+    key, other = SigningKey(b"k" * 32), SigningKey(b"o" * 32)
+    messages = [bytes([number]) * 40 for number in range(FIRST_SIGNATURES + 2)]
+    for message in messages:
+        assert verify(key.public, key.sign(message), message)
+    nonce = 7
+    begin = crypto_scalarmult_ed25519_base_noclamp(nonce.to_bytes(32, "little"))
+    verdicts: dict[bool, int] = {True: 0, False: 0}
+    for message in messages:
+        tried = [
+            key.sign(message),
+            other.sign(message),
+            crafted(key, message, begin, nonce),
+            crafted(key, message, begin, nonce, more=ORDER),
+            *(crafted(key, message, point, 0) for point in SMALL_ORDER),
+            *(crafted(key, message, crypto_core_ed25519_add(begin, point), nonce) for point in SMALL_ORDER[:10]),
+        ]
+        for signature in tried:
+            verdict = verify(key.public, signature, message)
+            assert verdict is libsodium_accepts(key.public, signature, message), signature.hex()
+            verdicts[verdict] += 1
+    assert all(verdicts.values())
 
 
 @given(st.binary(max_size=70), st.binary(max_size=70), st.binary(max_size=10))

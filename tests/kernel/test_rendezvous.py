@@ -13,11 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hocket.kernel import rendezvous
+from hocket.kernel.bundles import facts_of, with_bundle_signature
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_id, ulid_text
 from hocket.kernel.jws import detached, open_detached
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import bound, decode, encode, sign, unsigned, verify_op
+from hocket.kernel.ops import NO_ID, bound, decode, encode, link_to, sign, unsigned, verify_op, with_signature
 from hocket.kernel.policy import CLAIM_TIMEOUT_MS
 from hocket.kernel.rendezvous import (
     WEIGHT_MAX,
@@ -41,6 +42,7 @@ from hocket.kernel.rendezvous import (
 )
 from hocket.kernel.signing import OpSigner
 from hocket.kernel.vocabulary import ScheduleJob
+from tests.bundled import bundled
 
 KEY, OTHER = SigningKey(bytes(32)), SigningKey(b"\x01" * 32)
 NODE = node_id(KEY.public)
@@ -137,7 +139,7 @@ def test_the_seed_is_bound_to_the_job_and_its_submitter():
 @pytest.mark.req("GR-08")
 def test_a_mark_is_no_seed():
     op = submitted()
-    marked = OpSigner(KEY, NODE).marked(unsigned(op))
+    marked = OpSigner(KEY, NODE).for_log(unsigned(op))
     with pytest.raises(NotSigned):
         seed_of(decode(marked))
     with pytest.raises(NotSigned):
@@ -160,6 +162,47 @@ def signed_with_nonce(message: bytes, key: SigningKey, nonce: int) -> bytes:
     challenge = sodium.crypto_core_ed25519_scalar_reduce(hashlib.sha512(point + key.public + message).digest())
     product = sodium.crypto_core_ed25519_scalar_mul(challenge, bytes(clamped))
     return point + sodium.crypto_core_ed25519_scalar_add(chosen, product)
+
+
+def seeds_of(body: bytes, signature: bytes) -> dict[bytes, bytes]:
+    """The seed of each fact of a bundle with this signature, read in both ways."""
+    bundle = with_signature(body, detached(signature, NODE))
+    found = {}
+    for each in facts_of(decode(bundle)):
+        fact = with_bundle_signature(each.body, bundle)
+        assert decode(fact).payload == each.op.payload and not verify_op(fact, decode(fact), KEY.public)
+        found[each.op.id] = seed_in(fact)
+        assert seed_of(decode(fact)) == found[each.op.id]
+    return found
+
+
+@pytest.mark.req("GR-01", "LW-51")
+@given(st.lists(st.binary(max_size=120), min_size=1, max_size=9), st.integers(1, 2**40), st.integers(1, 2**60))
+def test_each_job_of_a_bundle_has_a_seed_of_its_own(payloads: list[bytes], wall: int, nonce: int):
+    facts = [((), ScheduleJob(NO_ID, "acme.render", payload, b"")) for payload in payloads]
+    _, body = bundled(Hlc(wall, 3, NODE), (link_to(NO_ID),), facts)
+    # A signer has many signatures for the same bytes: see the next test but one.
+    signatures = [KEY.sign(body + b"\x00"), signed_with_nonce(body + b"\x00", KEY, nonce)]
+    found = [seeds_of(body, signature) for signature in signatures]
+    for signature, known in zip(signatures, found, strict=True):
+        assert known == {fact: hashlib.sha256(signature[:32] + fact).digest() for fact in known}
+    _, later = bundled(Hlc(wall, 4 + len(facts), NODE), (link_to(NO_ID),), facts)
+    moved = seeds_of(later, signatures[0])
+    assert len({seed for known in (*found, moved) for seed in known.values()}) == 3 * len(facts)
+
+
+@pytest.mark.req("GR-01", "LW-51")
+def test_the_jobs_of_a_marked_bundle_have_no_seeds():
+    payload = ScheduleJob(NO_ID, "acme.render", b".." + b"x" * 40, b"")
+    _, body = bundled(Hlc(7, 0, NODE), (link_to(NO_ID),), [((), payload)])
+    marked = OpSigner(KEY, NODE).for_log(body)
+    (fact,) = facts_of(decode(marked))
+    assert with_bundle_signature(fact.body, marked) == fact.body
+    assert with_bundle_signature(b"", encode(submitted())) == b"", "what cannot be read is no fact"
+    with pytest.raises(NotSigned):
+        seed_in(fact.body)
+    with pytest.raises(NotSigned):
+        seed_of(decode(fact.body))
 
 
 @pytest.mark.touches("GR-08")

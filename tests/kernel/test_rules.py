@@ -46,6 +46,10 @@ RULES = st.builds(
 )
 
 
+# A mesh in which every fact is an op of its own.
+SINGLE = msgspec.structs.replace(HOCKET, bundles=False)
+
+
 def words(*texts: str) -> bytes:
     return bytes([len(texts)]) + b"".join(bytes([len(text)]) + text.encode() for text in texts)
 
@@ -67,7 +71,7 @@ def test_extensions_come_behind_a_strict_document() -> None:
     data = encode_rules(UNBOUND)
     assert data.startswith(encode_rules(STRICT))
     numbers = (86_400_000, 20, 65_536, 20_000, 2**25, 2_000, 2**23, 100_000_000, 2**36, 2_000)
-    assert encode_rules(HOCKET) == data + b"".join(encode(U64, number) for number in numbers)
+    assert encode_rules(SINGLE) == data + b"".join(encode(U64, number) for number in numbers)
     assert rules_hash(HOCKET) != rules_hash(STRICT)
     assert HOCKET.extensions is not None
     # Later payloads are known, not agreed on.
@@ -83,12 +87,26 @@ def test_extensions_come_behind_a_strict_document() -> None:
 
 @pytest.mark.req("GR-12")
 def test_open_ranked_jobs_are_one_byte_behind_the_bounds() -> None:
-    is_open = msgspec.structs.replace(HOCKET, ranked_open=True)
-    assert encode_rules(is_open) == encode_rules(HOCKET) + b"\x01"
+    is_open = msgspec.structs.replace(SINGLE, ranked_open=True)
+    assert encode_rules(is_open) == encode_rules(SINGLE) + b"\x01"
     assert decode_kept_rules(encode_rules(is_open)) == is_open
     for without in (UNBOUND, STRICT):
         with pytest.raises(Malformed):
             encode_rules(msgspec.structs.replace(without, ranked_open=True))
+
+
+@pytest.mark.req("LW-51")
+def test_bundles_are_one_byte_more() -> None:
+    replace, plain = msgspec.structs.replace, encode_rules(SINGLE)
+    for said, more in ((HOCKET, b"\x00\x01"), (replace(HOCKET, ranked_open=True), b"\x01\x01")):
+        assert encode_rules(said) == plain + more
+        assert decode_kept_rules(plain + more) == said
+    for wrong in (b"\x00", b"\x00\x00", b"\x01\x00", b"\x01\x01\x01"):
+        with pytest.raises(Malformed):
+            decode_rules(plain + wrong)
+    for without in (UNBOUND, STRICT):
+        with pytest.raises(Malformed):
+            encode_rules(replace(without, bundles=True))
 
 
 @given(RULES)
@@ -118,10 +136,10 @@ def test_what_is_read_has_no_second_spelling(data: bytes) -> None:
         b"\x030.1",
         encode_rules(STRICT)[:-1],
         encode_rules(STRICT) + b"\x00",
-        encode_rules(HOCKET)[:-1],
-        encode_rules(HOCKET) + b"\x00",
-        encode_rules(HOCKET) + b"\x02",
-        encode_rules(HOCKET) + b"\x01\x00",
+        encode_rules(SINGLE)[:-1],
+        encode_rules(SINGLE) + b"\x00",
+        encode_rules(SINGLE) + b"\x02",
+        encode_rules(SINGLE) + b"\x01\x00",
         b"\x030.1\x00\x00" + b"\x01\xff\x07\x01x" + b"\x01\x00\x00\x00",
         b"\x030.1\x00\x00" + b"\x02\x81\x08\x01x\x80\x08\x01y" + b"\x01\x00\x00\x00",
         b"\x030.1\x00\x00" + b"\x02\x80\x08\x01x\x80\x08\x01y" + b"\x01\x00\x00\x00",
@@ -145,9 +163,9 @@ def test_rules_are_bounded_both_ways() -> None:
 
 
 def test_a_mesh_that_bounds_late_ops_alone_has_the_default_quotas() -> None:
-    unbounded = encode_rules(msgspec.structs.replace(HOCKET, bounds=None))
+    unbounded = encode_rules(msgspec.structs.replace(SINGLE, bounds=None))
     assert decode_kept_rules(unbounded + b"\x07").bounds == Bounds(7)
-    assert decode_kept_rules(encode_rules(HOCKET)) == HOCKET
-    for data in (b"", unbounded + b"\x07\x07", encode_rules(HOCKET)[:-1]):
+    assert decode_kept_rules(encode_rules(SINGLE)) == SINGLE
+    for data in (b"", unbounded + b"\x07\x07", encode_rules(SINGLE)[:-1]):
         with pytest.raises(Malformed):
             decode_kept_rules(data)

@@ -40,7 +40,7 @@ def test_a_marked_op_becomes_the_signed_one(op: Op) -> None:
 @pytest.mark.req("LW-07")
 @given(ops)
 def test_a_mark_is_no_signature(op: Op) -> None:
-    marked = SIGNER.marked(unsigned(op))
+    marked = SIGNER.for_log(unsigned(op))
     assert decode(marked).payload == op.payload
     assert not verify_op(marked, decode(marked), KEY.public)
 
@@ -50,10 +50,10 @@ def test_a_mark_is_no_signature(op: Op) -> None:
 def test_what_the_node_did_not_mark_is_not_signed(mine: Op, theirs: Op) -> None:
     """Another key's mark, and a mark that was moved to another op."""
     with pytest.raises(ForgedMark):
-        SIGNER.signed(OpSigner(OTHER, NODE).marked(unsigned(mine)))
+        SIGNER.signed(OpSigner(OTHER, NODE).for_log(unsigned(mine)))
     if mine != theirs:
-        field = SIGNER.marked(b"")
-        moved = unsigned(theirs) + SIGNER.marked(unsigned(mine))[-len(field) :]
+        field = SIGNER.for_log(b"")
+        moved = unsigned(theirs) + SIGNER.for_log(unsigned(mine))[-len(field) :]
         with pytest.raises(ForgedMark):
             SIGNER.signed(moved)
 
@@ -67,9 +67,9 @@ def test_an_op_of_another_node_that_looks_marked_is_left_as_it_is() -> None:
 
 def test_an_op_that_could_never_leave_the_node_is_not_marked() -> None:
     fits = len(SIGNER.for_log(b"", at_once=True))
-    SIGNER.marked(bytes(MAX_OP_BYTES - fits - 1))
+    SIGNER.for_log(bytes(MAX_OP_BYTES - fits - 1))
     with pytest.raises(Malformed):
-        SIGNER.marked(bytes(MAX_OP_BYTES - fits + 2))
+        SIGNER.for_log(bytes(MAX_OP_BYTES - fits + 2))
 
 
 @pytest.mark.req("VX-07")

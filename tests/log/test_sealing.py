@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -17,16 +18,19 @@ from hocket.kernel.clock import pack
 from hocket.kernel.jws import detached
 from hocket.kernel.keys import did_key
 from hocket.kernel.ops import Op, bind, decode, link_to, unsigned, verify_op, with_signature
+from hocket.kernel.policy import DEFAULT
 from hocket.kernel.rules import HOCKET, encode_rules
 from hocket.kernel.signing import OpSigner, is_marked
 from hocket.kernel.vocabulary import RouteKind, number_of
 from hocket.log import RULES, Log
 from hocket.log.archive import OpReader, export_ops
 from hocket.log.audit import verify
-from hocket.log.sealing import OwnSealer, link, links
+from hocket.log.sealing import OwnSealer, link
 from hocket.mesh.outgoing import page, reader
 from hocket.node.runtime import Runtime
 from hocket.store import NO_LINK, NO_SEAL, EndSeal, Head, NewOp, OpRow, SealedOp
+from hocket.work import jobs
+from hocket.work.jobs import Draft
 from tests.log.processes import eventually, go, start
 from tests.log.roster.world import READER, STRANGER, USER, Clock, introduction, randomness
 
@@ -59,9 +63,14 @@ def head(log: Log) -> Head:
         return session.head()
 
 
+def links(bodies: list[bytes]) -> list[bytes]:
+    """The links of the first ops of a log."""
+    return list(accumulate(bodies, link, initial=bytes(32)))[1:]
+
+
 def rows(log: Log) -> list[OpRow]:
     with log.store.read() as session:
-        return session.ops_after(0, 1_000)
+        return session.entries_after(0, 1_000)
 
 
 def is_signed(log: Log) -> bool:
@@ -81,7 +90,7 @@ def test_a_commit_links_and_marks_and_the_end_is_signed_soon(tmp_path: Path, hel
     end = head(log)
     assert end.seq == 2 and end.seal.mark
     assert all(is_marked(row.body) for row in rows(log))
-    assert [row.chain for row in rows(log)] == links(bytes(32), [row.body for row in rows(log)])
+    assert [row.chain for row in rows(log)] == links([row.body for row in rows(log)])
     eventually(lambda: is_signed(log))
     assert audited(log) == [] == audited(log, with_key=False)
     log.close()
@@ -92,14 +101,14 @@ def test_commits_in_quick_succession_share_a_signature(tmp_path: Path, helpers: 
     log = opened(tmp_path, helpers)
     signer = log._sealer._signer
     made: list[int] = []
-    sign = signer._sign
+    sign = signer._sign_end
 
     def count(message: bytes) -> bytes:
         made.append(len(message))
         return sign(message)
 
     log._sealer._sign_s = 3_600.0
-    signer._sign = count
+    signer._sign_end = count
     introduce(log)
     for number in range(20):
         route(log, f"k{number}")
@@ -108,6 +117,48 @@ def test_commits_in_quick_succession_share_a_signature(tmp_path: Path, helpers: 
     assert audited(log, with_key=False) == ["the ops after number 1 can be checked only with the key of their node"]
     log.close()
     assert len(made) == 2 and is_signed(log) and audited(log, with_key=False) == []
+
+
+@pytest.mark.req("VX-07")
+def test_the_thread_signs_only_an_end_that_no_commit_has_followed(
+    tmp_path: Path, helpers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = opened(tmp_path, helpers)
+    introduce(log)
+    sealer, seal, was_signed = log._sealer, log._sealer.seal, list[bool]()
+    assert isinstance(sealer, OwnSealer)
+    sealer._sign_s = 3_600.0
+    monkeypatch.setattr(sealer, "_start", lambda: None)
+
+    def commit() -> bool:
+        route(log, "b")
+        sealer._signed_at = float("-inf")
+        return False
+
+    def look() -> bool:
+        was_signed.append(is_signed(log))
+        return len(was_signed) == 2
+
+    rests = iter((commit, look, look))
+    monkeypatch.setattr(sealer._closing, "wait", lambda timeout: next(rests)())
+    monkeypatch.setattr(sealer, "seal", lambda: (seal(), sealer._wake.set()))
+    route(log, "a")
+    signing = threading.Thread(target=sealer._run, daemon=True)
+    signing.start()
+    signing.join(60)
+    assert was_signed == [False, True] and audited(log, with_key=False) == []
+
+
+@pytest.mark.req("VX-07")
+def test_the_link_of_a_bundle_covers_its_facts_which_have_none(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    introduce(log)
+    log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", DEFAULT)] * 3))
+    first, bundle = rows(log)
+    with log.store.read() as session:
+        assert [fact.chain for fact in session.facts_of(bundle.seq)] == [b""] * 3
+    assert head(log).chain == bundle.chain == link(first.chain, bundle.body)
+    assert audited(log) == [] == audited(log, with_key=False)
 
 
 @pytest.mark.req("LW-07")
@@ -241,7 +292,7 @@ def forge(log: Log, signer: OpSigner) -> None:
         end = session.head()
         stamp = decode(rows(log)[-1].body).timestamp._replace(wall=end.wall + 1)
         op, body = bind(Op(bytes(16), stamp, log.node, (link_to(end.last),), RouteKind("mine", log.node)))
-        marked = signer.marked(body)
+        marked = signer.for_log(body)
         chain = link(end.chain, marked)
         new = NewOp(op.id, pack(stamp), number_of(RouteKind), "job", None, 0, 1, marked)
         seq = session.add_ops([new], [chain])
@@ -272,7 +323,7 @@ def test_a_changed_op_under_a_chain_that_was_made_anew_is_found_without_the_key(
     with log.store.write() as session:
         bodies = [row.body for row in rows(log)]
         bodies[1] = bodies[1][:-1] + bytes([bodies[1][-1] ^ 1])
-        linked = links(bytes(32), bodies)
+        linked = links(bodies)
         session.seal_ops([SealedOp(seq, *each) for seq, each in enumerate(zip(bodies, linked, strict=True), 1)])
         session.put_head(session.head()._replace(chain=linked[-1]))
     assert audited(log, with_key=False) == ["the signature on the end of the chain does not fit op 3"]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import CircuitOpen, Unreachable
-from hocket.events import BreakerClosed, BreakerOpened, BreakerProbing, Event
+from hocket.events import Event
+from hocket.events.workers import BreakerClosed, BreakerOpened, BreakerProbing
 from hocket.kernel.breaker import BreakerState
 from hocket.mesh import peers, wire
 from hocket.mesh.breakers import GuardedTransport

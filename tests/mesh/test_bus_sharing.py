@@ -190,6 +190,25 @@ def test_a_result_is_published_and_a_node_that_waits_for_it_is_woken(tmp_path: P
     asyncio.run(test())
 
 
+def test_the_result_of_a_job_that_the_node_ran_itself_does_not_wake_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with world(tmp_path, "a", "b") as (a, b):
+            a.submit(2, KIND)
+            b.befriend(a.address, a.id)
+            await b.exchanges.visit(a.address)
+            b.log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: 60_000, offering=True))
+            await b.exchanges.visit(a.address)
+            part = BusSharing(b.node, b.node.environment, MemoryMessages(MemoryServer()), lambda by: None)  # type: ignore[arg-type]
+            with b.runtime.read() as session:
+                ready = [entry.job.id for entry, _ in session.ready(KIND, 9)]
+                running = [entry.job.id for entry in session.claimed()]
+                assert len(ready) == len(running) == 1
+                assert part._awaits(session, ready) and part._awaits(session, ready + running)
+                assert not part._awaits(session, running) and not part._awaits(session, [])
+
+    asyncio.run(test())
+
+
 @pytest.mark.req("GR-11")
 def test_every_end_is_published_also_if_many_jobs_end_at_once(tmp_path: Path) -> None:
     """A hint about many jobs does not name them."""

@@ -45,7 +45,7 @@ def test_a_pull_gives_the_ops_in_hlc_order_with_the_headers_of_the_protocol(tmp_
         # Ops go out as their authors signed them.
         with a.runtime.store.read() as session:
             assert {raw for raw, _ in read_sequence(reply.body)} == {
-                a.log.signed(row.body) for row in session.ops_after(0, 100)
+                a.log.signed(row.body) for row in session.entries_after(0, 100)
             }
 
     run(tmp_path, test)
@@ -98,7 +98,7 @@ def test_an_answer_stays_within_the_bound(tmp_path: Path):
         await b.exchanges.exchange(a.address)
         for n in range(12):
             blob = bytes([n]) * 1_000_000
-            a.log.run(lambda tx, blob=blob: tx.author(artifact(tx.new_id(tx.now), blob)))
+            a.log.run(lambda tx, blob=blob: tx.author(artifact(a.log.new_id(tx.now), blob)))
         got: set[bytes] = set()
         frontier: Frontier = {}
         pages = 0
@@ -189,7 +189,7 @@ def test_a_push_is_counted_and_can_be_repeated(tmp_path: Path):
         b.submit(10)
         with b.runtime.store.read() as session:
             body = encode_sequence(
-                [b.log.signed(row.body) for row in session.ops_of_author(b.id.to_bytes(8, "big"), bytes(20), 99)]
+                [b.log.signed(row.body) for row in session.entries_of_author(b.id.to_bytes(8, "big"), bytes(20), 99)]
             )
         first = await b.ask(a, "POST", query="", body=body)
         assert first.headers["content-type"] == "application/json"
@@ -232,7 +232,7 @@ def test_a_truncated_body_is_taken_as_far_as_it_goes(tmp_path: Path, cut: int):
         await b.exchanges.exchange(a.address)
         b.submit(4)
         with b.runtime.store.read() as session:
-            ops = [b.log.signed(row.body) for row in session.ops_of_author(b.id.to_bytes(8, "big"), bytes(20), 99)]
+            ops = [b.log.signed(row.body) for row in session.entries_of_author(b.id.to_bytes(8, "big"), bytes(20), 99)]
         body = encode_sequence(ops)[:-cut]
         reply = await b.ask(a, "POST", query="", body=body)
         counts = json.loads(reply.body)
@@ -305,7 +305,7 @@ def test_an_exchange_pushes_and_pulls_at_once(tmp_path: Path):
         b.submit(3)
         a.submit(2)
         with b.runtime.store.read() as session:
-            mine = [b.log.signed(row.body) for row in session.ops_of_author(b.id.to_bytes(8, "big"), bytes(20), 99)]
+            mine = [b.log.signed(row.body) for row in session.entries_of_author(b.id.to_bytes(8, "big"), bytes(20), 99)]
         known = parse_frontier((await b.ask(a)).headers[wire.NEXT_FRONTIER])
         a.submit(1)
         reply = await b.ask(a, "POST", wire.EXCHANGE, since(known), encode_sequence(mine))

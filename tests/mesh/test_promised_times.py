@@ -83,7 +83,7 @@ class Two:
         first.run(lambda tx: tx.author(DesignateCoordinator(tx.node)))
         for log, other in ((first, second), (second, first)):
             with other.store.read() as session:
-                sent = [other.signed(row.body) for row in session.ops_after(0, 100)]
+                sent = [other.signed(row.body) for row in session.entries_after(0, 100)]
             log.admit([(raw, decode(raw)) for raw in sent])
 
     def start(self, number: int) -> Up:
@@ -232,7 +232,7 @@ async def test_an_agent_that_waits_for_long_keeps_its_place_and_says_so_seldom(t
     assert [wait.agent for wait in waits] == ["first", "second"]
     assert all(0 < wait.until - reading <= WAIT_STEP_MS_MAX for wait in waits)
     with two.nodes[1].store.read() as session:
-        bodies = [row.body for row in session.ops_after(0, 1_000_000)]
+        bodies = [row.body for row in session.entries_after(0, 1_000_000)]
     asked = [op for op in map(decode, bodies) if isinstance(op.payload, AcquireLocks) and op.node_id == there.log.node]
     assert 1 < len(asked) < 20
     await lock_client(here, here.lock_processes).release("", None, "holder", holder.fence)

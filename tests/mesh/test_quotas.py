@@ -131,6 +131,29 @@ def test_an_honest_author_is_slowed_down_and_loses_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.req("LW-45")
+def test_the_ops_of_a_bundle_count_one_by_one(tmp_path: Path) -> None:
+    """A bundle goes in whole, however little of the quota is left, and its author waits for all of it afterwards."""
+
+    async def test(a: Place) -> None:
+        clock = Time()
+        a.gate._quotas = Quotas(clock, sentences(a.notices.append))
+        began = clock.now
+        b = await enrolled(tmp_path / "b", a, WORKER, Quota(ops_per_s=10))
+        await b.exchanges.exchange(a.address)
+        for _ in range(4):
+            b.submit_bundle(350)
+        while b.ids() - a.ids():
+            done = await b.exchanges.visit(a.address)
+            assert written(a, b.id).ops <= (BURST_S + clock.now - began) * 10 + 350
+            clock.now += done.retry_s
+        assert clock.now - began >= 3 * 350 / 10 - BURST_S
+        assert a.digest() == b.digest()
+        await b.close()
+
+    run(tmp_path, test, "a")
+
+
+@pytest.mark.req("LW-45")
 def test_what_a_node_may_store_in_all_ends(tmp_path: Path) -> None:
     async def test(a: Place) -> None:
         forger = Forger("small")
@@ -214,7 +237,7 @@ def test_what_is_fetched_from_its_author_counts_against_its_quota_too(tmp_path: 
 def costly(monkeypatch: pytest.MonkeyPatch, place: Place, node: int, seconds: float) -> None:
     """Each op of this node takes so long in the write transaction of the place; those of others take no time."""
     watch, take = Time(), Intake.take
-    place.log._stopwatch = watch
+    place.log.stopwatch = watch
 
     def slowly(self: Intake, raw: bytes, op: Op, reason: Reason | None) -> None:
         take(self, raw, op, reason)

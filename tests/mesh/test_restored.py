@@ -113,16 +113,16 @@ CASES = [("owner", "whole"), ("owner", "worker"), ("owner", "narrow"), ("other",
 def test_a_restored_node_that_writes_first_gets_back_what_it_lost(tmp_path: Path, victim: str, other: str) -> None:
     async def scene() -> None:
         async with mesh(tmp_path, victim, other) as here:
-            here.victim.submit(10, "acme.before")
+            here.victim.submit_bundle(10, "acme.before")
             await here.exchange()
             await here.restore()
-            here.victim.submit(2, "acme.after")
+            here.victim.submit_bundle(2, "acme.after")
             await here.exchange(4)
             here.agree()
             with here.peer.runtime.read() as session:
                 kinds = [entry.job.kind for entry in session.each_job()]
             assert sorted(kinds) == ["acme.after"] * 2 + ["acme.before"] * 10
-            assert any("2 ops that were written meanwhile were written again" in each for each in here.victim.notices)
+            assert any("wrote 2 later ops again" in each for each in here.victim.notices)
             assert findings(here.victim)["history"].verdict == "warn"
             assert findings(here.peer)["history"].verdict == "ok"
             here.victim.submit(1, "acme.later")
@@ -239,7 +239,7 @@ def test_a_recovery_that_was_interrupted_goes_on(tmp_path: Path) -> None:
 
 def own_rows(place: Place, node: int) -> list[OpRow]:
     with place.runtime.store.read() as session:
-        return session.ops_of_author(node.to_bytes(8, "big"), bytes(20), 1_000)
+        return session.entries_of_author(node.to_bytes(8, "big"), bytes(20), 1_000)
 
 
 @pytest.mark.req("LW-43")
@@ -276,7 +276,7 @@ def test_the_mere_word_of_a_caller_changes_nothing(tmp_path: Path) -> None:
             assert here.owner.ids() == before and findings(here.owner)["history"].verdict == "ok"
             # A question for the last op once more is none.
             with here.owner.runtime.store.read() as session:
-                last = session.latest_of(here.owner.id.to_bytes(8, "big"))[0]
+                last = session.entries_of_author(here.owner.id.to_bytes(8, "big"), bytes(20), 1_000)[-1].hlc
             at = just_before(unpack(last))
             frontier = {here.owner.id: at, here.other.id: at._replace(node=here.other.id)}
             (again,) = received(await here.other.ask(here.owner, query=since(frontier)))

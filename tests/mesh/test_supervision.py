@@ -96,12 +96,12 @@ def test_the_watch_for_hints_goes_on_after_an_error(tmp_path: Path):
         hint_streams = a.gate._hint_streams
         real, failed = hint_streams._with_news, 0
 
-        def once():  # type: ignore[no-untyped-def]
+        def once(listeners):  # type: ignore[no-untyped-def]
             nonlocal failed
             failed += 1
             if failed == 1:
                 raise ZeroDivisionError
-            return real()
+            return real(listeners)
 
         hint_streams._with_news = once  # type: ignore[method-assign]
         hints = b.transport.hints(a.address, b.headers(a.id))

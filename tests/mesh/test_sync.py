@@ -83,6 +83,24 @@ def test_a_first_sync_streams_and_the_next_batch_is_fetched_while_one_is_verifie
     run(tmp_path, test)
 
 
+@pytest.mark.req("LW-51")
+def test_bundles_go_both_ways_with_ops_between_them(tmp_path: Path):
+    async def test(a: Place, b: Place) -> None:
+        b.befriend(a.address)
+        for place in (a, b):
+            place.submit_bundle(1_500, "test.many")
+            place.submit(3, "test.single")
+            place.submit_bundle(2, "test.few")
+        await b.exchanges.visit(a.address)
+        assert a.ids() == b.ids() and a.digest() == b.digest()
+        for place in (a, b):
+            with place.runtime.read() as session:
+                assert session.op_count() > session.entry_count() > 10
+            assert place.runtime.verify().findings == []
+
+    run(tmp_path, test)
+
+
 def test_a_sync_that_was_cut_off_goes_on_where_it_was(tmp_path: Path):
     async def test(a: Place, b: Place) -> None:
         a.submit(11_000)
@@ -329,7 +347,7 @@ def test_two_nodes_with_one_key_are_noticed(tmp_path: Path):
 
 def rows_of(place: Place) -> list[OpRow]:
     with place.runtime.store.read() as session:
-        return session.ops_of_author(place.id.to_bytes(8, "big"), bytes(20), 1_000)
+        return session.entries_of_author(place.id.to_bytes(8, "big"), bytes(20), 1_000)
 
 
 @pytest.mark.req("LW-43")
@@ -654,7 +672,7 @@ def test_a_node_whose_ops_are_held_back_for_their_time_is_told(tmp_path: Path):
     async def test(a: Place, b: Place) -> None:
         b.befriend(a.address)
         await b.exchanges.visit(a.address)
-        b.log._wall = lambda floor=0: max(floor, b.log.physical() + 3_600_000)
+        b.log.wall = lambda floor=0: max(floor, b.log.physical() + 3_600_000)
         b.submit(2)
         done = await b.exchanges.visit(a.address)
         assert "holds 2 ops of this node back" in done.detail and "clock here is ahead" in done.detail

@@ -30,6 +30,7 @@ from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.node.window_secret import window_tokens
 from hocket.server.running import Server
+from hocket.work import jobs
 from hocket.work.handlers import kind
 
 PATIENCE_S = 60.0
@@ -40,6 +41,10 @@ WORKER = (
     Capability("Artifact", "Write", {}),
     *(Capability(resource, "Read", {}) for resource in READ),
 )
+
+
+def _drafts(count: int, name: str, size: int) -> list[jobs.Draft]:
+    return [kind(name).draft({"n": n, "text": "x" * size}) for n in range(count)]
 
 
 class Place:
@@ -118,7 +123,12 @@ class Place:
             return {row.id for row in session.ops_after(0, 1_000_000)}
 
     def submit(self, count: int, name: str = "test.kind", size: int = 20) -> None:
-        self.runtime.submit([kind(name).draft({"n": n, "text": "x" * size}) for n in range(count)])
+        """Each job is an entry of the log by itself, though one transaction writes them."""
+        self.log.run(lambda tx: [jobs.submit(tx, [draft]) for draft in _drafts(count, name, size)])
+
+    def submit_bundle(self, count: int, name: str = "test.kind", size: int = 20) -> None:
+        """The jobs are one entry of the log."""
+        self.runtime.submit(_drafts(count, name, size))
 
     def headers(self, audience: str | int, **changes: Any) -> dict[str, str]:
         """Headers as this node would send them, unless changed."""

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import StoreCircuitOpen, StoreError
-from hocket.events import BreakerClosed, BreakerOpened, BreakerProbing, Event
+from hocket.events import Event
+from hocket.events.workers import BreakerClosed, BreakerOpened, BreakerProbing
 from hocket.node import runtime as runtime_module
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime

@@ -11,7 +11,9 @@ import pytest
 
 import hocket
 from hocket.errors import StoreError
-from hocket.events import BreakerOpened, Event, LeaseLost, ResultDiscarded
+from hocket.events import Event
+from hocket.events.jobs import LeaseLost, ResultDiscarded
+from hocket.events.workers import BreakerOpened
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from tests.postgres_relay import Relay

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.events import BeatsDegraded, BeatsLed, Event, FrameRefused
+from hocket.events import Event
+from hocket.events.tempo import BeatsDegraded, BeatsLed, FrameRefused
 from hocket.kernel.beats.frame_judge import FrameRefusal, Lead
 from hocket.kernel.beats.messages import PulseMessage
 from hocket.kernel.beats.policy import make_policy

@@ -16,7 +16,8 @@ from hocket.bus.nats_register import NatsRegister
 from hocket.bus.process_messages import ProcessMessages
 from hocket.bus.signed import SignedMessages
 from hocket.bus.subject_names import cluster_root
-from hocket.events import Event, FrameRefused, PulseLeads, RegisterReplaced, ReportRefused
+from hocket.events import Event
+from hocket.events.tempo import FrameRefused, PulseLeads, RegisterReplaced, ReportRefused
 from hocket.kernel.beats.messages import BarReport, PulseMessage
 from hocket.kernel.beats.policy import make_policy
 from hocket.kernel.ids import content_hash, node_text

@@ -12,7 +12,8 @@ import pytest
 import hocket
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.bus.signed import SignedMessages
-from hocket.events import AlarmEnded, AlarmRaised, BarReported, Event
+from hocket.events import Event
+from hocket.events.tempo import AlarmEnded, AlarmRaised, BarReported
 from hocket.kernel.beats.kpis import Alarm
 from hocket.kernel.beats.messages import (
     BarReport,

@@ -12,7 +12,7 @@ import pytest
 
 import hocket
 from hocket.errors import Usage
-from hocket.events import JobHandedBack, LeaseLost, RunFinished
+from hocket.events.jobs import JobHandedBack, LeaseLost, RunFinished
 from hocket.kernel.beats.messages import ClaimState, NodeLoad, StatusClaim
 from hocket.kernel.beats.policy import make_policy
 from hocket.kernel.clock import Hlc

@@ -115,6 +115,14 @@ class Process:
         return result
 
 
+BRIEFLY = """
+import hocket.kernel.breaker as breaker
+import hocket.node.delivery as delivery
+breaker.OPEN_MS = 2_000
+delivery.REFRESH_S = 30.0
+"""
+
+
 class Machine:
     """`reached` are the words by which a program is started where this machine's network is."""
 
@@ -168,10 +176,12 @@ class Machine:
         return shown
 
     def open_briefly(self) -> str:
-        """The PYTHONPATH of a process whose circuit breakers are open for two seconds instead of thirty."""
+        """The PYTHONPATH of a process whose circuit breakers are open for two seconds instead of thirty, and which may
+        wait longer than a second for the coordinator's news, as it must on a busy machine.
+        """
         directory = self.root / "brief"
         directory.mkdir(exist_ok=True)
-        (directory / "sitecustomize.py").write_text("import hocket.kernel.breaker as b\nb.OPEN_MS = 2_000\n")
+        (directory / "sitecustomize.py").write_text(BRIEFLY)
         return f"{directory}{os.pathsep}{self.environment['PYTHONPATH']}"
 
     def start(self, *arguments: object, **environment: str) -> Process:

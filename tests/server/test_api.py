@@ -17,14 +17,16 @@ from hocket.errors import Conflict, Failed, NotFound, StoreError, Unreachable, U
 from hocket.node.node import Node
 from hocket.server.v1 import api as api_module
 from hocket.server.v1.api import STATUSES, Api
-from hocket.server.v1.routes import PAGE_MAX, ApiCall, ApiRoute, RouteNeed, find, page_of
+from hocket.server.v1.routes import ApiCall, ApiRoute, find
 from hocket.server.v1.table import ROUTES
 from hocket.service import Service, idempotency, tokens
+from hocket.service.operation import TokenNeed
+from hocket.service.pages import PAGE_MAX, page_of
 from tests.mesh.world import Place, world
 from tests.server.served import Served
 from tests.server.test_tokens import made
 
-NEED = RouteNeed("Row", "Write", lambda call, asked: [asked["name"]])
+NEED = TokenNeed("Row", "Write", lambda call, asked: [asked["name"]])
 ERRORS: dict[str, Exception] = {
     "usage": Usage("that is wrong"),
     "not_found": NotFound("no such thing"),

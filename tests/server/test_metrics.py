@@ -15,20 +15,20 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
-from hocket.events import (
-    Event,
+from hocket.events import Event
+from hocket.events.jobs import (
     JobClaimed,
     JobHandedBack,
     JobPostponed,
     JobRescued,
     LeaseLost,
-    OpRefused,
     ResultDiscarded,
     RetryPlanned,
     RunFailed,
     RunFinished,
     RunStarted,
 )
+from hocket.events.nodes import OpRefused
 from hocket.kernel.ids import node_text
 from hocket.mesh.wire import Request
 from hocket.node.node import Node

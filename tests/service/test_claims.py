@@ -43,6 +43,18 @@ def test_the_ranking_and_the_claims_of_a_job_are_told(fleet: Fleet, tmp_path: Pa
     assert again.ready_ms >= told.ready_ms + 6_000
 
 
+@pytest.mark.req("GR-01", "LW-51")
+def test_the_ranking_that_is_told_of_jobs_submitted_together_is_that_of_the_workers(fleet: Fleet) -> None:
+    for number in range(4):
+        fleet.worker(f"w{number}", weight=1.0 + number)
+    orders = set()
+    for job in fleet.submit(8):
+        told = claims.explain(Service(fleet.runtime), ulid_text(job.id))
+        assert {each.worker: each.rank for each in told.ranking} == fleet.waits(job)
+        orders.add(tuple(each.worker for each in told.ranking))
+    assert len(orders) > 1
+
+
 def test_a_sticky_job_names_its_key(fleet: Fleet) -> None:
     fleet.worker("w")
     job = fleet.submit(1, {"repository": "acme"}, claim="sticky", sticky="repository")[0]

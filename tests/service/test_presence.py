@@ -15,6 +15,7 @@ from hocket.mesh.grants import parse_grants
 from hocket.node.job_waits import waiting_of
 from hocket.node.runtime import Runtime
 from hocket.service import Service, agents, inbox, locks, nodes, status
+from hocket.service.program import Program
 from hocket.work.handlers import kind
 from hocket.work.hardware import Hardware
 from hocket.work.liveness import BEAT_S, MISSES, Grade
@@ -113,7 +114,7 @@ def test_agents_with_locks_and_messages_are_listed_without_a_word_of_theirs(tmp_
             assert {each.node for each in told.values()} == {f"{service.runtime.log.node:016x}"}
 
             # Who asks again was seen again; what an agent says comes first.
-            renewed = locks.renew(service, "file:src/a.rs", "editor", held.fence, 600_000)
+            renewed = locks.renew(service, "file:src/a.rs", held.fence, "editor", 600_000)
             assert len(inbox.claim(service, "team/reader", 2)) == 2
             agents.beat(service, "team/reader", "thinks")
             agents.beat(service, "silent", "thinks")
@@ -123,11 +124,12 @@ def test_agents_with_locks_and_messages_are_listed_without_a_word_of_theirs(tmp_
             assert told["team/reader"].doing == "thinks; reads 2 messages"
             assert told["silent"].doing == "thinks"
         finally:
-            locks.release(service, "file:src/a.rs", "editor", held.fence)
+            locks.release(service, "file:src/a.rs", held.fence, "editor")
             waiting.join()
         told = shown()
         assert "editor" not in told and told["tester"].doing.startswith("holds file:src/**")
-        unseen = {each.name for each in agents.listing(service, with_locks=False, with_messages=False)}
+        nobody = service.acting_as(service.principal, Program("nobody", "nobody", ()))
+        unseen = {each.name for each in agents.listing(nobody)}
         assert unseen == {"team/reader", "silent"}
 
 

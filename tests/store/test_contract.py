@@ -5,9 +5,11 @@ whether other processes share it.
 import subprocess
 import sys
 import threading
+from base64 import urlsafe_b64decode
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +18,13 @@ from msgspec.structs import replace
 
 from hocket import store as contract
 from hocket.kernel.clock import Hlc
+from hocket.kernel.ops import decode
 from hocket.kernel.policy import Policy
+from hocket.kernel.rendezvous import seed_in
 from hocket.kernel.roster import Job, Outcome, State
+from hocket.kernel.rules import HOCKET, encode_rules
 from hocket.kernel.subjects import JOB, LOCK, ROW, Subject
-from hocket.log import Log
+from hocket.log import RULES, Log
 from hocket.log.audit import verify
 from hocket.store import (
     Artifact,
@@ -401,6 +406,37 @@ def test_jobs_are_found_by_the_end_of_their_ids(place: Place) -> None:
         assert session.job_ids_ending(b"no such end") == []
 
 
+@pytest.mark.req("LW-17")
+def test_a_claim_and_a_completion_change_only_some_columns(place: Place) -> None:
+    """The claims and completions of plain jobs move their rows; all other columns stay as they are."""
+    at, op, artifacts = Hlc(99, 3, 2), numbered(77), (numbered(78), numbered(79))
+    before = replace(LISTED[2].job, policy=Policy(priority=3, unique="key"), failures=2, returns=1, error_op=op)
+    claimed = replace(before, state=State.CLAIMED, fence=5, claimer=9, claim_op=op, deadline=1234, last=at)
+    done = replace(claimed, state=State.COMPLETED, outcome=Outcome.SUCCEEDED, done=at, artifacts=artifacts)
+    done = replace(done, deadline=None)
+
+    def found() -> JobEntry | None:
+        with place.store.read() as session:
+            return session.job(before.id)
+
+    with place.store.write() as session:
+        session.put_jobs(LISTED)
+        session.put_jobs([JobEntry(replace(before, begin_by=50), Stage.READY, None)])
+    with place.store.write() as session:
+        session.move_jobs([JobEntry(claimed, Stage.CLAIMED, 4)])
+        assert session.job(before.id) == JobEntry(claimed, Stage.CLAIMED, 4)
+        assert session.claimed_count(before.kind) == 1 and session.ready_kinds() == []
+    assert found() == JobEntry(claimed, Stage.CLAIMED, 4)
+    with place.store.write() as session:
+        session.move_jobs([JobEntry(done, Stage.DONE, None)])
+    assert found() == JobEntry(done, Stage.DONE, None)
+    with place.store.read() as session:
+        others = [each for each in LISTED if each.job.id != before.id]
+        assert [each for each in session.each_job() if each.job.id != before.id] == others
+        kinds = Counter((each.stage, each.job.outcome, each.job.kind) for each in session.each_job())
+        assert session.counts_by_kind() == kinds
+
+
 @pytest.mark.req("GR-07")
 def test_ready_jobs_that_are_left_to_others_are_left_out(place: Place) -> None:
     waiting = [entry(number, "k", Stage.READY) for number in range(1, 10)]
@@ -420,6 +456,33 @@ def test_ready_jobs_that_are_left_to_others_are_left_out(place: Place) -> None:
         assert [each.job.id for each, _ in session.take_ready("k", 3, first[-1][0], is_odd)] == [numbered(8)]
         assert session.take_ready("k", 3, None, lambda job_id, fence: True) == []
         assert [each.job.id for each, _ in session.take_ready("k", 1)] == [numbered(1)]
+
+
+@pytest.mark.req("GR-01", "LW-51")
+def test_ready_jobs_that_go_by_rank_have_the_signature_of_their_bundle(place: Place) -> None:
+    with place.store.write() as session:
+        session.set_meta(RULES, encode_rules(HOCKET))
+    log = new_log(place.store)
+    log.run(lambda tx: tx.author(introduction(READER).payload))
+    policies = [Policy(claim="rendezvous")] * 3 + [Policy(claim="sticky", sticky="a")] * 2 + [Policy(priority=-1)] * 2
+    made = log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", each) for each in policies]))
+    ids = [each.job_id for each in made]
+    with place.store.write() as session:
+        session.lock_permissions(exclusive=False)
+        assert (session.row_check is not None) == log.is_shared
+        rows = {row.id: row for row in session.ops_by_id(ids)}
+        for ready in (session.ready("k", 10), session.take_ready("k", 10)):
+            assert [entry.job.id for entry, _ in ready] == ids
+            for (entry, schedule), policy in zip(ready, policies, strict=True):
+                row = rows[entry.job.schedule_op]
+                assert row.bundle is not None and schedule is not None
+                if policy.claim == "first":
+                    assert schedule == row.body
+                    continue
+                text = (decode(row.bundle).signature or b"").rpartition(b"..")[2]
+                half = urlsafe_b64decode(text + b"==")[:32]
+                assert seed_in(schedule) == seed_in(row.signed_body) == sha256(half + row.id).digest()
+                assert decode(schedule).payload == decode(row.body).payload
 
 
 @pytest.mark.req("LW-17")
@@ -511,10 +574,22 @@ def test_ops_by_id_place_time_job_and_author(place: Place) -> None:
         assert [row.seq for row in rows] == [1, 2, 3, 4, 5]
         assert session.ops_after(2, 2) == rows[2:4]
         assert session.last_ops(2) == rows[3:]
-        assert [session.op(row.id) for row in rows] == [session.op_seq(row.seq) for row in rows] == rows
-        assert session.op(job_id(404)) is None and session.op_seq(404) is None
+        assert [session.op(row.id) for row in rows] == [session.entry(row.seq) for row in rows] == rows
+        assert session.op(job_id(404)) is None and session.entry(404) is None
         assert session.ops_at(rows[2].hlc) == [rows[2]]
         assert session.ops_about(Subject(JOB, made[1].job_id)) == [rows[2], rows[4]]
+        some = session.ops_about_jobs([made[1].job_id, made[2].job_id, job_id(404)], rows[2].variant)
+        assert sorted(some) == rows[2:4]
+        assert session.ops_about_jobs([made[1].job_id], rows[4].variant) == [rows[4]]
+        assert session.ops_about_jobs([], rows[2].variant) == []
+        keys = [made[1].job_id, made[2].job_id, job_id(404)]
+        assert session.keys_of_many_ops(keys, 1) == set(keys[:2])
+        assert session.keys_of_many_ops(keys, 2) == {made[1].job_id}
+        assert session.keys_of_many_ops(keys, 3) == session.keys_of_many_ops([], 1) == set()
+        assert session.offers() == {}
+        session.put_offer(b"o" * 16, made[2].job_id, 7)
+        assert session.offers() == {b"o" * 16: 7} and session.offered_jobs() == {made[2].job_id}
+        session.drop_offer(b"o" * 16)
         assert session.ops_in_order(bytes(20), 100) == rows
         assert session.ops_in_order(rows[1].hlc, 2) == rows[2:4]
         assert session.frontier() == {log.node.to_bytes(8, "big"): rows[4].hlc}
@@ -686,7 +761,7 @@ def test_ops_are_numbered_in_the_order_of_adding(place: Place) -> None:
         rows = session.ops_after(0, 9)
     assert [(row.seq, row.body[-1:]) for row in rows] == [(1, b"3"), (2, b"1"), (3, b"2"), (4, b"4")]
     assert [row.chain for row in rows] == LINKS
-    assert NewOp(*rows[0][1:-1]) == new_op(3)
+    assert NewOp(*rows[0][1:9]) == new_op(3)
 
 
 def test_the_states_of_a_family_and_whether_a_subject_has_later_ops(place: Place) -> None:
@@ -753,8 +828,8 @@ def test_sealing_changes_the_bytes_and_the_link_and_nothing_else(place: Place) -
     with place.store.read() as session:
         first, second = session.ops_after(0, 9)
         assert (session.head().seq, session.head().chain) == (2, b"L" * 32)
-    assert NewOp(*first[1:-1]) == new_op(1)._replace(body=SIGNED) and first.chain == b"L" * 32
-    assert NewOp(*second[1:-1]) == new_op(2) and second.chain == LINKS[1]
+    assert NewOp(*first[1:9]) == new_op(1)._replace(body=SIGNED) and first.chain == b"L" * 32
+    assert NewOp(*second[1:9]) == new_op(2) and second.chain == LINKS[1]
 
 
 def test_the_end_of_the_log_can_be_taken_off(place: Place) -> None:

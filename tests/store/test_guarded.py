@@ -9,7 +9,8 @@ import pytest
 from hocket import store as stores
 from hocket.breakers import CircuitBreaker
 from hocket.errors import Conflict, StoreCircuitOpen, StoreError, StoreLocked, StoreStarting
-from hocket.events import BreakerClosed, BreakerOpened, BreakerProbing, Event
+from hocket.events import Event
+from hocket.events.workers import BreakerClosed, BreakerOpened, BreakerProbing
 from hocket.store import Session, sqlite
 from hocket.store.guarded import GuardedStore
 

@@ -210,9 +210,9 @@ def test_a_server_that_crashes_between_statements_keeps_nothing_of_the_change(
     with pytest.raises(StoreError, match="not kept"):
         with store.write() as session:
             append(session, 2)
-            assert session.op_seq(2) is not None
+            assert session.entry(2) is not None
             server.restart()
-            assert session.op_seq(2) is None
+            assert session.entry(2) is None
     assert count(store) == 1
     with store.write() as session:
         append(session, 3)
@@ -300,7 +300,7 @@ def test_an_answer_of_any_size_is_read(store: LibsqlStore) -> None:
         session.put_head(session.head()._replace(seq=seq))
         assert [row.body for row in session.ops_after(0, 1_000)] == [each.body for each in large]
     with store.read() as session:
-        assert len(session.last_ops(200)) == 200 and session.op_seq(7) is not None
+        assert len(session.last_ops(200)) == 200 and session.entry(7) is not None
 
 
 @pytest.mark.req("LW-39")

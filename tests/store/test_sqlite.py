@@ -464,6 +464,7 @@ PUBLISHED = {
     "schema_10.sql": "1545ea36dad8ede4",
     "schema_11.sql": "3265a50dbbef9f2e",
     "schema_12.sql": "fdcf373fa44c657d",
+    "schema_13.sql": "fb3a4ceae53a875b",
 }
 
 
@@ -652,10 +653,10 @@ def test_what_a_peer_lacks_takes_the_same_statements_however_many_authors_there_
             session.order_ops()
             writer.exec_trace = lambda cursor, sql, bindings, found=statements: found.append(sql) or True
             frontier = session.frontier()
-            assert len(frontier) == number and session.ops_since(frontier, 10) == []
+            assert len(frontier) == number and session.entries_since(frontier, 10) == []
             writer.exec_trace = None
             (last, *_) = frontier
-            assert len(session.ops_since(frontier | {last: bytes(20)}, 10)) == 1
+            assert len(session.entries_since(frontier | {last: bytes(20)}, 10)) == 1
         counts.append(len(statements))
     assert set(counts) == {2}
 

@@ -125,7 +125,7 @@ class Member:
 
     def ops(self) -> list[tuple[bytes, Op]]:
         with self.log.store.read() as session:
-            sent = [self.log.signed(row.body) for row in session.ops_after(0, 100_000)]
+            sent = [self.log.signed(row.body) for row in session.entries_after(0, 100_000)]
         return [(raw, decode(raw)) for raw in sent]
 
     def entry(self, job_id: bytes) -> JobEntry | None:

@@ -165,7 +165,7 @@ class Mesh:
         if is_recheck:
             frontier = {node: pack(just_before(unpack(at))) for node, at in frontier.items()}
         with other.log.store.read() as session:
-            rows = session.ops_since(frontier, 100_000)
+            rows = session.entries_since(frontier, 100_000)
             sent = [(raw, decode(raw)) for raw in (other.log.signed(row.body) for row in rows)]
         if not sent:
             return
@@ -175,7 +175,7 @@ class Mesh:
                 bodies = [
                     other.log.signed(row.body)
                     for author in admission.unlinked
-                    for row in session.ops_of_author(author.to_bytes(8, "big"), bytes(20), 100_000)
+                    for row in session.entries_of_author(author.to_bytes(8, "big"), bytes(20), 100_000)
                 ]
             self._show(one, [(body, decode(body)) for body in bodies], other.node)
 

@@ -132,7 +132,7 @@ class SharedMesh:
         ((seq, chain),) = self.sql("SELECT seq, chain FROM head")
         after = link(bytes(chain), body)
         columns = "seq, id, hlc, variant, family, key, reason, settled, body, chain"
-        self.sql(f"INSERT INTO ops ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", seq + 1, *new, after)
+        self.sql(f"INSERT INTO ops ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", seq + 1, *new[:8], after)
         wall, logical, _ = op.timestamp
         self.sql(
             "UPDATE head SET wall = ?, logical = ?, seq = ?, settled = ?, chain = ?",

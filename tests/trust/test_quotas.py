@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from hocket.kernel.ops import Op
+from hocket.kernel.postcard import Malformed
 from hocket.kernel.quota import Quota
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import HOCKET, Bounds
@@ -149,7 +150,7 @@ def test_inviting_oneself_multiplies_nothing() -> None:
     def admitted(node: int, count: int) -> int:
         meter = quotas.meter(first.log, node)
         assert meter is not None
-        return sum(meter.admits(100) for _ in range(count))
+        return sum(meter.admits(bytes(100), Malformed()) for _ in range(count))
 
     assert sum(admitted(each.node, 60) for each in (*guests, inviter)) == 10 * BURST_S
     # In all as well: what they have stored together counts.

@@ -41,7 +41,7 @@ def columns_are_believed(patch: pytest.MonkeyPatch) -> None:
 
 
 def job_rows_are_believed(patch: pytest.MonkeyPatch) -> None:
-    def believe(self: job_check.JobCheck, session: Any, job: Job, op: Any, permissions: Any, faults: Any) -> None:
+    def believe(self: job_check.JobCheck, session: Any, job: Job, *args: Any) -> None:
         self.enter(JobEntry(job, Stage.READY, None))
 
     patch.setattr(job_check.JobCheck, "_judge_new", believe)

@@ -400,7 +400,7 @@ def test_a_changed_op_is_neither_exported_nor_sent(mesh: SharedMesh) -> None:
         export_ops(mesh.owner.log, io.BytesIO())
     with mesh.owner.read() as session:
         author = mesh.owner.log.node.to_bytes(8, "big")
-        assert job_id not in {row.id for row in session.ops_since({}, 1_000)}
+        assert job_id not in {row.id for row in session.entries_since({}, 1_000)}
         assert job_id not in {row.id for row in session.ops_of_author(author, bytes(20), 1_000)}
         assert job_id not in {row.id for row in session.ops_after(0, 1_000)}
         assert session.known_ops([job_id]) == {job_id: b""}

@@ -59,7 +59,7 @@ both = pytest.mark.parametrize("process", [the_same, another])
 
 def acquire(runtime: Runtime, agent: str, key: str = "k", scope: str = "", wait_ms: int = 0) -> Op | Reason:
     payload = AcquireLocks(scope, (key,), agent, LockMode.EXCLUSIVE, LONG_MS, wait_ms)
-    return runtime.log.run_short(lambda tx: tx.author(payload))
+    return runtime.log.run(lambda tx: tx.author(payload))
 
 
 def scope_of(runtime: Runtime, scope: str = "") -> Scope:
@@ -121,7 +121,7 @@ def test_a_fence_does_not_go_down(mesh: SharedMesh, process: Process) -> None:
     for agent in ("one", "two"):
         assert isinstance(acquire(mesh.owner, agent), Op)
         (hold,) = scope_of(mesh.owner).holds
-        mesh.owner.log.run_short(lambda tx, hold=hold: tx.author(ReleaseLocks("", hold.agent, hold.fence)))  # type: ignore[misc]
+        mesh.owner.log.run(lambda tx, hold=hold: tx.author(ReleaseLocks("", hold.agent, hold.fence)))  # type: ignore[misc]
     put(mesh, LOCKS.encode(replace(LOCKS.decode(stored(mesh)), fence=hold.fence - 1)))
     owner = process(mesh)
     assert isinstance(acquire(owner, "three"), Op)

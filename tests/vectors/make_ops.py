@@ -12,6 +12,7 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, encode, sign
+from hocket.kernel.postcard import encode as encode_value
 from tests.kernel.second import plain
 
 SEED = bytes(range(32))
@@ -96,6 +97,7 @@ PAYLOADS: tuple[v.Payload, ...] = (
     c.ResolveConflict("memories/sky", "editor", B, C, b"1"),
     c.SetAvailability(NODE, c.Availability.DRAINING, "new disk"),
     v.Sanitised(("StripGeo", "TruncateContent(8)"), v.IngestEvidence(A, HASH, "photo", "asset/7", v.Metadata())),
+    v.Bundle(11, bytes([1]) + B + encode_value(v.VARIANTS[11], v.ClaimWork(A, NODE, 300))),
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.scenarios.machines import Machine, machines, until, verify
-from tests.versions import newer
+from tests.versions import programs
 
 WRITE = """
 from hocket.node.runtime import Runtime
@@ -38,7 +38,12 @@ with Runtime.open() as runtime, runtime.read() as session:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return newer.make(tmp_path_factory.mktemp("newer"))
+    return programs.make(tmp_path_factory.mktemp("newer"), programs.NEWER)
+
+
+@pytest.fixture(scope="module")
+def before_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return programs.make(tmp_path_factory.mktemp("older"), programs.OLDER)
 
 
 @pytest.fixture
@@ -47,11 +52,13 @@ def three(tmp_path: Path) -> Iterator[list[Machine]]:
         yield made
 
 
-def join(owner: Machine, *others: Machine) -> None:
+def join(owner: Machine, *others: Machine) -> str:
+    """Gives the owner's address."""
     owner("init")
     address = owner.serve()
     for each in others:
         each("join", owner.invite(each.name, "all", address=address))
+    return address
 
 
 def log(machine: Machine, type: str) -> list[dict[str, Any]]:
@@ -75,26 +82,26 @@ def runs_jobs(by: Machine, asked: Machine, kind: str) -> None:
 @pytest.mark.timeout(300)
 def test_the_coordinator_is_newer(three: list[Machine], program: Path) -> None:
     owner, left, right = three
-    newer.upgrade(owner, program)
+    programs.install(owner, program)
     join(owner, left, right)
     left.work()
     runs_jobs(left, owner, "acme.before")
-    newer.script(owner, WRITE)
-    newer.script(owner, DELEGATE.format(node=node(left)))
+    programs.script(owner, WRITE)
+    programs.script(owner, DELEGATE.format(node=node(left)))
     runs_jobs(left, owner, "acme.after")
     right("sync")
     for older in (left, right):
-        until(lambda older=older: log(older, str(newer.NOTE)), f"the note to reach {older.name}")  # type: ignore[misc]
-        (kept,) = log(older, str(newer.NOTE))
+        until(lambda older=older: log(older, str(programs.NOTE)), f"the note to reach {older.name}")  # type: ignore[misc]
+        (kept,) = log(older, str(programs.NOTE))
         assert not kept["counts"] and "unknown" in kept["reason"]
         shown = status(older)
         assert shown["unknown_ops"] == 1
         assert shown["unknown_grants"] == ["caveat gravity", "resource Moon"]
-        assert f"payload {newer.NOTE}" in shown["programs"][node(owner)]
+        assert f"payload {programs.NOTE}" in shown["programs"][node(owner)]
         assert "upgrade this node" in older("status").out
     assert log(owner, "Note")[0]["counts"]
     told = status(owner)["programs"]
-    lacks = f"does not know caveat gravity, payload {newer.NOTE} (Note), resource Moon"
+    lacks = f"does not know caveat gravity, payload {programs.NOTE} (Note), resource Moon"
     assert all(lacks in told[node(older)] for older in (left, right))
     # What the new delegation says in words that the older program knows is in force there.
     assert left("may", left.name, "complete", "acme.x", code=None).code == 0
@@ -107,23 +114,72 @@ def test_the_coordinator_is_older(three: list[Machine], program: Path) -> None:
     owner, left, right = three
     join(owner, left, right)
     for each in (left, right):
-        newer.upgrade(each, program)
+        programs.install(each, program)
     left.work()
     right.serve()
     runs_jobs(left, owner, "acme.before")
-    newer.script(left, WRITE)
+    programs.script(left, WRITE)
     runs_jobs(left, right, "acme.after")
     # The older coordinator passes on what it cannot read, and so what follows it.
     until(lambda: log(right, "Note"), "the note to reach the other newer node")
     assert log(right, "Note")[0]["counts"]
-    (kept,) = log(owner, str(newer.NOTE))
+    (kept,) = log(owner, str(programs.NOTE))
     assert not kept["counts"] and status(owner)["unknown_ops"] == 1
     verify(owner, left, right)
     # After an upgrade the coordinator reads what it has kept.
     owner.stop()
-    newer.upgrade(owner, program)
+    programs.install(owner, program)
     assert log(owner, "Note")[0]["counts"] and status(owner)["unknown_ops"] == 0
     verify(owner)
+
+
+@pytest.mark.req("LW-34", "LW-46")
+@pytest.mark.touches("LW-51")
+@pytest.mark.timeout(300)
+def test_a_mesh_of_an_older_program_has_no_bundles_until_all_agree(three: list[Machine], before_bundles: Path) -> None:
+    owner, left, right = three
+    own, path = owner.program, owner.environment["PYTHONPATH"]
+    for older in (owner, right):
+        programs.install(older, before_bundles)
+    address = join(owner, left, right)
+    left.work()
+    runs_jobs(left, owner, "acme.before")
+    left.submit_all([{"kind": "acme.before", "payload": {"n": n}} for n in range(5)])
+    assert bundles(left) == bundles(owner) == 0 and status(owner)["unknown_ops"] == 0
+    # Each says what the other lacks.
+    lacks = f"payload {programs.BUNDLE} (Bundle)"
+    assert f"does not know {lacks}" in status(left)["programs"][node(owner)]
+    assert f"also knows payload {programs.BUNDLE}" in status(owner)["programs"][node(left)]
+    # The owner upgrades, and two of them agree on bundles. The third is told that the rules are others.
+    owner.stop()
+    left.stop()
+    owner.program, owner.environment["PYTHONPATH"] = own, path
+    for each in (owner, left):
+        each("rules", "set", "--bundles")
+    owner.serve("--port", address.rpartition(":")[2])
+    left.work()
+    runs_jobs(left, owner, "acme.after")
+    assert bundles(owner) > 0
+    told = right("sync", code=None)
+    assert told.code == 1 and "the mesh rules here are" in told.out
+    verify(owner, left)
+
+
+@pytest.mark.req("LW-30", "LW-46")
+@pytest.mark.timeout(300)
+def test_an_older_program_cannot_join_a_mesh_with_bundles_and_is_told(
+    three: list[Machine], before_bundles: Path
+) -> None:
+    owner, older, _ = three
+    programs.install(older, before_bundles)
+    refused = older("join", owner.invite(older.name, "all", address=join(owner)), code=None)
+    assert refused.code != 0 and "rules" in refused.err
+
+
+def bundles(machine: Machine) -> int:
+    """How many entries of its log are bundles."""
+    entries = machine.look(lambda session: session.entries_after(0, 10_000))
+    return sum(each.variant == programs.BUNDLE for each in entries)
 
 
 def node(machine: Machine) -> str:

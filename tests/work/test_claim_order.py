@@ -4,6 +4,7 @@ not run. The test moves the machine's clock.
 
 from collections.abc import Iterator
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,10 @@ from hocket.kernel.candidates import EPOCH_MS, worker_id
 from hocket.kernel.clock import Hlc
 from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ids import content_hash, ulid_text
+from hocket.kernel.jws import open_detached
 from hocket.kernel.ops import decode, unsigned
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.rendezvous import AnnouncedClaim, rank, rank_sticky, rank_weighted, seed_of
+from hocket.kernel.rendezvous import AnnouncedClaim, rank, rank_sticky, rank_weighted
 from hocket.kernel.roster import Job, State
 from hocket.kernel.signing import is_marked
 from hocket.kernel.ucan import ROOT, Capability, issue
@@ -51,8 +53,8 @@ class Fleet:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime, self.log = runtime, runtime.log
         self.later_ms = 0
-        wall, physical = self.log._wall, self.log.physical
-        self.log._wall = lambda floor: max(floor, wall(0) + self.later_ms)
+        wall, physical = self.log.wall, self.log.physical
+        self.log.wall = lambda floor: max(floor, wall(0) + self.later_ms)
         self.log.physical = lambda: physical() + self.later_ms
         self.orders: dict[str, ClaimOrder] = {}
         self.locks: dict[str, ProcessLock] = {}
@@ -102,10 +104,13 @@ class Fleet:
         return found
 
     def seed(self, job: Job) -> bytes:
+        """By hand, from the signature of the op or of the bundle that it came in."""
         with self.log.store.read() as session:
             row = session.op(job.schedule_op)
         assert row is not None
-        return seed_of(decode(self.log.signed(row.body)))
+        signature = decode(self.log.signed(row.bundle or row.body)).signature
+        half = open_detached(signature or b"", self.log.node)[:32]
+        return half if row.bundle is None else sha256(half + job.schedule_op).digest()
 
     def look(self) -> None:
         """So that every worker has read the store."""
@@ -500,7 +505,7 @@ def test_an_op_that_is_not_signed_yet_is_looked_at_again_soon(fleet: Fleet) -> N
     own, other = (fleet.orders[fleet.worker(name)] for name in ("one", "two"))
     job = fleet.submit()[0]
     signer, op = fleet.log.signer, decode(fleet.log.run(lambda tx: tx.body(job.schedule_op)))
-    fresh = signer.marked(unsigned(op))
+    fresh = signer.for_log(unsigned(op))
     fleet.log.run(lambda tx: own.may_claim_at(tx, job, fresh))
     assert own._known[job.id].seed == fleet.seed(job)  # its own node signs it
 
@@ -514,6 +519,30 @@ def test_an_op_that_is_not_signed_yet_is_looked_at_again_soon(fleet: Fleet) -> N
 
     assert fleet.log.run(elsewhere) == UNSIGNED_MS
     assert job.id not in other._known
+
+
+@pytest.mark.req("GR-01", "LW-51")
+def test_workers_read_the_seeds_of_jobs_that_came_in_one_bundle(fleet: Fleet) -> None:
+    ahead, claimer = (fleet.orders[fleet.worker(name)] for name in ("ahead", "claimer"))
+    alone, together = fleet.submit(), fleet.submit(5)
+
+    def claim(tx: Transaction) -> None:
+        ahead.look_ahead(tx, [KIND], 10)
+        claiming.claim(tx, 1, 10, lambda kind: LEASE_MS, may_claim_at=lambda job, op: claimer.may_claim_at(tx, job, op))
+
+    def now(tx: Transaction) -> list[Job]:
+        """As a request that runs in the transaction of those who submit."""
+        drafts = [kind(KIND, claim="rendezvous").draft({}) for _ in range(2)]
+        made = [tx.projection.jobs.entry(each.job_id) for each in jobs.submit(tx, drafts)]
+        claim(tx)
+        return [each.job for each in made if each is not None]
+
+    fleet.log.run(claim)
+    by_hand = {job.id: fleet.seed(job) for job in alone + together}
+    for order in (ahead, claimer):
+        assert {id: each.seed for id, each in order._known.items()} == by_hand
+    fresh = fleet.log.run(now)
+    assert [claimer._known[job.id].seed for job in fresh] == [fleet.seed(job) for job in fresh]
 
 
 @pytest.mark.parametrize(("claim", "waits"), [("rendezvous", False), ("sticky", False), ("first", True)])

@@ -13,7 +13,8 @@ import pytest
 import hocket
 import hocket.testing
 from hocket.errors import Conflict, StoreError
-from hocket.events import JobSkipped, sentences
+from hocket.events import sentences
+from hocket.events.jobs import JobSkipped
 from hocket.kernel.backoff import RetryPolicy
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, make_ulid, parse_ulid
@@ -142,16 +143,15 @@ def test_a_tick_that_the_log_refuses_is_told_once_and_rests(monkeypatch: pytest.
 
 
 def test_a_job_whose_end_cannot_be_written_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = jobs.complete
+    real = jobs.complete_all
 
-    def complete(tx: Transaction, held: jobs.Held, *rest: Any) -> jobs.Result:
-        entry = tx.projection.jobs.entry(held.job_id)
-        assert entry is not None
-        if entry.job.kind == "c.bad":
+    def complete_all(tx: Transaction, ends: Sequence[jobs.Completion]) -> list[jobs.Result]:
+        entries = [tx.projection.jobs.entry(end.held.job_id) for end in ends]
+        if any(entry is not None and entry.job.kind == "c.bad" for entry in entries):
             raise RuntimeError("planted")
-        return real(tx, held, *rest)
+        return real(tx, ends)
 
-    monkeypatch.setattr(jobs, "complete", complete)
+    monkeypatch.setattr(jobs, "complete_all", complete_all)
     with hocket.testing.node() as node:
         handles = node.submit_many([("c.job", {}), ("c.bad", {}), ("c.other", {})])
         worker, notices = works(node)

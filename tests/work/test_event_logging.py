@@ -19,26 +19,16 @@ import pytest
 import hocket
 import hocket.testing
 from hocket.errors import StoreError
-from hocket.events import (
-    Event,
-    JobClaimed,
-    JobRescued,
-    PeerChanged,
-    RunFailed,
-    RunFinished,
-    RunStarted,
-    StoreUnavailable,
-    WorkerStarted,
-    ignore,
-    listens,
-    sentences,
-)
+from hocket.events import Event, ignore, listens, sentences
+from hocket.events.jobs import JobClaimed, JobRescued, RunFailed, RunFinished, RunStarted
+from hocket.events.nodes import PeerChanged
+from hocket.events.workers import StoreUnavailable, WorkerStarted
 from hocket.kernel.ids import parse_ulid
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import Place, Session, WorkerRow
 from hocket.work import claiming, held_jobs, jobs, run_outcomes
-from hocket.work.event_logging import level_of, log_event, logged
+from hocket.work.event_logging import log_event, logged
 from hocket.work.sweep import Sweep, SweepLoop
 from hocket.work.troubles import Troubles
 
@@ -268,10 +258,10 @@ class Nobody:
 
 
 def test_levels_and_loggers(caplog: pytest.LogCaptureFixture) -> None:
-    assert level_of(PeerChanged("http://a:1", "ok", "")) == logging.INFO
-    assert level_of(PeerChanged("http://a:1", "unreachable", "")) == logging.WARNING
-    assert level_of(RunFailed("J", "k", 1, "no")) == logging.ERROR
-    assert level_of(RunFailed("J", "k", 1, "no", is_final=False)) == logging.WARNING
+    assert PeerChanged("http://a:1", "ok", "").own_level == logging.INFO
+    assert PeerChanged("http://a:1", "unreachable", "").own_level == logging.WARNING
+    assert RunFailed("J", "k", 1, "no").own_level == logging.ERROR
+    assert RunFailed("J", "k", 1, "no", is_final=False).own_level == logging.WARNING
     caplog.set_level(logging.INFO, "hocket")
     event = WorkerStarted(1, ("a.b",))
     log_event(event)

@@ -158,7 +158,7 @@ def test_handlers_that_cannot_be_loaded_again_are_reported_and_tried_again(mesh:
 
 
 def test_native_code_that_keeps_the_interpreter_does_not_lose_its_lease(mesh: Mesh) -> None:
-    handle = mesh.node.submit(hocket.kind("hung.gil", lease="1s"), ms=4_000)
+    handle = mesh.node.submit(hocket.kind("hung.gil", lease="3s"), ms=8_000)
     mesh.run(**MODULES, processes=1)
     assert handle.result(PATIENCE_S) == 1
     assert len(mesh.journal("start")) == 1

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import hocket
-from hocket.events import KindsNotDefined
+from hocket.events.jobs import KindsNotDefined
 from hocket.kernel.kinds import names_of
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import DEFAULT, Policy

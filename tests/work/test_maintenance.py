@@ -96,8 +96,8 @@ def test_artifacts_whose_time_is_over_are_evicted(tmp_path: Path) -> None:
 def test_a_schedule_ticks_on_a_node_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(node: Node) -> None:
         await node.run(lambda tx: add(tx, NewSchedule("pulse", "* * * * *", "UTC", kind("acme.ping").draft({}))))
-        wall = node.log._wall
-        monkeypatch.setattr(node.log, "_wall", lambda floor: wall(floor) + 61_000)
+        wall = node.log.wall
+        monkeypatch.setattr(node.log, "wall", lambda floor: wall(floor) + 61_000)
         monkeypatch.setattr(node.environment, "physical_ms", lambda: node.log.physical() + 61_000)
 
         async def has_ticked() -> bool:

@@ -68,7 +68,7 @@ class Home:
 
     def bodies(self) -> list[bytes]:
         with self.store.read() as session:
-            return [self.log.signed(row.body) for row in session.ops_after(0, 10_000)]
+            return [self.log.signed(row.body) for row in session.entries_after(0, 10_000)]
 
     def take(self, bodies: list[bytes]) -> None:
         self.log.admit([(body, decode(body)) for body in bodies], decide=accepting.accept)

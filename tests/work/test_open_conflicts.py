@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
-from hocket.events import Event, LeaseLost, RunFinished
+from hocket.events import Event
+from hocket.events.jobs import LeaseLost, RunFinished
 from hocket.kernel.candidates import worker_id
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import parse_ulid, ulid_text

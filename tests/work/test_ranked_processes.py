@@ -25,9 +25,13 @@ def test_the_next_in_rank_takes_the_jobs_of_a_killed_worker(tmp_path: Path) -> N
     async def test() -> None:
         # A worker with a free slot for every job passes none on.
         async with fleet(tmp_path, NODES, concurrency=LOST_JOBS) as at:
-            # Each worker knows the others: its own jobs come to each without a takeover.
-            for told in await at.finished(await at.submit(JOBS, claim_timeout="60s")):
-                assert told.holder == places(told)[0], told
+
+            async def each_gets_its_own() -> bool:
+                told = await at.finished(await at.submit(JOBS, claim_timeout="60s"))
+                return all(each.holder == places(each)[0] for each in told)
+
+            # As soon as each worker counts the others, its own jobs come to each without a takeover.
+            await until(each_gets_its_own, "jobs for the first in rank")
             victim = next(iter(at.processes))
             at.kill(victim)
             made = await at.submit(LOST_JOBS, claim_timeout=CLAIM_TIMEOUT)

@@ -10,7 +10,8 @@ import pytest
 import hocket
 import hocket.testing
 from hocket.errors import Usage
-from hocket.events import Event, JobPostponed
+from hocket.events import Event
+from hocket.events.jobs import JobPostponed
 from hocket.testing import MemorySyncNode, Ran
 from hocket.work import view
 from hocket.work.handlers import REGISTRY, JobType

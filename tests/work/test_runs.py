@@ -138,6 +138,26 @@ def test_a_thread_looks_at_the_lease_of_each_run_that_it_starts(runs: Runs) -> N
     assert started == ["first"] and second.revoke()
 
 
+def test_a_thread_is_started_when_no_other_is_free(runs: Runs) -> None:
+    names: list[str] = []
+    both, ended = threading.Barrier(2), threading.Semaphore(0)
+
+    def meet(ctx: hocket.Context) -> None:
+        names.append(threading.current_thread().name)
+        both.wait(PATIENCE_S)
+
+    threads = HandlerThreads(4, lambda run: ended.release(), lambda: runs.now)
+    alone = JobType("acme.alone", function=lambda ctx: names.append(threading.current_thread().name))
+    for _ in range(3):
+        threads.start(runs.run(alone))
+        assert ended.acquire(timeout=PATIENCE_S)
+    assert names == ["hocket-handler-1"] * 3
+    threads.start_all([runs.run(JobType(f"acme.meet{number}", function=meet)) for number in range(2)])
+    assert ended.acquire(timeout=PATIENCE_S) and ended.acquire(timeout=PATIENCE_S)
+    assert sorted(names[3:]) == ["hocket-handler-1", "hocket-handler-2"]
+    threads.close()
+
+
 def test_a_coroutine_that_waits_behind_a_cancelled_run_gets_its_loop(runs: Runs) -> None:
     """The thread of the first run skips the second one, and must not take the third for a plain function."""
     started: list[str] = []
@@ -205,7 +225,7 @@ def test_a_plain_run_makes_nothing_that_it_does_not_use(runs: Runs, monkeypatch:
     assert run.begin(runs.now)
     run.execute()
     assert run.end(runs.now) and (run.result, run.error) == (b"7", None)
-    result = runs.runtime.log.run(lambda tx: settle(tx, run))
+    (result,) = runs.runtime.log.run(lambda tx: settle(tx, [run]))
     assert isinstance(result, Job) and result.outcome is Outcome.SUCCEEDED
 
 
@@ -216,7 +236,7 @@ def test_outputs_that_come_after_the_end_of_a_run_are_refused(runs: Runs) -> Non
     assert run.begin(runs.now)
     run.execute()
     run.end(runs.now)
-    runs.runtime.log.run(lambda tx: settle(tx, run))
+    runs.runtime.log.run(lambda tx: settle(tx, [run]))
     with pytest.raises(hocket.Usage, match="the run has ended"):
         contexts[0].artifact(b"too late", type="acme.note")
 

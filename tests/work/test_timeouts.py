@@ -38,7 +38,7 @@ def test_a_hung_handler_fails_by_its_timeout_while_other_jobs_complete(mesh: Mes
     assert [each.result(PATIENCE_S) for each in (*before, *after)] == [1] * 15
     assert len(mesh.journal("start")) == 16
     assert mesh.ops(hung.job_id)[-1] == "FailWork"
-    assert any("was told to stop and goes on" in line for line in worker.lines()) == ("did not stop" in WAYS[kind])
+    assert any("to stop, but it goes on" in line for line in worker.lines()) == ("did not stop" in WAYS[kind])
     worker.signal(15)
     assert worker.ended()[:2] == (15, 1)
 

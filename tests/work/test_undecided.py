@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from hocket.events import JobsReclaimed
+from hocket.events.jobs import JobsReclaimed
 from hocket.kernel.reasons import Reason
 from hocket.work import claiming
 from hocket.work.sweep import SweepLoop

@@ -16,7 +16,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from hocket.events import Emit, MessagesDropped, ignore
+from hocket.events import Emit, ignore
+from hocket.events.nodes import MessagesDropped
 from hocket.kernel.clock import Hlc
 from hocket.kernel.envelope import KEPT_MS, SEALED_BYTES_MAX
 

@@ -35,9 +35,10 @@ from hocket.bus.messages import (
     check_message,
 )
 from hocket.bus.nats_access import NatsAccess, shown
-from hocket.cancelling import end_tasks
+from hocket.cancelling import cancellable, end_tasks
 from hocket.errors import CircuitOpen
-from hocket.events import BusAway, BusConnected, Emit, ignore
+from hocket.events import Emit, ignore
+from hocket.events.nodes import BusAway, BusConnected
 from hocket.kernel.backoff import RetryPolicy
 
 # Below this prefix are the subjects of announcements.
@@ -115,7 +116,7 @@ class NatsMessages:
             try:
                 await made.attach(client)
                 await client.answered()
-                await self._give_past(client, made, made.since_s)
+                await cancellable(self._give_past(client, made, made.since_s))
             except _FAILURES:
                 pass  # the connection has ended; the next one subscribes
             except BaseException:

@@ -14,6 +14,7 @@ from nats.js import api
 
 from hocket.bus.nats_messages import NatsMessages
 from hocket.bus.subject_names import subject_name
+from hocket.cancelling import cancellable
 from hocket.errors import Unreachable
 
 PREFIX = "register"
@@ -44,7 +45,7 @@ class NatsRegister:
         """NOTHING if the value was never set. Raises Unreachable."""
         client = self._client()
         try:
-            found = await client.jsm(timeout=ANSWER_S).get_last_msg(self._stream, self.subject)
+            found = await cancellable(client.jsm(timeout=ANSWER_S).get_last_msg(self._stream, self.subject))
         except nats.js.errors.NotFoundError:
             return NOTHING
         except _FAILURES as error:
@@ -58,9 +59,10 @@ class NatsRegister:
         client = await self._with_stream()
         headers = {api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(revision)}
         try:
-            done = await client.jetstream(timeout=ANSWER_S).publish(
+            publishing = client.jetstream(timeout=ANSWER_S).publish(
                 self.subject, data, timeout=ANSWER_S, stream=self._stream, headers=headers
             )
+            done = await cancellable(publishing)
         except nats.js.errors.APIError as error:
             if error.err_code == _WRONG_SEQUENCE:
                 return None
@@ -86,7 +88,7 @@ class NatsRegister:
                 num_replicas=1,
             )
             try:
-                await client.jsm(timeout=ANSWER_S).add_stream(config)
+                await cancellable(client.jsm(timeout=ANSWER_S).add_stream(config))
             except _FAILURES as error:
                 raise self._unreachable(error) from None
             self._made_with = client

@@ -1,16 +1,15 @@
 """`hocket agents`: who works on the nodes of the mesh, and what they do."""
 
 import time
-from typing import Annotated
 
 import typer
 
 from hocket.cli.declarations import new_app
+from hocket.cli.derived import add_operations
 from hocket.cli.nodes import StaleOption, stale_ms
-from hocket.cli.output import ago, emit, say, table
+from hocket.cli.output import ago, emit, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service
-from hocket.errors import Usage
-from hocket.kernel.durations import duration_ms
+from hocket.service import agents as operations
 
 app = new_app()
 
@@ -30,10 +29,8 @@ def agents(
     """
     if context.invoked_subcommand is not None:
         return
-    from hocket.service import agents
-
     with open_service() as service:
-        shown = agents.listing(service, stale_ms(stale))
+        shown = operations.listing(service, stale_ms(stale))
     emit(shown)
     now = int(time.time() * 1000)
     table(
@@ -46,30 +43,4 @@ def agents(
     )
 
 
-@app.command()
-def beat(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The agent's name, without spaces and @.")],
-    doing: Annotated[str, typer.Option("--doing", metavar="TEXT", help="What it does, in one line.")] = "",
-    every: Annotated[
-        str, typer.Option("--every", metavar="DURATION", help="How often the agent will say so: 1s to 1d.")
-    ] = "1m",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Say what an agent of this node does. Other nodes hear of it with this node's next heartbeat. What an agent does
-    is never written on the log, and a week after its last word the agent is forgotten.
-
-    \b
-      hocket agents beat editor --doing "reviews src/lib.rs" --every 5m
-    """
-    from hocket.service import agents
-
-    try:
-        every_ms = duration_ms(every)
-    except ValueError as error:
-        raise Usage(f"--every: {error}") from None
-    with open_service() as service:
-        shown = agents.beat(service, name, doing, every_ms)
-        service.wrote()
-    emit(shown)
-    say(f"{shown.name}: {shown.doing or 'is there'}")
+add_operations(app, operations.beat)

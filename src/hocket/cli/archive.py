@@ -80,7 +80,7 @@ def import_log(
     \b
       hocket log import backup.ops
     """
-    from hocket.events import NodeForked
+    from hocket.events.nodes import NodeForked
     from hocket.kernel.ids import node_text
     from hocket.service import ops
     from hocket.service.checks import TWINS

@@ -8,11 +8,11 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.files import write_file
-from hocket.cli.job import moment
 from hocket.cli.output import emit, fields, on_terminal, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.kernel.plurals import counted
 from hocket.service import artifacts
+from hocket.service.views import moment
 
 app = new_app()
 

@@ -39,10 +39,10 @@ def explain(
       hocket claims explain 01J9ZC
       hocket claims explain 01J9ZC --json | jq '.ranking[0].worker'
     """
-    from hocket.cli.job import moment
     from hocket.kernel.durations import span
     from hocket.kernel.plurals import counted
     from hocket.service import claims
+    from hocket.service.views import moment
 
     with open_service() as service:
         told = claims.explain(service, job)

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from hocket.cli.declarations import new_app
-from hocket.cli.job import moment
 from hocket.cli.options import (
     Backoff,
     BackoffMax,
@@ -22,6 +21,7 @@ from hocket.cli.options import (
 )
 from hocket.cli.output import emit, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.service.views import moment
 
 app = new_app()
 

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin
 if TYPE_CHECKING:
     import typer
 
+# The default of a parameter that has none.
+REQUIRED: Any = object()
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Help is plain, without boxes. Errors go to `hocket.cli.main`.

@@ -125,9 +125,10 @@ def work(
     from hocket.gitplane.worker import GitWorker, Parts
     from hocket.kernel.ids import hash_text
     from hocket.node.bus_settings import bus_settings
+    from hocket.node.command_runner import command_runner
     from hocket.node.git_announcements import hearing
     from hocket.node.local_node import fetch_for
-    from hocket.node.run_services import command_runner, run_services
+    from hocket.node.run_services import run_services
     from hocket.node.signals import stopped_by_signals
     from hocket.work.environment import MachineEnvironment
     from hocket.work.event_logging import log_event

@@ -1,23 +1,21 @@
 """`hocket send`, `ask`, `reply`, `inbox`, `ack`, `nack`, `dead` and `thread`: messages between agents."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
-from hocket.cli.job import moment
-from hocket.cli.options import Agent, checked_agent
-from hocket.cli.output import emit, say, table
+from hocket.cli.derived import OperationCommand, add_operations, app_of, draw
+from hocket.cli.options import Agent, checked_agent, milliseconds
+from hocket.cli.output import emit, say
 from hocket.cli.settings import HomeOption, JsonOption, open_service, spool_for
 from hocket.errors import StoreAway, Usage
+from hocket.service import inbox as messages
+from hocket.service.pages import PAGE_MAX
 
-if TYPE_CHECKING:
-    from hocket.service.inbox import MessageShown
+send_app, ask_app, reply_app, inbox_app, ack_app, nack_app, dead_app = (new_app() for _ in range(7))
+thread_app = app_of(messages.thread)
 
-send_app, ask_app, reply_app, inbox_app, ack_app, nack_app, dead_app, thread_app = (new_app() for _ in range(8))
-
-BODY_CHARS_SHOWN = 60
 MessageId = Annotated[str, Argument(metavar="ID", help="The message's id, or its beginning.")]
 
 
@@ -48,18 +46,17 @@ def send(
       hocket send editor@gpu-box @notes.md --attach diff.patch --ttl 1d
       hocket send writer done --reply-to 01JC8M…
     """
-    from hocket.service import inbox
 
     data, attachments = _body(body), [(path.name, path) for path in attach or ()]
     options: dict[str, Any] = {"type": type, "thread": thread, "reply_to": reply_to, "priority": priority}
-    options |= {"attachments": attachments, "ttl_ms": _ms(ttl, "--ttl")}
+    options |= {"attachments": attachments, "ttl_ms": milliseconds(ttl, "--ttl")}
     try:
         service = open_service()
     except StoreAway as error:
-        shown = inbox.keep(spool_for(error), error, to, data, agent=agent, **options)
+        shown = messages.keep(spool_for(error), error, to, data, agent=agent, **options)
     else:
         with service:
-            shown = inbox.send(service, to, data, agent=agent or "", **options)
+            shown = messages.send(service, to, data, agent=agent or "", **options)
             service.deliver()
     emit(shown)
     say(shown.id)
@@ -80,10 +77,9 @@ def ask(
     \b
       hocket ask editor 'may I merge?' --wait 2m
     """
-    from hocket.service import inbox
 
     with open_service() as service:
-        shown = inbox.ask(service, to, _body(body), agent=agent, type=type, wait=_ms(wait, "--wait") / 1000)
+        shown = messages.ask(service, to, _body(body), agent=agent, type=type, wait=milliseconds(wait, "--wait") / 1000)
     emit(shown)
     say(shown.body if shown.body is not None else shown.body_base64, lines=True)
 
@@ -103,10 +99,9 @@ def reply(
       hocket reply 01JC8M… yes --agent editor
     """
     from hocket.coordination.inbox import default_agent
-    from hocket.service import inbox
 
     with open_service() as service:
-        shown = inbox.reply(service, id, _body(body), agent or default_agent())
+        shown = messages.reply(service, id, _body(body), agent or default_agent())
     emit(shown)
     say(shown.id)
 
@@ -139,23 +134,22 @@ def inbox(
       hocket inbox --agent editor --claim 1 --follow
     """
     from hocket.coordination.inbox import default_agent
-    from hocket.service import inbox as messages
 
     if not 0 < limit <= messages.LIMIT_MAX:
         raise Usage(f"--limit must be 1 to {messages.LIMIT_MAX}, not {limit}")
-    lease_ms = _ms(lease, "--lease")
+    lease_ms = milliseconds(lease, "--lease")
     with open_service() as service:
         if follow:
             for each in messages.follow(service, agent or default_agent(), claim, lease_ms):
                 emit(each)
-                _table([each])
+                draw(messages.messages_table([each]))
                 sys.stdout.flush()
         if claim is None:
             found = messages.listing(service, agent, limit).items
         else:
             found = messages.claim(service, agent or default_agent(), claim, lease_ms)
     emit(found)
-    _table(found)
+    draw(messages.messages_table(found))
 
 
 @ack_app.command()
@@ -166,12 +160,10 @@ def ack(id: MessageId, agent: Agent = None, home: HomeOption = None, as_json: Js
     \b
       hocket ack 01JC8M… --agent editor
     """
-    from hocket.coordination.inbox import default_agent
-    from hocket.service import inbox as messages
 
     with open_service() as service:
         found = messages.find(service, id)
-        messages.ack(service, found, agent or default_agent())
+        messages.ack(service, found, agent)
     emit({"id": found, "state": "acknowledged"})
     say(f"message {found} acknowledged")
 
@@ -190,13 +182,11 @@ def nack(
     \b
       hocket nack 01JC8M… --agent editor --delay 5m
     """
-    from hocket.coordination.inbox import default_agent
-    from hocket.service import inbox as messages
 
-    delay_ms = _ms(delay, "--delay")
+    delay_ms = milliseconds(delay, "--delay")
     with open_service() as service:
         found = messages.find(service, id)
-        messages.nack(service, found, agent or default_agent(), delay_ms, reason)
+        messages.nack(service, found, agent, delay_ms, reason)
         shown = messages.show(service, found)
     emit({"id": found, "state": shown.state})
     say(f"message {found} returned; it is {shown.state}")
@@ -212,57 +202,10 @@ def dead_group(context: CommandContext, home: HomeOption = None, as_json: JsonOp
       hocket dead retry 01JC8M…
     """
     if context.invoked_subcommand is None:
-        list_dead()
+        OperationCommand(messages.dead)(None, False, limit=PAGE_MAX, after=None)
 
 
-@dead_app.command("list")
-def list_dead(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the dead messages.
-
-    \b
-      hocket dead list --json
-    """
-    from hocket.service import inbox as messages
-
-    with open_service() as service:
-        found = messages.dead(service, messages.LIMIT_MAX).items
-    emit(found)
-    _table(found)
-
-
-@dead_app.command()
-def retry(
-    id: MessageId,
-    reason: Annotated[str, Option("--reason", metavar="TEXT", help="Why it will work now.")] = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Deliver a dead message again, with all its tries. One that has expired must be sent anew.
-
-    \b
-      hocket dead retry 01JC8M…
-    """
-    from hocket.service import inbox as messages
-
-    with open_service() as service:
-        shown = messages.retry(service, id, reason)
-    emit(shown)
-    say(f"message {shown.id} is {shown.state} again")
-
-
-@thread_app.command()
-def thread(id: MessageId, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show the thread of a message, in the order in which its messages were sent.
-
-    \b
-      hocket thread 01JC8M…
-    """
-    from hocket.service import inbox as messages
-
-    with open_service() as service:
-        found = messages.thread(service, id)
-    emit(found)
-    _table(found)
+add_operations(dead_app, messages.dead, messages.retry)
 
 
 def _body(text: str) -> bytes:
@@ -277,37 +220,3 @@ def _body(text: str) -> bytes:
         except OSError as error:
             raise Usage(f"cannot read the message from {text[1:]}: {error.strerror}") from None
     return text.encode(errors="surrogateescape")
-
-
-def _ms(text: str, name: str) -> int:
-    from hocket.kernel.durations import duration_ms
-
-    try:
-        return duration_ms(text)
-    except ValueError as error:
-        raise Usage(f"bad {name}: {error}") from None
-
-
-def _table(messages: "Sequence[MessageShown]") -> None:
-    columns = ("id", "from", "to", "state", "tries", "sent", "lease until", "type", "body")
-    rows = [
-        (
-            each.id,
-            each.sender,
-            each.to,
-            each.state,
-            each.tries,
-            moment(each.sent_ms),
-            moment(each.lease_until) or "-",
-            each.type or "-",
-            _short(each),
-        )
-        for each in messages
-    ]
-    table(columns, rows, "no messages")
-
-
-def _short(message: "MessageShown") -> str:
-    text = "(not text)" if message.body is None else message.body
-    text = text if len(text) <= BODY_CHARS_SHOWN else f"{text[:BODY_CHARS_SHOWN]}…"
-    return f"{text} ({len(message.attachments)} attached)" if message.attachments else text

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from hocket.cli.declarations import new_app
-from hocket.cli.job import moment
 from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, notice, on_terminal, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.errors import Usage
 from hocket.kernel.durations import span
+from hocket.service.views import moment
 
 if TYPE_CHECKING:
     from hocket.kernel.ucan import Capability

@@ -9,6 +9,7 @@ from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.output import emit, fields, lines, on_terminal, progress, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.errors import Conflict, Usage
+from hocket.service.views import moment
 
 if TYPE_CHECKING:
     from hocket.service.jobs import JobDetails
@@ -123,18 +124,6 @@ def _fields(shown: "JobDetails", names: dict[str, str]) -> list[tuple[str, objec
         pairs.append(("result", text(shown.result)))
     pairs += [("degraded", text(each)) for each in shown.degraded]
     return pairs
-
-
-def moment(ms: int | None) -> str | None:
-    """A time in the user's zone."""
-    from datetime import datetime
-
-    if ms is None:
-        return None
-    try:
-        return datetime.fromtimestamp(ms / 1000).astimezone().isoformat(sep=" ", timespec="milliseconds")
-    except (ValueError, OverflowError, OSError):
-        return f"{ms} ms after 1970"
 
 
 @cancel_app.command()

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.declarations import new_app
-from hocket.cli.job import moment
 from hocket.cli.output import emit, fields, say
 from hocket.cli.settings import HomeOption, JsonOption, settings
 from hocket.errors import Unreachable, Usage
+from hocket.service.views import moment
 
 if TYPE_CHECKING:
     from hocket.mesh.enrolment import Send

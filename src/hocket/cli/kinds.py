@@ -3,9 +3,9 @@
 from typing import Any
 
 from hocket.cli.declarations import new_app
-from hocket.cli.job import moment
 from hocket.cli.output import emit, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.service.views import moment
 
 app = new_app()
 

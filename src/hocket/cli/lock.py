@@ -3,25 +3,18 @@
 from typing import TYPE_CHECKING, Annotated
 
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
-from hocket.cli.job import moment
-from hocket.cli.options import Agent, checked_agent, seconds
-from hocket.cli.output import emit, say, table
+from hocket.cli.derived import add_operations
+from hocket.cli.options import Agent, checked_agent
+from hocket.cli.output import emit, say
 from hocket.cli.settings import HomeOption, JsonOption, open_service
-from hocket.cli.tables import Row
 from hocket.errors import Usage
+from hocket.service import locks
 
 if TYPE_CHECKING:
-    from hocket.coordination.locks import Length
     from hocket.node.locks import LockOptions
-    from hocket.service import Service
 
 app = new_app()
 
-Key = Annotated[str, Argument(metavar="KEY", help="What is locked, like file:src/lib.rs.")]
-Keys = Annotated[
-    list[str],
-    Argument(metavar="KEY...", help="What to lock, like file:src/lib.rs or file:src/**; all keys at once."),
-]
 Lease = Annotated[
     str | None,
     Option(
@@ -38,7 +31,6 @@ Scope = Annotated[
     str,
     Option("--scope", metavar="REPO", help="What the keys belong to, such as a repository.", show_default=False),
 ]
-Fence = Annotated[int, Option("--fence", metavar="N", help="The fence that `lock acquire` gave.")]
 
 
 @app.callback()
@@ -53,68 +45,7 @@ def lock_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """
 
 
-@app.command()
-def acquire(
-    keys: Keys,
-    agent: Agent = None,
-    lease: Lease = None,
-    ttl: OldLease = None,
-    shared: Shared = False,
-    wait: Wait = None,
-    scope: Scope = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Acquire a lock, and print its fence. If another agent holds it, the exit code is 3 and the error says who, since
-    when and until when.
-
-    In a key `*` stands for any text without a slash and `**` for any text. Two keys conflict if they overlap.
-
-    \b
-      hocket lock acquire file:src/lib.rs --agent editor --lease 30s
-      hocket lock acquire file:src/lib.rs --agent editor --lease 4b
-      fence=$(hocket lock acquire build --agent ci --wait 1m)
-    """
-    from hocket.coordination.inbox import default_agent
-    from hocket.service import locks
-
-    with open_service() as service:
-        shown = locks.acquire(
-            service,
-            keys,
-            agent or default_agent(),
-            _length(service, lease or ttl),
-            shared=shared,
-            wait_ms=_ms(wait, "wait") or 0,
-            scope=scope,
-        )
-    emit(shown)
-    say(shown.fence)
-
-
-@app.command()
-def renew(
-    key: Key,
-    fence: Fence,
-    agent: Agent = None,
-    lease: Lease = None,
-    ttl: OldLease = None,
-    scope: Scope = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Keep a lock for longer, together with everything that was acquired with it.
-
-    \b
-      hocket lock renew file:src/lib.rs --fence 7 --agent editor --lease 1m
-    """
-    from hocket.coordination.inbox import default_agent
-    from hocket.service import locks
-
-    with open_service() as service:
-        shown = locks.renew(service, key, agent or default_agent(), fence, _length(service, lease or ttl), scope=scope)
-    emit(shown)
-    say(f"{key} is yours until {moment(shown.expires_ms)}")
+add_operations(app, locks.acquire, locks.renew)
 
 
 @app.command()
@@ -137,7 +68,6 @@ def release(
       hocket lock release --all --agent editor
     """
     from hocket.coordination.inbox import default_agent
-    from hocket.service import locks
 
     agent = agent or default_agent()
     if everything:
@@ -154,92 +84,12 @@ def release(
     if key is None or fence is None:
         raise Usage("give a key and its --fence, or --all")
     with open_service() as service:
-        locks.release(service, key, agent, fence, scope=scope)
+        locks.release(service, key, fence, agent, scope)
     emit({"key": key, "agent": agent, "fence": fence, "released": True})
     say(f"{key} released")
 
 
-@app.command("list")
-def list_locks(
-    scope: Annotated[
-        str | None, Option("--scope", metavar="REPO", help="Only the locks of this scope.", show_default=False)
-    ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List the locks that are held now.
-
-    \b
-      hocket lock list
-    """
-    from hocket.service import locks
-
-    with open_service() as service:
-        shown = locks.listing(service, scope=scope)
-    emit(shown)
-    table(
-        ("key", "scope", "mode", "agent", "node", "fence", "since", "until"),
-        [
-            (
-                ", ".join(each.keys),
-                each.scope,
-                each.mode,
-                each.agent,
-                each.holder,
-                each.fence,
-                moment(each.since_ms),
-                moment(each.expires_ms),
-            )
-            for each in shown
-        ],
-        "no locks",
-    )
-
-
-@app.command()
-def show(key: Key, scope: Scope = "", home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show who holds a key, or keys that overlap it, and who waits for it, in order.
-
-    \b
-      hocket lock show file:src/lib.rs
-    """
-    from hocket.service import locks
-
-    with open_service() as service:
-        shown = locks.show(service, key, scope=scope)
-    emit(shown)
-    rows: list[Row] = [
-        ("held", ", ".join(each.keys), each.mode, each.agent, each.holder, each.fence, moment(each.expires_ms))
-        for each in shown.holders
-    ]
-    rows += [
-        ("waits", ", ".join(each.keys), each.mode, each.agent, each.node_name or each.node, "", moment(each.until_ms))
-        for each in shown.waiting
-    ]
-    table(("", "key", "mode", "agent", "node", "fence", "until"), rows, "free")
-
-
-@app.command("break")
-def break_lock(
-    key: Key,
-    reason: Annotated[str, Option("--reason", metavar="TEXT", help="Why; it is on the log.")],
-    scope: Scope = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Take a lock away from its holder. The owner's nodes may do this, others with a grant like
-    `--may lock:break:file:`.
-
-    \b
-      hocket lock break file:src/lib.rs --reason "the agent hangs"
-    """
-    from hocket.service import locks
-
-    with open_service() as service:
-        shown = locks.break_(service, key, reason, scope=scope)
-    emit(shown)
-    for each in shown:
-        say(f"{', '.join(each.keys)} taken from {each.agent} on {each.holder} (fence {each.fence})")
+add_operations(app, locks.listing, locks.show, locks.break_)
 
 
 @app.command(cls="lock_command:RunCommand")
@@ -282,17 +132,3 @@ def run(
 
     options: LockOptions = {"ttl": lease or ttl, "shared": shared, "wait": wait or 0, "scope": scope}
     raise typer.Exit(run_locked(keys, context.meta[COMMAND], agent, options))
-
-
-def _ms(text: str | None, name: str) -> int | None:
-    given = seconds(text, name)
-    return None if given is None else round(given * 1000)
-
-
-def _length(service: "Service", lease: str | None) -> "Length | None":
-    from hocket.node.worker_tempo import hold_length
-
-    try:
-        return None if lease is None else hold_length(service.runtime, lease)
-    except ValueError as error:
-        raise Usage(f"bad lease: {error}") from None

@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from hocket.cli.declarations import new_app
-from hocket.cli.job import moment
 from hocket.cli.nodes import NodeArgument
 from hocket.cli.output import emit, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.service.views import moment
 
 _NO = 4
 

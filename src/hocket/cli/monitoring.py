@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hocket.errors import Usage
-from hocket.events import Emit, MetricsServed
+from hocket.events import Emit
+from hocket.events.workers import MetricsServed
 from hocket.node.node import Node
 from hocket.work.event_logging import log_event, logged
 

@@ -258,6 +258,16 @@ def seconds(text: str | None, name: str) -> float | None:
         raise Usage(f"bad {name}: {error}") from None
 
 
+def milliseconds(text: str, name: str) -> int:
+    """A duration from the command line, in milliseconds."""
+    from hocket.kernel.durations import duration_ms
+
+    try:
+        return duration_ms(text)
+    except ValueError as error:
+        raise Usage(f"bad {name.lstrip('-')}: {error}") from None
+
+
 class LogFormat(StrEnum):
     text = "text"
     json = "json"

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from hocket.cli.settings import open_runtime
 from hocket.errors import StoreAway
-from hocket.events import Emit, StoreUnavailable
+from hocket.events import Emit
+from hocket.events.workers import StoreUnavailable
 from hocket.kernel.backoff import STORE_RETRIES
 from hocket.node.runtime import Runtime
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
-from hocket.cli.declarations import App, Argument, Command, CommandContext, Option
+from hocket.cli.declarations import REQUIRED, App, Argument, Command, CommandContext, Option
 
 # Attributes that change neither what a plain line may be nor what it means, and those that are honoured here.
 _SHOWN = frozenset({"metavar", "help", "hidden", "show_default"})
@@ -42,16 +42,9 @@ class Declared:
         return value if callback is None else callback(value)
 
 
-_REQUIRED = object()
-
-
 def declared(function: Callable[..., Any]) -> Iterator[Declared]:
     """The parameters of a command but for its context. Raises NotPlain if there is one that only typer can read."""
-    code, defaults = function.__code__, function.__defaults__ or ()
-    names = code.co_varnames[: code.co_argcount]
-    given = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-    for name in names:
-        annotation = function.__annotations__[name]
+    for name, annotation, default in _parameters(function):
         if annotation is CommandContext:
             continue
         if not hasattr(annotation, "__metadata__"):
@@ -66,7 +59,18 @@ def declared(function: Callable[..., Any]) -> Iterator[Declared]:
             (kind,) = get_args(kind)
         if kind not in (str, int, float, bool, Path) and not (isinstance(kind, type) and issubclass(kind, Enum)):
             raise NotPlain
-        yield Declared(name, parameter, kind, is_list, given.get(name, _REQUIRED))
+        yield Declared(name, parameter, kind, is_list, default)
+
+
+def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    """The name, the annotation and the default of each parameter. The command of an operation says them itself."""
+    declarations: list[tuple[str, Any, Any]] | None = getattr(function, "declarations", None)
+    if declarations is not None:
+        return declarations
+    code, defaults = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    given = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    return [(each, function.__annotations__[each], given.get(each, REQUIRED)) for each in names]
 
 
 def read(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
@@ -113,7 +117,7 @@ def read(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
         elif rest:
             values[argument.name] = argument.value(rest.pop(0))
     values = {each.name: values.get(each.name, each.default) for each in parameters}
-    if rest or any(each is _REQUIRED for each in values.values()):
+    if rest or any(each is REQUIRED for each in values.values()):
         raise NotPlain
     return values
 
@@ -121,7 +125,7 @@ def read(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
 def call(function: Callable[..., Any], values: dict[str, Any]) -> None:
     """Calls a command with the values that `read` gave."""
     noted = {each.name: each.noted(values[each.name]) for each in declared(function)}
-    contexts = [name for name, kind in function.__annotations__.items() if kind is CommandContext]
+    contexts = [name for name, kind, _ in _parameters(function) if kind is CommandContext]
     function(**noted, **{name: CommandContext(noted) for name in contexts})
 
 

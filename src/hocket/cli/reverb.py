@@ -10,7 +10,7 @@ from hocket.cli.monitoring import MetricsOption, monitored
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime
 from hocket.cli.tempo_policy import PolicyOption, assumed_policy
-from hocket.events import ReverbStarted
+from hocket.events.tempo import ReverbStarted
 from hocket.kernel.beats.policy import TempoPolicy
 from hocket.node.bus_settings import BusSettings, bus_settings
 from hocket.node.node import Node

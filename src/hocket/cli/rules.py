@@ -74,6 +74,14 @@ def set_rules(
             show_default=False,
         ),
     ] = None,
+    bundles: Annotated[
+        bool,
+        typer.Option(
+            "--bundles",
+            help="Let one signed entry of the log carry several ops. Meshes from before bundles turn them on so, once"
+            " every node knows them; they stay on.",
+        ),
+    ] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -86,6 +94,7 @@ def set_rules(
       hocket rules set --derivation-kind acme.derive.
       hocket rules set --writer-quota ops=500/s,bytes=1G
       hocket rules set --ranked-open
+      hocket rules set --bundles
     """
     from msgspec.structs import replace
 
@@ -103,16 +112,19 @@ def set_rules(
         if derivation_kind is not None:
             changes["derivation_kinds"] = _kinds(derivation_kind)
         bounds = _bounds(rules, readers=reader_quota, writers=writer_quota)
-        if not changes and reader_quota is None and writer_quota is None and ranked_open is None:
+        has_quotas = reader_quota is not None or writer_quota is not None
+        if not changes and not has_quotas and ranked_open is None and not bundles:
             raise Usage(
-                "give at least one option: --skew, --derivation-op, --derivation-kind, --reader-quota, --writer-quota"
-                " or --ranked-open"
+                "give at least one option: --skew, --derivation-op, --derivation-kind, --reader-quota, --writer-quota,"
+                " --ranked-open or --bundles"
             )
-        if ranked_open and bounds is None:
-            raise Usage("this mesh was created without bound ids, so it cannot have --ranked-open; begin a new one")
+        if (ranked_open or bundles) and bounds is None:
+            option = "--ranked-open" if ranked_open else "--bundles"
+            raise Usage(f"this mesh was created without bound ids, so it cannot have {option}; begin a new one")
         is_open = rules.ranked_open if ranked_open is None else ranked_open
         extensions = replace(rules.extensions, **changes)
-        changed = replace(rules, extensions=extensions, bounds=bounds, ranked_open=is_open)
+        has_bundles = rules.bundles or bundles
+        changed = replace(rules, extensions=extensions, bounds=bounds, ranked_open=is_open, bundles=has_bundles)
         if changed != rules:
             with progress("judging the log") as bar:
                 ops.set_rules(service, changed, bar)
@@ -202,6 +214,7 @@ def _fields(rules: "Rules") -> list[tuple[str, object]]:
         ("extensions", ", ".join(name for _, name in extensions.variants)),
         ("claims", "the coordinator decides" if extensions.arbiter else "the time of a claim alone decides"),
         ("ranked jobs", "open unless said otherwise" if rules.ranked_open else "like all others"),
+        ("bundles", "yes" if rules.bundles else "no"),
         ("skew bound", span(extensions.skew_ms)),
         ("derivation ops", ", ".join(extensions.derivation_ops) or "none"),
         ("derivation kinds", ", ".join(extensions.derivation_kinds) or "none"),

@@ -233,10 +233,10 @@ async def _attached(
     """Submits the command, and waits until it has ended. Unless it goes to another node, a worker runs it here."""
     from hocket.cli.wait_line import WaitLine
     from hocket.kernel.ids import ulid_text
+    from hocket.node.command_runner import command_runner
     from hocket.node.local_node import fetch_for
     from hocket.node.node import Node
     from hocket.node.rates import rates_of
-    from hocket.node.run_services import command_runner
     from hocket.node.signals import stopped_by_signals
     from hocket.server.following import Following
     from hocket.work import jobs

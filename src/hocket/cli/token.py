@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from hocket.cli.declarations import new_app
-from hocket.cli.job import moment
 from hocket.cli.options import seconds
 from hocket.cli.output import ago, emit, fields, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.service.views import moment
 
 app = new_app()
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from hocket.cli.log_lines import start_logging
 from hocket.cli.output import on_terminal
 from hocket.cli.settings import settings
-from hocket.events import JobWaiting
+from hocket.events.jobs import JobWaiting
 from hocket.kernel.safe_text import clean
 from hocket.mesh.waiting import Waiting
 from hocket.work.event_logging import log_event

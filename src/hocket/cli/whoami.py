@@ -1,9 +1,9 @@
 """`hocket whoami`: this node as the mesh sees it."""
 
 from hocket.cli.declarations import new_app
-from hocket.cli.job import moment
 from hocket.cli.output import emit, fields
 from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.service.views import moment
 
 app = new_app()
 

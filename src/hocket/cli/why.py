@@ -5,11 +5,11 @@ from typing import Annotated, Any
 import typer
 
 from hocket.cli.declarations import new_app
-from hocket.cli.job import moment
 from hocket.cli.output import emit, say
 from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
+from hocket.service.views import moment
 
 app = new_app()
 

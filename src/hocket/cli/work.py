@@ -20,18 +20,19 @@ from hocket.cli.patient_opening import open_patiently, until_answered
 from hocket.cli.run import parse
 from hocket.cli.settings import HomeOption, JsonOption, settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
-from hocket.events import Emit, KindsNotClaimable, WorkerStarted, WorkerStopping
+from hocket.events import Emit
+from hocket.events.workers import KindsNotClaimable, WorkerStarted, WorkerStopping
 from hocket.kernel.beats.policy import TempoPolicy
 from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.safe_text import clean
 from hocket.node.bus_settings import BusSettings, bus_settings
+from hocket.node.command_runner import command_runner
 from hocket.node.home import ENVIRONMENT
 from hocket.node.local_node import fetch_for
 from hocket.node.node import Node, handler_processes
 from hocket.node.rates import rates_of
-from hocket.node.run_services import command_runner
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.node.tempo_policy import tempo_policy
@@ -42,9 +43,9 @@ from hocket.service import Service, nodes, peers
 from hocket.work.command import request
 from hocket.work.command.job import Commands
 from hocket.work.event_logging import log_event
-from hocket.work.handler_processes import PROCESSES_MAX
 from hocket.work.handlers import Handlers, load
 from hocket.work.output_capture import catching
+from hocket.work.process_plan import PROCESSES_MAX
 from hocket.work.runner import Run
 from hocket.work.serving import serving
 from hocket.work.worker import Worker, WorkerOptions

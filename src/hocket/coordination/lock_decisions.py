@@ -3,7 +3,7 @@ exchanges ops. A request that its author waits for is written only if the arbite
 """
 
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from hocket.bus.changes import LOG, about
 from hocket.coordination.deciding import acceptance
@@ -12,7 +12,7 @@ from hocket.kernel.locks import LOCKS, Scope
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import LOCK, Subject
-from hocket.log import LockTransaction
+from hocket.log import Transaction
 from hocket.log.request_deadlines import DECIDED_MS
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess
@@ -27,7 +27,6 @@ ASK_AGAIN_S_MAX = 5.0
 # not say why it has not accepted an op.
 FOR_NOW = (Reason.LEASE_RUNNING, Reason.NOT_ACCEPTED)
 
-X = TypeVar("X", bound=LockTransaction)
 # The op, whether it is an offer, and the scope after it.
 _Answer = tuple[Op | Reason, bool, Scope | None]
 
@@ -59,7 +58,7 @@ def read_scope(session: Session, scope: str) -> Scope | None:
     return None if state is None else LOCKS.decode(state)
 
 
-def scope_in(tx: LockTransaction, scope: str) -> Scope | None:
+def scope_in(tx: Transaction, scope: str) -> Scope | None:
     """The state of a scope inside a transaction."""
     state: Scope | None = tx.state(subject(scope))
     return state
@@ -67,9 +66,8 @@ def scope_in(tx: LockTransaction, scope: str) -> Scope | None:
 
 async def decided(
     access: NodeAccess,
-    run: Callable[[Callable[[X], _Answer | None]], Awaitable[_Answer | None]],
     scope: str,
-    ask: Callable[[X], Op | Reason],
+    ask: Callable[[Transaction], Op | Reason],
     *,
     is_awaited: bool,
 ) -> LockDecision:
@@ -79,21 +77,21 @@ async def decided(
     """
     is_reached = not is_awaited
 
-    def request(tx: X) -> _Answer | None:
+    def request(tx: Transaction) -> _Answer | None:
         if tx.is_uninformed or (not is_reached and tx.is_out_of_touch):
             return None
         op = ask(tx)
         return op, isinstance(op, Op) and tx.is_offer(op), scope_in(tx, scope)
 
     async def informed() -> tuple[bool, _Answer | None]:
-        answer = await run(request)
+        answer = await access.run(request)
         return answer is not None, answer
 
-    answer = await run(request)
+    answer = await access.run(request)
     if answer is None and not await access.run(lambda tx: tx.is_uninformed):
         await access.consult(())
         is_reached = True
-        answer = await run(request)
+        answer = await access.run(request)
     if answer is None:
         # This node has just joined: the log that says who decides is on its way.
         try:

@@ -12,7 +12,7 @@ from hocket.kernel.locks import LOCKS, Hold, Wait
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.subjects import LOCK, Subject
 from hocket.kernel.vocabulary import AcceptOffer
-from hocket.log import LockTransaction, Transaction
+from hocket.log import Transaction
 from hocket.store import BoundRequest, Session, WorkerRow
 from hocket.work.liveness import SignOfLife
 from hocket.work.node_access import NodeAccess
@@ -50,7 +50,7 @@ class LockProcesses:
             self._sign.close()
             self._sign = None
 
-    def bind(self, tx: LockTransaction, op_id: bytes, scope: str, lasts_ms: int) -> None:
+    def bind(self, tx: Transaction, op_id: bytes, scope: str, lasts_ms: int) -> None:
         """The request ends with this process."""
         if self._sign is None:
             self._name = self._environment.name("lock")
@@ -58,7 +58,7 @@ class LockProcesses:
         place, node = self._environment.liveness.place, tx.node.to_bytes(8, "big")
         tx.session.put_lock_request(BoundRequest(op_id, node, scope, self._name, tx.now + lasts_ms, place))
 
-    def free(self, tx: LockTransaction, op_id: bytes) -> None:
+    def free(self, tx: Transaction, op_id: bytes) -> None:
         """The request has ended, or no longer depends on this process."""
         tx.session.drop_lock_request(op_id)
 
@@ -196,7 +196,7 @@ class LockSweep:
         """Runs until it is cancelled."""
         import asyncio
 
-        from hocket.events import StoreUnavailable
+        from hocket.events.workers import StoreUnavailable
 
         while True:
             round_s = self._quiet_s if self._processes.is_quiet else ROUND_S

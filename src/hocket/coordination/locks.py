@@ -52,7 +52,7 @@ from hocket.kernel.locks import Hold, Scope, Wait
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.subjects import LOCK
-from hocket.log import LockTransaction, Transaction
+from hocket.log import Transaction
 from hocket.log.lock_projector import waited_in
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess
@@ -70,7 +70,7 @@ WAIT_STEP_MS = 10_000
 WAIT_STEP_MS_MAX = 60_000
 REASON_CHARS_MAX = 500
 
-Request = Callable[[LockTransaction], Op | Reason]
+Request = Callable[[Transaction], Op | Reason]
 
 
 Length = int | Callable[[int], int]
@@ -232,7 +232,7 @@ class LockClient:
         if any(map(is_pattern, wanted.keys)):
             await self._access.peek(lambda session: _compare_ahead(session, wanted))
 
-        def ask(tx: LockTransaction) -> Op | Reason:
+        def ask(tx: Transaction) -> Op | Reason:
             op = tx.author(wanted.payload(min(left_ms, WAIT_STEP_MS), tx.now), is_awaited=True)
             if isinstance(op, Op):
                 asked.append(op.id)
@@ -276,7 +276,7 @@ class LockClient:
     async def renew(self, scope: str, key: str | None, agent: str, fence: int, lasts: Length) -> Hold:
         """Raises LockLost."""
 
-        def ask(tx: LockTransaction) -> Op | Reason:
+        def ask(tx: Transaction) -> Op | Reason:
             self._refusals.check_key(scope_in(tx, scope), key, agent, fence)
             return tx.author(RenewLocks(scope, agent, fence, length_at(lasts, tx.now)), is_awaited=True)
 
@@ -297,7 +297,7 @@ class LockClient:
     async def release(self, scope: str, key: str | None, agent: str, fence: int, bound: bytes | None = None) -> None:
         """Raises LockLost. `bound` is the request that ends with it."""
 
-        def ask(tx: LockTransaction) -> Op | Reason:
+        def ask(tx: Transaction) -> Op | Reason:
             self._refusals.check_key(scope_in(tx, scope), key, agent, fence)
             if bound is not None:
                 self._processes.free(tx, bound)
@@ -324,7 +324,7 @@ class LockClient:
         await self._access.consult(())
         found: list[Hold] = []
 
-        def ask(tx: LockTransaction) -> Op | Reason:
+        def ask(tx: Transaction) -> Op | Reason:
             state = scope_in(tx, scope)
             found[:] = [] if state is None else holding(state, key)
             if may_break is not None and not all(may_break(each) for hold in found for each in hold.keys):
@@ -347,7 +347,7 @@ class LockClient:
 
     async def _decided(self, scope: str, ask: Request, *, is_awaited: bool = False) -> LockDecision:
         access = self._access
-        return await decided(access, access.run_short, scope, ask, is_awaited=is_awaited)
+        return await decided(access, scope, ask, is_awaited=is_awaited)
 
     # Waiting.
 
@@ -431,7 +431,7 @@ class LockClient:
             return tx.author(wanted.payload(wait_ms, tx.now), (queued.waiting,), is_awaited=True)
 
         try:
-            decision = await decided(self._access, self._access.run, wanted.scope, ask, is_awaited=True)
+            decision = await decided(self._access, wanted.scope, ask, is_awaited=True)
         except StoreError:
             raise
         except Unreachable:
@@ -458,7 +458,7 @@ class LockClient:
     async def _leave(self, wanted: Wanted, queued: _Queued) -> None:
         """Leaves the queue. If that cannot be decided now, the node does it when the arbiter can be reached."""
 
-        def ask(tx: LockTransaction) -> Op | Reason:
+        def ask(tx: Transaction) -> Op | Reason:
             self._processes.free(tx, queued.written.id)
             return tx.author(LeaveQueue(wanted.scope, wanted.agent, queued.waiting))
 

@@ -1,11 +1,11 @@
-"""Other nodes."""
+"""Other nodes: peers, the coordinator, callers, and the bus that connects them."""
 
-from hocket.events.event import ERROR, INFO, Event
+from hocket.events import ERROR, INFO, WARNING, Event
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
 
 
-class NodeGraded(Event, frozen=True):
+class NodeGraded(Event):
     """`grade` is live, warn, alert, critical or dead, by the heartbeats that the node has missed. It is routine: a
     laptop that is closed falls silent, too.
     """
@@ -13,7 +13,6 @@ class NodeGraded(Event, frozen=True):
     routine = True
     logger = "hocket.presence"
     level = INFO
-
     node: str
     grade: str
     silent_ms: int
@@ -24,18 +23,22 @@ class NodeGraded(Event, frozen=True):
         return f"node {self.node}: {self.grade}; it was last heard {span(self.silent_ms)} ago"
 
 
-class PeerChanged(Event, frozen=True):
+class PeerChanged(Event):
     """`state` is the peer's state now: ok, refused or unreachable."""
 
     address: str
     state: str
     detail: str
 
+    @property
+    def own_level(self) -> int:
+        return INFO if self.state == "ok" else WARNING
+
     def __str__(self) -> str:
         return f"peer {self.address} is {self.state}{_after_colon(self.detail)}"
 
 
-class PeerPaused(Event, frozen=True):
+class PeerPaused(Event):
     """This node does not sync with the peer, because their rules differ."""
 
     address: str
@@ -45,44 +48,40 @@ class PeerPaused(Event, frozen=True):
         return f"peer {self.address} is paused{_after_colon(self.detail)}"
 
 
-class ProgramDiffers(Event, frozen=True):
+class ProgramDiffers(Event):
     level = INFO
-
+    sentence = "node {node}: {difference}"
     node: str
     difference: str
 
-    def __str__(self) -> str:
-        return f"node {self.node}: {self.difference}"
 
-
-class NodeForked(Event, frozen=True):
+class NodeForked(Event):
     level = ERROR
-
+    sentence = (
+        "node {node} has two histories: its key is in use twice, or an old copy of its home was used."
+        " Its ops since then do not count; revoke it, and let it join again with a new home"
+    )
     node: str
 
-    def __str__(self) -> str:
-        return (
-            f"node {self.node} has two histories: its key is in use twice, or an old copy of its home was used."
-            " Its ops since then do not count; revoke it, and let it join again with a new home"
-        )
 
-
-class HistoryRecovered(Event, frozen=True):
-    """This node had lost ops of its own, and has them back. Ops that it had written meanwhile were written again."""
+class HistoryRecovered(Event):
+    """This node had lost ops of its own and has them back. Of those that it wrote meanwhile, it wrote `ops` again, and
+    `dropped` no longer count.
+    """
 
     ops: int
     dropped: int
 
     def __str__(self) -> str:
-        dropped = f"; {self.dropped} no longer count" if self.dropped else ""
+        dropped = f"; {self.dropped} more no longer count" if self.dropped else ""
         return (
-            f"this home was older than what other nodes have of it. The lost ops came back, and {self.ops} ops that"
-            f" were written meanwhile were written again, with new job ids{dropped}. If another copy of this home is"
-            " in use, stop one of them"
+            "this home lacked ops of this node that other nodes have. This node fetched them and wrote"
+            f" {counted(self.ops, 'later op')} again, with new job ids{dropped}. If another copy of this home is in"
+            " use, stop one of them"
         )
 
 
-class NodeOverQuota(Event, frozen=True):
+class NodeOverQuota(Event):
     """`is_work` says that the node's ops have taken more than its share of the store's time."""
 
     node: str
@@ -96,19 +95,18 @@ class NodeOverQuota(Event, frozen=True):
                 " other nodes go first"
             )
         return (
-            f"node {self.node} is over its quota: {self.ops} of its ops were refused for now;"
+            f"node {self.node} is over its quota: this node refuses {self.ops} of its ops for now;"
             " `hocket nodes` shows its quota"
         )
 
 
-class OpRefused(Event, frozen=True):
-    """Ops from a node were refused. `sender` is the node, or the address of the peer that they were pulled from;
-    `reason` is the name of one of the kernel's reasons.
+class OpRefused(Event):
+    """This node refused ops. `sender` is the node that sent them, or the address of the peer that this node pulled them
+    from; `reason` is the name of one of the kernel's reasons.
     """
 
     routine = True
     level = INFO
-
     sender: str
     reason: str
     count: int
@@ -117,35 +115,30 @@ class OpRefused(Event, frozen=True):
         return f"refused {counted(self.count, 'op')} from {self.sender}: {self.reason}"
 
 
-class StoreRowRefused(Event, frozen=True):
-    """A row of a store that nodes share is not what the node signed that it names, so this node leaves it out."""
+class OpsCollided(Event):
+    sentence = (
+        "{count} ops from node {node} have the same timestamp as another op of their author;"
+        " check whether a home is in use twice"
+    )
+    node: str
+    count: int
+
+
+class StoreRowRefused(Event):
+    """A row of a shared store differs from the signed op that it names, so this node ignores it."""
 
     level = ERROR
-
+    sentence = (
+        "another program changed the store: {table}, row {row}: {reason}; this node ignores the row,"
+        " and `hocket log verify` shows all such rows"
+    )
     table: str
     row: str
     reason: str
 
-    def __str__(self) -> str:
-        return (
-            f"another program changed the store: {self.table}, row {self.row}: {self.reason}; the row is left out,"
-            " and `hocket log verify` shows all such rows"
-        )
 
-
-class OpsCollided(Event, frozen=True):
-    node: str
-    count: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.count} ops from node {self.node} have the same timestamp as another op of their author;"
-            " check whether a home is in use twice"
-        )
-
-
-class CallerRefused(Event, frozen=True):
-    """A request was refused. `node` is None if the caller did not identify itself."""
+class CallerRefused(Event):
+    """This server refused a request. `node` is None if the caller did not identify itself."""
 
     status: int
     reason: str
@@ -153,33 +146,95 @@ class CallerRefused(Event, frozen=True):
     detail: str
 
     def __str__(self) -> str:
-        who = "a caller" if self.node is None else f"node {self.node}"
-        return f"{who} was refused ({self.status}): {self.reason}{_after_colon(self.detail)}"
+        caller = "a caller" if self.node is None else f"node {self.node}"
+        return f"{caller} was refused ({self.status}): {self.reason}{_after_colon(self.detail)}"
 
 
-class JoinRefused(Event, frozen=True):
+class JoinRefused(Event):
+    sentence = "a request to join was refused ({status}): {reason}"
     status: int
     reason: str
 
-    def __str__(self) -> str:
-        return f"a request to join was refused ({self.status}): {self.reason}"
 
-
-class RequestsRefused(Event, frozen=True):
-    """How often a server refused requests for this reason while it ran."""
+class RequestsRefused(Event):
+    """How often a server refused requests or ops for this reason while it ran."""
 
     level = INFO
-
+    sentence = "refused {count}: {reason}"
     reason: str
     count: int
 
-    def __str__(self) -> str:
-        return f"refused {self.count}: {self.reason}"
+
+class TrafficNotEncrypted(Event):
+    sentence = "the traffic of this server is not encrypted; give --cert and --key, or use a private network"
 
 
-class TrafficNotEncrypted(Event, frozen=True):
+class CoordinatorUnreachable(Event):
+    sentence = "no decision from the coordinator ({error}); jobs that need one wait"
+    error: str
+
+
+class CoordinatorFailed(Event):
+    sentence = "asking the coordinator failed ({error}); jobs that need its decision wait"
+    error: str
+
+
+class CoordinatorReachable(Event):
+    level = INFO
+    sentence = "the coordinator decides again"
+
+
+class CoordinatorUnknown(Event):
+    sentence = "this node does not know the coordinator yet; jobs that need its decision wait"
+
+
+class CoordinatorSilent(Event):
+    sentence = "the coordinator {node} has been silent for long"
+    node: str
+
+
+class OpsWaiting(Event):
+    """Ops of this node wait for the coordinator, which it cannot reach. `since_ms` is the time of the oldest."""
+
+    ops: int
+    since_ms: int
+
     def __str__(self) -> str:
-        return "the traffic of this server is not encrypted; give --cert and --key, or use a private network"
+        return f"waiting here for the coordinator: {counted(self.ops, 'op')}, sent in order when it answers"
+
+
+class OpsDelivered(Event):
+    level = INFO
+    sentence = "the coordinator has all ops that waited here"
+
+
+class MessagesDropped(Event):
+    """A subscription's queue was full for the first time. Its receiver is too slow, or a node sends too much."""
+
+    sentence = (
+        "messages on {pattern} arrive faster than this process reads them; it keeps the newest {capacity} and drops"
+        " older ones"
+    )
+    pattern: str
+    capacity: int
+
+
+class BusConnected(Event):
+    """`keeps` is whether the server keeps announcements for nodes that join later."""
+
+    level = INFO
+    server: str
+    keeps: bool
+
+    def __str__(self) -> str:
+        missing = "" if self.keeps else "; it has no JetStream, so late joiners miss announcements"
+        return f"the bus {self.server} is connected{missing}"
+
+
+class BusAway(Event):
+    sentence = "the bus {server} is away ({error}); work goes on without it"
+    server: str
+    error: str
 
 
 def _after_colon(detail: str) -> str:

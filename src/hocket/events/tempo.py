@@ -2,129 +2,102 @@
 
 from typing import TYPE_CHECKING
 
-from hocket.events.event import DEBUG, INFO, WARNING, Event
+from hocket.events import DEBUG, INFO, WARNING, Event
 from hocket.kernel.plurals import counted
 
 if TYPE_CHECKING:
     from hocket.kernel.beats.messages import BarReport
 
 
-class ReverbStarted(Event, frozen=True):
+class ReverbStarted(Event):
     level = INFO
-
+    sentence = "process {pid} reports the bars of cluster {cluster_id}"
     pid: int
     cluster_id: str
 
-    def __str__(self) -> str:
-        return f"process {self.pid} reports the bars of cluster {self.cluster_id}"
 
-
-class BarReported(Event, frozen=True):
+class BarReported(Event):
     """A reverb has a new report of a window. `alarms` are those that it raises."""
 
     routine = True
     level = INFO
-
     report: "BarReport"
     alarms: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         report = self.report
-        raised = f"; alarms: {', '.join(self.alarms)}" if self.alarms else ""
+        alarms = f"; alarms: {', '.join(self.alarms)}" if self.alarms else ""
         return (
             f"window {report.window}: {counted(report.tasks, 'task')}, {counted(report.overruns, 'overrun')},"
-            f" {counted(report.broken_promises, 'broken promise')}{raised}"
+            f" {counted(report.broken_promises, 'broken promise')}{alarms}"
         )
 
 
-class AlarmRaised(Event, frozen=True):
+class AlarmRaised(Event):
     """A window raises an alarm that the window before it did not raise."""
 
+    sentence = "window {window} raises the alarm {alarm}; see `hocket report`"
     alarm: str
     window: str
 
-    def __str__(self) -> str:
-        return f"alarm {self.alarm}: window {self.window} raises it; see `hocket report`"
 
-
-class AlarmEnded(Event, frozen=True):
+class AlarmEnded(Event):
     level = INFO
-
+    sentence = "alarm {alarm} ended with window {window}"
     alarm: str
     window: str
 
-    def __str__(self) -> str:
-        return f"alarm {self.alarm} ended with window {self.window}"
 
-
-class _TempoEvent(Event, frozen=True):
+class _TempoEvent(Event):
     logger = "hocket.tempo"
     level = INFO
+    cluster: str
 
 
-class PulseStarted(_TempoEvent, frozen=True):
+class PulseStarted(_TempoEvent):
     """This pulse listens, and leads if no other does."""
 
-    cluster: str
-
-    def __str__(self) -> str:
-        return f"this pulse listens to {self.cluster}"
+    sentence = "this pulse listens to {cluster}"
 
 
-class PulseLeads(_TempoEvent, frozen=True):
-    cluster: str
+class PulseLeads(_TempoEvent):
+    sentence = "this pulse leads {cluster} (fence {fence})"
     fence: int
 
-    def __str__(self) -> str:
-        return f"this pulse leads {self.cluster} (fence {self.fence})"
 
-
-class PulseFollows(_TempoEvent, frozen=True):
+class PulseFollows(_TempoEvent):
     """This pulse led until now. `reason` says why it no longer does."""
 
-    cluster: str
+    sentence = "this pulse no longer leads {cluster} (fence {fence}): {reason}"
     fence: int
     reason: str
 
-    def __str__(self) -> str:
-        return f"this pulse no longer leads {self.cluster} (fence {self.fence}): {self.reason}"
 
-
-class PulseLockFailed(_TempoEvent, frozen=True):
-    """The lock of the leader could not be asked for. This pulse tries again."""
+class PulseLockFailed(_TempoEvent):
+    """This pulse could not ask for the lock of the leader. It tries again."""
 
     level = WARNING
-
-    cluster: str
+    sentence = "this pulse cannot ask who leads {cluster}: {error}; it tries again"
     error: str
 
-    def __str__(self) -> str:
-        return f"this pulse cannot ask who leads {self.cluster}: {self.error}; it tries again"
 
-
-class RegisterReplaced(_TempoEvent, frozen=True):
+class RegisterReplaced(_TempoEvent):
     """The leader's register on the bus had a value that no member that may lead has signed."""
 
     level = WARNING
-
-    cluster: str
-
-    def __str__(self) -> str:
-        return (
-            f"the register of {self.cluster} on the bus had a value that no pulse of this mesh wrote; this pulse"
-            " replaced it. Restrict who may write to it with permissions of the NATS server"
-        )
+    sentence = (
+        "the register of {cluster} on the bus had a value that no pulse of this mesh wrote; this pulse replaced it."
+        " Restrict who may write to it with permissions of the NATS server"
+    )
 
 
-class BeatSent(_TempoEvent, frozen=True):
+class BeatSent(_TempoEvent):
     """`late_s` is how long after the start of the beat its frame left, and `drift_s` how far the time of day is ahead
     of the pulse's clock.
     """
 
     routine = True
     level = DEBUG
-
-    cluster: str
     beat_index: int
     tempo_bpm: int
     late_s: float
@@ -136,59 +109,43 @@ class BeatSent(_TempoEvent, frozen=True):
         return f"{kind} {self.beat_index} of {self.cluster} sent, {1000 * self.late_s:.1f} ms late"
 
 
-class TempoChanged(_TempoEvent, frozen=True):
+class TempoChanged(_TempoEvent):
     """The leading pulse has decided this."""
 
-    cluster: str
+    sentence = "the tempo of {cluster} goes from {from_bpm} to {to_bpm} beats a minute"
     from_bpm: int
     to_bpm: int
 
-    def __str__(self) -> str:
-        return f"the tempo of {self.cluster} goes from {self.from_bpm} to {self.to_bpm} beats a minute"
 
-
-class BeatsDegraded(_TempoEvent, frozen=True):
+class BeatsDegraded(_TempoEvent):
     level = WARNING
-
-    cluster: str
+    sentence = (
+        "no pulse leads {cluster}: this process counts {tempo_bpm} beats a minute by the pulses that it hears, or by"
+        " its own clock"
+    )
     tempo_bpm: int
 
-    def __str__(self) -> str:
-        return (
-            f"no pulse leads {self.cluster}: this process counts {self.tempo_bpm} beats a minute by the pulses that it"
-            " hears, or by its own clock"
-        )
 
-
-class BeatsLed(_TempoEvent, frozen=True):
+class BeatsLed(_TempoEvent):
     """After a time without a leader, or at the start."""
 
-    cluster: str
+    sentence = "node {leader} leads {cluster} (fence {fence})"
     leader: str
     fence: int
 
-    def __str__(self) -> str:
-        return f"node {self.leader} leads {self.cluster} (fence {self.fence})"
 
-
-class ReportRefused(_TempoEvent, frozen=True):
-    """An adaptive tempo follows no reports of this node; told once a minute."""
+class ReportRefused(_TempoEvent):
+    """An adaptive tempo ignores the reports of this node. A pulse says so once a minute."""
 
     level = WARNING
-
-    cluster: str
+    sentence = "the tempo of {cluster} ignores the reports of node {node}, which may not lead"
     node: str
 
-    def __str__(self) -> str:
-        return f"the tempo of {self.cluster} does not follow the reports of node {self.node}: it may not lead"
 
-
-class FrameRefused(_TempoEvent, frozen=True):
-    """`count` frames of a node were refused for this reason since the last such event, at most one a minute."""
+class FrameRefused(_TempoEvent):
+    """This process refused `count` frames of a node for this reason since the last such event, at most one a minute."""
 
     level = WARNING
-
-    cluster: str
     node: str
     reason: str
     count: int

@@ -1,20 +1,16 @@
-"""Workers and what runs beside them."""
+"""Workers, and what every process of a node has: tasks in the background, a store, breakers, a clock."""
 
-from hocket.events.event import ERROR, INFO, Event
+from hocket.events import ERROR, INFO, Event
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
 
 _COMMANDS = "hocket.run"
 
 
-class WorkerStarted(Event, frozen=True):
+class WorkerStarted(Event):
     level = INFO
-
     process: int
     kinds: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"worker {self.process} serves {self.served}"
 
     @property
     def served(self) -> str:
@@ -23,40 +19,19 @@ class WorkerStarted(Event, frozen=True):
             return f"{_COMMANDS} only, the commands of `hocket run`; name a module for handlers: `hocket work tasks.py`"
         return ", ".join(self.kinds)
 
-
-class MetricsServed(Event, frozen=True):
-    level = INFO
-
-    address: str
-
     def __str__(self) -> str:
-        return f"metrics are at {self.address}/metrics"
+        return f"worker {self.process} serves {self.served}"
 
 
-class KindsNotClaimable(Event, frozen=True):
+class KindsNotClaimable(Event):
     kinds: tuple[str, ...]
 
     def __str__(self) -> str:
-        named = ", ".join(self.kinds)
-        return f"this node may not claim {named} jobs: it was not granted that, or they are routed to another node"
+        kinds = ", ".join(self.kinds)
+        return f"this node may not claim {kinds} jobs: it has no grant for them, or a route sends them to another node"
 
 
-class WorkerStopping(Event, frozen=True):
-    level = INFO
-
-    grace_s: float
-
-    def __str__(self) -> str:
-        grace = counted(float(self.grace_s), "second")
-        return f"stopping; handlers may finish within {grace}, a second signal stops now"
-
-
-class WorkerDeclaredDead(Event, frozen=True):
-    def __str__(self) -> str:
-        return "other workers declared this worker dead; it registers again and drops the claims that it has lost"
-
-
-class AvailabilityChanged(Event, frozen=True):
+class AvailabilityChanged(Event):
     """`availability` is active, draining or quarantined."""
 
     availability: str
@@ -70,123 +45,121 @@ class AvailabilityChanged(Event, frozen=True):
         return "this node takes new jobs again"
 
 
-class HandlerLoopBlocked(Event, frozen=True):
-    blocked_s: float
+class WorkerStopping(Event):
+    level = INFO
+    grace_s: float
 
     def __str__(self) -> str:
-        return f"an async handler has blocked the handlers' loop for {self.blocked_s:.0f} seconds"
+        grace = counted(float(self.grace_s), "second")
+        return f"stopping; handlers may finish within {grace}, a second signal stops now"
 
 
-class HandlerStuck(Event, frozen=True):
+class WorkerDeclaredDead(Event):
+    sentence = "other workers declared this worker dead; it registers again and drops the claims that it has lost"
+
+
+class HandlerLoopBlocked(Event):
+    sentence = "an async handler has blocked the handlers' loop for {blocked_s:.0f} seconds"
+    blocked_s: float
+
+
+class HandlerStuck(Event):
+    sentence = "job {job_id}: the worker told its handler ({kind}) to stop, but it goes on; the worker has given it up"
     job_id: str
     kind: str
 
-    def __str__(self) -> str:
-        return f"job {self.job_id}: its handler ({self.kind}) was told to stop and goes on; the worker has given it up"
 
+class WorkerSpent(Event):
+    """The worker stops, because stuck handlers end only with its process."""
 
-class WorkerSpent(Event, frozen=True):
-    """The worker stops, because only a new process is rid of the stuck handlers."""
-
+    sentence = "all {slots} handlers of this worker are stuck; a new process replaces it"
     slots: int
 
-    def __str__(self) -> str:
-        return f"{self.slots} handlers are stuck, as many as there are slots; this worker process is replaced"
 
-
-class AllowanceIsRisky(Event, frozen=True):
+class AllowanceIsRisky(Event):
     """The patterns may let other nodes run commands that the owner did not mean to allow."""
 
+    sentence = "{warning}"
     warning: str
 
-    def __str__(self) -> str:
-        return self.warning
 
-
-class GpusUnpriced(Event, frozen=True):
-    """The rate card has no rate for GPUs of this machine. Commands that use them run, and their use is not priced."""
+class GpusUnpriced(Event):
+    """The rate card has no rate for GPUs of this machine."""
 
     classes: tuple[str, ...]
 
     def __str__(self) -> str:
         return (
-            f"the rate card has no rate_gpu_sec for this machine's {', '.join(self.classes)}: what commands use of"
-            " them is not priced, and counts towards no cap on costs"
+            f"the rate card has no rate_gpu_sec for this machine's {', '.join(self.classes)}: the use of these GPUs"
+            " has no price and counts towards no cap on costs"
         )
 
 
-class BackgroundTaskFailed(Event, frozen=True):
-    level = ERROR
+class EvictionNotAllowed(Event):
+    sentence = "expired artifacts stay: this node may not evict them; grant it artifact:write"
 
+
+class MetricsServed(Event):
+    level = INFO
+    sentence = "metrics are at {address}/metrics"
+    address: str
+
+
+class BackgroundTaskFailed(Event):
+    level = ERROR
+    sentence = "{task} failed ({error}); restarting in {restart_s:.1f} seconds"
     task: str
     error: str
     restart_s: float
 
-    def __str__(self) -> str:
-        return f"{self.task} failed ({self.error}); restarting in {self.restart_s:.1f} seconds"
 
-
-class StepFailed(Event, frozen=True):
+class StepFailed(Event):
     """One step of several failed; the others succeeded."""
 
+    sentence = "{step} failed ({error}); everything else continues"
     step: str
     error: str
 
-    def __str__(self) -> str:
-        return f"{self.step} failed ({self.error}); everything else continues"
 
+class BatchFailed(Event):
+    """Several steps failed in one transaction. The process retries each in a transaction of its own."""
 
-class BatchFailed(Event, frozen=True):
-    """Several steps failed in one transaction. Each step is retried in a transaction of its own."""
-
+    sentence = "{batch} failed ({error}); retrying each step on its own"
     batch: str
     error: str
 
-    def __str__(self) -> str:
-        return f"{self.batch} failed ({self.error}); retrying each step on its own"
 
-
-class StoreUnavailable(Event, frozen=True):
+class StoreUnavailable(Event):
+    sentence = "{error}; retrying"
     error: str
 
-    def __str__(self) -> str:
-        return f"{self.error}; retrying"
 
-
-class BreakerOpened(Event, frozen=True):
+class BreakerOpened(Event):
     """Calls to `what`, a peer or the store, have failed so often in a row that none goes out for a while."""
 
+    sentence = "{what} failed {failures} times ({error}); the next try is in {wait_s:.0f} seconds"
     what: str
     failures: int
     error: str
     wait_s: float
 
-    def __str__(self) -> str:
-        return f"{self.what} failed {self.failures} times ({self.error}); the next try is in {self.wait_s:.0f} seconds"
 
-
-class BreakerProbing(Event, frozen=True):
+class BreakerProbing(Event):
     """One call goes out to `what`. Its result closes the breaker or opens it again."""
 
     routine = True
     level = INFO
-
+    sentence = "trying {what} again"
     what: str
 
-    def __str__(self) -> str:
-        return f"{self.what} is tried again"
 
-
-class BreakerClosed(Event, frozen=True):
+class BreakerClosed(Event):
     level = INFO
-
+    sentence = "{what} answers again"
     what: str
 
-    def __str__(self) -> str:
-        return f"{self.what} answers again"
 
-
-class ClockDisagrees(Event, frozen=True):
+class ClockDisagrees(Event):
     """The clock of this process is off by so much, measured against the other processes of its node."""
 
     off_ms: int
@@ -197,8 +170,3 @@ class ClockDisagrees(Event, frozen=True):
             f"the clock of this process is {span(abs(self.off_ms))} {how} that of this node's other processes, so it"
             " goes by theirs; set the one that is wrong, or wait a few seconds if the clock was just set right"
         )
-
-
-class EvictionNotAllowed(Event, frozen=True):
-    def __str__(self) -> str:
-        return "expired artifacts stay: this node may not evict them; grant it artifact:write"

@@ -1,22 +1,14 @@
 """Opens a repository: the one place that knows which implementations of `Plane` exist."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from hocket.errors import Usage
+from hocket.gitplane.addresses import is_address
 from hocket.gitplane.git import PATIENCE_S
 from hocket.gitplane.local import LocalPlane
 from hocket.gitplane.plane import Plane
 from hocket.gitplane.remote import RemotePlane
-
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_HOST = re.compile(r"[^/:]+:")
-
-
-def is_address(where: str) -> bool:
-    """Whether git would look for this elsewhere than on this disk."""
-    return bool(_SCHEME.match(where)) or (bool(_HOST.match(where)) and not Path(where).exists())
 
 
 def open_plane(

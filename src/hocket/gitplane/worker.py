@@ -13,7 +13,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hocket.errors import Failed, HocketError, NotAuthorised, StoreError, StoreLocked, Unreachable
-from hocket.events import Emit, GitRunFailed, GitUnavailable, JobSkipped, LeaseLost, RunFailed, RunFinished, RunStarted
+from hocket.events import Emit
+from hocket.events.jobs import GitRunFailed, GitUnavailable, JobSkipped, LeaseLost, RunFailed, RunFinished, RunStarted
 from hocket.gitplane import holding, jobs
 from hocket.gitplane.git import QUOTE
 from hocket.gitplane.holding import ClaimWatch, HeldClaim
@@ -372,7 +373,7 @@ class GitWorker:
         """Ends the job on the log. A job that was not delivered is cancelled there: the repository decides who
         continues.
         """
-        settle(tx, run)
+        settle(tx, [run])
         if run.stopped:
             log_jobs.call_off(tx, run.job.id, "its result is not in the repository, which decides who continues")
 

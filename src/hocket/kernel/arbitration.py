@@ -122,6 +122,15 @@ def could_offer(family: Family[S], op: Op, context: FoldContext) -> bool:
     return context.arbiter(op.timestamp) not in (None, op.node_id)
 
 
+def is_late_offer(family: Family[S], state: S | None, op: Op, context: FoldContext) -> bool:
+    """Whether an op that its author may write, and that cites nothing, is an offer between earlier and later ops about
+    its subject. Those stay as they are, since an offer changes nothing but the time of the latest op.
+    """
+    if state is None or type(op.payload) not in family.decided or op.cited or family.is_open(state):
+        return False
+    return op.timestamp <= family.last(state) and context.arbiter(op.timestamp) not in (None, op.node_id)
+
+
 def _accept(family: Family[S], state: S | None, subject: Subject, op: Op, context: FoldContext) -> S | Reason:
     """The arbiter's acceptance puts the offered op in force, under the acceptance's own id and time. It helps only ops
     that their author was allowed to offer; it does not matter if the author has lost its delegation or its standing

@@ -14,6 +14,7 @@ earlier ones, so that two nodes that revoke each other do not both disappear.
 
 from collections.abc import Collection, Iterable, Iterator
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 from hocket.kernel import vocabulary as v
@@ -134,8 +135,8 @@ class Authority:
                 return Reason.UNKNOWN_VARIANT
             if isinstance(payload, v.Sanitised):
                 return self.refusal(node, payload.payload, wall_ms, kind)
-            if isinstance(payload, v.DelegateUcan | v.ReportFork | v.RevokeRoot):
-                return None  # each carries its own proof
+            if isinstance(payload, v.DelegateUcan | v.ReportFork | v.RevokeRoot | v.Bundle):
+                return None  # each carries its own proof, and the facts of a bundle are judged one by one
             if isinstance(payload, v.RevokeUcan):
                 return self._revocation_refusal(node, payload.ucan_cid, wall_ms)
             if node not in self._graph.of_node:
@@ -168,7 +169,7 @@ class Authority:
         """Whether the op may rely on a delegation that had ended by `before_ms`: one could allow it, and none that
         ended later, or has not ended, allows it for certain. If the kind of its job is not known (None), it may be any.
         """
-        if isinstance(payload, v.Sanitised | v.Unknown | v.ReportFork):
+        if isinstance(payload, v.Sanitised | v.Unknown | v.ReportFork | v.Bundle):
             return False
         if JUDGED[type(payload)].resource == "Registration":
             return False
@@ -288,6 +289,11 @@ class Authority:
         """Whether this node may now have every op as it is, so that none need be checked."""
         whole = {Grant("Ops", "Read"), Grant("Ops", "*")}
         return any(grant._replace(audit_inference=False) in whole for _, grant in self._grants(node, now_ms))
+
+    @cached_property
+    def has_sanitised_readers(self) -> bool:
+        """Whether a delegation lets a node read some ops only in part."""
+        return any(grant.sanitize for grants in self._graph.grants.values() for grant in grants)
 
     def sanitizes(self, node: int, rules: tuple[str, ...], now_ms: int) -> bool:
         """Whether a capability to read, in force for this node now, carries exactly these rules."""

@@ -1,9 +1,12 @@
-"""Ed25519 keys: signing, verifying, and the two text forms of a key. Libsodium verifies, because it refuses keys and
-signatures of small order and unreduced scalars; OpenSSL signs, because it is faster and a signature has only one right
-value, whichever of the two makes it. Other modules decide where a seed comes from, where it is kept, and which node a
-key belongs to.
+"""Ed25519 keys: signing, verifying, and the two text forms of a key. Libsodium decides which signatures are good,
+because it refuses keys and signatures of small order and unreduced scalars. On ARM, OpenSSL takes half of libsodium's
+time to sign and two thirds to verify. There it makes a key's signatures after the first few, since a signature has only
+one right value, and it is asked first whether a signature is good: its yes counts where it implies libsodium's.
+Elsewhere libsodium is at least as fast, and OpenSSL, which takes 6 to 9 MiB, is never loaded. Other modules decide
+where a seed comes from, where it is kept, and which node a key belongs to.
 """
 
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -15,8 +18,22 @@ if lib.sodium_init() < 0:
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
-# Loading OpenSSL takes as long as 200 signatures, and a short command signs one or two.
+_OPENSSL_IS_QUICKER = getattr(sys.implementation, "_multiarch", "").startswith("aarch64")
+# Loading OpenSSL takes as long as 200 signatures, and a short command signs or verifies one or two.
 FIRST_SIGNATURES = 16
+# The most keys whose signatures OpenSSL verifies.
+QUICK_KEYS_MAX = 4_096
+# The points of small order, by their encodings without the sign. Libsodium accepts no signature that begins with one.
+_SMALL_ORDER = frozenset(
+    bytes.fromhex(y)
+    for y in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ec" + "ff" * 30 + "7f",
+    )
+)
 _PREFIX = "ed25519:"
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_VALUES = {digit: value for value, digit in enumerate(_BASE58)}
@@ -26,7 +43,7 @@ _DID_CHARS_MAX = 64
 
 
 class SigningKey:
-    """A private key, made from its 32-byte seed. Libsodium makes its first signatures, OpenSSL all others."""
+    """A private key, made from its 32-byte seed."""
 
     __slots__ = ("_pair", "_sign", "_signatures", "public", "seed")
 
@@ -38,11 +55,20 @@ class SigningKey:
         if lib.crypto_sign_seed_keypair(public, pair, self.seed) != 0:
             raise ValueError("libsodium made no key from the seed")
         self.public, self._pair = ffi.buffer(public)[:], pair
-        self._sign: Callable[[bytes], bytes] = self._sign_first
+        self._sign: Callable[[bytes], bytes] = self._sign_first if _OPENSSL_IS_QUICKER else self.sign_with_sodium
         self._signatures = 0
 
     def sign(self, message: bytes) -> bytes:
+        """Signs with the library that is quicker for many signatures."""
         return self._sign(message)
+
+    def sign_with_sodium(self, message: bytes) -> bytes:
+        """Signs without loading OpenSSL, which takes too much memory for some signatures a second."""
+        signed = ffi.new("unsigned char[]", SIGNATURE_BYTES + len(message))
+        if lib.crypto_sign(signed, ffi.NULL, message, len(message), self._pair) != 0:
+            raise ValueError("libsodium made no signature")
+        signature: bytes = ffi.buffer(signed, SIGNATURE_BYTES)[:]
+        return signature
 
     def _sign_first(self, message: bytes) -> bytes:
         self._signatures += 1
@@ -51,11 +77,7 @@ class SigningKey:
 
             self._sign = Ed25519PrivateKey.from_private_bytes(self.seed).sign
             return self._sign(message)
-        signed = ffi.new("unsigned char[]", SIGNATURE_BYTES + len(message))
-        if lib.crypto_sign(signed, ffi.NULL, message, len(message), self._pair) != 0:
-            raise ValueError("libsodium made no signature")
-        signature: bytes = ffi.buffer(signed, SIGNATURE_BYTES)[:]
-        return signature
+        return self.sign_with_sodium(message)
 
     def __repr__(self) -> str:
         return f"SigningKey({key_text(self.public)})"
@@ -66,10 +88,51 @@ def verify(public: bytes, signature: bytes, message: bytes) -> bool:
     # C gets the key without its length.
     if len(public) != KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
+    quick = _quick_keys.get(public)
+    if quick is not None and quick(signature, message):
+        return True
     signed = signature + message
     opened = ffi.new("unsigned char[]", len(signed))
     is_right: bool = lib.crypto_sign_open(opened, ffi.NULL, signed, len(signed), public) == 0
+    if is_right and quick is None and _OPENSSL_IS_QUICKER:
+        _note_good(public)
     return is_right
+
+
+_quick_keys: dict[bytes, Callable[[bytes, bytes], bool]] = {}
+_good_signatures: dict[bytes, int] = {}
+
+
+def _note_good(public: bytes) -> None:
+    """Counts a signature that libsodium has accepted, which proves that the key is not of small order. OpenSSL tries
+    the later ones first. It accepts a signature only if the equation holds exactly, as libsodium does, and then
+    differs only in what `_SMALL_ORDER` covers. What it refuses, libsodium looks at again.
+    """
+    count = _good_signatures[public] = _good_signatures.get(public, 0) + 1
+    if count >= FIRST_SIGNATURES:
+        if len(_quick_keys) >= QUICK_KEYS_MAX:
+            _quick_keys.clear()
+        _quick_keys[public] = _quick_check(public)
+    if len(_good_signatures) > QUICK_KEYS_MAX:
+        _good_signatures.clear()
+
+
+def _quick_check(public: bytes) -> Callable[[bytes, bytes], bool]:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    verify = Ed25519PublicKey.from_public_bytes(public).verify
+
+    def is_certainly_right(signature: bytes, message: bytes) -> bool:
+        if signature[:31] + bytes((signature[31] & 0x7F,)) in _SMALL_ORDER:
+            return False
+        try:
+            verify(signature, message)
+        except InvalidSignature:
+            return False
+        return True
+
+    return is_certainly_right
 
 
 def key_text(b: bytes) -> str:

@@ -102,6 +102,8 @@ JUDGED: dict[type[Payload], Judged] = {
     c.SetAvailability: _MESH,
     # Its content is unknown here, so the same applies.
     v.Unknown: Judged("Ops", None),
+    # Its facts are judged one by one.
+    v.Bundle: Judged("Ops", None),
 }
 
 

@@ -35,6 +35,7 @@ from hocket.kernel.postcard import (
     fixed,
     option,
     seq,
+    varint_bytes,
     write_varint,
 )
 from hocket.kernel.postcard import encode as encode_value
@@ -44,14 +45,14 @@ MAX_OP_BYTES = 4 * 1024 * 1024
 MAX_DEPS = 1024
 MAX_SIGNATURE_BYTES = 256
 SCHEMA_VERSION = 1
+_VERSION = bytes((SCHEMA_VERSION,))
 
 _DEPS = seq(fixed(16), limit=MAX_DEPS)
 _SIGNATURE = option(BYTES)
 _read_u32, _read_u64, _read_node = U32.read, U64.read, NODE.read
-_read_deps, _write_deps = _DEPS.read, _DEPS.write
+read_deps = _DEPS.read
 _read_payload, _write_payload = PAYLOAD.read, PAYLOAD.write
 _read_signature = _SIGNATURE.read
-_ONE_BYTE = [bytes([n]) for n in range(0x80)]
 _SCHEDULE_NUMBER = number_of(ScheduleJob)
 _SCHEDULE = encode_value(U64, _SCHEDULE_NUMBER)
 # Version, wall, logical, and the node twice.
@@ -61,7 +62,6 @@ _LINK_MARK, _PIN_MARK = 0xFF, 0xFE
 NO_ID = bytes(16)
 # An unknown payload may contain bytes that look like a signature, and each try costs a hash.
 _SIGNATURES_TRIED = 4
-# The payloads that create something, and the field that names it.
 # The payloads that make something, and the field with its id, which may be that of the op.
 SELF_NAMED: dict[type[Payload], str] = {
     ScheduleJob: "job_id",
@@ -168,10 +168,18 @@ def bind(op: Op) -> tuple[Op, bytes]:
     return bound(op.timestamp, op.causal_deps, op.payload)
 
 
-def bound(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload) -> tuple[Op, bytes]:
-    """Builds an op with a content-bound id from its time, dependencies and payload. Returns op and unsigned bytes."""
-    rest, at = _rest(stamp, deps, payload)
-    identity = make_ulid(stamp.wall, digest(_OP_CONTEXT + rest, 10))
+def bound(
+    stamp: Hlc,
+    deps: tuple[bytes, ...],
+    payload: Payload,
+    context: bytes = _OP_CONTEXT,
+    encoded: bytes | None = None,
+) -> tuple[Op, bytes]:
+    """The op with this content, under the id that its content gives it in that context, and its unsigned bytes.
+    `encoded` is the payload, if the caller has its bytes.
+    """
+    rest, at = _rest(stamp, deps, payload, encoded)
+    identity = make_ulid(stamp.wall, digest(context + rest, 10))
     field = SELF_NAMED.get(type(payload))
     if field is not None and getattr(payload, field) == NO_ID:
         # The bytes between the payload's beginning and the name never contain that many zeros.
@@ -194,9 +202,17 @@ def is_bound(data: bytes, op: Op) -> bool:
             # An op cannot contain its own id by chance, so its first occurrence is the name.
             place = body.index(op.id, 16)
             body = body[:place] + NO_ID + body[place + 16 :]
-        elif not isinstance(payload, ScheduleJob) and named != _other_name(op):
+        elif is_misnamed(op):
             return False
     return op.timestamp.wall >> 48 == 0 and _bound_id(op.timestamp.wall, body) == op.id
+
+
+def is_misnamed(op: Op) -> bool:
+    """Whether an op makes an artifact or a message that has neither its id nor one that its author could foresee."""
+    payload = op.payload
+    if isinstance(payload, ScheduleJob) or (field := SELF_NAMED.get(type(payload))) is None:
+        return False
+    return getattr(payload, field) not in (op.id, _other_name(op))
 
 
 def _other_name(op: Op) -> bytes | None:
@@ -252,27 +268,43 @@ def unsigned(op: Op) -> bytes:
     return op.id + _rest(op.timestamp, op.causal_deps, op.payload)[0]
 
 
-def _rest(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload) -> tuple[bytes, int]:
+def _rest(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload, encoded: bytes | None = None) -> tuple[bytes, int]:
     """The bytes between the id and the signature field, and where the payload begins in them."""
-    wall, logical, node = stamp
-    out = bytearray(_version_and_wall(wall))
-    if 0 <= logical <= 0x7F:
-        out.append(logical)
-    else:
-        U32.write(out, logical)
-    out += _node_twice(node)
-    if len(deps) == 1 and len(deps[0]) == 16:
-        out.append(1)
-        out += deps[0]
-    else:
-        _write_deps(out, deps)
+    out = bytearray(before_deps(stamp))
+    out += deps_bytes(deps)
     at = len(out)
-    if type(payload) is Unknown:
+    if encoded is not None:
+        out += encoded
+    elif type(payload) is Unknown:
         write_varint(out, payload.number)
         out += payload.content
     else:
         _write_payload(out, payload)
     return bytes(out), at
+
+
+def before_deps(stamp: Hlc) -> bytes:
+    """The bytes between the id of an op and what it depends on."""
+    return _version_and_wall(stamp.wall) + logical_bytes(stamp.logical) + _node_twice(stamp.node)
+
+
+def before_deps_around(stamp: Hlc) -> tuple[bytes, bytes]:
+    """The bytes between the id of an op and what it depends on, before and after the logical part of its time."""
+    return _version_and_wall(stamp.wall), _node_twice(stamp.node)
+
+
+@lru_cache(maxsize=2048)
+def logical_bytes(logical: int) -> bytes:
+    return encode_value(U32, logical)
+
+
+def deps_bytes(deps: tuple[bytes, ...]) -> bytes:
+    """What an op depends on, as it is written."""
+    if not deps:
+        return b"\x00"
+    if len(deps) == 1 and len(deps[0]) == 16:
+        return b"\x01" + deps[0]
+    return encode_value(_DEPS, deps)
 
 
 def plain_schedule(
@@ -281,29 +313,18 @@ def plain_schedule(
     """The id and the unsigned bytes of the op that schedules a job of its own id without special options, built in one
     step: it is the most common op and the only one that is written alone. Without a `job_id` the id is bound.
     """
-    wall, logical, node = stamp
-    head = b"".join(
-        (
-            _version_and_wall(wall),
-            encode_value(U32, logical) if logical > 0x7F else _ONE_BYTE[logical],
-            _node_twice(node),
-            b"\x00" if link is None else b"\x01" + link,
-            _SCHEDULE,
-        )
-    )
-    rest = _text(kind) + encode_value(BYTES, payload) + b"\x00"
+    head = before_deps(stamp) + (b"\x00" if link is None else b"\x01" + link) + _SCHEDULE
+    rest = b"".join((_text(kind), varint_bytes(len(payload)), payload, b"\x00"))
     if job_id is None:
-        job_id = make_ulid(wall, digest(b"".join((_OP_CONTEXT, head, NO_ID, rest)), 10))
-    return job_id, b"".join((job_id, head, job_id, rest))
+        job_id = stamp.wall.to_bytes(6, "big") + digest(_OP_CONTEXT + head + NO_ID + rest, 10)
+    return job_id, job_id + head + job_id + rest
 
 
 def plain_schedule_link(data: bytes, job_id: bytes, stamp: Hlc, kind: str) -> bytes | None:
     """The link of the op that schedules this job of its own id without special options, if these bytes are one and its
     id follows from its content; else None. This is much faster than to read the op. It does not look at the signature.
     """
-    wall, logical, node = stamp
-    number = encode_value(U32, logical) if logical > 0x7F else _ONE_BYTE[logical]
-    head = b"".join((job_id, _version_and_wall(wall), number, _node_twice(node), b"\x01"))
+    head = job_id + before_deps(stamp) + b"\x01"
     at = len(head) + 16
     place = at + len(_SCHEDULE)
     kind_text = _text(kind)
@@ -318,7 +339,7 @@ def plain_schedule_link(data: bytes, job_id: bytes, stamp: Hlc, kind: str) -> by
     if data[end - 1 : end] != b"\x00":
         return None
     content = b"".join((_OP_CONTEXT, data[16:place], NO_ID, data[place + 16 : end]))
-    return data[at - 16 : at] if wall.to_bytes(6, "big") + digest(content, 10) == job_id else None
+    return data[at - 16 : at] if stamp.wall.to_bytes(6, "big") + digest(content, 10) == job_id else None
 
 
 # A node writes many ops in a millisecond and always under one id, so these bytes are worth caching.
@@ -326,7 +347,7 @@ def plain_schedule_link(data: bytes, job_id: bytes, stamp: Hlc, kind: str) -> by
 
 @lru_cache(maxsize=64)
 def _version_and_wall(wall: int) -> bytes:
-    return bytes([SCHEMA_VERSION]) + encode_value(U64, wall)
+    return _VERSION + varint_bytes(wall)
 
 
 @lru_cache(maxsize=4096)
@@ -373,7 +394,7 @@ def _read_envelope(r: Reader) -> Op:
     if version != SCHEMA_VERSION:
         raise Malformed(f"schema version {version} is not known here")
     timestamp = Hlc(_read_u64(r), _read_u32(r), _read_node(r))
-    node, deps, at = _read_node(r), _read_deps(r), r.pos
+    node, deps, at = _read_node(r), read_deps(r), r.pos
     try:
         payload = _read_payload(r)
     except UnknownVariant as error:

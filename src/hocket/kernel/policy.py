@@ -98,7 +98,7 @@ _encoder = msgspec.json.Encoder()
 
 def encode_policy(policy: Policy) -> bytes:
     """The envelope bytes; none at all for the default policy."""
-    return b"" if policy == DEFAULT else _encoder.encode(policy)
+    return b"" if policy is DEFAULT or policy == DEFAULT else _encoder.encode(policy)
 
 
 @lru_cache(maxsize=256)

@@ -148,22 +148,18 @@ def decode(codec: Codec[T], data: bytes) -> T:
 
 
 @lru_cache(maxsize=4096)
-def _long_varint(n: int) -> bytes:
-    out = bytearray()
-    while n > 0x7F:
-        out.append(n & 0x7F | 0x80)
-        n >>= 7
-    out.append(n)
-    return bytes(out)
+def varint_bytes(n: int) -> bytes:
+    """Times that follow each other share all but their first bytes, which come from this cache then."""
+    if not 0 <= n <= _U64_MAX:
+        raise Malformed(f"not an unsigned 64-bit integer: {n}")
+    return bytes((n,)) if n <= 0x7F else bytes((n & 0x7F | 0x80,)) + varint_bytes(n >> 7)
 
 
 def write_varint(out: bytearray, n: int) -> None:
     if 0 <= n <= 0x7F:
         out.append(n)
-    elif 0 < n <= _U64_MAX:
-        out += _long_varint(n)
     else:
-        raise Malformed(f"not an unsigned 64-bit integer: {n}")
+        out += varint_bytes(n)
 
 
 def _read_u64(r: Reader) -> int:

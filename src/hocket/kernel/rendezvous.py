@@ -3,9 +3,12 @@ ask. The ranking decides who tries, and when; the arbiter, or for `open` jobs th
 the job. `candidates` decides who is ranked.
 
 A worker's score for a job is SHA-256 over the job's id, the seed and the worker's id; the lowest score wins. The seed
-is the first half of the signature of the op that submits the job: nobody knows it before the submitter signs. With
-weights w the highest −w / ln h wins, where h is the score as a fraction between 0 and 1, counted from the highest score
-down. So equal weights give the order of the scores, and a worker of weight 2 gets twice the jobs of one of weight 1.
+is the first half of the signature of the op that submits the job: nobody knows it before the submitter signs. Jobs that
+come as facts of one bundle share its signature, so the seed of each is SHA-256 over that half and the fact's id.
+
+With weights w the highest −w / ln h wins, where h is the score as a fraction between 0 and 1, counted from the highest
+score down. So equal weights give the order of the scores, and a worker of weight 2 gets twice the jobs of one of weight
+1.
 """
 
 from collections import Counter
@@ -20,6 +23,7 @@ from operator import truediv
 from struct import Struct
 from typing import NamedTuple
 
+from hocket.kernel.bundles import BUNDLE_SIGNED
 from hocket.kernel.clock import Hlc
 from hocket.kernel.jws import SIGNATURE_CHARS, SIGNATURE_END_CHARS, from_base64url, open_detached
 from hocket.kernel.keys import SIGNATURE_BYTES
@@ -53,19 +57,29 @@ class NotSigned(ValueError):
 
 
 def seed_of(op: Op) -> bytes:
-    """The seed of the job that this op submits. Raises NotSigned for an op that its node has yet to sign."""
+    """The seed of the job that this op submits. A fact must have its bundle's signature. Raises NotSigned for an op
+    that its node has yet to sign.
+    """
     if op.signature is None or is_mark(op.signature):
         raise NotSigned("the op that submits the job is not signed yet")
+    if op.signature.startswith(BUNDLE_SIGNED[-1:]):
+        return _fact_seed(op.id, op.signature[1:])
     return open_detached(op.signature, op.node_id)[:SEED_BYTES]
 
 
 def seed_in(op: bytes) -> bytes:
     """The seed from the bytes of an op that this node has stored. Only their end is read: an op ends with its
-    signature.
+    signature, and a fact with that of its bundle.
     """
+    if op[-len(BUNDLE_SIGNED) - SIGNATURE_CHARS : -SIGNATURE_CHARS] == BUNDLE_SIGNED:
+        return _fact_seed(op[:16], op[-SIGNATURE_CHARS:])
     if op[-SIGNATURE_END_CHARS:-SIGNATURE_CHARS] != b"..":
         raise NotSigned("the op that submits the job is not signed yet")
     return from_base64url(op[-SIGNATURE_CHARS:])[:SEED_BYTES]
+
+
+def _fact_seed(fact_id: bytes, signature: bytes) -> bytes:
+    return sha256(from_base64url(signature)[:SEED_BYTES] + fact_id).digest()
 
 
 def score(job: str, seed: bytes, worker: str) -> bytes:

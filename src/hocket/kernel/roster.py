@@ -70,8 +70,10 @@ class Outcome(IntEnum):
     CANCELLED = 2
 
 
-class Job(msgspec.Struct, frozen=True):
-    """One job according to the ops up to `last`."""
+class Job(msgspec.Struct, frozen=True, gc=False):
+    """One job according to the ops up to `last`. Nothing in it leads back to it, so the garbage collector leaves it
+    alone.
+    """
 
     id: bytes
     kind: str
@@ -262,7 +264,6 @@ def _claim(job: Job, op: Op, payload: ClaimWork, context: JobContext) -> Verdict
         return Reason.NOT_CLAIMER
     if not 0 < payload.lease_duration_ms <= LEASE_MS_MAX:
         return Reason.BAD_LEASE
-    wall = op.timestamp.wall
     if job.state is State.CLAIMED:
         return _renew(job, op, payload, context)
     # A renewal of a claim that has ended meanwhile is not a new claim: its author would not know the new fence.
@@ -271,16 +272,29 @@ def _claim(job: Job, op: Op, payload: ClaimWork, context: JobContext) -> Verdict
         return refused
     if not context.is_strict and (refused := _against_policy(job, op, context)) is not None:
         return refused
+    return _claimed(job, payload, op.id, op.timestamp)
+
+
+def _claimed(job: Job, payload: ClaimWork, claim_op: bytes, at: Hlc) -> Job:
     return replace(
         job,
         state=State.CLAIMED,
         fence=job.fence + 1,
         claimer=payload.claimer,
-        claim_op=op.id,
-        deadline=wall + payload.lease_duration_ms,
-        last=op.timestamp,
+        claim_op=claim_op,
+        deadline=at.wall + payload.lease_duration_ms,
+        last=at,
         begin_by=None,
     )
+
+
+def plain_claim(job: Job, payload: ClaimWork, author: int, claim_op: bytes, at: Hlc) -> Job | None:
+    """The job with a claim of this author that cites nothing, and that the arbiter has written or accepted, as
+    `apply_decided` gives it. None if the claim might be refused, or is more than the first one on a ready job.
+    """
+    is_plain = job.state is State.PENDING and job.ready_at <= at.wall and job.begin_by is None and not job.policy.open
+    is_good = payload.claimer == author and 0 < payload.lease_duration_ms <= LEASE_MS_MAX
+    return _claimed(job, payload, claim_op, at) if is_plain and is_good else None
 
 
 def _against_policy(job: Job, op: Op, context: JobContext) -> Reason | None:
@@ -344,17 +358,39 @@ def _held(job: Job, op: Op, claimer: int, context: JobContext) -> Reason | None:
 
 def _complete(job: Job, op: Op, payload: CompleteJob, context: JobContext) -> Verdict:
     refused = _held(job, op, op.node_id, context)
-    if refused is not None:
-        return refused
+    return _completed(job, payload, op.timestamp) if refused is None else refused
+
+
+def _completed(job: Job, payload: CompleteJob, at: Hlc) -> Job:
     return replace(
         job,
         state=State.COMPLETED,
         outcome=Outcome.SUCCEEDED,
-        done=op.timestamp,
+        done=at,
         artifacts=payload.output_artifacts,
         deadline=None,
-        last=op.timestamp,
+        last=at,
     )
+
+
+def plain_completion(job: Job, payload: CompleteJob, author: int, cited: tuple[bytes, ...], at: Hlc) -> Job | None:
+    """The job with a completion by this author that the arbiter has written or accepted, as `apply_decided` gives it.
+    None if the completion might be refused, or cites more than the claim in force.
+    """
+    is_plain = job.state is State.CLAIMED and cited == (job.claim_op,)
+    return _completed(job, payload, at) if is_plain and job.claimer == author else None
+
+
+def plain_acceptance(job: Job, offered: Op, acceptance: bytes, at: Hlc) -> Job | None:
+    """The job with an offer that the arbiter accepts, as `apply_decided` gives it. None if the offer might be refused,
+    or is not plain.
+    """
+    payload = offered.payload
+    if type(payload) is ClaimWork:
+        return None if offered.cited else plain_claim(job, payload, offered.node_id, acceptance, at)
+    if type(payload) is CompleteJob and not job.policy.open:
+        return plain_completion(job, payload, offered.node_id, offered.cited, at)
+    return None
 
 
 def _yield(job: Job, op: Op, payload: YieldWork, context: JobContext) -> Verdict:

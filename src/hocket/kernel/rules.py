@@ -1,8 +1,9 @@
 """The mesh-rules document: what every node of a mesh must agree on before it exchanges a single op. Two nodes compare
 its hash; `mesh` decides what happens if the hashes differ. The Likewise document names its content and leaves its
 layout open; ours is a version, the caveat names and the sanitisation names, in the order of its chapters. A mesh that
-uses Hocket's extensions has a block for them after these, one with bound ids has a second block, and one whose ranked
-jobs are open a byte after that, so that a mesh without them has exactly the bytes, and the hash, of a strict one.
+uses Hocket's extensions has a block for them after these, and one with bound ids has a second block. Two bytes may
+follow: whether ranked jobs are open, and whether ops come in bundles. What is no and stands last is left out, so that a
+mesh without all of these has exactly the bytes, and the hash, of a strict one.
 """
 
 from functools import lru_cache
@@ -61,7 +62,7 @@ class Bounds(Struct, frozen=True):
 
 class Rules(Struct, frozen=True):
     """With `ranked_open`, a job that workers claim by rank is open if neither its submitter nor its kind says
-    otherwise, so that no coordinator is needed.
+    otherwise, so that no coordinator is needed. With `bundles`, one envelope may carry several facts.
     """
 
     version: str = "0.1"
@@ -70,6 +71,7 @@ class Rules(Struct, frozen=True):
     extensions: Extensions | None = None
     bounds: Bounds | None = None
     ranked_open: bool = False
+    bundles: bool = False
 
     @property
     def is_strict(self) -> bool:
@@ -103,7 +105,7 @@ UNBOUND = Rules(
         derivation_kinds=DERIVATION_KINDS,
     )
 )
-HOCKET = replace(UNBOUND, bounds=Bounds())
+HOCKET = replace(UNBOUND, bounds=Bounds(), bundles=True)
 
 _NAMES = seq(STR, limit=1024)
 _EXTENSIONS = fields(Extensions, seq(pair(U32, STR), limit=1024), BOOL, U64, _NAMES, _NAMES)
@@ -120,7 +122,9 @@ def encode_rules(rules: Rules) -> bytes:
         data += encode(_EXTENSIONS, rules.extensions)
     if rules.bounds is not None:
         data += encode(_BOUNDS, rules.bounds)
-    if rules.ranked_open:
+    if rules.ranked_open or rules.bundles:
+        data += encode(BOOL, rules.ranked_open)
+    if rules.bundles:
         data += encode(BOOL, True)
     _check(rules, len(data))
     return data
@@ -131,10 +135,10 @@ def decode_rules(data: bytes) -> Rules:
     version, caveats, sanitize = STR.read(r), _NAMES.read(r), _NAMES.read(r)
     extensions = _EXTENSIONS.read(r) if r.remaining() else None
     bounds = _BOUNDS.read(r) if r.remaining() else None
-    is_more = bool(r.remaining())
-    rules = Rules(version, caveats, sanitize, extensions, bounds, BOOL.read(r) if is_more else False)
-    if is_more and not rules.ranked_open:
+    said = [BOOL.read(r) for _ in range(min(r.remaining(), 2))]
+    if said and not said[-1]:
         raise Malformed("what the rules leave out is no")
+    rules = Rules(version, caveats, sanitize, extensions, bounds, *said)
     if r.remaining():
         raise Malformed(f"{r.remaining()} bytes follow the rules")
     _check(rules, len(data))
@@ -161,8 +165,8 @@ def _check(rules: Rules, size: int) -> None:
         raise Malformed(f"rules of {size} bytes; at most {RULES_BYTES_MAX}")
     if rules.bounds is not None and rules.extensions is None:
         raise Malformed("bounds need extensions, and there are none")
-    if rules.ranked_open and rules.bounds is None:
-        raise Malformed("open ranked jobs need bounds, and there are none")
+    if (rules.ranked_open or rules.bundles) and rules.bounds is None:
+        raise Malformed("open ranked jobs and bundles need bounds, and there are none")
     if rules.extensions is not None:
         numbers = [number for number, _ in rules.extensions.variants]
         if numbers != sorted(set(numbers)) or any(number < EXTENSION_BASE for number in numbers):

@@ -61,21 +61,22 @@ class OpSigner:
     could sign later what this node has left.
     """
 
-    __slots__ = ("_at_once", "_kept", "_secret", "_sign", "node")
+    __slots__ = ("_at_once", "_end_context", "_kept", "_secret", "_sign", "_sign_end", "node")
 
     def __init__(self, key: SigningKey, node: int, *, at_once: bool = False) -> None:
         self.node = node
         self._at_once = at_once
         self._sign = key.sign
+        # The end is signed 50 times a second at most, and a node without peers signs nothing else.
+        self._sign_end = key.sign_with_sodium
         self._secret = blake2b(_SECRET_CONTEXT, key=key.seed, digest_size=32).digest()
+        self._end_context = _END_CONTEXT + node.to_bytes(8, "big")
         self._kept = lru_cache(maxsize=_KEPT_OPS)(self._signed)
 
     def for_log(self, body: bytes, *, at_once: bool = False) -> bytes:
         """The op for this node's log, from its unsigned bytes: marked, or signed if that is needed at once."""
-        return self._signed(body) if at_once or self._at_once else self.marked(body)
-
-    def marked(self, body: bytes) -> bytes:
-        """The op with a mark, from its unsigned bytes."""
+        if at_once or self._at_once:
+            return self._signed(body)
         if len(body) > MAX_OP_BYTES - 2 * MAX_SIGNATURE_BYTES:
             self._signed(body)  # raises Malformed for an op that could never leave the node
         return body + _FIELD + self._mark(body)
@@ -113,11 +114,11 @@ class OpSigner:
 
     def end_mark(self, seq: int, chain: bytes) -> bytes:
         """Shows the node's own processes that one of them wrote this end of the log."""
-        return self._mark(end_message(self.node, seq, chain))
+        return self._mark(self._end_context + seq.to_bytes(8, "big") + chain)
 
     def end_signature(self, seq: int, chain: bytes) -> bytes:
         """Shows everyone that the node had this log."""
-        return self._sign(end_message(self.node, seq, chain))
+        return self._sign_end(end_message(self.node, seq, chain))
 
     def _mark(self, body: bytes) -> bytes:
         return blake2b(body, key=self._secret, digest_size=_MARK_BYTES).digest()

@@ -25,7 +25,21 @@ from hocket.kernel.coordination_payloads import (
     SetAvailability,
     Strategy,
 )
-from hocket.kernel.postcard import BOOL, BYTES, F64, NODE, STR, U64, Codec, StructCodec, enum, fixed, option, pair, seq
+from hocket.kernel.postcard import (
+    BOOL,
+    BYTES,
+    F64,
+    NODE,
+    STR,
+    U64,
+    Codec,
+    StructCodec,
+    enum,
+    fixed,
+    option,
+    pair,
+    seq,
+)
 from hocket.kernel.postcard import struct as fields
 from hocket.kernel.postcard import union as one_of
 
@@ -434,6 +448,15 @@ class Unknown(Struct, frozen=True):
     content: bytes
 
 
+class Bundle(Struct, frozen=True):
+    """Several facts of one author: payloads with the number `variant`, each with the ops that it depends on. It means
+    what they would mean as ops of their own: see `bundles`.
+    """
+
+    variant: int
+    facts: bytes
+
+
 class ReportFork(Struct, frozen=True):
     """The proof that a node has two histories: its key, and two ops that it signed and that cannot both be in one."""
 
@@ -484,7 +507,7 @@ Payload = (
     | ReportFork | RevokeRoot | AcceptOffer | PostponeWork | DefineKind | SaveCheckpoint
     | AcquireLocks | RenewLocks | ReleaseLocks | LeaveQueue | BreakLock
     | SendMessage | ClaimMessage | AcknowledgeMessage | ReturnMessage | RetryMessage
-    | PutRow | ResolveConflict | SetAvailability | Unknown
+    | PutRow | ResolveConflict | SetAvailability | Bundle | Unknown
 )  # fmt: skip
 
 LOCATION = fields(Location, F64, F64, option(F64))
@@ -574,6 +597,7 @@ VARIANTS[1049] = fields(ResolveConflict, STR, STR, ULID, ULID, option(BYTES))
 VARIANTS[1050] = fields(SetAvailability, NODE, enum(Availability), STR)
 # A payload that was sanitised twice carries the rules of both, not two wrappers.
 VARIANTS[1031] = fields(Sanitised, seq(STR, limit=64), one_of(VARIANTS))
+VARIANTS[1051] = fields(Bundle, U64, BYTES)
 
 PAYLOAD: Codec[Payload] = one_of(VARIANTS)
 NAMES: dict[int, str] = {number: codec.cls.__name__ for number, codec in VARIANTS.items()}

@@ -13,8 +13,9 @@ TEXT_BYTES_MAX = 1024 * 1024
 DEPTH_MAX = 8
 _SHOWN_CHARS = 60
 
-_WHOLE = re.compile("-?(?:0|[1-9][0-9]*)")
-_POINT = re.compile("-?(?:0|[1-9][0-9]*)[.][0-9]+")
+# `re` compiles these when they are first used: every worker loads this module, and few read YAML.
+_WHOLE = "-?(?:0|[1-9][0-9]*)"
+_POINT = "-?(?:0|[1-9][0-9]*)[.][0-9]+"
 _DIGITS_MAX = 20  # one more than any number in a manifest may have
 _FRACTION_CHARS_MAX = 64
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
@@ -25,16 +26,13 @@ _SWITCHES = frozenset(
 )
 _DISPUTED = _SWITCHES | {"<<", "="}
 # Line ends in YAML 1.1, ordinary characters in 1.2.
-_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
+_LINE_ENDS = "[\x85\u2028\u2029]"
 # Whatever a reader of YAML 1.1 or 1.2 might take for a number or a time. At every character at most one part of an
 # alternative can continue, so a text of any length is matched in one pass.
-_NUMBER = re.compile(
-    r"""[-+]?(?: 0b[01_]+ | 0o?[0-7_]+ | 0x[0-9a-fA-F_]+ | [0-9][0-9_]*(?::[0-5]?[0-9])+(?:[.][0-9_]*)?
+_NUMBER = r"""[-+]?(?: 0b[01_]+ | 0o?[0-7_]+ | 0x[0-9a-fA-F_]+ | [0-9][0-9_]*(?::[0-5]?[0-9])+(?:[.][0-9_]*)?
             | (?:[0-9][0-9_]*(?:[.][0-9_]*)? | [.][0-9_]+)(?:[eE][-+]?[0-9]+)? | [.](?:inf|Inf|INF) )
         | [.](?:nan|NaN|NAN)
-        | [0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:(?:[Tt]|[ \t]+).*)?""",
-    re.VERBOSE,
-)
+        | [0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:(?:[Tt]|[ \t]+).*)?"""
 
 
 class BadText(ValueError):
@@ -113,7 +111,7 @@ def _yaml(text: str) -> object:
     # Loading this takes as long as everything else in a short command, and JSON does not need it.
     import yaml
 
-    if found := _LINE_ENDS.search(text):
+    if found := re.search(_LINE_ENDS, text):
         line = text.count("\n", 0, found.start()) + 1
         raise BadText(f"line {line}: the character U+{ord(found[0]):04X} ends a line for some YAML readers; escape it")
     if (at := text.find("\ufeff", 1)) > 0:
@@ -177,11 +175,11 @@ def _plain(event: Any) -> object:
         return None
     if text in _TRUTHS:
         return _TRUTHS[text]
-    if _WHOLE.fullmatch(text):
+    if re.fullmatch(_WHOLE, text):
         return _whole(text)
-    if _POINT.fullmatch(text):
+    if re.fullmatch(_POINT, text):
         return _fraction(text)
-    if text in _DISPUTED or _NUMBER.fullmatch(text):
+    if text in _DISPUTED or re.fullmatch(_NUMBER, text, re.VERBOSE):
         raise BadText(
             f"line {_line(event)}: {_shown(text)} is not the same to all YAML readers; quote a text, and write a"
             " number in plain digits"

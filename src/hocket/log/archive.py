@@ -15,15 +15,15 @@ CHUNK = 4 * MAX_OP_BYTES
 
 
 def export_ops(log: Log, out: BinaryIO, progress: Callable[[int, int], None] = lambda done, total: None) -> int:
-    """Writes every op in the order of arrival; returns how many."""
+    """Writes every op in the order of arrival; returns how many. The facts of a bundle count like other ops."""
     with log.store.read() as session:
-        total = session.head().seq
+        total = session.entry_count()
         count = bytearray()
         write_varint(count, total)
         out.write(count)
-        seq = 0
+        seq = done = 0
         check = session.row_check
-        while rows := session.stored_ops(seq, BATCH):
+        while rows := session.stored_entries(seq, BATCH):
             if check is not None and len(check.ops(rows)) < len(rows):
                 raise StoreError(
                     f"an op between number {rows[0].seq} and {rows[-1].seq} is not the one that its author signed;"
@@ -32,8 +32,9 @@ def export_ops(log: Log, out: BinaryIO, progress: Callable[[int, int], None] = l
             for row in rows:
                 out.write(log.signed(row.body))
             seq = rows[-1].seq
-            progress(seq, total)
-    return total
+            done += len(rows)
+            progress(done, total)
+        return session.op_count()
 
 
 def import_ops(log: Log, source: BinaryIO) -> Admission:

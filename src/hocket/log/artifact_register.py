@@ -3,6 +3,7 @@
 from hocket.kernel.clock import pack
 from hocket.kernel.ops import Op
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, number_of
+from hocket.log.memory import Memory
 from hocket.log.projectors import Engine
 from hocket.store import Artifact, Session
 
@@ -20,6 +21,7 @@ class ArtifactRegister:
         self._session, self._engine, self._is_bound = session, engine, is_bound
         # Artifacts that are not stored yet.
         self._made: dict[bytes, Artifact] = {}
+        self.memory = Memory((self._made,))
 
     def artifact(self, artifact_id: bytes) -> Artifact | None:
         return self._made.get(artifact_id) or self._session.artifact(artifact_id)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hocket.errors import StoreError
 from hocket.kernel.authority import Authority
+from hocket.kernel.bundles import facts_of
 from hocket.kernel.clock import pack
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode, is_bound, verify_op
@@ -18,7 +19,7 @@ from hocket.kernel.signing import OpSigner, is_end_of, is_mark, is_marked
 from hocket.kernel.subjects import subject_of
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import DelegateUcan, Sanitised, discriminant, number_of
+from hocket.kernel.vocabulary import Bundle, DelegateUcan, Sanitised, discriminant, number_of
 from hocket.log.naming import ID_BYTES, long_key
 from hocket.log.parallel import Helpers, in_parallel
 from hocket.log.sealing import link
@@ -113,20 +114,26 @@ class Auditor:
     def walk(self, session: Session, head: Head, progress: Callable[[int, int], None]) -> None:
         self.meet(session)
         self._signed_seq = head.seal.signed
-        while rows := session.stored_ops(self.seq, BATCH):
-            self.take(rows)
-            progress(self.count, head.seq)
+        while rows := session.stored_entries(self.seq, BATCH):
+            self.take(session, rows)
+            progress(self.seq, head.seq)
 
     def resume(self, seq: int, chain: bytes) -> None:
         """Goes on after an op that was found good before, with its link."""
         self.seq, self._chain = seq, chain
 
-    def take(self, rows: Sequence[OpRow]) -> None:
-        """Checks the next ops of the log."""
+    def take(self, session: Session, rows: Sequence[OpRow]) -> None:
+        """Checks the next entries of the log, and the facts of those that are bundles."""
         ops = [self._decoded(row) for row in rows]
         signed = self._signatures(rows, ops)
         for row, op, is_signed in zip(rows, ops, signed, strict=True):
             self._check(row, op, is_signed)
+            if op is not None and isinstance(op.payload, Bundle):
+                self._check_facts(row, op, session.facts_of(row.seq))
+            if self._signed_seq == self.seq:
+                self._signed_chain = self._chain
+            if self._expected == (self.seq, self._chain):
+                self._met_expected = True
 
     def check_tail(self, head: Head) -> None:
         if self.seq < head.seq:
@@ -175,10 +182,20 @@ class Auditor:
             self.report(row, "its link does not fit the chain")
         # The chain continues from the value that can still be trusted, so that one damaged op is not reported as many.
         self._chain = computed if body_good else row.chain
-        if row.seq == self._signed_seq:
-            self._signed_chain = self._chain
-        if self._expected == (row.seq, self._chain):
-            self._met_expected = True
+
+    def _check_facts(self, row: OpRow, bundle: Op, stored: Sequence[OpRow]) -> None:
+        """The rows of the facts must be those that follow from the bundle's bytes."""
+        try:
+            facts = [each.op for each in facts_of(bundle)]
+        except Malformed:
+            facts = []
+        is_whole = bool(facts) and len(stored) == len(facts)
+        places = enumerate(zip(stored, facts, strict=True)) if is_whole else ()
+        if not is_whole or not all(each.place == place and _columns_fit(each, op) for place, (each, op) in places):
+            self.report(row, "its facts are not those of its bytes")
+        self.seq += len(stored)
+        # The facts count, not the bundle.
+        self.count += len(stored) - 1
 
     def _decoded(self, row: OpRow) -> Op | None:
         try:

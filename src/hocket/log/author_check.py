@@ -7,9 +7,10 @@ decides the rest: what the op means, whether its author may write it, and whethe
 from collections.abc import Callable, Sequence
 
 from hocket.kernel.authority import Authority, is_root_revocation
+from hocket.kernel.bundles import read_facts
 from hocket.kernel.clock import WALL_MAX
 from hocket.kernel.forks import BOUND_OP_BYTES_MAX, read_fork
-from hocket.kernel.ops import Op, foreseen_id, is_bound, verify_op
+from hocket.kernel.ops import Op, foreseen_id, is_bound, is_misnamed, verify_op
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.schedules import is_tick
@@ -17,6 +18,7 @@ from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
     EXTENSION_BASE,
+    Bundle,
     DelegateUcan,
     ReportFork,
     RevokeRoot,
@@ -122,6 +124,7 @@ class AuthorCheck:
         mesh Hocket's own, as every other v0.1 node does.
         """
         is_foreign = isinstance(op.payload, Unknown) and not self._is_bound
+        is_foreign |= isinstance(op.payload, Bundle) and not self._permissions.rules.bundles
         is_extension = self._is_strict and discriminant(op.payload) >= EXTENSION_BASE
         return Reason.UNKNOWN_VARIANT if is_foreign or is_extension else None
 
@@ -158,11 +161,21 @@ def binding_fault(user: str, raw: bytes, op: Op) -> Reason | None:
         return Reason.TOO_LARGE
     if op.link is None or not is_bound(raw, op) or _is_misnamed(op):
         return Reason.UNBOUND
+    if isinstance(op.payload, Bundle):
+        return _bundle_fault(raw)
     if isinstance(op.payload, ReportFork) and read_fork(op.payload) is None:
         return Reason.MALFORMED
     if isinstance(op.payload, RevokeRoot) and not is_root_revocation(user, op.payload):
         return Reason.BAD_SIGNATURE
     return None
+
+
+def _bundle_fault(bundle: bytes) -> Reason | None:
+    try:
+        ops = [each.op for each in read_facts(bundle)]
+    except Malformed:
+        return Reason.MALFORMED
+    return Reason.UNBOUND if any(is_misnamed(op) or _is_misnamed(op) for op in ops) else None
 
 
 def _is_misnamed(op: Op) -> bool:

@@ -12,9 +12,10 @@ from hocket.kernel.policy import dependencies
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import ACCEPTANCES, JOB, Subject, subject_of
 from hocket.kernel.vocabulary import Payload, ScheduleJob, number_of
+from hocket.log.memory import Memory
 from hocket.log.naming import ID_BYTES
 from hocket.log.unstored_ops import UnstoredOps
-from hocket.store import Artifact, JobEntry, Session
+from hocket.store import Artifact, JobEntry, OpRow, Session
 
 _COUNTS = 0
 _ACCEPTANCES = tuple(number_of(each) for each in ACCEPTANCES)
@@ -49,11 +50,30 @@ class Citations:
         # Of the expected names, only those that an op cites are worth a query.
         self._expected: set[bytes] = set()
         self._cited_ones: set[bytes] = set()
+        self._rows: dict[bytes, OpRow] = {}
+        self.memory = Memory((self._expected, self._cited_ones, self._rows))
 
     def expect(self, names: Sequence[bytes]) -> None:
         """Reads with one query which of these names any op cites."""
         self._expected.update(names)
         self._cited_ones |= self._session.cited_among(names)
+
+    def expect_none(self, op_id: bytes) -> None:
+        """No op can cite this one, which this transaction has just written."""
+        self._expected.add(op_id)
+
+    def expect_ops(self, op_ids: Sequence[bytes]) -> None:
+        """Reads with one query those of these ops that are stored."""
+        if op_ids:
+            self._rows.update((row.id, row) for row in self._session.ops_by_id(op_ids))
+
+    def row(self, op_id: bytes) -> OpRow | None:
+        """A stored op."""
+        return self._rows.get(op_id) or self._session.op(op_id)
+
+    def changed(self, op_id: bytes) -> None:
+        """A stored op is no longer as it was read."""
+        self._rows.pop(op_id, None)
 
     def citing(self, name: bytes) -> list[bytes]:
         """The ops that cite this op, job or artifact."""
@@ -62,7 +82,8 @@ class Citations:
 
     def cite(self, name: bytes, op_id: bytes) -> None:
         name = name[:ID_BYTES]
-        self._cited_ones.add(name)
+        if name in self._expected:
+            self._cited_ones.add(name)
         self._session.cite(name, op_id)
 
     def fault(self, op: Op, verdicts: Standings | None = None, newest_claim: bytes | None = None) -> Reason | None:
@@ -121,9 +142,9 @@ class Citations:
         """Whether the arbiter has accepted an offer that the op cites: the arbiter at the acceptance's time or, if the
         acceptance is later than the op, at the op's time, so that no verdict depends on a later op.
         """
-        offered = self._fresh.ops[offer][0] if offer in self._fresh.ops else None
-        row = None if offered is not None else self._session.op(offer)
-        subject = subject_of(offered.payload) if offered is not None else row and row.subject
+        fresh = self._fresh.get(offer)
+        row = None if fresh is not None else self._session.op(offer)
+        subject = subject_of(fresh[0].payload) if fresh is not None else row and row.subject
         if not subject:
             return False
         rows = [row for row in self._session.ops_about(subject) if row.variant in _ACCEPTANCES]
@@ -168,11 +189,11 @@ class Citations:
 
     def _standing(self, dep: bytes, op_id: bytes, subject: Subject | None) -> tuple[Hlc, int] | None:
         """When a cited op was written and whether it counts."""
-        if dep in self._fresh.ops:
-            op, reason = self._fresh.ops[dep]
+        if (fresh := self._fresh.get(dep)) is not None:
+            op, reason = fresh
             at, cited = op.timestamp, subject_of(op.payload)
         else:
-            row = self._session.op(dep)
+            row = self.row(dep)
             if row is None and self._settle_log():
                 row = self._session.op(dep)
             if row is None:

@@ -10,7 +10,7 @@ from hocket.store import Session
 
 def founder(session: Session) -> int | None:
     """The node with which the log begins, which may be one of another user's mesh; None if the log is empty."""
-    first = session.stored_ops(0, 1)
+    first = session.stored_entries(0, 1)
     if not first or first[0].seq != 1:
         return None
     payload = decode(first[0].body).payload

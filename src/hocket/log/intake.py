@@ -10,14 +10,15 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from hocket.kernel.bundles import Fact, count_of, read_facts
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.forks import is_fork
 from hocket.kernel.ops import NO_ID, Op, decode, link_to, verify_op
 from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
 from hocket.kernel.schedules import is_tick
-from hocket.kernel.subjects import ACCEPTANCES
-from hocket.kernel.vocabulary import DelegateUcan, ReportFork, Sanitised, number_of
+from hocket.kernel.subjects import ACCEPTANCES, JOB, subject_of
+from hocket.kernel.vocabulary import Bundle, DelegateUcan, Payload, ReportFork, Sanitised, number_of
 from hocket.log.author_check import CURABLE, SIGNED
 from hocket.log.limits import Limits
 from hocket.log.naming import long_key
@@ -79,14 +80,20 @@ class Intake:
     """
 
     def __init__(
-        self, tx: Transaction, limit: int, expected: Sequence[Op], is_vouched: bool = True, sender: int | None = None
+        self,
+        tx: Transaction,
+        limit: int,
+        expected: Sequence[tuple[bytes, Op]],
+        is_vouched: bool = True,
+        sender: int | None = None,
     ) -> None:
         self.tx = self._tx = tx
-        self._limits = Limits(tx, sender, is_vouched)
+        facts = [fact for raw, op in expected for fact, _ in _facts(raw, op)]
+        self._limits = Limits(tx, sender, is_vouched, facts)
         self._limit = limit
         self._is_vouched, self._is_operator = is_vouched, sender is None
-        self._known = _known(tx, [op.id for op in expected])
-        tx.projection.prepare(expected)
+        self._known = _known(tx, [op.id for _, op in expected])
+        tx.projection.prepare(facts)
         self._forks = tx.projection.permissions.forks
         self._room = HELD_MAX - tx.session.held()[0]
         self._held_of: dict[int, int] = {}
@@ -100,7 +107,7 @@ class Intake:
         # The latest time of the admitted ops that the clock has not heard yet.
         self._heard: Hlc | None = None
         self._ids: set[bytes] = set()
-        self._duplicated = 0
+        self._appended = self._duplicated = 0
         self._held = 0
         self._refused: dict[Reason, int] = {}
         self._curable: dict[int, Hlc] = {}
@@ -121,20 +128,23 @@ class Intake:
             # Another author has used the id before: this op's key is its id and its author.
             op = replace(op, id=long_key(op))
             known = self._known.get(op.id)
+        facts = _facts(raw, op) if reason is None else ()
         if known is not None and _is_same(known, raw, op):
-            self._duplicated += 1
+            self._duplicated += count_of(raw, op)
         elif reason is not None:
             self._refuse(op.id, op.node_id, reason, op.timestamp, self._is_signed(raw, op, reason))
         elif known is not None:
             self._contradict(known, raw, op)
-        elif (limited := self._limits.refusal(op, len(raw))) is not None:
+        elif (limited := self._limits.refusal(facts)) is not None:
             self._refuse(op.id, op.node_id, limited, op.timestamp)
         elif early:
             self._hold(raw, op, op.timestamp.wall)
-        elif op.timestamp.wall > tx.physical + FORBIDDEN_AHEAD_MS and self._is_idle_ahead(op):
+        elif self._is_ahead(op) and any(self._is_idle_ahead(each) for each, _ in facts):
             # Due when this machine's clock has reached it; others are due once it is within the allowed difference.
             self._hold(raw, op, op.timestamp.wall + self._limit - tx.physical)
-        elif not self._is_vouched and (self._is_late(op) or (self._checks_links and self._late_of(op.node_id))):
+        elif not self._is_vouched and (
+            any(self._is_late(each) for each, _ in facts) or (self._checks_links and self._late_of(op.node_id))
+        ):
             self._hold_for_owner(raw, op)
         elif tx.is_bound and op.node_id == tx.node and not self._continues(raw, op):
             tx.hear(op.timestamp)
@@ -143,20 +153,22 @@ class Intake:
             self._unlinked.add(op.node_id)
             self._refuse(op.id, op.node_id, Reason.UNLINKED, op.timestamp)
         else:
-            self._admit(raw, op)
+            self._admit(raw, op, [each for each, _ in facts])
 
-    def _admit(self, raw: bytes, op: Op) -> None:
+    def _admit(self, raw: bytes, op: Op, facts: Sequence[Op]) -> None:
         if op.node_id == self._tx.node:
             # The op is admitted, since the key is good; but this node never wrote it, or has lost it.
             self._tx.refuse(op.id, op.node_id, Reason.TWIN)
         if self._late_of(op.node_id):
             self._tx.session.drop_late([op.id])
             del self._lates[op.node_id]
-        self._heard = op.timestamp if self._heard is None else max(self._heard, op.timestamp)
+        last = facts[-1].timestamp
+        self._heard = last if self._heard is None else max(self._heard, last)
         self._tx.admit(op, raw)
+        self._appended += len(facts)
         self._known[op.id] = raw
-        self._ids.add(op.id)
-        self.taken.append(op)
+        self._ids.update(each.id for each in facts)
+        self.taken += facts
 
     def _contradict(self, known: bytes, raw: bytes, op: Op) -> None:
         """Another op has this id. If both are by one author, neither counts any more."""
@@ -255,7 +267,10 @@ class Intake:
         if is_tick(op.payload):
             # Its schedule's author must be allowed to schedule the job; its own author must be a member.
             return authority.membership_ended(op.node_id, op.timestamp.wall, ended)
-        return authority.relied_on_ended(op.node_id, op.payload, op.timestamp.wall, tx.kind_of(op.payload), ended)
+        return authority.relied_on_ended(op.node_id, op.payload, op.timestamp.wall, _kind_of(tx, op.payload), ended)
+
+    def _is_ahead(self, op: Op) -> bool:
+        return op.timestamp.wall > self._tx.physical + FORBIDDEN_AHEAD_MS
 
     def _is_idle_ahead(self, op: Op) -> bool:
         """Whether an op that is ahead of this machine's clock would not count, or follows one that is held for that.
@@ -344,9 +359,11 @@ class Intake:
             self._heard = None
 
     def admission(self) -> Admission:
-        collided = sum(self._tx.projection.reason(op_id) == Reason.INTEGRITY for op_id in self._ids)
+        collided = sum(
+            reason == Reason.INTEGRITY and op_id in self._ids for op_id, reason in self._tx.projection.changed.items()
+        )
         return Admission(
-            len(self.taken),
+            self._appended,
             self._duplicated,
             self._refused,
             collided,
@@ -357,6 +374,23 @@ class Intake:
             limited=self._limits.refused,
             branch=self._branch,
         )
+
+
+def _facts(raw: bytes, op: Op) -> Sequence[Fact]:
+    """The facts of a bundle, or an op by itself."""
+    if not isinstance(op.payload, Bundle):
+        return (Fact(op, raw),)
+    try:
+        return read_facts(raw)
+    except Malformed:
+        return ()
+
+
+def _kind_of(tx: Transaction, payload: Payload) -> str | None:
+    """The kind of the job that an op is about, if the job is known."""
+    subject = subject_of(payload)
+    job = None if subject is None or subject.family != JOB else tx.projection.jobs.state(subject.key)
+    return None if job is None else job.kind
 
 
 def _known(tx: Transaction, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:

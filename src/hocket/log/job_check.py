@@ -4,7 +4,7 @@ be later. The row of any other job must be one that this process has written or 
 A transaction folds the ops about a job whose row is not known (`JobProjector.sound`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from operator import itemgetter
 from typing import NamedTuple, Protocol, TypeVar
@@ -14,15 +14,15 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode, link_to, plain_schedule_link
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, new_job
+from hocket.kernel.roster import Job, State, new_job
 from hocket.kernel.schedules import tick_fault
 from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, Sanitised, ScheduleJob
 from hocket.log.naming import ID_BYTES
 from hocket.log.permissions import Permissions
 from hocket.log.ticks import could_be_newest
-from hocket.store import JobEntry, OpRow, Session
-from hocket.store.row_check import ReadyJob
+from hocket.store import JobEntry, OpRow, Session, Stage
+from hocket.store.row_check import BundledOp, ReadyJob
 
 # How many ops, jobs and claims are remembered as good.
 REMEMBERED_MAX = 16_384
@@ -46,12 +46,13 @@ class OpCheck(Protocol):
 
 class _GoodJob(NamedTuple):
     """A row that was found to be right, as of the last op about the job, and for a new job the permissions under which
-    its author may submit it.
+    its author may submit it. `worker` is the process of this node that holds the job.
     """
 
     job: Job
     other_last: bytes | None = None
     permissions: Permissions | None = None
+    worker: int | None = None
 
 
 class JobCheck:
@@ -69,9 +70,21 @@ class JobCheck:
         good = self._good.get(entry.job.id)
         return good is not None and good.other_last == entry.other_last and good.job == entry.job
 
+    def held(self, job_ids: Iterable[bytes]) -> list[JobEntry]:
+        known = [good for job_id in job_ids if (good := self._good.get(job_id)) is not None]
+        return [
+            JobEntry(good.job, Stage.CLAIMED, good.worker)
+            for good in known
+            if good.job.state is State.CLAIMED and good.other_last is None
+        ]
+
+    def forget(self, entries: Iterable[JobEntry]) -> None:
+        for entry in entries:
+            self._good.pop(entry.job.id, None)
+
     def enter(self, entry: JobEntry) -> None:
         """A transaction has folded the ops about this job."""
-        remember(self._good, entry.job.id, _GoodJob(entry.job, entry.other_last))
+        remember(self._good, entry.job.id, _GoodJob(entry.job, entry.other_last, worker=entry.worker))
 
     def wrote(self, entries: Sequence[JobEntry]) -> None:
         """A transaction that has written these is durable. Only jobs that were claimed are read again as they are:
@@ -81,41 +94,63 @@ class JobCheck:
         for entry in entries:
             job = entry.job
             if job.fence and job.outcome is None:
-                remember(good, job.id, _GoodJob(job))
+                remember(good, job.id, _GoodJob(job, worker=entry.worker))
             elif job.id in good:
                 del good[job.id]
 
     # Jobs that a worker may claim.
 
-    def ready(self, session: Session, jobs: list[ReadyJob]) -> list[ReadyJob]:
+    def ready(self, session: Session, jobs: list[ReadyJob], bundled: Mapping[bytes, BundledOp]) -> list[ReadyJob]:
         permissions, is_bound = self._ops.permissions(session), self._ops.is_bound
         faults: dict[bytes, str] = {}
         plain: list[tuple[Hlc, bytes, Job, bytes]] = []
+        # Each bundle is judged once. A caller reads it once for all of its facts.
+        bundles = {each.bundle for each in bundled.values()}
+        of_bundles = {bundle: self._ops.fault(session, bundle[:ID_BYTES], bundle) for bundle in bundles}
+        allowed: set[tuple[int, str, int]] = set()
         for entry, body in jobs:
             job = entry.job
             if body is None:
                 continue
             is_new = entry.other_last is None and job.last == job.scheduled
-            link = _plain_link(job, body) if is_new and is_bound else None
+            came_in = bundled.get(job.schedule_op)
+            link = _plain_link(job, body) if is_new and is_bound and came_in is None else None
             good = self._good.get(job.id)
             is_known = good is not None and good.permissions is permissions and good.job == job
             if link is not None:
                 if not is_known:
                     plain.append((job.scheduled, link, job, body))
-            elif (fault := self._ops.fault(session, job.schedule_op, body)) is not None:
+            elif (fault := self._fault(session, job.schedule_op, body, came_in, of_bundles)) is not None:
                 faults[job.id] = fault
                 self._ops.refuse("ops", shown(job.schedule_op), fault)
             elif is_new and not is_known:
-                self._judge_new(session, job, decode(body), permissions, faults)
+                op = decode(body) if came_in is None or came_in.op is None else came_in.op
+                self._judge_new(session, job, op, permissions, allowed, faults)
         if plain:
-            self._judge_plain(session, plain, permissions, faults)
+            self._judge_plain(session, plain, permissions, allowed, faults)
         return [each for each in jobs if each[0].job.id not in faults] if faults else jobs
+
+    def _fault(
+        self,
+        session: Session,
+        op_id: bytes,
+        body: bytes,
+        came_in: BundledOp | None,
+        of_bundles: Mapping[bytes, str | None],
+    ) -> str | None:
+        """A fact is good if it is the one with this id, and the bundle that it came in is good."""
+        if came_in is None:
+            return self._ops.fault(session, op_id, body)
+        if body[:ID_BYTES] != op_id:
+            return "its index columns differ from its bytes"
+        return of_bundles[came_in.bundle]
 
     def _judge_plain(
         self,
         session: Session,
         jobs: list[tuple[Hlc, bytes, Job, bytes]],
         permissions: Permissions,
+        allowed: set[tuple[int, str, int]],
         faults: dict[bytes, str],
     ) -> None:
         """Judges jobs whose ids follow from the content of their ops, each with the link of its op. Nobody needs the
@@ -123,7 +158,6 @@ class JobCheck:
         that op's id. Many jobs of one author and time are allowed together.
         """
         vouched: set[tuple[int, bytes]] = set()
-        allowed: set[tuple[int, str, int]] = set()
         # The latest first: each op is vouched for by a later one.
         for (wall, _, node), link, job, body in sorted(jobs, key=itemgetter(0), reverse=True):
             job_id, kind = job.id, job.kind
@@ -144,12 +178,23 @@ class JobCheck:
                 faults[job_id] = fault
 
     def _judge_new(
-        self, session: Session, job: Job, op: Op, permissions: Permissions, faults: dict[bytes, str]
+        self,
+        session: Session,
+        job: Job,
+        op: Op,
+        permissions: Permissions,
+        allowed: set[tuple[int, str, int]],
+        faults: dict[bytes, str],
     ) -> None:
-        fault = None
+        """The permissions of many plain jobs of one author and time are asked once."""
+        fault, asked = None, (op.node_id, job.kind, op.timestamp.wall)
+        is_plain = job.policy is DEFAULT and op.node_id not in permissions.forks
         if _new_job(op, self._ops.is_strict) != job:
             fault = "its row differs from its ScheduleJob op"
-        fault = fault or self._unauthorised(session, job, op, permissions)
+        elif not is_plain or asked not in allowed:
+            fault = self._unauthorised(session, job, op, permissions)
+            if fault is None and is_plain:
+                allowed.add(asked)
         if fault is None:
             remember(self._good, job.id, _GoodJob(job, None, permissions))
         else:

@@ -4,6 +4,8 @@ after it, its stage in the queue, and which process of this node holds it.
 
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec.structs import replace
+
 from hocket.kernel.availability import allows
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import ulid_ms
@@ -15,6 +17,7 @@ from hocket.kernel.schedules import tick_fault
 from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, ScheduleJob, SetSchedule, discriminant, number_of
 from hocket.log.job_check import shown
+from hocket.log.memory import Memory
 from hocket.log.projectors import Engine
 from hocket.log.registers import RouteRegister
 from hocket.log.ticks import could_be_newest
@@ -31,11 +34,8 @@ class JobProjector:
 
     family = JOBS
 
-    def __init__(
-        self, session: Session, engine: Engine, routes: RouteRegister, settle: Callable[[], bool], fold: Fold
-    ) -> None:
-        self._session, self._engine, self._routes, self._settle_log = session, engine, routes, settle
-        self._fold = fold
+    def __init__(self, session: Session, engine: Engine, routes: RouteRegister, fold: Fold) -> None:
+        self._session, self._engine, self._routes, self._fold = session, engine, routes, fold
         self.is_rebuilding = False
         """Whether more ops about the jobs are stored than were folded."""
         self.context = self
@@ -45,15 +45,22 @@ class JobProjector:
         self._entries: dict[bytes, JobEntry | None] = {}
         # In the order of the changes: the store keeps new jobs in this order.
         self._dirty: dict[bytes, None] = {}
+        # Those of which only what a claim or a completion changes has changed.
+        self._moved: dict[bytes, None] = {}
         self._new: set[bytes] = set()
         # Read once, on first use: most logs have no dependencies.
         self._any_after: bool | None = None
+        # The offers of this node that were open before this transaction, once they are read: no other can be accepted
+        # in it.
+        self._offers: list[dict[bytes, int]] = []
         self._made_ready: set[bytes] = set()
         self._freed_kinds: set[str] = set()
         self.touched: set[bytes] = set()
         """The jobs whose entries were written or dropped."""
         self.lost_claims: set[bytes] = set()
         """The jobs that a worker of this node held, and no longer holds."""
+        changes = self._dirty, self._moved, self.touched, self.lost_claims, self._made_ready, self._freed_kinds
+        self.memory = Memory((self._entries, *changes, self._new, self._offers))
 
     def ready_kinds(self) -> set[str]:
         """The kinds of which a worker may find more to claim than before: a job became ready, or a job that counts
@@ -97,7 +104,7 @@ class JobProjector:
         if job_id not in self._entries:
             self._session.lock_subjects((Subject(JOB, job_id),))
             found = self._session.job(job_id)
-            if found is None and self._settle_log():
+            if found is None and self._engine.settle_log():
                 found = self._session.job(job_id)
             if found is None or self.sound((found,)):
                 self._entries[job_id] = found
@@ -154,7 +161,9 @@ class JobProjector:
         """Records which process of this node holds the job, and returns the job."""
         entry = self.entry(job_id)
         assert entry is not None
-        self._put(JobEntry(entry.job, entry.stage, worker))
+        self._entries[job_id] = JobEntry(entry.job, entry.stage, worker)
+        if job_id not in self._dirty:
+            self._moved[job_id] = None
         return entry.job
 
     def is_blocked(self, job: Job) -> bool:
@@ -167,6 +176,36 @@ class JobProjector:
         if entry.stage is Stage.READY:
             self._made_ready.add(entry.job.id)
 
+    # What sets of plain jobs ask.
+
+    def add(self, job: Job, stage: Stage) -> None:
+        """A new job that depends on nothing."""
+        self._new.add(job.id)
+        self._put(JobEntry(job, stage, None))
+
+    def move(self, job: Job, stage: Stage, offer: bytes | None = None) -> None:
+        """A job that a claim or a completion has changed, on which nothing else depends. It may have been an offer."""
+        worker = self._worker_of(offer) if offer is not None and stage is Stage.CLAIMED else None
+        self._entries[job.id] = JobEntry(job, stage, worker)
+        self._moved[job.id] = None
+
+    def note_offer(self, job: Job, at: Hlc) -> None:
+        """An offer at that time, which changes nothing else. A late one has come between ops that stay as they are."""
+        if at > job.last:
+            self.note(job.id, replace(job, last=at))
+        else:
+            self.touched.add(job.id)
+
+    @property
+    def has_dependents(self) -> bool:
+        """Whether any job comes after another."""
+        if self._any_after is None:
+            self._any_after = self._session.has_after()
+        return self._any_after
+
+    def is_limited_kind(self, kind: str) -> bool:
+        return self._engine.defaults(kind).concurrency is not None
+
     # What the engine asks.
 
     def state(self, key: bytes) -> Job | None:
@@ -177,7 +216,7 @@ class JobProjector:
         before = self._entries[key]
         assert before is not None
         self._entries[key] = before._replace(job=state)
-        self._dirty[key] = None
+        self._moved[key] = None
 
     def prepare(self, keys: Sequence[bytes]) -> None:
         self.load(keys)
@@ -214,13 +253,20 @@ class JobProjector:
         if self._dirty:
             self._session.put_jobs([entry for i in self._dirty if (entry := self._entries[i]) is not None])
             self.touched.update(self._dirty)
-            self._dirty.clear()
+        if self._moved:
+            moved = [i for i in self._moved if i not in self._dirty]
+            self._session.move_jobs([entry for i in moved if (entry := self._entries[i]) is not None])
+            self.touched.update(moved)
+            self._moved.clear()
+        self._dirty.clear()
 
-    def forget(self) -> None:
-        """The transaction is durable."""
-        if (check := self._session.row_check) is not None:
-            check.wrote_jobs([entry for i in self.touched if (entry := self._entries.get(i)) is not None])
-        self._entries.clear()
+    def log_changed(self) -> None:
+        """Others may have written since."""
+        self._any_after = None
+
+    def written(self) -> list[JobEntry]:
+        """The entries that the transaction has written."""
+        return [entry for i in self.touched if (entry := self._entries.get(i)) is not None]
 
     # What follows from a job's change.
 
@@ -236,7 +282,7 @@ class JobProjector:
                 # An earlier ScheduleJob has arrived: the dependencies of the other one are void.
                 self._session.drop_job(job.id)
             self._scheduled(job)
-        self._put(JobEntry(job, self._stage(job), self._worker(before, job)))
+        self._put(JobEntry(job, self.stage(job), self._worker(before, job)))
         if before is not None and before.stage is Stage.CLAIMED:
             is_over = job.outcome is Outcome.CANCELLED or job.claim_op != before.job.claim_op
             if is_over and before.worker is not None:
@@ -250,7 +296,7 @@ class JobProjector:
 
     def _is_limited(self, job: Job) -> bool:
         """Whether only some jobs of its kind may be claimed at once."""
-        return job.policy.concurrency is not None or self._engine.defaults(job.kind).concurrency is not None
+        return job.policy.concurrency is not None or self.is_limited_kind(job.kind)
 
     def _drop(self, before: JobEntry) -> None:
         job_id = before.job.id
@@ -271,7 +317,13 @@ class JobProjector:
         if before is not None and before.job.claim_op == job.claim_op:
             return before.worker
         offer = self.offer_of(job.claim_op)
-        return None if offer is None else self._session.offered_by(offer)
+        return None if offer is None else self._worker_of(offer)
+
+    def _worker_of(self, offer: bytes) -> int | None:
+        """Which process of this node has made an offer that was open before this transaction."""
+        if not self._offers:
+            self._offers.append(self._session.offers())
+        return self._offers[0].get(offer)
 
     def _scheduled(self, job: Job) -> None:
         if job.policy.after or job.policy.set_by() is not None or job.id not in self._new:
@@ -296,9 +348,7 @@ class JobProjector:
         self._session.set_last_tick(set_by, max(ticks))
 
     def _dependents(self, job_id: bytes, was: Hlc | None, now: Hlc | None) -> None:
-        if self._any_after is None:
-            self._any_after = self._session.has_after()
-        if not self._any_after:
+        if not self.has_dependents:
             return
         changed_at = min(at for at in (was, now) if at is not None) if was or now else None
         for dependent in self._session.dependents(job_id):
@@ -308,9 +358,9 @@ class JobProjector:
             if changed_at is not None and entry.job.last > changed_at:
                 self._engine.ask_again(Subject(JOB, dependent))
             else:
-                self._put(entry._replace(stage=self._stage(entry.job)))
+                self._put(entry._replace(stage=self.stage(entry.job)))
 
-    def _stage(self, job: Job) -> Stage:
+    def stage(self, job: Job) -> Stage:
         if job.state is State.COMPLETED:
             return Stage.DONE
         if job.state is State.CLAIMED:

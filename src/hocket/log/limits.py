@@ -4,6 +4,9 @@ author's quota, because this node should admit what others have admitted: otherw
 form one chain, so the cap cuts that chain at the same place on every node.
 """
 
+from collections.abc import Sequence
+
+from hocket.kernel.bundles import Fact
 from hocket.kernel.entitlement import ceiling
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
@@ -25,8 +28,9 @@ class Limits:
     on ops of an author that do not count on a job applies only to what the author itself sends.
     """
 
-    def __init__(self, tx: Transaction, sender: int | None, is_vouched: bool) -> None:
-        self._tx = tx
+    def __init__(self, tx: Transaction, sender: int | None, is_vouched: bool, expected: Sequence[Op]) -> None:
+        """`expected` are all ops that may be admitted."""
+        self._tx, self._expected = tx, expected
         self._permissions = tx.projection.permissions
         self._bounds = self._permissions.rules.bounds or Bounds()
         self._is_operator = sender is None
@@ -36,28 +40,31 @@ class Limits:
         self._room: dict[int, WrittenTotals] = {}
         self._taken: dict[int, WrittenTotals] = {}
         self._idle: dict[Subject, bool] = {}
+        self._busy: set[bytes] | None = None
         self._cut: dict[int, Reason] = {}
         # How many ops were refused, by author.
         self.refused: dict[int, int] = {}
 
-    def refusal(self, op: Op, size: int) -> Reason | None:
-        """Why no more of the op's author is admitted now; None if there is room, which the op then takes."""
-        author = op.node_id
+    def refusal(self, ops: Sequence[Fact]) -> Reason | None:
+        """Why no more of an author is admitted now; None if there is room, which its ops then take. They are the facts
+        of a bundle, or one op.
+        """
+        author = ops[0].op.node_id
         if self._is_operator or author in self._free:
             return None
         if author not in self._cut:
-            ops, total = self._taken.get(author, _NOTHING)
-            ops, total = ops + 1, total + size
+            taken = self._taken.get(author, _NOTHING)
+            taken = WrittenTotals(taken.ops + len(ops), taken.bytes + sum(len(body) for _, body in ops))
             room = self._room_of(author)
-            if room.ops < ops or room.bytes < total:
+            if room.ops < taken.ops or room.bytes < taken.bytes:
                 self._cut[author] = Reason.QUOTA
-            elif author == self._watched and self._is_idle(op):
+            elif author == self._watched and any(self._is_idle(each) for each, _ in ops):
                 self._cut[author] = Reason.IDLE
             else:
-                self._taken[author] = WrittenTotals(ops, total)
+                self._taken[author] = taken
                 return None
         # Ops after a missing one could not be linked, so they are refused with it.
-        self.refused[author] = self.refused.get(author, 0) + 1
+        self.refused[author] = self.refused.get(author, 0) + len(ops)
         return self._cut[author]
 
     def _room_of(self, author: int) -> WrittenTotals:
@@ -84,7 +91,19 @@ class Limits:
         subject = subject_of(op.payload)
         if subject is None:
             return False
+        if subject.key not in self._busy_keys():
+            return False
         if subject not in self._idle:
             count = self._tx.session.idle_ops(subject, op.node_id.to_bytes(8, "big"), _ACCEPTANCES)
             self._idle[subject] = count >= self._bounds.idle_ops
         return self._idle[subject]
+
+    def _busy_keys(self) -> set[bytes]:
+        """Keys about which so many ops are stored that an author may have used up its share. One query asks for all
+        expected ones, because hardly any is.
+        """
+        if self._busy is None:
+            subjects = (subject_of(op.payload) for op in self._expected if op.node_id == self._watched)
+            keys = {subject.key for subject in subjects if subject is not None}
+            self._busy = self._tx.session.keys_of_many_ops(list(keys), self._bounds.idle_ops)
+        return self._busy

@@ -5,13 +5,12 @@ scopes. For these it also keeps a row for each scope in which agents wait, so th
 """
 
 from collections import Counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from hocket.errors import StoreError
-from hocket.kernel.arbitration import FoldContext
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.coordination_payloads import AcquireLocks
 from hocket.kernel.decoding import msgpack_decoder
@@ -20,14 +19,16 @@ from hocket.kernel.locks import LOCKS, Scope, ends_early, is_deadlock
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import ACCEPTANCES, LOCK, Subject, subject_of
-from hocket.log.permissions import Permissions
-from hocket.log.projectors import SubjectProjector
+from hocket.log.memory import Memory
+from hocket.log.projectors import Engine, SubjectProjector
 from hocket.log.request_deadlines import is_given_up
 from hocket.store import Session, SubjectRow
 from hocket.store.subjects import LOCK_QUEUE
 
 # In how many scopes the waits of one node are looked at for a deadlock.
 SCOPES_MAX = 16
+# A scope with more holds and waits than this is read again in each transaction.
+REQUESTS_KEPT_MAX = 64
 
 
 class ScopeQueue(NamedTuple):
@@ -73,21 +74,14 @@ def _waiting_nodes(scope: Scope | None) -> tuple[int, ...]:
     return () if scope is None else tuple(sorted({wait.node for wait in scope.waits}))
 
 
-class LockEngine(FoldContext, Protocol):
-    """What the lock projector needs from the engine."""
-
-    @property
-    def now(self) -> int: ...
-    @property
-    def physical(self) -> int: ...
-    @property
-    def permissions(self) -> Permissions: ...
+def _is_large(scope: Scope | None) -> bool:
+    return scope is not None and len(scope.holds) + len(scope.waits) > REQUESTS_KEPT_MAX
 
 
 class LockProjector(SubjectProjector):
     """It also answers the lock rules' questions about the rest of the log."""
 
-    def __init__(self, session: Session, engine: LockEngine) -> None:
+    def __init__(self, session: Session, engine: Engine) -> None:
         super().__init__(session, engine, LOCK, LOCKS)
         self._engine = engine
         self._checked: set[bytes] = set()
@@ -97,6 +91,9 @@ class LockProjector(SubjectProjector):
         self.no_longer_waiting: set[bytes] = set()
         # The nodes that wait in a scope, according to the store, of scopes whose queue has changed.
         self._stored_nodes: dict[bytes, tuple[int, ...]] = {}
+        self.memory = Memory(
+            (self.touched, self._dirty, self.no_longer_waiting, self._stored_nodes), (self._states, self._checked)
+        )
 
     @property
     def context(self) -> "LockProjector":
@@ -116,6 +113,8 @@ class LockProjector(SubjectProjector):
         self._stored_nodes[key] = _ANY
 
     def flush(self) -> None:
+        if not self._dirty:
+            return
         super().flush()
         for key, before in self._stored_nodes.items():
             nodes, subject = _waiting_nodes(self._states[key]), Subject(LOCK_QUEUE, key)
@@ -124,6 +123,12 @@ class LockProjector(SubjectProjector):
             elif not nodes and before:
                 self._session.drop_subject(subject)
         self._stored_nodes.clear()
+        for key in [key for key in self.touched if _is_large(self._states.get(key))]:
+            del self._states[key]
+
+    def _forget_unchanged(self) -> None:
+        super()._forget_unchanged()
+        self._checked.intersection_update(self._states)
 
     def designations(self, at: Hlc) -> int:
         return self._engine.permissions.designations(at)

@@ -6,14 +6,16 @@ ones, and writes its own again behind them.
 The proof is always an op with this node's own signature. A peer's mere word changes nothing.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from hocket.kernel.bundles import read_facts
 from hocket.kernel.clock import Hlc, just_after, pack
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import NO_ID, SELF_NAMED, Op, decode, encode_sequence, read_sequence
+from hocket.kernel.vocabulary import Bundle
 from hocket.log import Log, Transaction
 from hocket.log.intake import BEHIND
 from hocket.log.outbox import SHARED
@@ -43,12 +45,12 @@ class Rewritten(NamedTuple):
 
 def ops_there(session: Session, at: Hlc) -> list[OpRow]:
     """The author's op of that time. A peer that asks for an op once more names the time just before it."""
-    return session.ops_at(pack(at)) + session.ops_at(pack(just_after(at)))
+    return session.entries_at(pack(at)) + session.entries_at(pack(just_after(at)))
 
 
 def own_history(session: Session, node: int) -> OwnHistory:
     lost = session.node_meta(node.to_bytes(8, "big"), BEHIND)
-    return OwnHistory(bool(lost) and not session.ops_at(lost or b""), bool(session.own_meta(SET_ASIDE)))
+    return OwnHistory(bool(lost) and not session.entries_at(lost or b""), bool(session.own_meta(SET_ASIDE)))
 
 
 def note_shared(session: Session, at: Hlc) -> None:
@@ -72,11 +74,11 @@ def rewind(log: Log, branch: bytes) -> None:
         if first is None:
             return
         aside = [raw for raw, _ in read_sequence(session.own_meta(SET_ASIDE) or b"\0")]
-        aside += [row.body for row in session.ops_after(first.seq - 1, head.seq)]
+        aside += [row.body for row in session.entries_after(first.seq - 1, head.seq)]
         session.set_own_meta(SET_ASIDE, encode_sequence(aside))
         session.drop_ops(first.seq)
         end = first.seq - 1
-        last, before = _last_own(session, log.node, end), session.op_seq(end)
+        last, before = _last_own(session, log.node, end), session.entry(end)
         _, chain, seal = log.end_at(end, bytes(32) if before is None else before.chain)
         session.put_head(
             head._replace(
@@ -94,7 +96,7 @@ def rewind(log: Log, branch: bytes) -> None:
 
 def _last_own(session: Session, node: int, end: int) -> OpRow | None:
     for seq in range(end, 0, -1):
-        row = session.op_seq(seq)
+        row = session.entry(seq)
         if row is not None and row.hlc[12:] == node.to_bytes(8, "big"):
             return row
     return None
@@ -113,11 +115,16 @@ def rewrite(log: Log) -> Rewritten:
     return log.run(lambda tx: _rewrite(tx, own))
 
 
+def _facts(entry: bytes) -> Sequence[bytes]:
+    return [each.body for each in read_facts(entry)] if isinstance(decode(entry).payload, Bundle) else [entry]
+
+
 def _rewrite(tx: Transaction, own: Collection[bytes]) -> Rewritten:
     if not tx.session.own_meta(SET_ASIDE):
         return Rewritten(0, 0)  # another process was faster
     names: dict[bytes, bytes] = {}
-    for raw in own:
+    facts = [fact for entry in own for fact in _facts(entry)]
+    for raw in facts:
         op = decode(_renamed(raw, names))
         payload = op.payload
         field = SELF_NAMED.get(type(payload))
@@ -127,7 +134,7 @@ def _rewrite(tx: Transaction, own: Collection[bytes]) -> Rewritten:
         if isinstance(made, Op):
             names[op.id] = made.id
     tx.session.set_own_meta(SET_ASIDE, b"")
-    return Rewritten(len(names), len(own) - len(names))
+    return Rewritten(len(names), len(facts) - len(names))
 
 
 def _renamed(raw: bytes, names: Mapping[bytes, bytes]) -> bytes:

@@ -88,14 +88,16 @@ class MachineClock:
         self._store, self._name, self._bound_ms = store, name, bound_ms
         self._clock, self._monotonic, self._uptime = clock, monotonic, uptime
         self._boot = boot()
-        self._read_at = clock(), monotonic()
+        # The time of day when the steady clock stood at 0.
+        self._since = clock() - monotonic()
         self.off_ms = 0
 
     def __call__(self) -> float:
-        (wall, steady), self._read_at = self._read_at, (self._clock(), self._monotonic())
-        if abs(self._read_at[0] - wall - (self._read_at[1] - steady)) * 1000 > self._bound_ms:
+        now = self._clock()
+        before, self._since = self._since, now - self._monotonic()
+        if abs(self._since - before) * 1000 > self._bound_ms:
             self.compare()
-        return self._read_at[0] - self.off_ms / 1000
+        return now - self.off_ms / 1000
 
     def compare(self, *, vouch: bool = False) -> int:
         """Compares this process's clock with that of the process that vouches, and returns `off_ms`. With `vouch`, this

@@ -27,6 +27,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import MESSAGE, Subject
 from hocket.kernel.vocabulary import AcceptOffer
+from hocket.log.memory import Memory
 from hocket.log.projectors import Engine, is_wrong
 from hocket.log.request_deadlines import is_given_up
 from hocket.store import DeliveryStage, QueuedDelivery, Session
@@ -51,6 +52,7 @@ class MessageProjector:
         self._messages: dict[bytes, Message | None] = {}
         self._dirty: dict[bytes, None] = {}
         self.touched: set[bytes] = set()
+        self.memory = Memory((self._messages, self._dirty, self.touched))
 
     def state(self, key: bytes) -> Message | None:
         if key not in self._messages:
@@ -88,7 +90,8 @@ class MessageProjector:
 
     def flush(self) -> None:
         while self._dirty:
-            dirty, self._dirty = self._dirty, {}
+            dirty = list(self._dirty)
+            self._dirty.clear()
             self.touched.update(dirty)
             for key in dirty:
                 message = self._messages[key]

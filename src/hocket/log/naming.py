@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from hocket.kernel.bundles import read_facts
 from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import Reason
@@ -27,6 +28,8 @@ def long_key(op: Op) -> bytes:
 
 def keyed(row: OpRow) -> Op:
     """The op of a row, under its key."""
+    if row.bundle is not None and row.place is not None and row.body:
+        return read_facts(row.bundle)[row.place].op
     op = decode(row.body)
     return op if len(row.id) == ID_BYTES else replace(op, id=row.id)
 

@@ -3,7 +3,6 @@ log, in order, and each is counted once by its id; so the coordinator gets them 
 they are sent and whichever process dies meanwhile. This knows how far the coordinator has them, and bounds the rest.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -65,21 +64,20 @@ class OutboxBound:
     def __init__(self) -> None:
         self._room_until = 0
 
-    def check(
-        self, session: Session, node: int, coordinator: Callable[[], int | None], seq: int, unwritten: int = 0
-    ) -> None:
+    def has_room(self, seq: int) -> bool:
+        """Whether there is room, as far as is known, for one more op, which would get this number on the log."""
+        return seq <= self._room_until
+
+    def check(self, session: Session, node: int, coordinator: int | None, seq: int, unwritten: int) -> None:
         """Raises OutboxFull if this node may not write one more op, which would get this number on the log. `unwritten`
         ops of the same transaction come before it.
         """
-        if seq <= self._room_until:
-            return
-        arbiter = coordinator()
-        ops = waiting(session, node, arbiter).ops
+        ops = waiting(session, node, coordinator).ops
         room = OUTBOX_OPS_MAX - ops - unwritten
-        if _is_alone(session, node, arbiter):
+        if _is_alone(session, node, coordinator):
             room = OUTBOX_OPS_MAX
         if room <= 0:
-            whom = "other nodes" if arbiter is None else f"the coordinator {node_text(arbiter)}"
+            whom = "other nodes" if coordinator is None else f"the coordinator {node_text(coordinator)}"
             raise OutboxFull(
                 f"{ops:,} ops wait here for {whom}, and at most {OUTBOX_OPS_MAX:,} may; nothing was written. Bring back"
                 " the connection, or designate another coordinator with `hocket coordinator NODE`"

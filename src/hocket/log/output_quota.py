@@ -49,6 +49,30 @@ def add_charges(session: IntakeSession, charges: Iterable[tuple[bytes, WrittenTo
         session.add_written(key, total)
 
 
+def add_written(
+    session: Session,
+    node: int,
+    written: Iterable[tuple[Op, int]],
+    sets: Iterable[tuple[bytes, WrittenTotals]],
+    job: Callable[[bytes], Job | None],
+) -> None:
+    """Adds up what other authors have written, each op with its size or many at once, and the outputs of their jobs
+    that this node has written. This node has no quota on its own log.
+    """
+    add_charges(
+        session,
+        [
+            *sets,
+            *(
+                charged(session, op, size, job)
+                if op.node_id == node
+                else (op.node_id.to_bytes(8, "big"), WrittenTotals(1, size))
+                for op, size in written
+            ),
+        ],
+    )
+
+
 def stored_totals(session: IntakeSession, nodes: Iterable[int]) -> dict[int, WrittenTotals]:
     """What each of these nodes has written here, with the bytes of the outputs of its jobs."""
     keys = {node: (node.to_bytes(8, "big"), output_key(node)) for node in nodes}

@@ -117,8 +117,11 @@ class Permissions:
 
     def leader(self, at: Hlc) -> int | None:
         """The node that would decide about an op of this time and author if the rules knew an arbiter."""
-        node = self.coordinator(at)
-        return at.node if node is not None and self.authority.share_store(node, at.node, at.wall) else node
+        tenure = self._tenure(at)
+        if tenure is None:
+            return None
+        node = tenure.node
+        return at.node if node == at.node or self.authority.share_store(node, at.node, at.wall) else node
 
     def awaited(self, at: Hlc) -> int | None:
         """The node for which the ops of this author wait: the coordinator. None for any other node, if ranked jobs are
@@ -130,6 +133,10 @@ class Permissions:
     def designations(self, at: Hlc) -> int:
         """How many arbiters were designated after the first one, up to that time."""
         return max(0, bisect(self._since, at) - 1) if self._arbiter else 0
+
+    def is_divided(self, first: Hlc, last: Hlc) -> bool:
+        """Whether an arbiter was designated between these times."""
+        return bisect(self._since, first) != bisect(self._since, last)
 
     def is_overtaken(self, at: Hlc) -> bool:
         """Whether a decision of the coordinator at that time was unknown when its successor was designated."""
@@ -162,7 +169,7 @@ class Permissions:
         if not self.delegations:
             return None
         payload = op.payload
-        if self.is_forked(op) and op.id not in self.pinned:
+        if self.forks and self.is_forked(op) and op.id not in self.pinned:
             # A proof needs no trust in its author.
             return None if isinstance(payload, ReportFork | RevokeRoot) else Reason.FORKED
         refused = self.authority.refusal(op.node_id, payload, op.timestamp.wall, kind)

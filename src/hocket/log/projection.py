@@ -6,177 +6,52 @@ The engine knows no family: the kernel has the rules, and the projectors and reg
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from hocket.kernel import arbitration
-from hocket.kernel.clock import Hlc, pack
-from hocket.kernel.coordination_payloads import Availability
-from hocket.kernel.kinds import names_of as kind_names
+from hocket.kernel.bundles import Fact
+from hocket.kernel.clock import pack
 from hocket.kernel.ops import Op
-from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.subjects import ACCEPTANCES, AVAILABILITY, JOB, KIND, LOCK, MESSAGE, Subject, names_of, subject_of
-from hocket.kernel.vocabulary import ReportFork, RevokeRoot, Unknown, discriminant
-from hocket.log.artifact_register import ArtifactRegister
-from hocket.log.citations import Citations, names_others
-from hocket.log.job_projector import JobProjector
-from hocket.log.naming import ID_BYTES, Naming, keyed
+from hocket.kernel.subjects import ACCEPTANCES, JOB, Subject, names_of, subject_of
+from hocket.kernel.vocabulary import ReportFork, RevokeRoot, ScheduleJob, Unknown
+from hocket.log.citations import names_others
+from hocket.log.memory import Memory
+from hocket.log.naming import ID_BYTES, keyed
 from hocket.log.ownership import Ownership
-from hocket.log.permissions import Permissions, PermissionsReader, trace
-from hocket.log.projectors import Projector, Register, SubjectProjector, family_names, family_of, is_known
-from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
+from hocket.log.permissions import PermissionsReader, trace
+from hocket.log.projected_state import ProjectedState
+from hocket.log.projectors import Projector, Register, is_known
+from hocket.log.registers import CoordinatorRegister, GrantRegister
 from hocket.log.schedule_register import ScheduleRegister
-from hocket.log.unstored_ops import UnstoredOps
 from hocket.store import Session
 
 if TYPE_CHECKING:
-    from hocket.log.lock_projector import LockProjector
-    from hocket.log.message_projector import MessageProjector
+    from hocket.log.set_judges import Judge
 
 _COUNTS = 0
 _UNAUTHORISED = tuple(map(int, UNAUTHORISED))
 
 
-class Projectors(dict[str, Projector[Any]]):
-    """The projectors of a transaction by their families, each made with the first subject of its family."""
+class Projection(ProjectedState):
+    """As of one transaction."""
 
-    def __init__(self, session: Session, engine: "Projection", jobs: JobProjector) -> None:
-        super().__init__({JOB: jobs})
-        self._session, self._engine = session, engine
-
-    def __missing__(self, family: str) -> Projector[Any]:
-        made = self[family] = self._new(family)
-        return made
-
-    def _new(self, family: str) -> Projector[Any]:
-        if family == LOCK:
-            from hocket.log.lock_projector import LockProjector
-
-            return LockProjector(self._session, self._engine)
-        if family == MESSAGE:
-            from hocket.log.message_projector import MessageProjector
-
-            return MessageProjector(self._session, self._engine)
-        return SubjectProjector(self._session, self._engine, family, family_of(family))
-
-    def made(self) -> list[Projector[Any]]:
-        return [self[family] for family in family_names() if family in self]
-
-
-class Projection:
-    """As of one transaction. It also answers any family's questions about the rest of the log."""
-
-    def __init__(
-        self,
-        session: Session,
-        now: int,
-        permissions_reader: PermissionsReader,
-        permissions_state: int,
-        settle: Callable[[], bool] = lambda: False,
-        physical: int | None = None,
-    ) -> None:
-        """`permissions_state` is the number of the permissions in force. `settle` folds what is on the log but not in
-        the projections yet; it gives False when there is nothing. `physical` is the machine's own clock, if it decides.
-        """
-        self._session = session
-        self.now = now
-        self.physical = now if physical is None else physical
-        self._permissions_reader = permissions_reader
-        self.permissions_state = permissions_state
-        self._fresh = UnstoredOps()
-        # The op that was just found to be allowed.
-        self._allowed: Op | None = None
+    def __init__(self, session: Session, permissions_reader: PermissionsReader) -> None:
         # What must be judged again, each once: subjects, and ops without one. For a subject: whether to judge also the
         # ops that no delegation allowed, because the permissions have changed.
         self._again: OrderedDict[Subject, bool] = OrderedDict()
         self._doubted: OrderedDict[bytes, None] = OrderedDict()
-        self._defaults: dict[str, Policy] = {}
-        self.is_strict = permissions_reader.rules.is_strict
-        self._naming = Naming(session, self._fresh, self.is_strict)
-        artifacts = ArtifactRegister(session, self, permissions_reader.rules.bounds is not None)
-        self._artifacts, self._grants, self._schedules = (
-            artifacts,
-            GrantRegister(session),
-            ScheduleRegister(session, self),
-        )
-        routes = RouteRegister(session, self)
-        self.jobs = JobProjector(session, self, routes, settle, self._folded_anew)
-        # Whether ops have come in late, or the permissions have changed: then stored states may be those of before.
-        self._is_changing = False
-        self.citations = Citations(
-            session, self._fresh, self.jobs.entry, artifacts.artifact, self.arbiter, settle, self.is_strict
-        )
-        self.projectors = Projectors(session, self, self.jobs)
-        self._kinds = cast(SubjectProjector, self.projectors[KIND])
+        super().__init__(session, permissions_reader)
+        self._remember(Memory((self._again,)))
+        self._remember(Memory((self._doubted,)))
+        self._grants, self._schedules = GrantRegister(session), ScheduleRegister(session, self)
         self._coordinators = CoordinatorRegister(session, self, self.projectors)
-        registers: tuple[Register, ...] = (self._coordinators, routes, artifacts, self._schedules)
+        registers: tuple[Register, ...] = (self._coordinators, self._routes, self._artifacts, self._schedules)
         self._registers = {payload: register for register in registers for payload in register.payloads}
         known = lambda op_id: self.known(op_id)[0]  # noqa: E731
-        self._ownership = Ownership(session, known, self.jobs.entry, artifacts.artifact, self.citations.cite)
-
-    @cached_property
-    def permissions(self) -> Permissions:
-        """Read again when they have changed."""
-        fresh = [op for op, _ in self._fresh.ops.values()]
-        return self._permissions_reader.read(self._session, self.permissions_state, fresh)
-
-    @property
-    def locks(self) -> "LockProjector":
-        return cast("LockProjector", self.projectors[LOCK])
-
-    def no_longer_waiting(self) -> set[bytes]:
-        """The ops that asked for locks and waited in a queue until this transaction."""
-        return self.locks.no_longer_waiting if LOCK in self.projectors else set()
-
-    @property
-    def messages(self) -> "MessageProjector":
-        return cast("MessageProjector", self.projectors[MESSAGE])
-
-    # What the rules ask.
-
-    def refusal(self, op: Op, word: str) -> Reason | None:
-        return None if op is self._allowed else self.permissions.refusal(op, word)
-
-    def arbiter(self, at: Hlc) -> int | None:
-        return self.permissions.arbiter(at)
-
-    def is_overtaken(self, at: Hlc) -> bool:
-        return self.permissions.is_overtaken(at)
-
-    def offered(self, op_id: bytes, subject: Subject) -> Op | None:
-        op, _ = self.known(op_id)
-        return op if op is not None and subject_of(op.payload) == subject else None
-
-    # What projectors and registers ask.
-
-    def known(self, op_id: bytes) -> tuple[Op | None, int]:
-        if op_id in self._fresh.ops:
-            return self._fresh.ops[op_id]
-        row = self._session.op(op_id)
-        return (None, _COUNTS) if row is None else (keyed(row), row.reason)
-
-    def offered_since(self, at: Hlc) -> set[Subject]:
-        """The subjects of mere offers that are later."""
-        families = [name for name in family_names() if not self.projectors[name].family.is_open(None)]
-        stored = {
-            subject for name in families for subject in self._session.subjects_offered(name, Reason.OFFERED, pack(at))
-        }
-        fresh = {
-            self._fresh.subjects[op.id]
-            for op, reason in self._fresh.ops.values()
-            if reason == Reason.OFFERED and op.timestamp > at
-        }
-        return stored | {subject for subject in fresh if subject is not None and subject.family in families}
-
-    def counting(self, variants: tuple[int, ...]) -> Iterator[Op]:
-        for row in self._session.ops_of_variants(variants):
-            if row.reason == _COUNTS:
-                yield keyed(row)
-        for op, reason in list(self._fresh.ops.values()):
-            if reason == _COUNTS and discriminant(op.payload) in variants:
-                yield op
+        self._ownership = Ownership(session, known, self.jobs.entry, self._artifacts.artifact, self.citations.cite)
 
     def ask_again(self, subject: Subject, permissions: bool = False) -> None:
         self._again[subject] = permissions or self._again.get(subject, False)
@@ -190,36 +65,6 @@ class Projection:
             self.ask_again(subject, permissions)
         else:
             self.doubt(op_id)
-
-    def flush(self) -> None:
-        """Writes what has changed, so that the store's queries see it."""
-        self._artifacts.flush()
-        if self._kinds.is_changed:
-            self._defaults.clear()
-        for projector in self.projectors.made():
-            projector.flush()
-
-    def forget(self) -> None:
-        """Frees the ops and the jobs of the transaction."""
-        self._fresh.forget()
-        self.jobs.forget()
-
-    def defaults(self, kind: str) -> Policy:
-        if self._kinds.is_changed:
-            self._defaults.clear()
-        if kind not in self._defaults:
-            definitions = (self._kinds.state(name.encode()) for name in kind_names(kind))
-            self._defaults[kind] = next((each.policy for each in definitions if each is not None), DEFAULT)
-        return self._defaults[kind]
-
-    def defined_at(self, kind: str) -> Hlc | None:
-        """When the options of a kind were defined; None if they were not."""
-        definitions = (self._kinds.state(name.encode()) for name in kind_names(kind))
-        return next((each.defined for each in definitions if each is not None), None)
-
-    def availability(self, node: int) -> Availability:
-        state = self.projectors[AVAILABILITY].state(node.to_bytes(8, "big"))
-        return Availability.ACTIVE if state is None else state.availability
 
     def _subject(self, op: Op) -> Subject | None:
         """What the op is about, if this node knows the family."""
@@ -238,6 +83,9 @@ class Projection:
             self.projectors[family].prepare(list(found))
             names += found
         self.citations.expect(names)
+        taken = {op.id for op in ops}
+        offers = (op.payload.offer for op in ops if type(op.payload) in ACCEPTANCES)  # type: ignore[union-attr]
+        self.citations.expect_ops([offer for offer in offers if offer not in taken])
 
     def is_unauthorised(self, op: Op) -> bool:
         """Whether no delegation allows an op that is about to arrive, or its variant is unknown here."""
@@ -268,7 +116,8 @@ class Projection:
 
     def newest(self, op: Op) -> Reason | None:
         """Applies an op that is later than every op on the log. A refused op leaves no trace; an offer does."""
-        op = self._naming.resolved(op)
+        if self.is_strict:
+            op = self._naming.resolved(op)
         subject = self._subject(op)
         if subject is None:
             reason = self._fault(op)
@@ -289,13 +138,19 @@ class Projection:
         if isinstance(verdict, Reason):
             return verdict
         self._fresh.put(op, _COUNTS, subject)
-        is_new = projector.is_new(subject.key)
-        projector.keep(subject.key, verdict)
         # Ops may already wait for an id that other nodes can make too, like that of a schedule's tick.
-        if type(op.payload) in ACCEPTANCES or (not is_new and subject.key in names_of(op.payload)):
+        names = names_of(op.payload)
+        is_awaited = bool(names) and (type(op.payload) in ACCEPTANCES or not projector.is_new(subject.key))
+        projector.keep(subject.key, verdict)
+        if is_awaited:
+            self.citations.expect_none(op.id)
             self._leaners(op)
             self.settle()
         return None
+
+    def put_set(self, bundle: Op, fact_ids: list[bytes], reason: int) -> None:
+        """A judge of sets has applied these facts of the bundle."""
+        self._fresh.put_set(bundle, fact_ids, reason)
 
     # Ops in any order: received, imported, or met again in a rebuild.
 
@@ -325,6 +180,38 @@ class Projection:
             while self._doubted:
                 self._judge(self._doubted.popitem(last=False)[0])
 
+    def judge_of_received(self, facts: Sequence[Fact]) -> "Judge | None":
+        """Judges the facts of a bundle that has just arrived and is later than all ops of its author here. None if each
+        must be judged by itself.
+        """
+        from hocket.log import set_judges
+
+        first, last = facts[0].op, facts[-1].op.timestamp
+        payload = first.payload
+        if isinstance(payload, ScheduleJob):
+            kind = payload.kind
+        else:
+            job_id = getattr(payload, "job_id", None)
+            job = None if job_id is None else self.jobs.state(job_id)
+            if job is None:
+                return None
+            kind = job.kind
+        return set_judges.judge_of(self, self.jobs, first, last, kind, is_own=False)
+
+    def arrived_in_set(self, judge: "Judge", op: Op, key: bytes) -> bool:
+        """Takes in a fact about this job as `arrived` would, if it is plain. False, and nothing has changed, if not."""
+        if self._again and Subject(JOB, key) in self._again:
+            return False
+        citing = self.citations.citing
+        if citing(op.id) or any(map(citing, names_of(op.payload))):
+            return False  # those ops must be judged again
+        if not judge.applies(op.payload, op.cited, op.id, op.timestamp):
+            return False
+        self._is_changing = True
+        self._fresh.put_fact(op, judge.reason)
+        self.jobs.not_new(key)
+        return True
+
     def _share_id(self, op: Op) -> None:
         """Ops that cite the id may mean this op now. Those about the subject of the op that they meant before are found
         by that subject; the citations of all others are stored.
@@ -345,6 +232,9 @@ class Projection:
             return
         elif refused is None and is_certain and arbitration.could_offer(family, op, self) and self._cites_well(op):
             self._fresh.put(op, Reason.OFFERED)
+        elif refused is None and is_certain and arbitration.is_late_offer(family, state, op, self):
+            self._fresh.put(op, Reason.OFFERED)
+            projector.touched.add(subject.key)
         elif state is not None and op.timestamp > family.last(state):
             self._allowed = op if is_certain and refused is None else None
             self._fresh.put(op, self._in_place(projector, subject, state, op))
@@ -370,14 +260,6 @@ class Projection:
         if reason == _COUNTS and not self._coordinators.has(op):
             self._enter(op)
         return reason
-
-    def reason(self, op_id: bytes) -> int:
-        """Whether an op of this transaction counts."""
-        return self._fresh.ops[op_id][1]
-
-    def standing(self, op_id: bytes) -> tuple[int, Subject | None]:
-        """Whether an op of this transaction counts, and its subject."""
-        return self._fresh.ops[op_id][1], self._fresh.subjects[op_id]
 
     def _in_place(self, projector: Projector[Any], subject: Subject, state: Any, op: Op) -> int:
         op = self._naming.resolved(op)
@@ -406,7 +288,7 @@ class Projection:
     def _citing_fault(self, projector: Projector[Any], subject: Subject, op: Op) -> Reason | None:
         """For the newest op about its subject: the claim in force needs no looking up."""
         cited, claim = op.cited, projector.claim(subject.key)
-        if len(cited) == 1 and cited[0] == claim and not names_others(op.payload):
+        if (not cited or (len(cited) == 1 and cited[0] == claim)) and not names_others(op.payload):
             return None
         return self.citations.fault(op, newest_claim=claim)
 
@@ -536,10 +418,11 @@ class Projection:
         return self._folded(subject, twins)[0], not self._is_changing
 
     def _set_reason(self, op: Op, reason: int) -> None:
-        if op.id in self._fresh.ops:
+        if self._fresh.get(op.id) is not None:
             self._fresh.put(op, reason)
         else:
             self._session.set_reasons([(reason, op.id)])
+            self.citations.changed(op.id)
 
     def _enter(self, op: Op) -> None:
         if (register := self._registers.get(type(op.payload))) is not None:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hocket.kernel.arbitration import Family, FoldContext
 from hocket.kernel.clock import Hlc, pack
-from hocket.kernel.coordination_payloads import Availability
+from hocket.kernel.coordination_payloads import Availability, PutRow, ResolveConflict
 from hocket.kernel.kinds import KINDS, names_of
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import AVAILABILITY, JOB, KIND, LOCK, MESSAGE, ROW, Subject
-from hocket.kernel.vocabulary import Payload
+from hocket.kernel.vocabulary import AcceptOffer, Payload
 from hocket.log.citations import Citations
+from hocket.log.memory import LASTING_MAX, Memory
 from hocket.log.permissions import Permissions
 from hocket.store import Session, SubjectRow
 
@@ -41,6 +42,10 @@ FAMILIES = {
     ROW: ("rows", "ROWS"),
     AVAILABILITY: ("availability", "AVAILABILITIES"),
 }
+# The families whose states stay known after a transaction, as long as nobody else writes.
+_LASTING = (KIND, AVAILABILITY)
+# The payloads after which the node that decides may have to write another op.
+FOLLOWED_UP = frozenset((PutRow, ResolveConflict, AcceptOffer))
 _rules: dict[str, StoredFamily[Any]] = {}
 
 
@@ -100,10 +105,13 @@ class Engine(FoldContext, Protocol):
     """What projectors and registers need from the engine."""
 
     now: int
-    physical: int
     citations: Citations
     is_strict: bool
+    settle_log: Callable[[], bool]
+    """Folds what is on the log but not in the projections yet; False when there is nothing."""
 
+    @property
+    def physical(self) -> int: ...
     @property
     def permissions(self) -> Permissions: ...
     def known(self, op_id: bytes) -> tuple[Op | None, int]:
@@ -137,6 +145,7 @@ class Projector(Protocol[S]):
     """The states of one family's subjects, as of one transaction. `touched` are those that were written or dropped."""
 
     touched: set[bytes]
+    memory: Memory
 
     @property
     def family(self) -> Family[S]: ...
@@ -193,6 +202,8 @@ class SubjectProjector:
         self._states: dict[bytes, Any] = {}
         self._dirty: set[bytes] = set()
         self.touched: set[bytes] = set()
+        states, changes = self._states, (self.touched, self._dirty)
+        self.memory = Memory(changes, (states,)) if name in _LASTING else Memory((states, *changes))
 
     @property
     def context(self) -> Any:
@@ -203,10 +214,16 @@ class SubjectProjector:
             subject = Subject(self._name, key)
             self._session.lock_subjects((subject,))
             data = self._session.subject_state(subject)
+            if len(self._states) >= LASTING_MAX and self.memory.lasting:
+                self._forget_unchanged()
             self._states[key] = None if data is None else self.family.decode(data)
             if is_wrong(self._session, subject):
                 self._put_right(key)
         return self._states[key]
+
+    def _forget_unchanged(self) -> None:
+        for key in self._states.keys() - self._dirty:
+            del self._states[key]
 
     def _put_right(self, key: bytes) -> None:
         """Writes a state that the store has otherwise."""
@@ -242,6 +259,8 @@ class SubjectProjector:
         return self._session.subjects_since(self._name, hlc)
 
     def flush(self) -> None:
+        if not self._dirty:
+            return
         for key in self._dirty:
             subject, state = Subject(self._name, key), self._states[key]
             if state is None:

@@ -94,6 +94,7 @@ def rebuild(
         head = session.head()
         before = None if head.rebuilding is not None else _digests_if_readable(session)
         session.order_ops()
+        count = session.op_count()
         if head.rebuilding in (None, START):
             session.drop_projections()
             session.mark_settled([op.seq for op in session.unsettled_ops(head.settled, None)])
@@ -104,20 +105,21 @@ def rebuild(
     done = 0
     while taken := _step(store, permissions_reader, now):
         done += taken
-        progress(min(done, head.seq), head.seq)
+        progress(min(done, count), count)
     with store.write() as session:
         session.lock_permissions(exclusive=True)
         session.put_head(session.head()._replace(rebuilding=None))
         after = family_digests(session)
     families = after.keys() | (before or {}).keys()
     changed = () if before is None else tuple(sorted(each for each in families if before.get(each) != after.get(each)))
-    return Rebuilt(head.seq, None if before is None else before[JOB], after[JOB], changed)
+    return Rebuilt(count, None if before is None else before[JOB], after[JOB], changed)
 
 
 def _legislate(session: Session, permissions_reader: PermissionsReader, now: int) -> int:
     """Enters every delegation, revocation and pinning designation: they change the meaning of earlier ops."""
     _replay(session)
-    projection = Projection(session, now, permissions_reader, 0)
+    projection = Projection(session, permissions_reader)
+    projection.begin(now, permissions_state=0)
     # Proofs of forks come first: they show whose delegations are in doubt.
     for variants in (_PROOFS, _GRANTS):
         for row in session.ops_of_variants(variants):
@@ -139,7 +141,8 @@ def _step(store: Store, permissions_reader: PermissionsReader, now: int) -> int:
         _replay(session)
         # Ops that share a timestamp belong together; the last op of the batch may have twins after it.
         rows = [row for row in rows if row.hlc != rows[-1].hlc] + session.ops_at(rows[-1].hlc)
-        projection = Projection(session, now, permissions_reader, head.permissions_state)
+        projection = Projection(session, permissions_reader)
+        projection.begin(now, head.permissions_state)
         projection.jobs.is_rebuilding = True
         for index, row in enumerate(rows):
             twin = any(0 <= i < len(rows) and rows[i].hlc == row.hlc for i in (index - 1, index + 1))

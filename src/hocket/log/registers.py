@@ -137,6 +137,10 @@ class RouteRegister:
                 return int.from_bytes(node, "big")
         return None
 
+    def log_changed(self) -> None:
+        """Others may have written since."""
+        self._names = None
+
     def enter(self, op: Op) -> None:
         assert isinstance(op.payload, RouteKind)
         if self._names is not None:

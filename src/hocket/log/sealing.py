@@ -6,9 +6,9 @@ it at most every `SIGN_S` seconds, so that ops need no signatures of their own b
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from hocket.errors import StoreError
 from hocket.kernel.ids import ulid_text
@@ -25,21 +25,32 @@ def link(previous: bytes, body: bytes) -> bytes:
     return hashlib.sha3_256(previous + body).digest()
 
 
-def links(chain: bytes, bodies: Sequence[bytes]) -> list[bytes]:
-    """The links of the ops that follow that one."""
-    found: list[bytes] = []
-    for body in bodies:
-        chain = hashlib.sha3_256(chain + body).digest()
-        found.append(chain)
-    return found
+def _linked(session: Session, chain: bytes, ops: Sequence[NewOp]) -> tuple[int, bytes]:
+    """Adds ops with their links, and gives the number and the link of the last. The link of a bundle covers its facts,
+    which have none.
+    """
+    links: list[bytes] = []
+    for op in ops:
+        if op.place is None:
+            chain = link(chain, op.body)
+            links.append(chain)
+        else:
+            links.append(b"")
+    return session.add_ops(ops, links), chain
 
 
-class LogEnd(NamedTuple):
-    """The number of the last op, its link, and what this node says of them. The caller puts it into the head."""
+def link_anew(session: Session, chain: bytes, entries: Iterable[tuple[int, bytes]]) -> bytes:
+    """Gives the entries with these numbers other bytes, and links to the one before them. Gives the last link."""
+    sealed: list[SealedOp] = []
+    for seq, body in entries:
+        chain = link(chain, body)
+        sealed.append(SealedOp(seq, body, chain))
+    session.seal_ops(sealed)
+    return chain
 
-    seq: int
-    chain: bytes
-    seal: EndSeal = NO_SEAL
+
+LogEnd = tuple[int, bytes, EndSeal]
+"""The number of the last op, its link, and what this node says of them. The caller puts it into the head."""
 
 
 class Sealer(Protocol):
@@ -64,13 +75,12 @@ class SharedSealer:
         self._wrote = wrote
 
     def append(self, session: Session, head: Head, ops: Sequence[NewOp]) -> LogEnd:
-        linked = links(head.chain, [op.body for op in ops])
-        seq = session.add_ops(ops, linked) if ops else head.seq
+        seq, chain = _linked(session, head.chain, ops) if ops else (head.seq, head.chain)
         self._wrote(ops)
-        return LogEnd(seq, linked[-1] if linked else head.chain)
+        return seq, chain, NO_SEAL
 
     def moved(self, seq: int, chain: bytes) -> LogEnd:
-        return LogEnd(seq, chain)
+        return seq, chain, NO_SEAL
 
     def seal(self) -> None:
         pass
@@ -101,26 +111,24 @@ class OwnSealer:
         if (head.seq, head.chain, head.seal.mark) != self._good:
             head = self._checked(session, head)
         if not ops:
-            return LogEnd(head.seq, head.chain, head.seal)
-        linked = links(head.chain, [op.body for op in ops])
-        seq = session.add_ops(ops, linked)
+            return head.seq, head.chain, head.seal
         is_due = time.monotonic() - self._signed_at >= self._sign_s
-        return self._sealed(LogEnd(seq, linked[-1], head.seal), is_due)
+        return self._sealed(*_linked(session, head.chain, ops), None if is_due else head.seal)
 
     def moved(self, seq: int, chain: bytes) -> LogEnd:
-        return self._sealed(LogEnd(seq, chain), True)
+        return self._sealed(seq, chain)
 
-    def _sealed(self, end: LogEnd, is_due: bool) -> LogEnd:
-        seq, chain, seal = end
+    def _sealed(self, seq: int, chain: bytes, before: EndSeal | None = None) -> LogEnd:
+        """A new end with its mark. It keeps the signature from before until the thread makes one, or is signed now."""
         mark = self._signer.end_mark(seq, chain)
         self._good = seq, chain, mark
-        if not is_due:
-            if self._thread is None:
+        if before is not None:
+            if not self._wake.is_set():
                 self._start()
-            self._wake.set()
-            return LogEnd(seq, chain, seal._replace(mark=mark))
+                self._wake.set()
+            return seq, chain, EndSeal(mark, before.signed, before.signature)
         self._signed_at = time.monotonic()
-        return LogEnd(seq, chain, EndSeal(mark, seq, self._signer.end_signature(seq, chain)))
+        return seq, chain, EndSeal(mark, seq, self._signer.end_signature(seq, chain))
 
     def _checked(self, session: Session, head: Head) -> Head:
         """The head, if a process of this node wrote it. Raises StoreError."""
@@ -138,15 +146,12 @@ class OwnSealer:
         """The end of the chain of a log from before version 12 of the store. Its last ops may have no links yet, and
         long marks.
         """
-        row, tail = session.op_seq(last), list[OpRow]()
+        row, tail = session.entry(last), list[OpRow]()
         while row is not None and row.chain == NO_LINK:
             tail.insert(0, row)
-            row = session.op_seq(row.seq - 1)
+            row = session.entry(row.seq - 1)
         chain = bytes(32) if row is None else row.chain
-        bodies = [self._signed_anew(each.body) for each in tail]
-        linked = links(chain, bodies)
-        session.seal_ops([SealedOp(*each) for each in zip((row.seq for row in tail), bodies, linked, strict=True)])
-        return linked[-1] if linked else chain
+        return link_anew(session, chain, [(each.seq, self._signed_anew(each.body)) for each in tail])
 
     def _signed_anew(self, op: bytes) -> bytes:
         try:
@@ -160,7 +165,7 @@ class OwnSealer:
             head = session.head()
             if head.seq and head.seal.signed != head.seq:
                 head = self._checked(session, head)
-                _, chain, seal = self._sealed(LogEnd(head.seq, head.chain, head.seal), True)
+                _, chain, seal = self._sealed(head.seq, head.chain)
                 session.put_head(head._replace(chain=chain, seal=seal))
 
     def close(self) -> None:
@@ -183,7 +188,8 @@ class OwnSealer:
             self._wake.wait()
             self._wake.clear()
             is_last = self._closing.wait(self._sign_s)
-            if is_last or time.monotonic() - self._signed_at >= self._sign_s:
+            # After another commit the next one signs, or this thread if there is none.
+            if is_last or not (self._wake.is_set() or time.monotonic() - self._signed_at < self._sign_s):
                 with suppress(StoreError):
                     self.seal()
 

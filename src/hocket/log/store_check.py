@@ -30,12 +30,13 @@ from hocket.log.job_check import JobCheck
 from hocket.log.job_check import digest as _digest
 from hocket.log.job_check import remember as _remember
 from hocket.log.job_check import shown as _shown
-from hocket.log.naming import long_key
+from hocket.log.naming import ID_BYTES, long_key
 from hocket.log.parallel import Helpers, in_parallel
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.state_check import CheckedStates, SessionStates, StateCheck
 from hocket.store import JobEntry, NewOp, OpRow, Session
-from hocket.store.row_check import NodeKeys, ReadyJob
+from hocket.store.ops import BUNDLE
+from hocket.store.row_check import BundledOp, NodeKeys, ReadyJob
 
 FINDINGS_MAX = 1_000
 UNREADABLE = "its bytes cannot be read"
@@ -110,10 +111,14 @@ class StoreCheck:
     # Ops.
 
     def ops(self, session: Session, rows: list[OpRow]) -> list[OpRow]:
-        verdicts = self._judged(session, [(row.id, row.body) for row in rows])
-        return [row for row, verdict in zip(rows, verdicts, strict=True) if self._is_good(row, verdict)]
+        signed = {_signed(row): None for row in rows}
+        verdicts = dict(zip(signed, self._judged(session, list(signed)), strict=True))
+        return [row for row in rows if self._is_good(row, verdicts[_signed(row)])]
 
     def _is_good(self, row: OpRow, verdict: _GoodOp | str) -> bool:
+        if row.bundle is not None and not isinstance(verdict, str):
+            # The bundle is good, so its facts are.
+            verdict = _fact(row, verdict)
         if not isinstance(verdict, str) and verdict[1:] != (row.hlc, row.variant, row.subject):
             verdict = "its index columns differ from its bytes"
         if isinstance(verdict, str):
@@ -276,6 +281,8 @@ class SessionCheck(SessionStates):
     def __init__(self, check: StoreCheck, session: Session) -> None:
         super().__init__(check.states, session)
         self._check, self._session = check, session
+        self._written_jobs: list[JobEntry] = []
+        self._unread: list[JobEntry] = []
 
     def ops(self, rows: list[OpRow]) -> list[OpRow]:
         return self._check.ops(self._session, rows)
@@ -283,8 +290,8 @@ class SessionCheck(SessionStates):
     def bodies(self, bodies: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
         return self._check.bodies(self._session, bodies)
 
-    def ready(self, jobs: list[ReadyJob]) -> list[ReadyJob]:
-        return self._check.jobs.ready(self._session, jobs)
+    def ready(self, jobs: list[ReadyJob], bundled: Mapping[bytes, BundledOp]) -> list[ReadyJob]:
+        return self._check.jobs.ready(self._session, jobs, bundled)
 
     def jobs(self, entries: Sequence[JobEntry]) -> list[JobEntry]:
         return self._check.jobs.sound(self._session, entries)
@@ -292,11 +299,24 @@ class SessionCheck(SessionStates):
     def knows_job(self, entry: JobEntry) -> bool:
         return self._check.jobs.knows(entry)
 
+    def held_jobs(self, job_ids: Iterable[bytes]) -> list[JobEntry]:
+        held = self._check.jobs.held(job_ids)
+        self._unread += held
+        return held
+
+    def outdated(self) -> None:
+        self._check.jobs.forget(self._unread)
+
     def enter_job(self, entry: JobEntry) -> None:
         self._check.jobs.enter(entry)
 
     def wrote_jobs(self, entries: Sequence[JobEntry]) -> None:
-        self._check.jobs.wrote(entries)
+        self._written_jobs += entries
+
+    def committed(self) -> None:
+        super().committed()
+        self._check.jobs.wrote(self._written_jobs)
+        self._written_jobs.clear()
 
     def nodes(self, keys: NodeKeys) -> NodeKeys:
         return self._check.nodes(self._session, keys)
@@ -309,6 +329,21 @@ class SessionCheck(SessionStates):
 
     def refuse(self, table: str, row: str, what: str) -> None:
         self._check.refuse(table, row, what)
+
+
+def _signed(row: OpRow) -> tuple[bytes, bytes]:
+    """The key and the bytes of the op that its author signed: the op itself, or the bundle that it came in."""
+    return (row.id, row.body) if row.bundle is None else (row.bundle[:ID_BYTES], row.bundle)
+
+
+def _fact(row: OpRow, bundle: _GoodOp) -> _GoodOp | str:
+    try:
+        op = decode(row.body)
+    except Malformed:
+        return UNREADABLE
+    if op.id != row.id or bundle.variant != BUNDLE:
+        return "its index columns differ from its bytes"
+    return _GoodOp(b"", pack(op.timestamp), discriminant(op.payload), subject_of(op.payload))
 
 
 def _ops_at(session: Session, hlc: bytes) -> list[Op]:

@@ -29,7 +29,7 @@ class CopyProgress(NamedTuple):
 
 def origin(session: Session) -> bytes:
     """What tells logs apart: the link of the first op. Empty for an empty log."""
-    first = session.stored_ops(0, 1)
+    first = session.stored_entries(0, 1)
     return first[0].chain if first and first[0].seq == 1 else b""
 
 
@@ -51,9 +51,9 @@ class StoreCopy:
         head = session.head()
         with self._log.store.read() as there:
             done = there.head()
-            copied = there.op_seq(done.seq)
+            copied = there.entry(done.seq)
         chain = self._meeting_point(session, copied)
-        rows = session.stored_ops(done.seq, STEP) if head.seq > done.seq else []
+        rows = session.stored_entries(done.seq, STEP) if head.seq > done.seq else []
         if rows:
             self._verify(session, rows, done.seq, chain)
             copy_in(self._log, rows)
@@ -65,7 +65,7 @@ class StoreCopy:
         """
         if copied is None:
             return bytes(32)
-        last = session.op_seq(copied.seq)
+        last = session.entry(copied.seq)
         if last is None or last.id != copied.id:
             raise Conflict(f"{self._shown} is a copy of another log; choose another place for the copy, or remove it")
         return last.chain
@@ -76,7 +76,7 @@ class StoreCopy:
             auditor.meet(session)
             self._has_met = True
         auditor.resume(after, chain)
-        auditor.take(rows)
+        auditor.take(session, rows)
         if auditor.findings:
             found = auditor.findings[0]
             raise StoreError(
@@ -100,7 +100,7 @@ def copy_in(log: Log, rows: Sequence[OpRow]) -> None:
             tx.admit(op, row.body)
         tx.projection.settle()
         tx.close(log.append_received)
-        written = session.stored_ops(rows[0].seq - 1, len(rows))
+        written = session.stored_entries(rows[0].seq - 1, len(rows))
         if [_copied(row) for row in written] != [_copied(row) for row in rows]:
             raise StoreError(
                 f"the ops from number {rows[0].seq} on were not stored as they are; nothing of them was kept"

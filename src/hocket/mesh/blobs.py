@@ -13,7 +13,7 @@ from hocket.kernel.ops import Op
 from hocket.log import Log
 from hocket.mesh import wire
 from hocket.mesh.client import Client, Refused
-from hocket.mesh.outgoing import PeerReader, Undecided, kind_of
+from hocket.mesh.outgoing import JobKinds, PeerReader, Undecided, kind_of
 from hocket.mesh.wire import Reply
 from hocket.work import artifacts
 from hocket.work.blobs import BLOB_BYTES_MAX, Blobs
@@ -37,7 +37,7 @@ def answer(log: Log, blobs: Blobs, to: PeerReader, query: str) -> Reply:
 
         def may_read(op: Op) -> bool:
             try:
-                kind = kind_of(session, to, op.payload)
+                kind = kind_of(session, to, op.payload, JobKinds())
             except Undecided:
                 return False
             return to.authority.reading(to.node, op.payload, op.timestamp.wall, kind, to.now_ms) == ()

@@ -7,6 +7,7 @@ this goes over HTTP as well, only later; nothing depends on the bus.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from functools import partial
 
 import msgspec
 
@@ -201,7 +202,7 @@ class BusSharing:
         reads the log, because a hint does not name the jobs if there are many.
         """
         author = self._access.log.node.to_bytes(8, "big")
-        rows = session.stored_ops(min(self._read, session.head().seq), READ_MAX)
+        rows = session.ops_after(min(self._read, session.head().seq), READ_MAX)
         self._read = rows[-1].seq if rows else self._read
         decided = (row for row in rows if row.variant in _ENDS and not row.reason and row.hlc.endswith(author))
         found: dict[str, list[str]] = {}
@@ -223,8 +224,16 @@ class BusSharing:
                 with suppress(ValueError):
                     lines = message.data.decode("ascii").split("\n", RESULTS_AT_ONCE)[:RESULTS_AT_ONCE]
                     job_ids = [parse_ulid(line[:ULID_CHARS]) for line in lines]
-                    if await self._access.read(lambda session, job_ids=job_ids: _has_unended(session, job_ids)):  # type: ignore[misc]
+                    if await self._access.read(partial(self._awaits, job_ids=job_ids)):
                         self._wake(message.at.node)
+
+    def _awaits(self, session: Session, job_ids: Sequence[bytes]) -> bool:
+        """Whether this node knows one of the jobs, and not yet that it has ended. What it ran itself, it need not ask
+        for: the coordinator's answer to its offer tells.
+        """
+        own = self._access.log.node
+        entries = session.jobs_by_id(job_ids)
+        return any(entry.job.outcome is None and entry.job.claimer != own for entry in entries)
 
     def _wake(self, node: int) -> None:
         if node not in self._waking:
@@ -233,8 +242,3 @@ class BusSharing:
     def _wake_now(self, node: int) -> None:
         del self._waking[node]
         self._woken(node)
-
-
-def _has_unended(session: Session, job_ids: Sequence[bytes]) -> bool:
-    """Whether this node knows one of the jobs, and not yet that it has ended."""
-    return any(entry.job.outcome is None for entry in session.jobs_by_id(job_ids))

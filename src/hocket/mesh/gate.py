@@ -11,7 +11,8 @@ from math import ceil
 from typing import NamedTuple
 
 from hocket.bus.changes import OUTPUT, about
-from hocket.events import CallerRefused, Emit, NodeForked, OpRefused, OpsCollided, ignore
+from hocket.events import Emit, ignore
+from hocket.events.nodes import CallerRefused, NodeForked, OpRefused, OpsCollided
 from hocket.kernel.authority import Standing
 from hocket.kernel.bearer import Bearer, check_bearer, make_bearer, read_bearer
 from hocket.kernel.frontier import Frontier
@@ -327,9 +328,10 @@ class Gate:
 
     async def _get_ops(self, request: Request) -> Reply:
         async with self._called(request) as caller:
-            return await self._access.call(
-                lambda: self._proved(caller, self._answer(caller, *asked_page(request, caller.node)))
-            )
+            with self._hint_streams.answering(caller.node):
+                return await self._access.call(
+                    lambda: self._proved(caller, self._answer(caller, *asked_page(request, caller.node)))
+                )
 
     async def _post_ops(self, request: Request) -> Reply:
         async with self._called(request) as caller:
@@ -363,7 +365,8 @@ class Gate:
                 return self._proved(caller, reply._replace(headers={**reply.headers, **dict(said)}))
 
             async with self._turns.turn(caller.node):
-                return await self._access.call(work)
+                with self._hint_streams.answering(caller.node):
+                    return await self._access.call(work)
 
     async def _hints(self, request: Request) -> Reply:
         caller = await self._caller(request)

@@ -4,8 +4,10 @@ connection alive. A wish for the output of a job goes to the node that runs it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import closing, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 
 from hocket.bus.changes import ANYTHING, LOG, NOTHING, OUTPUT, Changes, about
 from hocket.events import Emit
@@ -40,6 +42,8 @@ class _Listener:
         self.news = NOTHING
         self.due = asyncio.Event()
         self.is_over = False
+        # Whether it got no hint because an answer to its node was under way.
+        self.is_put_off = False
 
 
 class HintStreams:
@@ -47,6 +51,8 @@ class HintStreams:
         self._access, self._environment, self._emit = access, environment, emit
         self._listeners: dict[_Listener, None] = {}
         self._watching: asyncio.Task[None] | None = None
+        self._answering: Counter[int] = Counter()
+        self._catching_up: set[asyncio.Task[None]] = set()
         self.wishes = OutputWishes(environment.monotonic)
 
     def has_room(self, node: int) -> bool:
@@ -84,12 +90,36 @@ class HintStreams:
             if listener.node == node:
                 listener.given = merge(listener.given, frontier)
 
+    @contextmanager
+    def answering(self, node: int) -> Iterator[None]:
+        """While a node waits for ops in an answer, it gets no hints about them. What the answer leaves out, such as ops
+        that came too late for it, is hinted at afterwards.
+        """
+        self._answering[node] += 1
+        try:
+            yield
+        finally:
+            self._answering[node] -= 1
+            if not self._answering[node]:
+                del self._answering[node]
+                if any(listener.is_put_off for listener in self._listeners if listener.node == node):
+                    task = asyncio.create_task(self._catch_up(node))
+                    self._catching_up.add(task)
+                    task.add_done_callback(self._catching_up.discard)
+
+    async def _catch_up(self, node: int) -> None:
+        put_off = [each for each in self._listeners if each.node == node and each.is_put_off]
+        for listener in put_off:
+            listener.is_put_off = False
+        self._tell(await self._access.call(lambda: self._with_news(put_off)))
+
     async def close(self) -> None:
         """Ends every stream."""
-        if self._watching is not None:
-            self._watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watching
+        for task in (self._watching, *self._catching_up):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
         for listener in self._listeners:
             listener.is_over = True
             listener.due.set()
@@ -101,12 +131,18 @@ class HintStreams:
                 now = await look(self._access, _seq)
                 if now != seq:
                     seq = now
-                    for listener, news in (await self._access.call(self._with_news)).items():
-                        listener.news |= news
-                        listener.due.set()
+                    for listener in self._listeners:
+                        listener.is_put_off = listener.is_put_off or listener.node in self._answering
+                    told = [listener for listener in self._listeners if not listener.is_put_off]
+                    self._tell(await self._access.call(partial(self._with_news, told)))
                     await asyncio.sleep(GAP_S)
                 if wanted := wanted_in(await changes.wait(LOOK_AGAIN_S)):
                     await self._pass_on(wanted)
+
+    def _tell(self, found: Mapping[_Listener, Changes]) -> None:
+        for listener, news in found.items():
+            listener.news |= news
+            listener.due.set()
 
     async def _pass_on(self, wanted: frozenset[bytes]) -> None:
         self.wishes.note(wanted)
@@ -116,17 +152,22 @@ class HintStreams:
                 listener.news |= about(OUTPUT, job_id)
                 listener.due.set()
 
-    def _with_news(self) -> dict[_Listener, Changes]:
-        """Which listeners have something to pull, and what. Ends the streams of nodes that lost their standing."""
+    def _with_news(self, listeners: Iterable[_Listener]) -> dict[_Listener, Changes]:
+        """Which of these listeners have something to pull, and what. Ends the streams of nodes that lost their
+        standing.
+        """
         found = {}
         log = self._access.log
-        listening = [(listener, reader(log, listener.node)) for listener in list(self._listeners)]
+        listening = [(listener, reader(log, listener.node)) for listener in listeners]
         if not all(to.reads_everything for _, to in listening):
             # The job of an op decides who may read it, so the roster must be up to date.
             log.settle()
+        rows_after: dict[int, list[OpRow]] = {}
         for listener, to in listening:
             with log.store.read() as session:
-                rows = session.ops_after(listener.seq, LOOK_OPS_MAX)
+                if listener.seq not in rows_after:
+                    rows_after[listener.seq] = session.ops_after(listener.seq, LOOK_OPS_MAX)
+                rows = rows_after[listener.seq]
                 if not rows:
                     continue
                 new = [row for row in rows if not _is_within(row, listener.given)]

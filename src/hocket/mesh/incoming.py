@@ -48,7 +48,7 @@ class Pushed:
             count, size = count + 1, size + len(raw)
             if isinstance(op, Op) and not is_brought(op, sender, self._authors, self._own):
                 self.left.append((raw, op))
-            elif meter is None or not is_own(op, sender.node) or meter.admits(len(raw)):
+            elif meter is None or not is_own(op, sender.node) or meter.admits(raw, op):
                 yield raw, op
             else:
                 self.cut += [(raw, op)] if isinstance(op, Op) else []

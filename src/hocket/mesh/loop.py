@@ -11,15 +11,9 @@ from hocket.bus.changes import ANYTHING, LOG, NOTHING, OUTPUT, PEER, about
 from hocket.bus.messages import MessageBus
 from hocket.coordination.presence import own_workers
 from hocket.errors import HocketError, StoreError
-from hocket.events import (
-    CoordinatorSilent,
-    Emit,
-    NodeGraded,
-    OpsDelivered,
-    OpsWaiting,
-    StoreUnavailable,
-    ignore,
-)
+from hocket.events import Emit, ignore
+from hocket.events.nodes import CoordinatorSilent, NodeGraded, OpsDelivered, OpsWaiting
+from hocket.events.workers import StoreUnavailable
 from hocket.kernel.backoff import PEER_RETRIES, STORE_RETRIES
 from hocket.kernel.ids import node_text
 from hocket.kernel.rules import rules_hash

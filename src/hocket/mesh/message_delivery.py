@@ -88,7 +88,7 @@ class DirectDelivery:
     def _receivers(self, session: OpSession, seq: int) -> tuple[set[int], int]:
         """The nodes that messages on the log after this number are for, and the log's last number."""
         own, found = self._access.log.node, set[int]()
-        while rows := session.ops_after(seq, STEP_OPS):
+        while rows := session.entries_after(seq, STEP_OPS):
             seq = rows[-1].seq
             mine = [row for row in rows if row.variant == _SEND and row.hlc[12:] == own.to_bytes(8, "big")]
             found.update(node for row in mine if (node := _receiver(decode(row.body))) not in (None, own))

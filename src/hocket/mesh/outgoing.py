@@ -7,21 +7,31 @@ A node that may not read everything has gaps in its copies of other authors' ops
 a frontier never claims more than a node has.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from hocket.bus.changes import LOG, NOTHING, Changes, gathered
 from hocket.kernel.authority import Authority
+from hocket.kernel.bundles import read_facts
 from hocket.kernel.clock import U32_MAX, U64_MAX, Hlc, pack, unpack
 from hocket.kernel.frontier import Frontier, merge
 from hocket.kernel.ids import content_hash
-from hocket.kernel.ops import decode, encode
+from hocket.kernel.ops import Op, decode, encode
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.sanitise import sanitised
 from hocket.kernel.subjects import JOB, Subject, subject_of
-from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload, Sanitised, ScheduleJob, Unknown
+from hocket.kernel.vocabulary import (
+    Bundle,
+    CreateArtifact,
+    EvictArtifact,
+    Payload,
+    Sanitised,
+    ScheduleJob,
+    Unknown,
+    number_of,
+)
 from hocket.log import Log
 from hocket.log.lost_past import own_history
 from hocket.mesh.wire import BODY_BYTES_MAX
@@ -34,6 +44,7 @@ PAGE_BYTES_MAX = BODY_BYTES_MAX - 16
 STEP_OPS_MAX = 500
 STEP_BYTES = 4 * 1024 * 1024
 _FIRST_STEP = 16
+_SANITISED = number_of(Sanitised)
 
 
 class Page(NamedTuple):
@@ -99,6 +110,7 @@ def page(
         with log.store.read() as session:
             rows = _rows(session, gathered.at, own_only, to.node, asked)
             ours = own_frontier(session) if len(rows) < asked else {}
+            gathered.expect(session, rows)
             if not all(gathered.take(session, row) for row in rows):
                 break
         if len(rows) < asked:
@@ -118,15 +130,20 @@ class _Gathered:
     ) -> None:
         self._to, self._left, self._signed = to, size, signed
         self._left_for_later: set[int] = set()
+        self._kinds = JobKinds()
         self.bodies: list[bytes] = []
         self.seen, self.at, self.scanned = dict(since), dict(scanned), dict(scanned)
+
+    def expect(self, session: Session, rows: Sequence[OpRow]) -> None:
+        if not self._to.reads_everything:
+            self._kinds.load(session, rows)
 
     def take(self, session: Session, row: OpRow) -> bool:
         """False if the page is full before this op."""
         stamp = unpack(row.hlc)
         author = stamp.node
         try:
-            body = _outgoing(session, self._to, row)
+            body = _outgoing(session, self._to, row, self._kinds)
         except Undecided:
             self._left_for_later.add(author)
             body = None
@@ -145,25 +162,46 @@ class _Gathered:
 
 def _rows(session: OpSession, since: Frontier, own_only: int | None, to: int, limit: int) -> list[OpRow]:
     if own_only is None:
-        return session.ops_since({_key(node): pack(stamp) for node, stamp in since.items()}, limit)
+        return session.entries_since({_key(node): pack(stamp) for node, stamp in since.items()}, limit)
     after = pack(since[own_only]) if own_only in since else bytes(20)
-    rows = session.ops_of_author(_key(own_only), after, limit)
+    rows = session.entries_of_author(_key(own_only), after, limit)
     if to in since and to != own_only and len(rows) < limit:
         # The reader says how far it has its own ops: it may have lost some.
-        rows += session.ops_of_author(_key(to), pack(since[to]), limit - len(rows))
+        rows += session.entries_of_author(_key(to), pack(since[to]), limit - len(rows))
     return rows
 
 
-def _outgoing(session: Session, to: PeerReader, row: OpRow) -> bytes | None:
+class JobKinds:
+    """The kinds of jobs, which decide who may read the ops about them."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[bytes, str] = {}
+
+    def load(self, session: Session, rows: Iterable[OpRow]) -> None:
+        """Reads at once the kinds of all jobs that these ops are about."""
+        job_ids = {row.key for row in rows if row.family == JOB and row.key is not None} - self._kinds.keys()
+        self._kinds.update((entry.job.id, entry.job.kind) for entry in session.jobs_by_id(list(job_ids)))
+
+    def of(self, session: Session, job_id: bytes) -> str:
+        """Raises Undecided if the job is not here."""
+        if job_id not in self._kinds:
+            self._kinds[job_id] = _kind(session, job_id)
+        return self._kinds[job_id]
+
+
+def _outgoing(session: Session, to: PeerReader, row: OpRow, kinds: JobKinds) -> bytes | None:
     """The bytes of an op as the reader may have it; None if it may not."""
     if to.reads_everything:
         return row.body
-    op = decode(row.body)
     if row.hlc[12:] == _key(to.node):
         # A copy that was sanitised for this node is no use to its author.
-        return None if isinstance(op.payload, Sanitised) else row.body
-    kind = kind_of(session, to, op.payload)
-    rules = to.authority.reading(to.node, op.payload, op.timestamp.wall, kind, to.now_ms)
+        return None if row.variant == _SANITISED else row.body
+    op = decode(row.body)
+    if isinstance(op.payload, Bundle):
+        # The reader gets it whole, or not at all.
+        is_readable = all(_rules(session, to, each.op, kinds) == () for each in read_facts(row.body))
+        return row.body if is_readable else None
+    rules = _rules(session, to, op, kinds)
     if rules is None:
         return None
     if isinstance(op.payload, Unknown):
@@ -183,11 +221,17 @@ def _outgoing(session: Session, to: PeerReader, row: OpRow) -> bytes | None:
         return None
 
 
+def _rules(session: Session, to: PeerReader, op: Op, kinds: JobKinds) -> tuple[str, ...] | None:
+    """How an op must be sanitised for the reader; None if the reader may not have it."""
+    kind = kind_of(session, to, op.payload, kinds)
+    return to.authority.reading(to.node, op.payload, op.timestamp.wall, kind, to.now_ms)
+
+
 class Undecided(Exception):
     """The job of an op is not here."""
 
 
-def kind_of(session: Session, to: PeerReader, payload: Payload) -> str | None:
+def kind_of(session: Session, to: PeerReader, payload: Payload, kinds: JobKinds) -> str | None:
     """The kind of the job that decides whether the reader may have an op: the op's job, or the job of an artifact. None
     if there is no such job, or it does not matter for this reader.
     """
@@ -202,7 +246,7 @@ def kind_of(session: Session, to: PeerReader, payload: Payload) -> str | None:
     elif isinstance(payload, EvictArtifact):
         artifact = session.artifact(payload.artifact_id)
         job_id = None if artifact is None else artifact.source_job
-    return None if job_id is None else _kind(session, job_id)
+    return None if job_id is None else kinds.of(session, job_id)
 
 
 def _kind(session: Session, job_id: bytes) -> str:
@@ -218,18 +262,21 @@ def _kind(session: Session, job_id: bytes) -> str:
 
 def may_have(session: Session, to: PeerReader, rows: Iterable[OpRow]) -> bool:
     """Whether the reader may have one of these ops."""
+    kinds = JobKinds()
     try:
-        return any(_outgoing(session, to, row) is not None for row in rows)
+        return any(_outgoing(session, to, row, kinds) is not None for row in rows)
     except Undecided:
         return False
 
 
-def readable(session: Session, to: PeerReader, rows: Iterable[OpRow]) -> Changes:
+def readable(session: Session, to: PeerReader, rows: Sequence[OpRow]) -> Changes:
     """What these ops change, restricted to ops that are new to the reader: by another author, and readable."""
-    found = []
+    found, kinds = [], JobKinds()
+    if not to.reads_everything:
+        kinds.load(session, rows)
     for row in rows:
         try:
-            if row.hlc[12:] != _key(to.node) and _outgoing(session, to, row) is not None:
+            if row.hlc[12:] != _key(to.node) and _outgoing(session, to, row, kinds) is not None:
                 found.append(row)
         except Undecided:
             continue

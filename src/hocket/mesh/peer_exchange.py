@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from hocket.errors import HocketError
-from hocket.events import Emit, NodeForked, OpRefused
+from hocket.events import Emit
+from hocket.events.nodes import NodeForked, OpRefused
 from hocket.kernel.clock import Hlc, just_before
 from hocket.kernel.frontier import Frontier, encode_frontier, merge
 from hocket.kernel.ids import node_text
@@ -401,7 +402,7 @@ class PeerExchange:
                         continue
                     is_let_in = isinstance(last, Malformed) or is_brought(last, by, authors, log.node)
                     if is_let_in and meter is not None and is_own(last, meter.node):
-                        is_let_in = meter.admits(len(item[0]))
+                        is_let_in = meter.admits(*item)
                     if is_let_in:
                         yield item
                     elif isinstance(last, Op):

@@ -22,7 +22,7 @@ async def heard(access: NodeAccess, node: int, knows: Knowledge, emit: "Emit") -
     await note(access, lambda session: session.set_program(key, text))
     difference = sentence(knows)
     if difference is not None:
-        from hocket.events import ProgramDiffers
+        from hocket.events.nodes import ProgramDiffers
 
         emit(ProgramDiffers(node_text(node), difference))
 

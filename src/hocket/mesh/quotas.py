@@ -11,9 +11,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from hocket.events import Emit, NodeOverQuota, ignore
+from hocket.events import Emit, ignore
+from hocket.events.nodes import NodeOverQuota
+from hocket.kernel.bundles import count_of
 from hocket.kernel.entitlement import payers, quota_of, sharing
 from hocket.kernel.ids import node_text
+from hocket.kernel.ops import Op
+from hocket.kernel.postcard import Malformed
 from hocket.kernel.quota import Quota
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Bounds
@@ -77,17 +81,18 @@ class QuotaMeter:
         self.stopped = 0
         self.is_full = False
 
-    def admits(self, size: int) -> bool:
-        """Whether one more op of that size is admitted. After the first refusal, no later op is: its predecessor would
-        be missing.
+    def admits(self, raw: bytes, op: Op | Malformed) -> bool:
+        """Whether one more op is admitted. After the first refusal, no later op is: its predecessor would
+        be missing. The facts of a bundle count, not the bundle.
         """
+        count, size = count_of(raw, op) if isinstance(op, Op) else 1, len(raw)
         if not self.cut:
-            self.is_full = self._left_ops < 1 or self._left_bytes < size
-            if not self.is_full and self._flows.take(self._draws(1, size)):
-                self._left_ops -= 1
+            self.is_full = self._left_ops < count or self._left_bytes < size
+            if not self.is_full and self._flows.take(self._draws(count, size)):
+                self._left_ops -= count
                 self._left_bytes -= size
                 return True
-        self.cut += 1
+        self.cut += count
         self._cut_bytes += size
         return False
 

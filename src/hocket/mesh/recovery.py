@@ -2,7 +2,8 @@
 meanwhile. `log.lost_past` does the work; here the operator is told.
 """
 
-from hocket.events import Emit, HistoryRecovered
+from hocket.events import Emit
+from hocket.events.nodes import HistoryRecovered
 from hocket.log import Log
 from hocket.log.lost_past import own_history, rewrite
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hocket.bus.messages import MessageBus
-from hocket.events import Emit, JoinRefused, ignore
+from hocket.events import Emit, ignore
+from hocket.events.nodes import JoinRefused
 from hocket.kernel.keys import SigningKey
 from hocket.mesh import enrolment, peers, tickets
 from hocket.mesh.gate import Gate

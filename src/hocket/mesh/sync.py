@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable
 
 from hocket.errors import CircuitOpen, HocketError, StoreError, Unreachable
-from hocket.events import Emit, PeerChanged, PeerPaused, ignore
+from hocket.events import Emit, ignore
+from hocket.events.nodes import PeerChanged, PeerPaused
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.postcard import Malformed

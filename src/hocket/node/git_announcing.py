@@ -11,8 +11,6 @@ from contextlib import suppress
 from hocket.bus.messages import ANNOUNCED_S_MAX, MessageBus
 from hocket.bus.subject_names import subject_name
 from hocket.errors import HocketError
-from hocket.gitplane import jobs
-from hocket.gitplane.opening import open_plane
 from hocket.kernel.backoff import RetryPolicy
 from hocket.kernel.ids import hash_text
 from hocket.node.home import Home
@@ -81,6 +79,10 @@ class GitAnnouncing:
 
     def _is_taken(self, job: PendingGitJob) -> bool:
         """Whether the job is claimed, has ended or is gone. If the repository does not answer, it may still wait."""
+        # Every worker looks for jobs to announce, and few homes have some.
+        from hocket.gitplane import jobs
+        from hocket.gitplane.opening import open_plane
+
         with suppress(HocketError, OSError):
             plane = open_plane(job.repository, self._home.git_cache, self._outside)
             try:

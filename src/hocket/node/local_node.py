@@ -23,12 +23,13 @@ from hocket.cancelling import end_tasks
 from hocket.coordination.lock_processes import LockProcesses, LockSweep
 from hocket.coordination.shared_presence import SharedPresence
 from hocket.errors import Unreachable, Usage
-from hocket.events import Emit, StepFailed, StoreRowRefused, ignore
+from hocket.events import Emit, ignore
+from hocket.events.nodes import StoreRowRefused
+from hocket.events.workers import StepFailed
 from hocket.kernel.parts import Part
 from hocket.kernel.roster import Job
-from hocket.log import LockTransaction, Log, Transaction
+from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
-from hocket.log.store_check import RowFinding
 from hocket.mesh.waiting import Waiting
 from hocket.node.delivery import Delivery
 from hocket.node.job_waits import waiting_of
@@ -50,6 +51,7 @@ from hocket.work.supervision import supervised
 from hocket.work.sweep import SweepLoop
 
 if TYPE_CHECKING:
+    from hocket.log.store_check import RowFinding
     from hocket.mesh.services import MeshServices
     from hocket.node.bus_settings import BusSettings
     from hocket.node.message_bus import NodeMessages
@@ -75,7 +77,7 @@ def _rows_told(log: Log, loop: asyncio.AbstractEventLoop, emit: Emit) -> Iterato
         yield
         return
 
-    def report(finding: RowFinding) -> None:
+    def report(finding: "RowFinding") -> None:
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(emit, StoreRowRefused(*finding))
 
@@ -354,11 +356,6 @@ class LocalNode:
         """
         still_open(self._runtime)
         return await self._committer.run(request, beside=beside)
-
-    async def run_short(self, request: Callable[[LockTransaction], T]) -> T:
-        """Runs a request about locks, in a short transaction unless other requests wait."""
-        log = self.runtime.log
-        return await self._committer.run(request, alone=lambda: log.run_short(request))
 
     async def read(self, query: Callable[[Session], T]) -> T:
         """Runs a query on one consistent view that includes every submitted job."""

@@ -56,7 +56,7 @@ from hocket.node.locks import HeldLock, LockOptions, NodeLock, locked_on_a_threa
 from hocket.node.rates import rates_of
 from hocket.node.requests import accepted, drafts_of, id_of, kept, pairs_of
 from hocket.node.rows import RowTable, SyncRowTable
-from hocket.node.run_services import command_runner, run_services
+from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.node.signals import held_interrupts, stopped_by_signals
 from hocket.node.stream_news import StreamNews
@@ -70,11 +70,11 @@ from hocket.work.command import request
 from hocket.work.command.request import CommandRequest
 from hocket.work.costs import CostRow, Costs, CostsBy
 from hocket.work.event_logging import logged
-from hocket.work.handler_processes import ProcessPlan, plan
 from hocket.work.handlers import Handlers, JobType, named_kind
 from hocket.work.jobs import Draft, Offer, Result, Submitted
 from hocket.work.output_capture import catching
 from hocket.work.pending_decisions import Decision
+from hocket.work.process_plan import ProcessPlan, plan
 from hocket.work.roster_queries import RosterAsk, claimable, overdue
 from hocket.work.run_outputs import RunServices
 from hocket.work.serving import serving
@@ -330,6 +330,9 @@ class Node(LocalNode):
         commands = None
         with ExitStack() as stack:
             if allow is not None or allow_any:
+                # It loads 40 modules, and most programs' workers run no commands.
+                from hocket.node.command_runner import command_runner
+
                 commands = command_runner(self.runtime, fetch_for(self.runtime), allow or (), allow_any, allow_env)
                 stack.callback(commands.close)
                 served = served.plus(commands.job_type())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from hocket.gitplane.opening import is_address
+from hocket.gitplane.addresses import is_address
 from hocket.kernel.decoding import decode_json
 
 # Jobs that are noted; more push out the oldest.

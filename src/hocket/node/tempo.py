@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from hocket.cancelling import end_tasks
 from hocket.errors import StoreError
-from hocket.events import Emit, PulseStarted, ignore
+from hocket.events import Emit, ignore
+from hocket.events.tempo import PulseStarted
 from hocket.kernel.beats.messages import BarReport, PulseMessage
 from hocket.kernel.beats.policy import TempoPolicy
 from hocket.kernel.envelope import LIFE_MS

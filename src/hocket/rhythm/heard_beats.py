@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from hocket.events import BeatsDegraded, BeatsLed, Emit, FrameRefused, ignore
+from hocket.events import Emit, ignore
+from hocket.events.tempo import BeatsDegraded, BeatsLed, FrameRefused
 from hocket.kernel.beats.degraded import HEARD_BARS, DegradedTempo, HeardPulse, degraded_beat, is_leaderless, median
 from hocket.kernel.beats.frame_judge import FrameRefusal, JudgeState, Lead, judge_frame, with_local_beat
 from hocket.kernel.beats.messages import BeatFrame, PulseMessage, make_frame

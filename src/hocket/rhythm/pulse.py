@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from hocket.errors import Conflict, Usage
-from hocket.events import BeatSent, Emit, ReportRefused, TempoChanged, ignore
+from hocket.events import Emit, ignore
+from hocket.events.tempo import BeatSent, ReportRefused, TempoChanged
 from hocket.kernel.beats.degraded import LEADERLESS_BEATS
 from hocket.kernel.beats.messages import BarReport, PulseMessage
 from hocket.kernel.beats.phases import Phases

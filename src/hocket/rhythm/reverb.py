@@ -8,7 +8,9 @@ import asyncio
 from typing import Any
 
 from hocket.errors import HocketError
-from hocket.events import AlarmEnded, AlarmRaised, BarReported, Emit, StepFailed, ignore
+from hocket.events import Emit, ignore
+from hocket.events.tempo import AlarmEnded, AlarmRaised, BarReported
+from hocket.events.workers import StepFailed
 from hocket.kernel.beats.kpis import Alarm, alarms
 from hocket.kernel.beats.messages import BarReport, NodeLoad, PromiseResult, StatusClaim
 from hocket.kernel.beats.reverb import (

@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
-from hocket.events import Emit, Event, JobHandedBack, JobPostponed, LeaseLost, ResultDiscarded, RunFailed, RunFinished
+from hocket.events import Emit, Event
+from hocket.events.jobs import JobHandedBack, JobPostponed, LeaseLost, ResultDiscarded, RunFailed, RunFinished
 from hocket.kernel.beats.messages import ROLES_MAX, ClaimState, NodeLoad, StatusClaim
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text, ulid_text

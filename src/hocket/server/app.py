@@ -18,7 +18,8 @@ from hocket.server.listening import Connections, address_of
 from hocket.server.monitoring.host_check import names_this_machine
 from hocket.server.monitoring.monitor import METRICS, Monitor
 from hocket.server.v1.api import Api
-from hocket.server.v1.routes import PREFIX, RouteNeed
+from hocket.server.v1.routes import PREFIX
+from hocket.service.operation import TokenNeed
 
 # The most bytes of request bodies in memory at once, of all callers and of one address; beyond that, callers are told
 # to come back later.
@@ -29,7 +30,7 @@ BODIES_PER_ADDRESS_BYTES_MAX = 64 * 1024 * 1024
 LINGER_S = 1.0
 LINGER_BYTES_MAX = 1024 * 1024
 # What the token of a program on another machine must grant for the metrics.
-METRICS_NEED = RouteNeed("Mesh", "Read")
+METRICS_NEED = TokenNeed("Mesh", "Read")
 
 
 class _Gone(Exception):

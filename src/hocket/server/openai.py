@@ -19,7 +19,8 @@ from hocket.kernel.parts import Part
 from hocket.mesh.wire import Reply
 from hocket.node.handles import Handle, JobCancelled
 from hocket.node.node import Node
-from hocket.server.v1.routes import ApiCall, ApiRoute, RouteNeed
+from hocket.server.v1.routes import ApiCall, ApiRoute
+from hocket.service.operation import TokenNeed
 from hocket.work.handlers import kind as job_kind
 
 # How long a request waits for a worker to begin its job, and for its whole answer.
@@ -113,7 +114,7 @@ def error_answer(status: int, word: str, message: str) -> OpenAiErrorAnswer:
 
 def routes(kind: str) -> tuple[ApiRoute, ...]:
     """The routes whose requests become jobs of this kind."""
-    need = RouteNeed("Job", "Schedule", lambda call, arguments: [kind])
+    need = TokenNeed("Job", "Schedule", lambda service, asked: [kind])
 
     async def chat_completions(call: ApiCall, body: ChatRequest) -> ChatCompletion:
         """Answer a chat. With `stream` the answer is a stream of server-sent events."""

@@ -20,6 +20,7 @@ from hocket.store import Session
 if TYPE_CHECKING:
     from hocket.node.delivery import Delivery
     from hocket.node.node import SyncNode
+    from hocket.service.program import Program
     from hocket.work.artifacts import Fetch
 
 T = TypeVar("T")
@@ -42,6 +43,9 @@ class ListPage(msgspec.Struct, Generic[T], frozen=True):
 class ServiceAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer of a query or a command. Programs may rely on its JSON fields."""
 
+    def ensure(self) -> None:
+        """Raises an error if what was asked has not been done as asked."""
+
 
 class Service:
     """One node as one principal may use it. `warn` is called with a sentence if what was written could not be sent to
@@ -55,10 +59,11 @@ class Service:
         principal: Principal | None = None,
         warn: Callable[[str], None] = lambda sentence: None,
         node: "SyncNode | None" = None,
+        program: "Program | None" = None,
     ) -> None:
         self.runtime = runtime
         self.principal = principal or Principal(runtime.log.node)
-        self._warn, self._connected = warn, node
+        self._warn, self._connected, self._program = warn, node, program
 
     def __enter__(self) -> "Service":
         return self
@@ -70,9 +75,37 @@ class Service:
             self._warn(f"this was read from the replica {state.path}, which is {age} old: {state.error}")
         self.runtime.close()
 
-    def acting_as(self, principal: Principal) -> "Service":
-        """Returns a service of this node for another principal."""
-        return Service(self.runtime, principal, self._warn, self._connected)
+    def acting_as(self, principal: Principal, program: "Program | None" = None) -> "Service":
+        """Returns a service of this node for another principal, which may be a program with a token."""
+        return Service(self.runtime, principal, self._warn, self._connected, program)
+
+    def agent(self, name: str | None, default: str | None = None) -> str:
+        """The agent for which something is done: the one of this name, if the program that asks may speak for it;
+        without a name the program's own; without a program the default, else $HOCKET_AGENT or this user.
+        """
+        if self._program is not None:
+            return self._program.agent_named(name)
+        if default is not None:
+            return default if name is None else name
+        from hocket.coordination.inbox import check_agent, default_agent
+
+        return default_agent() if name is None else check_agent(name)
+
+    def may(self, resource: str, action: str, *words: str, scope: str | None = None) -> bool:
+        """Whether the token of the program that asks grants this. The user of this home may do all that the node may,
+        which the log checks.
+        """
+        return self._program is None or self._program.may(resource, action, words, scope)
+
+    def check(self, resource: str, action: str, *words: str, scope: str | None = None) -> None:
+        """Raises NotAuthorised if the token of the program that asks does not grant this."""
+        if self._program is not None and not self.may(resource, action, *words, scope=scope):
+            about = f" for {', '.join(map(repr, words))}" if words else ""
+            about += f" in the scope {scope!r}" if scope else ""
+            grant = f"{resource.lower()}:{action.lower()}"
+            raise NotAuthorised(
+                f"the token {self._program.name} does not grant {grant}{about}, or this node may not do it"
+            )
 
     def deliver(self) -> str | None:
         """Sends what was written to other nodes now. Returns, and warns, why it waits here; None if it does not."""

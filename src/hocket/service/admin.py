@@ -3,9 +3,9 @@ stores artifacts, sets schedules, lists, drains and resumes nodes, and tells of 
 the other interfaces get.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import msgspec
 
@@ -17,204 +17,153 @@ from hocket.service import ListPage, Service, agents, artifacts, jobs, nodes, sc
 from hocket.service.agents import AgentShown
 from hocket.service.artifacts import ArtifactBrief, ArtifactKept
 from hocket.service.jobs import JobQuery, JobsPage
-from hocket.service.nodes import AvailabilitySet, LiveNode, NodeShown
-from hocket.service.schedules import ScheduleShown
-from hocket.service.status import NodeStatus
+from hocket.service.nodes import LiveNode
+from hocket.service.operation import Operation
 from hocket.work.cron import NewSchedule
 from hocket.work.handlers import JobType, named_kind
 from hocket.work.job_options import Duration
 
+P = ParamSpec("P")
+A = TypeVar("A")
 
-class Admin:
+
+class Method(Generic[P, A]):
+    """A function on a Service as a method of Admin, which returns its answer, and of AsyncAdmin, which is awaited."""
+
+    def __init__(self, function: Callable[Concatenate[Service, P], A]) -> None:
+        self._function = function
+        self._changes = isinstance(function, Operation) and function.method != "GET"
+        self.__doc__ = function.help if isinstance(function, Operation) else function.__doc__
+
+    @overload
+    def __get__(self, admin: None, owner: type) -> "Method[P, A]": ...
+    @overload
+    def __get__(self, admin: "Admin", owner: type) -> Callable[P, A]: ...
+    @overload
+    def __get__(self, admin: "AsyncAdmin", owner: type) -> Callable[P, Coroutine[Any, Any, A]]: ...
+    def __get__(self, admin: "Admin | AsyncAdmin | None", owner: type) -> Any:
+        if isinstance(admin, Admin):
+            return self._on(admin.node)
+        return self if admin is None else self._on_async(admin.node)
+
+    def _on(self, node: SyncNode) -> Callable[P, A]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> A:
+            answer = node.call(lambda: self._function(Service(node.runtime, node=node), *args, **kwargs))
+            if self._changes:
+                node.wrote()
+            return answer
+
+        return call
+
+    def _on_async(self, node: Node) -> Callable[P, Coroutine[Any, Any, A]]:
+        async def call(*args: P.args, **kwargs: P.kwargs) -> A:
+            service = Service(node.runtime, node=SyncNode(node.runtime))
+            answer = await node.call(lambda: self._function(service, *args, **kwargs))
+            if self._changes:
+                node.wrote()
+            return answer
+
+        return call
+
+
+def _jobs(
+    service: Service,
+    *,
+    state: str | None = None,
+    outcome: str | None = None,
+    kind: str | None = None,
+    limit: int = 50,
+    before: str | None = None,
+) -> JobsPage:
+    """Jobs, newest first. The `next` of a page, as `before`, gives the following page."""
+    return jobs.page(service, _query(state=state, outcome=outcome, kind=kind, limit=limit, before=before))
+
+
+def _count(service: Service, *, state: str | None = None, outcome: str | None = None, kind: str | None = None) -> int:
+    """How many jobs match."""
+    return jobs.count(service, _query(state=state, outcome=outcome, kind=kind))
+
+
+def _artifacts(
+    service: Service, *, job: str | None = None, limit: int = 50, after: str | None = None
+) -> ListPage[ArtifactBrief]:
+    """Artifacts, of one job or all. The `next` of a page, as `after`, gives the following page."""
+    return artifacts.page(service, job, limit, after)
+
+
+def _content(service: Service, artifact_id: str) -> bytes:
+    """The content of an artifact, fetched from another node if this one lacks it."""
+    return artifacts.content(service, artifact_id).data
+
+
+def _put(service: Service, content: bytes | Path, type: str, *, ttl: Duration | None = None) -> ArtifactKept:
+    """Stores bytes, or a copy of a file, as an artifact that belongs to no job."""
+    return artifacts.put(service, content, type, ttl)
+
+
+def _schedule(
+    service: Service,
+    name: str,
+    cron: str,
+    job: JobType | str,
+    payload: dict[str, Any] | None = None,
+    *,
+    timezone: str = "UTC",
+) -> None:
+    """Sets a schedule; replaces one of the same name. Each tick submits a job."""
+    schedules.add(service, NewSchedule(name, cron, timezone, named_kind(job).draft(payload or {})))
+
+
+def _live_nodes(service: Service, stale: Duration | None = None) -> list[LiveNode]:
+    """The nodes with how alive each is and what its machine has; with `stale`, only those that were heard within that
+    time.
+    """
+    return nodes.live(service, None if stale is None else _duration_ms(stale))
+
+
+def _agents(service: Service, stale: Duration | None = None) -> list[AgentShown]:
+    """The agents of the mesh; with `stale`, only those that were seen within that time."""
+    return agents.listing(service, None if stale is None else _duration_ms(stale))
+
+
+def _beat(service: Service, agent: str, doing: str = "", *, every: Duration = "1m") -> AgentShown:
+    """An agent of this node says what it does, and that it will say so again within `every`. Other nodes hear of it
+    with this node's next heartbeat.
+    """
+    return agents.beat(service, agent, doing, _duration_ms(every))
+
+
+class _Methods:
+    drain = Method(nodes.drain)
+    quarantine = Method(nodes.quarantine)
+    resume = Method(nodes.resume)
+    nodes = Method(nodes.listing)
+    live_nodes = Method(_live_nodes)
+    jobs = Method(_jobs)
+    count = Method(_count)
+    artifacts = Method(_artifacts)
+    content = Method(_content)
+    put = Method(_put)
+    schedule = Method(_schedule)
+    unschedule = Method(schedules.remove)
+    schedules = Method(schedules.listing)
+    agents = Method(_agents)
+    beat = Method(_beat)
+    status = Method(status.status)
+
+
+class Admin(_Methods):
     """The synchronous API, on a `SyncNode`."""
 
     def __init__(self, node: SyncNode) -> None:
-        self._node = node
-
-    @property
-    def _service(self) -> Service:
-        return Service(self._node.runtime)
-
-    def jobs(
-        self,
-        *,
-        state: str | None = None,
-        outcome: str | None = None,
-        kind: str | None = None,
-        limit: int = 50,
-        before: str | None = None,
-    ) -> JobsPage:
-        """Jobs, newest first. The `next` of a page, as `before`, gives the following page."""
-        query = _query(state=state, outcome=outcome, kind=kind, limit=limit, before=before)
-        return self._node.call(lambda: jobs.page(self._service, query))
-
-    def count(self, *, state: str | None = None, outcome: str | None = None, kind: str | None = None) -> int:
-        """How many jobs match."""
-        query = _query(state=state, outcome=outcome, kind=kind)
-        return self._node.call(lambda: jobs.count(self._service, query))
-
-    def artifacts(
-        self, *, job: str | None = None, limit: int = 50, after: str | None = None
-    ) -> ListPage[ArtifactBrief]:
-        """Artifacts, of one job or all. The `next` of a page, as `after`, gives the following page."""
-        return self._node.call(lambda: artifacts.page(self._service, job, limit, after))
-
-    def content(self, artifact_id: str) -> bytes:
-        """The content of an artifact, fetched from another node if this one lacks it."""
-        return self._node.call(lambda: artifacts.content(self._service, artifact_id).data)
-
-    def put(self, content: bytes | Path, type: str, *, ttl: Duration | None = None) -> ArtifactKept:
-        """Stores bytes, or a copy of a file, as an artifact that belongs to no job."""
-        return self._node.call(lambda: artifacts.put(self._service, content, type, ttl))
-
-    def schedules(self) -> list[ScheduleShown]:
-        return self._node.call(lambda: schedules.listing(self._service))
-
-    def schedule(
-        self, name: str, cron: str, job: JobType | str, payload: dict[str, Any] | None = None, *, timezone: str = "UTC"
-    ) -> None:
-        """Sets a schedule; replaces one of the same name. Each tick submits a job."""
-        plan = NewSchedule(name, cron, timezone, named_kind(job).draft(payload or {}))
-        self._node.call(lambda: schedules.add(self._service, plan))
-
-    def unschedule(self, name: str) -> None:
-        """Removes a schedule."""
-        self._node.call(lambda: schedules.remove(self._service, name))
-
-    def nodes(self) -> list[NodeShown]:
-        """The nodes of the mesh."""
-        return self._node.call(lambda: nodes.listing(self._service))
-
-    def live_nodes(self, stale: Duration | None = None) -> list[LiveNode]:
-        """The nodes with how alive each is and what its machine has; with `stale`, only those that were heard within
-        that time.
-        """
-        within_ms = None if stale is None else _duration_ms(stale)
-        return self._node.call(lambda: nodes.live(self._service, within_ms))
-
-    def drain(self, node: str, reason: str = "") -> AvailabilitySet:
-        """Lets a node finish its jobs and take no new ones."""
-        return self._set(lambda: nodes.drain(self._service, node, reason))
-
-    def quarantine(self, node: str, reason: str = "") -> AvailabilitySet:
-        """Takes all work from a node."""
-        return self._set(lambda: nodes.quarantine(self._service, node, reason))
-
-    def resume(self, node: str) -> AvailabilitySet:
-        """Lets a node take new jobs again."""
-        return self._set(lambda: nodes.resume(self._service, node))
-
-    def _set(self, work: Callable[[], AvailabilitySet]) -> AvailabilitySet:
-        done = self._node.call(work)
-        self._node.wrote()
-        return done
-
-    def agents(self, stale: Duration | None = None) -> list[AgentShown]:
-        """The agents of the mesh; with `stale`, only those that were seen within that time."""
-        within_ms = None if stale is None else _duration_ms(stale)
-        return self._node.call(lambda: agents.listing(self._service, within_ms))
-
-    def beat(self, agent: str, doing: str = "", *, every: Duration = "1m") -> AgentShown:
-        """An agent of this node says what it does, and that it will say so again within `every`. Other nodes hear of it
-        with this node's next heartbeat.
-        """
-        every_ms = _duration_ms(every)
-        return self._node.call(lambda: agents.beat(self._service, agent, doing, every_ms))
-
-    def status(self) -> NodeStatus:
-        """This node: its log, jobs, workers and peers."""
-        return self._node.call(lambda: status.status(self._service))
+        self.node = node
 
 
-class AsyncAdmin:
-    """The async API, on a `Node`. Its methods are those of `Admin`."""
+class AsyncAdmin(_Methods):
+    """The async API, on a `Node`."""
 
     def __init__(self, node: Node) -> None:
-        self._node = node
-
-    @property
-    def _admin(self) -> Admin:
-        return Admin(SyncNode(self._node.runtime))
-
-    async def jobs(
-        self,
-        *,
-        state: str | None = None,
-        outcome: str | None = None,
-        kind: str | None = None,
-        limit: int = 50,
-        before: str | None = None,
-    ) -> JobsPage:
-        admin = self._admin
-        return await self._node.call(
-            lambda: admin.jobs(state=state, outcome=outcome, kind=kind, limit=limit, before=before)
-        )
-
-    async def count(self, *, state: str | None = None, outcome: str | None = None, kind: str | None = None) -> int:
-        admin = self._admin
-        return await self._node.call(lambda: admin.count(state=state, outcome=outcome, kind=kind))
-
-    async def artifacts(
-        self, *, job: str | None = None, limit: int = 50, after: str | None = None
-    ) -> ListPage[ArtifactBrief]:
-        admin = self._admin
-        return await self._node.call(lambda: admin.artifacts(job=job, limit=limit, after=after))
-
-    async def content(self, artifact_id: str) -> bytes:
-        admin = self._admin
-        return await self._node.call(lambda: admin.content(artifact_id))
-
-    async def put(self, content: bytes | Path, type: str, *, ttl: Duration | None = None) -> ArtifactKept:
-        admin = self._admin
-        return await self._node.call(lambda: admin.put(content, type, ttl=ttl))
-
-    async def schedules(self) -> list[ScheduleShown]:
-        return await self._node.call(self._admin.schedules)
-
-    async def schedule(
-        self, name: str, cron: str, job: JobType | str, payload: dict[str, Any] | None = None, *, timezone: str = "UTC"
-    ) -> None:
-        admin = self._admin
-        await self._node.call(lambda: admin.schedule(name, cron, job, payload, timezone=timezone))
-
-    async def unschedule(self, name: str) -> None:
-        admin = self._admin
-        await self._node.call(lambda: admin.unschedule(name))
-
-    async def nodes(self) -> list[NodeShown]:
-        return await self._node.call(self._admin.nodes)
-
-    async def live_nodes(self, stale: Duration | None = None) -> list[LiveNode]:
-        admin = self._admin
-        return await self._node.call(lambda: admin.live_nodes(stale))
-
-    async def drain(self, node: str, reason: str = "") -> AvailabilitySet:
-        admin = self._admin
-        return await self._set(lambda: admin.drain(node, reason))
-
-    async def quarantine(self, node: str, reason: str = "") -> AvailabilitySet:
-        admin = self._admin
-        return await self._set(lambda: admin.quarantine(node, reason))
-
-    async def resume(self, node: str) -> AvailabilitySet:
-        admin = self._admin
-        return await self._set(lambda: admin.resume(node))
-
-    async def _set(self, work: Callable[[], AvailabilitySet]) -> AvailabilitySet:
-        done = await self._node.call(work)
-        self._node.wrote()
-        return done
-
-    async def agents(self, stale: Duration | None = None) -> list[AgentShown]:
-        admin = self._admin
-        return await self._node.call(lambda: admin.agents(stale))
-
-    async def beat(self, agent: str, doing: str = "", *, every: Duration = "1m") -> AgentShown:
-        admin = self._admin
-        return await self._node.call(lambda: admin.beat(agent, doing, every=every))
-
-    async def status(self) -> NodeStatus:
-        return await self._node.call(self._admin.status)
+        self.node = node
 
 
 @overload

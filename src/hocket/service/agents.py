@@ -3,15 +3,30 @@ so is who holds a lock, waits for one, or reads messages.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated
 
-from hocket.coordination.presence import EVERY_MS_DEFAULT, EVERY_MS_MIN, AgentSaid, NodePresence, agents_of, known_nodes
+from msgspec import Meta
+
+from hocket.coordination.presence import (
+    DOING_CHARS_MAX,
+    EVERY_MS_DEFAULT,
+    EVERY_MS_MAX,
+    EVERY_MS_MIN,
+    AgentSaid,
+    NodePresence,
+    agents_of,
+    known_nodes,
+)
 from hocket.coordination.presence import beat as agent_beat
 from hocket.kernel.ids import node_text
-from hocket.kernel.locks import Agent
+from hocket.kernel.locks import NAME_CHARS_MAX, Agent
 from hocket.kernel.plurals import counted
 from hocket.kernel.roster import Job
 from hocket.service import Service, ServiceAnswer
 from hocket.service.agent_holdings import Holdings, few, lock_holdings, message_holdings
+from hocket.service.nodes import Within
+from hocket.service.operation import InShell, TokenNeed, operation
+from hocket.service.views import Line, View
 from hocket.work.liveness import BEAT_S, grade
 
 WORKER = "worker"
@@ -30,28 +45,58 @@ class AgentShown(ServiceAnswer, frozen=True):
     grade: str
 
 
-def beat(service: Service, name: str, doing: str = "", every_ms: int = EVERY_MS_DEFAULT) -> AgentShown:
-    """An agent of this node says what it does, and that it will do so again within `every_ms`."""
+READ = TokenNeed("Mesh", "Read")
+
+
+def _show_beat(agent: AgentShown) -> Iterator[View]:
+    yield Line(f"{agent.name}: {agent.doing or 'is there'}")
+
+
+@operation(
+    "beat",
+    "POST /v1/agents",
+    READ,
+    command="agents beat",
+    show=_show_beat,
+    examples=('hocket agents beat editor --doing "reviews src/lib.rs" --every 5m',),
+)
+def beat(
+    service: Service,
+    name: Annotated[
+        str,
+        Meta(min_length=1, max_length=NAME_CHARS_MAX, description="The agent; default: the token's name."),
+        InShell(metavar="[NAME]", help="The agent's name. Default: $HOCKET_AGENT, else your user.", is_argument=True),
+    ]
+    | None = None,
+    doing: Annotated[
+        str, Meta(max_length=DOING_CHARS_MAX, description="What it does, in one line."), InShell(metavar="TEXT")
+    ] = "",
+    every_ms: Annotated[
+        int,
+        Meta(ge=EVERY_MS_MIN, le=EVERY_MS_MAX, description="How often the agent will say so: 1s to 1d; default: 1m."),
+        InShell("--every", metavar="DURATION", form="duration"),
+    ] = EVERY_MS_DEFAULT,
+) -> AgentShown:
+    """Say what an agent of this node does. Other nodes hear of it with this node's next heartbeat. What an agent does
+    is never written on the log, and a week after its last word the agent is forgotten.
+    """
     service.check_writer()
-    log, said = service.runtime.log, AgentSaid(name, doing, every_ms)
+    log, said = service.runtime.log, AgentSaid(service.agent(name), doing, every_ms)
     now_ms = log.physical()
     with service.runtime.store.write() as session:
         agent_beat(session, log.node, said, now_ms)
+    service.wrote()
     with service.read() as session:
         names = service.names(session)
     return _shown(log.node, names, said, now_ms, now_ms)
 
 
-def listing(
-    service: Service,
-    live_within_ms: int | None = None,
-    *,
-    with_locks: bool = True,
-    with_messages: bool = True,
-) -> list[AgentShown]:
-    """All agents that this node knows of, node by node; only those that were seen within that time, if given. A caller
-    that may not read locks or messages is not told who holds them.
+@operation("list_agents", "GET /v1/agents", READ, key=lambda each: f"{each.node} {each.name}")
+def listing(service: Service, within_ms: Within | None = None) -> list[AgentShown]:
+    """List the agents of all nodes: what each does, and when it was last seen. A token that may read all locks, or all
+    messages, is also told who holds them.
     """
+    with_locks, with_messages = service.may("Lock", "Read"), service.may("Inbox", "Read")
     log = service.runtime.log
     with service.read() as session:
         known = known_nodes(session, service.runtime.liveness(), log)
@@ -72,7 +117,7 @@ def listing(
     ]
     place = {node_text(each.node): number for number, each in enumerate(known)}
     shown.sort(key=lambda each: place.get(each.node, len(place)))
-    return [each for each in shown if live_within_ms is None or now_ms - each.last_seen_ms <= live_within_ms]
+    return [each for each in shown if within_ms is None or now_ms - each.last_seen_ms <= within_ms]
 
 
 def _with_holdings(said: Mapping[Agent, _Seen], held: Iterable[Holdings], now_ms: int) -> dict[Agent, _Seen]:

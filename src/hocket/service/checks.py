@@ -14,7 +14,7 @@ from typing import Literal
 
 from hocket.coordination.availability import unavailable
 from hocket.errors import Conflict, HocketError, StoreError, Usage
-from hocket.events import NodeForked
+from hocket.events.nodes import NodeForked
 from hocket.kernel.authority import Authority
 from hocket.kernel.breaker import BreakerState
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
@@ -230,7 +230,7 @@ def _database(home: Home) -> Findings:
             damage = session.damage()
             yield from (Check("bad", "database", f"damaged: {what}; restore a backup") for what in damage)
             if not damage:
-                yield Check("ok", "database", f"opens and is intact, {counted(session.head().seq, 'op')}")
+                yield Check("ok", "database", f"opens and is intact, {counted(session.op_count(), 'op')}")
             now_ms = round((store.server_clock or time.time)() * 1000)
             if home.server is None:
                 yield from _guarded("first op", lambda: _first_op(home, session))
@@ -426,7 +426,7 @@ def _sharing(home: Home, session: Session, now_ms: int) -> Findings:
 
 def _first_op(home: Home, session: Session) -> Findings:
     """Whether the log begins with a delegation to this node that leads back to the user."""
-    row = session.op_seq(1)
+    row = session.entry(1)
     payload = None if row is None else decode(row.body).payload
     if not isinstance(payload, DelegateUcan):
         yield Check("bad", "first op", "the log does not begin with a delegation; restore a backup")
@@ -489,7 +489,7 @@ def user_of(home: Home) -> str:
         store = open_store(home.store_address)
         try:
             with store.read() as session:
-                row = session.op_seq(1)
+                row = session.entry(1)
         finally:
             store.close()
         payload = None if row is None else decode(row.body).payload

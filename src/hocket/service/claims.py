@@ -81,7 +81,7 @@ def explain(service: Service, job: str) -> ClaimsExplained:
         if is_ranked(found):
             members = Members(service.runtime.liveness(), log)
             members.refresh(session, log.physical())
-            schedule = next(row.body for row, op in ops if op.id == found.schedule_op)
+            schedule = next(row.signed_body for row, op in ops if op.id == found.schedule_op)
             announced_ms = log.physical() - max(0, log.reading().wall - ready_ms)
             order = ranking(session, members, found, decode(log.signed(schedule)), ready_ms, announced_ms)
             epoch, digest, key = order.candidates.epoch, order.candidates.digest, order.key

@@ -58,7 +58,7 @@ def figures(service: Service) -> Figures:
         refused = session.refusal_counts()
         return Figures(
             node=node_text(log.node),
-            ops=head.seq,
+            ops=session.op_count(),
             jobs=_jobs(session),
             refused_ops={BY_NUMBER[each].name.lower(): n for each, n in refused.items() if each not in _NOT_REFUSED},
             held_ops=session.held()[0],

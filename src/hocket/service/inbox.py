@@ -2,10 +2,11 @@
 
 import base64
 import os
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from hocket.bus.changes import about
 from hocket.coordination import inbox
@@ -13,7 +14,18 @@ from hocket.coordination.inbox import CLAIMED_MAX, LEASE_MS_DEFAULT
 from hocket.errors import Conflict, NotFound, StoreAway, Unreachable, Usage
 from hocket.kernel.beats.placing import BeatPlace
 from hocket.kernel.ids import node_text, parse_ulid, ulid_prefix_range, ulid_text
-from hocket.kernel.messages import REASON_CHARS_MAX, Address, addresses_of, read_address
+from hocket.kernel.messages import (
+    AGENT_CHARS_MAX,
+    ATTACHMENT_CHARS_MAX,
+    ATTACHMENTS_MAX,
+    REASON_CHARS_MAX,
+    TTL_MS_MAX,
+    TYPE_CHARS_MAX,
+    Address,
+    addresses_of,
+    read_address,
+)
+from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX
 from hocket.kernel.subjects import MESSAGE
 from hocket.node.inbox import (
     AttachmentInfo,
@@ -27,17 +39,37 @@ from hocket.node.inbox import (
     plain_draft,
 )
 from hocket.service import ListPage, Service, ServiceAnswer
+from hocket.service.operation import ULID, InShell, TokenNeed, operation
+from hocket.service.pages import ANSWER_BYTES, PAGE_DEFAULT, PAGE_MAX, STEP, After, Limit, json_size
+from hocket.service.views import Line, Table, View, moment
 from hocket.store import QueuedDelivery, Session
 
 if TYPE_CHECKING:
     from hocket.node.spool import Spool
 
-PAGE_DEFAULT = 50
 LIMIT_MAX = 10_000
-THREAD_MAX = 10_000
+BODY_CHARS_SHOWN = 60
 AMBIGUOUS_SHOWN = 5
 # The least characters by which a message may be named instead of its whole id.
 PREFIX_CHARS_MIN = 4
+
+
+MessageId = Annotated[
+    str,
+    Meta(pattern=ULID, description="A message's id."),
+    InShell(metavar="ID", help="The message's id, or its beginning."),
+]
+AgentName = Annotated[
+    str,
+    Meta(min_length=1, max_length=AGENT_CHARS_MAX, description="The agent; default: the token's name."),
+    InShell(metavar="NAME", help="The agent that you act for. Default: $HOCKET_AGENT, else your user."),
+]
+MessageReason = Annotated[str, Meta(max_length=REASON_CHARS_MAX, description="Why."), InShell(metavar="TEXT")]
+
+
+class AttachmentToSend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(min_length=1, max_length=ATTACHMENT_CHARS_MAX)]
+    content_base64: bytes
 
 
 class MessageShown(ServiceAnswer, frozen=True, rename={"sender": "from"}):
@@ -63,6 +95,77 @@ class MessageShown(ServiceAnswer, frozen=True, rename={"sender": "from"}):
     tries: int
     body_base64: str | None = None
     stamp: BeatPlace | None = None
+
+
+READ = TokenNeed("Inbox", "Read", lambda service, asked: [service.agent(asked["agent"])])
+READ_ANY = TokenNeed("Inbox", "Read", is_judged_later=True)
+SEND = TokenNeed("Inbox", "Write", lambda service, asked: [asked["to"]])
+CLAIM = TokenNeed("Inbox", "Claim", lambda service, asked: [service.agent(asked["agent"])])
+RETRY = TokenNeed("Inbox", "Claim", is_judged_later=True)
+
+
+def _show_messages(page: ListPage[MessageShown]) -> Iterator[View]:
+    yield messages_table(page.items)
+
+
+def messages_table(messages: Iterable[MessageShown]) -> Table:
+    return Table(
+        ("id", "from", "to", "state", "tries", "sent", "lease until", "type", "body"),
+        [
+            (
+                each.id,
+                each.sender,
+                each.to,
+                each.state,
+                each.tries,
+                moment(each.sent_ms),
+                moment(each.lease_until) or "-",
+                each.type or "-",
+                _short(each),
+            )
+            for each in messages
+        ],
+        "no messages",
+    )
+
+
+def _short(message: MessageShown) -> str:
+    text = "(not text)" if message.body is None else message.body
+    text = text if len(text) <= BODY_CHARS_SHOWN else f"{text[:BODY_CHARS_SHOWN]}…"
+    return f"{text} ({len(message.attachments)} attached)" if message.attachments else text
+
+
+@operation("send_message", "POST /v1/inbox", SEND, creates=True)
+def send_message(
+    service: Service,
+    to: Annotated[str, Meta(min_length=1, max_length=AGENT_CHARS_MAX + 65)],
+    body: str | None = None,
+    body_base64: bytes | None = None,
+    type: Annotated[str, Meta(max_length=TYPE_CHARS_MAX)] = "",
+    thread: MessageId | None = None,
+    reply_to: MessageId | None = None,
+    priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)] = 0,
+    ttl_ms: Annotated[int, Meta(ge=1, le=TTL_MS_MAX)] | None = None,
+    attachments: Annotated[list[AttachmentToSend], Meta(max_length=ATTACHMENTS_MAX)] | None = None,
+    agent: AgentName | None = None,
+) -> MessageShown:
+    """Send a message. `to` is an agent, `agent@node`, a group that ends with a slash, or `all`. The body is text, or
+    any bytes in base64.
+    """
+    if body is not None and body_base64 is not None:
+        raise Usage("a message has a body or a body_base64, not both")
+    return send(
+        service,
+        to,
+        (body or "").encode() if body_base64 is None else body_base64,
+        agent=service.agent(agent),
+        type=type,
+        thread=thread,
+        reply_to=reply_to,
+        priority=priority,
+        ttl_ms=ttl_ms,
+        attachments=[(each.name, each.content_base64) for each in attachments or ()],
+    )
 
 
 def send(
@@ -129,6 +232,32 @@ def shown_kept(message_id: bytes, node: int, to: str, body: bytes, **options: An
     )
 
 
+@operation("claim_messages", "POST /v1/inbox/claim", CLAIM)
+def claim_messages(
+    service: Service,
+    count: Annotated[int, Meta(ge=1, le=CLAIMED_MAX)] = 1,
+    lease_ms: Annotated[int, Meta(ge=1, le=LEASE_MS_MAX)] = LEASE_MS_DEFAULT,
+    agent: AgentName | None = None,
+) -> list[MessageShown]:
+    """Claim messages for an agent of this node, each under a lease. The list is empty if none waits, and shorter than
+    `count` if they are large.
+    """
+    name, claimed, size = service.agent(agent), list[MessageShown](), 0
+    while len(claimed) < count and size < ANSWER_BYTES:
+        wanted = min(STEP, count - len(claimed))
+        try:
+            more = claim(service, name, wanted, lease_ms)
+        except Unreachable:
+            if claimed:
+                break
+            raise
+        claimed += more
+        size += json_size(more)
+        if len(more) < wanted:
+            break
+    return claimed
+
+
 def claim(service: Service, agent: str, count: int = 1, lease_ms: int = LEASE_MS_DEFAULT) -> list[MessageShown]:
     """Claims up to `count` messages for an agent of this node."""
     service.check_writer()
@@ -154,13 +283,33 @@ def listing(
         return _page(service, session, queues, limit, after, is_dead=False)
 
 
-def dead(service: Service, limit: int = PAGE_DEFAULT, after: str | None = None) -> ListPage[MessageShown]:
-    """The messages that were tried too often, or that nobody has claimed in time."""
+@operation("list_messages", "GET /v1/inbox", READ)
+def list_messages(
+    service: Service, agent: AgentName | None = None, limit: Limit = PAGE_DEFAULT, after: After | None = None
+) -> ListPage[MessageShown]:
+    """List the messages that wait for an agent of this node, leased ones included."""
+    return listing(service, service.agent(agent), limit, after)
+
+
+@operation(
+    "list_dead_messages",
+    "GET /v1/inbox/dead",
+    READ_ANY,
+    command="dead list",
+    show=_show_messages,
+    examples=("hocket dead list --json",),
+)
+def dead(service: Service, limit: Limit = PAGE_MAX, after: After | None = None) -> ListPage[MessageShown]:
+    """List the messages that were tried too often or expired unclaimed, as far as you may read them."""
     log = service.runtime.log
     if service.principal.node == log.node:
         log.run(lambda tx: tx.projection.messages.move_due())
     with service.read() as session:
-        return _page(service, session, None, limit, after, is_dead=True)
+        return _readable(service, _page(service, session, None, limit, after, is_dead=True))
+
+
+def _readable(service: Service, page: ListPage[MessageShown]) -> ListPage[MessageShown]:
+    return ListPage([each for each in page.items if service.may("Inbox", "Read", each.to)], page.next)
 
 
 def _page(
@@ -234,46 +383,73 @@ def reply(service: Service, id: str, body: bytes, agent: str) -> MessageShown:
     return sent
 
 
-def ack(service: Service, id: str, agent: str) -> None:
-    """Acknowledges a message that the agent holds on this node. Raises Conflict if it does not."""
+@operation("acknowledge_message", "POST /v1/inbox/{message}/ack", CLAIM)
+def ack(service: Service, message: MessageId, agent: AgentName | None = None) -> None:
+    """Acknowledge a message that the agent holds on this node. If it does not, this is refused as a conflict (exit
+    code 3, status 409).
+    """
     service.check_writer()
-    message_id = parse_ulid(find(service, id))
-    inbox.check_agent(agent)
-    decided_sync(service.node, message_id, lambda tx: inbox.acknowledge(tx, message_id, agent))
+    message_id, name = parse_ulid(find(service, message)), inbox.check_agent(service.agent(agent))
+    decided_sync(service.node, message_id, lambda tx: inbox.acknowledge(tx, message_id, name))
 
 
-def nack(service: Service, id: str, agent: str, delay_ms: int = 0, reason: str = "") -> None:
-    """Returns a message that the agent holds, to be delivered again after the delay."""
+@operation("return_message", "POST /v1/inbox/{message}/nack", CLAIM)
+def nack(
+    service: Service,
+    message: MessageId,
+    agent: AgentName | None = None,
+    delay_ms: Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)] = 0,
+    reason: MessageReason = "",
+) -> None:
+    """Return a message that the agent holds, to be delivered again after the delay."""
     service.check_writer()
-    message_id = parse_ulid(find(service, id))
-    inbox.check_agent(agent)
+    message_id, name = parse_ulid(find(service, message)), inbox.check_agent(service.agent(agent))
     _check_reason(reason)
-    decided_sync(service.node, message_id, lambda tx: inbox.hand_back(tx, message_id, agent, delay_ms, reason))
+    decided_sync(service.node, message_id, lambda tx: inbox.hand_back(tx, message_id, name, delay_ms, reason))
 
 
-def retry(service: Service, id: str, reason: str = "") -> MessageShown:
-    """Delivers a dead message again. Raises Conflict if it is not dead."""
+@operation(
+    "retry_message",
+    "POST /v1/inbox/{message}/retry",
+    RETRY,
+    command="dead retry",
+    show=lambda shown: [Line(f"message {shown.id} is {shown.state} again")],
+    examples=("hocket dead retry 01JC8M…",),
+)
+def retry(
+    service: Service,
+    message: MessageId,
+    reason: Annotated[MessageReason, InShell(metavar="TEXT", help="Why it will work now.")] = "",
+) -> MessageShown:
+    """Deliver a dead message again, with all its tries. One that has expired must be sent anew."""
     service.check_writer()
-    message_id = parse_ulid(find(service, id))
+    found = show(service, message)
+    service.check("Inbox", "Claim", found.to)
+    message_id = parse_ulid(found.id)
     _check_reason(reason)
     decided_sync(service.node, message_id, lambda tx: inbox.retry(tx, message_id, reason))
-    return show(service, ulid_text(message_id))
+    return show(service, found.id)
 
 
-def thread(service: Service, id: str) -> list[MessageShown]:
-    """The thread of a message, in the order in which its messages were sent."""
-    return thread_page(service, id, THREAD_MAX).items
-
-
-def thread_page(service: Service, id: str, limit: int, after: str | None = None) -> ListPage[MessageShown]:
-    """Part of the thread of a message."""
-    found, beyond = parse_ulid(find(service, id)), b"" if after is None else message_id_of(after)
+@operation(
+    "show_thread",
+    "GET /v1/inbox/{message}/thread",
+    READ_ANY,
+    command="thread",
+    show=_show_messages,
+    examples=("hocket thread 01JC8M…",),
+)
+def thread(
+    service: Service, message: MessageId, limit: Limit = PAGE_MAX, after: After | None = None
+) -> ListPage[MessageShown]:
+    """Show the thread of a message, in the order in which its messages were sent, as far as you may read it."""
+    found, beyond = parse_ulid(find(service, message)), b"" if after is None else message_id_of(after)
     with service.read() as session:
-        message = session.message(found)
-        assert message is not None
-        part = session.thread(message.thread or message.id, limit + 1, beyond)
+        first = session.message(found)
+        assert first is not None
+        part = session.thread(first.thread or first.id, limit + 1, beyond)
         shown = [_shown(message_data(service.runtime.log, session, each, None)) for each in part[:limit]]
-    return ListPage(shown, shown[-1].id if len(part) > limit else None)
+    return _readable(service, ListPage(shown, shown[-1].id if len(part) > limit else None))
 
 
 def show(service: Service, id: str) -> MessageShown:

@@ -3,17 +3,21 @@ ops wait for a decision.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from hocket.coordination.availability import set_availability, unavailable
 from hocket.coordination.presence import NodePresence, NodeSaid, known_nodes
 from hocket.errors import Conflict, NotAuthorised, Usage
+from hocket.kernel.availability import REASON_CHARS_MAX
 from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import hash_text, node_text
 from hocket.kernel.keys import SigningKey
+from hocket.kernel.plurals import counted
 from hocket.kernel.quota import Quota
 from hocket.mesh import membership
 from hocket.mesh.grants import parse_action, words
@@ -21,9 +25,23 @@ from hocket.mesh.membership import Member, Revocation
 from hocket.mesh.names import likeness, why_not
 from hocket.node.home import Ask
 from hocket.service import Service, ServiceAnswer
+from hocket.service.operation import InShell, TokenNeed, operation
+from hocket.service.views import Line, View
 from hocket.store import Session
 from hocket.work.hardware import this_machine
 from hocket.work.liveness import Grade
+
+NodeText = Annotated[
+    str,
+    Meta(min_length=1, max_length=64, description="A node's name, the beginning of its id, or `here`."),
+    InShell(metavar="NODE"),
+]
+AvailabilityReason = Annotated[
+    str, Meta(max_length=REASON_CHARS_MAX, description="The reason that others see."), InShell(metavar="TEXT")
+]
+Within = Annotated[
+    int, Meta(ge=1, le=2**53, description="Only those that were heard within this time, in milliseconds.")
+]
 
 
 class Stored(ServiceAnswer, frozen=True):
@@ -199,13 +217,45 @@ class DelegationMade(ServiceAnswer, frozen=True):
     delegation: str
 
 
+READ = TokenNeed("Mesh", "Read")
+WRITE = TokenNeed("Mesh", "Write")
+
+
+def _show_drained(done: AvailabilitySet) -> Iterator[View]:
+    left = f"it still runs {counted(done.running, 'job')}" if done.running else "it runs none"
+    yield Line(f"{done.called} {'drains' if done.changed else 'drains already'}: it takes no new jobs; {left}")
+    yield from _coordinator_note(done)
+
+
+def _show_quarantined(done: AvailabilitySet) -> Iterator[View]:
+    left = f"; it returns {counted(done.running, 'job')} to the queue" if done.running else ""
+    word = "is quarantined" if done.changed else "is quarantined already"
+    yield Line(f"{done.called} {word}: it gets no jobs{left}")
+    yield from _coordinator_note(done)
+
+
+def _coordinator_note(done: AvailabilitySet) -> Iterator[View]:
+    if done.is_coordinator:
+        yield Line(
+            f"{done.called} is the coordinator: it goes on deciding claims of other nodes;"
+            " `hocket coordinator NODE` designates another"
+        )
+
+
+def _show_resumed(done: AvailabilitySet) -> Iterator[View]:
+    yield Line(f"{done.called} takes new jobs{' again' if done.changed else '; it was not drained'}")
+
+
+@operation("list_nodes", "GET /v1/nodes", READ, key=lambda each: each.node)
 def listing(service: Service) -> list[NodeShown]:
+    """List the nodes of the mesh, by id, and what each may do."""
     with service.read() as session:
         return _all_shown(service, session)
 
 
-def live(service: Service, stale_ms: int | None = None) -> list[LiveNode]:
-    """The nodes in force, with how alive each is; with `stale_ms`, only those that were heard within that time."""
+@operation("list_live_nodes", "GET /v1/nodes/live", READ, key=lambda each: each.node)
+def live(service: Service, within_ms: Within | None = None) -> list[LiveNode]:
+    """List the nodes in force by how alive each is, with what its machine has."""
     log = service.runtime.log
     with service.read() as session:
         shown = [each for each in _all_shown(service, session) if each.standing != "revoked"]
@@ -214,9 +264,9 @@ def live(service: Service, stale_ms: int | None = None) -> list[LiveNode]:
     now_ms = log.physical()
     heard = {node_text(each.node): each for each in known}
     found = [_live(each, heard.get(each.node), running[int(each.node, 16)], now_ms) for each in shown]
-    if stale_ms is None:
+    if within_ms is None:
         return found
-    return [each for each in found if each.last_seen_ms is not None and now_ms - each.last_seen_ms <= stale_ms]
+    return [each for each in found if each.last_seen_ms is not None and now_ms - each.last_seen_ms <= within_ms]
 
 
 def _live(shown: NodeShown, known: NodePresence | None, running: int, now_ms: int) -> LiveNode:
@@ -257,10 +307,11 @@ def _alike(known: list[NodeShown], name: str) -> list[NodeShown]:
     ]
 
 
-def find(service: Service, text: str) -> NodeShown:
-    """The one node with this name, or whose id starts with this text; `here` is this node."""
+@operation("show_node", "GET /v1/nodes/{node}", READ)
+def find(service: Service, node: NodeText) -> NodeShown:
+    """Show one node: the one with this name, or whose id begins with this text; `here` is this node."""
     with service.read() as session:
-        member = membership.find(_members(service, session), text)
+        member = membership.find(_members(service, session), node)
         return next(each for each in _all_shown(service, session) if each.node == member.id)
 
 
@@ -348,18 +399,48 @@ def designate(service: Service, node: str) -> CoordinatorSet:
     return CoordinatorSet(member.id, member.name, previous, done.hears, reads_every_kind)
 
 
-def drain(service: Service, node: str, reason: str = "") -> AvailabilitySet:
-    """The node finishes the jobs that it holds and takes no new ones."""
+@operation(
+    "drain_node",
+    "POST /v1/nodes/{node}/drain",
+    WRITE,
+    command="drain",
+    show=_show_drained,
+    examples=('hocket drain gpu-box --reason "new disk"', "hocket drain here"),
+)
+def drain(service: Service, node: NodeText, reason: AvailabilityReason = "") -> AvailabilitySet:
+    """Let a node finish the jobs that it runs and take no new ones, until it is resumed. The owner may drain every
+    node, and each node itself. A coordinator that drains goes on deciding claims.
+    """
     return _set_availability(service, node, Availability.DRAINING, reason)
 
 
-def quarantine(service: Service, node: str, reason: str = "") -> AvailabilitySet:
-    """The node returns the jobs that it holds and takes no new ones."""
+@operation(
+    "quarantine_node",
+    "POST /v1/nodes/{node}/quarantine",
+    WRITE,
+    command="quarantine",
+    show=_show_quarantined,
+    examples=('hocket quarantine gpu-box --reason "wrong results"',),
+)
+def quarantine(service: Service, node: NodeText, reason: AvailabilityReason = "") -> AvailabilitySet:
+    """Take all work from a node: it returns the jobs that it runs and gets no new ones, until it is resumed. If it
+    does not hear of it, its leases end and are not renewed; its results no longer count. Only the owner may.
+    """
     return _set_availability(service, node, Availability.QUARANTINED, reason)
 
 
-def resume(service: Service, node: str, reason: str = "") -> AvailabilitySet:
-    """The node takes new jobs again."""
+@operation(
+    "resume_node",
+    "POST /v1/nodes/{node}/resume",
+    WRITE,
+    command="resume",
+    show=_show_resumed,
+    examples=("hocket resume gpu-box",),
+)
+def resume(service: Service, node: NodeText, reason: AvailabilityReason = "") -> AvailabilitySet:
+    """Let a node take new jobs again that was drained or quarantined. A node that another one has drained or
+    quarantined cannot resume itself, unless it is the owner's.
+    """
     return _set_availability(service, node, Availability.ACTIVE, reason)
 
 
@@ -370,6 +451,7 @@ def _set_availability(service: Service, node: str, availability: Availability, r
     if member.standing == "revoked" and availability is not Availability.ACTIVE:
         raise Conflict(f"{member.shown} is revoked, so it takes no work anyway")
     changed = service.runtime.log.run(lambda tx: set_availability(tx, member.node, availability, reason))
+    service.wrote()
     with service.read() as session:
         shown = availability_of_all(service, session).get(member.node, AvailabilityShown())
         running = sum(entry.job.claimer == member.node for entry in session.claimed())

@@ -186,7 +186,7 @@ def status(service: Service) -> NodeStatus:
             user=log.user,
             home=str(home.path),
             availability=availability_of_all(service, session).get(log.node, AvailabilityShown()),
-            ops=head.seq,
+            ops=session.op_count(),
             clock=hlc_text(Hlc(head.wall, head.logical, log.node)),
             chain_head=f"{head.seq}:{head.chain.hex()}",
             rebuilding=head.rebuilding is not None,

@@ -22,7 +22,7 @@ from hocket.store.jobs import IsLeft, JobEntry, JobFilter, JobSession, QueueSess
 from hocket.store.listening import NOTE_BYTES_MAX, NoNotes, NoteListener, NoteSession, WakeUp
 from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.lock_requests import BoundRequest, LockRequestSession
-from hocket.store.locks import LockMisuse, LockSession, MustBeAlone
+from hocket.store.locks import LockMisuse, LockSession, MustBeAlone, Outdated
 from hocket.store.messages import DeliveryStage, MessageSession, QueuedDelivery
 from hocket.store.migration import Migration
 from hocket.store.ops import NO_LINK, NO_SEAL, EndSeal, Head, NewOp, OpRow, OpSession, SealedOp
@@ -75,6 +75,7 @@ __all__ = [
     "NoteSession",
     "OpRow",
     "OpSession",
+    "Outdated",
     "OverQuota",
     "Peer",
     "PeerSession",

@@ -79,5 +79,8 @@ class IntakeSession(Protocol):
         variants `acceptances` that count.
         """
 
+    def keys_of_many_ops(self, keys: Sequence[bytes], count: int) -> set[bytes]:
+        """Those of these keys about whose subjects at least so many ops are stored."""
+
     def put_over_quota(self, noted: OverQuota) -> None: ...
     def over_quota(self) -> dict[bytes, OverQuota]: ...

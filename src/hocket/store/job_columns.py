@@ -1,29 +1,35 @@
 """A job as the columns of a table, the same in every store."""
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from hocket.kernel.bundles import Fact, read_facts, schedule_body, with_bundle_signature
 from hocket.kernel.clock import pack, unpack
 from hocket.kernel.policy import DEFAULT, decode_policy, encode_policy
+from hocket.kernel.postcard import Malformed
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.store.jobs import JobEntry, Stage
-from hocket.store.row_check import ReadyJob, RowCheck
+from hocket.store.row_check import BundledOp, ReadyJob, RowCheck
 
 JOB_COLUMNS = (
     "id, kind, stage, priority, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,"
     " claim_op, deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker,"
     " settled, begin_by"
 )
+MOVED_COLUMNS = "stage, last, outcome, fence, claimer, claim_op, deadline, done, artifacts, worker, begin_by"
 # Where these stand among the columns.
-PRIORITY, SCHEDULED, LAST = (JOB_COLUMNS.split(", ").index(name) for name in ("priority", "scheduled", "last"))
+SCHEDULE_OP, PRIORITY, SCHEDULED, POLICY, LAST = map(
+    JOB_COLUMNS.split(", ").index, ("schedule_op", "priority", "scheduled", "policy", "last")
+)
 _COUNT = JOB_COLUMNS.count(",") + 1
 # The time of the last op about the job of the row.
-_LAST_OP = "(SELECT hlc FROM ops AS o WHERE o.key = {}.id AND o.settled = 1 ORDER BY hlc DESC LIMIT 1)"
-CHECKED_COLUMNS = f"{JOB_COLUMNS}, {_LAST_OP.format('jobs')}"
+LAST_OP = "(SELECT hlc FROM ops AS o WHERE o.key = {}.id AND o.settled = 1 ORDER BY hlc DESC LIMIT 1)"
+CHECKED_COLUMNS = f"{JOB_COLUMNS}, {LAST_OP.format('jobs')}"
 _OF_J = ", ".join(f"j.{column}" for column in JOB_COLUMNS.split(", "))
-READY_COLUMNS = f"{_OF_J}, ops.body"
-CHECKED_READY_COLUMNS = f"{_OF_J}, {_LAST_OP.format('j')}, ops.body"
+_SCHEDULE = "ops.seq, ops.place, ops.body"
+READY_COLUMNS = f"{_OF_J}, {_SCHEDULE}"
+CHECKED_READY_COLUMNS = f"{_OF_J}, {LAST_OP.format('j')}, {_SCHEDULE}"
 _STAGES = tuple(Stage)
 _OUTCOMES = tuple(Outcome)
 _STATES = (State.PENDING, State.PENDING, State.PENDING, State.CLAIMED, State.COMPLETED)
@@ -57,6 +63,25 @@ def job_row(entry: JobEntry) -> tuple[Any, ...]:
         entry.worker,
         int(job.is_settled),
         job.begin_by,
+    )
+
+
+def moved_row(entry: JobEntry) -> tuple[Any, ...]:
+    """The columns that a claim or a completion changes, and the id."""
+    job = entry.job
+    return (
+        int(entry.stage),
+        pack(job.last),
+        job.outcome,
+        job.fence,
+        None if job.claimer is None else job.claimer.to_bytes(8, "big"),
+        job.claim_op,
+        job.deadline,
+        None if job.done is None else pack(job.done),
+        b"".join(job.artifacts),
+        entry.worker,
+        job.begin_by,
+        job.id,
     )
 
 
@@ -98,12 +123,64 @@ def job_entries(rows: Iterable[tuple[Any, ...]], check: RowCheck | None) -> list
     return [entry for row in rows if (entry := _readable(row, check)) is not None]
 
 
-def ready_jobs(rows: Iterable[tuple[Any, ...]], check: RowCheck | None) -> list[ReadyJob]:
-    """The jobs of rows that end with the bytes of the ScheduleJob op. `check` leaves out those that are not so."""
-    if check is None:
-        return [(job_entry(row[:_COUNT]), row[-1]) for row in rows]
-    found = [(entry, row[-1]) for row in rows if (entry := _readable(row, check)) is not None]
-    return check.ready(found) if found else []
+def bundles_of(rows: Sequence[tuple[Any, ...]]) -> list[int]:
+    """The numbers of the bundles that the jobs came in. The rows end with the ScheduleJob op."""
+    return sorted({row[-3] - row[-2] - 1 for row in rows if row[-2] is not None})
+
+
+def ready_jobs(rows: Sequence[tuple[Any, ...]], check: RowCheck | None, bundles: Mapping[int, bytes]) -> list[ReadyJob]:
+    """The jobs of rows that end with the ScheduleJob op. `check` leaves out those that are not so. Workers rank
+    themselves by the signature, so a fact about a ranked job has that of its bundle.
+    """
+
+    if check is not None:
+        return _checked_ready_jobs(rows, check, bundles)
+
+    def schedule(row: tuple[Any, ...]) -> bytes | None:
+        seq, place, body = row[-3:]
+        if place is None:
+            return body  # type: ignore[no-any-return]
+        bundle = bundles.get(seq - place - 1, b"")
+        fact = _schedule_body(bundle, place, row[SCHEDULE_OP])
+        is_ranked = row[POLICY] and decode_policy(row[POLICY]).claim != "first"
+        return with_bundle_signature(fact, bundle) if is_ranked else fact
+
+    return [(job_entry(row[:_COUNT]), schedule(row)) for row in rows]
+
+
+def _checked_ready_jobs(
+    rows: Sequence[tuple[Any, ...]], check: RowCheck, bundles: Mapping[int, bytes]
+) -> list[ReadyJob]:
+    """The ids of ScheduleJobs are not believed, so bundles are taken apart, each once."""
+    facts = {seq: _facts(bundle) for seq, bundle in bundles.items()}
+    jobs: list[ReadyJob] = []
+    came_in: dict[bytes, BundledOp] = {}
+    for row in rows:
+        if (entry := _readable(row, check)) is None:
+            continue
+        seq, place, body = row[-3:]
+        if place is not None:
+            bundle, of_bundle = bundles.get(seq - place - 1, b""), facts.get(seq - place - 1, ())
+            op, body = of_bundle[place] if 0 <= place < len(of_bundle) else (None, b"")
+            came_in[entry.job.schedule_op] = BundledOp(bundle, op)
+            if entry.job.policy.claim != "first":
+                body = with_bundle_signature(body, bundle)
+        jobs.append((entry, body))
+    return check.ready(jobs, came_in) if jobs else []
+
+
+def _facts(bundle: bytes) -> tuple[Fact, ...]:
+    try:
+        return read_facts(bundle)
+    except Malformed:
+        return ()
+
+
+def _schedule_body(bundle: bytes, place: int, job_op: bytes) -> bytes:
+    try:
+        return schedule_body(bundle, place, job_op)
+    except (Malformed, IndexError):
+        return b""
 
 
 def _readable(row: tuple[Any, ...], check: RowCheck) -> JobEntry | None:

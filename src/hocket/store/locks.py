@@ -23,6 +23,12 @@ class MustBeAlone(Exception):
     """
 
 
+class Outdated(Exception):
+    """Undoes a transaction that relied on what its process knew, and others have changed that. Its request runs again,
+    and reads.
+    """
+
+
 class LockSession(Protocol):
     """Locks end with the transaction. Locking again has no effect. Each method raises LockMisuse."""
 

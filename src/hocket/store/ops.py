@@ -2,13 +2,21 @@
 bytes compare as clocks do.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from hocket.kernel.bundles import read_facts, with_bundle_signature
+from hocket.kernel.postcard import Malformed
 from hocket.kernel.subjects import JOB, Subject
+from hocket.kernel.vocabulary import Bundle, number_of
 
 # The link of an op that a program before version 12 of the store has left without one.
 NO_LINK = bytes(32)
+BUNDLE = number_of(Bundle)
+# The columns of an `OpRow`.
+OP_COLUMNS = "seq, id, hlc, variant, family, key, reason, settled, body, chain, place"
+# The id of an op; of a fact, that of its bundle.
+ENTRY_ID = "CASE WHEN place IS NULL THEN id ELSE (SELECT b.id FROM ops AS b WHERE b.seq = ops.seq - ops.place - 1) END"
 
 
 class EndSeal(NamedTuple):
@@ -55,7 +63,8 @@ class SealedOp(NamedTuple):
 class NewOp(NamedTuple):
     """An op for the log. `id` is the op's id; in a strict mesh the author may follow it, if another author's op came
     first with the same id. `hlc` is packed; `family` and `key` are its subject, without a key if it has none; `reason`
-    is 0 for an op that counts; `settled` is 1 if it is folded.
+    is 0 for an op that counts; `settled` is 1 if it is folded. A bundle is followed by its facts, each with its `place`
+    in the bundle and without a body.
     """
 
     id: bytes
@@ -66,10 +75,18 @@ class NewOp(NamedTuple):
     reason: int
     settled: int
     body: bytes
+    place: int | None = None
+
+    @property
+    def is_op(self) -> bool:
+        """Whether it is a fact or an op by itself, and no bundle."""
+        return self.variant != BUNDLE
 
 
 class OpRow(NamedTuple):
-    """A stored op: a `NewOp`, with its number and its link of the chain."""
+    """A stored op: a `NewOp`, with its number and its link of the chain. A fact has no link; `bundle` is the op that it
+    came in.
+    """
 
     seq: int
     id: bytes
@@ -81,10 +98,17 @@ class OpRow(NamedTuple):
     settled: int
     body: bytes
     chain: bytes
+    place: int | None = None
+    bundle: bytes | None = None
 
     @property
     def subject(self) -> Subject | None:
         return None if self.key is None else Subject(self.family, self.key)
+
+    @property
+    def signed_body(self) -> bytes:
+        """The bytes of the op; those of a fact with the signature of its bundle."""
+        return self.body if self.bundle is None else with_bundle_signature(self.body, self.bundle)
 
     @property
     def job(self) -> bytes | None:
@@ -92,8 +116,37 @@ class OpRow(NamedTuple):
         return self.key if self.family == JOB else None
 
 
+Bundles = Callable[[Sequence[int]], Mapping[int, bytes]]
+"""Reads the bundles with these numbers."""
+
+
+def with_bodies(rows: list[OpRow], bundles: Bundles) -> list[OpRow]:
+    """The ops of rows, in which facts have no bytes."""
+    wanted = {row.seq - row.place - 1 for row in rows if row.place is not None}
+    if not wanted:
+        return rows
+    found = bundles(sorted(wanted))
+    return [row if row.place is None else _with_body(row, row.place, found) for row in rows]
+
+
+def _with_body(row: OpRow, place: int, bundles: Mapping[int, bytes]) -> OpRow:
+    bundle = bundles.get(row.seq - place - 1, b"")
+    return row._replace(body=fact_body(bundle, place), bundle=bundle)
+
+
+def fact_body(bundle: bytes, place: int) -> bytes:
+    """The bytes of a fact. They are empty if its bundle has none there, so that every check of the op fails."""
+    try:
+        return read_facts(bundle)[place].body
+    except (Malformed, IndexError):
+        return b""
+
+
 class OpSession(Protocol):
-    """In a store that nodes share, the ops that a read returns are those that their authors signed: see `row_check`."""
+    """An entry of the log is an op by itself, or a bundle. Reads of ops give those by themselves and those in bundles;
+    reads of entries give bundles instead of what is in them. In a store that nodes share, the ops that a read returns
+    are those that their authors signed: see `row_check`.
+    """
 
     def head(self) -> Head: ...
     def lock_end(self) -> Head:
@@ -140,21 +193,31 @@ class OpSession(Protocol):
         """The ops on the log that have these keys, each with its bytes: empty if a check has refused them."""
 
     def latest_of(self, node: bytes) -> tuple[bytes, bytes]:
-        """The HLC and the id of the author's latest op, or zeros if there is none."""
+        """The HLC of the author's latest op and the id of its latest entry, or zeros if there is none."""
 
     def first_stored(self, node: bytes) -> bytes | None:
         """The author's first op, unchecked."""
 
     def ops_with_link(self, node: bytes, link: bytes) -> list[OpRow]:
-        """The author's ops that contain these bytes. This reads every op of the author."""
+        """The author's entries that contain these bytes. This reads every entry of the author."""
 
-    def op_seq(self, seq: int) -> OpRow | None: ...
+    def entry(self, seq: int) -> OpRow | None:
+        """The entry with this number, or with a fact that has it."""
+
     def ops_after(self, seq: int, limit: int) -> list[OpRow]: ...
-    def stored_ops(self, seq: int, limit: int) -> list[OpRow]:
-        """The next ops after `seq`, unchecked, for an audit."""
+    def entries_after(self, seq: int, limit: int) -> list[OpRow]: ...
+    def stored_entries(self, seq: int, limit: int) -> list[OpRow]:
+        """As `entries_after`, but unchecked, for an audit."""
+
+    def entry_count(self) -> int: ...
+    def op_count(self) -> int: ...
+    def facts_of(self, seq: int) -> list[OpRow]:
+        """The facts of the bundle with this number, unchecked."""
 
     def last_ops(self, count: int) -> list[OpRow]: ...
     def ops_at(self, hlc: bytes) -> list[OpRow]: ...
+    def entries_at(self, hlc: bytes) -> list[OpRow]:
+        """Those of this time, and those with a fact of this time."""
 
     def ops_about(self, subject: Subject, without: Sequence[int] = (), after: bytes = b"") -> list[OpRow]:
         """In HLC order, except those refused for one of these reasons; only those later than `after`."""
@@ -167,16 +230,20 @@ class OpSession(Protocol):
     def jobs_written_of(self, job_ids: Sequence[bytes]) -> set[bytes]:
         """The jobs among these that any op on the log is about."""
 
+    def ops_about_jobs(self, job_ids: Sequence[bytes], variant: int) -> list[OpRow]:
+        """The ops of this variant about any of these jobs, in no order."""
+
     def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
         """The next ops of all authors in HLC order."""
 
-    def ops_since(self, frontier: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
-        """The first ops in HLC order that are unknown to a node which knows each author up to the frontier."""
+    def entries_since(self, frontier: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
+        """The first entries in HLC order that are unknown to a node which knows each author up to the frontier."""
 
     def ops_written_after(self, node: bytes, hlc: bytes) -> tuple[int, bytes | None]:
         """How many ops an author has written after that time, and the time of the first."""
 
     def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]: ...
+    def entries_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]: ...
 
     def written_by(self, node: bytes) -> list[tuple[bytes, Subject | None]]:
         """The ids of an author's ops and their subjects."""

@@ -2,9 +2,10 @@
 the database, can change any row. A store of one node has no such check.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
+from hocket.kernel.ops import Op
 from hocket.kernel.subjects import Subject
 from hocket.store.artifacts import Artifact
 from hocket.store.jobs import JobEntry
@@ -12,6 +13,13 @@ from hocket.store.ops import OpRow
 
 ReadyJob = tuple[JobEntry, bytes | None]
 NodeKeys = dict[bytes, tuple[bytes, str]]
+
+
+class BundledOp(NamedTuple):
+    """An op that came in a bundle, and the bundle's bytes. The op is None if the bundle has no such one."""
+
+    bundle: bytes
+    op: Op | None
 
 
 class RowChecks(Protocol):
@@ -28,9 +36,10 @@ class RowCheck(Protocol):
     def bodies(self, bodies: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
         """Ops by their keys. One that its author did not sign gets empty bytes: its key is taken."""
 
-    def ready(self, jobs: list[ReadyJob]) -> list[ReadyJob]:
+    def ready(self, jobs: list[ReadyJob], bundled: Mapping[bytes, BundledOp]) -> list[ReadyJob]:
         """The new jobs that are as their ScheduleJob ops say, and that these ops' authors may submit, and other jobs
-        whose ScheduleJob ops are good. A job whose op is not stored yet is kept.
+        whose ScheduleJob ops are good. A job whose op is not stored yet is kept. `bundled` are the ops that came in
+        bundles, by their ids.
         """
 
     def jobs(self, entries: Sequence[JobEntry]) -> list[JobEntry]:
@@ -41,11 +50,19 @@ class RowCheck(Protocol):
     def knows_job(self, entry: JobEntry) -> bool:
         """Whether this process has written the job so, or folded it, and no op about it is later."""
 
+    def held_jobs(self, job_ids: Iterable[bytes]) -> list[JobEntry]:
+        """Those of the jobs that a node holds and that this process knows. The caller must make sure that nothing about
+        them is later: then they are as the entries say, whatever their rows say.
+        """
+
+    def outdated(self) -> None:
+        """The transaction has failed because something is later. The jobs that it got unread are forgotten."""
+
     def enter_job(self, entry: JobEntry) -> None:
         """The ops about this job, folded, make it what the entry says."""
 
     def wrote_jobs(self, entries: Sequence[JobEntry]) -> None:
-        """A transaction that has written these jobs is durable."""
+        """The transaction has written these jobs. They are believed when it is committed."""
 
     def nodes(self, keys: NodeKeys) -> NodeKeys:
         """The nodes whose delegations lead back to the user, with the keys that these name."""

@@ -96,7 +96,7 @@ class Bench(Runtime):
             run.begin(self.clock.now)
             yield run
             run.end(self.clock.now)
-            outcome = self.log.run(lambda tx, run=run: settle(tx, run))  # type: ignore[misc]
+            outcome = self.log.run(lambda tx, run=run: settle(tx, [run]))[0]  # type: ignore[misc]
             error = outcome.sentence if isinstance(outcome, Reason) else run.error
             ran.append(Ran(ulid_text(run.job.id), run.job.kind, run.job.fence, error))
 

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 
 from hocket.kernel.availability import allows
-from hocket.kernel.coordination_payloads import LeaveQueue
+from hocket.kernel.coordination_payloads import Availability, LeaveQueue
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, State
-from hocket.kernel.subjects import JOB, subject_of
-from hocket.kernel.vocabulary import AcceptOffer, AcceptWork, ClaimWork, ExpireWork
+from hocket.kernel.subjects import JOB, Subject, subject_of
+from hocket.kernel.vocabulary import AcceptOffer, AcceptWork, ClaimWork, CompleteJob, ExpireWork
 from hocket.log import Transaction
 from hocket.log.request_deadlines import is_given_up
-from hocket.work.claiming import turn
-from hocket.work.jobs import author, stamp
+from hocket.work.claiming import NO_LIMITS, limits_of, turn
+from hocket.work.jobs import call_off_dependents, stamp
 
 
 def accept(tx: Transaction, offers: Sequence[Op]) -> int:
@@ -21,43 +21,92 @@ def accept(tx: Transaction, offers: Sequence[Op]) -> int:
     completions of open jobs, which need no acceptance: then they stand, whatever arrives later. Returns how many it
     accepted.
     """
+    if tx.projection.arbiter(tx.latest) != tx.node:
+        return 0
     withdrawn = {(op.node_id, op.payload.waiting) for op in offers if isinstance(op.payload, LeaveQueue)}
-    return sum(
-        _accept(tx, op) if tx.is_offer(op) else stamp(tx, op)
-        for op in sorted(offers, key=lambda op: op.timestamp)
-        if (op.node_id, op.id) not in withdrawn
-    )
+    deciding = _Deciding(tx)
+    for op in sorted(offers, key=lambda op: op.timestamp):
+        if (op.node_id, op.id) not in withdrawn:
+            deciding.take(op)
+    deciding.write()
+    return deciding.accepted
 
 
-def _accept(tx: Transaction, op: Op) -> bool:
-    payload = op.payload
-    if isinstance(payload, ExpireWork) or tx.projection.arbiter(tx.latest) != tx.node:
-        return False  # the arbiter expires by its own clock
-    subject = subject_of(payload)
-    assert subject is not None
-    availability = tx.projection.availability(op.node_id)
-    if subject.family != JOB:
-        if not allows(availability, payload, is_held=False):
+class _Deciding:
+    """Decisions on offers, one after the other. The acceptances of offers that do not bear on each other are written
+    together.
+    """
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+        self._asked: dict[bytes, bytes] = {}
+        self._availabilities: dict[int, Availability] = {}
+        self._routes: dict[str, int | None] = {}
+        self.accepted = 0
+
+    def take(self, op: Op) -> None:
+        subject = subject_of(op.payload)
+        if subject is None or subject.family != JOB or subject.key in self._asked:
+            self.write()
+        if not self._tx.is_offer(op):
+            if isinstance(op.payload, CompleteJob):
+                self.accepted += stamp(self._tx, op.payload.job_id, op.id)
+        elif subject is not None and self._is_good(op, subject):
+            if subject.family == JOB:
+                self._asked[subject.key] = op.id
+            else:
+                written = self._tx.author(AcceptOffer(subject.family, subject.key, op.id))
+                self.accepted += not isinstance(written, Reason)
+
+    def write(self) -> None:
+        """Writes the acceptances so far."""
+        tx, asked = self._tx, self._asked
+        written = tx.author_all([(AcceptWork(job_id, offer), ()) for job_id, offer in asked.items()])
+        for job_id, op in zip(asked, written, strict=True):
+            if not isinstance(op, Reason):
+                self.accepted += 1
+                call_off_dependents(tx, job_id)
+        asked.clear()
+
+    def _is_good(self, op: Op, subject: Subject) -> bool:
+        tx, payload = self._tx, op.payload
+        if isinstance(payload, ExpireWork):
+            return False  # the arbiter expires by its own clock
+        availability = self._availability(op.node_id)
+        if subject.family != JOB:
+            return allows(availability, payload, is_held=False)
+        entry = tx.projection.jobs.entry(subject.key)
+        if entry is None:
             return False
-        return not isinstance(tx.author(AcceptOffer(subject.family, subject.key, op.id)), Reason)
-    job_id = subject.key
-    entry = tx.projection.jobs.entry(job_id)
-    if entry is None:
-        return False
-    job = entry.job
-    if not allows(availability, payload, is_held=job.claimer == op.node_id):
-        return False
-    if isinstance(payload, ClaimWork) and tx.projection.jobs.route(job.kind, tx.latest) not in (None, op.node_id):
-        return False  # a first claim as well as a renewal
-    if isinstance(payload, ClaimWork) and job.state is State.PENDING and not _may_start(tx, op, payload, job):
-        return False
-    return not isinstance(author(tx, AcceptWork(job_id, op.id)), Reason)
+        job = entry.job
+        if not allows(availability, payload, is_held=job.claimer == op.node_id):
+            return False
+        if not isinstance(payload, ClaimWork):
+            return True
+        if self._route(job.kind) not in (None, op.node_id):
+            return False  # a first claim as well as a renewal
+        return job.state is not State.PENDING or self._may_start(op, payload, job)
 
+    def _availability(self, node: int) -> Availability:
+        """No acceptance changes it."""
+        if node not in self._availabilities:
+            self._availabilities[node] = self._tx.projection.availability(node)
+        return self._availabilities[node]
 
-def _may_start(tx: Transaction, op: Op, payload: ClaimWork, job: Job) -> bool:
-    """Whether a claim from another node would be useful if accepted, and would break no limit."""
-    if is_given_up(op, payload.lease_duration_ms, tx.physical, tx.now):
-        return False
-    if any(tx.projection.jobs.succeeded(dependency) is None for dependency in job.policy.dependencies()):
-        return False
-    return turn(tx, job) <= tx.now
+    def _route(self, kind: str) -> int | None:
+        """No acceptance changes it."""
+        if kind not in self._routes:
+            self._routes[kind] = self._tx.projection.jobs.route(kind, self._tx.latest)
+        return self._routes[kind]
+
+    def _may_start(self, op: Op, payload: ClaimWork, job: Job) -> bool:
+        """Whether a claim from another node would be useful if accepted, and would break no limit."""
+        tx = self._tx
+        if is_given_up(op, payload.lease_duration_ms, tx.physical, tx.now):
+            return False
+        limits, dependencies = limits_of(tx, job.kind, job.policy), job.policy.dependencies()
+        if dependencies or limits != NO_LIMITS:
+            self.write()
+        if any(tx.projection.jobs.succeeded(dependency) is None for dependency in dependencies):
+            return False
+        return turn(tx, job.kind, limits) <= tx.now

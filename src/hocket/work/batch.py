@@ -9,16 +9,18 @@ from typing import NamedTuple
 
 from hocket.bus.changes import IDLE, Changes, gathered
 from hocket.bus.changes import NOTHING as NO_CHANGES
-from hocket.events import JobSkipped
+from hocket.events.jobs import JobSkipped
 from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ids import ulid_text
+from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import UNSTARTED, Job
 from hocket.log import Transaction
 from hocket.store import NoteSession, Session
 from hocket.work import claiming, cron, jobs, progress
-from hocket.work.claim_order import ClaimOrder
+from hocket.work.claim_order import ClaimOrder, is_ranked
 from hocket.work.claiming import Claims, HoldMs, OfferedClaim, whole_beats
+from hocket.work.contested_claims import ContestedClaims
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Result, Spare
 from hocket.work.liveness import SignOfLife
@@ -125,13 +127,15 @@ class BatchRunner:
         self._until_idle = until_idle
         self._troubles = troubles
         self._rests = Rests()
+        self.contested = ContestedClaims(order.members)
 
     def __call__(self, tx: Transaction, sign: SignOfLife, turn: Batch, only: str | None = None) -> BatchResult:
         """Runs the whole turn in one transaction. With `only`, it claims jobs of that kind alone."""
         if turn.beat:
             sign.beat(tx)
         tx.projection.jobs.load([run.job.id for run in turn.ended])
-        outcomes: list[Result | None] = [self._rests.after(tx, run, settle(tx, run)) for run in turn.ended]
+        ends = zip(turn.ended, settle(tx, turn.ended), strict=True)
+        outcomes: list[Result | None] = [self._rests.after(tx, run, end) for run, end in ends]
         outcomes += [jobs.hand_back(tx, run.held, UNSTARTED) for run in turn.unstarted]
         spared: list[Result | None] = [jobs.hand_back(tx, each.held, each.reason) for each in turn.spare]
         for run in turn.renewals:
@@ -155,9 +159,11 @@ class BatchRunner:
             claims = claiming.claim(
                 *(tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants, may_claim_at, self._hold_ms),
                 *(left_until, self._isolates, turn.is_free, self._handlers.options_of),
+                functools.partial(self._takes_plain, tx),
             )
         passes = self._passes(tx) if turn.passing else ()
-        is_idle = not claims.taken and not claims.wanted and self._until_idle
+        # A worker that holds other jobs is not idle, so it need not look.
+        is_idle = self._until_idle and turn.is_free and not claims.taken and not claims.wanted
         idle = is_idle and (availability not in (None, Availability.ACTIVE) or self._is_idle(tx))
         is_hungry = turn.has_waited and not claims.taken and not claims.wanted and availability is Availability.ACTIVE
         elsewhere = self._elsewhere(tx) if is_hungry else NO_CHANGES
@@ -254,16 +260,26 @@ class BatchRunner:
             idle=False,
         )
 
+    def _takes_plain(self, tx: Transaction, kind: str) -> bool:
+        """Whether `_wants` and `_may_claim_at` let this worker claim every job of this kind that has no options and has
+        not run yet.
+        """
+        if tx.is_strict or not self.contested.is_over(tx.now):
+            return False
+        return self._handlers.takes_all(kind) and self._handlers.fits(kind, DEFAULT, self._labels)
+
     def _may_claim_at(self, tx: Transaction, job: Job, schedule: bytes) -> int:
         rests_until = self._rests.until(job.id, tx.now) if tx.is_strict else 0
-        return rests_until if rests_until > tx.now else self._order.may_claim_at(tx, job, schedule)
+        if rests_until > tx.now:
+            return rests_until
+        return self._order.may_claim_at(tx, job, schedule) if is_ranked(job) else self.contested.may_claim_at(tx, job)
 
     def _wants(self, tx: Transaction, job: Job, schedule: bytes) -> bool:
         with self._troubles.contained(job.id, "job", job.id):
             if job.policy.schedule_op is not None and cron.is_tick(tx.session, job) is False:
                 self._troubles.tell(job.id, JobSkipped(ulid_text(job.id), "not a tick by this machine's timezones"))
                 return False
-            if not self._handlers.fits(job, self._labels):
+            if not self._handlers.fits(job.kind, job.policy, self._labels):
                 return False
             kind = job.kind
             return self._handlers.takes_all(kind) or self._handlers.wants(tx.session, kind, schedule)
@@ -305,8 +321,15 @@ async def renew_outputs(access: NodeAccess, turn: Batch) -> None:
             await access.call(run.products.renew)
 
 
-def settle(tx: Transaction, run: Run) -> Result:
-    """Puts the end of a run on the log."""
+def settle(tx: Transaction, runs: Sequence[Run]) -> list[Result]:
+    """Puts the ends of runs on the log: together those of the runs that have succeeded."""
+    ends = [_end(tx, run) for run in runs]
+    completed = iter(jobs.complete_all(tx, [end for end in ends if isinstance(end, jobs.Completion)]))
+    return [next(completed) if isinstance(end, jobs.Completion) else end for end in ends]
+
+
+def _end(tx: Transaction, run: Run) -> Result | jobs.Completion:
+    """How a run has succeeded; any other end is put on the log."""
     assert run.started_at is not None and run.ended_at is not None
     made: WrittenOutputs | Reason = NOTHING
     if run.seal(tx):
@@ -320,7 +343,7 @@ def settle(tx: Transaction, run: Run) -> Result:
     if is_returned:
         return jobs.hand_back(tx, run.held, "the worker stopped it")
     if run.error is None:
-        return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000), made)
+        return jobs.Completion(run.held, run.result, int((run.ended_at - run.started_at) * 1000), made)
     if run.later_ms is not None:
         return jobs.postpone(tx, run.held, run.later_ms, run.error)
     return jobs.fail(tx, run.held, run.error, run.traceback, run.may_retry and _has_tries_left(run))

@@ -4,7 +4,6 @@ and moved to its place when an op names it. Every read checks the hash, so that 
 """
 
 import os
-import shutil
 import stat
 import threading
 from collections.abc import Iterator
@@ -98,7 +97,7 @@ class HomeBlobs:
         with self._lock:
             if self._shelf is not None:
                 path, alive = self._shelf
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
                 alive.close()
                 self._shelf = None
 
@@ -198,7 +197,7 @@ class HomeBlobs:
         for shelf in self._shelves.glob("*/"):
             if not is_alive(self._shelves, shelf.name):
                 freed += sum(path.stat().st_size for path in shelf.iterdir())
-                shutil.rmtree(shelf, ignore_errors=True)
+                _remove(shelf)
         return freed
 
     def _place(self, hash: bytes) -> Path:
@@ -260,6 +259,13 @@ def _copy(parts: Iterator[bytes], out: IO[bytes]) -> tuple[bytes, int]:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _remove(directory: Path) -> None:
+    # It brings every compression of archives, and few runs stage a blob.
+    import shutil
+
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager

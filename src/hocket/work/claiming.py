@@ -36,6 +36,15 @@ class OfferedClaim(NamedTuple):
     deaths: int = 0
 
 
+class _Asked(NamedTuple):
+    """A claim that is about to be written."""
+
+    job: Job
+    body: bytes
+    lease_ms: int
+    died: int
+
+
 class Claims(NamedTuple):
     """The claimed jobs, the offered claims, and when to try again: None to wait for a hint."""
 
@@ -71,6 +80,7 @@ def claim(
     isolates: Callable[[str], bool] = lambda kind: True,
     is_free: bool = True,
     options_of: Callable[[str], Policy] = lambda kind: DEFAULT,
+    takes_plain: Callable[[str], bool] = lambda kind: False,
 ) -> Claims:
     """Claims up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` returns a lease. Takes only
     jobs that the claimer `wants`, by the job and the op that carries the payload, and not before it `may_claim_at`.
@@ -78,7 +88,7 @@ def claim(
     lease lasts that is counted in beats. Jobs that are `left_until` later are not read again until then. A job with
     which workers died is claimed alone, by a claimer that `is_free`, unless the claimer `isolates` its kind; a claimer
     that is not free claims nothing after it. `options_of` are the options of the claimer's handler for a kind; they
-    hold where a job has none.
+    hold where a job has none. Of a kind that it `takes_plain`, the claimer wants every job without options, at once.
     """
     tx.settle(SETTLE_STEP)
     tx.projection.flush()
@@ -89,9 +99,12 @@ def claim(
     offered = tx.session.offered_jobs() if kinds else set()
     taken: list[Claim] = []
     wanted: list[OfferedClaim] = []
+    asked: list[_Asked] = []
     turns: list[int] = []
     roster = tx.projection.jobs
     claims_all = tx.decides(DEFAULT) or (offering and not tx.is_uninformed)
+    unlimited = (kind for kind in kinds if limits_of(tx, kind, DEFAULT, options_of(kind)) == NO_LIMITS)
+    plain_kinds = {kind for kind in unlimited if takes_plain(kind)}
 
     def is_left(job_id: bytes, fence: int) -> bool:
         assert left_until is not None
@@ -99,6 +112,19 @@ def claim(
         if at > tx.now:
             turns.append(at)
         return at > tx.now
+
+    def write() -> None:
+        """Writes the claims that were asked for, together."""
+        ops = tx.author_all([(ClaimWork(each.job.id, tx.node, each.lease_ms), ()) for each in asked], is_awaited=True)
+        for (job, body, lease_ms, died), op in zip(asked, ops, strict=True):
+            if isinstance(op, Reason):
+                continue
+            if op.is_offer:
+                tx.session.put_offer(op.id, job.id, worker)
+                wanted.append(OfferedClaim(Offer(op.id, job.id), body, lease_ms, job, died))
+            else:
+                taken.append(Claim(roster.assign(job.id, worker), body, died))
+        asked.clear()
 
     for entry, schedule in _by_urgency(tx, kinds, limit + len(offered), is_left if left_until else None):
         known = roster.know(entry)
@@ -110,34 +136,35 @@ def claim(
         if job.id in offered or not (claims_all or job.policy.open):
             continue
         body = schedule or tx.body(job.schedule_op)
-        if not body or not wants(job, body):
+        if not body:
             continue
-        at = may_claim_at(job, body)
-        died = deaths(tx.session, job, tx.node)
-        is_alone = died >= DEATHS_ALONE and not isolates(job.kind)
-        if is_alone and at <= tx.now and (taken or wanted or not is_free):
-            break
-        options = options_of(job.kind)
-        if job.failures and options is not DEFAULT:
-            at = max(at, _rests_until(tx, job, options))
-        if at <= tx.now:
-            at = turn(tx, job, options)
-        if at > tx.now:
-            turns.append(at)
-            continue
+        died, is_alone = 0, False
+        if job.policy is not DEFAULT or job.kind not in plain_kinds or job.failures or job.returns:
+            if not wants(job, body):
+                continue
+            at = may_claim_at(job, body)
+            died = deaths(tx.session, job, tx.node)
+            is_alone = died >= DEATHS_ALONE and not isolates(job.kind)
+            if is_alone and at <= tx.now and (taken or wanted or asked or not is_free):
+                break
+            options = options_of(job.kind)
+            if job.failures and options is not DEFAULT:
+                at = max(at, _rests_until(tx, job, options))
+            if at <= tx.now and (limits := limits_of(tx, job.kind, job.policy, options)) != NO_LIMITS:
+                write()
+                at = turn(tx, job.kind, limits)
+            if at > tx.now:
+                turns.append(at)
+                continue
         beats = job.policy.lease_beats
         lease_ms = job.policy.lease_ms or (leases[job.kind] if beats is None else hold_ms(beats, tx.now))
         assert lease_ms is not None
-        op = tx.author(ClaimWork(job.id, tx.node, lease_ms), is_awaited=True)
-        if isinstance(op, Reason):
-            continue
-        if tx.is_offer(op):
-            tx.session.put_offer(op.id, job.id, worker)
-            wanted.append(OfferedClaim(Offer(op.id, job.id), body, lease_ms, job, died))
-        else:
-            taken.append(Claim(roster.assign(job.id, worker), body, died))
-        if is_alone or len(taken) + len(wanted) == limit:
-            return Claims(taken, tx.now, wanted)
+        asked.append(_Asked(job, body, lease_ms, died))
+        if is_alone or len(taken) + len(wanted) + len(asked) == limit:
+            write()
+            if taken or wanted:
+                return Claims(taken, tx.now, wanted)
+    write()
     hidden = tx.now + HIDDEN_MS if tx.session.has_skipped else None
     again = [*turns, tx.session.next_ready_at(), tx.now if tx.unsettled else None, hidden]
     return Claims(taken, _earliest(again), wanted)
@@ -204,20 +231,32 @@ def _rests_until(tx: Transaction, job: Job, options: Policy) -> int:
     return job.ready_at + rest - counted
 
 
-def turn(tx: Transaction, job: Job, options: Policy = DEFAULT) -> int:
-    """When the limits that this job states, or else those of its kind, or else those of the claimer's handler, leave
-    room for one more: now, or later.
+class KindLimits(NamedTuple):
+    concurrency: int | None
+    rate: Rate | None
+
+
+NO_LIMITS = KindLimits(None, None)
+
+
+def limits_of(tx: Transaction, kind: str, policy: Policy, options: Policy = DEFAULT) -> KindLimits:
+    """The limits that a job of this kind and policy states, or else those of its kind, or else those of the claimer's
+    handler.
     """
-    defaults = tx.projection.defaults(job.kind)
-    concurrency = job.policy.concurrency or defaults.concurrency or options.concurrency
-    rate = job.policy.rate or defaults.rate or options.rate
-    if (concurrency is not None or rate is not None) and not tx.session.try_lock(Subject(LIMIT, job.kind.encode())):
+    defaults = tx.projection.defaults(kind)
+    concurrency = policy.concurrency or defaults.concurrency or options.concurrency
+    return KindLimits(concurrency, policy.rate or defaults.rate or options.rate)
+
+
+def turn(tx: Transaction, kind: str, limits: KindLimits) -> int:
+    """When the limits leave room for one more job of the kind: now, or later."""
+    if limits != NO_LIMITS and not tx.session.try_lock(Subject(LIMIT, kind.encode())):
         return tx.now + HIDDEN_MS
-    if concurrency is not None:
+    if limits.concurrency is not None:
         tx.projection.flush()
-        if tx.session.claimed_count(job.kind) >= concurrency:
+        if tx.session.claimed_count(kind) >= limits.concurrency:
             return NEVER
-    return tx.now if rate is None else _next_turn(tx, job.kind, rate)
+    return tx.now if limits.rate is None else _next_turn(tx, kind, limits.rate)
 
 
 def _next_turn(tx: Transaction, kind: str, rate: Rate) -> int:

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from hocket.events import ClockDisagrees, Emit
+from hocket.events import Emit
+from hocket.events.workers import ClockDisagrees
 from hocket.log.machine_clock import MachineClock
 from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess

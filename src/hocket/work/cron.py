@@ -4,12 +4,9 @@ creates it. After a pause of several ticks, only the last one is made up, once.
 """
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
 from typing import NamedTuple
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
-from cronsim import CronSim, CronSimError
 
 from hocket.errors import NotAuthorised, Usage
 from hocket.kernel.ids import node_text, ulid_ms
@@ -17,7 +14,7 @@ from hocket.kernel.ops import decode
 from hocket.kernel.policy import check_policy, decode_policy, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
-from hocket.kernel.schedules import CRON_LENGTH_MAX, NAME_LENGTH_MAX, tick_id, tick_policy
+from hocket.kernel.schedules import NAME_LENGTH_MAX, tick_id, tick_policy
 from hocket.kernel.vocabulary import ClearSchedule, ScheduleJob, SetSchedule
 from hocket.log import Transaction
 from hocket.store import OpSession, RegisterSession, Schedule
@@ -52,17 +49,11 @@ def check(plan: NewSchedule) -> NewSchedule:
     plan = plan._replace(cron=NAMED.get(plan.cron.strip().lower(), plan.cron))
     if not 0 < len(plan.name) <= NAME_LENGTH_MAX or not plan.name.isprintable():
         raise Usage(f"bad schedule name {plan.name!r}; use 1 to {NAME_LENGTH_MAX} printable characters")
-    _zone(plan.timezone)
-    if len(plan.cron) > CRON_LENGTH_MAX:
-        raise Usage(f"the cron expression has {len(plan.cron)} characters, at most {CRON_LENGTH_MAX}")
-    try:
-        next(CronSim(plan.cron, datetime(2024, 1, 1)))
-    except CronSimError as error:
-        raise Usage(
-            f"bad cron expression {plan.cron!r}: {error}; write five fields like '*/5 * * * *', or @daily"
-        ) from None
-    except StopIteration:
-        raise Usage(f"the cron expression {plan.cron!r} never matches") from None
+    # `cron_times` brings the tables of timezones, and every worker loads this module.
+    from hocket.work.cron_times import check_expression, zone
+
+    zone(plan.timezone)
+    check_expression(plan.cron)
     if plan.draft.policy.unique is not None or plan.draft.policy.after:
         raise Usage("a schedule takes neither a unique key nor `after`, because its ticks identify its jobs")
     return plan
@@ -159,39 +150,24 @@ def is_tick(session: OpSession, job: Job) -> bool | None:
     payload = None if row is None else decode(row.body).payload
     if not isinstance(payload, SetSchedule):
         return None
+    from hocket.work.cron_times import tick, zone
+
     try:
-        _zone(payload.timezone)
+        zone(payload.timezone)
     except Usage:
         return None
-    return _tick(payload.cron, payload.timezone, job.scheduled.wall + 1, reverse=True) == ulid_ms(job.id)
+    return tick(payload.cron, payload.timezone, job.scheduled.wall + 1, reverse=True) == ulid_ms(job.id)
 
 
 def next_tick(schedule: Schedule, after_ms: int) -> int | None:
     """The first tick after that time."""
-    return _tick(schedule.cron, schedule.timezone, after_ms, reverse=False)
+    from hocket.work.cron_times import tick
+
+    return tick(schedule.cron, schedule.timezone, after_ms, reverse=False)
 
 
 def last_tick(schedule: Schedule, now_ms: int) -> int | None:
     """The newest tick that is not later than now."""
-    return _tick(schedule.cron, schedule.timezone, now_ms + 1, reverse=True)
+    from hocket.work.cron_times import tick
 
-
-def _tick(cron: str | None, timezone: str, at_ms: int, reverse: bool) -> int | None:
-    """None if there is no such tick, or if the schedule, which may come from another node, is invalid."""
-    assert cron is not None
-    # The search starts strictly after the given moment and ticks fall on whole seconds, so a fraction of a second must
-    # not hide one.
-    try:
-        at = datetime.fromtimestamp(at_ms // 1000, _zone(timezone))
-        if reverse and at_ms % 1000:
-            at += timedelta(seconds=1)
-        return int(next(CronSim(cron, at, reverse=reverse)).timestamp()) * 1000
-    except (StopIteration, CronSimError, Usage, ValueError, OverflowError, OSError):
-        return None
-
-
-def _zone(name: str) -> ZoneInfo:
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise Usage(f"unknown timezone {name!r}; use a name like UTC or Europe/Vienna") from None
+    return tick(schedule.cron, schedule.timezone, now_ms + 1, reverse=True)

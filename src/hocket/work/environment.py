@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Protocol
 
 from hocket.bus import Bus
-from hocket.work.handler_processes import HandlerProcesses, ProcessPlan
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.hardware import Hardware, this_machine
 from hocket.work.liveness import Liveness, machine_liveness
+from hocket.work.process_plan import ProcessPlan
 from hocket.work.runner import Run
 
 
@@ -74,4 +74,7 @@ class MachineEnvironment:
     def slots(self, count: int, finished: Callable[[Run], None], plan: ProcessPlan | None) -> HandlerThreads:
         if plan is None:
             return HandlerThreads(count, finished, self.monotonic)
+        # It brings `multiprocessing`, and most workers run their handlers on threads.
+        from hocket.work.handler_processes import HandlerProcesses
+
         return HandlerProcesses(plan, count, finished, self.monotonic)

@@ -6,7 +6,7 @@ library: a program that embeds a worker chooses handlers and levels, and without
 import functools
 import logging
 
-from hocket.events import Emit, Event, PeerChanged, RunFailed, ignore, listens
+from hocket.events import Emit, Event, ignore, listens
 
 ROOT = "hocket"
 
@@ -21,14 +21,13 @@ class _Logged:
         self._also = also
 
     def __call__(self, event: Event) -> None:
-        logger, level = _logger(event.logger), level_of(event)
+        logger, level = _logger(event.logger), event.own_level
         if logger.isEnabledFor(level):
             logger.log(level, "%s", event, extra={"hocket_event": event})
         self._also(event)
 
     def wants(self, event: type[Event]) -> bool:
-        level = logging.ERROR if event is RunFailed else event.level
-        return _logger(event.logger).isEnabledFor(level) or listens(self._also, event)
+        return _logger(event.logger).isEnabledFor(event.level) or listens(self._also, event)
 
 
 def logged(also: Emit) -> Emit:
@@ -37,11 +36,3 @@ def logged(also: Emit) -> Emit:
 
 
 log_event = logged(ignore)
-
-
-def level_of(event: Event) -> int:
-    if type(event) is RunFailed and event.is_final:
-        return logging.ERROR
-    if type(event) is PeerChanged and event.state == "ok":
-        return logging.INFO
-    return event.level

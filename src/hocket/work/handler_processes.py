@@ -18,12 +18,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Pipe
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hocket.errors import Usage
 from hocket.kernel.backoff import PROCESS_RETRIES
@@ -45,11 +44,10 @@ from hocket.work.handler_channel import (
     Used,
 )
 from hocket.work.handler_threads import HandlerThreads
-from hocket.work.handlers import JobType
+from hocket.work.process_plan import ProcessPlan
 from hocket.work.run_outputs import RunOutput
 from hocket.work.runner import Ending, Run, Step
 
-PROCESSES_MAX = 256
 # How long the other runs of a process with a stuck handler may go on.
 GRACE_S = 10.0
 # How long a process may take to end when it is told to.
@@ -61,33 +59,6 @@ from importlib import import_module
 sys.path[:] = sys.argv[4:]
 import_module(sys.argv[1]).main(int(sys.argv[2]), int(sys.argv[3]))
 """
-
-
-class ProcessPlan(NamedTuple):
-    """How many processes, for the handlers of which kinds, and where those are defined; none if only runs that must be
-    alone get a process. `program` is the module that a process runs.
-    """
-
-    processes: int
-    program: str
-    home: Path
-    modules: list[tuple[str, str]]
-    kinds: frozenset[str]
-
-
-def plan(processes: int, program: str, home: Path, types: Iterable[JobType]) -> ProcessPlan:
-    """Raises Usage if a process could not import the handlers."""
-    if not 0 <= processes <= PROCESSES_MAX:
-        raise Usage(f"{processes} processes are too few or too many; give 1 to {PROCESSES_MAX}")
-    modules: dict[tuple[str, str], None] = {}
-    served = [each for each in types if each.function is not None]
-    for each in served:
-        name = getattr(each.function, "__module__", "")
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file is None:
-            raise Usage(f"the handler of {each.kind} is in no file, so no process can import it; put it into a module")
-        modules[name, str(Path(file).resolve())] = None
-    return ProcessPlan(processes, program, home, list(modules), frozenset(each.kind for each in served))
 
 
 class _Process:

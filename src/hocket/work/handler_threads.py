@@ -152,7 +152,8 @@ class HandlerThreads:
             loop = self.loop or self._start_loop()
             loop.call_soon_threadsafe(self._start_task, loop, run)
             return
-        if self._threads < self._slots:
+        # The run is among those under way. If they are more than the threads, no thread is free for it.
+        if self._threads < sum(map(self._is_for_thread, self._running)):
             threading.Thread(target=self._slot, name=f"hocket-handler-{self._threads + 1}", daemon=True).start()
             self._threads += 1
         self._queue.put(run)

@@ -2,7 +2,8 @@
 a handler process that does not start. `look` reports it, from time to time.
 """
 
-from hocket.events import Emit, HandlerLoopBlocked, HandlerStuck, StepFailed, WorkerSpent
+from hocket.events import Emit
+from hocket.events.workers import HandlerLoopBlocked, HandlerStuck, StepFailed, WorkerSpent
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.troubles import Troubles
 

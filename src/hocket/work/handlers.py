@@ -16,7 +16,6 @@ from hocket.errors import Usage
 from hocket.kernel.kinds import covers, of_kind
 from hocket.kernel.placement import lacking
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, Policy
-from hocket.kernel.roster import Job
 from hocket.store import Session
 from hocket.work.drafts import encode_payload, lease_members, policy, said
 from hocket.work.job_options import Duration, JobOptions
@@ -214,10 +213,12 @@ class Handlers:
         found = self.find(kind)
         return found is not None and (found.wants is None or found.wants(session, schedule))
 
-    def fits(self, job: Job, labels: Collection[str]) -> bool:
-        """Whether a worker with these labels has what the job needs, or else what its handler needs."""
-        found = self.find(job.kind)
-        needs = () if found is None else job.policy.needs or found.policy.needs
+    def fits(self, kind: str, policy: Policy, labels: Collection[str]) -> bool:
+        """Whether a worker with these labels has what a job of this kind and policy needs, or else what its handler
+        needs.
+        """
+        found = self.find(kind)
+        needs = () if found is None else policy.needs or found.policy.needs
         return not needs or not lacking(needs, labels)
 
     def options_of(self, kind: str) -> Policy:

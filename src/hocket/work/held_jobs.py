@@ -13,7 +13,8 @@ import msgspec
 
 from hocket.bus.changes import IDLE, Changes, about
 from hocket.errors import StoreError
-from hocket.events import Emit, JobClaimed, JobRunsAlone, LeaseLost, RunStarted, listens
+from hocket.events import Emit, listens
+from hocket.events.jobs import JobClaimed, JobRunsAlone, LeaseLost, RunStarted
 from hocket.kernel.backoff import backoff_ms
 from hocket.kernel.kinds import run_options
 from hocket.kernel.rate_card import RateCard

@@ -1,6 +1,5 @@
 """Exceptions that are raised in another thread, to stop a plain handler."""
 
-import ctypes
 import sys
 import threading
 
@@ -10,6 +9,8 @@ class Cancelled(BaseException):
 
 
 def raise_in(thread: int, error: type[BaseException]) -> None:
+    import ctypes  # few runs are interrupted
+
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 

@@ -24,6 +24,7 @@ from hocket.kernel.vocabulary import (
     CancelJob,
     ClaimWork,
     CompleteJob,
+    CreateArtifact,
     FailWork,
     Payload,
     PostponeWork,
@@ -35,8 +36,9 @@ from hocket.kernel.vocabulary import (
     YieldWork,
 )
 from hocket.log import Transaction
+from hocket.log.op_drafts import WrittenOp
 from hocket.store.locks import UNIQUE_KEY
-from hocket.work.tracing import tracer
+from hocket.work.tracing import SubmitTrace, tracer
 from hocket.work.written_outputs import NOTHING, Content, WrittenOutputs, creation
 
 KIND = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
@@ -115,7 +117,37 @@ def check_kind(kind: str) -> str:
 
 def submit(tx: Transaction, drafts: Sequence[Draft]) -> list[Submitted]:
     """Submits all of them or, if one is refused, none."""
-    return [submit_one(tx, draft) for draft in drafts]
+    made: dict[int, Submitted] = {}
+    waiting: dict[int, _Prepared] = {}
+    is_ranked = False
+
+    def write() -> None:
+        ops = tx.author_all([(each.schedule, each.deps) for each in waiting.values()], at_once=is_ranked)
+        for (number, each), op in zip(waiting.items(), ops, strict=True):
+            made[number] = _submitted(each, op)
+        waiting.clear()
+
+    for number, draft in enumerate(drafts):
+        policy = chosen_policy(tx, draft)
+        if draft.job_id is not None or policy.unique is not None or policy.after:
+            # It depends on the others.
+            write()
+            made[number] = submit_one(tx, draft)
+        else:
+            if is_ranked != (policy.claim != "first"):
+                write()
+                is_ranked = not is_ranked
+            tx.check_outbox(len(waiting))
+            waiting[number] = _prepared(tx, draft, policy)
+    write()
+    return [made[number] for number in range(len(drafts))]
+
+
+class _Prepared(NamedTuple):
+    draft: Draft
+    schedule: ScheduleJob
+    deps: tuple[bytes, ...]
+    trace: SubmitTrace | None
 
 
 def submit_one(tx: Transaction, draft: Draft) -> Submitted:
@@ -127,6 +159,12 @@ def submit_one(tx: Transaction, draft: Draft) -> Submitted:
         holder = _unique_holder(tx, draft.kind, policy)
         if holder is not None:
             return Submitted(holder, created=False)
+    prepared = _prepared(tx, draft, policy)
+    # Workers rank themselves by the signature. Each of them would make it, until the sealer has stored it.
+    return _submitted(prepared, tx.author(prepared.schedule, prepared.deps, at_once=policy.claim != "first"))
+
+
+def _prepared(tx: Transaction, draft: Draft, policy: Policy) -> _Prepared:
     deps = tuple(_dependency(tx, job_id).schedule_op for job_id in policy.dependencies()) if policy.after else ()
     policy = _in_node_time(tx, policy)
     if policy.ttl_ms is not None and tx.is_strict:
@@ -136,11 +174,14 @@ def submit_one(tx: Transaction, draft: Draft) -> Submitted:
     trace = None if tracing is None or draft.job_id is not None else tracing.submit(draft.kind, draft.trace)
     policy = completed(policy, None if trace is None else trace.context)
     schedule = ScheduleJob(draft.job_id or NO_ID, draft.kind, draft.payload, encode_policy(policy))
-    # Workers rank themselves by the signature. Each of them would make it, until the sealer has stored it.
-    op = tx.author(schedule, deps, at_once=policy.claim != "first")
-    if op in UNAUTHORISED:
-        raise NotAuthorised(f"this node may not submit {draft.kind} jobs: {op.sentence}")
+    return _Prepared(draft, schedule, deps, trace)
+
+
+def _submitted(prepared: _Prepared, op: WrittenOp | Op | Reason) -> Submitted:
+    draft, trace = prepared.draft, prepared.trace
     if isinstance(op, Reason):
+        if op in UNAUTHORISED:
+            raise NotAuthorised(f"this node may not submit {draft.kind} jobs: {op.sentence}")
         raise Usage(f"this {draft.kind} job cannot be submitted: {op.sentence}")
     job_id = draft.job_id or op.id
     if trace is not None:
@@ -202,25 +243,57 @@ def _has_run_out(tx: Transaction, job: Job) -> bool:
     return tx.physical > job.deadline
 
 
+class Completion(NamedTuple):
+    """The end of a run that has succeeded."""
+
+    held: Held
+    result: bytes | None
+    duration_ms: int
+    made: WrittenOutputs = NOTHING
+
+
 def complete(
     tx: Transaction, held: Held, result: bytes | None, duration_ms: int, made: WrittenOutputs = NOTHING
 ) -> Result:
-    """Completes a job. A result goes on the log as an artifact, before the completion that names it. Besides the claim,
-    the completion cites only records of model calls: it must also count on nodes that may not read artifacts.
+    return complete_all(tx, [Completion(held, result, duration_ms, made)])[0]
+
+
+def complete_all(tx: Transaction, ends: Sequence[Completion]) -> list[Result]:
+    """Completes jobs. A result goes on the log as an artifact, before the completion that names it. Besides the claim,
+    a completion cites only records of model calls: it must also count on nodes that may not read artifacts.
     """
-    artifacts = made.snapshots + made.artifacts
-    if result is not None:
-        stale = stale_claim(tx, held)
-        if stale is not None:
-            return stale
-        content = Content(content_hash(result), len(result), result, None)
-        payload = creation(NO_ID, RESULT_TYPE, held.job_id, (), content, None)
-        written = tx.author(payload, made.records)
-        if isinstance(written, Reason):
-            return fail(tx, held, f"its result would not count: {written.sentence}", "", retry=False)
-        artifacts = (*artifacts, written.id)
-    completion = CompleteJob(held.job_id, made.claims, artifacts, Telemetry(duration_ms, None, None, None))
-    return _speak(tx, held, completion, made.records)
+    outcomes: dict[int, Result] = {}
+    for number, end in enumerate(ends):
+        if (stale := stale_claim(tx, end.held)) is not None:
+            outcomes[number] = stale
+    results = {
+        number: _result(end.held.job_id, end.result)
+        for number, end in enumerate(ends)
+        if end.result is not None and number not in outcomes
+    }
+    written = tx.author_all([(payload, ends[number].made.records) for number, payload in results.items()])
+    made = dict(zip(results, written, strict=True))
+    for number, op in made.items():
+        if isinstance(op, Reason):
+            error = f"its result would not count: {op.sentence}"
+            outcomes[number] = fail(tx, ends[number].held, error, "", retry=False)
+    asked: dict[int, tuple[Payload, tuple[bytes, ...]]] = {}
+    for number, (held, _, duration_ms, outputs) in enumerate(ends):
+        if number not in outcomes:
+            result = made.get(number)
+            artifacts = outputs.snapshots + outputs.artifacts
+            if isinstance(result, WrittenOp):
+                artifacts += (result.id,)
+            payload = CompleteJob(held.job_id, outputs.claims, artifacts, Telemetry(duration_ms, None, None, None))
+            asked[number] = payload, (held.claim_op, *outputs.records)
+    for number, op in zip(asked, tx.author_all(list(asked.values())), strict=True):
+        outcomes[number] = op if isinstance(op, Reason) else _completed(tx, op, ends[number].held.job_id)
+    return [outcomes[number] for number in range(len(ends))]
+
+
+def _result(job_id: bytes, result: bytes) -> CreateArtifact:
+    content = Content(content_hash(result), len(result), result, None)
+    return creation(NO_ID, RESULT_TYPE, job_id, (), content, None)
 
 
 def fail(tx: Transaction, held: Held, error: str, traceback: str, retry: bool) -> Result:
@@ -287,17 +360,14 @@ def retry(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
     return _said(tx, must(op, job_id), job_id)
 
 
-def stamp(tx: Transaction, op: Op) -> bool:
+def stamp(tx: Transaction, job_id: bytes, completion: bytes) -> bool:
     """Accepts the completion of an open job."""
-    payload = op.payload
-    if not isinstance(payload, CompleteJob):
-        return False
-    entry = tx.projection.jobs.entry(payload.job_id)
-    if entry is None or not entry.job.policy.open or entry.job.is_settled or not tx.counts(op):
+    entry = tx.projection.jobs.entry(job_id)
+    if entry is None or not entry.job.policy.open or entry.job.is_settled or not tx.counts(completion):
         return False
     if tx.projection.arbiter(tx.latest) != tx.node:
         return False
-    return not isinstance(tx.author(AcceptWork(payload.job_id, op.id)), Reason)
+    return not isinstance(tx.author(AcceptWork(job_id, completion)), Reason)
 
 
 def _speak(tx: Transaction, held: Held, payload: Payload, deps: tuple[bytes, ...] = ()) -> Result:
@@ -306,11 +376,15 @@ def _speak(tx: Transaction, held: Held, payload: Payload, deps: tuple[bytes, ...
     if stale is not None:
         return stale
     op = author(tx, payload, (held.claim_op, *deps))
-    if isinstance(op, Reason):
-        return op
+    return op if isinstance(op, Reason) else _said(tx, op, held.job_id)
+
+
+def _completed(tx: Transaction, end: WrittenOp, job_id: bytes) -> Job | Offer:
+    if end.is_offer:
+        return Offer(end.id, job_id)
     # The arbiter's own completion of an open job also stands, even if an earlier claim arrives later.
-    stamp(tx, op)
-    return _said(tx, op, held.job_id)
+    stamp(tx, job_id, end.id)
+    return _job(tx, job_id)
 
 
 def _said(tx: Transaction, op: Op, job_id: bytes) -> Job | Offer:

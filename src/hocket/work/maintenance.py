@@ -7,7 +7,8 @@ are more urgent.
 import asyncio
 
 from hocket.errors import StoreError
-from hocket.events import Emit, EvictionNotAllowed, StoreUnavailable
+from hocket.events import Emit
+from hocket.events.workers import EvictionNotAllowed, StoreUnavailable
 from hocket.store import OpSession
 from hocket.work import accepting, artifacts
 from hocket.work.environment import Environment

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hocket.bus.listener import Listener
     from hocket.kernel.roster import Job
-    from hocket.log import LockTransaction, Log, Transaction
+    from hocket.log import Log, Transaction
     from hocket.store import Session
     from hocket.work.blobs import Blobs
     from hocket.work.jobs import Result
@@ -32,9 +32,6 @@ class NodeAccess(Arbiter, Protocol):
 
     @property
     def blobs(self) -> Blobs: ...
-
-    async def run_short(self, request: Callable[[LockTransaction], T]) -> T:
-        """Runs a request about locks, in a short transaction if it can."""
 
     async def read(self, query: Callable[[Session], T]) -> T:
         """Runs a query on one consistent view whose roster has every submitted job."""

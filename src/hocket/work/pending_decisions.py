@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from hocket.errors import Unreachable
-from hocket.events import CoordinatorFailed, CoordinatorReachable, CoordinatorUnreachable, Emit
+from hocket.events import Emit
+from hocket.events.nodes import CoordinatorFailed, CoordinatorReachable, CoordinatorUnreachable
 from hocket.kernel.backoff import ARBITER_RETRIES
 from hocket.kernel.ops import decode
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
-from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, number_of
-from hocket.store import Session
+from hocket.store import OpRow, Session
 from hocket.work.environment import Environment
 from hocket.work.jobs import Offer, Result
 from hocket.work.troubles import described
@@ -24,7 +24,7 @@ from hocket.work.troubles import described
 Decision = Job | Reason
 Consult = Callable[[Sequence[Offer], bool], Awaitable[list[Decision]]]
 
-_ACCEPT = number_of(AcceptWork)
+_ACCEPT, _CLAIM = number_of(AcceptWork), number_of(ClaimWork)
 _OPEN = (Reason.OFFERED, Reason.WAITING)
 
 
@@ -44,22 +44,36 @@ def decisions(session: Session, offers: Sequence[Offer]) -> list[Decision]:
     """The arbiter's decisions on these offers, according to its ops on the log. A claim that was accepted but has ended
     counts as refused.
     """
-    return [_decision(session, offer) for offer in offers]
+    job_ids = list({offer.job_id for offer in offers})
+    jobs = {entry.job.id: entry.job for entry in session.jobs_by_id(job_ids)}
+    offered = {row.id: row for row in session.ops_by_id([offer.op_id for offer in offers])}
+    acceptances: dict[bytes, list[OpRow]] = {}
+    for row in session.ops_about_jobs(job_ids, _ACCEPT):
+        if row.key is not None and not row.reason:
+            acceptances.setdefault(row.key, []).append(row)
+    return [
+        _decision(offer, jobs.get(offer.job_id), offered.get(offer.op_id), acceptances.get(offer.job_id, ()))
+        for offer in offers
+    ]
 
 
-def _decision(session: Session, offer: Offer) -> Decision:
-    offered, entry = session.op(offer.op_id), session.job(offer.job_id)
-    if offered is None or entry is None:
+def _decision(offer: Offer, job: Job | None, offered: OpRow | None, acceptances: Sequence[OpRow]) -> Decision:
+    if offered is None or job is None:
         return Reason.UNKNOWN_JOB
-    for row in session.ops_about(Subject(JOB, offer.job_id)):
-        if row.variant != _ACCEPT or row.reason:
-            continue
-        payload = decode(row.body).payload
-        if isinstance(payload, AcceptWork) and payload.offer == offer.op_id:
-            op = decode(offered.body)
-            is_held = entry.job.deadline is not None and entry.job.claim_op in (row.id, *op.cited)
-            return entry.job if is_held or not isinstance(op.payload, ClaimWork) else Reason.STALE_CLAIM
-    return Reason.NOT_ACCEPTED
+    # Few of the job's acceptances are of this offer, and those have its id in their bytes.
+    of_it = (row for row in acceptances if offer.op_id in row.body and _accepts(row, offer))
+    accepted = next(of_it, None)
+    if accepted is None:
+        return Reason.NOT_ACCEPTED
+    if offered.variant != _CLAIM:
+        return job
+    is_held = job.deadline is not None and job.claim_op in (accepted.id, *decode(offered.body).cited)
+    return job if is_held else Reason.STALE_CLAIM
+
+
+def _accepts(row: OpRow, offer: Offer) -> bool:
+    payload = decode(row.body).payload
+    return isinstance(payload, AcceptWork) and payload.offer == offer.op_id
 
 
 class PendingDecisions:

@@ -3,16 +3,8 @@
 from collections.abc import Callable
 
 from hocket.errors import StoreError
-from hocket.events import (
-    Emit,
-    JobHandedBack,
-    JobPostponed,
-    ResultDiscarded,
-    RetryPlanned,
-    RunFailed,
-    RunFinished,
-    listens,
-)
+from hocket.events import Emit, listens
+from hocket.events.jobs import JobHandedBack, JobPostponed, ResultDiscarded, RetryPlanned, RunFailed, RunFinished
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.work.handler_errors import ERROR_CHARS_MAX

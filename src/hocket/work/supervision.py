@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from hocket.events import BackgroundTaskFailed, Emit
+from hocket.events import Emit
+from hocket.events.workers import BackgroundTaskFailed
 from hocket.kernel.backoff import TASK_RETRIES
 from hocket.work.environment import Environment
 

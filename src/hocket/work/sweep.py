@@ -9,7 +9,9 @@ import asyncio
 import math
 
 from hocket.errors import StoreError
-from hocket.events import BatchFailed, Emit, Event, JobRescued, JobsReclaimed, ScheduleSkipped, StoreUnavailable
+from hocket.events import Emit, Event
+from hocket.events.jobs import JobRescued, JobsReclaimed, ScheduleSkipped
+from hocket.events.workers import BatchFailed, StoreUnavailable
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
 from hocket.store import JobEntry, Schedule, Session

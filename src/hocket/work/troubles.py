@@ -46,7 +46,7 @@ class Troubles:
 
     def failed(self, thing: Hashable, name: str, error: Exception, job: bytes | None = None) -> None:
         """Records that a step about the thing failed, under that name, followed by the job if one is given."""
-        from hocket.events import StepFailed
+        from hocket.events.workers import StepFailed
 
         text = name if job is None else f"{name} {ulid_text(job)}"
         self.tell(thing, StepFailed(text, described(error)))

@@ -18,16 +18,10 @@ from msgspec.structs import replace
 from hocket.bus.changes import CLAIM, IDLE, Changes, about
 from hocket.bus.messages import MessageBus
 from hocket.errors import StoreAway, StoreError, Usage
-from hocket.events import (
-    AvailabilityChanged,
-    BatchFailed,
-    CoordinatorUnknown,
-    Emit,
-    KindsNotDefined,
-    StoreUnavailable,
-    WorkerDeclaredDead,
-    ignore,
-)
+from hocket.events import Emit, ignore
+from hocket.events.jobs import KindsNotDefined
+from hocket.events.nodes import CoordinatorUnknown
+from hocket.events.workers import AvailabilityChanged, BatchFailed, StoreUnavailable, WorkerDeclaredDead
 from hocket.kernel.backoff import STORE_RETRIES
 from hocket.kernel.beats.promise_record import weighed
 from hocket.kernel.budgets import RATES_LABEL
@@ -48,7 +42,6 @@ from hocket.work.claim_tally import ClaimTally
 from hocket.work.claiming import HoldMs, OfferedClaim, whole_beats
 from hocket.work.derivation import DerivationWatch
 from hocket.work.environment import Environment
-from hocket.work.handler_processes import ProcessPlan
 from hocket.work.handler_watch import HandlerWatch
 from hocket.work.handlers import Handlers
 from hocket.work.heard_claims import HeardClaims
@@ -59,6 +52,7 @@ from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.members import Members
 from hocket.work.node_access import WorkerAccess
 from hocket.work.pending_decisions import Decision, PendingDecisions
+from hocket.work.process_plan import ProcessPlan
 from hocket.work.ranked_claims import RankedClaims
 from hocket.work.run_outcomes import RunOutcomes
 from hocket.work.runner import Run
@@ -558,6 +552,7 @@ class Worker:
         is_held = isinstance(decision, Job)
         self._closed.append((now if is_held else now + REFUSED_REST_S, wanted.offer.op_id))
         if isinstance(decision, Reason):
+            self._transact.contested.lost()
             return
         claim = Claim(decision, wanted.schedule, wanted.deaths)
         is_over = now >= before + wanted.lease_ms / 1000 * COUNTED

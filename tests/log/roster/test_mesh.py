@@ -95,7 +95,9 @@ class Node:
 
     def ops(self) -> list[tuple[bytes, Op]]:
         with self.log.store.read() as session:
-            return [(raw, decode(raw)) for row in session.ops_after(0, 10_000) if (raw := self.log.signed(row.body))]
+            return [
+                (raw, decode(raw)) for row in session.entries_after(0, 10_000) if (raw := self.log.signed(row.body))
+            ]
 
     def hear(self, other: "Node") -> None:
         self.log.admit(other.ops())

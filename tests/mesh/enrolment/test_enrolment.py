@@ -39,7 +39,7 @@ def status(reply: Reply) -> tuple[int, str]:
 def test_a_node_joins(mesh: Mesh):
     gpu = mesh.join(mesh.invite())
     with gpu.read() as session:
-        first = decode(session.op_seq(1).body)
+        first = decode(session.entry(1).body)
         assert isinstance(first.payload, DelegateUcan) and first.node_id == gpu.log.node
         delegation = read_ucan(first.payload.ucan_bytes)
         (peer,) = session.peers()

@@ -85,7 +85,7 @@ def test_other_files_may_be_readable(mesh: Mesh):
 def test_the_users_first_node_is_the_coordinator_and_no_other(mesh: Mesh, tmp_path: Path):
     assert types(mesh.owner) == ["DelegateUcan", "DesignateCoordinator"]
     with mesh.owner.read() as session:
-        payload = decode(session.op_seq(2).body).payload
+        payload = decode(session.entry(2).body).payload
     assert payload == DesignateCoordinator(mesh.owner.log.node)
     with Runtime.init(tmp_path / "second", mesh.owner.home.path / "user.key") as second:
         assert types(second) == ["DelegateUcan"] and second.log.user == mesh.owner.log.user

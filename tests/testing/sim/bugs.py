@@ -12,7 +12,7 @@ from hocket.errors import StoreError
 from hocket.kernel import locks, messages, roster, rows
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import State
-from hocket.kernel.vocabulary import AcceptWork, ClaimWork
+from hocket.kernel.vocabulary import ClaimWork
 from hocket.log import Log, Transaction, lock_projector, op_costs
 from hocket.log.intake import Intake
 from hocket.mesh.quotas import Quotas
@@ -24,7 +24,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def late_claim_wins(patch: pytest.MonkeyPatch) -> None:
     """A claim on a job that somebody holds is not refused, by the fold or by the arbiter: it takes the job away."""
-    renew, accept = roster._renew, accepting._accept
+    renew, is_good = roster._renew, accepting._Deciding._is_good
 
     def take_over(job: Any, op: Any, payload: Any, context: Any) -> Any:
         if payload.claimer == job.claimer:
@@ -33,14 +33,12 @@ def late_claim_wins(patch: pytest.MonkeyPatch) -> None:
         taken = {"claimer": payload.claimer, "claim_op": op.id, "deadline": deadline, "last": op.timestamp}
         return replace(job, fence=job.fence + 1, **taken)
 
-    def accept_always(tx: Transaction, op: Any) -> bool:
-        entry = tx.projection.jobs.entry(op.payload.job_id)
-        if isinstance(op.payload, ClaimWork) and entry is not None and entry.job.state is State.CLAIMED:
-            return not isinstance(tx.author(AcceptWork(entry.job.id, op.id)), Reason)
-        return accept(tx, op)
+    def always_good(self: Any, op: Any, subject: Any) -> bool:
+        entry = self._tx.projection.jobs.entry(subject.key) if isinstance(op.payload, ClaimWork) else None
+        return (entry is not None and entry.job.state is State.CLAIMED) or is_good(self, op, subject)
 
     patch.setattr(roster, "_renew", take_over)
-    patch.setattr(accepting, "_accept", accept_always)
+    patch.setattr(accepting._Deciding, "_is_good", always_good)
 
 
 def fence_not_checked(patch: pytest.MonkeyPatch) -> None:
@@ -72,10 +70,10 @@ def clock_not_advanced(patch: pytest.MonkeyPatch) -> None:
     """An op that does not count does not move the clock of whoever hears of it."""
     admit = Intake._admit
 
-    def deaf(self: Intake, raw: bytes, op: Any) -> None:
+    def deaf(self: Intake, raw: bytes, op: Any, facts: Any) -> None:
         before = self._heard
-        admit(self, raw, op)
-        if self._tx.projection.reason(op.id) != 0:
+        admit(self, raw, op, facts)
+        if any(self._tx.projection.reason(each.id) != 0 for each in facts):
             self._heard = before
 
     patch.setattr(Intake, "_admit", deaf)
@@ -86,7 +84,7 @@ def expiry_by_wall_clock(patch: pytest.MonkeyPatch) -> None:
     expire = rescue.expire
 
     def hasty(tx: Transaction, *more: Any) -> int:
-        tx.physical = tx.now
+        tx.projection._physical = tx.now
         return expire(tx, *more)
 
     patch.setattr(rescue, "expire", hasty)

@@ -21,7 +21,8 @@ FOUND_BY = {
     "version compared outside the transaction": {"no update of a row is lost"},
 }
 FIRST = {
-    "fence not checked": 7,
+    "late claim wins": 20,
+    "fence not checked": 20,
     "expiry by wall clock": 23,
     "locks end by the merged clock": 9,
     "ack without lease": 11,

@@ -92,11 +92,11 @@ def test_a_planted_mistake_lets_it_through(
 
 @pytest.mark.timeout(600)
 def test_links_that_are_not_checked_let_two_histories_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first three of these seeds find it. Little else is done, which would only make the runs slower."""
+    """Each of these seeds finds it. Little else is done, which would only make the runs slower."""
     links_are_not_checked(monkeypatch)
     two_faced(monkeypatch)
     reports = (
-        sim.run(seed, nodes=3, minutes=0.35, faults=["hostile"], jobs=2, coordination=0) for seed in (5, 8, 12, 1, 2, 4)
+        sim.run(seed, nodes=3, minutes=0.35, faults=["hostile"], jobs=2, coordination=0) for seed in (12, 2, 6, 13, 15)
     )
     assert any(violation.rule == "replicas agree" for report in reports for violation in report.violations)
 

@@ -85,8 +85,8 @@ class Table:
             self._govern(each)
 
     def _govern(self, log: Log) -> None:
-        wall, physical = log._wall, log.physical
-        log._wall = lambda floor: max(floor, wall(0) + self._later_ms)
+        wall, physical = log.wall, log.physical
+        log.wall = lambda floor: max(floor, wall(0) + self._later_ms)
         log.physical = lambda: physical() + self._later_ms
 
     async def submit(self, count: int = 1, **options: object) -> list[bytes]:

@@ -11,7 +11,7 @@ from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.node.node import SyncNode
 from hocket.node.runtime import Runtime
-from hocket.work.command.secret_handover import seal, unseal
+from hocket.work.command.sealed_secrets import seal, unseal
 from hocket.work.command.secrets import KEPT_S_MAX, Handed, Secrets
 
 JOB = bytes(range(16))

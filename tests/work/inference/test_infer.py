@@ -236,7 +236,7 @@ def test_a_call_under_way_when_the_run_is_stopped_is_recorded_without_its_answer
             node.clock.advance(3)
             claimed.ended_at = node.clock.now
             claimed.stopped = True
-            node.runtime.log.run(lambda tx, claimed=claimed: settle(tx, claimed))
+            node.runtime.log.run(lambda tx, claimed=claimed: settle(tx, [claimed]))
             record.answered("too late to be heard")
             break
         [each] = records(node, handle)

@@ -9,14 +9,10 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import NamedTuple
 
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from hocket.kernel.beats.tempo import Timeline
 from hocket.kernel.postcard import STR, U64, encode, tuple_of
 
 ROOT_BYTES_MIN = 32
-KEY_BYTES = 32
 BARS_MAX = 64
 _SALT = b"hocket window key 1"
 _INFO = tuple_of(STR, STR, STR, U64)
@@ -30,10 +26,11 @@ class SecretScope(NamedTuple):
 
 
 def window_key(root: bytes, scope: SecretScope, window_ms: int) -> bytes:
-    """The key of one window, which is named by its downbeat."""
+    """The key of one window, which is named by its downbeat. It is as long as a hash, so HKDF makes one block."""
     if len(root) < ROOT_BYTES_MIN:
         raise ValueError(f"a root secret has at least {ROOT_BYTES_MIN} bytes, not {len(root)}")
-    return HKDF(SHA256(), KEY_BYTES, _SALT, encode(_INFO, (*scope, window_ms))).derive(root)
+    secret = hmac.digest(_SALT, root, sha256)
+    return hmac.digest(secret, encode(_INFO, (*scope, window_ms)) + b"\x01", sha256)
 
 
 def keys_in_force(

@@ -6,25 +6,21 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from hocket.events import (
-    BarReported,
-    BeatSent,
-    Event,
-    FrameRefused,
+from hocket.events import Event
+from hocket.events.jobs import (
     JobClaimed,
     JobHandedBack,
     JobPostponed,
     JobRescued,
     LeaseLost,
-    OpRefused,
-    PulseFollows,
-    PulseLeads,
     ResultDiscarded,
     RetryPlanned,
     RunFailed,
     RunFinished,
     RunStarted,
 )
+from hocket.events.nodes import OpRefused
+from hocket.events.tempo import BarReported, BeatSent, FrameRefused, PulseFollows, PulseLeads
 from hocket.kernel.beats.messages import BarReport
 from hocket.server.monitoring import metrics
 from hocket.server.monitoring.metrics import Metric

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hocket.errors import StoreError
-from hocket.events import Emit, StepFailed, ignore
+from hocket.events import Emit, ignore
+from hocket.events.workers import StepFailed
 from hocket.kernel.ids import node_text
 from hocket.mesh import wire
 from hocket.mesh.wire import Reply, Request

@@ -22,11 +22,13 @@ from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.loop_node import LoopNode
 from hocket.node.node import Node
 from hocket.server.v1 import openapi
-from hocket.server.v1.routes import BODY_BYTES_MAX, PREFIX, ApiCall, ApiRoute, BadContentType, RouteNeed, find
+from hocket.server.v1.routes import BODY_BYTES_MAX, PREFIX, ApiCall, ApiRoute, BadContentType, find
 from hocket.server.v1.table import ROUTES
 from hocket.service import Principal, Service, idempotency, tokens
 from hocket.service.idempotency import KeptAnswer, TooManyKeys
-from hocket.service.tokens import Program, UnknownToken
+from hocket.service.operation import TokenNeed
+from hocket.service.program import Program
+from hocket.service.tokens import UnknownToken
 
 RATE_PER_S = 200.0
 BURST = 400.0
@@ -128,12 +130,12 @@ class Api:
         except (HocketError, BodyTooLong, NoRoom) as error:
             return self._error(error, request.path)
 
-    async def refusal(self, request: Request, need: RouteNeed) -> Reply | None:
+    async def refusal(self, request: Request, need: TokenNeed) -> Reply | None:
         """The reply to a request for a path outside the API, if its token does not grant what that needs."""
         try:
             program = await self._recognise(request)
             with self._counted(program.name):
-                ApiCall(self._acting(program), program, self._node).check(need.resource, need.action)
+                self._acting(program).check(need.resource, need.action)
         except HocketError as error:
             return self._error(error, request.path)
         return None
@@ -162,19 +164,21 @@ class Api:
         program = await self._recognise(request)
         with ExitStack() as stack:
             stack.enter_context(self._counted(program.name))
-            call, need = ApiCall(self._acting(program), program, self._node), route.need
+            service, need = self._acting(program), route.need
+            call = ApiCall(service, program, self._node)
             # What a prefix and scopes are compared with is known later; without any grant no body is read.
             is_restricted = need.takes_prefix or need.scope is not None
             if not (is_restricted and program.may_some(need.resource, need.action)):
-                call.check(need.resource, need.action)
+                service.check(need.resource, need.action)
             arguments = route.arguments(values, request.query)
             if route.body is not None:
                 request = await _whole(request)
                 arguments["body"] = route.read_body(request.body)
             if need.words is not None or need.scope is not None:
-                words = () if need.words is None else need.words(call, arguments)
-                scope = None if need.scope is None else need.scope(arguments)
-                call.check(need.resource, need.action, *words, scope=scope)
+                asked = route.asked(arguments)
+                words = () if need.words is None else need.words(service, asked)
+                scope = None if need.scope is None else need.scope(asked)
+                service.check(need.resource, need.action, *words, scope=scope)
             key = request.headers.get(KEY) if route.creates else None
             if key is None:
                 reply = await self._run(route, call, arguments, request)
@@ -217,7 +221,7 @@ class Api:
                 del self._asking[program]
 
     def _acting(self, program: Program) -> Service:
-        return self._service.acting_as(Principal(self._service.runtime.log.node, program.name))
+        return self._service.acting_as(Principal(self._service.runtime.log.node, program.name), program)
 
     async def _run(self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request) -> Reply:
         if route.is_async:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from inspect import getdoc
 from typing import Any
 
 import msgspec
@@ -64,7 +63,7 @@ _NONE = type(None)
 
 
 def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping[str, Json]) -> Json:
-    sentences = (getdoc(route.function) or "").strip()
+    sentences = route.help
     need = f"The token needs the grant `{route.need}`."
     if route.need.takes_prefix:
         need += " The grant may end with a prefix."
@@ -82,7 +81,7 @@ def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping
     responses: Json = {str(route.status): _success(route, of_type)}
     responses |= {str(status): _error_response(status, route, of_type) for status in sorted(errors)}
     described: Json = {
-        "operationId": route.function.__name__,
+        "operationId": route.name,
         "summary": sentences.replace("\n", " ").partition(". ")[0].rstrip(".") + ".",
         "description": f"{sentences}\n\n{need}",
         "tags": [route.path.split("/")[2]],

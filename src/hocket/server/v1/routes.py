@@ -7,35 +7,26 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from hocket.errors import HocketError, NotAuthorised, Usage
+from hocket.errors import HocketError, Usage
 from hocket.kernel.decoding import convert, decode_json
 from hocket.node.node import Node
-from hocket.service import ListPage, Service
-from hocket.service.tokens import Program
+from hocket.service import ListPage, Service, ServiceAnswer
+from hocket.service.operation import Operation, TokenNeed
+from hocket.service.pages import PAGE_DEFAULT, After, Limit, bounded_page, page_of
+from hocket.service.program import Program
 
 PREFIX = "/v1/"
 QUERY_FIELDS_MAX = 32
-PAGE_MAX = 1_000
-PAGE_DEFAULT = 100
 BODY_BYTES_MAX = 4 * 1024 * 1024
-
-# An answer gets no more items once they have this many bytes; so many are read at a time.
-ANSWER_BYTES = 4 * 1024 * 1024
-STEP = 16
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
 T = TypeVar("T")
-FetchPage = Callable[[int, str | None], ListPage[T]]
-
-Limit = msgspec.Meta(ge=1, le=PAGE_MAX, description="The most items of one page.")
-ULID = "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"
-After = msgspec.Meta(min_length=1, max_length=1024, description="`next` of the page before.")
 
 
 class BadContentType(HocketError):
@@ -50,44 +41,6 @@ class ApiCall(NamedTuple):
     service: Service
     program: Program
     node: Node
-
-    def agent(self, name: str | None) -> str:
-        """The agent that a request names, if the program may speak for it; without a name the program's own."""
-        return self.program.agent_named(name)
-
-    def check(self, resource: str, action: str, *words: str, scope: str | None = None) -> None:
-        if not self.program.may(resource, action, words, scope):
-            about = f" for {', '.join(map(repr, words))}" if words else ""
-            about += f" in the scope {scope!r}" if scope else ""
-            grant = f"{resource.lower()}:{action.lower()}"
-            raise NotAuthorised(
-                f"the token {self.program.name} does not grant {grant}{about}, or this node may not do it"
-            )
-
-
-Words = Callable[[ApiCall, Mapping[str, Any]], Sequence[str]]
-ScopeOf = Callable[[Mapping[str, Any]], str | None]
-
-
-class RouteNeed(NamedTuple):
-    """What a token must grant. `words` picks from the arguments what a prefix in its grant is compared with. If that is
-    not in the request, the function of the route compares it, and the need `is_judged_later`. `scope` picks the scope
-    of locks.
-    """
-
-    resource: str
-    action: str
-    words: Words | None = None
-    is_judged_later: bool = False
-    scope: ScopeOf | None = None
-
-    @property
-    def takes_prefix(self) -> bool:
-        return self.words is not None or self.is_judged_later
-
-    def __str__(self) -> str:
-        """The grant, as people write it."""
-        return f"{self.resource.lower()}:{self.action.lower()}"
 
 
 # The type of an answer that is an error, and how it is made from the status, the word and the sentence.
@@ -104,16 +57,21 @@ class ApiRoute:
         method: str,
         path: str,
         function: Callable[..., Any],
-        need: RouteNeed,
+        need: TokenNeed,
         *,
         creates: bool = False,
         errors: ErrorForm | None = None,
     ) -> None:
         self.method, self.path, self.function, self.need, self.creates = method, path, function, need, creates
         self.errors = errors
+        self.name: str = function.__name__
         self.parameters: list[str] = _PARAMETER.findall(path)
         self.is_async = inspect.iscoroutinefunction(function)
         self._parts = path.split("/")
+
+    @property
+    def help(self) -> str:
+        return (inspect.getdoc(self.function) or "").strip()
 
     @cached_property
     def _types(self) -> dict[str, Any]:
@@ -162,8 +120,60 @@ class ApiRoute:
             raise Usage(f"unknown query parameter {next(iter(values))!r}; this path takes none")
         return found
 
+    def asked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """All values of a request by their names, wherever they stood in it."""
+        structs = [arguments[place] for place in ("query", "body") if place in arguments]
+        fields = {name: value for each in structs for name, value in msgspec.structs.asdict(each).items()}
+        return {**{name: arguments[name] for name in self.parameters}, **fields}
+
     def read_body(self, content: bytes) -> Any:
         return _read(lambda: decode_json(content, self.body), "the body")
+
+
+def route_of(operation: Operation[..., Any]) -> ApiRoute:
+    """The route of an operation. What is not in its path is in the query of a GET or a DELETE, and else in the body."""
+    own = set(_PARAMETER.findall(operation.path))
+    place = "query" if operation.method in ("GET", "DELETE") else "body"
+    fields = [
+        (each.name, each.over_http) if each.is_required else (each.name, each.over_http, each.default)
+        for each in operation.parameters
+        if each.name not in own
+    ]
+    if operation.key is not None:
+        fields += [("limit", Limit, PAGE_DEFAULT), ("after", After | None, None)]
+    types = {each.name: each.over_http for each in operation.parameters if each.name in own}
+    if fields or place == "body":
+        name = operation.name.title().replace("_", "")
+        types[place] = msgspec.defstruct(name, fields, frozen=True, forbid_unknown_fields=True, kw_only=True)
+    answer = operation.answer
+    types["return"] = ListPage[get_args(answer)[0]] if operation.key is not None else answer  # type: ignore[misc]
+
+    def run(call: ApiCall, query: Any = None, body: Any = None, **arguments: Any) -> Any:
+        given = query if body is None else body
+        asked = arguments | ({} if given is None else msgspec.structs.asdict(given))
+        if operation.key is not None:
+            limit, after = asked.pop("limit"), asked.pop("after")
+            return page_of(operation.function(call.service, **asked), operation.key, limit, after)
+        if get_origin(answer) is ListPage:
+            limit, after = asked.pop("limit"), asked.pop("after")
+            fetch = lambda count, since: operation.function(call.service, **asked, limit=count, after=since)  # noqa: E731
+            return bounded_page(fetch, limit, after)
+        return _ensured(operation.function(call.service, **asked))
+
+    async def wait(call: ApiCall, query: Any = None, body: Any = None, **arguments: Any) -> Any:
+        given = query if body is None else body
+        asked = arguments | ({} if given is None else msgspec.structs.asdict(given))
+        return _ensured(await operation.function(call.service, call.node, **asked))
+
+    function = wait if operation.waits else run
+    function.__name__, function.__doc__, function.__annotations__ = operation.name, operation.help, types
+    return ApiRoute(operation.method, operation.path, function, operation.need, creates=operation.creates)
+
+
+def _ensured(answer: T) -> T:
+    if isinstance(answer, ServiceAnswer):
+        answer.ensure()
+    return answer
 
 
 def find(routes: Iterable[ApiRoute], path: str) -> tuple[dict[str, ApiRoute], dict[str, str]]:
@@ -176,29 +186,6 @@ def find(routes: Iterable[ApiRoute], path: str) -> tuple[dict[str, ApiRoute], di
         return {}, {}
     best, values = min(matches, key=lambda match: len(match[0].parameters))
     return {each.method: each for each, _ in matches if each.path == best.path}, values
-
-
-def page_of(items: Iterable[T], key: Callable[[T], str], limit: int, after: str | None) -> ListPage[T]:
-    """Part of a list that the service gives as a whole, in the order of the key."""
-    left = sorted((each for each in items if after is None or key(each) > after), key=key)
-    return ListPage(left[:limit], key(left[limit - 1]) if len(left) > limit else None)
-
-
-def bounded_page(fetch: FetchPage[T], limit: int, after: str | None, step: int = STEP) -> ListPage[T]:
-    """A page that ends early if its items are large, so that no answer takes much memory."""
-    items: list[T] = []
-    size = 0
-    while limit > 0 and size < ANSWER_BYTES:
-        page = fetch(min(step, limit), after)
-        items += page.items
-        size, limit, after = size + json_size(page.items), limit - step, page.next
-        if after is None:
-            break
-    return ListPage(items, after)
-
-
-def json_size(items: Iterable[object]) -> int:
-    return sum(len(msgspec.json.encode(each)) for each in items)
 
 
 def _decoded(segment: str) -> str:

@@ -1,6 +1,19 @@
-"""Every route of the API. A new group is a module with its routes, and a line here."""
+"""Every route of the API, made from the operations."""
 
-from hocket.server.v1 import inbox, locks, nodes, rows
-from hocket.server.v1.routes import ApiRoute
+from typing import Any
 
-ROUTES: tuple[ApiRoute, ...] = (*locks.ROUTES, *inbox.ROUTES, *rows.ROUTES, *nodes.ROUTES)
+from hocket.server.v1.routes import ApiRoute, route_of
+from hocket.service import agents, inbox, locks, nodes, rows
+from hocket.service.operation import Operation
+
+OPERATIONS: tuple[Operation[..., Any], ...] = (
+    *(locks.acquire, locks.listing, locks.show, locks.renew, locks.release, locks.break_),
+    *(inbox.send_message, inbox.list_messages, inbox.claim_messages, inbox.dead),
+    *(inbox.ack, inbox.nack, inbox.retry, inbox.thread),
+    *(rows.listing, rows.get, rows.put, rows.delete),
+    *(rows.conflicts, rows.conflict, rows.resolve),
+    *(nodes.listing, nodes.live, nodes.find, nodes.drain, nodes.quarantine, nodes.resume),
+    *(agents.listing, agents.beat),
+)
+
+ROUTES: tuple[ApiRoute, ...] = tuple(map(route_of, OPERATIONS))

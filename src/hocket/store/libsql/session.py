@@ -10,7 +10,7 @@ from hocket.kernel.messages import MESSAGES, Message
 from hocket.store.job_columns import JOB_COLUMNS, job_entry
 from hocket.store.jobs import IsLeft, JobEntry
 from hocket.store.libsql.connection import LibsqlConnection
-from hocket.store.ops import Head, NewOp
+from hocket.store.ops import ENTRY_ID, Head, NewOp
 from hocket.store.row_macs import RowMacs
 from hocket.store.sqlite.session import SqliteSession
 
@@ -19,7 +19,7 @@ PAGE_ROWS = 1_000
 # How many ready jobs are read at once where some are left to others.
 READY_ROWS = 64
 # The last op of an author.
-LATEST = "SELECT id FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc DESC LIMIT 1"
+LATEST = f"SELECT {ENTRY_ID} FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc DESC LIMIT 1"
 
 
 class LibsqlSession(SqliteSession):
@@ -48,13 +48,9 @@ class LibsqlSession(SqliteSession):
     def has_op(self, seq: int, op_id: bytes) -> bool:
         return self._one("SELECT 1 FROM ops WHERE seq = ? AND id = ?", seq, op_id) is not None
 
-    def _data_version(self) -> int:
-        """A write transaction excludes all others, and a view does not change."""
-        return self._head_version
-
     def head(self) -> Head:
         if self._head is None:
-            self._head = super().head()._replace(last=bytes(16))
+            self._head = self._stored_head()._replace(last=bytes(16))
         return self._head
 
     def lock_author(self, node: bytes) -> None:

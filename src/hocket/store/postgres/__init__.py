@@ -14,7 +14,7 @@ from psycopg.pq import TransactionStatus
 
 from hocket.errors import CommitUnknown, StoreAway, StoreError, StoreMoved, StoreStarting
 from hocket.kernel.row_mac import RowMac
-from hocket.store.locks import MustBeAlone
+from hocket.store.locks import MustBeAlone, Outdated
 from hocket.store.migration import Migration
 from hocket.store.postgres.address import DatabaseAddress, read_address
 from hocket.store.postgres.beginning import Beginning
@@ -59,6 +59,7 @@ class PostgresStore:
             connection.close()
             raise_explained(address.shown, error)
         self._writer = connection
+        self._write_session: PostgresSession | None = None
         self.macs = RowMacs()
         self._readers = PostgresReaders(self.address, self.macs)
         self.row_checks: RowChecks | None = None
@@ -94,18 +95,33 @@ class PostgresStore:
             self._lock.release()
             raise RuntimeError("a write transaction cannot begin within another one of the same thread")
         try:
+            if (session := self._resumed(author)) is not None:
+                return session
             try:
                 return self._begin(author, at_end)
             except psycopg.OperationalError as error:
                 if not self._writer.closed:
                     raise
-                if isinstance(error, RESTARTING):
-                    self._restarts_until = time.monotonic() + RESTART_S
+                self.lost(error)
                 self._writer = self._reconnected()
                 return self._begin(author, at_end)
         except BaseException as error:
             self.roll_back()
             raise_explained(self.address.shown, error)
+
+    def _resumed(self, author: bytes | None) -> PostgresSession | None:
+        session, resumed = self._write_session, self._beginning.resumed(author)
+        if resumed is None or session is None or session.connection is not self._writer or self._writer.closed:
+            return None
+        session.is_beside = True
+        session.row_check = None if self.row_checks is None else self.row_checks.within(session)
+        session.resumed(resumed)
+        return session
+
+    def lost(self, error: psycopg.OperationalError) -> None:
+        """The connection broke."""
+        if isinstance(error, RESTARTING):
+            self._restarts_until = time.monotonic() + RESTART_S
 
     def _reconnected(self) -> Connection:
         try:
@@ -119,12 +135,13 @@ class PostgresStore:
             raise
 
     def _begin(self, author: bytes | None = None, at_end: bool = False) -> PostgresSession:
-        is_beside = author is not None
         begun = self._beginning.begun(self._writer.ask(self._beginning.statements(author, at_end)))
         self.server_clock.told(begun.server_ms)
-        session = PostgresSession(
-            self._writer, self.address.schema, is_writer=True, is_beside=is_beside, macs=self.macs
-        )
+        session = self._write_session
+        if session is None or session.connection is not self._writer:
+            session = PostgresSession(self._writer, self.address.schema, is_writer=True, macs=self.macs)
+            self._write_session = session
+        session.is_beside = is_beside = author is not None
         session.row_check = None if self.row_checks is None else self.row_checks.within(session)
         session.begun(begun.head, begun.told, has_end=not is_beside or at_end)
         if (address := session.moved_to()) is not None:
@@ -150,6 +167,7 @@ class PostgresStore:
         if session.row_check is not None:
             session.row_check.committed()
         self.commits += 1
+        self.ended(session, is_committed=True)
         self._lock.release()
 
     def position(self) -> int:
@@ -179,10 +197,13 @@ class PostgresStore:
                     ) from error
                 time.sleep(COMMIT_CHECK_PAUSE_S)
 
-    def ended(self, session: PostgresSession) -> None:
-        """Remembers what its transactions ask."""
-        if (told := session.ended()) is not None:
-            self._beginning.ended(*told)
+    def ended(self, session: PostgresSession, *, is_committed: bool) -> None:
+        """Remembers what its transactions ask, and what the last one has left."""
+        head, resumes = session.head() if is_committed else None, session.resumes
+        if (ended := session.ended()) is not None:
+            if not resumes:
+                self._beginning.ended(*ended)
+            self._beginning.left(head, *ended)
 
     def roll_back(self) -> None:
         with suppress(psycopg.Error):  # then the connection broke, and the server has rolled back
@@ -219,9 +240,15 @@ class PostgresWrite:
                 return
         except BaseException as failure:
             error = failure
-        finally:
-            self._store.ended(self._session)
+        # The next transaction, maybe of another thread, has the same session.
+        session = self._session
+        resumes = session.resumes
+        self._store.ended(session, is_committed=False)
         self._store.roll_back()
+        if resumes and session.connection.closed and isinstance(error, psycopg.OperationalError):
+            # The connection may have been lost before the transaction began.
+            self._store.lost(error)
+            raise Outdated from error
         if self._author is not None and isinstance(error, psycopg.errors.DeadlockDetected):
             raise MustBeAlone from error
         raise_explained(self._store.address.shown, error)

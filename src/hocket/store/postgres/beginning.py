@@ -1,8 +1,15 @@
-"""The message that begins a write transaction. It locks, and reads what nearly every transaction needs: the head, the
-author's last op and the server's time. With them it reads what the last transactions of this process have asked, which
-changes only in transactions that are alone, and so stays as it is until this one ends.
+"""How a write transaction begins: with a message of its own, or without one if nobody else writes.
+
+The message locks, and reads what nearly every transaction needs: the head, the author's last op and the server's time.
+With them it reads what the last transactions of this process have asked, which changes only in transactions that are
+alone, and so stays as it is until this one ends.
+
+Without the message, a transaction resumes where the last one of this process has ended. Its locks go out with its first
+statement that is waited for, or with the commit, together with one that fails if the log's head has changed since. Then
+everything is undone, and the request runs again.
 """
 
+import time
 from collections.abc import Sequence
 from functools import cache
 from itertools import chain
@@ -22,6 +29,11 @@ from hocket.store.postgres.told import STATE, Told
 SUBJECTS_MAX = 16
 UNASKED_MAX = 8
 
+# A transaction resumes if nobody else has written between the last few of this process, and one of them has read the
+# server's time a moment ago.
+QUIET_MIN = 4
+RESUMED_S = 1.0
+
 # PostgreSQL's settings for the transaction. A lock in the same statement waits no longer than they say.
 _SETTINGS = (
     "set_config('search_path', %s, true),"
@@ -36,6 +48,13 @@ _FACTS = (
     " EXISTS (SELECT 1 FROM after), EXISTS (SELECT 1 FROM routes), EXISTS (SELECT 1 FROM workers WHERE number = %s)"
 )
 _NOBODY = Subject("", b"")
+# Divides by zero if the head is another one, or the worker has been given up. A condition that depends on a value, such
+# as whether there is a worker, would be planned anew each time.
+_UNCHANGED = (
+    "SELECT 1 / count(*) FROM (SELECT 1 FROM head WHERE wall = %s AND logical = %s AND seq = %s AND chain = %s"
+    " AND settled = %s AND unsettled = %s AND rebuilding IS NULL AND law = %s"
+)
+_HAS_WORKER = " AND EXISTS (SELECT 1 FROM workers WHERE number = %s)"
 
 
 @cache
@@ -53,6 +72,18 @@ class Begun(NamedTuple):
     told: Told
 
 
+class Resumed(NamedTuple):
+    """What a transaction relies on that begins without a message. `unchanged` fails if it is no longer so, and
+    `unchanged_end` also locks the end of the log.
+    """
+
+    head: Head
+    told: Told
+    locks: list[Statement]
+    unchanged: Statement
+    unchanged_end: Statement
+
+
 class Beginning:
     """Begins the transactions of one store."""
 
@@ -65,33 +96,61 @@ class Beginning:
         # How many transactions have not asked for a subject.
         self._unasked: dict[Subject, int] = {}
         self._sent: list[Subject] = []
+        # The head that the last transaction has left and what it was told, and how many transactions in a row have
+        # found the head that the one before them had left.
+        self._left: tuple[Head, Told] | None = None
+        self._quiet = 0
+        self._read_at = 0.0
 
     def statements(self, author: bytes | None, at_end: bool) -> list[Statement]:
         """For a transaction beside others with an `author`, and one that is alone without."""
         self.author = author or self.author
-        path = f"{self._schema}, pg_temp"
-        if author is None:
-            locks: Statement = _ALONE, (path, self._all)
-        else:
-            locks = _BESIDE, (path, lock_key(self._schema, b"author", author), self._all)
         has_end = author is None or at_end
         self._sent = list(self._unasked)
         facts, read = _facts(len(self._sent))
         asked = chain.from_iterable((*each, *each) for each in (*self._sent, *[_NOBODY] * (read - len(self._sent))))
         return [
-            ("BEGIN", ()),
-            locks,
+            *self._locks(author),
             (f"{HEAD} FOR UPDATE" if has_end else HEAD, ()),
             (facts, (self.author, self.worker, *asked)),
         ]
 
+    def _locks(self, author: bytes | None) -> list[Statement]:
+        path = f"{self._schema}, pg_temp"
+        if author is None:
+            return [("BEGIN", ()), (_ALONE, (path, self._all))]
+        return [("BEGIN", ()), (_BESIDE, (path, lock_key(self._schema, b"author", author), self._all))]
+
+    def resumed(self, author: bytes | None) -> Resumed | None:
+        """For a transaction beside others that begins without a message."""
+        if author is None or author != self.author or self._left is None or self._quiet < QUIET_MIN:
+            return None
+        if time.monotonic() - self._read_at > RESUMED_S:
+            return None
+        head, told = self._left
+        told.resume((author, head.last))
+        sql, values = _UNCHANGED, [*head[:6], head.permissions_state]
+        if told.worker is not None:
+            sql += _HAS_WORKER
+            values.append(told.worker[0])
+        unchanged, unchanged_end = ((f"{sql}{lock}) AS same", values) for lock in ("", " FOR UPDATE"))
+        return Resumed(head, told, self._locks(author), unchanged, unchanged_end)
+
     def begun(self, answers: Sequence[StatementAnswer]) -> Begun:
         """What the server has answered to the last statements."""
-        _, _, head, facts = answers
+        _, _, head_answer, facts = answers
+        head = head_of(head_answer.first)
+        is_quiet = self._left is not None and self._left[0][:8] == head[:8]
+        self._quiet = self._quiet + 1 if is_quiet else 0
+        self._read_at = time.monotonic()
         ((server_ms, last, has_after, has_routes, has_worker, *states),) = facts.rows
         told = Told((self.author, last or bytes(16)), has_after, has_routes, (self.worker, has_worker))
         told.subjects.update(zip(self._sent, zip(states[::2], states[1::2], strict=True), strict=False))
-        return Begun(head_of(head.first), server_ms, told)
+        return Begun(head, server_ms, told)
+
+    def left(self, head: Head | None, told: Told, author: bytes | None) -> None:
+        """A transaction of this author has left this head; None if it was undone."""
+        self._left = None if head is None or author != self.author else (head, told)
 
     def ended(self, told: Told, author: bytes | None) -> None:
         """A transaction of this author has ended: the next one is likely to ask the same."""

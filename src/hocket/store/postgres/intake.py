@@ -83,6 +83,10 @@ class PostgresIntake(PostgresStatements):
             )
         )
 
+    def keys_of_many_ops(self, keys: Sequence[bytes], count: int) -> set[bytes]:
+        sql = "SELECT key, count(*) FROM ops WHERE settled = 1 AND key = ANY(%s) GROUP BY key"
+        return {key for key, ops in self._among(sql, keys) if ops >= count}
+
     def put_over_quota(self, noted: OverQuota) -> None:
         self._put(upsert("over_quota", "node, wall, ops", "node"), noted)
 

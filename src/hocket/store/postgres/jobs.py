@@ -1,5 +1,6 @@
 """The statements about the roster and the queue."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,22 +10,27 @@ from hocket.store.job_columns import (
     CHECKED_COLUMNS,
     CHECKED_READY_COLUMNS,
     JOB_COLUMNS,
+    LAST_OP,
+    MOVED_COLUMNS,
     PRIORITY,
     READY_COLUMNS,
     SCHEDULED,
     job_entries,
     job_entry,
     job_row,
+    moved_row,
     ready_jobs,
 )
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
 from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns
 from hocket.store.postgres.locks import PostgresLocks
-from hocket.store.postgres.statements import insert_new, pages, upsert, upsert_all
+from hocket.store.postgres.statements import insert, insert_new, pages, update_all, upsert, upsert_all
 
 _B, _N, _T = Bytes, Numbers, Texts
 _JOB_TYPES = (_B, _T, _N, _N, _B, _B, _B, _B, _N, _N, _N, _N, _B, _B, _N, _N, _B, _B, _B, _B, _T, _N, _N, _N)
 _PUT_JOBS = upsert_all("jobs", JOB_COLUMNS, "id", _JOB_TYPES)
+_MOVED_TYPES = (_N, _B, _N, _N, _B, _B, _N, _B, _B, _N, _N, _B)
+_MOVE_JOBS = update_all("jobs", MOVED_COLUMNS, "id", _MOVED_TYPES)
 # Adds the ends that these jobs get, and subtracts those that they had. Each author has rows of its own, so that nobody
 # waits for the counts of others.
 _COUNT_ENDED = """
@@ -34,6 +40,9 @@ _COUNT_ENDED = """
         UNION ALL SELECT kind, outcome, -1 FROM jobs WHERE outcome IS NOT NULL AND id = ANY(%s)) AS changed
     GROUP BY kind, outcome HAVING sum(ends) <> 0
     ON CONFLICT (author, kind, outcome) DO UPDATE SET jobs = finished.jobs + excluded.jobs"""
+_ADD_ENDED = insert("finished", "author, kind, outcome, jobs") + (
+    " ON CONFLICT (author, kind, outcome) DO UPDATE SET jobs = finished.jobs + excluded.jobs"
+)
 # A delayed job that was claimed before waits for its next run: it failed, was returned, or was postponed.
 _RESTING = "stage = 1 AND fence > 0"
 # Each kind once, by hopping through the index from kind to kind.
@@ -52,6 +61,13 @@ _PROMOTE = """
 _ENDED_BY_KIND = "SELECT kind, outcome, sum(jobs)::bigint FROM finished GROUP BY kind, outcome HAVING sum(jobs) > 0"
 
 
+# Divides by zero unless all of these jobs are as of these times, and no op about one of them is later. It locks in the
+# order in which `jobs_by_id` does.
+_AS_OF = f"""
+    SELECT 1 / (count(*) = %s)::integer FROM (
+        SELECT 1 FROM unnest(%s::bytea[], %s::bytea[]) AS known (id, last) JOIN jobs ON jobs.id = known.id
+        WHERE jobs.last = known.last AND {LAST_OP.format("jobs")} = known.last
+        ORDER BY jobs.id FOR UPDATE OF jobs) AS same"""
 _NEXT_READY = "SELECT min(ready_at) FROM jobs WHERE stage = 1"
 # The jobs with claims that wait for the arbiter.
 OFFERED = "SELECT job FROM offers"
@@ -70,15 +86,35 @@ class PostgresJobs(PostgresLocks):
     def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]:
         if not job_ids:
             return []
-        rows = self._jobs(f"WHERE id = ANY(%s) ORDER BY id {self._locking}", Bytes(job_ids))
-        found = {each.job.id: each for each in rows}
+        found = self._held(job_ids)
+        if unknown := [job_id for job_id in job_ids if job_id not in found]:
+            rows = self._jobs(f"WHERE id = ANY(%s) ORDER BY id {self._locking}", Bytes(unknown))
+            found.update((each.job.id, each) for each in rows)
         return [found[job_id] for job_id in job_ids if job_id in found]
+
+    def _held(self, job_ids: Sequence[bytes]) -> dict[bytes, JobEntry]:
+        """The jobs among these that this process holds, from its memory. They are locked with the next statement that
+        waits, which fails if they are no longer so.
+        """
+        held = self.row_check.held_jobs(job_ids) if self.row_check is not None and self.is_beside else ()
+        found = {each.job.id: each for each in held}
+        if found:
+            lasts = Bytes([pack(each.job.last) for each in found.values()])
+            self._put(_AS_OF, (len(found), Bytes(list(found)), lasts))
+        return found
 
     def put_jobs(self, entries: Sequence[JobEntry]) -> None:
         self._requeue()
         self._count_finished(entries)
         for some in pages(entries):
             self._put(_PUT_JOBS, columns(_JOB_TYPES, map(job_row, some)))
+
+    def move_jobs(self, entries: Sequence[JobEntry]) -> None:
+        self._requeue()
+        ends = Counter((each.job.kind, int(each.job.outcome)) for each in entries if each.job.outcome is not None)
+        self._many(_ADD_ENDED, [(self._author or b"", *end, count) for end, count in ends.items()])
+        for some in pages(entries):
+            self._put(_MOVE_JOBS, columns(_MOVED_TYPES, map(moved_row, some)))
 
     def _count_finished(self, entries: Sequence[JobEntry]) -> None:
         """Keeps count of the jobs that have ended, before their rows change."""
@@ -210,13 +246,15 @@ class PostgresJobs(PostgresLocks):
         place = None if after is None else (after.job.policy.priority, pack(after.job.scheduled))
         while wanted := limit - len(found):
             rows = self._stored_ready(kind, wanted, place, lock)
-            found += ready_jobs(rows, self.row_check)
+            bundles = {row[-4] - row[-3] - 1: row[-1] for row in rows if row[-1] is not None}
+            found += ready_jobs([row[:-1] for row in rows], self.row_check, bundles)
             if len(rows) < wanted:
                 break
             place = rows[-1][PRIORITY], rows[-1][SCHEDULED]
         return found
 
     def _stored_ready(self, kind: str, limit: int, place: tuple[int, bytes] | None, lock: str) -> list[tuple[Any, ...]]:
+        """Each ends with the bundle that it came in, or with None if a row before it does."""
         beyond = ""
         values: tuple[object, ...] = ()
         if place is not None:
@@ -224,8 +262,11 @@ class PostgresJobs(PostgresLocks):
             values = (place[0], *place)
         columns = READY_COLUMNS if self.row_check is None else CHECKED_READY_COLUMNS
         return self._rows(
-            f"""SELECT {columns} FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
-                WHERE j.stage = 0 AND j.kind = %s {beyond} ORDER BY j.priority DESC, j.scheduled LIMIT %s {lock}""",
+            f"""SELECT ready.*, CASE row_number() OVER (PARTITION BY seq - place ORDER BY priority DESC, scheduled)
+                    WHEN 1 THEN (SELECT body FROM ops AS bundle WHERE bundle.seq = ready.seq - ready.place - 1) END
+                FROM (SELECT {columns} FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
+                    WHERE j.stage = 0 AND j.kind = %s {beyond} ORDER BY j.priority DESC, j.scheduled LIMIT %s {lock}
+                ) AS ready ORDER BY priority DESC, scheduled""",
             *(kind, *values, limit),
         )
 

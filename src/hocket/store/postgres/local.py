@@ -50,9 +50,8 @@ class PostgresLocal(PostgresStatements):
             return self._told.offered
         return set(self._column(OFFERED))
 
-    def offered_by(self, op_id: bytes) -> int | None:
-        worker: int | None = self._one("SELECT worker FROM offers WHERE op = %s", op_id)
-        return worker
+    def offers(self) -> dict[bytes, int]:
+        return {op_id: worker for op_id, worker in self._rows("SELECT op, worker FROM offers")}
 
     def drop_offer(self, op_id: bytes) -> None:
         self._change_offers()

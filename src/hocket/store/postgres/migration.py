@@ -13,8 +13,8 @@ from hocket.store.postgres.address import DatabaseAddress
 from hocket.store.postgres.exchange import Connection
 from hocket.store.postgres.faults import first_line
 
-VERSION = 5
-_STEPS = ("schema.sql", "schema_2.sql", "schema_3.sql", "schema_4.sql", "schema_5.sql")
+VERSION = 6
+_STEPS = ("schema.sql", "schema_2.sql", "schema_3.sql", "schema_4.sql", "schema_5.sql", "schema_6.sql")
 # The first half of the key of the lock: "HOCK".
 _LOCK = 0x484F434B
 _MARK = "hocket_version"

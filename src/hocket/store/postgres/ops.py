@@ -3,27 +3,29 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from hocket.kernel.bundles import FACTS_MAX
 from hocket.kernel.subjects import Subject
 from hocket.store.locks import LockMisuse
-from hocket.store.ops import Head, NewOp, OpRow, SealedOp
+from hocket.store.ops import BUNDLE, ENTRY_ID, OP_COLUMNS, Head, NewOp, OpRow, SealedOp, with_bodies
 from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns, unnested
 from hocket.store.postgres.locks import PostgresLocks
 from hocket.store.postgres.statements import damaged, insert_new
 
 HEAD = "SELECT wall, logical, seq, chain, settled, unsettled, rebuilding, law FROM head"
-# The last op of an author: its time and its id.
-LATEST = "SELECT hlc, id FROM ops WHERE substr(hlc, 13) = {author} ORDER BY hlc DESC LIMIT 1"
-_OP = "seq, id, hlc, variant, family, key, reason, settled, body, chain"
+# The time of an author's last op, and the id of its last entry.
+LATEST = f"SELECT hlc, {ENTRY_ID} AS id FROM ops WHERE substr(hlc, 13) = {{author}} ORDER BY hlc DESC LIMIT 1"
+_OPS = f"variant <> {BUNDLE}"
+_ENTRIES = "place IS NULL"
 _PUT_HEAD = (
     "UPDATE head SET wall = %s, logical = %s, seq = %s, chain = %s, settled = %s, unsettled = %s, rebuilding = %s,"
     " law = %s, sealed = %s"  # older programs want `sealed` to be the number of ops
 )
-_TYPES = (Bytes, Bytes, Numbers, Texts, Bytes, Numbers, Numbers, Bytes, Bytes)
+_TYPES = (Bytes, Bytes, Numbers, Texts, Bytes, Numbers, Numbers, Bytes, Numbers, Bytes)
 _ADD_OPS = f"""
-    INSERT INTO ops ({_OP})
-    SELECT %s + number, id, hlc, variant, family, key, reason, settled, body, chain
+    INSERT INTO ops (seq, id, hlc, variant, family, key, reason, settled, body, place, chain)
+    SELECT %s + number, id, hlc, variant, family, key, reason, settled, body, place, chain
     FROM {unnested(_TYPES)}
-        WITH ORDINALITY AS new (id, hlc, variant, family, key, reason, settled, body, chain, number)"""
+        WITH ORDINALITY AS new (id, hlc, variant, family, key, reason, settled, body, place, chain, number)"""
 _SEAL_OPS = """
     UPDATE ops SET body = new.body, chain = new.chain
     FROM unnest(%s::bigint[], %s::bytea[], %s::bytea[]) AS new (seq, body, chain)
@@ -42,7 +44,7 @@ _FRONTIER = """
 # Merges the authors' own sequences, which are indexed.
 _MERGED = f"""
     SELECT next.* FROM unnest(%s::bytea[], %s::bytea[]) AS known (node, hlc), LATERAL (
-        SELECT {_OP} FROM ops WHERE substr(ops.hlc, 13) = known.node AND ops.hlc > known.hlc
+        SELECT {OP_COLUMNS} FROM ops WHERE substr(ops.hlc, 13) = known.node AND ops.hlc > known.hlc AND {{which}}
         ORDER BY ops.hlc LIMIT %s) AS next
     ORDER BY next.hlc LIMIT %s"""
 
@@ -59,14 +61,20 @@ class PostgresOps(PostgresLocks):
             super().lock_author(node)
             known = None if self._told is None else self._told.last
             last = known[1] if known is not None and known[0] == node else self.latest_of(node)[1]
-            self._head = self.head()._replace(last=last)
+            if (head := self.head()).last != last:
+                self._head = head._replace(last=last)
 
     def lock_end(self) -> Head:
         """What was changed so far goes out with this, so that the lock is held for one more message, the commit."""
-        if not self._has_end:
+        if self._has_end:
+            return self.head()
+        self._has_end = True
+        if self._unchanged_end is not None:
+            self._put(*self._unchanged_end)
+            self._unchanged = None
+        else:
             last = self.head().last
             self._head = head_of(self._sql(f"{HEAD} FOR UPDATE").first)._replace(last=last)
-            self._has_end = True
         return self.head()
 
     def put_head(self, head: Head) -> None:
@@ -109,7 +117,7 @@ class PostgresOps(PostgresLocks):
         return self._op("id = %s AND settled = 1", op_id)
 
     def known_ops(self, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        rows = self._among("SELECT id, body FROM ops WHERE settled = 1 AND id = ANY(%s)", op_ids)
+        rows = self._among(f"SELECT id, body FROM ops WHERE settled = 1 AND {_ENTRIES} AND id = ANY(%s)", op_ids)
         bodies = {op_id: body for op_id, body in rows}
         return bodies if self.row_check is None else self.row_check.bodies(bodies)
 
@@ -131,29 +139,52 @@ class PostgresOps(PostgresLocks):
         where = "WHERE substr(hlc, 13) = %s AND position(%s::bytea IN body) > 0 ORDER BY hlc"
         return self._ops(where, node, link)
 
-    def op_seq(self, seq: int) -> OpRow | None:
-        return self._op("seq = %s", seq)
+    def entry(self, seq: int) -> OpRow | None:
+        return self._op("seq = (SELECT seq - coalesce(place + 1, 0) FROM ops WHERE seq = %s)", seq)
 
     def _op(self, where: str, value: bytes | int) -> OpRow | None:
         return next(iter(self._ops(f"WHERE {where}", value)), None)
 
     def ops_after(self, seq: int, limit: int) -> list[OpRow]:
+        return self._after(_OPS, seq, limit)
+
+    def entries_after(self, seq: int, limit: int) -> list[OpRow]:
+        return self._after(_ENTRIES, seq, limit)
+
+    def _after(self, which: str, seq: int, limit: int) -> list[OpRow]:
         found: list[OpRow] = []
-        while rows := self.stored_ops(seq, limit - len(found)):
+        while rows := self._stored_after(which, seq, limit - len(found)):
             found += self._checked(rows)
             if self.row_check is None or len(found) == limit:
                 break
             seq = rows[-1].seq
         return found
 
-    def stored_ops(self, seq: int, limit: int) -> list[OpRow]:
-        return self._stored("WHERE seq > %s ORDER BY seq LIMIT %s", seq, limit)
+    def stored_entries(self, seq: int, limit: int) -> list[OpRow]:
+        return self._stored_after(_ENTRIES, seq, limit)
+
+    def entry_count(self) -> int:
+        return int(self._one(f"SELECT count(*) FROM ops WHERE {_ENTRIES}"))
+
+    def op_count(self) -> int:
+        return self.head().seq - int(self._one(f"SELECT count(*) FROM ops WHERE variant = {BUNDLE}"))
+
+    def facts_of(self, seq: int) -> list[OpRow]:
+        where = "WHERE seq > %s AND seq <= %s AND seq - place - 1 = %s ORDER BY seq"
+        return self._stored(where, seq, seq + FACTS_MAX, seq)
+
+    def _stored_after(self, which: str, seq: int, limit: int) -> list[OpRow]:
+        return self._stored(f"WHERE seq > %s AND {which} ORDER BY seq LIMIT %s", seq, limit)
 
     def last_ops(self, count: int) -> list[OpRow]:
-        return self._ops("ORDER BY seq DESC LIMIT %s", count)[::-1]
+        return self._ops(f"WHERE {_OPS} ORDER BY seq DESC LIMIT %s", count)[::-1]
 
     def ops_at(self, hlc: bytes) -> list[OpRow]:
-        return self._ops("WHERE substr(hlc, 13) = %s AND hlc = %s", hlc[12:], hlc)
+        return self._ops(f"WHERE substr(hlc, 13) = %s AND hlc = %s AND {_OPS}", hlc[12:], hlc)
+
+    def entries_at(self, hlc: bytes) -> list[OpRow]:
+        at = "SELECT seq - coalesce(place + 1, 0) FROM ops WHERE substr(hlc, 13) = %s AND hlc = %s"
+        return self._ops(f"WHERE seq IN ({at})", hlc[12:], hlc)
 
     def ops_about(self, subject: Subject, without: Sequence[int] = (), after: bytes = b"") -> list[OpRow]:
         where = "WHERE key = %s AND settled = 1 AND family = %s AND hlc > %s AND reason <> ALL(%s) ORDER BY hlc"
@@ -161,23 +192,24 @@ class PostgresOps(PostgresLocks):
 
     def every_op_about(self, subject: Subject, after: bytes = b"") -> list[OpRow]:
         # An OR would use none of the two indexes.
-        about = f"SELECT {_OP} FROM ops WHERE key = %s AND settled = {{}} AND family = %s AND hlc > %s"
+        about = f"SELECT {OP_COLUMNS} FROM ops WHERE key = %s AND settled = {{}} AND family = %s AND hlc > %s"
         values = (subject.key, subject.family, after)
         rows = self._rows(f"{about.format(1)} UNION ALL {about.format(0)} ORDER BY hlc", *values, *values)
-        return self._checked([OpRow(*row) for row in rows])
+        return self._checked(self._read(rows))
 
     def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
-        return self._merged({node: after for node in self.frontier()}, limit)
+        return self._merged(_OPS, {node: after for node in self.frontier()}, limit)
 
-    def ops_since(self, frontier: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
+    def entries_since(self, frontier: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
         after = {node: (frontier.get(node, bytes(20)), last) for node, last in self.frontier().items()}
-        return self._merged({node: known for node, (known, last) in after.items() if last > known}, limit)
+        beyond = {node: known for node, (known, last) in after.items() if last > known}
+        return self._merged(_ENTRIES, beyond, limit)
 
-    def _merged(self, after: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
+    def _merged(self, which: str, after: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
         found: list[OpRow] = []
-        beyond = dict(after)
+        beyond, sql = dict(after), _MERGED.format(which=which)
         while wanted := limit - len(found):
-            rows = [OpRow(*row) for row in self._rows(_MERGED, list(beyond), list(beyond.values()), wanted, wanted)]
+            rows = self._read(self._rows(sql, list(beyond), list(beyond.values()), wanted, wanted))
             found += self._checked(rows)
             if len(rows) < wanted:
                 break
@@ -185,15 +217,19 @@ class PostgresOps(PostgresLocks):
         return found
 
     def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
-        return self._merged({node: after}, limit)
+        return self._merged(_OPS, {node: after}, limit)
+
+    def entries_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
+        return self._merged(_ENTRIES, {node: after}, limit)
 
     def ops_written_after(self, node: bytes, hlc: bytes) -> tuple[int, bytes | None]:
-        where = "FROM ops WHERE substr(hlc, 13) = %s AND hlc > %s"
+        where = f"FROM ops WHERE substr(hlc, 13) = %s AND hlc > %s AND {_OPS}"
         first: bytes | None = self._one(f"SELECT hlc {where} ORDER BY hlc LIMIT 1", node, hlc)
         return self._one(f"SELECT count(*) {where}", node, hlc), first
 
     def written_by(self, node: bytes) -> list[tuple[bytes, Subject | None]]:
-        rows = self._rows("SELECT id, family, key FROM ops WHERE substr(hlc, 13) = %s ORDER BY hlc", node)
+        sql = f"SELECT id, family, key FROM ops WHERE substr(hlc, 13) = %s AND {_OPS} ORDER BY hlc"
+        rows = self._rows(sql, node)
         return [(op_id, None if key is None else Subject(family, key)) for op_id, family, key in rows]
 
     def ops_of_variants(self, variants: Sequence[int]) -> list[OpRow]:
@@ -206,6 +242,10 @@ class PostgresOps(PostgresLocks):
         about = "SELECT DISTINCT key FROM ops WHERE settled = 1 AND family = 'job' AND key = ANY(%s)"
         return {row[0] for row in self._among(about, job_ids)}
 
+    def ops_about_jobs(self, job_ids: Sequence[bytes], variant: int) -> list[OpRow]:
+        about = "WHERE settled = 1 AND family = 'job' AND variant = %s AND key = ANY(%s)"
+        return self._ops(about, variant, list(job_ids)) if job_ids else []
+
     def _ops(self, tail: str, *values: Any) -> list[OpRow]:
         return self._checked(self._stored(tail, *values))
 
@@ -213,7 +253,10 @@ class PostgresOps(PostgresLocks):
         return rows if self.row_check is None or not rows else self.row_check.ops(rows)
 
     def _stored(self, tail: str, *values: Any) -> list[OpRow]:
-        return [OpRow(*row) for row in self._rows(f"SELECT {_OP} FROM ops {tail}", *values)]
+        return self._read(self._rows(f"SELECT {OP_COLUMNS} FROM ops {tail}", *values))
+
+    def _read(self, rows: Iterable[Any]) -> list[OpRow]:
+        return with_bodies([OpRow(*row) for row in rows], self._bundles)
 
     def set_reasons(self, reasons: Iterable[tuple[int, bytes]]) -> None:
         chosen = list(reasons)

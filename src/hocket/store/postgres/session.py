@@ -7,6 +7,7 @@ from psycopg import errors
 
 from hocket.store.ops import Head
 from hocket.store.postgres.artifacts import PostgresArtifacts
+from hocket.store.postgres.beginning import Resumed
 from hocket.store.postgres.faults import first_line
 from hocket.store.postgres.intake import PostgresIntake
 from hocket.store.postgres.jobs import PostgresJobs
@@ -59,12 +60,23 @@ class PostgresSession(
             head = head._replace(rebuilding=None)
         self._head, self._told, self._has_end, self._in_transaction = head, told, has_end, True
 
+    def resumed(self, resumed: Resumed) -> None:
+        """A write transaction begins without a message."""
+        self.begun(resumed.head, resumed.told)
+        self._waiting += resumed.locks
+        self._unchanged, self._unchanged_end = resumed.unchanged, resumed.unchanged_end
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the transaction has begun without a message."""
+        return self._unchanged_end is not None
+
     def ended(self) -> tuple[Told, bytes | None] | None:
         """Gives what a write transaction was told, and the author that it has locked."""
         told, author = self._told, self._author
         self._head, self._told, self._in_transaction = None, None, False
-        self._last_added = None
-        self._author, self._has_permissions = None, False
+        self._last_added = self._unchanged = self._unchanged_end = None
+        self._author, self._has_permissions, self.has_skipped = None, False, False
         self._locked.clear()
         self.note = None
         self._waiting.clear()

@@ -5,8 +5,11 @@ are eight big-endian bytes, because PostgreSQL's integers are signed.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from psycopg.errors import DivisionByZero
+
 from hocket.errors import StoreError
 from hocket.kernel.subjects import Subject
+from hocket.store.locks import Outdated
 from hocket.store.ops import Head
 from hocket.store.postgres.columns import Column, unnested
 from hocket.store.postgres.exchange import Connection, Statement, StatementAnswer
@@ -47,6 +50,13 @@ def upsert_all(table: str, columns: str, key: str, types: Sequence[type[Column]]
     return f"INSERT INTO {table} ({columns}) SELECT * FROM {unnested(types)} {_replacing(columns, key)}"
 
 
+def update_all(table: str, columns: str, key: str, types: Sequence[type[Column]]) -> str:
+    """Changes these columns of many rows, given by columns, of which the last is the key."""
+    changes = ", ".join(f"{name} = new.{name}" for name in columns.split(", "))
+    rows = f"{unnested(types)} AS new ({columns}, {key})"
+    return f"UPDATE {table} SET {changes} FROM {rows} WHERE {table}.{key} = new.{key}"
+
+
 def _replacing(columns: str, key: str) -> str:
     names = [name.strip() for name in columns.split(",")]
     changes = ", ".join(f"{name} = excluded.{name}" for name in names if name not in key.split(", "))
@@ -60,8 +70,8 @@ def pages(rows: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 class PostgresStatements:
-    """`is_writer` is for the session of write transactions. `is_beside` is whether transactions of other authors may
-    run at the same time.
+    """`is_writer` is for the session of write transactions, one after the other. `is_beside` is whether transactions of
+    other authors may run at the same time as this one.
     """
 
     def __init__(
@@ -70,13 +80,12 @@ class PostgresStatements:
         schema: str,
         *,
         is_writer: bool = False,
-        is_beside: bool = False,
         macs: RowMacs | None = None,
     ) -> None:
-        self._connection = connection
+        self.connection = self._connection = connection
         self._macs = RowMacs() if macs is None else macs
         self._schema = schema
-        self.is_beside = is_beside
+        self.is_beside = False
         self._is_writer = is_writer
         self._in_transaction = False
         self._head: Head | None = None
@@ -91,6 +100,10 @@ class PostgresStatements:
         self._has_end = False
         # Statements that go out with the next one that is waited for.
         self._waiting: list[Statement] = []
+        # In a transaction that began without a message: what fails if others have written since the last one, until it
+        # goes out, and what also locks the end of the log.
+        self._unchanged: Statement | None = None
+        self._unchanged_end: Statement | None = None
         self.row_check: RowCheck | None = None
 
     def _sql(self, sql: str, values: Sequence[Any] = ()) -> StatementAnswer:
@@ -100,7 +113,15 @@ class PostgresStatements:
     def _ask(self, *last: Statement) -> list[StatementAnswer]:
         """Sends what waits, and these after it, whose answers it gives."""
         waiting, self._waiting = self._waiting, []
-        return self._connection.ask((*waiting, *last))[len(waiting) :]
+        if self._unchanged is not None:
+            waiting.append(self._unchanged)
+            self._unchanged = None
+        try:
+            return self._connection.ask((*waiting, *last))[len(waiting) :]
+        except DivisionByZero as error:
+            if self.row_check is not None:
+                self.row_check.outdated()
+            raise Outdated from error
 
     def _put(self, sql: str, values: Sequence[Any] = ()) -> None:
         """A change that nobody waits for. It goes out with the next statement that is waited for, or with the commit,
@@ -145,6 +166,10 @@ class PostgresStatements:
         """The first column of the first row, or None."""
         row = self._sql(sql, values).first
         return None if row is None else row[0]
+
+    def _bundles(self, seqs: Sequence[int]) -> dict[int, bytes]:
+        """The entries with these numbers, unchecked."""
+        return {row[0]: row[1] for row in self._rows("SELECT seq, body FROM ops WHERE seq = ANY(%s)", list(seqs))}
 
     def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         return self._sql(sql, values).rows

@@ -32,6 +32,13 @@ class Told:
         self.asked: set[Subject] = set()
         """The subjects that the transaction has asked for."""
 
+    def resume(self, last: tuple[bytes, bytes]) -> None:
+        """Another transaction begins, and nobody else has written meanwhile. The queue depends on the time, too."""
+        self.last = last
+        self.offered = self.next_ready = None
+        if self.worker is not None and not self.worker[1]:
+            self.worker = None
+
     def forget(self) -> None:
         """The transaction has changed the tables."""
         self.has_after = self.has_routes = self.worker = self.offered = self.next_ready = None

@@ -26,16 +26,17 @@ from hocket.store.sqlite.write_hints import WriteHints
 T = TypeVar("T")
 
 APPLICATION_ID = 0x484F434B  # "HOCK"
-VERSION = 12
+VERSION = 13
 _SCHEMA = ("schema.sql", *(f"schema_{version}.sql" for version in range(2, VERSION + 1)))
 LOCK_WAIT_S = 30.0
 RETRY_MIN_S, RETRY_MAX_S = 0.0001, 0.002
 # A process that waits to write and is not woken tries again after this long, and up to twice that: a writer that was
 # killed wakes nobody.
 UNWOKEN_S = 0.01
-CACHE_KIB = 16_384
-# A reader's cache is useless once another process has written.
-READER_CACHE_KIB = 4_096
+# A drain beside 100,000 finished jobs finds 99.6 % of its pages in this, as in twice as much.
+CACHE_KIB = 2_048
+# A reader's cache is useless once anybody has written.
+READER_CACHE_KIB = 1_024
 READERS_MAX = 8
 PAGE_BYTES = 2048
 # Statements that stay prepared: there are more than the hundred that apsw keeps by default.
@@ -66,7 +67,8 @@ class SqliteStore:
                 _set(self._writer, f"page_size={PAGE_BYTES}", "journal_mode=WAL")
             self._migrate()
         self._macs = RowMacs()
-        self._write_session = SqliteSession(self._writer, is_writer=True, macs=self._macs)
+        self._write_session = session = SqliteSession(self._writer, is_writer=True, macs=self._macs)
+        self._write = WriteTransaction(self._writer, session, self._write_lock, self.path, self._hints)
         self._readers: ReadPool | WriterAsReader
         if self.path == ":memory:":
             self._readers = WriterAsReader(ReadConnection(self._writer, self._macs, is_alone=True), self._write_lock)
@@ -78,7 +80,7 @@ class SqliteStore:
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> "WriteTransaction":
         """Always alone."""
-        return WriteTransaction(self._writer, self._write_session, self._write_lock, self.path, self._hints)
+        return self._write
 
     def read(self) -> "ReadTransaction":
         return ReadTransaction(self._readers, self.path)
@@ -203,9 +205,11 @@ def _copy(database: bytes, to: apsw.Connection) -> None:
 
 
 class WriteTransaction:
-    """One write transaction. It is a class and not a generator, because that is faster and every append needs one."""
+    """The write transactions of a store, one after the other. It is a class and not a generator, because that is faster
+    and every append needs one.
+    """
 
-    __slots__ = ("_connection", "_hints", "_lock", "_path", "_session")
+    __slots__ = ("_connection", "_execute", "_hints", "_lock", "_path", "_session")
 
     def __init__(
         self,
@@ -216,6 +220,7 @@ class WriteTransaction:
         hints: WriteHints | None,
     ) -> None:
         self._connection = connection
+        self._execute = connection.cursor().execute
         self._session = session
         self._lock = lock
         self._path = path
@@ -225,9 +230,9 @@ class WriteTransaction:
         self._lock.acquire()
         try:
             try:
-                self._connection.execute("BEGIN IMMEDIATE")
+                self._execute("BEGIN IMMEDIATE")
             except apsw.BusyError:
-                _persist(lambda: self._connection.execute("BEGIN IMMEDIATE"), self._rest)
+                _persist(lambda: self._execute("BEGIN IMMEDIATE"), self._rest)
         except BaseException as error:
             self._lock.release()
             _explain(self._path, error)
@@ -237,7 +242,7 @@ class WriteTransaction:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
-                self._connection.execute("COMMIT")
+                self._execute("COMMIT")
                 self._session.committed()
                 return
         except BaseException as failure:
@@ -246,7 +251,7 @@ class WriteTransaction:
             if error is not None:
                 self._session.undone()
                 if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                    self._execute("ROLLBACK")
             if self._hints is not None:
                 self._hints.written()
             self._lock.release()

@@ -1,5 +1,6 @@
 """The statements about ops from other nodes that are not on the log."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from hocket.kernel.subjects import Subject
@@ -82,6 +83,11 @@ class IntakeStatements(Statements):
                 *(node, str(list(acceptances)), subject.key, subject.family),
             )
         )
+
+    def keys_of_many_ops(self, keys: Sequence[bytes], count: int) -> set[bytes]:
+        sql = "SELECT key FROM ops WHERE settled = 1 AND key IS NOT NULL AND key IN "
+        counts = Counter(key for (key,) in self._among_rows(sql, keys))
+        return {key for key, ops in counts.items() if ops >= count}
 
     def put_over_quota(self, noted: OverQuota) -> None:
         self._sql("REPLACE INTO over_quota VALUES (?, ?, ?)", noted)

@@ -12,12 +12,15 @@ from hocket.store.job_columns import (
     CHECKED_COLUMNS,
     CHECKED_READY_COLUMNS,
     JOB_COLUMNS,
+    MOVED_COLUMNS,
     PRIORITY,
     READY_COLUMNS,
     SCHEDULED,
+    bundles_of,
     job_entries,
     job_entry,
     job_row,
+    moved_row,
     ready_jobs,
 )
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
@@ -31,6 +34,7 @@ _PUT_JOB = (
     f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES ({', '.join('?' * len(_COLUMNS))}) ON CONFLICT (id) DO UPDATE SET "
     + ", ".join(f"{column} = excluded.{column}" for column in _COLUMNS[1:])
 )
+_MOVE_JOB = f"UPDATE jobs SET {' = ?, '.join(MOVED_COLUMNS.split(', '))} = ? WHERE id = ?"
 _END = "SELECT kind, outcome FROM jobs WHERE id = ? AND outcome IS NOT NULL"
 _ADD_ENDED = (
     "INSERT INTO finished (kind, outcome, jobs) VALUES (?, ?, ?)"
@@ -65,6 +69,14 @@ class JobStatements(LockStatements):
     def put_jobs(self, entries: Sequence[JobEntry]) -> None:
         self._count_finished(entries)
         self._many(_PUT_JOB, [job_row(entry) for entry in entries])
+        self._remember_claimed(entries)
+
+    def move_jobs(self, entries: Sequence[JobEntry]) -> None:
+        self._count_finished(entries)
+        self._many(_MOVE_JOB, [moved_row(entry) for entry in entries])
+        self._remember_claimed(entries)
+
+    def _remember_claimed(self, entries: Sequence[JobEntry]) -> None:
         for entry in entries if self._is_writer else ():
             if entry.stage is Stage.CLAIMED and len(self._claimed) < CLAIMED_REMEMBERED:
                 self._claimed[entry.job.id] = entry
@@ -203,7 +215,7 @@ class JobStatements(LockStatements):
         place = None if after is None else (after.job.policy.priority, pack(after.job.scheduled))
         while wanted := limit - len(found):
             rows = self._stored_ready(kind, wanted, place, among)
-            found += ready_jobs(rows, self.row_check)
+            found += ready_jobs(rows, self.row_check, self._bundles(bundles_of(rows)))
             if len(rows) < wanted:
                 break
             place = rows[-1][PRIORITY], rows[-1][SCHEDULED]

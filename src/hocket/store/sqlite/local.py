@@ -32,8 +32,8 @@ class LocalStatements(Statements):
     def offered_jobs(self) -> set[bytes]:
         return {row[0] for row in self._rows("SELECT job FROM offers")}
 
-    def offered_by(self, op_id: bytes) -> int | None:
-        return self._one("SELECT worker FROM offers WHERE op = ?", op_id)  # type: ignore[no-any-return]
+    def offers(self) -> dict[bytes, int]:
+        return dict(self._rows("SELECT op, worker FROM offers"))
 
     def drop_offer(self, op_id: bytes) -> None:
         self._sql("DELETE FROM offers WHERE op = ?", (op_id,))

@@ -8,40 +8,52 @@ from typing import Any
 
 import apsw
 
+from hocket.kernel.bundles import FACTS_MAX
 from hocket.kernel.subjects import Subject
-from hocket.store.ops import EndSeal, Head, NewOp, OpRow, SealedOp
+from hocket.store.ops import BUNDLE, ENTRY_ID, OP_COLUMNS, EndSeal, Head, NewOp, OpRow, SealedOp, with_bodies
 from hocket.store.sqlite.locks import LockStatements
 from hocket.store.sqlite.statements import UNREADABLE, damaged
 
 HEAD = "SELECT wall, logical, seq, chain, settled, unsettled, rebuilding, law, last, mark, signed, signature FROM head"
-_OP = "seq, id, hlc, variant, family, key, reason, settled, body, chain"
 _PUT_HEAD = (
     "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ?, law = ?,"
     " last = ?, mark = ?, signed = ?, signature = ? WHERE one = 1"
 )
-_ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_ADD_OP = (
+    "INSERT INTO ops (seq, id, hlc, variant, family, key, reason, settled, body, place, chain)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_OPS = f"variant != {BUNDLE}"
+_ENTRIES = "place IS NULL"
+# The time of an author's last op, and the id of its last entry.
+LATEST = f"SELECT hlc, {ENTRY_ID} FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc DESC LIMIT 1"
 
 
 class OpStatements(LockStatements):
     def head(self) -> Head:
-        """The head. Reads it again only if another connection has written since this one last read or wrote it."""
-        version = self._data_version()
-        self._head_seen = True
-        if self._is_writer and self._head is not None and version == self._head_version:
-            return self._head
+        """The head. A write transaction reads it only if another connection has written since this one last did."""
+        head = self._head
+        if head is None or not self._head_seen:
+            version = self._data_version()
+            if head is None or version != self._head_version:
+                head = self._stored_head()
+                self._claimed.clear()
+                self._states.clear()
+            if self._is_writer:
+                self._head, self._head_version, self._head_seen = head, version, True
+        return head
+
+    def _stored_head(self) -> Head:
         try:
             row = self._sql(HEAD).fetchone()
         except UNREADABLE as error:
             raise damaged(str(error)) from error
         if row is None or type(row[2]) is not int or type(row[3]) is not bytes:
             raise damaged("it has lost the end of its log")
-        self._head, self._head_version = head_of(row), version
-        self._claimed.clear()
-        self._states.clear()
-        return self._head
+        return head_of(row)
 
     def _data_version(self) -> int:
-        """Changes with each commit of another connection."""
+        """Changes with each commit, also of another connection."""
         assert isinstance(self._connection, apsw.Connection)
         return self._connection.data_version("main")
 
@@ -70,9 +82,10 @@ class OpStatements(LockStatements):
         self._unlock()
 
     def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes]) -> int:
-        first = (self.head().seq if self._last_added is None else self._last_added) + 1
-        self._many(_ADD_OP, [(seq, *op, link) for seq, (op, link) in enumerate(zip(ops, links, strict=True), first)])
-        self._last_added = first + len(ops) - 1
+        last = self.head().seq if self._last_added is None else self._last_added
+        seqs = range(last + 1, last + len(ops) + 1)
+        self._many(_ADD_OP, [(seq, *op, link) for seq, op, link in zip(seqs, ops, links, strict=True)])
+        self._last_added = last + len(ops)
         return self._last_added
 
     def seal_ops(self, ops: Sequence[SealedOp]) -> None:
@@ -96,19 +109,19 @@ class OpStatements(LockStatements):
         return self._op("id = ? AND settled = 1", op_id)
 
     def known_ops(self, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        bodies = dict(self._among_rows("SELECT id, body FROM ops WHERE settled = 1 AND id IN ", op_ids))
+        known = f"SELECT id, body FROM ops WHERE settled = 1 AND {_ENTRIES} AND id IN "
+        bodies = dict(self._among_rows(known, op_ids))
         return bodies if self.row_check is None else self.row_check.bodies(bodies)
 
     def ops_by_id(self, op_ids: Sequence[bytes]) -> list[OpRow]:
-        rows = self._among_rows(f"SELECT {_OP} FROM ops WHERE settled = 1 AND id IN ", op_ids)
-        return self._checked([_op_row(row) for row in rows])
+        rows = self._among_rows(f"SELECT {OP_COLUMNS} FROM ops WHERE settled = 1 AND id IN ", op_ids)
+        return self._checked(self._read(rows))
 
     def ops_named(self, op_id: bytes) -> list[OpRow]:
         return self._ops("WHERE id BETWEEN ? AND ? AND settled = 1", op_id, op_id + b"\xff" * 8)
 
     def latest_of(self, node: bytes) -> tuple[bytes, bytes]:
-        sql = "SELECT hlc, id FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc DESC LIMIT 1"
-        return self._sql(sql, (node,)).fetchone() or (bytes(20), bytes(16))
+        return self._sql(LATEST, (node,)).fetchone() or (bytes(20), bytes(16))
 
     def first_stored(self, node: bytes) -> bytes | None:
         rows = self._stored("WHERE substr(hlc, 13) = ? ORDER BY hlc LIMIT 1", node)
@@ -117,24 +130,42 @@ class OpStatements(LockStatements):
     def ops_with_link(self, node: bytes, link: bytes) -> list[OpRow]:
         return self._ops("WHERE substr(hlc, 13) = ? AND instr(body, ?) > 0 ORDER BY hlc", node, link)
 
-    def op_seq(self, seq: int) -> OpRow | None:
-        return self._op("seq = ?", seq)
+    def entry(self, seq: int) -> OpRow | None:
+        return self._op("seq = (SELECT seq - coalesce(place + 1, 0) FROM ops WHERE seq = ?)", seq)
 
     def _op(self, where: str, value: bytes | int) -> OpRow | None:
-        row = self._sql(f"SELECT {_OP} FROM ops WHERE {where}", (value,)).fetchone()
-        return None if row is None else next(iter(self._checked([_op_row(row)])), None)
+        row = self._sql(f"SELECT {OP_COLUMNS} FROM ops WHERE {where}", (value,)).fetchone()
+        return None if row is None else next(iter(self._checked(self._read([row]))), None)
 
     def ops_after(self, seq: int, limit: int) -> list[OpRow]:
+        return self._after(_OPS, seq, limit)
+
+    def entries_after(self, seq: int, limit: int) -> list[OpRow]:
+        return self._after(_ENTRIES, seq, limit)
+
+    def _after(self, which: str, seq: int, limit: int) -> list[OpRow]:
         found: list[OpRow] = []
-        while rows := self.stored_ops(seq, limit - len(found)):
+        while rows := self._stored_after(which, seq, limit - len(found)):
             found += self._checked(rows)
             if self.row_check is None or len(found) == limit:
                 break
             seq = rows[-1].seq
         return found
 
-    def stored_ops(self, seq: int, limit: int) -> list[OpRow]:
-        rows = self._stored("WHERE seq > ? ORDER BY seq LIMIT ?", seq, limit)
+    def stored_entries(self, seq: int, limit: int) -> list[OpRow]:
+        return self._stored_after(_ENTRIES, seq, limit)
+
+    def entry_count(self) -> int:
+        return int(self._one(f"SELECT count(*) FROM ops WHERE {_ENTRIES}"))
+
+    def op_count(self) -> int:
+        return self.head().seq - int(self._one(f"SELECT count(*) FROM ops WHERE variant = {BUNDLE}"))
+
+    def facts_of(self, seq: int) -> list[OpRow]:
+        return self._stored("WHERE seq > ?1 AND seq <= ?1 + ?2 AND seq - place - 1 = ?1 ORDER BY seq", seq, FACTS_MAX)
+
+    def _stored_after(self, which: str, seq: int, limit: int) -> list[OpRow]:
+        rows = self._stored(f"WHERE seq > ? AND {which} ORDER BY seq LIMIT ?", seq, limit)
         # Readers of the log continue after the last row; a damaged file without order must not make that an endless
         # loop.
         if any(later.seq <= earlier for later, earlier in zip(rows, (seq, *(row.seq for row in rows)), strict=False)):
@@ -142,10 +173,14 @@ class OpStatements(LockStatements):
         return rows
 
     def last_ops(self, count: int) -> list[OpRow]:
-        return self._ops("ORDER BY seq DESC LIMIT ?", count)[::-1]
+        return self._ops(f"WHERE {_OPS} ORDER BY seq DESC LIMIT ?", count)[::-1]
 
     def ops_at(self, hlc: bytes) -> list[OpRow]:
-        return self._ops("WHERE substr(hlc, 13) = ? AND hlc = ?", hlc[12:], hlc)
+        return self._ops(f"WHERE substr(hlc, 13) = ? AND hlc = ? AND {_OPS}", hlc[12:], hlc)
+
+    def entries_at(self, hlc: bytes) -> list[OpRow]:
+        at = "SELECT seq - coalesce(place + 1, 0) FROM ops WHERE substr(hlc, 13) = ? AND hlc = ?"
+        return self._ops(f"WHERE seq IN ({at})", hlc[12:], hlc)
 
     def ops_about(self, subject: Subject, without: Sequence[int] = (), after: bytes = b"") -> list[OpRow]:
         refused = f"AND reason NOT IN ({', '.join(str(int(reason)) for reason in without)})" if without else ""
@@ -157,20 +192,21 @@ class OpStatements(LockStatements):
         return self.ops_about(subject, (), after)
 
     def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
-        return self._merged({node: after for node in self.frontier()}, limit)
+        return self._merged(_OPS, {node: after for node in self.frontier()}, limit)
 
-    def ops_since(self, frontier: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
+    def entries_since(self, frontier: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
         after = {node: (frontier.get(node, bytes(20)), last) for node, last in self.frontier().items()}
-        return self._merged({node: known for node, (known, last) in after.items() if last > known}, limit)
+        beyond = {node: known for node, (known, last) in after.items() if last > known}
+        return self._merged(_ENTRIES, beyond, limit)
 
-    def _merged(self, after: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
+    def _merged(self, which: str, after: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
         """Merges the authors' own sequences, which are indexed."""
-        sql = f"SELECT {_OP} FROM ops WHERE substr(hlc, 13) = ? AND hlc > ? ORDER BY hlc LIMIT ?"
+        sql = f"SELECT {OP_COLUMNS} FROM ops WHERE substr(hlc, 13) = ? AND hlc > ? AND {which} ORDER BY hlc LIMIT ?"
         found: list[OpRow] = []
         beyond = dict(after)
         while wanted := limit - len(found):
             authors = self._each(sql, [(node, hlc, wanted) for node, hlc in beyond.items()])
-            rows = [_op_row(row) for row in islice(merge(*authors, key=itemgetter(2)), wanted)]
+            rows = self._read(islice(merge(*authors, key=itemgetter(2)), wanted))
             found += self._checked(rows)
             if len(rows) < wanted:
                 break
@@ -183,15 +219,19 @@ class OpStatements(LockStatements):
         return [self._connection.cursor().execute(sql, each) for each in values]
 
     def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
-        return self._merged({node: after}, limit)
+        return self._merged(_OPS, {node: after}, limit)
+
+    def entries_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
+        return self._merged(_ENTRIES, {node: after}, limit)
 
     def ops_written_after(self, node: bytes, hlc: bytes) -> tuple[int, bytes | None]:
-        sql = "SELECT count(*), min(hlc) FROM ops WHERE substr(hlc, 13) = ? AND hlc > ?"
+        sql = f"SELECT count(*), min(hlc) FROM ops WHERE substr(hlc, 13) = ? AND hlc > ? AND {_OPS}"
         count, first = self._sql(sql, (node, hlc)).fetchone() or (0, None)
         return count, first
 
     def written_by(self, node: bytes) -> list[tuple[bytes, Subject | None]]:
-        rows = self._rows("SELECT id, family, key FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc", node)
+        sql = f"SELECT id, family, key FROM ops WHERE substr(hlc, 13) = ? AND {_OPS} ORDER BY hlc"
+        rows = self._rows(sql, node)
         return [(op_id, None if key is None else Subject(family, key)) for op_id, family, key in rows]
 
     def ops_of_variants(self, variants: Sequence[int]) -> list[OpRow]:
@@ -205,6 +245,10 @@ class OpStatements(LockStatements):
         about = "SELECT key FROM ops WHERE settled = 1 AND family = 'job' AND key IS NOT NULL AND key IN "
         return self._among(about, job_ids)
 
+    def ops_about_jobs(self, job_ids: Sequence[bytes], variant: int) -> list[OpRow]:
+        where = f"WHERE settled = 1 AND family = 'job' AND variant = {variant:d} AND key IN "
+        return self._checked(self._read(self._among_rows(f"SELECT {OP_COLUMNS} FROM ops {where}", job_ids)))
+
     def _ops(self, tail: str, *values: Any) -> list[OpRow]:
         return self._checked(self._stored(tail, *values))
 
@@ -213,9 +257,12 @@ class OpStatements(LockStatements):
 
     def _stored(self, tail: str, *values: Any) -> list[OpRow]:
         try:
-            return [_op_row(row) for row in self._sql(f"SELECT {_OP} FROM ops {tail}", values)]
+            return self._read(self._sql(f"SELECT {OP_COLUMNS} FROM ops {tail}", values))
         except UNREADABLE as error:
             raise damaged(str(error)) from error
+
+    def _read(self, rows: Iterable[Any]) -> list[OpRow]:
+        return with_bodies([_op_row(row) for row in rows], self._bundles)
 
     def set_reasons(self, reasons: Iterable[tuple[int, bytes]]) -> None:
         self._many("UPDATE ops SET reason = ? WHERE id = ? AND settled = 1", reasons)
@@ -246,6 +293,8 @@ class OpStatements(LockStatements):
         return [row[0] for row in self._sql("SELECT op FROM cites WHERE dep = ?", (dep,))]
 
     def cited_among(self, deps: Sequence[bytes]) -> set[bytes]:
+        if self._one("SELECT 1 FROM cites LIMIT 1") is None:
+            return set()  # as in most logs: only ops that wait or came late are there
         return self._among("SELECT dep FROM cites WHERE dep IN ", deps)
 
 

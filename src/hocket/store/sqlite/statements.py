@@ -106,7 +106,12 @@ class Statements:
         """The one column that a statement returns for any of the values."""
         return {row[0] for row in self._among_rows(sql, values)}
 
-    def _among_rows(self, sql: str, values: Sequence[bytes]) -> Iterator[Any]:
+    def _bundles(self, seqs: Sequence[int]) -> dict[int, bytes]:
+        """The entries with these numbers, unchecked. In a damaged file any value can stand in the place of bytes."""
+        rows = self._among_rows("SELECT seq, body FROM ops WHERE seq IN ", seqs)
+        return {seq: body for seq, body in rows if type(body) is bytes}
+
+    def _among_rows(self, sql: str, values: Sequence[bytes] | Sequence[int]) -> Iterator[Any]:
         for start in range(0, len(values), 1_000):
             part = values[start : start + 1_000]
             yield from self._rows(f"{sql}({', '.join('?' * len(part))})", *part)

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, TypeVar
 
 from hocket.kernel.row_mac import RowMac
-from hocket.log.sealing import links
-from hocket.store import MEMORY, NO_SEAL, RowChecks, SealedOp, Session, Store
+from hocket.log.sealing import link_anew
+from hocket.store import MEMORY, NO_SEAL, RowChecks, Session, Store
 from hocket.store import open as open_store
 from hocket.store.row_macs import EndedMacs
 from hocket.testing.sim.loop import Inline, Life
@@ -63,12 +63,9 @@ class SimStore:
         with vars(here)["_writer"].backup("main", vars(other.store)["_writer"], "main") as copying:
             copying.step()
         with here.write() as session:
-            head, rows = session.head(), session.ops_after(0, 1_000)
-            bodies = [signed(row.body) for row in rows]
-            linked = links(bytes(32), bodies)
-            numbers = (row.seq for row in rows)
-            session.seal_ops([SealedOp(*each) for each in zip(numbers, bodies, linked, strict=True)])
-            session.put_head(head._replace(last=own, chain=linked[-1], seal=NO_SEAL))
+            head, rows = session.head(), session.entries_after(0, 1_000)
+            chain = link_anew(session, bytes(32), [(row.seq, signed(row.body)) for row in rows])
+            session.put_head(head._replace(last=own, chain=chain, seal=NO_SEAL))
         here.mac_rows(self._mac)
         self.copied = head.seq
         self.store.close()

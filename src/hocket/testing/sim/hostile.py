@@ -100,7 +100,7 @@ class HostileNode(SimNode):
     def remember(self) -> None:
         """Its history begins with its admission to the mesh."""
         with self.store.read() as session:
-            self.said = self.sent(session.ops_after(0, 10))
+            self.said = self.sent(session.entries_after(0, 10))
 
     # Misdeeds.
 

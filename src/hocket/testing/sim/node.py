@@ -4,7 +4,7 @@ that the seed chooses. It can crash at any moment and restart with what its disk
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar, cast
 
 from hocket.coordination.lock_processes import LockSweep
@@ -17,7 +17,7 @@ from hocket.kernel.rules import Rules, encode_rules
 from hocket.kernel.signing import OpSigner
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan
-from hocket.log import RULES, LockTransaction, Log, Transaction
+from hocket.log import RULES, Log, Transaction
 from hocket.log.steady_clock import SteadyWall
 from hocket.mesh import peers
 from hocket.mesh.gate import Gate
@@ -42,7 +42,6 @@ from hocket.work.sweep import ROUND_S, SweepLoop
 from hocket.work.worker import Worker, WorkerOptions
 
 T = TypeVar("T")
-X = TypeVar("X", bound=LockTransaction)
 
 CONCURRENCY = 2
 
@@ -193,22 +192,13 @@ class Up(Node):
 
     async def run(self, request: Callable[[Transaction], T], *, beside: bool = False) -> T:
         """As every node does it; once the answer is here, the written ops count as acknowledged."""
-        return await self._noted(super().run, request)
 
-    async def run_short(self, request: Callable[[LockTransaction], T]) -> T:
-        return await self._noted(super().run_short, request)
-
-    async def _noted(
-        self,
-        run: Callable[[Callable[[X], tuple[T, list[bytes]]]], Awaitable[tuple[T, list[bytes]]]],
-        request: Callable[[X], T],
-    ) -> T:
-        def noted(tx: X) -> tuple[T, list[bytes]]:
+        def noted(tx: Transaction) -> tuple[T, list[bytes]]:
             before = len(tx.written)
             return request(tx), tx.written[before:]
 
         if self.life.is_over:
             raise asyncio.CancelledError
-        result, op_ids = await run(noted)
+        result, op_ids = await super().run(noted)
         self.node.witness.acknowledged(self.node.number, op_ids)
         return result

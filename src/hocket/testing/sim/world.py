@@ -127,7 +127,7 @@ def run(
 
 def _ops(node: SimNode) -> list[tuple[bytes, Op]]:
     with node.store.read() as session:
-        return node.sent(session.ops_after(0, 1_000))
+        return node.sent(session.entries_after(0, 1_000))
 
 
 class Load(Protocol):

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hocket.errors import Failed, OverBudget, Unreachable, Usage
-from hocket.events import AllowanceIsRisky, Event, GpusUnpriced
+from hocket.events import Event
+from hocket.events.workers import AllowanceIsRisky, GpusUnpriced
 from hocket.kernel.budgets import over_budget
 from hocket.kernel.execution import Execution, Output, RunnerProgram, Stream
 from hocket.kernel.ids import content_hash, hash_text, node_text, parse_ulid, ulid_text
@@ -44,7 +45,7 @@ from hocket.work.command.listeners import OutputListeners
 from hocket.work.command.orders import CommandLimits, RunTerms, order_for
 from hocket.work.command.request import KIND
 from hocket.work.command.running import ResourceLimits
-from hocket.work.command.secret_handover import sealed_since, unseal
+from hocket.work.command.secret_handover import sealed_since
 from hocket.work.command.secrets import Secrets, secret_names
 from hocket.work.command.streams import Kept
 from hocket.work.command.workdir import Content, Workdir, Workdirs
@@ -288,6 +289,9 @@ class Commands:
 
     def _received(self, ctx: Context, author: int) -> dict[str, str] | None:
         """What that node seals for this one when it sees the claim. None if it does not in time."""
+        # Libsodium's public bindings are 19 modules, and few jobs have secrets.
+        from hocket.work.command.sealed_secrets import unseal
+
         premises, until = self._premises, time.monotonic() + HANDED_S
         while not ctx.cancelled and time.monotonic() < until:
             with premises.read() as session:

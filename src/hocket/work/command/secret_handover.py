@@ -5,25 +5,16 @@ the sealed data; only the claimer can open it. The claimer fetches the blob as i
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-import msgspec
-from nacl.bindings import (
-    crypto_box_seal,
-    crypto_box_seal_open,
-    crypto_sign_ed25519_pk_to_curve25519,
-    crypto_sign_ed25519_sk_to_curve25519,
-)
-from nacl.exceptions import CryptoError
-
 from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError
-from hocket.events import Emit, SecretsNotHandedOver, StoreUnavailable
+from hocket.events import Emit
+from hocket.events.jobs import SecretsNotHandedOver
+from hocket.events.workers import StoreUnavailable
 from hocket.kernel.clock import unpack
-from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.keys import SigningKey
 from hocket.log import Transaction
 from hocket.log.job_check import sound_job
 from hocket.store import Artifact, Session, Stage
@@ -40,31 +31,6 @@ QUIET_S = 1.0
 SEALED_MS_MAX = 24 * 3_600_000
 ARTIFACTS_STEP = 500
 _TIME_BYTES, _ID_BYTES = 6, 16
-
-
-class Sealed(msgspec.Struct, frozen=True):
-    """The sealed content: the values, and the one claim on a job that they are for."""
-
-    job: str
-    fence: int
-    values: dict[str, str]
-
-
-def seal(job_id: bytes, fence: int, values: Mapping[str, str], public: bytes) -> bytes:
-    """For the node with that key alone."""
-    plain = msgspec.json.encode(Sealed(ulid_text(job_id), fence, dict(values)))
-    return crypto_box_seal(plain, crypto_sign_ed25519_pk_to_curve25519(public))
-
-
-def unseal(data: bytes, job_id: bytes, fence: int, key: SigningKey) -> dict[str, str] | None:
-    """None if it is not for this node, or not for this claim on the job."""
-    public = crypto_sign_ed25519_pk_to_curve25519(key.public)
-    private = crypto_sign_ed25519_sk_to_curve25519(key.seed + key.public)
-    try:
-        found = decode_json(crypto_box_seal_open(data, public, private), Sealed)
-    except (CryptoError, msgspec.MsgspecError):
-        return None
-    return found.values if (found.job, found.fence) == (ulid_text(job_id), fence) else None
 
 
 def sealed_since(session: Session, claim: bytes, author: int) -> Iterator[Artifact]:
@@ -143,6 +109,9 @@ class HandOver:
         values = self._secrets.values(need.job_id)
         if values is None:
             return
+        # Libsodium's public bindings are 19 modules, and few jobs have secrets.
+        from hocket.work.command.sealed_secrets import seal
+
         data = seal(need.job_id, need.fence, values, need.public)
         staged = await self._access.call(lambda: self._blobs.stage(data))
         content = Content(staged.hash, staged.size, None, staged)

@@ -1,5 +1,5 @@
-"""A newer program: a copy of this one that knows one more payload, one more resource and one more caveat. It is made by
-changing its source, as a developer would, and run in processes of its own.
+"""Other versions of this program: copies whose source is changed, as a developer would, that run in processes of their
+own. A newer one knows one more payload, one more resource and one more caveat. An older one is from before bundles.
 """
 
 import os
@@ -14,7 +14,9 @@ from tests.cli.fork_server import ForkServer, forked_program
 from tests.scenarios.machines import CHECKOUT, Machine
 
 NOTE = 2000
-_CHANGES = {
+BUNDLE = 1051
+Changes = dict[str, list[tuple[str, str]]]
+NEWER: Changes = {
     "kernel/vocabulary.py": [
         ("class Unknown(Struct", "class Note(Struct, frozen=True):\n    text: str\n\n\nclass Unknown(Struct"),
         ("PAYLOAD: Codec", f"VARIANTS[{NOTE}] = fields(Note, STR)\nPAYLOAD: Codec"),
@@ -32,11 +34,25 @@ _CHANGES = {
 }
 
 
-def make(place: Path) -> Path:
-    """Puts the newer program there; gives what goes first on its path."""
+_BEFORE_BUNDLES = f"{{number: codec for number, codec in VARIANTS.items() if number != {BUNDLE}}}"
+OLDER: Changes = {
+    "kernel/vocabulary.py": [
+        ("Codec[Payload] = one_of(VARIANTS)", f"Codec[Payload] = one_of({_BEFORE_BUNDLES})"),
+        ("for number, codec in VARIANTS.items()}\nEXT", f"for number, codec in {_BEFORE_BUNDLES}.items()}}\nEXT"),
+        ("number for number in VARIANTS if", f"number for number in {_BEFORE_BUNDLES} if"),
+    ],
+    "kernel/rules.py": [
+        ("bounds=Bounds(), bundles=True)", "bounds=Bounds())"),
+        ("min(r.remaining(), 2)", "min(r.remaining(), 1)"),
+    ],
+}
+
+
+def make(place: Path, changes_of: Changes) -> Path:
+    """Puts the program there; gives what goes first on its path."""
     source = Path(hocket.__file__).parent
     shutil.copytree(source, place / "hocket", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, changes in _CHANGES.items():
+    for name, changes in changes_of.items():
         path = place / "hocket" / name
         text = path.read_text()
         for before, after in changes:
@@ -46,19 +62,19 @@ def make(place: Path) -> Path:
     return place
 
 
-def upgrade(machine: Machine, newer: Path) -> None:
+def install(machine: Machine, program: Path) -> None:
     """From now on the machine runs that program."""
-    machine.program = forked_program(_server(newer))
-    machine.environment["PYTHONPATH"] = _path(newer)
+    machine.program = forked_program(_server(program))
+    machine.environment["PYTHONPATH"] = _path(program)
 
 
-def _path(newer: Path) -> str:
-    return os.pathsep.join([str(newer), CHECKOUT])
+def _path(program: Path) -> str:
+    return os.pathsep.join([str(program), CHECKOUT])
 
 
 @cache
-def _server(newer: Path) -> ForkServer:
-    return ForkServer(os.environ | {"PYTHONPATH": _path(newer)})
+def _server(program: Path) -> ForkServer:
+    return ForkServer(os.environ | {"PYTHONPATH": _path(program)})
 
 
 def script(machine: Machine, code: str) -> Result:

@@ -1,0 +1,162 @@
+"""Commands of operations: their arguments and options come from the operation's parameters, what they print from its
+answer.
+"""
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+
+from hocket.cli.declarations import REQUIRED, App, Argument, Option
+from hocket.cli.options import milliseconds, payload
+from hocket.cli.output import emit, fields, say, table
+from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.service import ListPage, Service, ServiceAnswer
+from hocket.service.operation import Form, Input, InShell, Operation
+from hocket.service.views import Line, Pairs, Table, View
+
+if TYPE_CHECKING:
+    from inspect import Signature
+
+Declaration = tuple[str, Any, Any]
+
+
+class OperationCommand:
+    """Typer and `plain_lines` read its `declarations`, which are the name, the annotation and the default of each
+    parameter, as they read a function's.
+    """
+
+    def __init__(self, operation: Operation[..., Any]) -> None:
+        self._operation = operation
+        self._spelled = [_Spelled(each) for each in operation.parameters]
+        self.__name__ = self.__qualname__ = operation.name
+        self.__module__ = operation.function.__module__
+        examples = "\n".join(f"  {each}" for each in operation.examples)
+        self.__doc__ = f"{operation.help}\n\n\b\n{examples}" if examples else operation.help
+
+    @property
+    def declarations(self) -> list[Declaration]:
+        """Those of the parameters, and the two options of every command."""
+        each = [declared for spelled in self._spelled for declared in spelled.declarations]
+        return [*each, ("home", HomeOption, None), ("as_json", JsonOption, False)]
+
+    @property
+    def __signature__(self) -> "Signature":
+        from inspect import Parameter as Declared
+        from inspect import Signature
+
+        return Signature(
+            [
+                Declared(
+                    name,
+                    Declared.KEYWORD_ONLY,
+                    annotation=annotation,
+                    default=Declared.empty if default is REQUIRED else default,
+                )
+                for name, annotation, default in self.declarations
+            ]
+        )
+
+    def __call__(self, home: Any, as_json: Any, **values: Any) -> None:
+        operation = self._operation
+        with open_service() as service:
+            answer = operation(service, **{each.name: each.value(service, values) for each in self._spelled})
+        emit(answer.items if isinstance(answer, ListPage) else answer)
+        if isinstance(answer, ServiceAnswer):
+            answer.ensure()
+        for view in operation.show(answer):
+            draw(view)
+        if isinstance(answer, ListPage) and answer.next is not None:
+            say(f"there are more: continue with --after {answer.next!r}", "dim")
+
+
+class _Spelled:
+    """A parameter of an operation as an argument or an option. The one of an earlier name is hidden."""
+
+    def __init__(self, parameter: Input) -> None:
+        self.name, self._default = parameter.name, parameter.default
+        self._spelling = parameter.note(InShell) or InShell()
+        self.declarations = list(self._declared(parameter))
+
+    def _declared(self, parameter: Input) -> Iterator[Declaration]:
+        spelling, attributes = self._spelling, dict[str, Any](help=self._spelling.help or parameter.description)
+        if spelling.metavar is not None:
+            attributes["metavar"] = spelling.metavar
+        kind, default = _shell_type(parameter, spelling.form), parameter.default
+        if kind in (int, float):
+            attributes |= {name: value for name, value in parameter.bounds.items() if value is not None}
+        if not parameter.is_required and default in (None, ""):
+            attributes["show_default"] = False
+        declared: Argument | Option
+        if spelling.is_argument or (parameter.is_required and spelling.name is None):
+            attributes.setdefault("metavar", self.name.upper())
+            declared = Argument(**attributes)
+        else:
+            if kind in (str, int):
+                attributes.setdefault("metavar", self.name.upper())
+            declared = Option(spelling.name or f"--{self.name.replace('_', '-')}", **attributes)
+        given = default if spelling.form is None and isinstance(default, str | int | bool) else None
+        if not parameter.is_required and given is None:
+            kind = kind | None
+        yield self.name, Annotated[kind, declared], REQUIRED if parameter.is_required else given
+        if spelling.earlier is not None:
+            yield f"earlier_{self.name}", Annotated[str | None, Option(spelling.earlier, hidden=True)], None
+
+    def value(self, service: Service, values: dict[str, Any]) -> Any:
+        given = values[self.name]
+        if given is None:
+            given = values.get(f"earlier_{self.name}")
+        if given is None:
+            return self._default
+        if self._spelling.form is None:
+            return given.value if isinstance(given, StrEnum) else given
+        return READERS[self._spelling.form](service, given, self._spelling.name or self.name)
+
+
+def _shell_type(parameter: Input, form: Form | None) -> Any:
+    if form is not None:
+        return str
+    kind = parameter.kind
+    if get_origin(kind) is Literal:
+        return StrEnum(parameter.name, {each.replace("-", "_"): each for each in get_args(kind)})
+    return list[str] if get_origin(kind) is list else kind
+
+
+def _length(service: Service, text: str, name: str) -> Any:
+    from hocket.errors import Usage
+    from hocket.node.worker_tempo import hold_length
+
+    try:
+        return hold_length(service.runtime, text)
+    except ValueError as error:
+        raise Usage(f"bad {name.lstrip('-')}: {error}") from None
+
+
+READERS: dict[Form, Callable[[Service, str, str], Any]] = {
+    "json": lambda service, text, name: payload(text),
+    "duration": lambda service, text, name: milliseconds(text, name),
+    "length": _length,
+}
+
+
+def add_operations(app: App, *operations: Operation[..., Any]) -> None:
+    """Adds the commands of operations to a group, each under the last word of its command."""
+    for operation in operations:
+        assert operation.command is not None
+        app.command(operation.command.rpartition(" ")[2])(OperationCommand(operation))
+
+
+def app_of(operation: Operation[..., Any]) -> App:
+    """The command of one operation that is in no group."""
+    app = App()
+    app.command()(OperationCommand(operation))
+    return app
+
+
+def draw(view: View) -> None:
+    match view:
+        case Line(text, style, lines):
+            say(text, style, lines=lines)
+        case Pairs(pairs):
+            fields(pairs)
+        case Table(columns, rows, empty):
+            table(columns, rows, empty)

@@ -1,0 +1,41 @@
+"""How an answer is shown to people, whatever the face: lines, names with their values, and tables."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Line(NamedTuple):
+    """One line, or the text of many if `lines`."""
+
+    text: object
+    style: str | None = None
+    lines: bool = False
+
+
+class Pairs(NamedTuple):
+    """Names with their values."""
+
+    pairs: Sequence[tuple[str, object]]
+
+
+class Table(NamedTuple):
+    """`empty` is the text for people if there are no rows."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    empty: str
+
+
+View = Line | Pairs | Table
+
+
+def moment(ms: int | None) -> str | None:
+    """A time in the user's zone."""
+    from datetime import datetime  # few commands show one
+
+    if ms is None:
+        return None
+    try:
+        return datetime.fromtimestamp(ms / 1000).astimezone().isoformat(sep=" ", timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms after 1970"
