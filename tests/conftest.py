@@ -1,5 +1,6 @@
 """Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `default`, `quick` with half of the examples, `soak` with sixty
-times as many, or `shrink`, which looks for the smallest example that fails. Every run draws other examples.
+times as many, or `shrink`, which looks for the smallest example that fails. Every run draws other examples, but for
+those in CI: there a change is judged by what it changes.
 
 Also where the files of tests lie, and what the programs that tests start inherit.
 """
@@ -32,6 +33,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
     print_blob=True,
+    derandomize="CI" in os.environ,
 )
 settings.register_profile("shrink", settings.get_profile("default"), phases=[*Phase])
 settings.register_profile("quick", settings.get_profile("default"), max_examples=EXAMPLES // 2)
