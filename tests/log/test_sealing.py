@@ -28,7 +28,7 @@ from hocket.log.audit import verify
 from hocket.log.sealing import OwnSealer, link
 from hocket.mesh.outgoing import page, reader
 from hocket.node.runtime import Runtime
-from hocket.store import NO_LINK, NO_SEAL, EndSeal, Head, NewOp, OpRow, SealedOp
+from hocket.store import NO_LINK, NO_SEAL, EndSeal, Head, NewOp, OpRow, SealedOp, Session
 from hocket.work import jobs
 from hocket.work.jobs import Draft
 from tests.log.processes import eventually, go, start
@@ -239,6 +239,42 @@ def test_signing_the_end_is_tried_again_after_the_store_was_unavailable(
     route(log, "b")
     eventually(lambda: is_signed(log))
     log.close()
+
+
+@pytest.mark.req("VX-07")
+def test_the_thread_signs_an_end_after_a_commit_that_would_have_signed_failed(
+    tmp_path: Path, helpers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = opened(tmp_path, helpers)
+    introduce(log)
+    sealer, seal, was_signed = log._sealer, log._sealer.seal, list[bool]()
+    assert isinstance(sealer, OwnSealer)
+    monkeypatch.setattr(sealer, "_start", lambda: None)
+    sealer._sign_s = 3_600.0
+    route(log, "a")
+    assert not is_signed(log)
+    sealer._signed_at = float("-inf")
+
+    def fail(session: Session, head: Head) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patch, pytest.raises(StoreError):
+        with log.store.write() as session:
+            patch.setattr(type(session), "put_head", fail)
+        route(log, "b")
+    assert sealer._signed_at > 0
+
+    def look() -> bool:
+        was_signed.append(is_signed(log))
+        return True
+
+    rests = iter((lambda: False, look))
+    monkeypatch.setattr(sealer._closing, "wait", lambda timeout: next(rests)())
+    monkeypatch.setattr(sealer, "seal", lambda: (seal(), sealer._wake.set()))
+    signing = threading.Thread(target=sealer._run, daemon=True)
+    signing.start()
+    signing.join(30)
+    assert was_signed == [True] and audited(log, with_key=False) == []
 
 
 @pytest.mark.req("VX-07")

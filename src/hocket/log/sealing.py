@@ -160,10 +160,13 @@ class OwnSealer:
             raise _forged(op) from None
 
     def seal(self) -> None:
+        with self._store.read() as session:
+            if _is_signed(session.head()):
+                return
         with self._store.write() as session:
             session.lock_author(self._author)
             head = session.head()
-            if head.seq and head.seal.signed != head.seq:
+            if not _is_signed(head):
                 head = self._checked(session, head)
                 _, chain, seal = self._sealed(head.seq, head.chain)
                 session.put_head(head._replace(chain=chain, seal=seal))
@@ -189,9 +192,13 @@ class OwnSealer:
             self._wake.clear()
             is_last = self._closing.wait(self._sign_s)
             # After another commit the next one signs, or this thread if there is none.
-            if is_last or not (self._wake.is_set() or time.monotonic() - self._signed_at < self._sign_s):
+            if is_last or not self._wake.is_set():
                 with suppress(StoreError):
                     self.seal()
+
+
+def _is_signed(head: Head) -> bool:
+    return head.seal.signed == head.seq
 
 
 def signed(signer: OpSigner, op: bytes) -> bytes:
