@@ -375,5 +375,5 @@ def test_a_deadline_stands_where_a_pin_would_and_is_neither_a_pin_nor_a_citation
         known = ops.decode(ops.encode(op))
         assert (known.cited, known.deadline, known.pin, known.link) == (cited, deadline, None, link)
     pinned = make(deps=(DEP, pin, link))
-    assert pinned.deadline is None and pinned.pin is not None and pinned.pin.wall == 7
+    assert pinned.deadline is None and pinned.pin is not None and ops.pinned_time(pinned.pin, 5) == Hlc(7, 2, 5)
     assert make(deps=(DEP, link)).deadline is None and make(deps=()).deadline is None

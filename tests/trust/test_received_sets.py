@@ -65,13 +65,14 @@ steps = st.one_of(
     st.tuples(st.just("available"), sides, st.sampled_from(Availability)),
     st.tuples(st.just("revoke"), st.sampled_from(["worker", "rival", "forger"])),
     st.tuples(st.just("designate"), st.sampled_from(["owner", "second", "forger"])),
+    st.tuples(st.just("appoint"), st.sampled_from(["owner", "second"]), st.sampled_from(["owner", "second", "forger"])),
     st.tuples(st.just("fork"), numbers),
     *(st.tuples(st.just("send"), st.sampled_from(["worker", "rival", "forger"]), st.just("owner")) for _ in range(4)),
     *(st.tuples(st.just("send"), st.just("owner"), st.sampled_from(["worker", "rival"])) for _ in range(3)),
     st.tuples(st.just("wait"), st.sampled_from([1, 40, 100_000])),
 )
 # How a node that was away gets everything: whose next entries, how many of them at a time, and from whom.
-authors = st.sampled_from(("owner", "owner", "worker", "rival", "forger"))
+authors = st.sampled_from(("owner", "owner", "second", "worker", "rival", "forger"))
 # A negative number is of the last ones.
 counts = st.sampled_from((1, 2, 3, -1))
 orders = st.lists(st.tuples(authors, counts, st.sampled_from([None, "owner", "author"])), max_size=12)
@@ -172,6 +173,10 @@ class Mesh:
                 before = self.coordinator
                 self.coordinator = self.forger.node if who == "forger" else self.members[who].node
                 self.owner.say(DesignateCoordinator(self.coordinator), about=before)
+            case ("appoint", by, who):
+                # It says nothing about the coordinator before.
+                self.coordinator = self.forger.node if who == "forger" else self.members[who].node
+                self.members[by].say(DesignateCoordinator(self.coordinator))
             case ("fork", number):
                 self.fork(number)
             case ("send", "forger", to):
@@ -251,7 +256,9 @@ def late_comer(mesh: Mesh, order: Sequence[tuple[str, int, str | None]], is_late
         if op.id not in seen:
             seen.add(op.id)
             queues.setdefault(op.node_id, []).append((raw, op))
-    mesh.receive(late, [item for queue in queues.values() for item in queue[:2]], None)
+    # The delegations: the others have theirs and the owner's.
+    heads = [queue[: 1 if author == mesh.second.node else 2] for author, queue in queues.items()]
+    mesh.receive(late, [item for head in heads for item in head], None)
     nodes = {name: member.node for name, member in mesh.members.items()} | {"forger": mesh.forger.node}
     for name, count, sender in order:
         author = nodes[name]
@@ -303,6 +310,9 @@ OWN_CLAIM = ("claim", "owner", [0, 1, 2])
 REPLACED = (*OFFERED, ("designate", "forger"), ("send", "worker", "owner"))
 # Its successor knew of nothing that it wrote then.
 OVERTAKEN = (*REPLACED, ("wait", 40), ("designate", "owner"))
+# What the last designation pins bounds the tenure of the forger, and the owner's before it if that is not known.
+APPOINTED = (("wait", 40), ("appoint", "owner", "forger"), ("wait", 40), ("designate", "owner"))
+APPOINTED_BY_SECOND = (("wait", 40), ("appoint", "second", "forger"), ("wait", 40), ("designate", "owner"))
 # The forger is the coordinator between two facts of one bundle.
 AT_ONCE: tuple[Any, ...] = ("wait", -1)
 DEFINE = ("define", "other.b", None)
@@ -333,6 +343,8 @@ HONEST, LATE = (False, False, False), (True, False, False)
 @example(([*OVERTAKEN, ("forge", "claim", [0, 1, 2], -20, ""), TO_OWNER], [], None, *LATE))
 @example(([*OVERTAKEN, ("forge", "accept", [0, 1, 2], -20, ""), TO_OWNER], [], None, *LATE))
 @example(([PLAIN, *DIVIDED, ("forge", "claim", [0, 1, 2, 0, 1], 0, ""), TO_OWNER], [], None, *LATE))
+@example(([*CLAIMED, *APPOINTED], [], None, *HONEST))
+@example(([*CLAIMED, *APPOINTED_BY_SECOND], [("owner", 99, None), ("worker", 99, None)], None, *HONEST))
 @example(([*CLAIMED, ("revoke", "worker"), *ENDS], [], None, *HONEST))
 @example(([PLAIN, ("route", "acme.a", "worker"), OWN_CLAIM], [], None, *HONEST))
 @example(([PLAIN, ("available", "owner", Availability.DRAINING), OWN_CLAIM], [], None, *HONEST))

@@ -99,10 +99,10 @@ class Op(msgspec.Struct, frozen=True):
         return deps[-1] if deps and deps[-1][0] == _LINK_MARK else None
 
     @property
-    def pin(self) -> "Pin | None":
+    def pin(self) -> bytes | None:
+        """What commits to the last op that the author knew of another node."""
         pins = [dep for dep in self.causal_deps[-2:] if dep[0] == _PIN_MARK and dep[7:] != _DEADLINE_END]
-        pins = [dep for dep in pins if not dep.endswith(_BEAT_END)]
-        return Pin(int.from_bytes(pins[0][1:7], "big"), int.from_bytes(pins[0][7:11], "big"), pins[0]) if pins else None
+        return next((dep for dep in pins if not dep.endswith(_BEAT_END)), None)
 
     @property
     def deadline(self) -> int | None:
@@ -130,14 +130,6 @@ class BeatMark(NamedTuple):
     beat_index: int
 
 
-class Pin(NamedTuple):
-    """The last op that an author knew of another node: its time, and the bytes that commit to it."""
-
-    wall: int
-    logical: int
-    commitment: bytes
-
-
 def link_to(previous: bytes) -> bytes:
     """What an op carries of its author's previous op; `NO_ID` stands for "none before". It is a hash, so that a reader
     that may not have that op does not learn its id.
@@ -149,6 +141,11 @@ def pin_to(stamp: Hlc, op_id: bytes) -> bytes:
     """What commits an op to the last op that its author knows of another node."""
     time = stamp.wall.to_bytes(6, "big") + stamp.logical.to_bytes(4, "big")
     return b"\xfe" + time + digest(b"hocket pin\0" + op_id, 5)
+
+
+def pinned_time(pin: bytes, node: int) -> Hlc:
+    """The time of the pinned op, which is the node's."""
+    return Hlc(int.from_bytes(pin[1:7], "big"), int.from_bytes(pin[7:11], "big"), node)
 
 
 def deadline_at(wall: int) -> bytes:

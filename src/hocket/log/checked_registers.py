@@ -134,7 +134,7 @@ def row_of(op: Op) -> _Row | None:
         return Revoked(op.id, payload.ucan_cid, hlc, int(isinstance(payload, RevokeRoot)))
     if isinstance(payload, DesignateCoordinator):
         # A pin looks back, so no later arrival may change whether it counts.
-        pin = None if op.pin is None or op.cited else op.pin.commitment
+        pin = None if op.cited else op.pin
         return Coordinator(hlc, op.id, payload.coordinator.to_bytes(8, "big"), pin)
     forked = read_fork(payload) if isinstance(payload, ReportFork) else None
     return None if forked is None else Fork(op.id, forked.node.to_bytes(8, "big"), pack(forked.since))

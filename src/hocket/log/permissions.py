@@ -16,7 +16,7 @@ from typing import NamedTuple
 from hocket.kernel.authority import Authority, Revocation, Standing, counting_revocations
 from hocket.kernel.clock import U32_MAX, Hlc, pack, unpack
 from hocket.kernel.ids import content_hash, node_text
-from hocket.kernel.ops import NO_ID, Op, decode, link_to, pin_to
+from hocket.kernel.ops import NO_ID, Op, decode, link_to, pin_to, pinned_time
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Rules
 from hocket.kernel.ucan import Delegation
@@ -345,8 +345,7 @@ def _tenures(coordinators: list[Coordinator]) -> list[Tenure]:
     for each in coordinators:
         if tenures and each.pin is not None:
             before = tenures[-1]
-            wall, logical = int.from_bytes(each.pin[1:7], "big"), int.from_bytes(each.pin[7:11], "big")
-            tenures[-1] = before._replace(last=Hlc(wall, logical, before.node), pin=each.pin)
+            tenures[-1] = before._replace(last=pinned_time(each.pin, before.node), pin=each.pin)
         tenures.append(Tenure(unpack(each.hlc), int.from_bytes(each.node, "big")))
     return tenures
 

@@ -445,11 +445,11 @@ class Projection(ProjectedState):
             self._change_permissions(op.id)
 
     def designate(self, op: Op, integrity: bool) -> None:
-        """Before a whole log is replayed, but after its delegations: enters a designation that pins something, since
-        that looks back, too.
+        """Before a whole log is replayed, but after its delegations: enters a designation, since those that pin
+        something look back, and which tenure they bound depends on the others.
         """
         is_good = not integrity or self._stands_alone(op)
-        if op.pin is not None and not op.cited and is_good and self.permissions.refusal(op) is None:
+        if not op.cited and is_good and self.permissions.refusal(op) is None:
             self._coordinators.put(op)
             self._change_permissions(op.id)
 

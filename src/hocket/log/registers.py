@@ -4,7 +4,7 @@ coordinator, and where kinds are routed. The engine decides whether an op counts
 
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.kinds import names_of
-from hocket.kernel.ops import Op
+from hocket.kernel.ops import Op, pinned_time
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.ucan import read as read_ucan
@@ -108,11 +108,13 @@ class CoordinatorRegister:
                 engine.ask_again(row.subject)
 
     def _decided_since(self, designation: Op) -> bytes:
-        """Since when a designation changes who decides: its own time, or that of the predecessor's op that it pins."""
-        pin = designation.pin
-        if pin is None or designation.cited:
-            return pack(designation.timestamp)
-        return pack(min(designation.timestamp, Hlc(pin.wall, pin.logical, 0)))
+        """Since when a designation changes who decides: its own time, that of the predecessor's op that it pins, or
+        what the next designation pins, since that bounds another tenure then.
+        """
+        at = pack(designation.timestamp)
+        later = next((each for each in self._session.coordinators() if each.hlc > at), None)
+        pins = (None if designation.cited else designation.pin, None if later is None else later.pin)
+        return min((at, *(pack(pinned_time(pin, 0)) for pin in pins if pin is not None)))
 
 
 class RouteRegister:
