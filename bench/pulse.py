@@ -23,7 +23,7 @@ from bench.subject import Result
 from hocket.kernel.beats.messages import PulseMessage
 from hocket.kernel.beats.policy import make_policy
 from hocket.kernel.beats.tempo import next_beat
-from hocket.rhythm.tempo_clock import TempoClock
+from hocket.rhythm.heard_beats import TempoClock
 from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
 
 WAIT_S = 60.0

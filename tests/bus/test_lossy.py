@@ -17,7 +17,7 @@ from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Log, Transaction
-from hocket.log.steady_clock import SteadyWall
+from hocket.log.machine_clock import SteadyWall
 from hocket.node.handles import JobCancelled, JobFailed
 from hocket.node.node import Node
 from hocket.store import MEMORY, Place

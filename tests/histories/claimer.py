@@ -23,9 +23,8 @@ from hocket.log import Transaction
 from hocket.node.node import Node
 from hocket.store import Session
 from hocket.work import claiming, jobs
-from hocket.work.arbiter import decided
 from hocket.work.jobs import Held, Offer
-from hocket.work.pending_decisions import Decision
+from hocket.work.pending_decisions import Decision, decided
 from tests.histories.guarded import Guarded
 from tests.histories.recording import NOT_ASKED, Recorder
 

@@ -18,7 +18,7 @@ from hocket.kernel.roster import State
 from hocket.kernel.rules import STRICT, UNBOUND, Rules, encode_rules
 from hocket.kernel.vocabulary import RouteKind, ScheduleJob, Unknown
 from hocket.log import RULES, Log
-from hocket.log.steady_clock import SteadyWall
+from hocket.log.machine_clock import SteadyWall
 from hocket.store import open as open_store
 from hocket.work import claiming, jobs, rescue
 from hocket.work.jobs import Draft

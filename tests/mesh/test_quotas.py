@@ -19,8 +19,8 @@ from hocket.log import Admission
 from hocket.log.intake import Intake
 from hocket.log.op_costs import SLICE_STEP
 from hocket.mesh import membership, wire
+from hocket.mesh.gate_requests import Turns
 from hocket.mesh.quotas import BURST_S, FULL_RETRY_S, WORK_MS_PER_S, Quotas
-from hocket.mesh.turns import Turns
 from hocket.mesh.wire import Reply
 from hocket.store import WrittenTotals
 from tests.mesh.world import WORKER, Place, enrolled, run

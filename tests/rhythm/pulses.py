@@ -17,10 +17,8 @@ from hocket.kernel.envelope import LIFE_MS
 from hocket.node.node import Node
 from hocket.node.tempo import leader_check
 from hocket.node.tempo_policy import tempo_policy
-from hocket.rhythm.beat_listener import BeatListener
-from hocket.rhythm.heard_beats import HeardBeats
+from hocket.rhythm.heard_beats import BeatListener, HeardBeats, TempoClock
 from hocket.rhythm.leader_check import LeaderCheck
-from hocket.rhythm.tempo_clock import TempoClock
 from hocket.rhythm.tempo_messages import TempoMessages
 from tests.scenarios.machines import Machine, Process
 

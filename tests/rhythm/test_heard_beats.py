@@ -13,8 +13,7 @@ from hocket.kernel.beats.frame_judge import FrameRefusal, Lead
 from hocket.kernel.beats.messages import PulseMessage
 from hocket.kernel.beats.policy import make_policy
 from hocket.kernel.beats.tempo import Tempo, changed, make_tempo
-from hocket.rhythm.heard_beats import TOLD_MS, HeardBeats, Leaders, local_frame
-from hocket.rhythm.tempo_clock import TempoClock
+from hocket.rhythm.heard_beats import TOLD_MS, HeardBeats, Leaders, TempoClock, local_frame
 
 POLICY = make_policy("one", 60, 4)
 TEMPO = POLICY.initial_tempo

@@ -18,9 +18,8 @@ from hocket.kernel.beats.messages import BarReport, PulseMessage
 from hocket.kernel.beats.policy import TempoPolicy, make_policy, read_policy
 from hocket.kernel.clock import Hlc, hlc_text, wall_text
 from hocket.kernel.ids import node_text
-from hocket.rhythm.heard_beats import HeardBeats, local_frame
+from hocket.rhythm.heard_beats import HeardBeats, TempoClock, local_frame
 from hocket.rhythm.pulse import Pulse
-from hocket.rhythm.tempo_clock import TempoClock
 from hocket.testing.sim.loop import run as run_virtually
 
 POLICY = make_policy("one", 600, 4)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.rhythm.tempo_clock import STEP_MS, TempoClock
+from hocket.rhythm.heard_beats import STEP_MS, TempoClock
 
 NOON = 1_756_865_520.0
 

@@ -11,7 +11,6 @@ from hocket.kernel.ids import content_hash
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.roster import Job
 from hocket.log import (
-    artifact_check,
     checked_registers,
     job_check,
     job_projector,
@@ -120,7 +119,7 @@ def artifacts_are_believed(patch: pytest.MonkeyPatch) -> None:
 
 
 def creators_are_believed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(artifact_check, "_says", lambda op, artifact, permissions: artifact_check.artifact_of(op, op.payload))
+    patch.setattr(state_check, "_made", lambda op, artifact, permissions: state_check.artifact_of(op, op.payload))
 
 
 def reasons_are_believed(patch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
 from hocket.log import Log, Transaction
-from hocket.log.steady_clock import SteadyWall
+from hocket.log.machine_clock import SteadyWall
 from hocket.store import MEMORY, Place, Session
 from hocket.store import open as open_store
 from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost

@@ -85,7 +85,7 @@ def nodes(
 
 
 def _show_live(within_ms: int | None) -> None:
-    from hocket.mesh.quota_text import size_words
+    from hocket.mesh.quotas import size_words
     from hocket.service import nodes
 
     with open_service() as service:
@@ -124,7 +124,7 @@ def warn_of_namesakes(service: "Service") -> None:
 
 
 def _stored(shown: "NodeShown", now: int) -> str:
-    from hocket.mesh.quota_text import quota_words, size_words
+    from hocket.mesh.quotas import quota_words, size_words
 
     if shown.here:
         return "-"

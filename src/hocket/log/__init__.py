@@ -174,7 +174,7 @@ class Log:
         """What is wrong with the derived rows of a store that nodes share. `key` is this node's own."""
         if not self.is_shared:
             return []
-        from hocket.log.row_audit import audit_rows
+        from hocket.log.audit import audit_rows
 
         return audit_rows(self.store, self._new_check(key))
 

@@ -1,11 +1,15 @@
 """Proves the log from its own bytes: every op is the one that its author signed, its id follows from its content where
-the rules bind ids, every link of the chain fits, no op is missing, and the tail is not cut. Ops of the node that
-has this log need no signature: the node's signature on the end of the chain covers them. It trusts no projection: the
+the rules bind ids, every link of the chain fits, no op is missing, and the tail is not cut. Ops of the node that has
+this log need no signature: the node's signature on the end of the chain covers them. It trusts no projection: the
 authors' keys come from the delegations on the log itself.
+
+Compares the derived rows of a store that nodes share with the ops that they come from, for an audit. The check of each
+row is the one that it must stand before it is used.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 
 from hocket.errors import StoreError
@@ -16,14 +20,26 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode, is_bound, verify_op
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.signing import OpSigner, is_end_of, is_mark, is_marked
-from hocket.kernel.subjects import subject_of
+from hocket.kernel.subjects import MESSAGE, Subject, subject_of
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import Bundle, DelegateUcan, Sanitised, discriminant, number_of
+from hocket.kernel.vocabulary import (
+    Bundle,
+    ClearSchedule,
+    DelegateUcan,
+    Sanitised,
+    SetSchedule,
+    discriminant,
+    number_of,
+)
+from hocket.log.checked_registers import CheckedRegisters
 from hocket.log.naming import ID_BYTES, long_key
 from hocket.log.parallel import Helpers, in_parallel
+from hocket.log.projectors import FAMILIES
+from hocket.log.schedule_register import scheduled
 from hocket.log.sealing import link
-from hocket.store import NO_SEAL, Head, OpRow, Session, Store
+from hocket.log.store_check import SessionCheck, StoreCheck
+from hocket.store import NO_SEAL, Head, JobEntry, OpRow, Session, Store
 
 BATCH = 1_000
 FINDINGS_MAX = 100
@@ -249,3 +265,46 @@ def _columns_fit(row: OpRow, op: Op) -> bool:
         discriminant(op.payload),
         subject_of(op.payload),
     )
+
+
+def audit_rows(store: Store, check: StoreCheck) -> list[AuditFinding]:
+    """`check` is a new one: it reports each row once."""
+    with store.read() as session:
+        session.row_check = within = check.within(session)
+        CheckedRegisters().read(session, ())
+        session.nodes()
+        for kind, hlc, node in session.routes():
+            within.route(kind, hlc, node)
+        _states(session)
+        _schedules(session, within)
+        for entries in _batches(session.each_job()):
+            within.jobs(entries)
+    rows = [each for each in check.findings.values() if each.table != "ops"]
+    return [AuditFinding(None, None, f"{each.table}, row {each.row}: {each.what}") for each in rows[:FINDINGS_MAX]]
+
+
+def _states(session: Session) -> None:
+    """Reading a state compares it with the ops, also one that should be there and is not."""
+    for family in FAMILIES:
+        for key in session.subjects_of(family):
+            session.subject_state(Subject(family, key))
+    for key in session.subjects_of(MESSAGE):
+        session.message(key)
+    after = b""
+    while found := session.artifacts(after, BATCH):
+        after = found[-1].id
+
+
+def _schedules(session: Session, check: SessionCheck) -> None:
+    """Which tick was the last is on no log."""
+    for row in session.schedules():
+        op = session.op(row.op)
+        payload = None if op is None else decode(op.body).payload
+        is_known = op is not None and isinstance(payload, SetSchedule | ClearSchedule)
+        if not is_known or op is None or scheduled(decode(op.body))._replace(last_tick=row.last_tick) != row:
+            check.refuse("schedules", row.name, f"it differs from op {ulid_text(row.op[:16].ljust(16, bytes(1)))}")
+
+
+def _batches(entries: Iterator[JobEntry]) -> Iterator[list[JobEntry]]:
+    while batch := list(islice(entries, BATCH)):
+        yield batch

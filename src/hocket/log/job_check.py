@@ -20,7 +20,7 @@ from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, Sanitised, ScheduleJob
 from hocket.log.naming import ID_BYTES
 from hocket.log.permissions import Permissions
-from hocket.log.ticks import could_be_newest
+from hocket.log.schedule_register import could_be_newest
 from hocket.store import JobEntry, OpRow, Session, Stage
 from hocket.store.row_check import BundledOp, ReadyJob
 

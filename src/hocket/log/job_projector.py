@@ -20,7 +20,7 @@ from hocket.log.job_check import shown
 from hocket.log.memory import Memory
 from hocket.log.projectors import Engine
 from hocket.log.registers import RouteRegister
-from hocket.log.ticks import could_be_newest
+from hocket.log.schedule_register import could_be_newest
 from hocket.store import JobEntry, RowCheck, Session, Stage
 
 _CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))

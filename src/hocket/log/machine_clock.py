@@ -127,3 +127,23 @@ class MachineClock:
     def _vouch(self, vouch: Vouch) -> None:
         with self._store.write() as session:
             session.set_meta(VOUCHED, msgspec.json.encode(vouch))
+
+
+class SteadyWall:
+    """Milliseconds since the epoch, which never go back. If the machine's clock is set back, or the log has seen a
+    later time, this clock runs at half speed until the machine's has caught up, so that leases and delays still end.
+    Pass the log's own clock reading: the result is never behind it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._monotonic = monotonic
+        self._value = 0.0
+        self._at = monotonic()
+
+    def __call__(self, floor: int = 0) -> int:
+        at = self._monotonic()
+        slowed = self._value + (at - self._at) * 500.0
+        self._value = max(self._clock() * 1000.0, slowed, float(floor))
+        self._at = at
+        return int(self._value)

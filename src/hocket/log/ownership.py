@@ -1,15 +1,20 @@
 """Schedules and artifacts belong to a node, and not every other node may undo them. A capability lets a node write such
 ops at all; this module decides whether it may write this one about that schedule or artifact. The answer depends on
 earlier ops alone. Those dependencies are stored, so that the op is judged again when one changes.
+
+`founder` and `writers` say which nodes write a log: its founder, whose delegation is the first op, and those that share
+the founder's store.
 """
 
 from collections.abc import Callable
 
 from hocket.kernel import schedules
 from hocket.kernel.clock import pack
-from hocket.kernel.ops import Op
+from hocket.kernel.ids import node_text
+from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import Reason
-from hocket.kernel.vocabulary import ClearSchedule, CreateArtifact, EvictArtifact, SetSchedule
+from hocket.kernel.ucan import read as read_ucan
+from hocket.kernel.vocabulary import ClearSchedule, CreateArtifact, DelegateUcan, EvictArtifact, SetSchedule
 from hocket.log.permissions import Permissions
 from hocket.store import Artifact, JobEntry, Session
 
@@ -74,3 +79,21 @@ class Ownership:
             return None
         asked = self._known(entry.job.policy.set_by() or entry.job.schedule_op)
         return None if asked is None else asked.node_id
+
+
+def founder(session: Session) -> int | None:
+    """The node with which the log begins, which may be one of another user's mesh; None if the log is empty."""
+    first = session.stored_entries(0, 1)
+    if not first or first[0].seq != 1:
+        return None
+    payload = decode(first[0].body).payload
+    return read_ucan(payload.ucan_bytes).node if isinstance(payload, DelegateUcan) else 0
+
+
+def writers(session: Session, permissions: Permissions) -> set[int]:
+    """The founder, and every node that was ever told to share its store."""
+    began = founder(session)
+    if began is None:
+        return set()
+    shares = permissions.authority.shares.items()
+    return {began} | {node for node, each in shares if node_text(began) in {share.store for share in each}}

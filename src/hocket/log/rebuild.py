@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from hocket.kernel.roster import Job
 from hocket.kernel.subjects import JOB, MESSAGE
 from hocket.kernel.vocabulary import CreateArtifact, DesignateCoordinator, ReportFork, number_of
-from hocket.log.founder import writers
 from hocket.log.naming import ID_BYTES, keyed
 from hocket.log.output_quota import add_charges, charged
+from hocket.log.ownership import writers
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.projection import Projection
 from hocket.log.registers import GrantRegister

@@ -27,7 +27,7 @@ from hocket.log import Transaction
 from hocket.log.lost_past import rewind
 from hocket.mesh import introductions, message_relay, presence, programs, wire
 from hocket.mesh.blobs import answer as answer_blob
-from hocket.mesh.gate_requests import Caller, RequestRefused, asked_page, at_once, check_type, json_reply
+from hocket.mesh.gate_requests import Caller, RequestRefused, Turns, asked_page, at_once, check_type, json_reply
 from hocket.mesh.hint_stream import HintStreams
 from hocket.mesh.incoming import Pushed
 from hocket.mesh.message_delivery import stored_messages
@@ -40,7 +40,6 @@ from hocket.mesh.output import keep as keep_output
 from hocket.mesh.quotas import BatchWork, Quotas
 from hocket.mesh.rate_limit import Buckets
 from hocket.mesh.recovery import recover
-from hocket.mesh.turns import Turns
 from hocket.mesh.used_tokens import UsedTokens
 from hocket.mesh.window_tokens import WINDOW_HELP, WindowTokens, is_of_window
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request

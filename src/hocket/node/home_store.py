@@ -9,7 +9,7 @@ from hocket.bus.pipes import Pipes
 from hocket.errors import Conflict, StoreError
 from hocket.kernel.row_mac import RowMac
 from hocket.log import RULES, Log
-from hocket.log.steady_clock import SteadyWall
+from hocket.log.machine_clock import SteadyWall
 from hocket.node.variables import listen_address, replica_path
 from hocket.store import blob_table, listener
 from hocket.store import open as open_store
@@ -90,7 +90,7 @@ def put_rules(home: Home, store: Store, rules: Rules) -> None:
     """
     from hocket.kernel.ids import node_id
     from hocket.kernel.rules import decode_kept_rules, encode_rules
-    from hocket.log.founder import founder
+    from hocket.log.ownership import founder
 
     with store.write() as session:
         kept = session.meta(RULES)

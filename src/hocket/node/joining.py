@@ -6,7 +6,7 @@ from pathlib import Path
 from hocket.errors import Usage
 from hocket.kernel.rules import encode_rules
 from hocket.log import RULES
-from hocket.log.steady_clock import SteadyWall
+from hocket.log.machine_clock import SteadyWall
 from hocket.log.transaction import Wall
 from hocket.mesh import enrolment
 from hocket.mesh.enrolment import Send

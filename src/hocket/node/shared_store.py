@@ -14,7 +14,7 @@ from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash, node_id, node_text
 from hocket.kernel.rules import encode_rules
 from hocket.log import RULES
-from hocket.log.founder import founder
+from hocket.log.ownership import founder
 
 if TYPE_CHECKING:
     from hocket.kernel.rules import Rules

@@ -14,7 +14,7 @@ from hocket.errors import Conflict, Usage
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.row_mac import RowMac
 from hocket.log import Log
-from hocket.log.founder import writers
+from hocket.log.ownership import writers
 from hocket.log.store_copy import StoreCopy, copy_unlogged, origin
 from hocket.node.blob_transfer import BlobTransfer, blob_transfer
 from hocket.node.home import Home

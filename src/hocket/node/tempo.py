@@ -15,12 +15,10 @@ from hocket.kernel.envelope import LIFE_MS
 from hocket.node.local_node import LocalNode
 from hocket.node.locks import lock_client
 from hocket.node.message_bus import NodeMessages
-from hocket.rhythm.beat_listener import BeatListener
-from hocket.rhythm.heard_beats import HeardBeats, Leaders
+from hocket.rhythm.heard_beats import BeatListener, HeardBeats, Leaders, TempoClock
 from hocket.rhythm.leader_check import LeaderCheck
 from hocket.rhythm.leader_lock import ArbiterLock, LeaderLock, is_incident
 from hocket.rhythm.pulse import Pulse
-from hocket.rhythm.tempo_clock import TempoClock
 from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
 from hocket.work.supervision import supervised
 

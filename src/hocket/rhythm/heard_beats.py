@@ -1,7 +1,11 @@
 """The beats of a cluster as one process hears them. Frames of the leader set the tempo and the time. Between frames the
-process counts on by itself, so a beat begins on time though its frame is still on its way. Without a leader it follows
-the median of the pulses that it hears, without any its own clock, and the tempo stays. `kernel.beats` has the rules.
-Only members that may lead are heard, and only the one that holds the leader's lock leads (`leader_check`).
+process counts on by itself, so a beat begins on time though its frame is still on its way. Without a leader it
+follows the median of the pulses that it hears, without any its own clock, and the tempo stays. `kernel.beats` has
+the rules. Only members that may lead are heard, and only the one that holds the leader's lock leads
+(`leader_check`).
+
+Takes the frames of pulses from the bus. The first frame of a leader waits until the leader's lock has been read again,
+because a frame can come before the log has the lock: at most for one beat, and other frames do not wait for it.
 """
 
 import asyncio
@@ -21,7 +25,56 @@ from hocket.kernel.beats.tempo import BadTempo, Tempo, TempoChange, Timeline, ti
 from hocket.kernel.clock import Hlc, parse_wall
 from hocket.kernel.ids import node_text
 from hocket.rhythm.beat_source import BeatNow, beat_now
-from hocket.rhythm.tempo_clock import TempoClock
+from hocket.rhythm.leader_check import LeaderCheck
+from hocket.rhythm.tempo_messages import TempoQueue
+
+# A difference up to this is slewed; a larger one is a step.
+STEP_MS = 1_000
+SLEWED = 0.005
+SLOWED = 0.5
+
+
+class TempoClock:
+    """The clock of a pulse: the machine's monotonic clock, disciplined by its time of day. It never goes back. Small
+    differences are slewed by half a percent, so that no beat is noticeably longer. If the time of day has moved ahead
+    by more than a second, the machine slept or was set right, and this clock follows at once. If it was set back by
+    that much, this clock runs at half speed until the time of day has caught up. Both clocks count seconds; `wall`
+    counts them since 1970.
+    """
+
+    def __init__(self, monotonic: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._monotonic, self._wall = monotonic, wall
+        self._at = monotonic()
+        self._value = wall() * 1000.0
+        self._drift_ms = 0.0
+
+    @property
+    def drift_ms(self) -> float:
+        """How far the time of day was ahead of this clock when it was last read; negative if it was behind."""
+        return self._drift_ms
+
+    @property
+    def is_steady(self) -> bool:
+        """False while this clock waits for a time of day that was set back."""
+        return self._drift_ms >= -STEP_MS
+
+    def monotonic_ms(self) -> int:
+        return round(self._monotonic() * 1000.0)
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970."""
+        at = self._monotonic()
+        passed, self._at = max(0.0, at - self._at) * 1000.0, at
+        value = self._value + passed
+        drift = self._drift_ms = self._wall() * 1000.0 - value
+        if drift > STEP_MS:
+            value += drift
+        else:
+            most = passed * (SLEWED if self.is_steady else SLOWED)
+            value += min(most, max(-most, drift))
+        self._value = max(self._value, value)
+        return round(self._value)
+
 
 # The pulses whose clocks are remembered for the median.
 PULSES_MAX = 64
@@ -255,3 +308,46 @@ def local_frame(policy: TempoPolicy, tempo: Tempo, at_ms: int, phases: Phases | 
     """The frame of the beat in which this time lies. The phases are the policy's unless others are given."""
     at = Hlc(at_ms, 0, 0)
     return make_frame(policy.cluster_id, tempo, phases or policy.phases, policy_hash(policy, tempo), at_ms, at)
+
+
+# How often the members that may lead are read, and how often the lock is while a frame waits.
+MEMBERS_S = 5.0
+CONFIRM_S = 0.1
+
+
+class BeatListener:
+    """A frame that waits has its place by its sender, so a member that sends many loses its own."""
+
+    def __init__(self, beats: HeardBeats, leaders: LeaderCheck) -> None:
+        self._beats, self._leaders, self._clock = beats, leaders, beats.clock
+        self._waiting: dict[int, tuple[PulseMessage, int]] = {}
+        self._members_ms = self._looked_ms = 0
+
+    async def run(self, queue: TempoQueue[PulseMessage]) -> None:
+        """Listens for ever."""
+        while True:
+            heard = await queue.get(CONFIRM_S if self._waiting else MEMBERS_S)
+            if heard is not None:
+                self._hear(heard.message, heard.at.node)
+            await self._look()
+
+    def _hear(self, message: PulseMessage, sender: int) -> None:
+        if self._beats.needs_confirmation(message, sender):
+            self._waiting[sender] = message, self._clock.monotonic_ms()
+        else:
+            self._beats.hear(message, sender)
+
+    async def _look(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._members_ms:
+            self._members_ms = now_ms + round(MEMBERS_S * 1000)
+            await self._leaders.refresh_members()
+        if not self._waiting or now_ms < self._looked_ms + round(CONFIRM_S * 1000):
+            return
+        self._looked_ms = now_ms
+        await self._leaders.refresh()
+        for sender, (message, came_ms) in list(self._waiting.items()):
+            is_over = self._clock.monotonic_ms() - came_ms > message.frame.beat_ms
+            if is_over or not self._beats.needs_confirmation(message, sender):
+                del self._waiting[sender]
+                self._beats.hear(message, sender, came_ms)

@@ -16,7 +16,7 @@ from hocket.kernel.roster import Job
 from hocket.rhythm.beat_source import BeatSource
 from hocket.rhythm.score_keeper import ScoreKeeper
 from hocket.rhythm.tempo_messages import TempoMessages
-from hocket.work.machine_load import MachineLoad
+from hocket.work.hardware import MachineLoad
 
 # How many changes a worker tells between two beats, and how far apart it tells them.
 CHANGES_MAX = 256

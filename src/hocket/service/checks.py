@@ -28,9 +28,9 @@ from hocket.kernel.rules import HOCKET, decode_kept_rules
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import RULES
-from hocket.log.founder import writers
 from hocket.log.lost_past import own_history
 from hocket.log.outbox import OUTBOX_OPS_MAX, waiting
+from hocket.log.ownership import writers
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.mesh.recovery import BEHIND_SENTENCE
 from hocket.node import variables

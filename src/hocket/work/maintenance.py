@@ -1,14 +1,16 @@
 """Periodic tasks of a node, whether or not it runs jobs: ops whose time has come, expired artifacts, unused blobs, disk
-space of the store.
-Every long-running process does them; the first one has done them for all. `sweep` handles leases and schedules, which
-are more urgent.
+space of the store. Every long-running process does them; the first one has done them for all. `sweep` handles leases
+and schedules, which are more urgent.
+
+Compares the clock of a process that stays with the clocks of the other processes of its node, again and again.
 """
 
 import asyncio
 
 from hocket.errors import StoreError
 from hocket.events import Emit
-from hocket.events.workers import EvictionNotAllowed, StoreUnavailable
+from hocket.events.workers import ClockDisagrees, EvictionNotAllowed, StoreUnavailable
+from hocket.log.machine_clock import MachineClock
 from hocket.store import OpSession
 from hocket.work import accepting, artifacts
 from hocket.work.environment import Environment
@@ -77,3 +79,27 @@ class Maintenance:
 
     def _now(self, session: OpSession) -> int:
         return max(session.head().wall, self._environment.physical_ms())
+
+
+COMPARE_S = 5.0
+
+
+class ClockWatch:
+    """`clock` is None where time is simulated: then there is nothing to compare."""
+
+    def __init__(self, access: NodeAccess, environment: Environment, clock: MachineClock | None, emit: Emit) -> None:
+        self._access, self._environment, self._clock, self._emit = access, environment, clock, emit
+
+    async def run(self) -> None:
+        """Runs until it is cancelled. A clock that is off at two looks in a row is reported: when the machine's clock
+        is set, the other processes may notice a moment later.
+        """
+        clock = self._clock
+        was_off = has_told = False
+        while clock is not None:
+            off_ms = await self._access.call(lambda: clock.compare(vouch=True))
+            if off_ms and was_off and not has_told:
+                self._emit(ClockDisagrees(off_ms))
+            has_told = bool(off_ms) and (has_told or was_off)
+            was_off = bool(off_ms)
+            await asyncio.sleep(COMPARE_S * self._environment.chance.uniform(0.8, 1.2))

@@ -18,8 +18,7 @@ from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.manifest import Manifest, parse_manifest
 from hocket.work.command import outputs
 from hocket.work.command.outputs import Patterns
-from hocket.work.command.removal import remove_tree
-from hocket.work.command.workdir import Workdir, Workdirs
+from hocket.work.command.workdir import Workdir, Workdirs, remove_tree
 from tests.work.command.bench import PATIENCE_S, descriptors
 
 SOURCE = str(Path(__file__).resolve().parents[3] / "src")

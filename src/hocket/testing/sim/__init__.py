@@ -7,7 +7,7 @@ nothing was lost, that all nodes agree, and that no job was held twice.
 """
 
 from hocket.testing.sim.faults import FAULTS, HONEST_FAULTS
-from hocket.testing.sim.violation import Violation
+from hocket.testing.sim.trace import Violation
 from hocket.testing.sim.world import Report, run
 
 __all__ = ["FAULTS", "HONEST_FAULTS", "Report", "Violation", "run"]

@@ -15,7 +15,7 @@ from hocket.store import JobEntry, JobSession, Stage
 from hocket.testing.sim.hostile import ROGUE
 from hocket.testing.sim.load import OPEN, SOLE, Journal, SimRun
 from hocket.testing.sim.node import SimNode, Up
-from hocket.testing.sim.violation import Violation
+from hocket.testing.sim.trace import Violation
 from hocket.work import view
 
 

@@ -13,7 +13,7 @@ from hocket.errors import HocketError
 from hocket.node.locks import lock_client
 from hocket.testing.sim.lock_load import Note
 from hocket.testing.sim.node import SimNode, Up
-from hocket.testing.sim.violation import Violation
+from hocket.testing.sim.trace import Violation
 
 # When the agents begin, after the nodes have met; how often each asks; and how long a request may take at worst.
 BEGIN_S = 2.0

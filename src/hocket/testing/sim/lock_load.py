@@ -17,7 +17,7 @@ from hocket.kernel.locks import LOCKS, Scope, conflict
 from hocket.kernel.subjects import LOCK, Subject
 from hocket.testing.linearizability import Acquire, Call, falling_fences
 from hocket.testing.sim.node import SimNode, Up
-from hocket.testing.sim.violation import Violation
+from hocket.testing.sim.trace import Violation
 
 KEYS = (("file:a",), ("file:b",), ("file:a", "file:b"), ("file:**",))
 AGENTS = ("editor", "tester")

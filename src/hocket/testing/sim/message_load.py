@@ -15,7 +15,7 @@ from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.messages import DeliveryState
 from hocket.testing.sim.lock_load import Note
 from hocket.testing.sim.node import SimNode, Up
-from hocket.testing.sim.violation import Violation
+from hocket.testing.sim.trace import Violation
 
 AGENT = "editor"
 LEASE_MS = (400, 2_000)

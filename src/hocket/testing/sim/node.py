@@ -18,7 +18,7 @@ from hocket.kernel.signing import OpSigner
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import RULES, Log, Transaction
-from hocket.log.steady_clock import SteadyWall
+from hocket.log.machine_clock import SteadyWall
 from hocket.mesh import peers
 from hocket.mesh.gate import Gate
 from hocket.mesh.loop import SyncLoop
@@ -28,13 +28,12 @@ from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.store import MEMORY, OpRow, Place
 from hocket.store import open as open_store
-from hocket.testing.sim.disk import Disk, SimStore
+from hocket.testing.sim.disk import Disk, SimStore, StoreTime
 from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.testing.sim.lines import Lines, address
 from hocket.testing.sim.loop import Life
 from hocket.testing.sim.messages import SimMessageServer
 from hocket.testing.sim.network import Network
-from hocket.testing.sim.store_time import StoreTime
 from hocket.work.blobs import Blobs
 from hocket.work.handlers import Handlers
 from hocket.work.output_files import OutputFiles

@@ -12,7 +12,7 @@ from hocket.coordination.rows import StoredRow, find
 from hocket.errors import HocketError
 from hocket.testing.sim.lock_load import Note
 from hocket.testing.sim.node import SimNode, Up
-from hocket.testing.sim.violation import Violation
+from hocket.testing.sim.trace import Violation
 
 TABLE, KEYS = "counters", ("a", "b")
 

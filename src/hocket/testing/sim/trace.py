@@ -47,3 +47,11 @@ class Trace:
 
 
 _LARGE = frozenset(("crash", "restart", "cut", "heal", "slow disk", "good disk", "clock", "quiet"))
+
+
+class Violation(NamedTuple):
+    """`about` is the job or op that shows it, if there is one."""
+
+    rule: str
+    about: bytes | None
+    sentence: str

@@ -20,6 +20,7 @@ from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.testing.sim import checks, faults, load, lock_load, loop, message_load, row_load
 from hocket.testing.sim.costly import AheadNode, CostlyNode
+from hocket.testing.sim.disk import StoreTime
 from hocket.testing.sim.environment import Clocks
 from hocket.testing.sim.faults import COSTLY, HONEST_FAULTS, HOSTILE, Fault
 from hocket.testing.sim.hostile import HostileNode
@@ -33,9 +34,7 @@ from hocket.testing.sim.network import Network
 from hocket.testing.sim.node import SimNode, Up
 from hocket.testing.sim.remembered import remembered
 from hocket.testing.sim.row_load import RowLoad
-from hocket.testing.sim.store_time import StoreTime
-from hocket.testing.sim.trace import SimEvent, Trace
-from hocket.testing.sim.violation import Violation
+from hocket.testing.sim.trace import SimEvent, Trace, Violation
 from hocket.work.handlers import Handlers
 
 # When the nodes start, in the simulation's own time. They have met before.

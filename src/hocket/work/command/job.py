@@ -41,13 +41,12 @@ from hocket.work.budget_guard import BudgetGuard, beat_in_force
 from hocket.work.command.allowance import OBSTACLES, Allowance
 from hocket.work.command.execute import CommandResult, CommandRunner, Heard
 from hocket.work.command.gpus import Gpus
-from hocket.work.command.listeners import OutputListeners
 from hocket.work.command.orders import CommandLimits, RunTerms, order_for
 from hocket.work.command.request import KIND
 from hocket.work.command.running import ResourceLimits
 from hocket.work.command.secret_handover import sealed_since
 from hocket.work.command.secrets import Secrets, secret_names
-from hocket.work.command.streams import Kept
+from hocket.work.command.streams import Kept, OutputListeners
 from hocket.work.command.workdir import Content, Workdir, Workdirs
 from hocket.work.costs import spent_on
 from hocket.work.handlers import JobType
