@@ -95,7 +95,7 @@ def test_a_draft_names_facts_as_they_are_read(stamp: Hlc, deps: tuple[bytes, ...
         draft.name((), payload, draft.at)  # one that is not kept
         named.append(draft.name(cites, payload, draft.at))
         assert draft.fact(cites, payload, draft.at).op.id == named[-1]
-        draft.keep(cites)
+        draft.keep()
     op, body = draft.closed(LINK)
     assert (op, body) == bundled(stamp, (*deps, LINK), facts)
     assert [each.op.id for each in bundles.facts_of(op)] == named and draft.count == len(facts)

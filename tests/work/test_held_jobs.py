@@ -226,6 +226,25 @@ async def test_one_thread_executes_quick_runs(holder: Any) -> None:
 
 @pytest.mark.touches("LW-18")
 @on_a_loop
+async def test_the_time_until_a_thread_is_awake_does_not_make_a_run_slow(
+    holder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holder() as worker:
+        launch = worker.threads._launch
+
+        def launch_late(run: Run) -> None:
+            worker.now += 1.0
+            launch(run)
+
+        monkeypatch.setattr(worker.threads, "_launch", launch_late)
+        worker.held.pace_s = 0.0
+        (run,) = worker.hold(1)
+        worker.wait_ended(1)
+        assert worker.log() == 1 and run.ran_s == 1.0 and worker.held.pace_s == 0.0
+
+
+@pytest.mark.touches("LW-18")
+@on_a_loop
 async def test_other_threads_take_over_when_a_quick_run_is_slow(holder: Any) -> None:
     gate, begun = threading.Event(), threading.Semaphore(0)
 

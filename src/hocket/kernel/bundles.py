@@ -103,8 +103,14 @@ class BundleDraft:
     def __init__(self, payload: type[Payload], begin: Hlc, said: tuple[bytes, ...], size: int) -> None:
         self._number, self._begin, self._said, self._room = number_of(payload), begin, said, size
         self._tag, self._write = _tag(self._number), VARIANTS[self._number].write
-        self._before, self._after = before_deps_around(begin)
-        self._content, self._next, self._size = bytearray(), b"", 0
+        before, self._after = before_deps_around(begin)
+        self._before, self._id_begins = _FACT_CONTEXT + before, make_ulid(begin.wall, bytes(10))[:6]
+        self._content, self._deps, self._next, self._size = bytearray(), b"", b"", 0
+        # The members of the last payload after its first one, the job, and their bytes: many that are written together
+        # differ only in the job.
+        self._is_about_job = payload in (ClaimWork, CompleteJob)
+        self._others: list[Any] = []
+        self._after_job = b""
         self.count = 0
         """How many facts it has."""
 
@@ -124,27 +130,31 @@ class BundleDraft:
         The fact itself is `fact`, for those who need more than its id.
         """
         self._next = encoded = self._encoded(payload)
-        deps = deps_bytes((*cited, *self._said))
-        number = logical_bytes(at.logical)
-        content = b"".join((_FACT_CONTEXT, self._before, number, self._after, deps, self._tag, encoded))
+        self._deps = deps_bytes(cited)
+        deps = deps_bytes((*cited, *self._said)) if self._said else self._deps
+        content = b"".join((self._before, logical_bytes(at.logical), self._after, deps, self._tag, encoded))
         self._size = len(content) + _AROUND_BYTES
         is_full = self._size > self._room or self.count == FACTS_MAX
-        return None if is_full else make_ulid(at.wall, digest(content, 10))
+        return None if is_full else self._id_begins + digest(content, 10)
 
     def _encoded(self, payload: Payload) -> bytes:
-        if isinstance(payload, ClaimWork | CompleteJob):
-            return payload.job_id + _after_job(type(payload), *astuple(payload)[1:])
+        if self._is_about_job:
+            job_id, *others = astuple(payload)
+            if others == self._others:
+                return job_id + self._after_job  # type: ignore[no-any-return]
         encoded = bytearray()
         self._write(encoded, payload)
+        if self._is_about_job:
+            self._others, self._after_job = others, bytes(encoded[16:])
         return bytes(encoded)
 
     def fact(self, cited: tuple[bytes, ...], payload: Payload, at: Hlc) -> Fact:
         """The fact that was named last."""
         return fact(at, (*cited, *self._said), payload, self._tag + self._next)
 
-    def keep(self, cited: tuple[bytes, ...]) -> None:
+    def keep(self) -> None:
         """Keeps the fact that was named last."""
-        self._content += deps_bytes(cited)
+        self._content += self._deps
         self._content += self._next
         self._room -= self._size
         self.count += 1
@@ -156,14 +166,6 @@ class BundleDraft:
 
 def _tag(number: int) -> bytes:
     return encode(U64, number)
-
-
-@lru_cache(maxsize=256)
-def _after_job(kind: type[ClaimWork | CompleteJob], *others: Any) -> bytes:
-    """The bytes of a payload after its first member, the job. Many that are written together differ only in that."""
-    encoded = bytearray()
-    VARIANTS[number_of(kind)].write(encoded, kind(NO_ID, *others))
-    return bytes(encoded[16:])
 
 
 def facts_of(bundle: Op) -> Iterator[Fact]:

@@ -183,10 +183,11 @@ class JobProjector:
         self._new.add(job.id)
         self._put(JobEntry(job, stage, None))
 
-    def move(self, job: Job, stage: Stage, offer: bytes | None = None) -> None:
+    def move(self, job: Job, offer: bytes | None = None) -> None:
         """A job that a claim or a completion has changed, on which nothing else depends. It may have been an offer."""
-        worker = self._worker_of(offer) if offer is not None and stage is Stage.CLAIMED else None
-        self._entries[job.id] = JobEntry(job, stage, worker)
+        is_claimed = job.outcome is None
+        worker = self._worker_of(offer) if offer is not None and is_claimed else None
+        self._entries[job.id] = JobEntry(job, Stage.CLAIMED if is_claimed else Stage.DONE, worker)
         self._moved[job.id] = None
 
     def note_offer(self, job: Job, at: Hlc) -> None:

@@ -69,15 +69,16 @@ def write_facts(projection: "Projection", draft: BundleDraft, asked: Sequence[As
     answers, drafts, set_ids, last = list[WrittenOp | Reason](), list[OpDraft | NewOp](), list[bytes](), draft.at
     number, judge = discriminant(asked[0][0]), _judge(projection, draft, asked[0], kind)
     applies, reason = judge or (_applies_none, 0)
+    is_new, is_offer = number == _SCHEDULE_JOB, reason == Reason.OFFERED
     for payload, deps in asked:
         at = draft.at
         fact_id = draft.name(deps, payload, at)
         if fact_id is None:
             break
         if applies(payload, deps, fact_id, at):
-            key = fact_id if number == _SCHEDULE_JOB else payload.job_id  # type: ignore[union-attr]
+            key = fact_id if is_new else payload.job_id  # type: ignore[union-attr]
             drafts.append(NewOp(fact_id, pack(at), number, JOB, key, reason, _SETTLED, b"", draft.count))
-            answers.append(WrittenOp(fact_id, is_offer=reason == Reason.OFFERED))
+            answers.append(WrittenOp(fact_id, is_offer))
             set_ids.append(fact_id)
         else:
             op, body = draft.fact(deps, payload, at)
@@ -89,7 +90,7 @@ def write_facts(projection: "Projection", draft: BundleDraft, asked: Sequence[As
                 continue
             answers.append(WrittenOp(fact_id, projection.reason(fact_id) == Reason.OFFERED))
             drafts.append(OpDraft(op, body, False, draft.count))
-        draft.keep(deps)
+        draft.keep()
         last = at
     return BundleFacts(answers, drafts, set_ids, last, reason)
 

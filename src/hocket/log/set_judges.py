@@ -17,7 +17,6 @@ from hocket.kernel.roster import Job, new_job, plain_acceptance, plain_claim, pl
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, CompleteJob, ScheduleJob
 from hocket.log.job_projector import JobProjector
 from hocket.log.projectors import Engine
-from hocket.store.jobs import Stage
 
 _COUNTS = 0
 # Applies a fact by its payload, what it cites, its id and its time. False if the fact must be judged by itself: then
@@ -104,7 +103,9 @@ def _judge_of_claims(jobs: JobProjector, kind: str) -> Applies:
     def applies(payload: ClaimWork, cited: tuple[bytes, ...], fact_id: bytes, at: Hlc) -> bool:
         job = _newer(jobs, payload.job_id, kind, at)
         claimed = None if job is None or cited else plain_claim(job, payload, at.node, fact_id, at)
-        return claimed is not None and _moved(jobs, claimed)
+        if claimed is not None:
+            jobs.move(claimed)
+        return claimed is not None
 
     return applies
 
@@ -115,7 +116,9 @@ def _judge_of_completions(jobs: JobProjector, kind: str) -> Applies:
         if job is None or job.policy.concurrency is not None:
             return False
         completed = plain_completion(job, payload, at.node, cited, at)
-        return completed is not None and _moved(jobs, completed)
+        if completed is not None:
+            jobs.move(completed)
+        return completed is not None
 
     return applies
 
@@ -141,7 +144,8 @@ def _judge_of_acceptances(engine: Engine, jobs: JobProjector, kind: str, may_end
         accepted = plain_acceptance(job, offered, fact_id, at)
         if accepted is None or (accepted.outcome is not None and not (may_end and job.policy.concurrency is None)):
             return False
-        return _moved(jobs, accepted, payload.offer)
+        jobs.move(accepted, payload.offer)
+        return True
 
     return applies
 
@@ -150,8 +154,3 @@ def _newer(jobs: JobProjector, job_id: bytes, kind: str, at: Hlc) -> Job | None:
     """A job of that kind on which every op is earlier."""
     job = jobs.state(job_id)
     return None if job is None or job.kind != kind or at <= job.last else job
-
-
-def _moved(jobs: JobProjector, job: Job, offer: bytes | None = None) -> bool:
-    jobs.move(job, Stage.CLAIMED if job.outcome is None else Stage.DONE, offer)
-    return True

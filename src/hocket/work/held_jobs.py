@@ -275,7 +275,8 @@ class HeldJobs:
         ended = [run for run in dict.fromkeys(popped) if self.holds(run)]
         for run in ended:
             assert run.started_at is not None and run.ended_at is not None
-            self.pace_s += (run.ended_at - run.started_at - self.pace_s) * 0.1
+            # Not from its start: to wake a thread takes longer than a quick run.
+            self.pace_s += (run.ended_at - (run.entered_at or run.started_at) - self.pace_s) * 0.1
         if ended:
             self._moved_at, self._stalls, self._rests_until = now, 0, 0.0
         return ended

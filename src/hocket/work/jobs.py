@@ -382,9 +382,9 @@ def _speak(tx: Transaction, held: Held, payload: Payload, deps: tuple[bytes, ...
 def _completed(tx: Transaction, end: WrittenOp, job_id: bytes) -> Job | Offer:
     if end.is_offer:
         return Offer(end.id, job_id)
+    job = _job(tx, job_id)
     # The arbiter's own completion of an open job also stands, even if an earlier claim arrives later.
-    stamp(tx, job_id, end.id)
-    return _job(tx, job_id)
+    return _job(tx, job_id) if job.policy.open and stamp(tx, job_id, end.id) else job
 
 
 def _said(tx: Transaction, op: Op, job_id: bytes) -> Job | Offer:

@@ -290,6 +290,8 @@ class Run:
     over_budget = ""
     """Why it may not run for longer than its budget."""
     started_at: float | None = None
+    entered_at: float | None = None
+    """When its handler was called, in the thread or on the loop that it got."""
     told_at: float | None = None
     """When the handler was told to stop."""
     ended_at: float | None = None
@@ -493,7 +495,8 @@ class Run:
 
     def _may_start(self) -> bool:
         """Checked right before the first line of the handler: the process may have been suspended since the claim."""
-        if self._monotonic() >= self.lease.ends_at:
+        self.entered_at = now = self._monotonic()
+        if now >= self.lease.ends_at:
             self.cancelled = self.stopped = True
         return not self.stopped
 
