@@ -104,9 +104,8 @@ class QueueSession(Protocol):
         jobs that the caller has left to others: of these it reads no more than id and fence.
         """
 
-    @property
-    def has_skipped(self) -> bool:
-        """Whether `take_ready` found no job of a kind, perhaps because other transactions have locked all."""
+    has_skipped: bool
+    """Whether `take_ready` found no job of a kind, perhaps because other transactions have locked all."""
 
     def claimed_count(self, kind: str) -> int: ...
     def claimed(self) -> list[JobEntry]: ...

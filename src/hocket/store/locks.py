@@ -32,9 +32,8 @@ class Outdated(Exception):
 class LockSession(Protocol):
     """Locks end with the transaction. Locking again has no effect. Each method raises LockMisuse."""
 
-    @property
-    def is_beside(self) -> bool:
-        """Whether transactions of other authors may run at the same time."""
+    is_beside: bool
+    """Whether transactions of other authors may run at the same time."""
 
     def lock_all(self) -> None:
         """Call it before changing something that transactions rely on without locking it. Raises MustBeAlone in a

@@ -22,9 +22,11 @@ from hocket.store.job_columns import (
     ready_jobs,
 )
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
+from hocket.store.local import OFFERED
 from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns
 from hocket.store.postgres.locks import PostgresLocks
-from hocket.store.postgres.statements import insert, insert_new, pages, update_all, upsert, upsert_all
+from hocket.store.postgres.statements import pages, update_all, upsert_all
+from hocket.store.statements import insert, insert_new, upsert
 
 _B, _N, _T = Bytes, Numbers, Texts
 _JOB_TYPES = (_B, _T, _N, _N, _B, _B, _B, _B, _N, _N, _N, _N, _B, _B, _N, _N, _B, _B, _B, _B, _T, _N, _N, _N)
@@ -35,9 +37,9 @@ _MOVE_JOBS = update_all("jobs", MOVED_COLUMNS, "id", _MOVED_TYPES)
 # waits for the counts of others.
 _COUNT_ENDED = """
     INSERT INTO finished (author, kind, outcome, jobs)
-    SELECT %s, kind, outcome, sum(ends) FROM (
-        SELECT kind, outcome, 1 AS ends FROM unnest(%s::text[], %s::bigint[]) AS new (kind, outcome)
-        UNION ALL SELECT kind, outcome, -1 FROM jobs WHERE outcome IS NOT NULL AND id = ANY(%s)) AS changed
+    SELECT ?, kind, outcome, sum(ends) FROM (
+        SELECT kind, outcome, 1 AS ends FROM unnest(?::text[], ?::bigint[]) AS new (kind, outcome)
+        UNION ALL SELECT kind, outcome, -1 FROM jobs WHERE outcome IS NOT NULL AND id = ANY(?)) AS changed
     GROUP BY kind, outcome HAVING sum(ends) <> 0
     ON CONFLICT (author, kind, outcome) DO UPDATE SET jobs = finished.jobs + excluded.jobs"""
 _ADD_ENDED = insert("finished", "author, kind, outcome, jobs") + (
@@ -57,20 +59,18 @@ _READY_KINDS = """
 # Leaves out what another transaction has locked.
 _PROMOTE = """
     UPDATE jobs SET stage = 0
-    WHERE id IN (SELECT id FROM jobs WHERE stage = 1 AND ready_at <= %s FOR UPDATE SKIP LOCKED)"""
+    WHERE id IN (SELECT id FROM jobs WHERE stage = 1 AND ready_at <= ? FOR UPDATE SKIP LOCKED)"""
 _ENDED_BY_KIND = "SELECT kind, outcome, sum(jobs)::bigint FROM finished GROUP BY kind, outcome HAVING sum(jobs) > 0"
 
 
 # Divides by zero unless all of these jobs are as of these times, and no op about one of them is later. It locks in the
 # order in which `jobs_by_id` does.
 _AS_OF = f"""
-    SELECT 1 / (count(*) = %s)::integer FROM (
-        SELECT 1 FROM unnest(%s::bytea[], %s::bytea[]) AS known (id, last) JOIN jobs ON jobs.id = known.id
+    SELECT 1 / (count(*) = ?)::integer FROM (
+        SELECT 1 FROM unnest(?::bytea[], ?::bytea[]) AS known (id, last) JOIN jobs ON jobs.id = known.id
         WHERE jobs.last = known.last AND {LAST_OP.format("jobs")} = known.last
         ORDER BY jobs.id FOR UPDATE OF jobs) AS same"""
 _NEXT_READY = "SELECT min(ready_at) FROM jobs WHERE stage = 1"
-# The jobs with claims that wait for the arbiter.
-OFFERED = "SELECT job FROM offers"
 
 
 class PostgresJobs(PostgresLocks):
@@ -81,14 +81,14 @@ class PostgresJobs(PostgresLocks):
         return "FOR UPDATE" if self.is_beside else ""
 
     def job(self, job_id: bytes) -> JobEntry | None:
-        return next(iter(self._jobs(f"WHERE id = %s {self._locking}", job_id)), None)
+        return next(iter(self._jobs(f"WHERE id = ? {self._locking}", job_id)), None)
 
     def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]:
         if not job_ids:
             return []
         found = self._held(job_ids)
         if unknown := [job_id for job_id in job_ids if job_id not in found]:
-            rows = self._jobs(f"WHERE id = ANY(%s) ORDER BY id {self._locking}", Bytes(unknown))
+            rows = self._jobs(f"WHERE id = ANY(?) ORDER BY id {self._locking}", Bytes(unknown))
             found.update((each.job.id, each) for each in rows)
         return [found[job_id] for job_id in job_ids if job_id in found]
 
@@ -133,14 +133,14 @@ class PostgresJobs(PostgresLocks):
     def drop_job(self, job_id: bytes) -> None:
         self._requeue()
         self._put_ends([], [], [job_id])
-        self._put("DELETE FROM jobs WHERE id = %s", (job_id,))
-        self._put("DELETE FROM after WHERE job = %s", (job_id,))
+        self._put("DELETE FROM jobs WHERE id = ?", (job_id,))
+        self._put("DELETE FROM after WHERE job = ?", (job_id,))
 
     def job_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
-        return self._column("SELECT id FROM jobs WHERE id BETWEEN %s AND %s ORDER BY id LIMIT %s", low, high, limit)
+        return self._column("SELECT id FROM jobs WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", low, high, limit)
 
     def job_ids_ending(self, ending: bytes) -> list[bytes]:
-        return self._column("SELECT id FROM jobs WHERE substr(id, 17 - %s) = %s", len(ending), ending)
+        return self._column("SELECT id FROM jobs WHERE substr(id, 17 - ?) = ?", len(ending), ending)
 
     def jobs(self, wanted: JobFilter, limit: int) -> list[JobEntry]:
         found = [entry for each in _which(wanted) for entry in self._page(each, wanted, limit)]
@@ -160,29 +160,29 @@ class PostgresJobs(PostgresLocks):
             of_kind, values = _of_kind(wanted.kind)
             where += of_kind
         if wanted.beyond is not None:
-            where += " AND id < %s" if wanted.newest_first else " AND id > %s"
+            where += " AND id < ?" if wanted.newest_first else " AND id > ?"
             values.append(wanted.beyond)
-        return self._jobs(f"{where} ORDER BY id {'DESC' if wanted.newest_first else 'ASC'} LIMIT %s", *values, limit)
+        return self._jobs(f"{where} ORDER BY id {'DESC' if wanted.newest_first else 'ASC'} LIMIT ?", *values, limit)
 
     def each_job(self) -> Iterator[JobEntry]:
-        for row in self._pages(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id > %s ORDER BY id LIMIT %s"):
+        for row in self._pages(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id > ? ORDER BY id LIMIT ?"):
             yield job_entry(row)
 
     def jobs_of_kinds_since(self, kind: str, hlc: bytes) -> list[bytes]:
-        which = "starts_with(kind, %s)" if kind.endswith(".") else "kind = %s"
-        return self._column(f"SELECT id FROM jobs WHERE {which} AND last > %s", kind, hlc)
+        which = "starts_with(kind, ?)" if kind.endswith(".") else "kind = ?"
+        return self._column(f"SELECT id FROM jobs WHERE {which} AND last > ?", kind, hlc)
 
     def jobs_since(self, hlc: bytes) -> list[bytes]:
-        return self._column("SELECT id FROM jobs WHERE last > %s", hlc)
+        return self._column("SELECT id FROM jobs WHERE last > ?", hlc)
 
     def jobs_by_unique_key(self, key: str) -> list[JobEntry]:
-        return self._jobs("WHERE unique_key = %s", key)
+        return self._jobs("WHERE unique_key = ?", key)
 
     def open_offers(self, reason: int) -> int:
         return int(
             self._one(
                 "SELECT count(*) FROM jobs JOIN ops ON ops.key = jobs.id AND ops.settled = 1"
-                " AND ops.family = 'job' AND ops.hlc >= jobs.last WHERE jobs.stage <> 4 AND ops.reason = %s",
+                " AND ops.family = 'job' AND ops.hlc >= jobs.last WHERE jobs.stage <> 4 AND ops.reason = ?",
                 int(reason),
             )
         )
@@ -221,7 +221,7 @@ class PostgresJobs(PostgresLocks):
         return bool(self._one("SELECT EXISTS (SELECT 1 FROM after)"))
 
     def dependents(self, job_id: bytes) -> list[bytes]:
-        return self._column("SELECT job FROM after WHERE dependency = %s", job_id)
+        return self._column("SELECT job FROM after WHERE dependency = ?", job_id)
 
     def promote(self, now: int) -> None:
         self._requeue()
@@ -258,14 +258,14 @@ class PostgresJobs(PostgresLocks):
         beyond = ""
         values: tuple[object, ...] = ()
         if place is not None:
-            beyond = "AND j.priority <= %s AND (j.priority < %s OR j.scheduled > %s)"
+            beyond = "AND j.priority <= ? AND (j.priority < ? OR j.scheduled > ?)"
             values = (place[0], *place)
         columns = READY_COLUMNS if self.row_check is None else CHECKED_READY_COLUMNS
         return self._rows(
             f"""SELECT ready.*, CASE row_number() OVER (PARTITION BY seq - place ORDER BY priority DESC, scheduled)
                     WHEN 1 THEN (SELECT body FROM ops AS bundle WHERE bundle.seq = ready.seq - ready.place - 1) END
                 FROM (SELECT {columns} FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
-                    WHERE j.stage = 0 AND j.kind = %s {beyond} ORDER BY j.priority DESC, j.scheduled LIMIT %s {lock}
+                    WHERE j.stage = 0 AND j.kind = ? {beyond} ORDER BY j.priority DESC, j.scheduled LIMIT ? {lock}
                 ) AS ready ORDER BY priority DESC, scheduled""",
             *(kind, *values, limit),
         )
@@ -285,17 +285,17 @@ class PostgresJobs(PostgresLocks):
         return found[:limit]
 
     def claimed_count(self, kind: str) -> int:
-        return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = %s", kind))
+        return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = ?", kind))
 
     def claimed(self) -> list[JobEntry]:
         return self._jobs("WHERE stage = 3")
 
     def take_claimed(self, node: bytes) -> list[JobEntry]:
         self.lock_subjects(())
-        return self._jobs("WHERE stage = 3 AND claimer = %s", node)
+        return self._jobs("WHERE stage = 3 AND claimer = ?", node)
 
     def overdue(self, now: int, limit: int) -> list[JobEntry]:
-        return self._jobs("WHERE stage = 3 AND deadline < %s LIMIT %s", now, limit)
+        return self._jobs("WHERE stage = 3 AND deadline < ? LIMIT ?", now, limit)
 
     def take_overdue(self, now: int, limit: int) -> list[JobEntry]:
         self.lock_subjects(())
@@ -303,7 +303,7 @@ class PostgresJobs(PostgresLocks):
 
     def take_unbegun(self, now: int, limit: int) -> list[JobEntry]:
         self.lock_subjects(())
-        return self._jobs("WHERE begin_by < %s ORDER BY begin_by LIMIT %s", now, limit)
+        return self._jobs("WHERE begin_by < ? ORDER BY begin_by LIMIT ?", now, limit)
 
     def next_begin_by(self) -> int | None:
         found: int | None = self._one("SELECT min(begin_by) FROM jobs WHERE begin_by IS NOT NULL")
@@ -311,7 +311,7 @@ class PostgresJobs(PostgresLocks):
 
     def blocked(self, limit: int, after: JobEntry | None = None) -> list[JobEntry]:
         seen = ("", b"") if after is None else (after.job.kind, after.job.id)
-        return self._jobs("WHERE stage = 2 AND (kind, id) > (%s, %s) ORDER BY kind, id LIMIT %s", *seen, limit)
+        return self._jobs("WHERE stage = 2 AND (kind, id) > (?, ?) ORDER BY kind, id LIMIT ?", *seen, limit)
 
     def next_ready_at(self) -> int | None:
         if self._told is not None and self._told.next_ready is not None:
@@ -328,10 +328,10 @@ class PostgresJobs(PostgresLocks):
         return {*self.ready_kinds(), *self._column(others)}
 
     def busy(self, kind: str, limit: int) -> list[JobEntry]:
-        return self._jobs(f"WHERE kind = %s AND (stage = 0 OR {_RESTING}) LIMIT %s", kind, limit)
+        return self._jobs(f"WHERE kind = ? AND (stage = 0 OR {_RESTING}) LIMIT ?", kind, limit)
 
     def rate(self, kind: str) -> int:
-        return self._one("SELECT due FROM rates WHERE kind = %s", kind) or 0
+        return self._one("SELECT due FROM rates WHERE kind = ?", kind) or 0
 
     def set_rate(self, kind: str, due: int) -> None:
         self._put(upsert("rates", "kind, due", "kind"), (kind, due))
@@ -354,5 +354,5 @@ def _which(wanted: JobFilter) -> list[str]:
 def _of_kind(wanted: str) -> tuple[str, list[Any]]:
     """The condition of `kernel.kinds.covers`, and its values."""
     if wanted.endswith("."):
-        return " AND kind > %s AND kind < %s", [wanted, wanted[:-1] + "/"]
-    return " AND kind = %s", [wanted]
+        return " AND kind > ? AND kind < ?", [wanted, wanted[:-1] + "/"]
+    return " AND kind = ?", [wanted]

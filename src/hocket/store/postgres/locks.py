@@ -49,7 +49,7 @@ class PostgresLocks(PostgresStatements):
         if not self.is_beside or subject in self._locked:
             return True
         key = lock_key(self._schema, subject.family.encode(), subject.key)
-        if not self._one("SELECT pg_try_advisory_xact_lock(%s)", key):
+        if not self._one("SELECT pg_try_advisory_xact_lock(?)", key):
             return False
         self._locked.add(subject)
         return True

@@ -24,7 +24,7 @@ from hocket.store.job_columns import (
     ready_jobs,
 )
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
-from hocket.store.sqlite.locks import LockStatements
+from hocket.store.sqlite.locks import SqliteLocks
 
 CLAIMED_REMEMBERED = 4_096
 
@@ -53,7 +53,7 @@ _RESTING = "stage = 1 AND fence > 0"
 _STAGES = tuple(Stage)
 
 
-class JobStatements(LockStatements):
+class SqliteJobs(SqliteLocks):
     def job(self, job_id: bytes) -> JobEntry | None:
         if self._head_seen and job_id in self._claimed:
             return self._claimed[job_id]
@@ -137,7 +137,7 @@ class JobStatements(LockStatements):
         return self._jobs(f"{where} ORDER BY id {order} LIMIT ?", *values, limit)
 
     def each_job(self) -> Iterator[JobEntry]:
-        for row in self._sql(f"SELECT {JOB_COLUMNS} FROM jobs ORDER BY id"):
+        for row in self._pages(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id > ? ORDER BY id LIMIT ?"):
             yield job_entry(row)
 
     def jobs_of_kinds_since(self, kind: str, hlc: bytes) -> list[bytes]:

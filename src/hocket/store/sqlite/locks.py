@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 from hocket.kernel.subjects import Subject
 from hocket.store.locks import LockMisuse
-from hocket.store.sqlite.statements import Statements
+from hocket.store.sqlite.statements import SqliteStatements
 
 
-class LockStatements(Statements):
+class SqliteLocks(SqliteStatements):
     is_beside = has_skipped = False
 
     def lock_all(self) -> None:

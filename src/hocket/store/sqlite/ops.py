@@ -11,7 +11,7 @@ import apsw
 from hocket.kernel.bundles import FACTS_MAX
 from hocket.kernel.subjects import Subject
 from hocket.store.ops import BUNDLE, ENTRY_ID, OP_COLUMNS, EndSeal, Head, NewOp, OpRow, SealedOp, with_bodies
-from hocket.store.sqlite.locks import LockStatements
+from hocket.store.sqlite.locks import SqliteLocks
 from hocket.store.sqlite.statements import UNREADABLE, damaged
 
 HEAD = "SELECT wall, logical, seq, chain, settled, unsettled, rebuilding, law, last, mark, signed, signature FROM head"
@@ -29,7 +29,7 @@ _ENTRIES = "place IS NULL"
 LATEST = f"SELECT hlc, {ENTRY_ID} FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc DESC LIMIT 1"
 
 
-class OpStatements(LockStatements):
+class SqliteOps(SqliteLocks):
     def head(self) -> Head:
         """The head. A write transaction reads it only if another connection has written since this one last did."""
         head = self._head
@@ -109,12 +109,12 @@ class OpStatements(LockStatements):
         return self._op("id = ? AND settled = 1", op_id)
 
     def known_ops(self, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        known = f"SELECT id, body FROM ops WHERE settled = 1 AND {_ENTRIES} AND id IN "
-        bodies = dict(self._among_rows(known, op_ids))
+        known = f"SELECT id, body FROM ops WHERE settled = 1 AND {_ENTRIES} AND id {{}}"
+        bodies = {op_id: body for op_id, body in self._among(known, op_ids)}
         return bodies if self.row_check is None else self.row_check.bodies(bodies)
 
     def ops_by_id(self, op_ids: Sequence[bytes]) -> list[OpRow]:
-        rows = self._among_rows(f"SELECT {OP_COLUMNS} FROM ops WHERE settled = 1 AND id IN ", op_ids)
+        rows = self._among(f"SELECT {OP_COLUMNS} FROM ops WHERE settled = 1 AND id {{}}", op_ids)
         return self._checked(self._read(rows))
 
     def ops_named(self, op_id: bytes) -> list[OpRow]:
@@ -242,12 +242,12 @@ class OpStatements(LockStatements):
         return bool(self._one(f"SELECT EXISTS (SELECT 1 FROM ops WHERE variant IN ({marks}))", *variants))
 
     def jobs_written_of(self, job_ids: Sequence[bytes]) -> set[bytes]:
-        about = "SELECT key FROM ops WHERE settled = 1 AND family = 'job' AND key IS NOT NULL AND key IN "
-        return self._among(about, job_ids)
+        about = "SELECT key FROM ops WHERE settled = 1 AND family = 'job' AND key IS NOT NULL AND key {}"
+        return {key for (key,) in self._among(about, job_ids)}
 
     def ops_about_jobs(self, job_ids: Sequence[bytes], variant: int) -> list[OpRow]:
-        where = f"WHERE settled = 1 AND family = 'job' AND variant = {variant:d} AND key IN "
-        return self._checked(self._read(self._among_rows(f"SELECT {OP_COLUMNS} FROM ops {where}", job_ids)))
+        where = f"WHERE settled = 1 AND family = 'job' AND variant = {variant:d} AND key {{}}"
+        return self._checked(self._read(self._among(f"SELECT {OP_COLUMNS} FROM ops {where}", job_ids)))
 
     def _ops(self, tail: str, *values: Any) -> list[OpRow]:
         return self._checked(self._stored(tail, *values))
@@ -295,7 +295,7 @@ class OpStatements(LockStatements):
     def cited_among(self, deps: Sequence[bytes]) -> set[bytes]:
         if self._one("SELECT 1 FROM cites LIMIT 1") is None:
             return set()  # as in most logs: only ops that wait or came late are there
-        return self._among("SELECT dep FROM cites WHERE dep IN ", deps)
+        return {dep for (dep,) in self._among("SELECT dep FROM cites WHERE dep {}", deps)}
 
 
 def head_of(row: tuple[Any, ...]) -> Head:
