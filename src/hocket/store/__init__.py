@@ -18,7 +18,7 @@ from hocket.kernel.row_mac import RowMac
 from hocket.store.artifacts import Artifact, ArtifactSession
 from hocket.store.blobs import BlobTable
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
-from hocket.store.jobs import IsLeft, JobEntry, JobFilter, JobSession, QueueSession, Stage
+from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
 from hocket.store.listening import NOTE_BYTES_MAX, NoNotes, NoteListener, NoteSession, WakeUp
 from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.lock_requests import BoundRequest, LockRequestSession
@@ -29,6 +29,7 @@ from hocket.store.ops import NO_LINK, NO_SEAL, EndSeal, Head, NewOp, OpRow, OpSe
 from hocket.store.peers import PEER_NEW, PEER_OK, Invitation, Peer, PeerSession
 from hocket.store.presence import AgentRow, Presence, PresenceSession, ProgressRow
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
+from hocket.store.roster import JobSession
 from hocket.store.row_check import RowCheck, RowChecks
 from hocket.store.row_macs import EndedMacs, RowWithoutMac
 from hocket.store.rows import RowSession
@@ -84,7 +85,6 @@ __all__ = [
     "Presence",
     "PresenceSession",
     "ProgressRow",
-    "QueueSession",
     "QueuedDelivery",
     "ReadReplica",
     "Refusal",

@@ -9,7 +9,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.subjects import Subject
 from hocket.store.artifacts import ChecksArtifacts
 from hocket.store.jobs import JobEntry
-from hocket.store.ops import OpRow
+from hocket.store.ops import ChecksOps
 from hocket.store.registers import ChecksRegisters
 from hocket.store.subjects import ChecksStates
 
@@ -28,14 +28,8 @@ class RowChecks(Protocol):
         """The check of the rows that this `Session` reads. It may read more from it."""
 
 
-class RowCheck(ChecksStates, ChecksRegisters, ChecksArtifacts, Protocol):
+class RowCheck(ChecksOps, ChecksStates, ChecksRegisters, ChecksArtifacts, Protocol):
     """A row that does not stand the check is left out, as if it were not there, and reported."""
-
-    def ops(self, rows: list[OpRow]) -> list[OpRow]:
-        """The rows with ops that their authors signed."""
-
-    def bodies(self, bodies: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-        """Ops by their keys. One that its author did not sign gets empty bytes: its key is taken."""
 
     def ready(self, jobs: list[ReadyJob], bundled: Mapping[bytes, BundledOp]) -> list[ReadyJob]:
         """The new jobs that are as their ScheduleJob ops say, and that these ops' authors may submit, and other jobs

@@ -4,16 +4,15 @@ from abc import abstractmethod
 
 from hocket.store.artifacts import ArtifactSession
 from hocket.store.intake import IntakeSession
-from hocket.store.jobs import JobSession, QueueSession
 from hocket.store.listening import NoteSession
 from hocket.store.local import LocalSession
 from hocket.store.lock_requests import LockRequestSession
-from hocket.store.locks import LockSession
 from hocket.store.messages import MessageSession
 from hocket.store.ops import OpSession
 from hocket.store.peers import PeerSession
 from hocket.store.presence import PresenceSession
 from hocket.store.registers import RegisterSession
+from hocket.store.roster import JobSession
 from hocket.store.row_check import RowCheck
 from hocket.store.rows import RowSession
 from hocket.store.subjects import SubjectSession
@@ -28,11 +27,9 @@ PROJECTIONS = (
 
 
 class Session(
-    LockSession,
     OpSession,
     IntakeSession,
     JobSession,
-    QueueSession,
     SubjectSession,
     RowSession,
     MessageSession,

@@ -23,10 +23,12 @@ class Dialect(NamedTuple):
     """Names the index that a statement needs, where the database does not find it by itself."""
     blob: str
     last_character: str
+    position: str
+    """Where the bytes of a value begin in a column."""
 
 
-SQLITE = Dialect("INDEXED BY {}", "x'{}'", "substr({}, -1)")
-POSTGRES = Dialect("", "'\\x{}'::bytea", "right({}, 1)")
+SQLITE = Dialect("INDEXED BY {}", "x'{}'", "substr({}, -1)", "instr({}, ?)")
+POSTGRES = Dialect("", "'\\x{}'::bytea", "right({}, 1)", "position(?::bytea IN {})")
 
 
 def insert(table: str, columns: str) -> str:

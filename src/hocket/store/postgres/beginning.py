@@ -15,12 +15,12 @@ from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
+from hocket.kernel.ids import content_hash
 from hocket.kernel.subjects import Subject
-from hocket.store.ops import Head
+from hocket.store.ops import LATEST, Head
 from hocket.store.postgres.exchange import Statement, StatementAnswer
 from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S
-from hocket.store.postgres.locks import lock_key
-from hocket.store.postgres.ops import HEAD, LATEST, head_of
+from hocket.store.postgres.ops import HEAD, head_of
 from hocket.store.postgres.statements import SERVER_MS
 from hocket.store.postgres.told import Told
 from hocket.store.subjects import STATE
@@ -45,7 +45,7 @@ _ALONE = f"SELECT {_SETTINGS}, pg_advisory_xact_lock(?)"
 _BESIDE = f"SELECT {_SETTINGS}, pg_advisory_xact_lock(?), pg_advisory_xact_lock_shared(?)"
 # This statement waits for no lock, so its answer is what is true while the others are held.
 _FACTS = (
-    f"SELECT {SERVER_MS}, (SELECT id FROM ({LATEST.format(author='?::bytea')}) AS latest),"
+    f"SELECT {SERVER_MS}, (SELECT id FROM ({LATEST}) AS latest),"
     " EXISTS (SELECT 1 FROM after), EXISTS (SELECT 1 FROM routes), EXISTS (SELECT 1 FROM workers WHERE number = ?)"
 )
 _NOBODY = Subject("", b"")
@@ -56,6 +56,12 @@ _UNCHANGED = (
     " AND settled = ? AND unsettled = ? AND rebuilding IS NULL AND law = ?"
 )
 _HAS_WORKER = " AND EXISTS (SELECT 1 FROM workers WHERE number = ?)"
+
+
+def lock_key(schema: str, *names: bytes) -> int:
+    """The number of an advisory lock. All programs that use the database share these numbers."""
+    name = b"\0".join((b"hocket", schema.encode(), *names))
+    return int.from_bytes(content_hash(name)[:8], "big", signed=True)
 
 
 @cache

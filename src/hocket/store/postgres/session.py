@@ -11,7 +11,7 @@ from hocket.kernel.subjects import Subject
 from hocket.store.artifacts import COLUMNS, Artifact
 from hocket.store.local import WorkerRow
 from hocket.store.ops import Head
-from hocket.store.postgres.beginning import Resumed
+from hocket.store.postgres.beginning import Resumed, lock_key
 from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns, unnested
 from hocket.store.postgres.faults import first_line
 from hocket.store.postgres.jobs import PostgresJobs
@@ -106,6 +106,18 @@ class PostgresSession(PostgresOps, PostgresJobs, Session):
         if self.head().rebuilding != IS_MOVED:
             return None
         return (self.meta(MOVED) or b"another store").decode()
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._is_writer and self._in_transaction
+
+    def _try_lock(self, subject: Subject) -> bool:
+        if subject not in self._locked:
+            key = lock_key(self._schema, subject.family.encode(), subject.key)
+            if not self._one("SELECT pg_try_advisory_xact_lock(?)", key):
+                return False
+            self._locked.add(subject)
+        return True
 
     def subject_state(self, subject: Subject) -> bytes | None:
         state, latest = self._told_state(subject)

@@ -55,9 +55,7 @@ def pages(rows: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 class PostgresStatements(Statements):
-    """`is_writer` is for the session of write transactions, one after the other. `is_beside` is whether transactions of
-    other authors may run at the same time as this one.
-    """
+    """`is_writer` is for the session of write transactions, one after the other."""
 
     dialect = POSTGRES
 
@@ -72,17 +70,13 @@ class PostgresStatements(Statements):
         self.connection = self._connection = connection
         self._macs = RowMacs() if macs is None else macs
         self._schema = schema
-        self.is_beside = False
         self._is_writer = is_writer
         self._in_transaction = False
         self._head: Head | None = None
         # The number and the id of the last op that the transaction has added.
         self._last_added: tuple[int, bytes] | None = None
-        # What the transaction has locked.
-        self._author: bytes | None = None
         # What a write transaction has read when it began.
         self._told: Told | None = None
-        self._has_permissions = False
         self._locked: set[Subject] = set()
         self._has_end = False
         # Statements that go out with the next one that is waited for.
@@ -122,10 +116,6 @@ class PostgresStatements(Statements):
     def _many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         for row in rows:
             self._put(sql, row)
-
-    def _bundles(self, seqs: Sequence[int]) -> dict[int, bytes]:
-        """The entries with these numbers, unchecked."""
-        return {row[0]: row[1] for row in self._rows("SELECT seq, body FROM ops WHERE seq = ANY(?)", list(seqs))}
 
     def _rows(self, sql: str, *values: Any) -> list[Row]:
         return self._sql(sql, values).rows

@@ -5,7 +5,6 @@ from hocket.store.row_check import RowCheck
 from hocket.store.row_macs import MAC_TABLES
 from hocket.store.session import Session
 from hocket.store.sqlite.jobs import SqliteJobs
-from hocket.store.sqlite.ops import SqliteOps
 from hocket.store.sqlite.statements import UNREADABLE
 from hocket.store.unlogged import MOVED
 
@@ -16,7 +15,7 @@ STATES_REMEMBERED = 64
 STATE_BYTES_REMEMBERED = 4_096
 
 
-class SqliteSession(SqliteOps, SqliteJobs, Session):
+class SqliteSession(SqliteJobs, Session):
     row_check: RowCheck | None
 
     def subject_state(self, subject: Subject) -> bytes | None:

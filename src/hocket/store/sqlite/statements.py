@@ -68,9 +68,6 @@ class SqliteStatements(Statements):
         self._unended: set[bytes] = set()
         # Which ready jobs the last caller that said so has left to others.
         self._is_left: IsLeft | None = None
-        # What the transaction has locked.
-        self._author: bytes | None = None
-        self._has_permissions = False
         self.row_check: RowCheck | None = None
 
     def _rows(self, sql: str, *values: Any) -> list[Row]:
@@ -94,8 +91,3 @@ class SqliteStatements(Statements):
             part = values[start : start + size]
             rows += self._rows(_in(sql, len(part)), *part, *others)
         return rows
-
-    def _bundles(self, seqs: Sequence[int]) -> dict[int, bytes]:
-        """The entries with these numbers, unchecked. In a damaged file any value can stand in the place of bytes."""
-        rows = self._among("SELECT seq, body FROM ops WHERE seq {}", seqs)
-        return {seq: body for seq, body in rows if type(body) is bytes}
