@@ -24,8 +24,8 @@ def test_rows_come_back_as_they_were_given() -> None:
 
         @given(ROWS)
         def check(rows: list[tuple[Any, ...]]) -> None:
-            found = connection.execute(f"SELECT * FROM {unnested(TYPES)}", columns(TYPES, rows), binary=True)
-            assert found.fetchall() == rows
+            (answer,) = connection.ask(((f"SELECT * FROM {unnested(TYPES)}", columns(TYPES, rows)),))
+            assert answer.rows == rows
 
         check()
-        assert connection.execute("SELECT %s::bytea[] = '{}'", [Bytes([])]).fetchone() == (True,)
+        assert connection.ask((("SELECT ?::bytea[] = '{}'", [Bytes([])]),))[0].rows == [(True,)]

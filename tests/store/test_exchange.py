@@ -37,15 +37,15 @@ def count(connection: Connection) -> object:
 
 def test_each_statement_has_its_answer(connection: Connection) -> None:
     first, second, third = connection.ask(
-        (("SELECT %s::bytea, %s::bigint, %s", (b"\0", 2**40, "a")), ("SELECT 1 WHERE false", ()), ("BEGIN", ()))
+        (("SELECT ?::bytea, ?::bigint, ?", (b"\0", 2**40, "a")), ("SELECT 1 WHERE false", ()), ("BEGIN", ()))
     )
     assert first == ([(b"\0", 2**40, "a")], 1) and first.first == (b"\0", 2**40, "a")
     assert second == ([], 0) and second.first is None and third == ([], 0)
     made, filled, gone = connection.ask(
         (
             ("CREATE TEMPORARY TABLE t (n int)", ()),
-            ("INSERT INTO t SELECT generate_series(1, %s)", (5,)),
-            ("DELETE FROM t WHERE n < %s RETURNING n", (3,)),
+            ("INSERT INTO t SELECT generate_series(1, ?)", (5,)),
+            ("DELETE FROM t WHERE n < ? RETURNING n", (3,)),
         )
     )
     assert (made.rowcount, filled.rowcount, gone.rowcount, sorted(gone.rows)) == (0, 5, 2, [(1,), (2,)])
@@ -55,13 +55,13 @@ def test_each_statement_has_its_answer(connection: Connection) -> None:
 def test_the_first_error_is_raised_and_the_connection_goes_on(connection: Connection) -> None:
     for _ in range(PREPARE_AFTER + 3):
         with pytest.raises(psycopg.errors.DivisionByZero):
-            connection.ask((("SELECT 1", ()), ("SELECT 1 / %s", (0,)), ("SELECT nothing", ()), ("SELECT %s", ("b",))))
-    assert connection.ask((("SELECT 1 / %s", (1,)),))[0].rows == [(1,)]
-    assert connection.ask((("SELECT %s", ("b",)),))[0].rows == [("b",)]
+            connection.ask((("SELECT 1", ()), ("SELECT 1 / ?", (0,)), ("SELECT nothing", ()), ("SELECT ?", ("b",))))
+    assert connection.ask((("SELECT 1 / ?", (1,)),))[0].rows == [(1,)]
+    assert connection.ask((("SELECT ?", ("b",)),))[0].rows == [("b",)]
 
 
 def test_a_statement_that_is_repeated_is_prepared_once(connection: Connection) -> None:
-    sql = "SELECT %s + 1 -- hocket test"
+    sql = "SELECT ? + 1 -- hocket test"
     connection.ask([(sql, (1,))] * PREPARE_AFTER)
     assert count(connection) == (0,)
     assert [each.rows for each in connection.ask([(sql, (n,)) for n in (1, 2, 3)])] == [[(2,)], [(3,)], [(4,)]]
@@ -70,7 +70,7 @@ def test_a_statement_that_is_repeated_is_prepared_once(connection: Connection) -
 
 
 def test_a_preparation_that_the_server_has_skipped_is_made_again(connection: Connection) -> None:
-    sql = "SELECT %s -- hocket test"
+    sql = "SELECT ? -- hocket test"
     connection.ask([(sql, ("a",))] * PREPARE_AFTER)
     with pytest.raises(psycopg.errors.UndefinedColumn):
         connection.ask((("SELECT nothing", ()), (sql, ("a",))))
@@ -90,17 +90,17 @@ def test_a_preparation_that_fails_says_why(connection: Connection) -> None:
 
 
 def test_a_value_that_cannot_be_sent_spoils_no_preparation(connection: Connection) -> None:
-    sql = "SELECT %s -- hocket test"
+    sql = "SELECT ? -- hocket test"
     connection.ask([(sql, ("a",))] * PREPARE_AFTER)
     with pytest.raises(psycopg.DataError, match="NUL"):
-        connection.ask(((sql, ("a",)), ("SELECT %s", ("\0",))))
+        connection.ask(((sql, ("a",)), ("SELECT ?", ("\0",))))
     assert connection.ask(((sql, ("b",)),))[0].rows == [("b",)]
 
 
 def test_much_goes_both_ways_at_once(connection: Connection) -> None:
     """More than what fits on the way: each side must read while it writes."""
     body = os.urandom(300_000)
-    answers = connection.ask([("SELECT %s", (body,))] * 40)
+    answers = connection.ask([("SELECT ?", (body,))] * 40)
     assert all(each.rows == [(body,)] for each in answers)
 
 

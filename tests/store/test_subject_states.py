@@ -8,7 +8,7 @@ import pytest
 from hocket.kernel.subjects import LOCK, Subject
 from hocket.store import Session, SubjectRow
 from hocket.store.sqlite import SqliteStore
-from hocket.store.sqlite.subjects import STATE_BYTES_REMEMBERED, STATES_REMEMBERED
+from hocket.store.sqlite.session import STATE_BYTES_REMEMBERED, STATES_REMEMBERED
 
 SUBJECT = Subject(LOCK, b"scope")
 

@@ -18,7 +18,7 @@ from hocket.kernel.row_mac import RowMac
 from hocket.store.artifacts import Artifact, ArtifactSession
 from hocket.store.blobs import BlobTable
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
-from hocket.store.jobs import IsLeft, JobEntry, JobFilter, JobSession, QueueSession, Stage
+from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
 from hocket.store.listening import NOTE_BYTES_MAX, NoNotes, NoteListener, NoteSession, WakeUp
 from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.lock_requests import BoundRequest, LockRequestSession
@@ -29,9 +29,11 @@ from hocket.store.ops import NO_LINK, NO_SEAL, EndSeal, Head, NewOp, OpRow, OpSe
 from hocket.store.peers import PEER_NEW, PEER_OK, Invitation, Peer, PeerSession
 from hocket.store.presence import AgentRow, Presence, PresenceSession, ProgressRow
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
+from hocket.store.roster import JobSession
 from hocket.store.row_check import RowCheck, RowChecks
-from hocket.store.row_macs import EndedMacs, MacSession, RowWithoutMac
+from hocket.store.row_macs import EndedMacs, RowWithoutMac
 from hocket.store.rows import RowSession
+from hocket.store.session import Session
 from hocket.store.subjects import SubjectRow, SubjectSession
 from hocket.store.tokens import AnswerRow, TokenRow, TokenSession
 from hocket.store.unlogged import UnloggedSession
@@ -83,7 +85,6 @@ __all__ = [
     "Presence",
     "PresenceSession",
     "ProgressRow",
-    "QueueSession",
     "QueuedDelivery",
     "ReadReplica",
     "Refusal",
@@ -124,40 +125,6 @@ _POSTGRES_SCHEMES = ("postgresql", "postgres")
 _LIBSQL_SCHEMES = ("libsql", "https", "http")
 # What an address of a store in a database server looks like.
 SERVER_FORMS = "postgresql://user@host/database or libsql://host"
-
-
-class Session(
-    LockSession,
-    OpSession,
-    IntakeSession,
-    JobSession,
-    QueueSession,
-    SubjectSession,
-    RowSession,
-    MessageSession,
-    RegisterSession,
-    ArtifactSession,
-    PeerSession,
-    PresenceSession,
-    LocalSession,
-    TokenSession,
-    LockRequestSession,
-    NoteSession,
-    UnloggedSession,
-    MacSession,
-    Protocol,
-):
-    """What a transaction can read, and a write transaction also write. It has a `row_check` in a store that nodes
-    share.
-    """
-
-    row_check: RowCheck | None
-
-    def drop_projections(self) -> None:
-        """Drops everything that is derived from the ops."""
-
-    def damage(self) -> list[str]:
-        """The faults that the store finds in its own data; normally none."""
 
 
 class Store(Protocol):

@@ -1,7 +1,20 @@
 """Artifacts and their evictions. The content is in the ops or in blobs."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from hocket.store.statements import Row, Statements, insert_new
+
+COLUMNS = "id, op_id, type, source_job, hash, size, expires, inline, made"
+_ADD = insert_new("artifacts", COLUMNS)
+_SELECT = f"SELECT {COLUMNS} FROM artifacts"
+_ADD_EVICTION = insert_new("evictions", "op, artifact")
+_OF_TYPE = "WHERE id >= ? AND id < ? AND type = ? ORDER BY id DESC LIMIT ?"
+_EXPIRED = """
+    WHERE expires <= ? AND NOT EXISTS (SELECT 1 FROM evictions WHERE artifact = artifacts.id)
+    AND NOT (type = ? AND EXISTS (
+        SELECT 1 FROM cites WHERE dep IN (artifacts.id, substr(artifacts.op_id, 1, 16))))
+    LIMIT ?"""
 
 
 class Artifact(NamedTuple):
@@ -20,29 +33,77 @@ class Artifact(NamedTuple):
     made: bytes
 
 
-class ArtifactSession(Protocol):
-    def add_artifacts(self, artifacts: Sequence[Artifact]) -> None: ...
-    def drop_artifact(self, artifact_id: bytes) -> None: ...
-    def artifact(self, artifact_id: bytes) -> Artifact | None: ...
+class ChecksArtifacts(Protocol):
+    """What a store that nodes share asks about artifacts: see `row_check`."""
+
+    def artifacts(self, found: Sequence[Artifact]) -> list[Artifact]:
+        """The artifacts that are as the ops say that create them, and that these ops' authors may create."""
+
+    def made_artifacts(self, artifacts: Sequence[Artifact]) -> None:
+        """The transaction enters artifacts, by ops that it may have yet to store."""
+
+
+class ArtifactSession(Statements):
+    row_check: ChecksArtifacts | None
+
+    def add_artifacts(self, artifacts: Sequence[Artifact]) -> None:
+        if self.row_check is not None:
+            self.row_check.made_artifacts(artifacts)
+        self._put_artifacts(artifacts)
+
+    def _put_artifacts(self, artifacts: Sequence[Artifact]) -> None:
+        self._many(_ADD, artifacts)
+
+    def drop_artifact(self, artifact_id: bytes) -> None:
+        self._put("DELETE FROM artifacts WHERE id = ?", (artifact_id,))
+
+    def artifact(self, artifact_id: bytes) -> Artifact | None:
+        return next(iter(self._artifacts("WHERE id = ?", artifact_id)), None)
 
     def artifacts_of_job(self, job_id: bytes) -> list[Artifact]:
         """The artifacts that a job's runs made, in that order, and its result, which is listed with the job."""
+        listed: bytes = self._one("SELECT artifacts FROM jobs WHERE id = ?", job_id) or b""
+        ids = [listed[i : i + 16] for i in range(0, len(listed), 16)]
+        rows = self._rows(f"{_SELECT} WHERE source_job = ? AND type <> 'hocket.result'", job_id)
+        rows += self._among(f"{_SELECT} WHERE id {{}}", ids)
+        of_job = {each.id: each for each in self._checked_artifacts(rows) if each.source_job == job_id}
+        return sorted(of_job.values(), key=lambda each: each.made)
 
     def artifacts_of_hash(self, content_hash: bytes) -> list[Artifact]:
         """The artifacts whose content is that blob."""
+        return self._artifacts("WHERE hash = ? AND inline = 0 ORDER BY id", content_hash)
 
-    def artifacts(self, after: bytes, limit: int) -> list[Artifact]: ...
+    def artifacts(self, after: bytes, limit: int) -> list[Artifact]:
+        while rows := self._rows(f"{_SELECT} WHERE id > ? ORDER BY id LIMIT ?", after, limit):
+            if good := self._checked_artifacts(rows):
+                return good
+            after = rows[-1][0]
+        return []
 
     def artifacts_of_type(self, type: str, since: bytes, before: bytes, limit: int) -> list[Artifact]:
         """Those with an id from `since` up to but without `before`, the greatest id first. It looks at every artifact
         in between until it has found so many.
         """
+        return self._artifacts(_OF_TYPE, since, before, type, limit)
 
     def expired_artifacts(self, now: int, limit: int, kept: str) -> list[Artifact]:
         """Artifacts whose time to live is over and that are not evicted yet, except those of the kept type that an op
         cites.
         """
+        return self._artifacts(_EXPIRED, now, kept, limit)
 
-    def add_eviction(self, op_id: bytes, artifact_id: bytes) -> None: ...
-    def drop_eviction(self, op_id: bytes) -> None: ...
-    def is_evicted(self, artifact_id: bytes) -> bool: ...
+    def _artifacts(self, tail: str, *values: Any) -> list[Artifact]:
+        return self._checked_artifacts(self._rows(f"{_SELECT} {tail}", *values))
+
+    def _checked_artifacts(self, rows: Sequence[Row]) -> list[Artifact]:
+        stored = [Artifact(*row) for row in rows]
+        return stored if self.row_check is None or not stored else self.row_check.artifacts(stored)
+
+    def add_eviction(self, op_id: bytes, artifact_id: bytes) -> None:
+        self._put(_ADD_EVICTION, (op_id, artifact_id))
+
+    def drop_eviction(self, op_id: bytes) -> None:
+        self._put("DELETE FROM evictions WHERE op = ?", (op_id,))
+
+    def is_evicted(self, artifact_id: bytes) -> bool:
+        return bool(self._one("SELECT EXISTS (SELECT 1 FROM evictions WHERE artifact = ?)", artifact_id))

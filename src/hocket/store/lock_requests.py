@@ -1,9 +1,9 @@
 """Requests for locks that end with the process that made them. They concern this node alone and are on no log."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from hocket.store.local import Place
+from hocket.store.statements import Statements
 
 
 class BoundRequest(NamedTuple):
@@ -19,20 +19,15 @@ class BoundRequest(NamedTuple):
     place: Place
 
 
-def request_columns(request: BoundRequest) -> tuple[Any, ...]:
-    """The columns that are sealed, in their order."""
-    return (request.op, *request[2:5], *request.place)
-
-
-def bound_request(node: bytes, row: Sequence[Any]) -> BoundRequest:
-    return BoundRequest._make((row[0], node, *row[1:4], Place(*row[4:8])))
-
-
-class LockRequestSession(Protocol):
+class LockRequestSession(Statements):
     def put_lock_request(self, request: BoundRequest) -> None:
         """Adds it, or replaces the one of the same op."""
+        self._put_own("lock_requests", (request.op, *request[2:5], *request.place))
 
     def lock_requests(self, node: bytes) -> list[BoundRequest]:
         """Those of the node that uses the store; of another node there are none to see."""
+        rows = self._own("lock_requests") if node == self._macs.node else ()
+        return [BoundRequest._make((row[0], node, *row[1:4], Place(*row[4:8]))) for row in rows]
 
-    def drop_lock_request(self, op_id: bytes) -> None: ...
+    def drop_lock_request(self, op_id: bytes) -> None:
+        self._put("DELETE FROM lock_requests WHERE op = ?", (op_id,))

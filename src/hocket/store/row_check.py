@@ -7,12 +7,13 @@ from typing import Any, NamedTuple, Protocol
 
 from hocket.kernel.ops import Op
 from hocket.kernel.subjects import Subject
-from hocket.store.artifacts import Artifact
+from hocket.store.artifacts import ChecksArtifacts
 from hocket.store.jobs import JobEntry
-from hocket.store.ops import OpRow
+from hocket.store.ops import ChecksOps
+from hocket.store.registers import ChecksRegisters
+from hocket.store.subjects import ChecksStates
 
 ReadyJob = tuple[JobEntry, bytes | None]
-NodeKeys = dict[bytes, tuple[bytes, str]]
 
 
 class BundledOp(NamedTuple):
@@ -27,14 +28,8 @@ class RowChecks(Protocol):
         """The check of the rows that this `Session` reads. It may read more from it."""
 
 
-class RowCheck(Protocol):
+class RowCheck(ChecksOps, ChecksStates, ChecksRegisters, ChecksArtifacts, Protocol):
     """A row that does not stand the check is left out, as if it were not there, and reported."""
-
-    def ops(self, rows: list[OpRow]) -> list[OpRow]:
-        """The rows with ops that their authors signed."""
-
-    def bodies(self, bodies: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-        """Ops by their keys. One that its author did not sign gets empty bytes: its key is taken."""
 
     def ready(self, jobs: list[ReadyJob], bundled: Mapping[bytes, BundledOp]) -> list[ReadyJob]:
         """The new jobs that are as their ScheduleJob ops say, and that these ops' authors may submit, and other jobs
@@ -64,37 +59,16 @@ class RowCheck(Protocol):
     def wrote_jobs(self, entries: Sequence[JobEntry]) -> None:
         """The transaction has written these jobs. They are believed when it is committed."""
 
-    def nodes(self, keys: NodeKeys) -> NodeKeys:
-        """The nodes whose delegations lead back to the user, with the keys that these name."""
-
-    def route(self, kind: str, hlc: bytes, node: bytes | None) -> bool:
-        """Whether an op of an owner's node routed the kind so at this time."""
-
     def enter_route(self, kind: str, hlc: bytes, node: bytes | None) -> None:
         """The transaction enters a route, by an op that it has yet to store."""
 
     def refuse(self, table: str, row: str, what: str) -> None:
         """Reports a row that the caller has left out."""
 
-    def artifacts(self, found: Sequence[Artifact]) -> list[Artifact]:
-        """The artifacts that are as the ops say that create them, and that these ops' authors may create."""
-
-    def made_artifacts(self, artifacts: Sequence[Artifact]) -> None:
-        """The transaction enters artifacts, by ops that it may have yet to store."""
-
-    # States. `wrong` are the subjects with rows that were found not to say what the ops say. A caller that
-    # `replays` ops takes the rows as they are.
-
     wrong: set[Subject]
+    """The subjects with rows that were found not to say what the ops say."""
     replays: bool
-
-    def state(self, subject: Subject, row: bytes | None, latest: bytes | None) -> bytes | None:
-        """The state that the ops about a subject lead to. `row` is the stored one, and `latest` the time of the latest
-        of these ops.
-        """
-
-    def wrote_state(self, subject: Subject, state: bytes | None, last: bytes) -> None:
-        """The transaction writes a state that follows from the ops up to this time, or drops it."""
+    """A caller that replays ops takes the rows as they are."""
 
     def committed(self) -> None:
         """The transaction is committed."""

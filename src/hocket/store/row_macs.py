@@ -48,16 +48,6 @@ class EndedMacs(Protocol):
     def __contains__(self, mac: object, /) -> bool: ...
 
 
-class MacSession(Protocol):
-    def end_row(self, table: str, row: Sequence[Any]) -> None:
-        """A row that this node has written, as it was, counts no more, also if it is put back. This is durable at once,
-        whatever becomes of the transaction. In a store of one node nobody puts rows back, and it does nothing.
-        """
-
-    def without_mac(self) -> list[RowWithoutMac]:
-        """The rows of this node, or of none, that have no right MAC."""
-
-
 class RowMacs:
     """What gives rows their MACs, for all sessions of a store: the node that uses it."""
 

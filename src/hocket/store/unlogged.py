@@ -2,8 +2,11 @@
 copied as they are, and what is derived from the ops is derived again.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from hocket.store.statements import Row, Statements, insert
 
 # The store's key of the address to which it was moved. Such a store refuses writes.
 MOVED = "moved"
@@ -51,12 +54,16 @@ LEFT = ("workers", "offers", "presence", "agents", "progress")
 TO_MAC = "to_mac"
 
 
-class UnloggedSession(Protocol):
-    def unlogged(self, table: str) -> Iterator[tuple[Any, ...]]:
+class UnloggedSession(Statements):
+    def unlogged(self, table: str) -> list[Row]:
         """The rows of a table in `KEPT`."""
+        return self._rows(f"SELECT {KEPT[table].columns} FROM {table} ORDER BY {KEPT[table].order}")
 
-    def put_unlogged(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    def put_unlogged(self, table: str, rows: Iterable[Row]) -> None:
         """Replaces all rows of a table in `KEPT`."""
+        self._put(f"DELETE FROM {table}")
+        self._many(insert(table, KEPT[table].columns), rows)
 
+    @abstractmethod
     def mark_moved(self, address: str) -> None:
         """From now on every write transaction raises StoreMoved with this address. Reads go on."""

@@ -2,20 +2,17 @@
 the author who writes, a node has settings of its own, and nothing is remembered from one transaction to the next.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from hocket.kernel.messages import MESSAGES, Message
-from hocket.store.job_columns import JOB_COLUMNS, job_entry
 from hocket.store.jobs import IsLeft, JobEntry
 from hocket.store.libsql.connection import LibsqlConnection
+from hocket.store.local import LocalSession
 from hocket.store.ops import ENTRY_ID, Head, NewOp
 from hocket.store.row_macs import RowMacs
 from hocket.store.sqlite.session import SqliteSession
 
-# A list that could be the whole table is read in pages of this many rows.
-PAGE_ROWS = 1_000
 # How many ready jobs are read at once where some are left to others.
 READY_ROWS = 64
 # The last op of an author.
@@ -23,6 +20,9 @@ LATEST = f"SELECT {ENTRY_ID} FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc DES
 
 
 class LibsqlSession(SqliteSession):
+    # A node has settings of its own.
+    node_meta, set_node_meta = LocalSession.node_meta, LocalSession.set_node_meta
+
     def __init__(self, connection: LibsqlConnection, is_writer: bool = False, macs: RowMacs | None = None) -> None:
         super().__init__(connection, is_writer, macs)
         # An author and its last op, which a write transaction reads when it begins.
@@ -78,21 +78,6 @@ class LibsqlSession(SqliteSession):
         rows = self._many(sql, values)
         return [list(group) for _, group in groupby(rows, key=lambda row: row[2][12:])]
 
-    def each_job(self) -> Iterator[JobEntry]:
-        for row in self._pages(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id > ? ORDER BY id LIMIT ?"):
-            yield job_entry(row)
-
-    def each_message(self) -> Iterator[Message]:
-        for _, state in self._pages("SELECT id, state FROM messages WHERE id > ? ORDER BY id LIMIT ?"):
-            yield MESSAGES.decode(state)
-
-    def _pages(self, sql: str) -> Iterator[Any]:
-        """All rows of a statement that takes an id and a limit, and returns rows in the order of ids, the id first."""
-        after = b""
-        while rows := self._sql(sql, (after, PAGE_ROWS)).fetchall():
-            yield from rows
-            after = rows[-1][0]
-
     def _not_left(
         self, kind: str, limit: int, after: JobEntry | None, is_left: IsLeft
     ) -> list[tuple[JobEntry, bytes | None]]:
@@ -103,11 +88,3 @@ class LibsqlSession(SqliteSession):
                 break
             after = page[-1][0]
         return found[:limit]
-
-    def node_meta(self, node: bytes, key: str) -> bytes | None:
-        name = f"{key} {node.hex()}"
-        return self._macs.value(name, self.meta(name))
-
-    def set_node_meta(self, node: bytes, key: str, value: bytes) -> None:
-        name = f"{key} {node.hex()}"
-        self.set_meta(name, self._macs.value_with_mac(name, value))

@@ -213,7 +213,7 @@ class PostgresStore:
 
 
 _BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_SEARCH = "SELECT set_config('search_path', %s, true)"
+_SEARCH = "SELECT set_config('search_path', ?, true)"
 _ROLLBACK = ("ROLLBACK", ())
 _POSITION = (
     "SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"

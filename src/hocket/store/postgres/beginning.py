@@ -15,14 +15,15 @@ from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
+from hocket.kernel.ids import content_hash
 from hocket.kernel.subjects import Subject
-from hocket.store.ops import Head
+from hocket.store.ops import LATEST, Head
 from hocket.store.postgres.exchange import Statement, StatementAnswer
 from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S
-from hocket.store.postgres.locks import lock_key
-from hocket.store.postgres.ops import HEAD, LATEST, head_of
+from hocket.store.postgres.ops import HEAD, head_of
 from hocket.store.postgres.statements import SERVER_MS
-from hocket.store.postgres.told import STATE, Told
+from hocket.store.postgres.told import Told
+from hocket.store.subjects import STATE
 
 # How many subjects are read in advance at most, and after how many transactions that have not asked for one it no
 # longer is.
@@ -36,25 +37,31 @@ RESUMED_S = 1.0
 
 # PostgreSQL's settings for the transaction. A lock in the same statement waits no longer than they say.
 _SETTINGS = (
-    "set_config('search_path', %s, true),"
+    "set_config('search_path', ?, true),"
     f" set_config('lock_timeout', '{LOCK_WAIT_S}s', true),"
     f" set_config('idle_in_transaction_session_timeout', '{IDLE_S}s', true)"
 )
-_ALONE = f"SELECT {_SETTINGS}, pg_advisory_xact_lock(%s)"
-_BESIDE = f"SELECT {_SETTINGS}, pg_advisory_xact_lock(%s), pg_advisory_xact_lock_shared(%s)"
+_ALONE = f"SELECT {_SETTINGS}, pg_advisory_xact_lock(?)"
+_BESIDE = f"SELECT {_SETTINGS}, pg_advisory_xact_lock(?), pg_advisory_xact_lock_shared(?)"
 # This statement waits for no lock, so its answer is what is true while the others are held.
 _FACTS = (
-    f"SELECT {SERVER_MS}, (SELECT id FROM ({LATEST.format(author='%s::bytea')}) AS latest),"
-    " EXISTS (SELECT 1 FROM after), EXISTS (SELECT 1 FROM routes), EXISTS (SELECT 1 FROM workers WHERE number = %s)"
+    f"SELECT {SERVER_MS}, (SELECT id FROM ({LATEST}) AS latest),"
+    " EXISTS (SELECT 1 FROM after), EXISTS (SELECT 1 FROM routes), EXISTS (SELECT 1 FROM workers WHERE number = ?)"
 )
 _NOBODY = Subject("", b"")
 # Divides by zero if the head is another one, or the worker has been given up. A condition that depends on a value, such
 # as whether there is a worker, would be planned anew each time.
 _UNCHANGED = (
-    "SELECT 1 / count(*) FROM (SELECT 1 FROM head WHERE wall = %s AND logical = %s AND seq = %s AND chain = %s"
-    " AND settled = %s AND unsettled = %s AND rebuilding IS NULL AND law = %s"
+    "SELECT 1 / count(*) FROM (SELECT 1 FROM head WHERE wall = ? AND logical = ? AND seq = ? AND chain = ?"
+    " AND settled = ? AND unsettled = ? AND rebuilding IS NULL AND law = ?"
 )
-_HAS_WORKER = " AND EXISTS (SELECT 1 FROM workers WHERE number = %s)"
+_HAS_WORKER = " AND EXISTS (SELECT 1 FROM workers WHERE number = ?)"
+
+
+def lock_key(schema: str, *names: bytes) -> int:
+    """The number of an advisory lock. All programs that use the database share these numbers."""
+    name = b"\0".join((b"hocket", schema.encode(), *names))
+    return int.from_bytes(content_hash(name)[:8], "big", signed=True)
 
 
 @cache

@@ -104,7 +104,7 @@ DUMPERS: tuple[tuple[type[Column], type[Dumper]], ...] = (
 
 def unnested(types: Iterable[type[Column]]) -> str:
     """Rows from columns of these types."""
-    return f"unnest({', '.join(f'%s::{each.type}[]' for each in types)})"
+    return f"unnest({', '.join(f'?::{each.type}[]' for each in types)})"
 
 
 def columns(types: Sequence[Any], rows: Iterable[Sequence[Any]]) -> list[Column]:

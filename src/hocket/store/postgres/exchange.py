@@ -3,6 +3,7 @@ their number. This is psycopg's connection, with libpq's pipeline used directly:
 processor for a statement than the server does.
 """
 
+import re
 import select
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -24,6 +25,8 @@ CANCEL_S = 5.0
 Row = tuple[Any, ...]
 Statement = tuple[str, Sequence[Any]]
 _Key = tuple[str, tuple[int, ...]]
+# The mark for a value: the next one, or the one with this number.
+_MARK = re.compile(r"\?(\d*)")
 _GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
 
 
@@ -174,7 +177,13 @@ def _receive(pgconn: PGconn, results: list[PGresult]) -> None:
 
 @cache
 def _numbered(sql: str) -> tuple[bytes, list[PyFormat]]:
-    """A statement with numbered marks for its values, and in which form they go."""
-    first, *others = sql.split("%s")
-    marked = first + "".join(f"${number}{part}" for number, part in enumerate(others, 1))
-    return marked.encode(), [PyFormat.AUTO] * len(others)
+    """A statement with PostgreSQL's marks for its values, and in which form they go."""
+    numbers = count(1)
+    used = [0]
+
+    def number(mark: re.Match[str]) -> str:
+        used.append(int(mark[1] or next(numbers)))
+        return f"${used[-1]}"
+
+    marked = _MARK.sub(number, sql)
+    return marked.encode(), [PyFormat.AUTO] * max(used)

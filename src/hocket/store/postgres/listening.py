@@ -24,7 +24,7 @@ _KEEP_ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_cou
 
 def notification(address: DatabaseAddress, note: bytes) -> Statement:
     """The statement that sends a note."""
-    return "SELECT pg_notify(%s, %s)", (address.schema, base64.b64encode(note).decode())
+    return "SELECT pg_notify(?, ?)", (address.schema, base64.b64encode(note).decode())
 
 
 class PostgresListener:

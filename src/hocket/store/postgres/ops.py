@@ -1,37 +1,34 @@
 """The statements about the log: the head, the ops and their citations."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from hocket.kernel.bundles import FACTS_MAX
 from hocket.kernel.subjects import Subject
-from hocket.store.locks import LockMisuse
-from hocket.store.ops import BUNDLE, ENTRY_ID, OP_COLUMNS, Head, NewOp, OpRow, SealedOp, with_bodies
+from hocket.store.locks import LockMisuse, LockSession
+from hocket.store.ops import OP_COLUMNS, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns, unnested
-from hocket.store.postgres.locks import PostgresLocks
-from hocket.store.postgres.statements import damaged, insert_new
+from hocket.store.postgres.statements import PostgresStatements, damaged
+from hocket.store.row_check import RowCheck
+from hocket.store.statements import Row
 
 HEAD = "SELECT wall, logical, seq, chain, settled, unsettled, rebuilding, law FROM head"
-# The time of an author's last op, and the id of its last entry.
-LATEST = f"SELECT hlc, {ENTRY_ID} AS id FROM ops WHERE substr(hlc, 13) = {{author}} ORDER BY hlc DESC LIMIT 1"
-_OPS = f"variant <> {BUNDLE}"
-_ENTRIES = "place IS NULL"
 _PUT_HEAD = (
-    "UPDATE head SET wall = %s, logical = %s, seq = %s, chain = %s, settled = %s, unsettled = %s, rebuilding = %s,"
-    " law = %s, sealed = %s"  # older programs want `sealed` to be the number of ops
+    "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ?,"
+    " law = ?, sealed = ?"  # older programs want `sealed` to be the number of ops
 )
 _TYPES = (Bytes, Bytes, Numbers, Texts, Bytes, Numbers, Numbers, Bytes, Numbers, Bytes)
 _ADD_OPS = f"""
     INSERT INTO ops (seq, id, hlc, variant, family, key, reason, settled, body, place, chain)
-    SELECT %s + number, id, hlc, variant, family, key, reason, settled, body, place, chain
+    SELECT ? + number, id, hlc, variant, family, key, reason, settled, body, place, chain
     FROM {unnested(_TYPES)}
         WITH ORDINALITY AS new (id, hlc, variant, family, key, reason, settled, body, place, chain, number)"""
 _SEAL_OPS = """
     UPDATE ops SET body = new.body, chain = new.chain
-    FROM unnest(%s::bigint[], %s::bytea[], %s::bytea[]) AS new (seq, body, chain)
+    FROM unnest(?::bigint[], ?::bytea[], ?::bytea[]) AS new (seq, body, chain)
     WHERE ops.seq = new.seq"""
 _SET_REASONS = """
-    UPDATE ops SET reason = new.reason FROM unnest(%s::integer[], %s::bytea[]) AS new (reason, id)
+    UPDATE ops SET reason = new.reason FROM unnest(?::integer[], ?::bytea[]) AS new (reason, id)
     WHERE ops.id = new.id AND ops.settled = 1"""
 # Each author once, by hopping through the index from author to author.
 _FRONTIER = """
@@ -41,15 +38,20 @@ _FRONTIER = """
             SELECT substr(ops.hlc, 13), ops.hlc FROM ops WHERE substr(ops.hlc, 13) < latest.node
             ORDER BY substr(ops.hlc, 13) DESC, ops.hlc DESC LIMIT 1) AS lower)
     SELECT node, hlc FROM latest"""
-# Merges the authors' own sequences, which are indexed.
-_MERGED = f"""
-    SELECT next.* FROM unnest(%s::bytea[], %s::bytea[]) AS known (node, hlc), LATERAL (
-        SELECT {OP_COLUMNS} FROM ops WHERE substr(ops.hlc, 13) = known.node AND ops.hlc > known.hlc AND {{which}}
-        ORDER BY ops.hlc LIMIT %s) AS next
-    ORDER BY next.hlc LIMIT %s"""
 
 
-class PostgresOps(PostgresLocks):
+@cache
+def _merged(which: str) -> str:
+    return f"""
+    SELECT next.* FROM unnest(?::bytea[], ?::bytea[]) AS known (node, hlc), LATERAL (
+        SELECT {OP_COLUMNS} FROM ops WHERE substr(ops.hlc, 13) = known.node AND ops.hlc > known.hlc AND {which}
+        ORDER BY ops.hlc LIMIT ?) AS next
+    ORDER BY next.hlc LIMIT ?"""
+
+
+class PostgresOps(PostgresStatements, OpSession, LockSession):
+    row_check: RowCheck | None
+
     def head(self) -> Head:
         if self._head is None:
             self._head = head_of(self._sql(HEAD).first)
@@ -99,164 +101,26 @@ class PostgresOps(PostgresLocks):
         self._sql(_SEAL_OPS, [[each[i] for each in ops] for i in range(3)])
 
     def drop_ops(self, first: int) -> None:
-        self._put("DELETE FROM ops WHERE seq >= %s", (first,))
+        super().drop_ops(first)
         self._last_added = None
 
     def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]:
         """A transaction beside others leaves them those that they are folding."""
         lock = "FOR UPDATE SKIP LOCKED" if self.is_beside else ""
-        return self._stored(f"WHERE seq > %s AND settled = 0 ORDER BY seq LIMIT %s {lock}", after, limit)
+        return self._stored(f"WHERE seq > ? AND settled = 0 ORDER BY seq LIMIT ? {lock}", after, limit)
 
     def mark_settled(self, seqs: Sequence[int]) -> None:
-        self._put("UPDATE ops SET settled = 1 WHERE seq = ANY(%s)", (list(seqs),))
-
-    def order_ops(self) -> None:
-        """The schema has this index from the start: many nodes write here."""
-
-    def op(self, op_id: bytes) -> OpRow | None:
-        return self._op("id = %s AND settled = 1", op_id)
-
-    def known_ops(self, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        rows = self._among(f"SELECT id, body FROM ops WHERE settled = 1 AND {_ENTRIES} AND id = ANY(%s)", op_ids)
-        bodies = {op_id: body for op_id, body in rows}
-        return bodies if self.row_check is None else self.row_check.bodies(bodies)
-
-    def ops_by_id(self, op_ids: Sequence[bytes]) -> list[OpRow]:
-        return self._ops("WHERE settled = 1 AND id = ANY(%s)", list(op_ids)) if op_ids else []
-
-    def ops_named(self, op_id: bytes) -> list[OpRow]:
-        return self._ops("WHERE id BETWEEN %s AND %s AND settled = 1", op_id, op_id + b"\xff" * 8)
-
-    def latest_of(self, node: bytes) -> tuple[bytes, bytes]:
-        rows = self._rows(LATEST.format(author="%s"), node)
-        return (rows[0][0], rows[0][1]) if rows else (bytes(20), bytes(16))
-
-    def first_stored(self, node: bytes) -> bytes | None:
-        rows = self._stored("WHERE substr(hlc, 13) = %s ORDER BY hlc LIMIT 1", node)
-        return rows[0].body if rows else None
-
-    def ops_with_link(self, node: bytes, link: bytes) -> list[OpRow]:
-        where = "WHERE substr(hlc, 13) = %s AND position(%s::bytea IN body) > 0 ORDER BY hlc"
-        return self._ops(where, node, link)
-
-    def entry(self, seq: int) -> OpRow | None:
-        return self._op("seq = (SELECT seq - coalesce(place + 1, 0) FROM ops WHERE seq = %s)", seq)
-
-    def _op(self, where: str, value: bytes | int) -> OpRow | None:
-        return next(iter(self._ops(f"WHERE {where}", value)), None)
-
-    def ops_after(self, seq: int, limit: int) -> list[OpRow]:
-        return self._after(_OPS, seq, limit)
-
-    def entries_after(self, seq: int, limit: int) -> list[OpRow]:
-        return self._after(_ENTRIES, seq, limit)
-
-    def _after(self, which: str, seq: int, limit: int) -> list[OpRow]:
-        found: list[OpRow] = []
-        while rows := self._stored_after(which, seq, limit - len(found)):
-            found += self._checked(rows)
-            if self.row_check is None or len(found) == limit:
-                break
-            seq = rows[-1].seq
-        return found
-
-    def stored_entries(self, seq: int, limit: int) -> list[OpRow]:
-        return self._stored_after(_ENTRIES, seq, limit)
-
-    def entry_count(self) -> int:
-        return int(self._one(f"SELECT count(*) FROM ops WHERE {_ENTRIES}"))
-
-    def op_count(self) -> int:
-        return self.head().seq - int(self._one(f"SELECT count(*) FROM ops WHERE variant = {BUNDLE}"))
-
-    def facts_of(self, seq: int) -> list[OpRow]:
-        where = "WHERE seq > %s AND seq <= %s AND seq - place - 1 = %s ORDER BY seq"
-        return self._stored(where, seq, seq + FACTS_MAX, seq)
-
-    def _stored_after(self, which: str, seq: int, limit: int) -> list[OpRow]:
-        return self._stored(f"WHERE seq > %s AND {which} ORDER BY seq LIMIT %s", seq, limit)
-
-    def last_ops(self, count: int) -> list[OpRow]:
-        return self._ops(f"WHERE {_OPS} ORDER BY seq DESC LIMIT %s", count)[::-1]
-
-    def ops_at(self, hlc: bytes) -> list[OpRow]:
-        return self._ops(f"WHERE substr(hlc, 13) = %s AND hlc = %s AND {_OPS}", hlc[12:], hlc)
-
-    def entries_at(self, hlc: bytes) -> list[OpRow]:
-        at = "SELECT seq - coalesce(place + 1, 0) FROM ops WHERE substr(hlc, 13) = %s AND hlc = %s"
-        return self._ops(f"WHERE seq IN ({at})", hlc[12:], hlc)
-
-    def ops_about(self, subject: Subject, without: Sequence[int] = (), after: bytes = b"") -> list[OpRow]:
-        where = "WHERE key = %s AND settled = 1 AND family = %s AND hlc > %s AND reason <> ALL(%s) ORDER BY hlc"
-        return self._ops(where, subject.key, subject.family, after, [int(reason) for reason in without])
+        self._put("UPDATE ops SET settled = 1 WHERE seq = ANY(?)", (list(seqs),))
 
     def every_op_about(self, subject: Subject, after: bytes = b"") -> list[OpRow]:
         # An OR would use none of the two indexes.
-        about = f"SELECT {OP_COLUMNS} FROM ops WHERE key = %s AND settled = {{}} AND family = %s AND hlc > %s"
+        about = f"SELECT {OP_COLUMNS} FROM ops WHERE key = ? AND settled = {{}} AND family = ? AND hlc > ?"
         values = (subject.key, subject.family, after)
         rows = self._rows(f"{about.format(1)} UNION ALL {about.format(0)} ORDER BY hlc", *values, *values)
         return self._checked(self._read(rows))
 
-    def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
-        return self._merged(_OPS, {node: after for node in self.frontier()}, limit)
-
-    def entries_since(self, frontier: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
-        after = {node: (frontier.get(node, bytes(20)), last) for node, last in self.frontier().items()}
-        beyond = {node: known for node, (known, last) in after.items() if last > known}
-        return self._merged(_ENTRIES, beyond, limit)
-
-    def _merged(self, which: str, after: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
-        found: list[OpRow] = []
-        beyond, sql = dict(after), _MERGED.format(which=which)
-        while wanted := limit - len(found):
-            rows = self._read(self._rows(sql, list(beyond), list(beyond.values()), wanted, wanted))
-            found += self._checked(rows)
-            if len(rows) < wanted:
-                break
-            beyond.update((row.hlc[12:], row.hlc) for row in rows)
-        return found
-
-    def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
-        return self._merged(_OPS, {node: after}, limit)
-
-    def entries_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
-        return self._merged(_ENTRIES, {node: after}, limit)
-
-    def ops_written_after(self, node: bytes, hlc: bytes) -> tuple[int, bytes | None]:
-        where = f"FROM ops WHERE substr(hlc, 13) = %s AND hlc > %s AND {_OPS}"
-        first: bytes | None = self._one(f"SELECT hlc {where} ORDER BY hlc LIMIT 1", node, hlc)
-        return self._one(f"SELECT count(*) {where}", node, hlc), first
-
-    def written_by(self, node: bytes) -> list[tuple[bytes, Subject | None]]:
-        sql = f"SELECT id, family, key FROM ops WHERE substr(hlc, 13) = %s AND {_OPS} ORDER BY hlc"
-        rows = self._rows(sql, node)
-        return [(op_id, None if key is None else Subject(family, key)) for op_id, family, key in rows]
-
-    def ops_of_variants(self, variants: Sequence[int]) -> list[OpRow]:
-        return self._ops("WHERE variant = ANY(%s) ORDER BY hlc", list(variants))
-
-    def has_variants(self, variants: Sequence[int]) -> bool:
-        return bool(self._one("SELECT EXISTS (SELECT 1 FROM ops WHERE variant = ANY(%s))", list(variants)))
-
-    def jobs_written_of(self, job_ids: Sequence[bytes]) -> set[bytes]:
-        about = "SELECT DISTINCT key FROM ops WHERE settled = 1 AND family = 'job' AND key = ANY(%s)"
-        return {row[0] for row in self._among(about, job_ids)}
-
-    def ops_about_jobs(self, job_ids: Sequence[bytes], variant: int) -> list[OpRow]:
-        about = "WHERE settled = 1 AND family = 'job' AND variant = %s AND key = ANY(%s)"
-        return self._ops(about, variant, list(job_ids)) if job_ids else []
-
-    def _ops(self, tail: str, *values: Any) -> list[OpRow]:
-        return self._checked(self._stored(tail, *values))
-
-    def _checked(self, rows: list[OpRow]) -> list[OpRow]:
-        return rows if self.row_check is None or not rows else self.row_check.ops(rows)
-
-    def _stored(self, tail: str, *values: Any) -> list[OpRow]:
-        return self._read(self._rows(f"SELECT {OP_COLUMNS} FROM ops {tail}", *values))
-
-    def _read(self, rows: Iterable[Any]) -> list[OpRow]:
-        return with_bodies([OpRow(*row) for row in rows], self._bundles)
+    def _next_of(self, which: str, after: Mapping[bytes, bytes], limit: int) -> Iterable[Row]:
+        return self._rows(_merged(which), list(after), list(after.values()), limit, limit)
 
     def set_reasons(self, reasons: Iterable[tuple[int, bytes]]) -> None:
         chosen = list(reasons)
@@ -265,22 +129,6 @@ class PostgresOps(PostgresLocks):
 
     def frontier(self) -> dict[bytes, bytes]:
         return {node: hlc for node, hlc in self._rows(_FRONTIER)}
-
-    def refused_ops(self, limit: int) -> list[OpRow]:
-        return self._ops("WHERE reason <> 0 ORDER BY seq DESC LIMIT %s", limit)
-
-    def ops_refused_for(self, reasons: Sequence[int]) -> list[OpRow]:
-        wanted = [int(reason) for reason in reasons]
-        return self._ops("WHERE reason <> 0 AND reason = ANY(%s) ORDER BY seq", wanted)
-
-    def cite(self, dep: bytes, op_id: bytes) -> None:
-        self._put(insert_new("cites", "dep, op"), (dep, op_id))
-
-    def citing(self, dep: bytes) -> list[bytes]:
-        return self._column("SELECT op FROM cites WHERE dep = %s", dep)
-
-    def cited_among(self, deps: Sequence[bytes]) -> set[bytes]:
-        return {row[0] for row in self._among("SELECT DISTINCT dep FROM cites WHERE dep = ANY(%s)", deps)}
 
 
 def head_of(row: tuple[Any, ...] | None) -> Head:

@@ -1,54 +1,37 @@
-"""All statements of the PostgreSQL store in one session."""
+"""The session of the PostgreSQL store: what a write transaction is told when it begins, and the statements that differ
+from those that all stores share.
+"""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from psycopg import errors
 
+from hocket.kernel.subjects import Subject
+from hocket.store.artifacts import COLUMNS, Artifact
+from hocket.store.local import WorkerRow
 from hocket.store.ops import Head
-from hocket.store.postgres.artifacts import PostgresArtifacts
-from hocket.store.postgres.beginning import Resumed
+from hocket.store.postgres.beginning import Resumed, lock_key
+from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns, unnested
 from hocket.store.postgres.faults import first_line
-from hocket.store.postgres.intake import PostgresIntake
 from hocket.store.postgres.jobs import PostgresJobs
-from hocket.store.postgres.local import PostgresLocal
-from hocket.store.postgres.lock_requests import PostgresLockRequests
-from hocket.store.postgres.messages import PostgresMessages
 from hocket.store.postgres.ops import PostgresOps
-from hocket.store.postgres.peers import PostgresPeers
-from hocket.store.postgres.presence import PostgresPresence
-from hocket.store.postgres.registers import PostgresRegisters
-from hocket.store.postgres.rows import PostgresRows
-from hocket.store.postgres.statements import insert
-from hocket.store.postgres.subjects import PostgresSubjects
-from hocket.store.postgres.tokens import PostgresTokens
-from hocket.store.postgres.told import Told
-from hocket.store.unlogged import KEPT, MOVED
+from hocket.store.postgres.statements import pages
+from hocket.store.postgres.told import FAMILIES, Told
+from hocket.store.row_check import RowCheck
+from hocket.store.session import PROJECTIONS, Session
+from hocket.store.statements import Row
+from hocket.store.subjects import LOCK_QUEUE, STATE
+from hocket.store.unlogged import MOVED
 
 # Stands in the head of a moved store, which each write transaction reads first, in place of a rebuild's progress.
 IS_MOVED = b"moved"
-_PROJECTIONS = (
-    *("jobs", "finished", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
-    *("evictions", "delegations", "revocations", "coordinators", "forks", "written"),
-    *("messages", "deliveries", "group_cursors"),
-)
+_ARTIFACT = (Bytes, Bytes, Texts, Bytes, Bytes, Numbers, Numbers, Numbers, Bytes)
+_ADD_ARTIFACTS = f"INSERT INTO artifacts ({COLUMNS}) SELECT * FROM {unnested(_ARTIFACT)} ON CONFLICT DO NOTHING"
 
 
-class PostgresSession(
-    PostgresOps,
-    PostgresIntake,
-    PostgresJobs,
-    PostgresSubjects,
-    PostgresRows,
-    PostgresMessages,
-    PostgresRegisters,
-    PostgresArtifacts,
-    PostgresPeers,
-    PostgresPresence,
-    PostgresLocal,
-    PostgresTokens,
-    PostgresLockRequests,
-):
+class PostgresSession(PostgresOps, PostgresJobs, Session):
+    row_check: RowCheck | None
     note: bytes | None = None
     """What the commit tells the processes that listen."""
 
@@ -91,19 +74,17 @@ class PostgresSession(
         return self._last_added
 
     def has_op(self, seq: int, op_id: bytes) -> bool:
-        return self._one("SELECT 1 FROM ops WHERE seq = %s AND id = %s", seq, op_id) is not None
+        return self._one("SELECT 1 FROM ops WHERE seq = ? AND id = ?", seq, op_id) is not None
 
     def drop_projections(self) -> None:
         if self._told is not None:
             self._told.forget()
-        # Not TRUNCATE: readers would wait for it, and see empty tables in an older view.
-        for table in _PROJECTIONS:
-            self._put(f"DELETE FROM {table}")
+        super().drop_projections()
 
     def damage(self) -> list[str]:
         """PostgreSQL checks its pages when it reads them, so this reads them all."""
         found = []
-        for table in ("head", "meta", "ops", *_PROJECTIONS):
+        for table in ("head", "meta", "ops", *PROJECTIONS):
             try:
                 with self._connection.transaction():  # a savepoint: the view goes on after an error
                     self._sql(f"SELECT count(*) FROM {table}")
@@ -111,14 +92,10 @@ class PostgresSession(
                 found.append(first_line(error))
         return found
 
-    def unlogged(self, table: str) -> Iterator[tuple[Any, ...]]:
-        yield from self._rows(f"SELECT {KEPT[table].columns} FROM {table} ORDER BY {KEPT[table].order}")
-
-    def put_unlogged(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    def put_unlogged(self, table: str, rows: Iterable[Row]) -> None:
         if self._told is not None:
             self._told.forget()
-        self._put(f"DELETE FROM {table}")
-        self._many(insert(table, KEPT[table].columns), list(rows))
+        super().put_unlogged(table, rows)
 
     def mark_moved(self, address: str) -> None:
         self.set_meta(MOVED, address.encode())
@@ -129,3 +106,103 @@ class PostgresSession(
         if self.head().rebuilding != IS_MOVED:
             return None
         return (self.meta(MOVED) or b"another store").decode()
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._is_writer and self._in_transaction
+
+    def _try_lock(self, subject: Subject) -> bool:
+        if subject not in self._locked:
+            key = lock_key(self._schema, subject.family.encode(), subject.key)
+            if not self._one("SELECT pg_try_advisory_xact_lock(?)", key):
+                return False
+            self._locked.add(subject)
+        return True
+
+    def subject_state(self, subject: Subject) -> bytes | None:
+        state, latest = self._told_state(subject)
+        check = self.row_check
+        return state if check is None or subject.family == LOCK_QUEUE else check.state(subject, state, latest)
+
+    def _told_state(self, subject: Subject) -> tuple[bytes | None, bytes | None]:
+        """The state, and the time of the latest op about the subject."""
+        told = self._told if subject.family in FAMILIES else None
+        if told is not None:
+            told.asked.add(subject)
+            if subject in told.subjects:
+                return told.subjects[subject]
+        ((state, latest),) = self._rows(f"SELECT {STATE}", *subject, *subject)
+        if told is not None:
+            told.subjects[subject] = state, latest
+        return state, latest
+
+    def _changes(self, subject: Subject, state: bytes | None, last: bytes = b"") -> None:
+        if self._told is not None:
+            self._told.subjects.pop(subject, None)
+        super()._changes(subject, state, last)
+
+    def set_route(self, kind: str, hlc: bytes, node: bytes | None) -> None:
+        self._change_routes()
+        super().set_route(kind, hlc, node)
+
+    def drop_route(self, kind: str, hlc: bytes) -> None:
+        self._change_routes()
+        super().drop_route(kind, hlc)
+
+    def _change_routes(self) -> None:
+        if self._told is not None:
+            self._told.has_routes = None
+
+    def has_routes(self) -> bool:
+        told = None if self._told is None else self._told.has_routes
+        return super().has_routes() if told is None else told
+
+    def put_worker(self, worker: WorkerRow) -> int:
+        self._change_workers()
+        return super().put_worker(worker)
+
+    def drop_worker(self, number: int) -> None:
+        self._change_workers()
+        super().drop_worker(number)
+
+    def _change_workers(self) -> None:
+        if self._told is not None:
+            self._told.worker = None
+
+    def has_worker(self, number: int) -> bool:
+        told = self._told
+        if told is None:
+            return super().has_worker(number)
+        if told.worker is None or told.worker[0] != number:
+            told.worker = number, super().has_worker(number)
+        return told.worker[1]
+
+    def put_offer(self, op_id: bytes, job_id: bytes, worker: int) -> None:
+        self._change_offers()
+        super().put_offer(op_id, job_id, worker)
+
+    def drop_offer(self, op_id: bytes) -> None:
+        self._change_offers()
+        super().drop_offer(op_id)
+
+    def drop_offers_of(self, worker: int) -> None:
+        self._change_offers()
+        super().drop_offers_of(worker)
+
+    def _change_offers(self) -> None:
+        if self._told is not None:
+            self._told.offered = None
+
+    def offered_jobs(self) -> set[bytes]:
+        told = None if self._told is None else self._told.offered
+        return super().offered_jobs() if told is None else told
+
+    def _put_artifacts(self, artifacts: Sequence[Artifact]) -> None:
+        for some in pages(artifacts):
+            self._put(_ADD_ARTIFACTS, columns(_ARTIFACT, some))
+
+    def _stored_numbers(self, numbers: Sequence[int]) -> Any:
+        return list(numbers)
+
+    def _numbers(self, stored: Any) -> tuple[int, ...]:
+        return tuple(stored)

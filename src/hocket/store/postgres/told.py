@@ -4,9 +4,6 @@ from hocket.kernel.subjects import AVAILABILITY, KIND, Subject
 
 # The families of subjects that transactions ask for again and again.
 FAMILIES = (KIND, AVAILABILITY)
-# The time of the latest op about a subject, and its state with that time.
-LATEST_ABOUT = "SELECT hlc FROM ops WHERE family = %s AND key = %s AND settled = 1 ORDER BY hlc DESC LIMIT 1"
-STATE = f"(SELECT state FROM subjects WHERE family = %s AND key = %s), ({LATEST_ABOUT})"
 
 
 class Told:

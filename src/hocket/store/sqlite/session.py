@@ -1,49 +1,42 @@
-"""All statements of the SQLite store in one session."""
+"""The session of the SQLite store: the statements that differ from those that all stores share."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any
-
+from hocket.kernel.subjects import Subject
+from hocket.store.row_check import RowCheck
 from hocket.store.row_macs import MAC_TABLES
-from hocket.store.sqlite.artifacts import ArtifactStatements
-from hocket.store.sqlite.intake import IntakeStatements
-from hocket.store.sqlite.jobs import JobStatements
-from hocket.store.sqlite.local import LocalStatements
-from hocket.store.sqlite.lock_requests import LockRequestStatements
-from hocket.store.sqlite.messages import MessageStatements
-from hocket.store.sqlite.ops import OpStatements
-from hocket.store.sqlite.peers import PeerStatements
-from hocket.store.sqlite.presence import PresenceStatements
-from hocket.store.sqlite.registers import RegisterStatements
-from hocket.store.sqlite.rows import RowStatements
+from hocket.store.session import Session
+from hocket.store.sqlite.jobs import SqliteJobs
 from hocket.store.sqlite.statements import UNREADABLE
-from hocket.store.sqlite.subjects import SubjectStatements
-from hocket.store.sqlite.tokens import TokenStatements
-from hocket.store.unlogged import KEPT, MOVED
+from hocket.store.unlogged import MOVED
 
 # How the error of a trigger begins that refuses a write to a moved store. The address follows.
 MOVED_TO = "this store was moved to "
-_PROJECTIONS = (
-    *("jobs", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
-    *("evictions", "delegations", "revocations", "coordinators", "forks", "written"),
-    *("messages", "deliveries", "group_cursors"),
-)
+# How many states a writer remembers, and how large each may be.
+STATES_REMEMBERED = 64
+STATE_BYTES_REMEMBERED = 4_096
 
 
-class SqliteSession(
-    OpStatements,
-    IntakeStatements,
-    JobStatements,
-    SubjectStatements,
-    RowStatements,
-    MessageStatements,
-    RegisterStatements,
-    ArtifactStatements,
-    PeerStatements,
-    PresenceStatements,
-    LocalStatements,
-    TokenStatements,
-    LockRequestStatements,
-):
+class SqliteSession(SqliteJobs, Session):
+    row_check: RowCheck | None
+
+    def subject_state(self, subject: Subject) -> bytes | None:
+        if self._head_seen and subject in self._states:
+            return self._states[subject]
+        return super().subject_state(subject)
+
+    def _changes(self, subject: Subject, state: bytes | None, last: bytes = b"") -> None:
+        super()._changes(subject, state, last)
+        self._states.pop(subject, None)
+        if state is not None and len(state) <= STATE_BYTES_REMEMBERED:
+            if len(self._states) >= STATES_REMEMBERED:
+                self._states.clear()
+            self._states[subject] = state
+
+    def node_meta(self, node: bytes, key: str) -> bytes | None:
+        return self.meta(key)
+
+    def set_node_meta(self, node: bytes, key: str, value: bytes) -> None:
+        self.set_meta(key, value)
+
     def has_rows_to_mac(self) -> bool:
         """Whether an older program has left rows without a MAC."""
         return self._one("SELECT 1 FROM to_mac") is not None
@@ -65,9 +58,7 @@ class SqliteSession(
     def drop_projections(self) -> None:
         self._claimed.clear()
         self._states.clear()
-        for table in _PROJECTIONS:
-            self._sql(f"DELETE FROM {table}")
-        self._sql("DELETE FROM finished")
+        super().drop_projections()
 
     def damage(self) -> list[str]:
         try:
@@ -75,17 +66,9 @@ class SqliteSession(
         except UNREADABLE as error:
             return [str(error)]
 
-    def unlogged(self, table: str) -> Iterator[tuple[Any, ...]]:
-        yield from self._sql(f"SELECT {KEPT[table].columns} FROM {table} ORDER BY {KEPT[table].order}")
-
-    def put_unlogged(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        columns = KEPT[table].columns
-        self._sql(f"DELETE FROM {table}")
-        self._many(f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * (columns.count(',') + 1))})", rows)
-
     def mark_moved(self, address: str) -> None:
         """Triggers refuse the writes, also those of processes that have the file open, and of older programs."""
-        self._sql("REPLACE INTO meta VALUES (?, ?)", (MOVED, address.encode()))
+        self.set_meta(MOVED, address.encode())
         told = (MOVED_TO + address).replace("'", "''")
         tables = self._sql("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%'").fetchall()
         for (table,) in tables:
