@@ -22,10 +22,10 @@ from hocket.coordination.lock_processes import LockProcesses, LockSweep
 from hocket.coordination.locks import LockHeld, LockLost, wanted
 from hocket.errors import StoreError, Usage
 from hocket.events import ignore
+from hocket.families.locks.facts import LOCK, AcquireLocks
+from hocket.families.locks.rules import Scope
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import AcquireLocks
-from hocket.kernel.locks import Scope
-from hocket.kernel.subjects import LOCK, Subject
+from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.node.locks import lock_client
 from hocket.node.node import Node

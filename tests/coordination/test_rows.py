@@ -16,10 +16,11 @@ import pytest
 import hocket
 from hocket.coordination.rows import PAGE, RowConflict, StoredRow
 from hocket.errors import Conflict, Usage
-from hocket.kernel.coordination_payloads import PutRow, SendMessage, Strategy
+from hocket.families.inbox.facts import SendMessage
+from hocket.families.rows.facts import ROW, PutRow, Strategy
+from hocket.families.rows.rules import OPEN_CONFLICTS_MAX
 from hocket.kernel.ops import decode
-from hocket.kernel.rows import OPEN_CONFLICTS_MAX
-from hocket.kernel.subjects import ROW, Subject
+from hocket.kernel.subjects import Subject
 from hocket.kernel.ucan import Capability
 from hocket.log.rebuild import rebuild
 from hocket.node.node import Node

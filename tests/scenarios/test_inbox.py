@@ -17,7 +17,7 @@ import pytest
 
 from hocket.coordination import inbox
 from hocket.coordination.inbox import MessageDraft
-from hocket.kernel.coordination_payloads import AcknowledgeMessage
+from hocket.families.inbox.facts import AcknowledgeMessage
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import number_of
 from hocket.mesh import wire

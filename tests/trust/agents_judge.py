@@ -14,11 +14,13 @@ from hocket.coordination.availability import set_availability
 from hocket.coordination.inbox import MessageDraft
 from hocket.coordination.lock_decisions import scope_in
 from hocket.errors import HocketError
-from hocket.kernel.coordination_payloads import AcquireLocks, Availability, LockMode, PutRow, ReleaseLocks, Strategy
+from hocket.families.availability.facts import Availability
+from hocket.families.locks.facts import AcquireLocks, LockMode, ReleaseLocks
+from hocket.families.rows.facts import ROW, PutRow, Strategy
+from hocket.families.rows.rules import RowState
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.rows import RowState
-from hocket.kernel.subjects import ROW, Subject
+from hocket.kernel.subjects import Subject
 from hocket.log import Transaction
 from tests.trust.sharer import SharedMesh
 

@@ -15,9 +15,9 @@ import pytest
 from hocket.coordination.availability import set_availability
 from hocket.coordination.presence import NodePresence, NodeSaid
 from hocket.errors import Usage
+from hocket.families.availability.facts import Availability
 from hocket.kernel.candidates import EPOCH_MS, worker_id
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.jws import open_detached
 from hocket.kernel.ops import decode, unsigned

@@ -209,7 +209,7 @@ add_operations(dead_app, messages.dead, messages.retry)
 
 
 def _body(text: str) -> bytes:
-    from hocket.kernel.messages import BODY_BYTES_MAX
+    from hocket.families.inbox.rules import BODY_BYTES_MAX
 
     if text == "-":
         return sys.stdin.buffer.read(BODY_BYTES_MAX + 1)

@@ -5,13 +5,13 @@ each row is the one that it must stand before it is used.
 from collections.abc import Iterator
 from itertools import islice
 
+from hocket.kernel.family import FAMILIES
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import decode
-from hocket.kernel.subjects import MESSAGE, Subject
+from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import ClearSchedule, SetSchedule
 from hocket.log.audit import BATCH, FINDINGS_MAX, AuditFinding
 from hocket.log.checked_registers import CheckedRegisters
-from hocket.log.projectors import FAMILIES
 from hocket.log.schedule_register import scheduled
 from hocket.log.store_check import SessionCheck, StoreCheck
 from hocket.store import JobEntry, Session, Store
@@ -35,11 +35,12 @@ def audit_rows(store: Store, check: StoreCheck) -> list[AuditFinding]:
 
 def _states(session: Session) -> None:
     """Reading a state compares it with the ops, also one that should be there and is not."""
-    for family in FAMILIES:
-        for key in session.subjects_of(family):
-            session.subject_state(Subject(family, key))
-    for key in session.subjects_of(MESSAGE):
-        session.message(key)
+    for family in FAMILIES.values():
+        for key in session.subjects_of(family.name):
+            if family.table is None:
+                session.subject_state(Subject(family.name, key))
+            else:
+                family.table.read(session, key)
     after = b""
     while found := session.artifacts(after, BATCH):
         after = found[-1].id

@@ -18,8 +18,8 @@ from hocket.coordination.presence import (
     known_nodes,
 )
 from hocket.coordination.presence import beat as agent_beat
+from hocket.families.locks.rules import NAME_CHARS_MAX, Agent
 from hocket.kernel.ids import node_text
-from hocket.kernel.locks import NAME_CHARS_MAX, Agent
 from hocket.kernel.plurals import counted
 from hocket.kernel.roster import Job
 from hocket.service import Service, ServiceAnswer

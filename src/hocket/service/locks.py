@@ -22,10 +22,10 @@ from hocket.coordination.locks import (
     default_ttl_ms,
 )
 from hocket.errors import Usage
+from hocket.families.locks.facts import LOCK
+from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.rules import KEY_CHARS_MAX, KEYS_MAX, NAME_CHARS_MAX, TTL_MS_MAX, Hold, Wait, live
 from hocket.kernel.ids import node_text
-from hocket.kernel.key_patterns import overlap
-from hocket.kernel.locks import KEY_CHARS_MAX, KEYS_MAX, NAME_CHARS_MAX, TTL_MS_MAX, Hold, Wait, live
-from hocket.kernel.subjects import LOCK
 from hocket.service import Service, ServiceAnswer
 from hocket.service.operation import Arguments, InShell, OverHttp, TokenNeed, operation
 from hocket.service.views import Line, Table, View, moment

@@ -12,8 +12,8 @@ from msgspec import Meta
 from hocket.coordination.availability import set_availability, unavailable
 from hocket.coordination.presence import NodePresence, NodeSaid, known_nodes
 from hocket.errors import Conflict, NotAuthorised, Usage
-from hocket.kernel.availability import REASON_CHARS_MAX
-from hocket.kernel.coordination_payloads import Availability
+from hocket.families.availability.facts import Availability
+from hocket.families.availability.rules import REASON_CHARS_MAX
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import hash_text, node_text
 from hocket.kernel.keys import SigningKey

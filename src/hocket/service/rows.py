@@ -18,8 +18,8 @@ from hocket.coordination.rows import (
     row_write,
 )
 from hocket.errors import NotFound, Usage
+from hocket.families.rows.rules import AGENT_BYTES_MAX, KEY_BYTES_MAX, TABLE_BYTES_MAX
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.rows import AGENT_BYTES_MAX, KEY_BYTES_MAX, TABLE_BYTES_MAX
 from hocket.node.rows import sync_decided
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.service.operation import ULID, InShell, TokenNeed, operation

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from hocket.kernel.messages import Message
+from hocket.families.inbox.rules import Message
 
 
 class DeliveryStage(IntEnum):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from hocket.kernel.messages import MESSAGES, Message
+from hocket.families.inbox.rules import MESSAGES, Message
 from hocket.store.job_columns import JOB_COLUMNS, job_entry
 from hocket.store.jobs import IsLeft, JobEntry
 from hocket.store.libsql.connection import LibsqlConnection

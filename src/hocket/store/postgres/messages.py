@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from hocket.families.inbox.facts import MESSAGE
+from hocket.families.inbox.rules import MESSAGES, Message
 from hocket.kernel.clock import pack
-from hocket.kernel.messages import MESSAGES, Message
-from hocket.kernel.subjects import MESSAGE, Subject
+from hocket.kernel.subjects import Subject
 from hocket.store.messages import DeliveryStage, QueuedDelivery
 from hocket.store.postgres.statements import PostgresStatements, insert, upsert
 from hocket.store.postgres.told import LATEST_ABOUT

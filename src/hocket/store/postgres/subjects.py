@@ -1,6 +1,7 @@
 """The statements about subjects whose families have no tables of their own."""
 
-from hocket.kernel.subjects import MESSAGE, Subject
+from hocket.families.inbox.facts import MESSAGE
+from hocket.kernel.subjects import Subject
 from hocket.store.postgres.statements import PostgresStatements, upsert
 from hocket.store.postgres.told import FAMILIES, STATE
 from hocket.store.subjects import LOCK_QUEUE, SubjectRow

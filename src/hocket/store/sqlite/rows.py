@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from hocket.kernel.subjects import ROW, Subject
+from hocket.families.rows.facts import ROW
+from hocket.kernel.subjects import Subject
 from hocket.store.sqlite.statements import Statements
 from hocket.store.subjects import SubjectRow
 

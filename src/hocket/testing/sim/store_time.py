@@ -6,7 +6,7 @@ key, with the holds and the waits of the same node, which its keys may meet; the
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hocket.kernel.coordination_payloads import AcquireLocks
+from hocket.families.locks.facts import LOCK, AcquireLocks
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.log.intake import Intake
@@ -46,7 +46,7 @@ def cost_s(intake: Intake, op: Op) -> float:
     payload, projection = op.payload, intake.tx.projection
     if not isinstance(payload, AcquireLocks) or projection.arbiter(op.timestamp) != intake.tx.node:
         return OP_S
-    scope = projection.locks.state(payload.scope.encode())
+    scope = projection.projectors[LOCK].state(payload.scope.encode())
     rivals = () if scope is None else (*scope.holds, *scope.waits)
     compared = sum(len(each.keys) for each in rivals if each.node == op.node_id)
     return min(OP_S_MAX, OP_S + COMPARED_S * len(payload.keys) * compared)
