@@ -20,8 +20,8 @@ from bench import crew, meter, ours
 from bench.mesh import _hocket, _serving
 from bench.subject import Result
 from hocket.bus.changes import about
-from hocket.coordination.locks import read_scope
 from hocket.families.locks.facts import LOCK
+from hocket.families.locks.requests import read_scope
 from hocket.families.locks.rules import Scope
 from hocket.node.node import Node
 

@@ -23,7 +23,6 @@ ORDER = [
     "log",
     "work",
     "families",
-    "coordination",
     "inference",
     "mesh",
     "gitplane",

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 import hocket
-from hocket.coordination.rows import PAGE, RowConflict, StoredRow
 from hocket.errors import Conflict, Usage
 from hocket.families.inbox.facts import SendMessage
 from hocket.families.rows.facts import ROW, PutRow, Strategy
+from hocket.families.rows.requests import PAGE, RowConflict, StoredRow
 from hocket.families.rows.rules import OPEN_CONFLICTS_MAX
 from hocket.kernel.ops import decode
 from hocket.kernel.subjects import Subject
@@ -249,7 +249,7 @@ def test_a_deleted_row_leaves_a_small_state_and_a_rebuild_gives_the_same(tmp_pat
 ADDING = """
 import sys
 import hocket
-from hocket.coordination.rows import RowConflict
+from hocket.families.rows.requests import RowConflict
 
 home, who, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with hocket.open(home) as node:

@@ -50,7 +50,7 @@ for line in sys.stdin:
 OURS = """
 import sys
 import hocket
-from hocket.coordination.rows import RowConflict
+from hocket.families.rows.requests import RowConflict
 
 with hocket.open(sys.argv[1]) as node:
     rows = node.rows("memories")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hocket.coordination.locks import WAIT_STEP_MS
 from hocket.families.locks.facts import LOCK, AcquireLocks
+from hocket.families.locks.requests import WAIT_STEP_MS
 from hocket.families.locks.rules import LOCKS, Scope
 from hocket.kernel.arbitration import FoldContext
 from hocket.kernel.clock import Hlc

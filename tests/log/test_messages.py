@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.coordination import inbox
-from hocket.coordination.deciding import acceptance
-from hocket.coordination.inbox import REPLIES_MAX, MessageDraft
 from hocket.errors import Conflict, Usage
+from hocket.families.deciding import acceptance
+from hocket.families.inbox import requests as inbox
 from hocket.families.inbox.facts import MESSAGE, AcknowledgeMessage, ClaimMessage, SendMessage
 from hocket.families.inbox.projector import messages_of
+from hocket.families.inbox.requests import REPLIES_MAX, MessageDraft
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.ops import Op, decode

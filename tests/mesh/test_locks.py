@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from hocket.coordination.lock_decisions import read_scope
-from hocket.coordination.locks import LockHeld, LockLost, Wanted, wanted
 from hocket.errors import NotAuthorised, Unreachable, Usage
 from hocket.families.locks import limits as lock_limits
+from hocket.families.locks.decisions import read_scope
 from hocket.families.locks.facts import LockMode
+from hocket.families.locks.requests import LockHeld, LockLost, Wanted, wanted
 from hocket.families.locks.rules import TENURE_BITS, Scope
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import DesignateCoordinator

@@ -9,13 +9,13 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 
-from hocket.coordination import inbox
-from hocket.coordination.availability import set_availability, unavailable
-from hocket.coordination.inbox import MessageDraft
-from hocket.coordination.lock_decisions import read_scope
 from hocket.families.availability.facts import Availability
+from hocket.families.availability.requests import set_availability, unavailable
 from hocket.families.availability.rules import AVAILABILITIES, AvailabilityState
+from hocket.families.inbox import requests as inbox
+from hocket.families.inbox.requests import MessageDraft
 from hocket.families.inbox.rules import MESSAGES, DeliveryState, Message
+from hocket.families.locks.decisions import read_scope
 from hocket.families.locks.facts import AcquireLocks, LockMode, ReleaseLocks
 from hocket.families.locks.projector import waited_in
 from hocket.families.locks.rules import LOCKS, Hold, Scope

@@ -13,11 +13,11 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from hocket.bus.changes import ANYTHING, Changes, about
-from hocket.coordination import inbox
-from hocket.coordination.deciding import acceptance, decide, written
-from hocket.coordination.inbox import LEASE_MS_DEFAULT, TTL_MS_DEFAULT, ClaimedMessage, MessageDraft
 from hocket.errors import Unreachable, Usage
+from hocket.families.deciding import acceptance, decide, written
+from hocket.families.inbox import requests as inbox
 from hocket.families.inbox.facts import MESSAGE
+from hocket.families.inbox.requests import LEASE_MS_DEFAULT, TTL_MS_DEFAULT, ClaimedMessage, MessageDraft
 from hocket.families.inbox.rules import Message, read_address
 from hocket.kernel.beats.placing import BeatPlace, stamp_of
 from hocket.kernel.durations import duration_ms

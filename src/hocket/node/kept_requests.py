@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hocket.coordination import inbox
 from hocket.errors import CommitUnknown, StoreAway
+from hocket.families.inbox import requests as inbox
 from hocket.families.inbox.projector import messages_of
 from hocket.kernel.ids import parse_ulid
 from hocket.log import Transaction

@@ -5,8 +5,8 @@ that has only NATS uses `nats_leader`.
 
 from typing import Protocol
 
-from hocket.coordination.lock_decisions import read_scope
-from hocket.coordination.locks import LockClient, LockHeld, wanted
+from hocket.families.locks.decisions import read_scope
+from hocket.families.locks.requests import LockClient, LockHeld, wanted
 from hocket.families.locks.rules import Scope
 from hocket.families.locks.rules import live as live_holds
 from hocket.mesh import peers

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from hocket.coordination.lock_decisions import read_scope, subject
-from hocket.coordination.locks import moment
 from hocket.families.inbox.rules import read_address
+from hocket.families.locks.decisions import read_scope, subject
 from hocket.families.locks.facts import LOCK, RenewLocks
+from hocket.families.locks.requests import moment
 from hocket.families.locks.rules import Agent, Hold, live
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import ulid_ms

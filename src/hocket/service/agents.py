@@ -7,17 +7,6 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hocket.coordination.presence import (
-    DOING_CHARS_MAX,
-    EVERY_MS_DEFAULT,
-    EVERY_MS_MAX,
-    EVERY_MS_MIN,
-    AgentSaid,
-    NodePresence,
-    agents_of,
-    known_nodes,
-)
-from hocket.coordination.presence import beat as agent_beat
 from hocket.families.locks.rules import NAME_CHARS_MAX, Agent
 from hocket.kernel.ids import node_text
 from hocket.kernel.plurals import counted
@@ -28,6 +17,17 @@ from hocket.service.nodes import Within
 from hocket.service.operation import InShell, TokenNeed, operation
 from hocket.service.views import Line, View
 from hocket.work.liveness import BEAT_S, grade
+from hocket.work.presence import (
+    DOING_CHARS_MAX,
+    EVERY_MS_DEFAULT,
+    EVERY_MS_MAX,
+    EVERY_MS_MIN,
+    AgentSaid,
+    NodePresence,
+    agents_of,
+    known_nodes,
+)
+from hocket.work.presence import beat as agent_beat
 
 WORKER = "worker"
 # What an agent does, and when it was last seen.

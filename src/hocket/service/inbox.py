@@ -9,11 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from hocket.bus.changes import about
-from hocket.coordination import inbox
-from hocket.coordination.inbox import CLAIMED_MAX, LEASE_MS_DEFAULT
 from hocket.errors import Conflict, NotFound, StoreAway, Unreachable, Usage
+from hocket.families.inbox import requests as inbox
 from hocket.families.inbox.facts import MESSAGE
 from hocket.families.inbox.projector import messages_of
+from hocket.families.inbox.requests import CLAIMED_MAX, LEASE_MS_DEFAULT
 from hocket.families.inbox.rules import (
     AGENT_CHARS_MAX,
     ATTACHMENT_CHARS_MAX,

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hocket.coordination import inbox
-from hocket.coordination.rows import RowConflict
 from hocket.errors import StoreError
+from hocket.families.inbox import requests as inbox
 from hocket.families.inbox import rules as messages
 from hocket.families.inbox.projector import messages_of
 from hocket.families.locks import projector as lock_projector
 from hocket.families.locks import rules as locks
 from hocket.families.rows import rules as rows
+from hocket.families.rows.requests import RowConflict
 from hocket.kernel import roster
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import State

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from hocket.coordination.deciding import acceptance
 from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
+from hocket.families.deciding import acceptance
 from hocket.families.inbox.facts import AcknowledgeMessage, ClaimMessage, RetryMessage, ReturnMessage, SendMessage
 from hocket.families.inbox.projector import messages_of
 from hocket.families.inbox.rules import (

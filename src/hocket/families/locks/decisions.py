@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from hocket.bus.changes import LOG, about
-from hocket.coordination.deciding import acceptance
 from hocket.errors import Unreachable
+from hocket.families.deciding import acceptance
 from hocket.families.locks.facts import LOCK
 from hocket.families.locks.rules import LOCKS, Scope
 from hocket.kernel.ops import Op

@@ -4,10 +4,10 @@ way.
 
 from collections.abc import Callable, Sequence
 
-from hocket.coordination.lock_decisions import FOR_NOW, LockDecision
 from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
 from hocket.families.locks import limits as lock_limits
 from hocket.families.locks import rules as locks
+from hocket.families.locks.decisions import FOR_NOW, LockDecision
 from hocket.families.locks.facts import LockMode
 from hocket.families.locks.key_patterns import overlap
 from hocket.families.locks.rules import Hold, Scope, Wait

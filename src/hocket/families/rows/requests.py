@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from hocket.coordination.deciding import acceptance
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, Unreachable, Usage
+from hocket.families.deciding import acceptance
 from hocket.families.rows.facts import ROW, PutRow, ResolveConflict, Strategy
 from hocket.families.rows.rules import (
     AGENT_BYTES_MAX,

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hocket.bus.changes import LOCK_WAIT, about
-from hocket.coordination.lock_deadlocks import DeadlockWatch, Suspicion
-from hocket.coordination.lock_decisions import (
+from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
+from hocket.families.locks import limits as lock_limits
+from hocket.families.locks import rules as locks
+from hocket.families.locks.deadlocks import DeadlockWatch, Suspicion
+from hocket.families.locks.decisions import (
     ASK_AGAIN_S,
     ASK_AGAIN_S_MAX,
     LockDecision,
@@ -22,25 +25,15 @@ from hocket.coordination.lock_decisions import (
     scope_in,
     settled,
 )
-from hocket.coordination.lock_processes import LockProcesses
-from hocket.coordination.lock_refusals import LockHeld as LockHeld
-from hocket.coordination.lock_refusals import LockLost as LockLost
-from hocket.coordination.lock_refusals import (
-    LockRefusals,
-    NameOf,
-    RefusedForNow,
-    SuspectedDeadlock,
-    holding,
-    text,
-)
-from hocket.coordination.lock_refusals import moment as moment
-from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
-from hocket.families.locks import limits as lock_limits
-from hocket.families.locks import rules as locks
 from hocket.families.locks.facts import LOCK, AcquireLocks, BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
 from hocket.families.locks.index import LockIndex
 from hocket.families.locks.key_patterns import is_pattern
+from hocket.families.locks.processes import LockProcesses
 from hocket.families.locks.projector import waited_in
+from hocket.families.locks.refusals import LockHeld as LockHeld
+from hocket.families.locks.refusals import LockLost as LockLost
+from hocket.families.locks.refusals import LockRefusals, NameOf, RefusedForNow, SuspectedDeadlock, holding, text
+from hocket.families.locks.refusals import moment as moment
 from hocket.families.locks.rules import Hold, Scope, Wait
 from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text
