@@ -20,13 +20,13 @@ from pathlib import Path
 
 import hocket
 from bench import meter
-from hocket.coordination.presence import read_presence
 from hocket.kernel.candidates import EPOCH_MS
 from hocket.mesh import peers
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.store import Session
 from hocket.store.jobs import Stage
+from hocket.work.presence import read_presence
 from hocket.work.worker import Worker
 from tests.bus.nats_server import NatsServer
 

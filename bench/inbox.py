@@ -10,8 +10,8 @@ from pathlib import Path
 
 import hocket
 from bench.subject import Result
-from hocket.coordination import inbox as requests
-from hocket.coordination.inbox import MessageDraft
+from hocket.families.inbox import requests as requests
+from hocket.families.inbox.requests import MessageDraft
 from hocket.log import Transaction
 from hocket.node.node import SyncNode
 from hocket.node.runtime import Runtime

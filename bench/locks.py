@@ -20,9 +20,9 @@ from bench import crew, meter, ours
 from bench.mesh import _hocket, _serving
 from bench.subject import Result
 from hocket.bus.changes import about
-from hocket.coordination.locks import read_scope
-from hocket.kernel.locks import Scope
-from hocket.kernel.subjects import LOCK
+from hocket.families.locks.facts import LOCK
+from hocket.families.locks.requests import read_scope
+from hocket.families.locks.rules import Scope
 from hocket.node.node import Node
 
 KEY = "file:bench"

@@ -5,7 +5,7 @@ Read from the syntax trees: nothing is imported, so the check also holds for roo
 
 import ast
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +22,7 @@ ORDER = [
     "bus",
     "log",
     "work",
-    "coordination",
+    "families",
     "inference",
     "mesh",
     "gitplane",
@@ -37,6 +37,9 @@ ORDER = [
     "dashboard",
     "mcp",
 ]
+# A family's facts and rules are decisions, as the kernel's are: they import the kernel and each other alone, and every
+# room below the kernel may import them.
+DECISIONS = {"facts", "index", "key_patterns", "limits", "merging", "rules"}
 EVERYWHERE = {"__init__", "__main__", "testing"}  # may import any room
 OPEN = {"errors", "events"}  # open to every room but the kernel; they know only the kernel
 SIMULATOR = ("hocket", "cli", "sim")  # the one command that shows what is in `testing`
@@ -94,22 +97,31 @@ def imports(source: str, module: tuple[str, ...], is_package: bool) -> set[str]:
     return found
 
 
+def is_decision(module: Sequence[str]) -> bool:
+    return tuple(module[:2]) == ("hocket", "families") and len(module) > 3 and module[3] in DECISIONS
+
+
 def broken_rules(source: str, module: tuple[str, ...], is_package: bool = False) -> list[str]:
     """What the source may not import, given the module that it is."""
     room = module[1] if len(module) > 1 else "__init__"
+    decides = room == "kernel" or is_decision(module)
     broken = []
     for name in sorted(imports(source, module, is_package)):
         parts = name.split(".")
-        if room == "kernel" and parts[0] in WORLD:
-            broken.append(f"the kernel imports {parts[0]}")
+        if decides and parts[0] in WORLD:
+            broken.append(f"{'.'.join(module[1:])} decides, and imports {parts[0]}")
         if room != "store" and (parts[0] in DATABASES or parts[:3] == ["hocket", "store", "sqlite"]):
             broken.append(f"{room} imports {name}, which is for the store alone")
         if parts[0] != "hocket" or room in EVERYWHERE:
             continue
         target = parts[1] if len(parts) > 1 else "__init__"
-        if target == room or (target == "testing" and module == SIMULATOR):
-            continue
-        if target in OPEN:
+        if is_decision(parts):
+            allowed = room != "kernel"
+        elif is_decision(module):
+            allowed = target == "kernel"
+        elif target == room or (target == "testing" and module == SIMULATOR):
+            allowed = True
+        elif target in OPEN:
             allowed = room != "kernel"
         elif room in OPEN:
             allowed = target == "kernel"
@@ -415,6 +427,10 @@ def test_reading_a_file_is_no_session():
         ("hocket.testing.sim.disk", "from hocket.store.sqlite import SqliteStore"),
         ("hocket.cli.doctor", "def f():\n    import hocket.store.sqlite.session"),
         ("hocket.log.audit", "import apsw"),
+        ("hocket.kernel.ops", "from hocket.families.locks.facts import AcquireLocks"),
+        ("hocket.families.locks.rules", "from hocket.store import Session"),
+        ("hocket.families.locks.rules", "import os"),
+        ("hocket.log.audit", "from hocket.families.locks.requests import LockClient"),
     ],
 )
 def test_a_wrong_import_is_found(module: str, source: str):
@@ -428,6 +444,9 @@ def test_a_wrong_import_is_found(module: str, source: str):
         ("hocket.store.sqlite", "import apsw, time\nfrom hocket.errors import Refused\nfrom ..kernel import ops"),
         ("hocket.node.node", "from .mesh import peers"),
         ("hocket.errors", "from hocket.kernel.reasons import Reason"),
+        ("hocket.families.locks.rules", "from hocket.families.locks.facts import LOCK\nfrom hocket.kernel import ids"),
+        ("hocket.families.locks.requests", "from hocket.work import liveness"),
+        ("hocket.store.messages", "from hocket.families.inbox.rules import Message"),
         ("hocket.testing.network", "import hocket\nfrom hocket import node, cli"),
     ],
 )

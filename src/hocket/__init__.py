@@ -10,8 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from hocket.coordination.rows import RowConflict
     from hocket.errors import Conflict, HocketError, NotAuthorised, StaleFence, StoreError, Unreachable, Usage
+    from hocket.families.rows.requests import RowConflict
     from hocket.guard.asgi import FenceMiddleware
     from hocket.guard.database import fenced
     from hocket.guard.files import fenced_file
@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "coordination.rows": ("RowConflict",),
+    "families.rows.requests": ("RowConflict",),
     "errors": ("Conflict", "HocketError", "NotAuthorised", "StaleFence", "StoreError", "Unreachable", "Usage"),
     "guard.asgi": ("FenceMiddleware",),
     "guard.database": ("fenced",),

@@ -35,8 +35,8 @@ Outputs = tuple[int, int]
 LOADED = (
     "hocket.bus.nats_messages",
     "hocket.log.intake",
-    "hocket.log.lock_projector",
-    "hocket.log.message_projector",
+    "hocket.families.locks.projector",
+    "hocket.families.inbox.projector",
     "hocket.log.sealing",
     "hocket.mesh.http",
     "hocket.mesh.loop",

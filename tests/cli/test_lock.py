@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.kernel.locks import KEY_CHARS_MAX
+from hocket.families.locks.rules import KEY_CHARS_MAX
 from tests.cli.conftest import PATIENCE_S, PROGRAM, Program, until
 from tests.cli.fork_server import fork_server, forked_program
 

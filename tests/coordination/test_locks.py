@@ -16,16 +16,17 @@ import apsw
 import pytest
 
 import hocket
-from hocket.coordination import lock_processes, locks
-from hocket.coordination.lock_decisions import read_scope
-from hocket.coordination.lock_processes import LockProcesses, LockSweep
-from hocket.coordination.locks import LockHeld, LockLost, wanted
 from hocket.errors import StoreError, Usage
 from hocket.events import ignore
+from hocket.families.locks import processes as lock_processes
+from hocket.families.locks import requests as locks
+from hocket.families.locks.decisions import read_scope
+from hocket.families.locks.facts import LOCK, AcquireLocks
+from hocket.families.locks.processes import LockProcesses, LockSweep
+from hocket.families.locks.requests import LockHeld, LockLost, wanted
+from hocket.families.locks.rules import Scope
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import AcquireLocks
-from hocket.kernel.locks import Scope
-from hocket.kernel.subjects import LOCK, Subject
+from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.node.locks import lock_client
 from hocket.node.node import Node

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from hocket.coordination.presence import (
+from hocket.errors import Conflict, Usage
+from hocket.store import Presence, Session, Store
+from hocket.work.presence import (
     AGENTS_MAX,
     DOING_CHARS_MAX,
     EVERY_MS_MAX,
@@ -18,8 +20,6 @@ from hocket.coordination.presence import (
     read_said,
     said_text,
 )
-from hocket.errors import Conflict, Usage
-from hocket.store import Presence, Session, Store
 from hocket.work.serving import TEXT_CHARS_MAX, Serving
 from tests.stores import new_store
 

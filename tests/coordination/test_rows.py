@@ -14,12 +14,13 @@ import msgspec
 import pytest
 
 import hocket
-from hocket.coordination.rows import PAGE, RowConflict, StoredRow
 from hocket.errors import Conflict, Usage
-from hocket.kernel.coordination_payloads import PutRow, SendMessage, Strategy
+from hocket.families.inbox.facts import SendMessage
+from hocket.families.rows.facts import ROW, PutRow, Strategy
+from hocket.families.rows.requests import PAGE, RowConflict, StoredRow
+from hocket.families.rows.rules import OPEN_CONFLICTS_MAX
 from hocket.kernel.ops import decode
-from hocket.kernel.rows import OPEN_CONFLICTS_MAX
-from hocket.kernel.subjects import ROW, Subject
+from hocket.kernel.subjects import Subject
 from hocket.kernel.ucan import Capability
 from hocket.log.rebuild import rebuild
 from hocket.node.node import Node
@@ -248,7 +249,7 @@ def test_a_deleted_row_leaves_a_small_state_and_a_rebuild_gives_the_same(tmp_pat
 ADDING = """
 import sys
 import hocket
-from hocket.coordination.rows import RowConflict
+from hocket.families.rows.requests import RowConflict
 
 home, who, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with hocket.open(home) as node:

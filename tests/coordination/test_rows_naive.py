@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import hocket
-from hocket.kernel.coordination_payloads import PutRow, Strategy
+from hocket.families.rows.facts import ROW, PutRow, Strategy
 from hocket.kernel.ops import Op
-from hocket.kernel.subjects import ROW, Subject
+from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import DesignateCoordinator
 from tests.log.roster.world import NOW, Clock
 from tests.log.test_families import Node
@@ -50,7 +50,7 @@ for line in sys.stdin:
 OURS = """
 import sys
 import hocket
-from hocket.coordination.rows import RowConflict
+from hocket.families.rows.requests import RowConflict
 
 with hocket.open(sys.argv[1]) as node:
     rows = node.rows("memories")

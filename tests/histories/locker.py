@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import hocket
-from hocket.coordination.locks import LockHeld, LockLost, Wanted, wanted
 from hocket.errors import HocketError
 from hocket.events import ignore
-from hocket.kernel.locks import Hold
+from hocket.families.locks.requests import LockHeld, LockLost, Wanted, wanted
+from hocket.families.locks.rules import Hold
 from hocket.node.locks import lock_client
 from hocket.node.node import Node
 from tests.histories.guarded import Guarded

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from hocket.coordination.locks import WAIT_STEP_MS
+from hocket.families.locks.facts import LOCK, AcquireLocks
+from hocket.families.locks.requests import WAIT_STEP_MS
+from hocket.families.locks.rules import LOCKS, Scope
 from hocket.kernel.arbitration import FoldContext
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import AcquireLocks
-from hocket.kernel.locks import LOCKS, Scope
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.subjects import LOCK, Subject
+from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import AcceptOffer
 from hocket.node.runtime import Runtime
 from hocket.store import Session

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 import hocket
-from hocket.coordination.locks import Granted, LockHeld, LockLost, wanted
 from hocket.errors import HocketError, Unreachable
+from hocket.families.locks.requests import Granted, LockHeld, LockLost, wanted
+from hocket.families.locks.rules import Hold
 from hocket.kernel import breaker
-from hocket.kernel.locks import Hold
 from hocket.node.locks import lock_client
 from hocket.node.node import Node
 from tests.histories.guarded import Guarded

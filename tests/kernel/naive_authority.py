@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from hocket.kernel import coordination_payloads as extra
+from hocket.families.availability.facts import Availability, SetAvailability
+from hocket.families.inbox.facts import AcknowledgeMessage, ClaimMessage, RetryMessage, ReturnMessage, SendMessage
+from hocket.families.kinds.facts import DefineKind
+from hocket.families.locks.facts import AcquireLocks, BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
+from hocket.families.rows.facts import PutRow, ResolveConflict, Strategy
 from hocket.kernel import vocabulary as v
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ucan import Capability, Delegation
@@ -504,20 +508,20 @@ def payloads(word: str) -> list[v.Payload]:
         v.AcceptWork(ID, ID),
         v.AcceptOffer("", b"", ID),
         v.PostponeWork(ID, 1, 1, ""),
-        v.DefineKind(word, b""),
-        extra.AcquireLocks("", (word,), "", extra.LockMode.SHARED, 1, 0),
-        extra.RenewLocks("", "", 1, 1),
-        extra.ReleaseLocks("", "", 1),
-        extra.LeaveQueue("", "", ID),
-        extra.BreakLock("", word, ""),
-        extra.SendMessage(ID, word, "", "", None, None, 0, 1, 1, b""),
-        extra.ClaimMessage(ID, "", 1),
-        extra.AcknowledgeMessage(ID, ""),
-        extra.ReturnMessage(ID, "", 0, ""),
-        extra.RetryMessage(ID, ""),
-        extra.PutRow(word, "", None, None, extra.Strategy.MANUAL),
-        extra.ResolveConflict(word, "", ID, ID, None),
-        extra.SetAvailability(1, extra.Availability.ACTIVE, ""),
+        DefineKind(word, b""),
+        AcquireLocks("", (word,), "", LockMode.SHARED, 1, 0),
+        RenewLocks("", "", 1, 1),
+        ReleaseLocks("", "", 1),
+        LeaveQueue("", "", ID),
+        BreakLock("", word, ""),
+        SendMessage(ID, word, "", "", None, None, 0, 1, 1, b""),
+        ClaimMessage(ID, "", 1),
+        AcknowledgeMessage(ID, ""),
+        ReturnMessage(ID, "", 0, ""),
+        RetryMessage(ID, ""),
+        PutRow(word, "", None, None, Strategy.MANUAL),
+        ResolveConflict(word, "", ID, ID, None),
+        SetAvailability(1, Availability.ACTIVE, ""),
         v.Sanitised(("StripGeo",), claim),
         v.Bundle(11, b""),
     ]

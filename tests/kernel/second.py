@@ -9,6 +9,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from hocket.families.availability import facts as availability
+from hocket.families.inbox import facts as inbox
+from hocket.families.kinds import facts as kinds
+from hocket.families.locks import facts as locks
+from hocket.families.rows import facts as rows
 from hocket.kernel import vocabulary
 
 PAGE = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text(encoding="utf-8")
@@ -129,7 +134,7 @@ def values(kind: str) -> st.SearchStrategy[Any]:
     if kind in simple:
         return simple[kind]
     if kind in CHOICES:
-        return st.sampled_from(getattr(vocabulary, kind))
+        return st.sampled_from(named(kind))
     if kind in UNIONS:
         return st.one_of([build(name, fields) for name, (_, fields) in UNIONS[kind].items()])
     if kind in PARTS:
@@ -145,8 +150,14 @@ def values(kind: str) -> st.SearchStrategy[Any]:
     return st.tuples(*inner)
 
 
+def named(name: str) -> Any:
+    """The payload or the choice of this name, of the vocabulary or of a family."""
+    places = (vocabulary, locks, inbox, rows, availability, kinds)
+    return next(getattr(place, name) for place in places if hasattr(place, name))
+
+
 def build(name: str, fields: Fields) -> st.SearchStrategy[Any]:
-    return st.builds(getattr(vocabulary, name), **{field: values(kind) for field, kind in fields})
+    return st.builds(named(name), **{field: values(kind) for field, kind in fields})
 
 
 PAYLOADS = st.sampled_from(sorted(VARIANTS)).flatmap(lambda name: build(name, VARIANTS[name][1]))

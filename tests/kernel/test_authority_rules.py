@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from hocket.families.availability.facts import SetAvailability
+from hocket.families.kinds.facts import DefineKind
+from hocket.families.locks.facts import AcquireLocks, BreakLock, LockMode, RenewLocks
 from hocket.kernel import capabilities
 from hocket.kernel import vocabulary as v
 from hocket.kernel.authority import Authority, Standing, counting_revocations
 from hocket.kernel.capabilities import READERS, sharing
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import AcquireLocks, BreakLock, LockMode, RenewLocks, SetAvailability
 from hocket.kernel.delegation_graph import CHAIN_MAX
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey, did_key
@@ -335,15 +337,15 @@ def test_a_delegation_without_an_end_has_none() -> None:
 
 @pytest.mark.req("LW-24")
 def test_defining_a_kind_is_a_right_of_its_own() -> None:
-    define = v.DefineKind("acme.render", b"")
+    define = DefineKind("acme.render", b"")
     for lesser in (Capability("Ops", "Write", {}), job("Schedule"), job("Claim"), job("Complete"), job("Write")):
         assert refusal(lesser, define) is Reason.UNAUTHORISED, lesser
     for right in (Capability("Ops", "*", {}), job("*"), job("Define")):
         assert refusal(right, define) is None, right
     narrow = Capability("Job", "Define", {"kind_prefix": ["acme."]})
     assert refusal(narrow, define) is None
-    assert refusal(narrow, v.DefineKind("other", b"")) is Reason.UNAUTHORISED
-    assert refusal(narrow, v.DefineKind("acme.", b"")) is None, "all kinds below the prefix"
+    assert refusal(narrow, DefineKind("other", b"")) is Reason.UNAUTHORISED
+    assert refusal(narrow, DefineKind("acme.", b"")) is None, "all kinds below the prefix"
 
 
 @pytest.mark.req("LW-25")
@@ -356,7 +358,7 @@ def test_what_cannot_be_judged_is_not_admitted() -> None:
         for name_, op in by_name.items():
             if isinstance(op, v.DelegateUcan | v.RevokeUcan | v.DesignateCoordinator | v.RouteKind | v.AcceptWork):
                 continue
-            if isinstance(op, v.DefineKind | BreakLock | SetAvailability):
+            if isinstance(op, DefineKind | BreakLock | SetAvailability):
                 continue  # rights of their own
             told = ("IngestEvidence", "CreateClaim", "Sanitised", "ScheduleJob", "SetSchedule", "ClearSchedule")
             narrowed = PLACE.get(name_, ("Claim",))[0] == resource and name_ not in told

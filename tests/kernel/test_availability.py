@@ -2,8 +2,10 @@
 
 import pytest
 
-from hocket.kernel.availability import allows
-from hocket.kernel.coordination_payloads import AcquireLocks, Availability, ClaimMessage, LockMode, ReleaseLocks
+from hocket.families.availability.facts import Availability
+from hocket.families.availability.rules import allows
+from hocket.families.inbox.facts import ClaimMessage
+from hocket.families.locks.facts import AcquireLocks, LockMode, ReleaseLocks
 from hocket.kernel.vocabulary import ClaimWork, CompleteJob, Payload, Telemetry, YieldWork
 
 ACTIVE, DRAINING, QUARANTINED = Availability

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel.key_patterns import overlap
-from hocket.kernel.locks import KEY_CHARS_MAX
+from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.rules import KEY_CHARS_MAX
 
 parts = st.sampled_from(["a", "b", "ab", "/", "*", "**", "***", "/**/", "**/*", "*/"])
 patterns = st.lists(parts, min_size=1, max_size=7).map("".join)

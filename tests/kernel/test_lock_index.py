@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hocket.kernel import locks
-from hocket.kernel.coordination_payloads import BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
-from hocket.kernel.key_patterns import overlap
-from hocket.kernel.lock_index import LockIndex
-from hocket.kernel.locks import GRANT_MS, Hold, Scope, Wait, conflict, deadlock, in_the_way, live
+from hocket.families.locks import rules as locks
+from hocket.families.locks.facts import BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
+from hocket.families.locks.index import LockIndex
+from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.rules import GRANT_MS, Hold, Scope, Wait, conflict, deadlock, in_the_way, live
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from tests.kernel.test_locks import S, World, X, acts

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from hocket.kernel import lock_limits
+from hocket.families.locks import limits as lock_limits
+from hocket.families.locks.facts import AcquireLocks, BreakLock, RenewLocks
+from hocket.families.locks.limits import NODE_CHARS_MAX, NODE_PATTERNS_MAX, PATTERNS_MAX, STARS_MAX, excess
+from hocket.families.locks.rules import KEY_CHARS_MAX, LOCKS, Hold, Scope, Wait
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import AcquireLocks, BreakLock, RenewLocks
-from hocket.kernel.lock_limits import NODE_CHARS_MAX, NODE_PATTERNS_MAX, PATTERNS_MAX, STARS_MAX, excess
-from hocket.kernel.locks import KEY_CHARS_MAX, LOCKS, Hold, Scope, Wait
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from tests.kernel.test_locks import A, B, Context, World, X

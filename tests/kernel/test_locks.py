@@ -11,17 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import (
-    AcquireLocks,
-    BreakLock,
-    LeaveQueue,
-    LockMode,
-    ReleaseLocks,
-    RenewLocks,
-)
-from hocket.kernel.key_patterns import overlap
-from hocket.kernel.locks import (
+from hocket.families.locks.facts import AcquireLocks, BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
+from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.rules import (
     GRANT_MS,
     KEY_CHARS_MAX,
     LOCKS,
@@ -35,6 +27,7 @@ from hocket.kernel.locks import (
     in_the_way,
     live,
 )
+from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 

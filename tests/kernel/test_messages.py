@@ -9,17 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hocket.kernel.arbitration import Standings, fold
-from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import (
+from hocket.families.inbox.facts import (
+    MESSAGE,
     AcknowledgeMessage,
     ClaimMessage,
     RetryMessage,
     ReturnMessage,
     SendMessage,
 )
-from hocket.kernel.ids import derived_ulid, node_text
-from hocket.kernel.messages import (
+from hocket.families.inbox.rules import (
     BODY_BYTES_MAX,
     MESSAGES,
     RECEIVERS_MAX,
@@ -32,9 +30,12 @@ from hocket.kernel.messages import (
     is_agent,
     read_address,
 )
+from hocket.kernel.arbitration import Standings, fold
+from hocket.kernel.clock import Hlc
+from hocket.kernel.ids import derived_ulid, node_text
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import MESSAGE, Subject
+from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import AcceptOffer, Payload
 
 A, B, C = 11, 22, 33

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.families.inbox.facts import SendMessage
 from hocket.kernel import ops
 from hocket.kernel import vocabulary as v
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import SendMessage
 from hocket.kernel.jws import detached
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import MAX_DEPS, MAX_OP_BYTES, Op

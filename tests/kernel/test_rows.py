@@ -5,12 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from hocket.kernel.arbitration import apply
-from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import PutRow, ResolveConflict, Strategy
-from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rows import (
+from hocket.families.rows.facts import ROW, PutRow, ResolveConflict, Strategy
+from hocket.families.rows.rules import (
     OPEN_CONFLICTS_MAX,
     PAST_VERSIONS_MAX,
     ROWS,
@@ -19,7 +15,11 @@ from hocket.kernel.rows import (
     RowState,
     notice,
 )
-from hocket.kernel.subjects import ROW, Subject, subject_of
+from hocket.kernel.arbitration import apply
+from hocket.kernel.clock import Hlc
+from hocket.kernel.ops import Op
+from hocket.kernel.reasons import Reason
+from hocket.kernel.subjects import Subject, subject_of
 from hocket.kernel.vocabulary import Payload
 
 SKY = "memories/sky"

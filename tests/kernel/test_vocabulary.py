@@ -40,7 +40,7 @@ def test_the_members_of_a_policy_are_those_of_the_page() -> None:
 
 @pytest.mark.parametrize("name", sorted(second.CHOICES))
 def test_choices_are_those_of_the_page(name: str) -> None:
-    ours = {int(member): member.name for member in getattr(v, name)}
+    ours = {int(member): member.name for member in second.named(name)}
     page = {number: re.sub(r"(?<=[a-z])(?=[A-Z])", "_", word).upper() for number, word in second.CHOICES[name].items()}
     assert ours == page
 

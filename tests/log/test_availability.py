@@ -2,9 +2,9 @@
 
 import pytest
 
-from hocket.kernel.availability import REASON_CHARS_MAX
+from hocket.families.availability.facts import Availability, SetAvailability
+from hocket.families.availability.rules import REASON_CHARS_MAX
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import Availability, SetAvailability
 from hocket.kernel.ids import content_hash, make_ulid, node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op

@@ -11,10 +11,10 @@ import hocket
 import hocket.testing
 from hocket.bus.changes import ANYTHING, CLAIM, KEYS_MAX, LOCK_WAIT, LOG, NOTHING, Changes
 from hocket.bus.memory import MemoryBus
-from hocket.kernel.coordination_payloads import AcquireLocks, LeaveQueue, LockMode, ReleaseLocks
+from hocket.families.locks.facts import LOCK, AcquireLocks, LeaveQueue, LockMode, ReleaseLocks
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
-from hocket.kernel.subjects import JOB, LOCK
+from hocket.kernel.subjects import JOB
 from hocket.log import Transaction
 from hocket.store import Place, WorkerRow
 from hocket.testing import MemorySyncNode

@@ -1,5 +1,5 @@
 """A family of subjects that the engine has never heard of: counters, which are added to and compared and set. Its
-rules, its payloads and a line in the list of families are all that it takes; late ops, refusals, revocations, offers,
+payloads, its rules and the record that names them are all that it takes; late ops, refusals, revocations, offers,
 sync and rebuild are the engine's. Adding needs nobody's word; setting is the arbiter's to decide.
 """
 
@@ -12,36 +12,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hocket.kernel import needs, ops, subjects, vocabulary
 from hocket.kernel.arbitration import Citing
 from hocket.kernel.clock import Hlc
+from hocket.kernel.family import FAMILIES, Family, FamilyPayload, Judged, Variant
 from hocket.kernel.ids import content_hash
-from hocket.kernel.needs import Judged
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.postcard import BYTES, U64, union
+from hocket.kernel.postcard import BYTES, U64
 from hocket.kernel.postcard import struct as fields
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import Subject
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordinator, RevokeUcan
-from hocket.log import Log, projectors
+from hocket.log import Log
 from hocket.log.audit import verify
-from hocket.log.projectors import FAMILIES
 from hocket.log.rebuild import rebuild
 from hocket.work import accepting
 from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import INTRODUCTIONS, KEYS, NODES, NOW, USER, Clock, Script, new_log, sent
+from tests.registered import registered
 
 COUNTER = "counter"
 A, B, C = 0, 1, 2
 
 
-class AddTo(msgspec.Struct, frozen=True):
+class AddTo(FamilyPayload, frozen=True):
     counter: bytes
     amount: int
 
 
-class SetTo(msgspec.Struct, frozen=True):
+class SetTo(FamilyPayload, frozen=True):
     """Sets the counter if it has the expected value."""
 
     counter: bytes
@@ -97,22 +96,22 @@ class Counters:
         return msgspec.msgpack.decode(data, type=Counter)
 
 
+ACTION = Judged("Action", "Write")
+FAMILY = Family(
+    COUNTER,
+    (
+        Variant(2000, fields(AddTo, BYTES, U64), ACTION),
+        Variant(2001, fields(SetTo, BYTES, U64, U64), ACTION),
+    ),
+    lambda payload: payload.counter,
+    Counters,
+)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def counters() -> Iterator[None]:
     """Makes the program one that knows counters."""
-    with pytest.MonkeyPatch.context() as patch:
-        for number, payload, width in ((2000, AddTo, 1), (2001, SetTo, 2)):
-            patch.setitem(vocabulary.VARIANTS, number, fields(payload, BYTES, *[U64] * width))
-            patch.setitem(vocabulary.NAMES, number, payload.__name__)
-            patch.setitem(vocabulary._NUMBERS, payload, number)
-            for table in (needs.JUDGED, needs.READING):
-                patch.setitem(table, payload, Judged("Action", "Write"))
-            patch.setitem(subjects.ABOUT, payload, lambda payload: Subject(COUNTER, payload.counter))
-        payloads = union(vocabulary.VARIANTS)
-        patch.setattr(ops, "_read_payload", payloads.read)
-        patch.setattr(ops, "_write_payload", payloads.write)
-        patch.setitem(FAMILIES, COUNTER, ("", ""))
-        patch.setitem(projectors._rules, COUNTER, Counters())
+    with registered(FAMILY):
         yield
 
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.families.locks.facts import LOCK, AcquireLocks, BreakLock, LockMode, ReleaseLocks, RenewLocks
+from hocket.families.locks.rules import LOCKS, TENURE_BITS, Scope
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import AcquireLocks, BreakLock, LockMode, ReleaseLocks, RenewLocks
 from hocket.kernel.ids import content_hash, make_ulid
-from hocket.kernel.locks import LOCKS, TENURE_BITS, Scope
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import LOCK, Subject
+from hocket.kernel.subjects import Subject
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordinator
 from hocket.log import Log

@@ -2,13 +2,14 @@
 
 import pytest
 
-from hocket.kernel.coordination_payloads import AcquireLocks, LeaveQueue, LockMode, ReleaseLocks
-from hocket.kernel.locks import LOCKS
+from hocket.families.locks import projector as lock_projector
+from hocket.families.locks.facts import AcquireLocks, LeaveQueue, LockMode, ReleaseLocks
+from hocket.families.locks.projector import waited_in
+from hocket.families.locks.rules import LOCKS
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import DesignateCoordinator
-from hocket.log import Log, lock_projector
-from hocket.log.lock_projector import waited_in
+from hocket.log import Log
 from hocket.log.rebuild import rebuild
 from tests.log.roster.world import NOW
 from tests.log.test_families import Node

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.coordination import inbox
-from hocket.coordination.deciding import acceptance
-from hocket.coordination.inbox import REPLIES_MAX, MessageDraft
 from hocket.errors import Conflict, Usage
+from hocket.families.deciding import acceptance
+from hocket.families.inbox import requests as inbox
+from hocket.families.inbox.facts import MESSAGE, AcknowledgeMessage, ClaimMessage, SendMessage
+from hocket.families.inbox.projector import messages_of
+from hocket.families.inbox.requests import REPLIES_MAX, MessageDraft
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import AcknowledgeMessage, ClaimMessage, SendMessage
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import MESSAGE
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordinator, RevokeUcan
 from hocket.log import Log
@@ -147,7 +147,7 @@ class Desk:
         return said if isinstance(said, Reason) else None
 
     def dead(self) -> list[bytes]:
-        self.log.run(lambda tx: tx.projection.messages.move_due())
+        self.log.run(lambda tx: messages_of(tx.projection).move_due())
         with self.log.store.read() as session:
             return [row.message_id for row in session.deliveries(None, True, ("", b""), 100)]
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 from hypothesis import given
@@ -16,26 +16,21 @@ from hocket import store
 from hocket.bus.changes import Changes
 from hocket.bus.memory import MemoryBus
 from hocket.errors import HocketError
+from hocket.families.availability.facts import Availability, SetAvailability
+from hocket.families.inbox.facts import SendMessage
+from hocket.families.kinds.facts import DefineKind
+from hocket.families.locks.facts import LOCK, AcquireLocks, BreakLock, LockMode, ReleaseLocks
+from hocket.families.locks.projector import LockProjector
+from hocket.families.rows.facts import PutRow, Strategy
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import (
-    AcquireLocks,
-    Availability,
-    BreakLock,
-    LockMode,
-    PutRow,
-    ReleaseLocks,
-    SendMessage,
-    SetAvailability,
-    Strategy,
-)
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import did_key
 from hocket.kernel.ops import NO_ID, Op, bind, link_to
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import LOCK, Subject
+from hocket.kernel.subjects import Subject
 from hocket.kernel.ucan import ROOT, issue
-from hocket.kernel.vocabulary import DefineKind, DelegateUcan, DesignateCoordinator, RevokeUcan, RouteKind, ScheduleJob
+from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, RevokeUcan, RouteKind, ScheduleJob
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild
@@ -305,8 +300,9 @@ def test_many_kinds_and_scopes_are_not_all_remembered() -> None:
         arbiter.log.append_plain(f"k{number}", b"{}")
     projection = arbiter.log._projection
     assert projection is not None
-    assert len(projection._defaults) <= 256 and len(projection.locks._states) <= 256
-    assert projection.locks._checked <= projection.locks._states.keys()
+    locks = cast(LockProjector, projection.projectors[LOCK])
+    assert len(projection._defaults) <= 256 and len(locks._states) <= 256
+    assert locks._checked <= locks._states.keys()
 
 
 def calls(work: Callable[[], object]) -> int:

@@ -10,7 +10,6 @@ import pytest
 
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.bus.subject_names import subject_name
-from hocket.coordination.presence import AgentSaid, NodePresence, NodeSaid, read_presence
 from hocket.kernel.candidates import worker_id
 from hocket.kernel.envelope import read_envelope
 from hocket.kernel.ids import ulid_text
@@ -21,6 +20,7 @@ from hocket.node.message_bus import NodeMessages
 from hocket.store import WorkerRow
 from hocket.work import claiming, jobs
 from hocket.work.handlers import kind
+from hocket.work.presence import AgentSaid, NodePresence, NodeSaid, read_presence
 from hocket.work.serving import Serving, serving_text
 from tests.mesh.world import Place, until, world
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hocket.coordination.lock_decisions import read_scope
-from hocket.coordination.lock_processes import LockProcesses, LockSweep
 from hocket.errors import Unreachable
 from hocket.events import ignore
-from hocket.kernel.coordination_payloads import AcquireLocks
+from hocket.families.inbox.rules import DeliveryState
+from hocket.families.locks.decisions import read_scope
+from hocket.families.locks.facts import AcquireLocks
+from hocket.families.locks.processes import LockProcesses, LockSweep
+from hocket.families.locks.rules import Scope
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.locks import Scope
-from hocket.kernel.messages import DeliveryState
 from hocket.kernel.ops import decode
 from hocket.kernel.roster import State
 from hocket.log import request_deadlines

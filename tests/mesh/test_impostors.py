@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hocket.coordination.locks import wanted
+from hocket.families.locks.requests import wanted
 from hocket.kernel.backoff import RetryPolicy
 from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import decode_frontier, frontier_text

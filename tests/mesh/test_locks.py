@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from hocket.coordination.lock_decisions import read_scope
-from hocket.coordination.locks import LockHeld, LockLost, Wanted, wanted
 from hocket.errors import NotAuthorised, Unreachable, Usage
-from hocket.kernel import lock_limits
-from hocket.kernel.coordination_payloads import LockMode
-from hocket.kernel.locks import TENURE_BITS, Scope
+from hocket.families.locks import limits as lock_limits
+from hocket.families.locks.decisions import read_scope
+from hocket.families.locks.facts import LockMode
+from hocket.families.locks.requests import LockHeld, LockLost, Wanted, wanted
+from hocket.families.locks.rules import TENURE_BITS, Scope
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.log.projection import Projection

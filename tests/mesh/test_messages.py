@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from hocket.bus.changes import Changes
 from hocket.errors import Conflict, NotAuthorised, Unreachable, Usage
+from hocket.families.inbox.facts import SendMessage
+from hocket.families.inbox.rules import Message
 from hocket.kernel.backoff import PEER_RETRIES
-from hocket.kernel.coordination_payloads import SendMessage
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.messages import Message
 from hocket.kernel.ops import NO_ID, decode, encode, encode_sequence, sign
 from hocket.kernel.ucan import Capability
 from hocket.mesh import loop, message_delivery, wire

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from hocket.coordination.presence import NodePresence, NodeSaid, said_text
 from hocket.kernel.ids import ulid_text
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.presence import PresenceSharing
 from hocket.store import ProgressRow
 from hocket.work import claiming, view
 from hocket.work.liveness import BEAT_S
+from hocket.work.presence import NodePresence, NodeSaid, said_text
 from hocket.work.progress import SHARED_BYTES_MAX, ProgressNote, own_notes
 from hocket.work.serving import TEXT_CHARS_MAX, Serving
 from tests.mesh.test_presence import beats, employ

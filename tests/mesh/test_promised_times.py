@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from hocket.bus.changes import Changes
-from hocket.coordination.lock_decisions import read_scope
-from hocket.coordination.locks import WAIT_STEP_MS, WAIT_STEP_MS_MAX, LockHeld, wanted
 from hocket.errors import Unreachable
 from hocket.events import Event
-from hocket.kernel.coordination_payloads import AcquireLocks
+from hocket.families.locks.decisions import read_scope
+from hocket.families.locks.facts import AcquireLocks
+from hocket.families.locks.requests import WAIT_STEP_MS, WAIT_STEP_MS_MAX, LockHeld, wanted
+from hocket.families.locks.rules import Scope
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.locks import Scope
 from hocket.kernel.ops import decode
 from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import DesignateCoordinator

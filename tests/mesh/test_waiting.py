@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hocket.coordination.presence import NodePresence, NodeSaid
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import RouteKind
 from hocket.mesh import peers
@@ -24,6 +23,7 @@ from hocket.work.command import request
 from hocket.work.command.request import command
 from hocket.work.handlers import Handlers, JobType, kind
 from hocket.work.liveness import BEAT_S, MISSES, Grade
+from hocket.work.presence import NodePresence, NodeSaid
 from hocket.work.serving import Serving
 from tests.mesh.test_presence import employ
 from tests.mesh.world import Place, enrolled, run

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import hocket
-from hocket.coordination.locks import LockClient, LockLost
+from hocket.families.locks.requests import LockClient, LockLost
 
 
 @pytest.mark.req("VX-04")

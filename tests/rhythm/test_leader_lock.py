@@ -14,10 +14,10 @@ from hocket.bus.nats_messages import NatsMessages
 from hocket.bus.nats_register import NOTHING, NatsRegister
 from hocket.bus.signed import SignedMessages
 from hocket.bus.subject_names import subject_name
-from hocket.coordination.locks import LockHeld, LockLost
 from hocket.errors import NotAuthorised, Unreachable
 from hocket.events import Event
 from hocket.events.tempo import RegisterReplaced
+from hocket.families.locks.requests import LockHeld, LockLost
 from hocket.kernel.clock import Hlc
 from hocket.kernel.envelope import PROCESS_BYTES, Envelope, seal
 from hocket.node.locks import lock_client

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hocket
-from hocket.coordination.lock_decisions import read_scope
 from hocket.errors import Usage
+from hocket.families.locks.decisions import read_scope
 from hocket.kernel.beats.policy import make_policy, read_policy
 from hocket.kernel.beats.tempo import changed, timeline
 from hocket.kernel.kinds import with_defaults

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hocket.coordination.locks import LockHeld, LockLost
 from hocket.errors import Unreachable
 from hocket.events import Event
 from hocket.events.tempo import BeatSent, PulseFollows, PulseLeads, PulseLockFailed, ReportRefused, TempoChanged
+from hocket.families.locks.requests import LockHeld, LockLost
 from hocket.kernel.beats.messages import BarReport, PulseMessage
 from hocket.kernel.beats.policy import TempoPolicy, make_policy, read_policy
 from hocket.kernel.clock import Hlc, hlc_text, wall_text

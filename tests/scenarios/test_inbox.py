@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from hocket.coordination import inbox
-from hocket.coordination.inbox import MessageDraft
-from hocket.kernel.coordination_payloads import AcknowledgeMessage
+from hocket.families.inbox import requests as inbox
+from hocket.families.inbox.facts import AcknowledgeMessage
+from hocket.families.inbox.requests import MessageDraft
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import number_of
 from hocket.mesh import wire

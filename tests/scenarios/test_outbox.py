@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hocket.kernel.coordination_payloads import PutRow, SendMessage
+from hocket.families.inbox.facts import SendMessage
+from hocket.families.rows.facts import PutRow
 from hocket.kernel.ops import decode
 from hocket.kernel.vocabulary import ScheduleJob
 from tests.scenarios.machines import CHECKOUT, Machine, machines, until, verify

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 import hocket
-from hocket.coordination.presence import NodePresence, NodeSaid, said_text
 from hocket.kernel.candidates import worker_id
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text
@@ -24,6 +23,7 @@ from hocket.work import claiming
 from hocket.work.claim_tally import MINUTE_MS, TOLD_MAX
 from hocket.work.handlers import JobType
 from hocket.work.jobs import Held, hand_back
+from hocket.work.presence import NodePresence, NodeSaid, said_text
 from hocket.work.serving import Serving, read_serving, serving_text
 from tests.mesh.world import Guest
 from tests.work.test_claim_order import FRIEND, KIND, TIMEOUT_MS, Fleet, fleet

@@ -8,9 +8,8 @@ import pytest
 
 import hocket
 import hocket.testing
-from hocket.coordination.locks import moment
-from hocket.coordination.presence import AgentSaid, NodePresence, NodeSaid
 from hocket.errors import Conflict, NotAuthorised, Usage
+from hocket.families.locks.requests import moment
 from hocket.mesh.grants import parse_grants
 from hocket.node.job_waits import waiting_of
 from hocket.node.runtime import Runtime
@@ -19,6 +18,7 @@ from hocket.service.program import Program
 from hocket.work.handlers import kind
 from hocket.work.hardware import Hardware
 from hocket.work.liveness import BEAT_S, MISSES, Grade
+from hocket.work.presence import AgentSaid, NodePresence, NodeSaid
 from hocket.work.serving import Serving
 from tests.mesh.test_presence import employ
 from tests.mesh.world import Place, enrolled, run

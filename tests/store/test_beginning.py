@@ -5,8 +5,9 @@ from contextlib import closing
 
 import pytest
 
-from hocket.kernel.subjects import AVAILABILITY, KIND, Subject
-from hocket.kernel.vocabulary import DefineKind
+from hocket.families.availability.facts import AVAILABILITY
+from hocket.families.kinds.facts import KIND, DefineKind
+from hocket.kernel.subjects import Subject
 from hocket.store.local import Place, WorkerRow
 from hocket.store.postgres import PostgresStore
 from hocket.store.postgres.beginning import SUBJECTS_MAX, UNASKED_MAX

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hocket.families.inbox.rules import Message, MessageDelivery
 from hocket.kernel.clock import Hlc, pack
-from hocket.kernel.messages import Message, MessageDelivery
 from hocket.store import DeliveryStage, QueuedDelivery, Session
 from hocket.store.sqlite import SqliteStore
 from tests.store.test_sqlite import steps

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from hocket.families.inbox.rules import Message, MessageDelivery
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import derived_ulid
-from hocket.kernel.messages import Message, MessageDelivery
 from hocket.store import DeliveryStage, QueuedDelivery, Session, Store
 from tests.stores import STORES
 

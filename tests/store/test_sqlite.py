@@ -12,9 +12,9 @@ from typing import Any
 import apsw
 import pytest
 
-from hocket.coordination import inbox
-from hocket.coordination.inbox import MessageDraft
 from hocket.errors import StoreError
+from hocket.families.inbox import requests as inbox
+from hocket.families.inbox.requests import MessageDraft
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey

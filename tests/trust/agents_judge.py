@@ -9,16 +9,18 @@ from collections.abc import Callable
 import apsw
 import psycopg
 
-from hocket.coordination import inbox
-from hocket.coordination.availability import set_availability
-from hocket.coordination.inbox import MessageDraft
-from hocket.coordination.lock_decisions import scope_in
 from hocket.errors import HocketError
-from hocket.kernel.coordination_payloads import AcquireLocks, Availability, LockMode, PutRow, ReleaseLocks, Strategy
+from hocket.families.availability.facts import Availability
+from hocket.families.availability.requests import set_availability
+from hocket.families.inbox import requests as inbox
+from hocket.families.inbox.requests import MessageDraft
+from hocket.families.locks.decisions import scope_in
+from hocket.families.locks.facts import AcquireLocks, LockMode, ReleaseLocks
+from hocket.families.rows.facts import ROW, PutRow, Strategy
+from hocket.families.rows.rules import RowState
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.rows import RowState
-from hocket.kernel.subjects import ROW, Subject
+from hocket.kernel.subjects import Subject
 from hocket.log import Transaction
 from tests.trust.sharer import SharedMesh
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from hocket.families.availability.facts import Availability, SetAvailability
+from hocket.families.kinds.facts import DefineKind
 from hocket.kernel.bundles import facts_of
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import Availability, SetAvailability
 from hocket.kernel.ops import NO_ID, Op, encode, link_to, sign
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.quota import Quota
@@ -22,7 +23,6 @@ from hocket.kernel.vocabulary import (
     CancelJob,
     ClaimWork,
     CompleteJob,
-    DefineKind,
     DesignateCoordinator,
     IngestEvidence,
     Payload,

@@ -9,21 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hocket.kernel.coordination_payloads import Availability, SetAvailability
+from hocket.families.availability.facts import Availability, SetAvailability
+from hocket.families.kinds.facts import DefineKind
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.ucan import Capability
-from hocket.kernel.vocabulary import (
-    CancelJob,
-    ClaimWork,
-    CompleteJob,
-    DefineKind,
-    RouteKind,
-    ScheduleJob,
-    Telemetry,
-    YieldWork,
-)
+from hocket.kernel.vocabulary import CancelJob, ClaimWork, CompleteJob, RouteKind, ScheduleJob, Telemetry, YieldWork
 from hocket.log import set_judges
 from hocket.log.op_drafts import WrittenOp
 from hocket.log.transaction import Transaction

@@ -9,24 +9,26 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 
-from hocket.coordination import inbox
-from hocket.coordination.availability import set_availability, unavailable
-from hocket.coordination.inbox import MessageDraft
-from hocket.coordination.lock_decisions import read_scope
-from hocket.kernel.availability import AVAILABILITIES, AvailabilityState
+from hocket.families.availability.facts import Availability
+from hocket.families.availability.requests import set_availability, unavailable
+from hocket.families.availability.rules import AVAILABILITIES, AvailabilityState
+from hocket.families.inbox import requests as inbox
+from hocket.families.inbox.requests import MessageDraft
+from hocket.families.inbox.rules import MESSAGES, DeliveryState, Message
+from hocket.families.locks.decisions import read_scope
+from hocket.families.locks.facts import AcquireLocks, LockMode, ReleaseLocks
+from hocket.families.locks.projector import waited_in
+from hocket.families.locks.rules import LOCKS, Hold, Scope
+from hocket.families.rows.facts import ROW, PutRow, Strategy
+from hocket.families.rows.rules import ROWS, RowState
 from hocket.kernel.clock import pack
-from hocket.kernel.coordination_payloads import AcquireLocks, Availability, LockMode, PutRow, ReleaseLocks, Strategy
 from hocket.kernel.ids import content_hash, node_text
-from hocket.kernel.locks import LOCKS, Hold, Scope
-from hocket.kernel.messages import MESSAGES, DeliveryState, Message
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.rows import ROWS, RowState
-from hocket.kernel.subjects import ROW, Subject
+from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import CreateArtifact
 from hocket.log import state_check
 from hocket.log.artifact_register import artifact_of
-from hocket.log.lock_projector import waited_in
 from hocket.log.state_check import KEPT_FROM_OPS
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.membership import revoke

@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hocket.kernel import coordination_payloads as c
+from hocket.families.availability.facts import Availability, SetAvailability
+from hocket.families.inbox.facts import AcknowledgeMessage, ClaimMessage, RetryMessage, ReturnMessage, SendMessage
+from hocket.families.kinds.facts import DefineKind
+from hocket.families.locks.facts import AcquireLocks, BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
+from hocket.families.rows.facts import PutRow, ResolveConflict, Strategy
 from hocket.kernel import vocabulary as v
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_id
@@ -79,23 +83,23 @@ PAYLOADS: tuple[v.Payload, ...] = (
     v.RevokeRoot(HASH, bytes(range(64))),
     v.AcceptOffer("lock", b"printer", B),
     v.PostponeWork(A, NODE, 300_000, "not there yet"),
-    v.DefineKind("acme.render", b'{"concurrency":1}'),
+    DefineKind("acme.render", b'{"concurrency":1}'),
     v.SaveCheckpoint(A, NODE, b"\x00\xff"),
-    c.AcquireLocks("repo", ("file:src/lib.rs", "file:docs/**"), "editor", c.LockMode.SHARED, 30_000, 10_000),
-    c.RenewLocks("repo", "editor", 7, 30_000),
-    c.ReleaseLocks("repo", "editor", 7),
-    c.LeaveQueue("repo", "editor", B),
-    c.BreakLock("repo", "file:src/lib.rs", "its holder is gone"),
-    c.SendMessage(A, "editor@gpu-box", "planner", "note", B, C, 5, 86_400_000, 5, b'"hello"', (("plan.md", D),)),
-    c.SendMessage(A, "team/", "planner", "", None, None, 0, 1, 1, b"\x00"),
-    c.ClaimMessage(A, "editor", 60_000),
-    c.AcknowledgeMessage(A, "editor"),
-    c.ReturnMessage(A, "editor", 5_000, "busy"),
-    c.RetryMessage(A, "mended"),
-    c.PutRow("memories/sky", "editor", B, b'{"colour":"blue"}', c.Strategy.TAKE_RIGHT),
-    c.PutRow("memories/sky", "editor", None, None, c.Strategy.DEFER_TO_AGENT),
-    c.ResolveConflict("memories/sky", "editor", B, C, b"1"),
-    c.SetAvailability(NODE, c.Availability.DRAINING, "new disk"),
+    AcquireLocks("repo", ("file:src/lib.rs", "file:docs/**"), "editor", LockMode.SHARED, 30_000, 10_000),
+    RenewLocks("repo", "editor", 7, 30_000),
+    ReleaseLocks("repo", "editor", 7),
+    LeaveQueue("repo", "editor", B),
+    BreakLock("repo", "file:src/lib.rs", "its holder is gone"),
+    SendMessage(A, "editor@gpu-box", "planner", "note", B, C, 5, 86_400_000, 5, b'"hello"', (("plan.md", D),)),
+    SendMessage(A, "team/", "planner", "", None, None, 0, 1, 1, b"\x00"),
+    ClaimMessage(A, "editor", 60_000),
+    AcknowledgeMessage(A, "editor"),
+    ReturnMessage(A, "editor", 5_000, "busy"),
+    RetryMessage(A, "mended"),
+    PutRow("memories/sky", "editor", B, b'{"colour":"blue"}', Strategy.TAKE_RIGHT),
+    PutRow("memories/sky", "editor", None, None, Strategy.DEFER_TO_AGENT),
+    ResolveConflict("memories/sky", "editor", B, C, b"1"),
+    SetAvailability(NODE, Availability.DRAINING, "new disk"),
     v.Sanitised(("StripGeo", "TruncateContent(8)"), v.IngestEvidence(A, HASH, "photo", "asset/7", v.Metadata())),
     v.Bundle(11, bytes([1]) + B + encode_value(v.VARIANTS[11], v.ClaimWork(A, NODE, 300))),
 )  # fmt: skip

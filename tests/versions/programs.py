@@ -34,12 +34,10 @@ NEWER: Changes = {
 }
 
 
-_BEFORE_BUNDLES = f"{{number: codec for number, codec in VARIANTS.items() if number != {BUNDLE}}}"
 OLDER: Changes = {
     "kernel/vocabulary.py": [
-        ("Codec[Payload] = one_of(VARIANTS)", f"Codec[Payload] = one_of({_BEFORE_BUNDLES})"),
-        ("for number, codec in VARIANTS.items()}\nEXT", f"for number, codec in {_BEFORE_BUNDLES}.items()}}\nEXT"),
-        ("number for number in VARIANTS if", f"number for number in {_BEFORE_BUNDLES} if"),
+        ("PAYLOAD: Codec", f"del VARIANTS[{BUNDLE}]\nPAYLOAD: Codec"),
+        ("def discriminant", f"_NUMBERS[Bundle] = {BUNDLE}\n\n\ndef discriminant"),
     ],
     "kernel/rules.py": [
         ("bounds=Bounds(), bundles=True)", "bounds=Bounds())"),

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, nullcontext
 from pathlib import Path
 
-from hocket.coordination.presence import read_presence
 from hocket.kernel.ids import node_text, parse_ulid, ulid_text
 from hocket.kernel.roster import State
 from hocket.node.bus_settings import bus_settings
@@ -19,6 +18,7 @@ from hocket.service import Service, claims
 from hocket.service.claims import ClaimsExplained
 from hocket.work import jobs
 from hocket.work.handlers import kind
+from hocket.work.presence import read_presence
 from tests.bus.nats_server import NatsServer
 from tests.cli.fork_server import start_command
 from tests.mesh.world import Place, until, world

@@ -12,12 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from hocket.coordination.availability import set_availability
-from hocket.coordination.presence import NodePresence, NodeSaid
 from hocket.errors import Usage
+from hocket.families.availability.facts import Availability
+from hocket.families.availability.requests import set_availability
 from hocket.kernel.candidates import EPOCH_MS, worker_id
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.jws import open_detached
 from hocket.kernel.ops import decode, unsigned
@@ -36,6 +35,7 @@ from hocket.work.drafts import policy
 from hocket.work.handlers import kind
 from hocket.work.heard_claims import HeardClaims
 from hocket.work.members import EXPIRY_MS, REFRESH_MS, Members
+from hocket.work.presence import NodePresence, NodeSaid
 from hocket.work.processes import ProcessLock, lock_path
 from hocket.work.serving import Serving, serving_text
 from tests.mesh.world import Guest

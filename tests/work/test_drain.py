@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hocket.coordination.availability import set_availability
-from hocket.kernel.coordination_payloads import Availability
+from hocket.families.availability.facts import Availability
+from hocket.families.availability.requests import set_availability
 from hocket.work.handlers import kind
 from tests.work.mesh import Mesh, Process, wait_for
 

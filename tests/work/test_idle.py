@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hocket.coordination.lock_processes import LockSweep
 from hocket.events import ignore
+from hocket.families.locks.processes import LockSweep
 from hocket.work import sweep
 from hocket.work.handler_watch import HandlerWatch
 from hocket.work.sweep import SweepLoop

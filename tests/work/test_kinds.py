@@ -11,13 +11,14 @@ import pytest
 
 import hocket
 from hocket.events.jobs import KindsNotDefined
+from hocket.families.kinds.facts import DefineKind
 from hocket.kernel.kinds import names_of
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import HOCKET, STRICT
 from hocket.kernel.ucan import ROOT, Capability, issue
-from hocket.kernel.vocabulary import DefineKind, RevokeUcan
+from hocket.kernel.vocabulary import RevokeUcan
 from hocket.log import Log, Transaction
 from hocket.work import claiming, cron, jobs
 from hocket.work import kinds as work_kinds

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hocket.coordination.availability import set_availability
-from hocket.kernel.coordination_payloads import Availability
+from hocket.families.availability.facts import Availability
+from hocket.families.availability.requests import set_availability
 from tests.mesh.world import until
 from tests.work.fleet import fleet, places
 

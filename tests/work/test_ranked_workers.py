@@ -12,7 +12,6 @@ import pytest
 
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.bus.messages import MessageBus
-from hocket.coordination.presence import read_presence
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, CompleteJob
@@ -21,6 +20,7 @@ from hocket.store import Stage
 from hocket.testing.lossy_messages import LossyMessages
 from hocket.work import jobs
 from hocket.work.handlers import Handlers, JobType, kind
+from hocket.work.presence import read_presence
 from hocket.work.runner import Context
 from hocket.work.worker import Worker, WorkerOptions
 from tests.mesh.world import Place, world

@@ -98,7 +98,7 @@ def reply(
       hocket inbox --agent editor --claim 1
       hocket reply 01JC8M… yes --agent editor
     """
-    from hocket.coordination.inbox import default_agent
+    from hocket.families.inbox.requests import default_agent
 
     with open_service() as service:
         shown = messages.reply(service, id, _body(body), agent or default_agent())
@@ -133,7 +133,7 @@ def inbox(
       hocket inbox --agent editor --claim 5 --lease 2m --json
       hocket inbox --agent editor --claim 1 --follow
     """
-    from hocket.coordination.inbox import default_agent
+    from hocket.families.inbox.requests import default_agent
 
     if not 0 < limit <= messages.LIMIT_MAX:
         raise Usage(f"--limit must be 1 to {messages.LIMIT_MAX}, not {limit}")
@@ -209,7 +209,7 @@ add_operations(dead_app, messages.dead, messages.retry)
 
 
 def _body(text: str) -> bytes:
-    from hocket.kernel.messages import BODY_BYTES_MAX
+    from hocket.families.inbox.rules import BODY_BYTES_MAX
 
     if text == "-":
         return sys.stdin.buffer.read(BODY_BYTES_MAX + 1)

@@ -67,7 +67,7 @@ def release(
       hocket lock release file:src/lib.rs --fence 7 --agent editor
       hocket lock release --all --agent editor
     """
-    from hocket.coordination.inbox import default_agent
+    from hocket.families.inbox.requests import default_agent
 
     agent = agent or default_agent()
     if everything:

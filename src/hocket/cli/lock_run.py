@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hocket.cli.settings import open_runtime, warn
-from hocket.coordination.locks import LockLost
 from hocket.errors import Usage
+from hocket.families.locks.requests import LockLost
 from hocket.node.node import Node
 from hocket.node.opening import delivery
 from hocket.node.signals import stopped_by_signals

@@ -132,7 +132,7 @@ ScoreFile = Annotated[
 
 
 def checked_agent(name: str | None) -> str | None:
-    from hocket.coordination.inbox import check_agent
+    from hocket.families.inbox.requests import check_agent
 
     return None if name is None else check_agent(name)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from hocket.errors import Failed, HocketError, NotAuthorised, StoreError, StoreLocked, Unreachable
 from hocket.events import Emit
 from hocket.events.jobs import GitRunFailed, GitUnavailable, JobSkipped, LeaseLost, RunFailed, RunFinished, RunStarted
+from hocket.families.availability.facts import Availability
 from hocket.gitplane import holding, jobs
 from hocket.gitplane.git import QUOTE
 from hocket.gitplane.holding import ClaimWatch, HeldClaim
@@ -22,7 +23,6 @@ from hocket.gitplane.jobs import GitJob, GitOrder, JobRefs
 from hocket.gitplane.plane import Plane
 from hocket.gitplane.results import BLOBS_BYTES_MAX, state_of
 from hocket.kernel.backoff import GIT_RETRIES, RACE_RETRIES, STORE_RETRIES
-from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ids import hash_text, ulid_text
 from hocket.kernel.manifest import canonical
 from hocket.kernel.policy import Policy

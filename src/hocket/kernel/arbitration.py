@@ -45,7 +45,7 @@ class FoldContext(Protocol):
         """That op, if it is about that subject."""
 
 
-class Family(Protocol[S]):
+class FamilyRules(Protocol[S]):
     """The rules of one family. `S` is the state of one subject; None stands for a subject about which no op counts."""
 
     @property
@@ -89,7 +89,9 @@ class Family(Protocol[S]):
         """The time of the latest op about the subject."""
 
 
-def apply(family: Family[S], state: S | None, subject: Subject, op: Op, context: Any, citing: Citing) -> S | Reason:
+def apply(
+    family: FamilyRules[S], state: S | None, subject: Subject, op: Op, context: Any, citing: Citing
+) -> S | Reason:
     """The state after this op, or why the op does not count."""
     refused = family.refusal(state, op, context, citing)
     if refused is not None:
@@ -108,21 +110,21 @@ def apply(family: Family[S], state: S | None, subject: Subject, op: Op, context:
     return family.apply(state, op, context)
 
 
-def is_mere_offer(family: Family[S], verdict: object) -> bool:
+def is_mere_offer(family: FamilyRules[S], verdict: object) -> bool:
     """Whether an op is an offer in any state of its subject: it leaves the state as it is, its time included, so that
     neither an early nor a late one makes a subject be folded again. A change of the arbiter does.
     """
     return verdict is Reason.OFFERED and not family.is_open(None)
 
 
-def could_offer(family: Family[S], op: Op, context: FoldContext) -> bool:
+def could_offer(family: FamilyRules[S], op: Op, context: FoldContext) -> bool:
     """Whether an op that its author may write is a mere offer."""
     if type(op.payload) not in family.decided or family.is_open(None):
         return False
     return context.arbiter(op.timestamp) not in (None, op.node_id)
 
 
-def is_late_offer(family: Family[S], state: S | None, op: Op, context: FoldContext) -> bool:
+def is_late_offer(family: FamilyRules[S], state: S | None, op: Op, context: FoldContext) -> bool:
     """Whether an op that its author may write, and that cites nothing, is an offer between earlier and later ops about
     its subject. Those stay as they are, since an offer changes nothing but the time of the latest op.
     """
@@ -131,7 +133,7 @@ def is_late_offer(family: Family[S], state: S | None, op: Op, context: FoldConte
     return op.timestamp <= family.last(state) and context.arbiter(op.timestamp) not in (None, op.node_id)
 
 
-def _accept(family: Family[S], state: S | None, subject: Subject, op: Op, context: FoldContext) -> S | Reason:
+def _accept(family: FamilyRules[S], state: S | None, subject: Subject, op: Op, context: FoldContext) -> S | Reason:
     """The arbiter's acceptance puts the offered op in force, under the acceptance's own id and time. It helps only ops
     that their author was allowed to offer; it does not matter if the author has lost its delegation or its standing
     since.
@@ -151,7 +153,7 @@ def _accept(family: Family[S], state: S | None, subject: Subject, op: Op, contex
 
 
 def fold(
-    family: Family[S],
+    family: FamilyRules[S],
     subject: Subject,
     ops: Iterable[Op],
     context: Any,

@@ -1,22 +1,12 @@
-"""The options of kinds: what a job of a kind has unless its submitter says otherwise. `Kinds` holds the rules of this
-family: the latest definition of a kind counts, whichever node wrote it. A definition of `acme.` holds for every kind
-below it that has none of its own. `authority` decides who may define a kind; the options take effect when a job is
-submitted or claimed.
+"""Kinds of jobs: which definitions and routes hold for one, and how a job's policy, the options of its kind and those
+of its handler make one.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 
-import msgspec
 from msgspec.structs import replace
 
-from hocket.kernel.arbitration import Citing, FoldContext
-from hocket.kernel.clock import Hlc
-from hocket.kernel.decoding import decode_msgpack
-from hocket.kernel.ops import Op
-from hocket.kernel.policy import DEFAULT, Policy, decode_policy, readable_policy
-from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import KIND_LENGTH_MAX
-from hocket.kernel.vocabulary import DefineKind
+from hocket.kernel.policy import DEFAULT, Policy
 
 # What belongs to one job and not to its kind.
 _OF_ONE_JOB = frozenset(
@@ -27,69 +17,6 @@ _OF_A_KIND = tuple(name for name in Policy.__struct_fields__ if name not in _OF_
 # How a job waits in the queue; its submitter's node writes this down. The other options say how it runs.
 _OF_A_PLACE = ("priority", "ttl_ms", "open", "claim", "sticky", "claim_timeout_ms")
 _OF_A_RUN = tuple(name for name in _OF_A_KIND if name not in _OF_A_PLACE)
-
-
-class Definition(msgspec.Struct, frozen=True):
-    """The options of a kind, by the op that counts: its time, which names its author, and its envelope. `last` is the
-    time of the latest op about the kind.
-    """
-
-    policy_envelope: bytes
-    defined: Hlc
-    last: Hlc
-
-    @property
-    def policy(self) -> Policy:
-        return decode_policy(self.policy_envelope)
-
-
-class Kinds:
-    """The family of kinds."""
-
-    decided: frozenset[type] = frozenset()
-
-    def refusal(self, state: Definition | None, op: Op, context: FoldContext, citing: Citing) -> Reason | None:
-        return context.refusal(op, "") or citing()
-
-    def word(self, state: Definition | None) -> str:
-        return ""
-
-    def is_certain(self, state: Definition | None, op: Op) -> bool:
-        return True
-
-    def is_open(self, state: Definition | None) -> bool:
-        return True
-
-    def apply(self, state: Definition | None, op: Op, context: FoldContext) -> Definition | Reason:
-        assert isinstance(op.payload, DefineKind)
-        kind, envelope = op.payload.kind, op.payload.policy_envelope
-        if not 0 < len(kind) <= KIND_LENGTH_MAX or not kind.isprintable():
-            return Reason.BAD_KIND
-        policy = readable_policy(envelope)
-        if policy is None or of_kind(policy) != policy:
-            return Reason.BAD_POLICY
-        return Definition(envelope, op.timestamp, op.timestamp)
-
-    def apply_decided(self, state: Definition | None, op: Op, context: FoldContext, author: int) -> Definition | Reason:
-        return self.apply(state, op, context)
-
-    def accept_open(self, state: Definition, op: Op, offered: Op) -> Definition | Reason:
-        return Reason.NOT_ARBITER
-
-    def seen(self, state: Definition, op: Op) -> Definition:
-        return replace(state, last=op.timestamp)
-
-    def last(self, state: Definition) -> Hlc:
-        return state.last
-
-    def encode(self, state: Definition) -> bytes:
-        return msgspec.msgpack.encode(state)
-
-    def decode(self, data: bytes) -> Definition:
-        return decode_msgpack(data, Definition)
-
-
-KINDS = Kinds()
 
 
 def names_of(kind: str) -> Iterator[str]:

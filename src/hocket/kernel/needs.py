@@ -4,29 +4,15 @@ by which word. capabilities.py reads the capabilities that grant this, and `auth
 
 from typing import NamedTuple
 
-from hocket.kernel import coordination_payloads as c
 from hocket.kernel import vocabulary as v
-from hocket.kernel.subjects import AVAILABILITY, LOCK, MESSAGE, ROW
+from hocket.kernel.family import Judged as Judged
+from hocket.kernel.family import by_payload, derived
 from hocket.kernel.vocabulary import Payload
 
 
 class Need(NamedTuple):
     resource: str
     action: str
-
-
-class Judged(NamedTuple):
-    """How ops with one payload are judged. An action of None: no capability decides who writes them. The field is the
-    one whose word, or words, the caveat checks; None stands for a word of the subject that the caller knows, such as
-    the kind of the job, and an empty one for a word that the payload does not have. An op that is `scoped` has a scope,
-    which the caveat `scopes` checks.
-    """
-
-    resource: str
-    action: str | None
-    caveat: str | None = None
-    field: str | None = None
-    scoped: bool = False
 
 
 _EVIDENCE = Judged("Evidence", "Write", "source_types", "")
@@ -38,9 +24,6 @@ _EPISODE = Judged("Episode", "Write")
 _ARTIFACT = Judged("Artifact", "Write")
 _ACTION = Judged("Action", "Write")
 _MESH = Judged("Mesh", "Write")
-_ACQUIRE = Judged("Lock", "Acquire", scoped=True)
-_RECEIVE = Judged("Inbox", "Claim", "key_prefix", "agent")
-_ROW = Judged("Row", "Write", "key_prefix", "row")
 _REGISTRATION = Judged("Registration", None)
 
 JUDGED: dict[type[Payload], Judged] = {
@@ -68,7 +51,6 @@ JUDGED: dict[type[Payload], Judged] = {
     v.FailWork: _COMPLETE,
     v.ReportProgress: _COMPLETE,
     v.PostponeWork: _COMPLETE,
-    v.DefineKind: Judged("Job", "Define", "kind_prefix", "kind"),
     v.SaveCheckpoint: _COMPLETE,
     v.AcceptWork: Judged("Job", None, "kind_prefix"),
     v.AcceptOffer: Judged("Ops", None),
@@ -86,20 +68,6 @@ JUDGED: dict[type[Payload], Judged] = {
     v.RevokeRoot: _REGISTRATION,
     # It holds whole ops, so only nodes that may read every op may read it.
     v.ReportFork: Judged("Ops", None),
-    c.AcquireLocks: _ACQUIRE._replace(caveat="key_prefix", field="keys"),
-    # These name a fence and no keys; only the holder can use it.
-    c.RenewLocks: _ACQUIRE,
-    c.ReleaseLocks: _ACQUIRE,
-    c.LeaveQueue: _ACQUIRE,
-    c.BreakLock: Judged("Lock", "Break", "key_prefix", "key", scoped=True),
-    c.SendMessage: Judged("Inbox", "Write", "key_prefix", "to"),
-    c.ClaimMessage: _RECEIVE,
-    c.AcknowledgeMessage: _RECEIVE,
-    c.ReturnMessage: _RECEIVE,
-    c.RetryMessage: _RECEIVE._replace(field=None),
-    c.PutRow: _ROW,
-    c.ResolveConflict: _ROW,
-    c.SetAvailability: _MESH,
     # Its content is unknown here, so the same applies.
     v.Unknown: Judged("Ops", None),
     # Its facts are judged one by one.
@@ -107,28 +75,20 @@ JUDGED: dict[type[Payload], Judged] = {
 }
 
 
+derived(JUDGED, by_payload(lambda each: each.judged))
+
 # Reading the artifacts of some kinds of jobs is judged by the kind of the job that an artifact came from. Writing one
 # is not: its author names that job itself.
-READING: dict[type[Payload], Judged] = (
-    JUDGED
-    | dict.fromkeys((v.CreateArtifact, v.EvictArtifact), _ARTIFACT._replace(caveat="kind_prefix"))
-    # All locks of a scope are folded together, so a reader of one reads all.
-    | dict.fromkeys((c.AcquireLocks, c.BreakLock), _ACQUIRE)
-    # What happens to a message is no secret; what it says is.
-    | dict.fromkeys(
-        (c.ClaimMessage, c.AcknowledgeMessage, c.ReturnMessage, c.RetryMessage),
-        _RECEIVE._replace(caveat=None, field=None),
-    )
+READING: dict[type[Payload], Judged] = derived(
+    JUDGED | dict.fromkeys((v.CreateArtifact, v.EvictArtifact), _ARTIFACT._replace(caveat="kind_prefix")),
+    by_payload(lambda each: each.read or each.judged),
 )
 
 # A reader of the ops of a family may read the arbiter's word about them. The payload stands for the family; the
 # word of its caveat, if it has one, is the subject's key.
-ACCEPTED: dict[str, type[Payload]] = {
-    LOCK: c.AcquireLocks,
-    MESSAGE: c.ClaimMessage,
-    ROW: c.PutRow,
-    AVAILABILITY: c.SetAvailability,
-}
+ACCEPTED: dict[str, type[Payload]] = derived(
+    {}, lambda family: {} if family.accepted is None else {family.name: family.accepted}
+)
 
 
 def need_of(payload: Payload) -> Need | None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from hocket.kernel.clock import U32_MAX, Hlc
-from hocket.kernel.coordination_payloads import SendMessage
+from hocket.kernel.family import ForeseenId, by_payload, derived
 from hocket.kernel.ids import digest, make_ulid
 from hocket.kernel.jws import SIGNATURE_BEGINS, SIGNATURE_END_CHARS, detached, detached_prefix, open_detached
 from hocket.kernel.keys import SigningKey, verify
@@ -62,12 +62,20 @@ _LINK_MARK, _PIN_MARK = 0xFF, 0xFE
 NO_ID = bytes(16)
 # An unknown payload may contain bytes that look like a signature, and each try costs a hash.
 _SIGNATURES_TRIED = 4
+
+
+def _foreseen_job(job: ScheduleJob) -> bytes:
+    return encode_value(STR, job.kind) + encode_value(BYTES, job.payload)
+
+
 # The payloads that make something, and the field with its id, which may be that of the op.
-SELF_NAMED: dict[type[Payload], str] = {
-    ScheduleJob: "job_id",
-    CreateArtifact: "artifact_id",
-    SendMessage: "message_id",
-}
+SELF_NAMED: dict[type[Payload], str] = derived(
+    {ScheduleJob: "job_id", CreateArtifact: "artifact_id"}, by_payload(lambda each: each.made or None)
+)
+_FORESEEN: dict[type[Payload], ForeseenId] = derived(
+    {ScheduleJob: ForeseenId(b"hocket job\0", _foreseen_job)},
+    by_payload(lambda each: each.foreseen),
+)
 _OP_CONTEXT = b"hocket op\0"
 # No pin ends like this. Programs that know no deadlines take one for a pin, which has no meaning in a request.
 _DEADLINE_END = b"\xff\xff\xff\xff" + digest(b"hocket deadline\0", 5)
@@ -216,7 +224,7 @@ def _other_name(op: Op) -> bytes | None:
     """The id that something made by this op may have besides the op's own."""
     if isinstance(op.payload, CreateArtifact):
         return artifact_id(op.node_id, op.payload)
-    return foreseen_id(op.node_id, op.payload) if isinstance(op.payload, SendMessage) else None
+    return foreseen_id(op.node_id, op.payload) if type(op.payload) in _FORESEEN else None
 
 
 def _bound_id(wall: int, body: bytes) -> bytes:
@@ -232,19 +240,14 @@ def artifact_id(node: int, payload: CreateArtifact) -> bytes:
     return made + digest(b"hocket artifact\0" + made + node.to_bytes(8, "big") + unnamed, 10)
 
 
-def foreseen_id(node: int, payload: ScheduleJob | SendMessage) -> bytes:
+def foreseen_id(node: int, payload: Payload) -> bytes:
     """The id of a job or a message of this node, if it is needed before the op is written. Its milliseconds are those
     of the id in the payload; the rest is a hash over the author and the content. The policy of the job and the receiver
-    of the message are left out: the log decides on them when the op is written.
+    of the message are left out: the log decides about both when the op is written.
     """
-    if isinstance(payload, ScheduleJob):
-        made, content = payload.job_id[:6], (_text(payload.kind), encode_value(BYTES, payload.payload))
-        context = b"hocket job\0"
-    else:
-        made = payload.message_id[:6]
-        content = (_text(payload.sender) + _text(payload.message_type), encode_value(BYTES, payload.body))
-        context = b"hocket message\0"
-    return made + digest(b"".join((context, made, node.to_bytes(8, "big"), *content)), 10)
+    context, content = _FORESEEN[type(payload)]
+    made: bytes = getattr(payload, SELF_NAMED[type(payload)])[:6]
+    return made + digest(b"".join((context, made, node.to_bytes(8, "big"), content(payload))), 10)
 
 
 def _check(op: Op) -> None:

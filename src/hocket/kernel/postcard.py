@@ -262,6 +262,9 @@ def fixed(size: int) -> Codec[bytes]:
     return Codec(write, lambda r: r.take(size))
 
 
+ULID = fixed(16)
+
+
 def option(inner: Codec[T]) -> Codec[T | None]:
     inner_write, inner_read = inner.write, inner.read
 
@@ -354,24 +357,29 @@ def struct(cls: type[S], *codecs: Codec[Any]) -> StructCodec[S]:
 
 def union(variants: Mapping[int, StructCodec[Any]]) -> Codec[Any]:
     """One of several structs, after the varint of its discriminant. When encoding, the class determines the
-    discriminant.
+    discriminant. The mapping may grow.
     """
-    codecs = dict(variants)
-    writes = {codec.cls: (encode(U64, number), codec) for number, codec in variants.items()}
-    if len(writes) != len(codecs):
+
+    def by_class() -> dict[type[Any], tuple[bytes, StructCodec[Any]]]:
+        return {codec.cls: (encode(U64, number), codec) for number, codec in variants.items()}
+
+    writes = by_class()
+    if len(writes) != len(variants):
         raise TypeError("a class occurs twice in one union")
 
     def write(out: bytearray, value: object) -> None:
         found = writes.get(type(value))
         if found is None:
-            raise Malformed(f"not a variant of this union: {type(value).__name__}")
+            writes.update(by_class())
+            if (found := writes.get(type(value))) is None:
+                raise Malformed(f"not a variant of this union: {type(value).__name__}")
         tag, codec = found
         out += tag
         codec.write(out, value)
 
     def read(r: Reader) -> Any:
         number = _read_u64(r)
-        codec = codecs.get(number)
+        codec = variants.get(number)
         if codec is None:
             raise UnknownVariant(number)
         return codec.read(r)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hocket.kernel import coordination_payloads as c
 from hocket.kernel import vocabulary as v
+from hocket.kernel.family import by_payload, derived
 from hocket.kernel.geo import names_place, tells_place
 from hocket.kernel.nesting import NESTING_MAX, is_too_deep
 from hocket.kernel.policy import Policy
@@ -53,11 +53,8 @@ _TEXTS: dict[type[Payload], tuple[str, ...]] = {
     v.CancelJob: ("reason",),
     v.RetryJob: ("reason",),
     v.PostponeWork: ("reason",),
-    c.BreakLock: ("reason",),
-    c.ReturnMessage: ("reason",),
-    c.RetryMessage: ("reason",),
-    c.SetAvailability: ("reason",),
 }
+derived(_TEXTS, by_payload(lambda each: each.texts))
 _BODIES: dict[type[Payload], tuple[str, ...]] = {
     v.CreateArtifact: ("content_inline",),
     v.ReportProgress: ("note",),
@@ -67,11 +64,8 @@ _BODIES: dict[type[Payload], tuple[str, ...]] = {
 _JSON: dict[type[Payload], tuple[str, ...]] = {
     v.ScheduleJob: ("payload", "policy_envelope"),
     v.SetSchedule: ("payload", "policy_envelope"),
-    v.DefineKind: ("policy_envelope",),
-    c.SendMessage: ("body",),
-    c.PutRow: ("value",),
-    c.ResolveConflict: ("value",),
 }
+derived(_JSON, by_payload(lambda each: each.json))
 # A name is not content, and a policy is bounded anyway.
 _NOT_CUT = frozenset({"initial_label", "alias", "semantic_lane", "title", "policy_envelope"})
 
@@ -421,8 +415,9 @@ def _cut(body: Any, size: int) -> Any:
 def _without_custom(payload: Payload) -> Payload:
     if isinstance(payload, v.IngestEvidence) and payload.metadata_snapshot is not None:
         return _changed(payload, metadata_snapshot=_changed(payload.metadata_snapshot, custom=()))
-    if isinstance(payload, v.ScheduleJob | v.SetSchedule | v.DefineKind):
-        return _changed(payload, policy_envelope=_known_policy(payload.policy_envelope))
+    if "policy_envelope" in _JSON.get(type(payload), ()):
+        envelope: bytes = payload.policy_envelope  # type: ignore[union-attr]
+        return _changed(payload, policy_envelope=_known_policy(envelope))
     return payload
 
 

@@ -3,55 +3,21 @@ their times, by the rules of its family. An op without a subject is judged on it
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from hocket.kernel.coordination_payloads import (
-    AcknowledgeMessage,
-    AcquireLocks,
-    BreakLock,
-    ClaimMessage,
-    LeaveQueue,
-    PutRow,
-    ReleaseLocks,
-    RenewLocks,
-    ResolveConflict,
-    RetryMessage,
-    ReturnMessage,
-    SendMessage,
-    SetAvailability,
-)
-from hocket.kernel.vocabulary import AcceptOffer, AcceptWork, CreateArtifact, DefineKind, Payload, ScheduleJob
+from hocket.kernel.family import Subject as Subject
+from hocket.kernel.family import derived
+from hocket.kernel.vocabulary import AcceptOffer, AcceptWork, CreateArtifact, Payload, ScheduleJob
 
 JOB = "job"
-KIND = "kind"
-LOCK = "lock"
-MESSAGE = "message"
-ROW = "row"
-AVAILABILITY = "availability"
 # The arbiter's decision that an offered op counts.
 ACCEPTANCES: tuple[type[AcceptWork | AcceptOffer], ...] = (AcceptWork, AcceptOffer)
 
-
-class Subject(NamedTuple):
-    family: str
-    key: bytes
-
-
 # How the payloads of families other than jobs name their subject.
-ABOUT: dict[type, Callable[[Any], Subject]] = {
-    AcceptOffer: lambda payload: Subject(payload.family, payload.key),
-    DefineKind: lambda payload: Subject(KIND, payload.kind.encode()),
-    **dict.fromkeys(
-        (AcquireLocks, RenewLocks, ReleaseLocks, LeaveQueue, BreakLock),
-        lambda payload: Subject(LOCK, payload.scope.encode()),
-    ),
-    **dict.fromkeys(
-        (SendMessage, ClaimMessage, AcknowledgeMessage, ReturnMessage, RetryMessage),
-        lambda payload: Subject(MESSAGE, payload.message_id),
-    ),
-    **dict.fromkeys((PutRow, ResolveConflict), lambda payload: Subject(ROW, payload.row.encode())),
-    SetAvailability: lambda payload: Subject(AVAILABILITY, payload.node.to_bytes(8, "big")),
-}
+ABOUT: dict[type, Callable[[Any], Subject]] = derived(
+    {AcceptOffer: lambda payload: Subject(payload.family, payload.key)},
+    lambda family: {each.codec.cls: family.subject for each in family.variants},
+)
 
 
 def subject_of(payload: Payload) -> Subject | None:

@@ -1,30 +1,14 @@
 """The vocabulary: every payload that an op can carry, the order and types of its fields, and its number on the wire.
 The Likewise document names the payloads and their fields but assigns no numbers; ours follow its chapters from 0, and
-Hocket's own payloads begin at 1024. The roster and `authority` decide what a payload means and who may write it.
+Hocket's own payloads begin at 1024; families add theirs. The roster, the rules of the families and `authority` decide
+what a payload means and who may write it.
 """
 
 from enum import IntEnum
 
 from msgspec import Struct
 
-from hocket.kernel.coordination_payloads import (
-    AcknowledgeMessage,
-    AcquireLocks,
-    Availability,
-    BreakLock,
-    ClaimMessage,
-    LeaveQueue,
-    LockMode,
-    PutRow,
-    ReleaseLocks,
-    RenewLocks,
-    ResolveConflict,
-    RetryMessage,
-    ReturnMessage,
-    SendMessage,
-    SetAvailability,
-    Strategy,
-)
+from hocket.kernel.family import Family, FamilyPayload, by_payload, derived
 from hocket.kernel.postcard import (
     BOOL,
     BYTES,
@@ -32,6 +16,7 @@ from hocket.kernel.postcard import (
     NODE,
     STR,
     U64,
+    ULID,
     Codec,
     StructCodec,
     enum,
@@ -45,7 +30,6 @@ from hocket.kernel.postcard import union as one_of
 
 EXTENSION_BASE = 1024
 
-ULID = fixed(16)
 ULIDS = seq(ULID)
 HASH = fixed(32)
 CONFIDENCE = seq(pair(STR, F64), limit=256)
@@ -481,13 +465,6 @@ class PostponeWork(Struct, frozen=True):
     reason: str
 
 
-class DefineKind(Struct, frozen=True):
-    """The options that jobs of a kind have unless their submitter says otherwise."""
-
-    kind: str
-    policy_envelope: bytes
-
-
 class SaveCheckpoint(Struct, frozen=True):
     """How far the holder of a job has come, for whichever worker runs it next."""
 
@@ -504,10 +481,7 @@ Payload = (
     | CreateEpisode | UpdateEpisode | CreateSuggestedAction | UpdateActionStatus
     | DesignateCoordinator | DelegateUcan | RevokeUcan | RouteKind | CascadeTombstone
     | FailWork | CancelJob | RetryJob | ReportProgress | SetSchedule | ClearSchedule | AcceptWork | Sanitised
-    | ReportFork | RevokeRoot | AcceptOffer | PostponeWork | DefineKind | SaveCheckpoint
-    | AcquireLocks | RenewLocks | ReleaseLocks | LeaveQueue | BreakLock
-    | SendMessage | ClaimMessage | AcknowledgeMessage | ReturnMessage | RetryMessage
-    | PutRow | ResolveConflict | SetAvailability | Bundle | Unknown
+    | ReportFork | RevokeRoot | AcceptOffer | PostponeWork | SaveCheckpoint | Bundle | Unknown | FamilyPayload
 )  # fmt: skip
 
 LOCATION = fields(Location, F64, F64, option(F64))
@@ -534,7 +508,7 @@ ASSERTION_TARGET = one_of(
     }
 )
 
-VARIANTS: dict[int, StructCodec[Payload]] = {
+_PLAIN: dict[int, StructCodec[Payload]] = {
     0: fields(IngestEvidence, ULID, HASH, STR, STR, option(METADATA)),
     1: fields(TombstoneEvidence, ULID, STR),
     2: fields(CreateEntity, ULID, STR, STR, ULIDS),
@@ -572,37 +546,35 @@ VARIANTS: dict[int, StructCodec[Payload]] = {
     1028: fields(SetSchedule, STR, STR, STR, STR, BYTES, BYTES),
     1029: fields(ClearSchedule, STR),
     1030: fields(AcceptWork, ULID, ULID),
+    1032: fields(ReportFork, HASH, BYTES, BYTES),
+    1033: fields(RevokeRoot, HASH, fixed(64)),
+    1034: fields(AcceptOffer, STR, BYTES, ULID),
+    1035: fields(PostponeWork, ULID, NODE, U64, STR),
+    1037: fields(SaveCheckpoint, ULID, NODE, BYTES),
 }
-VARIANTS[1032] = fields(ReportFork, HASH, BYTES, BYTES)
-VARIANTS[1033] = fields(RevokeRoot, HASH, fixed(64))
-VARIANTS[1034] = fields(AcceptOffer, STR, BYTES, ULID)
-VARIANTS[1035] = fields(PostponeWork, ULID, NODE, U64, STR)
-VARIANTS[1036] = fields(DefineKind, STR, BYTES)
-VARIANTS[1037] = fields(SaveCheckpoint, ULID, NODE, BYTES)
-VARIANTS[1038] = fields(AcquireLocks, STR, seq(STR, limit=64), STR, enum(LockMode), U64, U64)
-VARIANTS[1039] = fields(RenewLocks, STR, STR, U64, U64)
-VARIANTS[1040] = fields(ReleaseLocks, STR, STR, U64)
-VARIANTS[1041] = fields(LeaveQueue, STR, STR, ULID)
-VARIANTS[1042] = fields(BreakLock, STR, STR, STR)
-VARIANTS[1043] = fields(
-    SendMessage,
-    *(ULID, STR, STR, STR, option(ULID), option(ULID), U64, U64, U64, BYTES, seq(pair(STR, ULID), limit=64)),
-)
-VARIANTS[1044] = fields(ClaimMessage, ULID, STR, U64)
-VARIANTS[1045] = fields(AcknowledgeMessage, ULID, STR)
-VARIANTS[1046] = fields(ReturnMessage, ULID, STR, U64, STR)
-VARIANTS[1047] = fields(RetryMessage, ULID, STR)
-VARIANTS[1048] = fields(PutRow, STR, STR, option(ULID), option(BYTES), enum(Strategy))
-VARIANTS[1049] = fields(ResolveConflict, STR, STR, ULID, ULID, option(BYTES))
-VARIANTS[1050] = fields(SetAvailability, NODE, enum(Availability), STR)
+
+
+def _codecs(family: Family) -> dict[int, StructCodec[Payload]]:
+    return {each.number: each.codec for each in family.variants}
+
+
+derived(_PLAIN, _codecs)
 # A payload that was sanitised twice carries the rules of both, not two wrappers.
-VARIANTS[1031] = fields(Sanitised, seq(STR, limit=64), one_of(VARIANTS))
-VARIANTS[1051] = fields(Bundle, U64, BYTES)
+VARIANTS: dict[int, StructCodec[Payload]] = _PLAIN | {
+    1031: fields(Sanitised, seq(STR, limit=64), one_of(_PLAIN)),
+    1051: fields(Bundle, U64, BYTES),
+}
+derived(VARIANTS, _codecs)
 
 PAYLOAD: Codec[Payload] = one_of(VARIANTS)
-NAMES: dict[int, str] = {number: codec.cls.__name__ for number, codec in VARIANTS.items()}
+NAMES: dict[int, str] = derived(
+    {number: codec.cls.__name__ for number, codec in VARIANTS.items()},
+    lambda family: {each.number: each.codec.cls.__name__ for each in family.variants},
+)
+_NUMBERS: dict[type[Payload], int] = derived(
+    {codec.cls: number for number, codec in VARIANTS.items()}, by_payload(lambda each: each.number)
+)
 EXTENSIONS: frozenset[int] = frozenset(number for number in VARIANTS if number >= EXTENSION_BASE)
-_NUMBERS: dict[type[Payload], int] = {codec.cls: number for number, codec in VARIANTS.items()}
 
 
 def discriminant(payload: Payload) -> int:

@@ -73,19 +73,22 @@ def load() -> None:
     """
     from importlib import import_module
 
+    from hocket.kernel.family import FAMILIES
+    from hocket.log.projectors import rules_of
+
     for name in (
         "admitting",
         "author_check",
         "intake",
         "links",
-        "lock_projector",
-        "message_projector",
         "output_quota",
         "sealing",
     ):
         import_module(f"{__name__}.{name}")
-    for family in ("availability", "locks", "rows"):
-        import_module(f"hocket.kernel.{family}")
+    for family in FAMILIES.values():
+        rules_of(family.name)
+        if family.projector is not None:
+            family.projector()
 
 
 class Log:

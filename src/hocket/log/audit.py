@@ -16,11 +16,12 @@ from hocket.errors import StoreError
 from hocket.kernel.authority import Authority
 from hocket.kernel.bundles import facts_of
 from hocket.kernel.clock import pack
+from hocket.kernel.family import FAMILIES
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode, is_bound, verify_op
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.signing import OpSigner, is_end_of, is_mark, is_marked
-from hocket.kernel.subjects import MESSAGE, Subject, subject_of
+from hocket.kernel.subjects import Subject, subject_of
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
@@ -35,7 +36,6 @@ from hocket.kernel.vocabulary import (
 from hocket.log.checked_registers import CheckedRegisters
 from hocket.log.naming import ID_BYTES, long_key
 from hocket.log.parallel import Helpers, in_parallel
-from hocket.log.projectors import FAMILIES
 from hocket.log.schedule_register import scheduled
 from hocket.log.sealing import link
 from hocket.log.store_check import SessionCheck, StoreCheck
@@ -285,11 +285,12 @@ def audit_rows(store: Store, check: StoreCheck) -> list[AuditFinding]:
 
 def _states(session: Session) -> None:
     """Reading a state compares it with the ops, also one that should be there and is not."""
-    for family in FAMILIES:
-        for key in session.subjects_of(family):
-            session.subject_state(Subject(family, key))
-    for key in session.subjects_of(MESSAGE):
-        session.message(key)
+    for family in FAMILIES.values():
+        for key in session.subjects_of(family.name):
+            if family.table is None:
+                session.subject_state(Subject(family.name, key))
+            else:
+                family.table.read(session, key)
     after = b""
     while found := session.artifacts(after, BATCH):
         after = found[-1].id

@@ -2,11 +2,12 @@
 after it, its stage in the queue, and which process of this node holds it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from hocket.kernel.availability import allows
+from hocket.bus.changes import CLAIM
+from hocket.families.availability.rules import allows
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import Op
@@ -59,6 +60,7 @@ class JobProjector:
         """The jobs whose entries were written or dropped."""
         self.lost_claims: set[bytes] = set()
         """The jobs that a worker of this node held, and no longer holds."""
+        self.topics: Mapping[str, set[bytes]] = {CLAIM: self.lost_claims}
         changes = self._dirty, self._moved, self.touched, self.lost_claims, self._made_ready, self._freed_kinds
         self.memory = Memory((self._entries, *changes, self._new, self._offers))
 

@@ -7,15 +7,17 @@ transactions do.
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from hocket.families.availability.facts import AVAILABILITY, Availability
+from hocket.families.kinds.facts import KIND
 from hocket.kernel.clock import Hlc, pack
-from hocket.kernel.coordination_payloads import Availability
+from hocket.kernel.family import FAMILIES
 from hocket.kernel.kinds import names_of as kind_names
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import AVAILABILITY, JOB, KIND, LOCK, MESSAGE, Subject, subject_of
+from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import discriminant
 from hocket.log.artifact_register import ArtifactRegister
 from hocket.log.citations import Citations
@@ -23,14 +25,10 @@ from hocket.log.job_projector import JobProjector
 from hocket.log.memory import LASTING_MAX, Clearable, Memory
 from hocket.log.naming import Naming, keyed
 from hocket.log.permissions import Permissions, PermissionsReader
-from hocket.log.projectors import Engine, Projector, SubjectProjector, family_names, family_of
+from hocket.log.projectors import Engine, Projector, SubjectProjector, family_names
 from hocket.log.registers import RouteRegister
 from hocket.log.unstored_ops import UnstoredOps
 from hocket.store import Head, Session
-
-if TYPE_CHECKING:
-    from hocket.log.lock_projector import LockProjector
-    from hocket.log.message_projector import MessageProjector
 
 _COUNTS = 0
 
@@ -57,15 +55,10 @@ class Projectors(dict[str, Projector[Any]]):
         return made
 
     def _new(self, family: str) -> Projector[Any]:
-        if family == LOCK:
-            from hocket.log.lock_projector import LockProjector
-
-            return LockProjector(self._session, self._engine)
-        if family == MESSAGE:
-            from hocket.log.message_projector import MessageProjector
-
-            return MessageProjector(self._session, self._engine)
-        return SubjectProjector(self._session, self._engine, family, family_of(family))
+        if (load := FAMILIES[family].projector) is None:
+            return SubjectProjector(self._session, self._engine, family)
+        made: Projector[Any] = load()(self._session, self._engine)
+        return made
 
 
 class ProjectedState:
@@ -178,18 +171,6 @@ class ProjectedState:
         """Read again when they have changed."""
         fresh = [op for op, _ in self._fresh.ops.values()]
         return self.permissions_reader.read(self._session, self.permissions_state, fresh)
-
-    @property
-    def locks(self) -> "LockProjector":
-        return cast("LockProjector", self.projectors[LOCK])
-
-    def no_longer_waiting(self) -> set[bytes]:
-        """The ops that asked for locks and waited in a queue until this transaction."""
-        return self.locks.no_longer_waiting if LOCK in self.projectors else set()
-
-    @property
-    def messages(self) -> "MessageProjector":
-        return cast("MessageProjector", self.projectors[MESSAGE])
 
     # What the rules ask.
 

@@ -1,20 +1,23 @@
 """What the engine in `projection` works with. A projector keeps the states of one family's subjects, folded from their
-ops. A register holds entries of ops that are judged one by one. A new family of subjects is its rules in the kernel and
-a name in `FAMILIES`; `SubjectProjector` stores its states, unless it needs its own tables.
+ops. A register holds entries of ops that are judged one by one. `SubjectProjector` stores the states of a family,
+unless its record names a projector of its own.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import import_module
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from hocket.kernel.arbitration import Family, FoldContext
+from hocket.families.availability.facts import AVAILABILITY, Availability
+from hocket.families.kinds.facts import KIND
+from hocket.families.kinds.rules import KINDS
+from hocket.kernel.arbitration import FamilyRules, FoldContext
 from hocket.kernel.clock import Hlc, pack
-from hocket.kernel.coordination_payloads import Availability, PutRow, ResolveConflict
-from hocket.kernel.kinds import KINDS, names_of
+from hocket.kernel.family import FAMILIES, derived
+from hocket.kernel.kinds import names_of
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import AVAILABILITY, JOB, KIND, LOCK, MESSAGE, ROW, Subject
+from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.vocabulary import AcceptOffer, Payload
 from hocket.log.citations import Citations
 from hocket.log.memory import LASTING_MAX, Memory
@@ -22,58 +25,50 @@ from hocket.log.permissions import Permissions
 from hocket.store import Session, SubjectRow
 
 if TYPE_CHECKING:
-    from hocket.kernel.availability import AvailabilityState
+    from hocket.families.availability.rules import AvailabilityState
 
 S = TypeVar("S")
 
 
-class StoredFamily(Family[S], Protocol[S]):
+class StoredRules(FamilyRules[S], Protocol[S]):
     """A family whose states are stored as bytes."""
 
     def encode(self, state: S) -> bytes: ...
     def decode(self, data: bytes) -> S: ...
 
 
-# The families whose states `SubjectProjector` stores, and where the kernel has their rules. Rules are loaded with the
-# first subject of their family.
-FAMILIES = {
-    KIND: ("kinds", "KINDS"),
-    LOCK: ("locks", "LOCKS"),
-    ROW: ("rows", "ROWS"),
-    AVAILABILITY: ("availability", "AVAILABILITIES"),
-}
-# The families whose states stay known after a transaction, as long as nobody else writes.
-_LASTING = (KIND, AVAILABILITY)
 # The payloads after which the node that decides may have to write another op.
-FOLLOWED_UP = frozenset((PutRow, ResolveConflict, AcceptOffer))
-_rules: dict[str, StoredFamily[Any]] = {}
+FOLLOWED_UP: dict[type, None] = derived(
+    {AcceptOffer: None},
+    lambda family: {} if family.follow_up is None else dict.fromkeys(each.codec.cls for each in family.variants),
+)
+_rules: dict[str, StoredRules[Any]] = {}
 
 
 def family_names() -> tuple[str, ...]:
     """All families, in the order in which a transaction stores what has changed."""
-    return JOB, *FAMILIES, MESSAGE
+    return JOB, *FAMILIES
 
 
 def is_known(family: str) -> bool:
     """Whether this program has the rules of a family."""
-    return family in (JOB, MESSAGE) or family in FAMILIES
+    return family == JOB or family in FAMILIES
 
 
-def family_of(name: str) -> StoredFamily[Any]:
+def rules_of(name: str) -> StoredRules[Any]:
     """The rules of a family."""
     if (rules := _rules.get(name)) is None:
-        module, value = FAMILIES[name]
-        rules = _rules[name] = getattr(import_module(f"hocket.kernel.{module}"), value)
+        rules = _rules[name] = FAMILIES[name].rules()
     return rules
 
 
 def follow_up(subject: Subject, state: Callable[[], Any], op: Op) -> Payload | None:
     """What the node that decides on an op also writes, in the same transaction, by the state that the op led to."""
-    if subject.family != ROW:
-        return None
-    from hocket.kernel.rows import notice
-
-    return notice(state(), op)
+    family = FAMILIES.get(subject.family)
+    payload: Payload | None = None
+    if family is not None and family.follow_up is not None:
+        payload = family.follow_up(state(), op)
+    return payload
 
 
 def defaults_of(session: Session, kind: str) -> Policy:
@@ -96,7 +91,7 @@ def availability_of(session: Session, node: int) -> "AvailabilityState | None":
     state = session.subject_state(Subject(AVAILABILITY, node.to_bytes(8, "big")))
     if state is None:
         return None
-    from hocket.kernel.availability import AVAILABILITIES
+    from hocket.families.availability.rules import AVAILABILITIES
 
     return AVAILABILITIES.decode(state)
 
@@ -146,9 +141,11 @@ class Projector(Protocol[S]):
 
     touched: set[bytes]
     memory: Memory
+    topics: Mapping[str, set[bytes]]
+    """What a transaction announces besides the subjects."""
 
     @property
-    def family(self) -> Family[S]: ...
+    def family(self) -> FamilyRules[S]: ...
     @property
     def context(self) -> Any:
         """What the family's rules need to know about the rest of the log."""
@@ -196,14 +193,16 @@ class Register(Protocol):
 class SubjectProjector:
     """Keeps the states of a family in a table that such families share."""
 
-    def __init__(self, session: Session, engine: FoldContext, name: str, family: StoredFamily[Any]) -> None:
-        self._session, self._name, self.family = session, name, family
+    topics: Mapping[str, set[bytes]] = MappingProxyType({})
+
+    def __init__(self, session: Session, engine: FoldContext, name: str) -> None:
+        self._session, self._name, self.family = session, name, rules_of(name)
         self._context = engine
         self._states: dict[bytes, Any] = {}
         self._dirty: set[bytes] = set()
         self.touched: set[bytes] = set()
         states, changes = self._states, (self.touched, self._dirty)
-        self.memory = Memory(changes, (states,)) if name in _LASTING else Memory((states, *changes))
+        self.memory = Memory(changes, (states,)) if FAMILIES[name].is_kept else Memory((states, *changes))
 
     @property
     def context(self) -> Any:

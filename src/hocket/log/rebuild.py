@@ -12,8 +12,9 @@ import msgspec
 from blake3 import blake3
 from msgspec.structs import replace
 
+from hocket.kernel.family import FAMILIES
 from hocket.kernel.roster import Job
-from hocket.kernel.subjects import JOB, MESSAGE
+from hocket.kernel.subjects import JOB
 from hocket.kernel.vocabulary import CreateArtifact, DesignateCoordinator, ReportFork, number_of
 from hocket.log.naming import ID_BYTES, keyed
 from hocket.log.output_quota import add_charges, charged
@@ -68,10 +69,11 @@ def family_digests(session: Session) -> dict[str, bytes]:
     for row in session.each_subject():
         for part in (row.subject.key, row.last, row.state):
             hashers[row.subject.family].update(len(part).to_bytes(8, "big") + part)
-    encoder = msgspec.msgpack.Encoder()
-    for message in session.each_message():
-        hashers[MESSAGE].update(encoder.encode(message))
-    return {JOB: roster_digest(session)} | {family: hasher.digest() for family, hasher in hashers.items()}
+    for family in FAMILIES.values():
+        if family.table is not None:
+            for state in family.table.states(session):
+                hashers[family.name].update(state)
+    return {JOB: roster_digest(session)} | {name: hasher.digest() for name, hasher in hashers.items()}
 
 
 def _digests_if_readable(session: Session) -> dict[str, bytes] | None:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from hocket.families.availability.facts import Availability
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.policy import readable_policy
 from hocket.kernel.reasons import Reason

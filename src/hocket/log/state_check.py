@@ -23,17 +23,17 @@ from hocket.kernel import arbitration
 from hocket.kernel.arbitration import Standings
 from hocket.kernel.clock import unpack
 from hocket.kernel.decoding import msgpack_decoder
-from hocket.kernel.ids import node_text, ulid_text
-from hocket.kernel.messages import MESSAGES, Message
+from hocket.kernel.family import FAMILIES
+from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import AVAILABILITY, MESSAGE, Subject, subject_of
+from hocket.kernel.subjects import Subject, subject_of
 from hocket.kernel.vocabulary import CreateArtifact
 from hocket.log.artifact_register import artifact_of
 from hocket.log.citations import Citations
-from hocket.log.naming import ID_BYTES, Naming, keyed
+from hocket.log.naming import Naming, keyed
 from hocket.log.permissions import Permissions, PermissionsReader
-from hocket.log.projectors import StoredFamily, family_of
+from hocket.log.projectors import rules_of
 from hocket.log.unstored_ops import UnstoredOps
 from hocket.store import Artifact, OpRow, Session
 
@@ -152,7 +152,7 @@ class StateCheck:
         is_right = _says(subject, row, folded)
         if not is_right:
             self._report(subject, DIFFERS)
-        state = row if is_right else None if folded is None else _family(subject).encode(folded)
+        state = row if is_right else None if folded is None else rules_of(subject.family).encode(folded)
         return self._remember(subject, CheckedState(state, row, latest, permissions.fingerprint, seq), count)
 
     def _remember(self, subject: Subject, checked: CheckedState, ops: int = 0) -> CheckedState:
@@ -183,7 +183,12 @@ class StateCheck:
                 self._remember(subject, CheckedState(state, state, last, permissions.fingerprint, seq))
 
     def _report(self, subject: Subject, what: str) -> None:
-        self._refuse("messages" if subject.family == MESSAGE else "subjects", _named(subject), what)
+        family = FAMILIES[subject.family]
+        key = family.key_text(subject.key)
+        if family.table is None:
+            self._refuse("subjects", f"{family.name} {key}", what)
+        else:
+            self._refuse(family.table.name, key, what)
 
 
 class SessionStates:
@@ -233,7 +238,7 @@ class _Fold:
 
     def __init__(self, session: Session, subject: Subject, permissions: Permissions, is_strict: bool) -> None:
         self._session, self._subject, self._permissions = session, subject, permissions
-        self._family = _family(subject)
+        self._family = rules_of(subject.family)
         self.refusal, self.arbiter = permissions.refusal, permissions.arbiter
         self.is_overtaken, self.designations = permissions.is_overtaken, permissions.designations
         fresh = UnstoredOps()
@@ -263,7 +268,7 @@ class _Fold:
             return None
         standings: Standings = {}
         ops = {row.id: keyed(row) for row in rows}
-        claims = {each.op for each in state.deliveries} if isinstance(state, Message) else set()
+        claims = FAMILIES[self._subject.family].claims(state)
         for cited in {dep for op in ops.values() for dep in op.cited} - ops.keys():
             row = self._session.op(cited) if cited in claims else None
             if row is None:
@@ -291,15 +296,11 @@ class _Citations(Citations):
         """What is only checked changes nothing."""
 
 
-def _family(subject: Subject) -> StoredFamily[Any]:
-    return MESSAGES if subject.family == MESSAGE else family_of(subject.family)
-
-
 def _says(subject: Subject, row: bytes | None, state: Any) -> bool:
     """Whether a row says what the ops say. An older program may have written it in other bytes."""
     if row is None or state is None:
         return row is None and state is None
-    family = _family(subject)
+    family = rules_of(subject.family)
     if family.encode(state) == row:
         return True
     try:
@@ -311,14 +312,6 @@ def _says(subject: Subject, row: bytes | None, state: Any) -> bool:
 def _size(checked: CheckedState) -> int:
     row = 0 if checked.row is None or checked.row is checked.state else len(checked.row)
     return len(checked.state or b"") + row + 256
-
-
-def _named(subject: Subject) -> str:
-    if subject.family == MESSAGE:
-        return ulid_text(subject.key) if len(subject.key) == ID_BYTES else subject.key.hex()
-    if subject.family == AVAILABILITY:
-        return f"{AVAILABILITY} {node_text(int.from_bytes(subject.key, 'big'))}"
-    return f"{subject.family} {subject.key.decode(errors='replace')}"
 
 
 _encode = msgspec.msgpack.Encoder().encode

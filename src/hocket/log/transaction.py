@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from hocket.bus.changes import CLAIM, LOCK_WAIT, LOG, Changes, gathered
+from hocket.bus.changes import LOG, Changes, gathered
 from hocket.errors import NotAuthorised, StoreError
+from hocket.families.availability.facts import Availability
 from hocket.kernel.bundles import BundleDraft, facts_of, read_facts, with_bundle_signature
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, unpack
-from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ops import (
     NO_ID,
     SELF_NAMED,
@@ -183,7 +183,9 @@ class Transaction:
         kinds = projection.jobs.ready_kinds().union(self._unfolded_kinds)
         if announced or self._unfolded:
             touched[JOB] = touched[JOB].union(announced, (op.id for op in self._unfolded))
-        keys = {**touched, CLAIM: projection.jobs.lost_claims, LOCK_WAIT: projection.no_longer_waiting(), LOG: log}
+        keys = {**touched, LOG: log}
+        for projector in projection.projectors.values():
+            keys.update(projector.topics)
         return gathered(kinds, keys)
 
     def announce(self, job_id: bytes) -> None:

@@ -14,7 +14,6 @@ import msgspec
 from hocket.bus.changes import ANYTHING, about
 from hocket.bus.messages import MessageBus
 from hocket.bus.subject_names import subject_name, subject_pattern
-from hocket.coordination.presence import NodePresence, NodeSaid, own_presence, read_presence, said_text
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import node_text, parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
@@ -27,6 +26,7 @@ from hocket.store import Session
 from hocket.work.environment import Environment
 from hocket.work.liveness import BEAT_S
 from hocket.work.node_access import NodeAccess
+from hocket.work.presence import NodePresence, NodeSaid, own_presence, read_presence, said_text
 from hocket.work.serving import Serving, read_serving, serving_text
 
 JOBS, PRESENCE, RESULTS = "jobs", "presence", "results"

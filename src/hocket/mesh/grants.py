@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from hocket.errors import Usage
-from hocket.kernel.locks import NAME_CHARS_MAX
+from hocket.families.locks.rules import NAME_CHARS_MAX
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.roster import KIND_LENGTH_MAX
 from hocket.kernel.ucan import CAPABILITIES_MAX, ROOT, Capability

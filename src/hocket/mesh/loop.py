@@ -9,7 +9,6 @@ from contextlib import closing, suppress
 
 from hocket.bus.changes import ANYTHING, LOG, NOTHING, OUTPUT, PEER, about
 from hocket.bus.messages import MessageBus
-from hocket.coordination.presence import own_workers
 from hocket.errors import HocketError, StoreError
 from hocket.events import Emit, ignore
 from hocket.events.nodes import CoordinatorSilent, NodeGraded, OpsDelivered, OpsWaiting
@@ -31,6 +30,7 @@ from hocket.store import Peer
 from hocket.work.environment import Closing, Environment
 from hocket.work.liveness import Grade, grade
 from hocket.work.node_access import NodeAccess
+from hocket.work.presence import own_workers
 from hocket.work.progress import own_notes
 from hocket.work.supervision import supervised
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from hocket.bus.changes import about
 from hocket.errors import HocketError
-from hocket.kernel.coordination_payloads import SendMessage
+from hocket.families.inbox.facts import MESSAGE, SendMessage
+from hocket.families.inbox.rules import read_address
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.messages import read_address
 from hocket.kernel.ops import Op, decode, read_sequence
-from hocket.kernel.subjects import MESSAGE
 from hocket.kernel.vocabulary import number_of
 from hocket.log import Log
 from hocket.mesh import peers

@@ -10,18 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from hocket.coordination.presence import (
-    AHEAD_MS,
-    KEPT_MS,
-    NodePresence,
-    NodeSaid,
-    is_away,
-    known_nodes,
-    own_presence,
-    read_presence,
-    read_said,
-    said_text,
-)
 from hocket.errors import HocketError
 from hocket.kernel.authority import Standing
 from hocket.kernel.capabilities import Grant, grant_of
@@ -38,6 +26,18 @@ from hocket.work.command.request import KIND
 from hocket.work.environment import Environment
 from hocket.work.liveness import BEAT_S
 from hocket.work.node_access import NodeAccess
+from hocket.work.presence import (
+    AHEAD_MS,
+    KEPT_MS,
+    NodePresence,
+    NodeSaid,
+    is_away,
+    known_nodes,
+    own_presence,
+    read_presence,
+    read_said,
+    said_text,
+)
 from hocket.work.progress import ProgressNote
 from hocket.work.serving import Serving, serving_text
 

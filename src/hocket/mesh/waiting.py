@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hocket.coordination.availability import unavailable
-from hocket.coordination.presence import NodePresence, is_away, known_nodes
+from hocket.families.availability.requests import unavailable
 from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text, ulid_text
@@ -30,6 +29,7 @@ from hocket.work.claiming import turn_at
 from hocket.work.command import KIND
 from hocket.work.job_states import state_of
 from hocket.work.liveness import Liveness
+from hocket.work.presence import NodePresence, is_away, known_nodes
 from hocket.work.serving import Serving
 
 HERE = "this node"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from hocket.coordination.inbox import content_of, default_agent
+from hocket.families.inbox.requests import content_of, default_agent
 from hocket.kernel.beats.messages import HelpPromise, PromiseOutcome, PromiseResult, from_json
 from hocket.kernel.beats.promises import promise_times, reply_due
 from hocket.kernel.ids import node_text, parse_ulid, ulid_text

@@ -13,17 +13,17 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from hocket.bus.changes import ANYTHING, Changes, about
-from hocket.coordination import inbox
-from hocket.coordination.deciding import acceptance, decide, written
-from hocket.coordination.inbox import LEASE_MS_DEFAULT, TTL_MS_DEFAULT, ClaimedMessage, MessageDraft
 from hocket.errors import Unreachable, Usage
+from hocket.families.deciding import acceptance, decide, written
+from hocket.families.inbox import requests as inbox
+from hocket.families.inbox.facts import MESSAGE
+from hocket.families.inbox.requests import LEASE_MS_DEFAULT, TTL_MS_DEFAULT, ClaimedMessage, MessageDraft
+from hocket.families.inbox.rules import Message, read_address
 from hocket.kernel.beats.placing import BeatPlace, stamp_of
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import hash_text, node_text, parse_ulid, ulid_text
-from hocket.kernel.messages import Message, read_address
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import MESSAGE
 from hocket.log import Log, Transaction
 from hocket.mesh import membership
 from hocket.mesh.names import names

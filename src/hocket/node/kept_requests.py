@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hocket.coordination import inbox
 from hocket.errors import CommitUnknown, StoreAway
+from hocket.families.inbox import requests as inbox
+from hocket.families.inbox.projector import messages_of
 from hocket.kernel.ids import parse_ulid
 from hocket.log import Transaction
 from hocket.node.inbox import Attached, Body, plain_draft, resolved
@@ -124,7 +125,7 @@ def _write(runtime: Runtime, requests: Sequence[KeptRequest]) -> None:
 
 
 def _send(runtime: Runtime, tx: Transaction, kept: KeptMessage, contents: tuple[tuple[str, Content], ...]) -> None:
-    if tx.projection.messages.state(kept.id) is None:
+    if messages_of(tx.projection).state(kept.id) is None:
         draft = kept.draft._replace(to=resolved(runtime.log, tx.session, kept.to), attachments=contents)
         inbox.send(tx, runtime.blobs, inbox.check_draft(draft), kept.id)
 

@@ -20,12 +20,11 @@ from hocket.bus.changes import ANYTHING, Changes
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
 from hocket.cancelling import end_tasks
-from hocket.coordination.lock_processes import LockProcesses, LockSweep
-from hocket.coordination.shared_presence import SharedPresence
 from hocket.errors import Unreachable, Usage
 from hocket.events import Emit, ignore
 from hocket.events.nodes import StoreRowRefused
 from hocket.events.workers import StepFailed
+from hocket.families.locks.processes import LockProcesses, LockSweep
 from hocket.kernel.parts import Part
 from hocket.kernel.roster import Job
 from hocket.log import Log, Transaction
@@ -45,6 +44,7 @@ from hocket.work.jobs import Offer, Result
 from hocket.work.maintenance import ClockWatch, Maintenance
 from hocket.work.pending_decisions import Decision, decided, decisions
 from hocket.work.serving import Serving
+from hocket.work.shared_presence import SharedPresence
 from hocket.work.supervision import supervised
 from hocket.work.sweep import SweepLoop
 

@@ -12,13 +12,13 @@ from contextlib import AbstractAsyncContextManager, closing, contextmanager
 from typing import Generic, TypedDict, TypeVar, Unpack
 
 from hocket.bus.changes import about
-from hocket.coordination.lock_decisions import read_scope
-from hocket.coordination.lock_processes import LockProcesses
-from hocket.coordination.locks import Length, LockClient, LockLost, Wanted, length_at, wanted
 from hocket.errors import HocketError, Unreachable, Usage
+from hocket.families.locks.decisions import read_scope
+from hocket.families.locks.facts import LOCK
+from hocket.families.locks.processes import LockProcesses
+from hocket.families.locks.requests import Length, LockClient, LockLost, Wanted, length_at, wanted
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import node_text
-from hocket.kernel.subjects import LOCK
 from hocket.mesh.names import names
 from hocket.work.lease import Lease
 from hocket.work.node_access import NodeAccess

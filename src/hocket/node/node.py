@@ -21,9 +21,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from hocket.bus.changes import ANYTHING, Changes
-from hocket.coordination import inbox as messages
 from hocket.errors import Failed, StoreAway, Unreachable, Usage
 from hocket.events import Emit, ignore, sentences
+from hocket.families.inbox import requests as messages
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.parts import Part
 from hocket.kernel.policy import DEFAULT

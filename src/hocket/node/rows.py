@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol
 
 from hocket.bus.changes import about
-from hocket.coordination import rows
-from hocket.coordination.rows import PAGE, RowChange, RowConflict, RowRequest, StoredRow, row_value, row_write
 from hocket.errors import Unreachable
-from hocket.kernel.subjects import ROW
+from hocket.families.rows import requests as rows
+from hocket.families.rows.facts import ROW
+from hocket.families.rows.requests import PAGE, RowChange, RowConflict, RowRequest, StoredRow, row_value, row_write
 from hocket.node.handles import SyncNodeAccess, WaitingNode
 from hocket.node.requests import kept
 from hocket.store import Session

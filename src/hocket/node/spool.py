@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from hocket.coordination.inbox import MessageDraft
 from hocket.errors import Conflict, HocketError, NotAuthorised, OutboxFull, StoreError, StoreMoved, Usage
-from hocket.kernel.coordination_payloads import SendMessage
+from hocket.families.inbox.facts import SendMessage
+from hocket.families.inbox.requests import MessageDraft
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import NO_ID, foreseen_id

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from hocket.coordination.locks import Length
 from hocket.errors import StoreError, Usage
+from hocket.families.locks.requests import Length
 from hocket.kernel.beats.phases import BeatsLong, Phases, hold_end, parse_length
 from hocket.kernel.beats.policy import TempoPolicy
 from hocket.kernel.beats.tempo import Tempo

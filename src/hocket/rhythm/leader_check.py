@@ -6,8 +6,8 @@ leads; it believes the members that may.
 from contextlib import suppress
 from typing import Protocol
 
-from hocket.coordination.lock_decisions import read_scope
 from hocket.errors import StoreError, Unreachable
+from hocket.families.locks.decisions import read_scope
 from hocket.kernel.beats.frame_judge import Lead
 from hocket.log.permissions import Permissions
 from hocket.rhythm.leader_lock import SCOPE, leader_key

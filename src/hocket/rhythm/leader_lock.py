@@ -5,10 +5,10 @@ that has only NATS uses `nats_leader`.
 
 from typing import Protocol
 
-from hocket.coordination.lock_decisions import read_scope
-from hocket.coordination.locks import LockClient, LockHeld, wanted
-from hocket.kernel.locks import Scope
-from hocket.kernel.locks import live as live_holds
+from hocket.families.locks.decisions import read_scope
+from hocket.families.locks.requests import LockClient, LockHeld, wanted
+from hocket.families.locks.rules import Scope
+from hocket.families.locks.rules import live as live_holds
 from hocket.mesh import peers
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess

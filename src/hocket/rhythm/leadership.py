@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from hocket.coordination.locks import LockHeld, LockLost
 from hocket.errors import HocketError
 from hocket.events import Emit, ignore
 from hocket.events.tempo import PulseFollows, PulseLeads, PulseLockFailed
+from hocket.families.locks.requests import LockHeld, LockLost
 from hocket.kernel.backoff import RetryPolicy
 from hocket.kernel.beats.tempo import next_beat
 from hocket.rhythm.heard_beats import HeardBeats

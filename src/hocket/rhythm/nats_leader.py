@@ -13,10 +13,10 @@ import msgspec
 
 from hocket.bus.nats_register import NatsRegister
 from hocket.bus.signed import SignedMessages
-from hocket.coordination.locks import LockHeld, LockLost
 from hocket.errors import NotAuthorised, Unreachable
 from hocket.events import Emit, ignore
 from hocket.events.tempo import RegisterReplaced
+from hocket.families.locks.requests import LockHeld, LockLost
 from hocket.kernel.beats.frame_judge import Lead
 from hocket.kernel.beats.messages import Count
 from hocket.kernel.decoding import decode_json

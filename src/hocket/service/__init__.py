@@ -87,7 +87,7 @@ class Service:
             return self._program.agent_named(name)
         if default is not None:
             return default if name is None else name
-        from hocket.coordination.inbox import check_agent, default_agent
+        from hocket.families.inbox.requests import check_agent, default_agent
 
         return default_agent() if name is None else check_agent(name)
 

@@ -6,16 +6,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from hocket.coordination.lock_decisions import read_scope, subject
-from hocket.coordination.locks import moment
+from hocket.families.inbox.rules import read_address
+from hocket.families.locks.decisions import read_scope, subject
+from hocket.families.locks.facts import LOCK, RenewLocks
+from hocket.families.locks.requests import moment
+from hocket.families.locks.rules import Agent, Hold, live
 from hocket.kernel.clock import Hlc, pack, unpack
-from hocket.kernel.coordination_payloads import RenewLocks
 from hocket.kernel.ids import ulid_ms
-from hocket.kernel.locks import Agent, Hold, live
-from hocket.kernel.messages import read_address
 from hocket.kernel.ops import decode
 from hocket.kernel.plurals import counted
-from hocket.kernel.subjects import LOCK
 from hocket.store import OpRow, Session
 
 # How many locks of an agent, keys of a lock and kinds of a worker are shown.

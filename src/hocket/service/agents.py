@@ -7,7 +7,17 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hocket.coordination.presence import (
+from hocket.families.locks.rules import NAME_CHARS_MAX, Agent
+from hocket.kernel.ids import node_text
+from hocket.kernel.plurals import counted
+from hocket.kernel.roster import Job
+from hocket.service import Service, ServiceAnswer
+from hocket.service.agent_holdings import Holdings, few, lock_holdings, message_holdings
+from hocket.service.nodes import Within
+from hocket.service.operation import InShell, TokenNeed, operation
+from hocket.service.views import Line, View
+from hocket.work.liveness import BEAT_S, grade
+from hocket.work.presence import (
     DOING_CHARS_MAX,
     EVERY_MS_DEFAULT,
     EVERY_MS_MAX,
@@ -17,17 +27,7 @@ from hocket.coordination.presence import (
     agents_of,
     known_nodes,
 )
-from hocket.coordination.presence import beat as agent_beat
-from hocket.kernel.ids import node_text
-from hocket.kernel.locks import NAME_CHARS_MAX, Agent
-from hocket.kernel.plurals import counted
-from hocket.kernel.roster import Job
-from hocket.service import Service, ServiceAnswer
-from hocket.service.agent_holdings import Holdings, few, lock_holdings, message_holdings
-from hocket.service.nodes import Within
-from hocket.service.operation import InShell, TokenNeed, operation
-from hocket.service.views import Line, View
-from hocket.work.liveness import BEAT_S, grade
+from hocket.work.presence import beat as agent_beat
 
 WORKER = "worker"
 # What an agent does, and when it was last seen.

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Literal
 
-from hocket.coordination.availability import unavailable
 from hocket.errors import Conflict, HocketError, StoreError, Usage
 from hocket.events.nodes import NodeForked
+from hocket.families.availability.requests import unavailable
 from hocket.kernel.authority import Authority
 from hocket.kernel.breaker import BreakerState
 from hocket.kernel.clock import U32_MAX, Hlc, unpack

@@ -4,7 +4,6 @@ far other nodes have this node's ops, and how ranked jobs spread. `hocket.server
 
 from collections import Counter
 
-from hocket.coordination.presence import known_nodes
 from hocket.kernel.ids import node_text
 from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.mesh.peers import outbox
@@ -13,6 +12,7 @@ from hocket.service.grid import GridKind, grid
 from hocket.store import Session
 from hocket.work.job_states import counted_as
 from hocket.work.liveness import standing
+from hocket.work.presence import known_nodes
 
 _NOT_REFUSED = {int(Reason.WAITING), int(Reason.OFFERED)}
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hocket.coordination.presence import read_presence
 from hocket.kernel.candidates import EPOCH_MS, Candidates, epoch_at, node_of
 from hocket.kernel.clock import unpack
 from hocket.kernel.ids import node_text
@@ -24,6 +23,7 @@ from hocket.store import JobFilter, OpRow, Session, Stage
 from hocket.work.claim_order import is_ranked
 from hocket.work.claim_tally import MINUTE_MS
 from hocket.work.members import Members
+from hocket.work.presence import read_presence
 from hocket.work.serving import Serving, read_serving
 
 # The newest jobs that are looked at.

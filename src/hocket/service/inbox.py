@@ -9,12 +9,12 @@ import msgspec
 from msgspec import Meta
 
 from hocket.bus.changes import about
-from hocket.coordination import inbox
-from hocket.coordination.inbox import CLAIMED_MAX, LEASE_MS_DEFAULT
 from hocket.errors import Conflict, NotFound, StoreAway, Unreachable, Usage
-from hocket.kernel.beats.placing import BeatPlace
-from hocket.kernel.ids import node_text, parse_ulid, ulid_prefix_range, ulid_text
-from hocket.kernel.messages import (
+from hocket.families.inbox import requests as inbox
+from hocket.families.inbox.facts import MESSAGE
+from hocket.families.inbox.projector import messages_of
+from hocket.families.inbox.requests import CLAIMED_MAX, LEASE_MS_DEFAULT
+from hocket.families.inbox.rules import (
     AGENT_CHARS_MAX,
     ATTACHMENT_CHARS_MAX,
     ATTACHMENTS_MAX,
@@ -25,8 +25,9 @@ from hocket.kernel.messages import (
     addresses_of,
     read_address,
 )
+from hocket.kernel.beats.placing import BeatPlace
+from hocket.kernel.ids import node_text, parse_ulid, ulid_prefix_range, ulid_text
 from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX
-from hocket.kernel.subjects import MESSAGE
 from hocket.node.inbox import (
     AttachmentInfo,
     MessageData,
@@ -278,7 +279,7 @@ def listing(
         inbox.check_agent(agent)
         queues = [str(Address(agent, log.node)), agent]
         if service.principal.node == log.node:
-            log.run(lambda tx: tx.projection.messages.bring_up_to_date(agent, tx.node))
+            log.run(lambda tx: messages_of(tx.projection).bring_up_to_date(agent, tx.node))
     with service.read() as session:
         return _page(service, session, queues, limit, after, is_dead=False)
 
@@ -303,7 +304,7 @@ def dead(service: Service, limit: Limit = PAGE_MAX, after: After | None = None) 
     """List the messages that were tried too often or expired unclaimed, as far as you may read them."""
     log = service.runtime.log
     if service.principal.node == log.node:
-        log.run(lambda tx: tx.projection.messages.move_due())
+        log.run(lambda tx: messages_of(tx.projection).move_due())
     with service.read() as session:
         return _readable(service, _page(service, session, None, limit, after, is_dead=True))
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
+from hocket.families.kinds.facts import KIND
+from hocket.families.kinds.rules import KINDS
 from hocket.kernel.ids import node_text
-from hocket.kernel.kinds import KINDS
-from hocket.kernel.subjects import KIND
 from hocket.mesh import membership
 from hocket.service import Service, ServiceAnswer
 

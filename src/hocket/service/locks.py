@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from msgspec import Meta
 
-from hocket.coordination import locks
-from hocket.coordination.lock_decisions import read_scope
-from hocket.coordination.locks import (
+from hocket.errors import Usage
+from hocket.families.locks import requests as locks
+from hocket.families.locks.decisions import read_scope
+from hocket.families.locks.facts import LOCK
+from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.requests import (
     REASON_CHARS_MAX,
     Length,
     LockClient,
@@ -21,11 +24,8 @@ from hocket.coordination.locks import (
     checked_ttl,
     default_ttl_ms,
 )
-from hocket.errors import Usage
+from hocket.families.locks.rules import KEY_CHARS_MAX, KEYS_MAX, NAME_CHARS_MAX, TTL_MS_MAX, Hold, Wait, live
 from hocket.kernel.ids import node_text
-from hocket.kernel.key_patterns import overlap
-from hocket.kernel.locks import KEY_CHARS_MAX, KEYS_MAX, NAME_CHARS_MAX, TTL_MS_MAX, Hold, Wait, live
-from hocket.kernel.subjects import LOCK
 from hocket.service import Service, ServiceAnswer
 from hocket.service.operation import Arguments, InShell, OverHttp, TokenNeed, operation
 from hocket.service.views import Line, Table, View, moment

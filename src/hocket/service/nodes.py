@@ -9,11 +9,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from hocket.coordination.availability import set_availability, unavailable
-from hocket.coordination.presence import NodePresence, NodeSaid, known_nodes
 from hocket.errors import Conflict, NotAuthorised, Usage
-from hocket.kernel.availability import REASON_CHARS_MAX
-from hocket.kernel.coordination_payloads import Availability
+from hocket.families.availability.facts import Availability
+from hocket.families.availability.requests import set_availability, unavailable
+from hocket.families.availability.rules import REASON_CHARS_MAX
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import hash_text, node_text
 from hocket.kernel.keys import SigningKey
@@ -30,6 +29,7 @@ from hocket.service.views import Line, View
 from hocket.store import Session
 from hocket.work.hardware import this_machine
 from hocket.work.liveness import Grade
+from hocket.work.presence import NodePresence, NodeSaid, known_nodes
 
 NodeText = Annotated[
     str,

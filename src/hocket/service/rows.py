@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from hocket.coordination import rows
-from hocket.coordination.rows import (
+from hocket.errors import NotFound, Usage
+from hocket.families.rows import requests as rows
+from hocket.families.rows.requests import (
     ConflictDetails,
     RowChange,
     RowConflict,
@@ -17,9 +18,8 @@ from hocket.coordination.rows import (
     row_value,
     row_write,
 )
-from hocket.errors import NotFound, Usage
+from hocket.families.rows.rules import AGENT_BYTES_MAX, KEY_BYTES_MAX, TABLE_BYTES_MAX
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.rows import AGENT_BYTES_MAX, KEY_BYTES_MAX, TABLE_BYTES_MAX
 from hocket.node.rows import sync_decided
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.service.operation import ULID, InShell, TokenNeed, operation

@@ -4,7 +4,6 @@ import time
 
 import msgspec
 
-from hocket.coordination.presence import is_away, known_nodes
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.knowledge import unknown_of
@@ -22,6 +21,7 @@ from hocket.service.nodes import AvailabilityShown, availability_of_all
 from hocket.store import Session
 from hocket.work.job_states import COUNTED, counted_as
 from hocket.work.liveness import WorkerState, standing, whereabouts
+from hocket.work.presence import is_away, known_nodes
 from hocket.work.serving import read_serving
 
 

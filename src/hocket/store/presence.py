@@ -23,7 +23,7 @@ _PROGRESS_OF = f"SELECT kind, job, node, progress.fence, note {_RUNNING} WHERE n
 
 
 class Presence(NamedTuple):
-    """What another node said, as `coordination.presence` writes it, when that was heard, and when each of the agents
+    """What another node said, as `work.presence` writes it, when that was heard, and when each of the agents
     that it named was last seen. All times are of this machine's clock.
     """
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from functools import cache
 
-from hocket.kernel.subjects import ROW, Subject
+from hocket.families.rows.facts import ROW
+from hocket.kernel.subjects import Subject
 from hocket.store.statements import Dialect, Row, Statements
 from hocket.store.subjects import SubjectRow
 

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple, Protocol
 
-from hocket.kernel.subjects import MESSAGE, Subject
+from hocket.families.inbox.facts import MESSAGE
+from hocket.kernel.subjects import Subject
 from hocket.store.statements import Statements, upsert
 
 # The families of subjects whose states no ops say: which scopes of locks agents wait in.

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from hocket.kernel.availability import allows
-from hocket.kernel.coordination_payloads import Availability, LeaveQueue
+from hocket.families.availability.facts import Availability
+from hocket.families.availability.rules import allows
+from hocket.families.locks.facts import LeaveQueue
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, State

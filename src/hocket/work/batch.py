@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hocket.bus.changes import IDLE, Changes, gathered
 from hocket.bus.changes import NOTHING as NO_CHANGES
 from hocket.events.jobs import JobSkipped
-from hocket.kernel.coordination_payloads import Availability
+from hocket.families.availability.facts import Availability
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason

@@ -1,9 +1,9 @@
 """A worker's handlers define the options of their kinds, so that jobs have them wherever they are submitted."""
 
+from hocket.families.kinds.facts import DefineKind
 from hocket.kernel.kinds import is_placed
 from hocket.kernel.policy import encode_policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.vocabulary import DefineKind
 from hocket.log import Transaction
 from hocket.work.handlers import Handlers
 

@@ -7,13 +7,12 @@ What a coordinator relays about other nodes is believed unchecked: this decides 
 
 import msgspec
 
-from hocket.kernel.availability import AVAILABILITIES
+from hocket.families.availability.facts import AVAILABILITY, Availability
+from hocket.families.availability.rules import AVAILABILITIES
 from hocket.kernel.candidates import EPOCH_MS, Candidates, KnownWorkers, WorkerHeard, worker_id
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.kinds import routed_to
-from hocket.kernel.subjects import AVAILABILITY
 from hocket.log import Log
 from hocket.log.permissions import Permissions
 from hocket.log.projectors import availability_of

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hocket.errors import Failed, Usage
+from hocket.families.inbox.facts import SendMessage
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import SendMessage
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import content_hash, parse_ulid
 from hocket.kernel.ops import artifact_id

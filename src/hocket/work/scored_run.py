@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from hocket.families.inbox.facts import SendMessage
 from hocket.kernel.beats.score import DEGRADED_TYPE, Escalation, NextStep, Score, ScoreEvent, escalate, phrase_phases
 from hocket.kernel.budgets import cap_of_phases, cap_of_waits
 from hocket.kernel.clock import wall_text
-from hocket.kernel.coordination_payloads import SendMessage
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID
 from hocket.kernel.plurals import counted

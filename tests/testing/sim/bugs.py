@@ -6,14 +6,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hocket.coordination import inbox
-from hocket.coordination.rows import RowConflict
 from hocket.errors import StoreError
-from hocket.kernel import locks, messages, roster, rows
+from hocket.families.inbox import requests as inbox
+from hocket.families.inbox import rules as messages
+from hocket.families.inbox.projector import messages_of
+from hocket.families.locks import projector as lock_projector
+from hocket.families.locks import rules as locks
+from hocket.families.rows import rules as rows
+from hocket.families.rows.requests import RowConflict
+from hocket.kernel import roster
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import State
 from hocket.kernel.vocabulary import ClaimWork
-from hocket.log import Log, Transaction, lock_projector, op_costs
+from hocket.log import Log, Transaction, op_costs
 from hocket.log.intake import Intake
 from hocket.mesh.quotas import Quotas
 from hocket.node.rows import RowTable
@@ -142,7 +147,7 @@ def ack_without_lease(patch: pytest.MonkeyPatch) -> None:
         return delivery if delivery.state is messages.DeliveryState.LEASED else Reason.NOT_LEASED
 
     def in_the_request(tx: Transaction, message_id: bytes, agent: str, claim_op: bytes | None) -> Any:
-        message = tx.projection.messages.state(message_id)
+        message = messages_of(tx.projection).state(message_id)
         return Reason.UNKNOWN_MESSAGE if message is None else message.delivery(agent, tx.node).op or claim_op
 
     patch.setattr(messages, "_held", in_the_fold)

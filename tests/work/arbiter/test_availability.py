@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hocket.coordination.availability import set_availability
-from hocket.kernel.coordination_payloads import Availability
+from hocket.families.availability.facts import Availability
+from hocket.families.availability.requests import set_availability
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.work import jobs

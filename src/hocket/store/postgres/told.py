@@ -1,6 +1,8 @@
 """What a write transaction was told when it began. All of this changes only in transactions that are alone."""
 
-from hocket.kernel.subjects import AVAILABILITY, KIND, Subject
+from hocket.families.availability.facts import AVAILABILITY
+from hocket.families.kinds.facts import KIND
+from hocket.kernel.subjects import Subject
 
 # The families of subjects that transactions ask for again and again.
 FAMILIES = (KIND, AVAILABILITY)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from hocket.errors import HocketError
-from hocket.kernel.coordination_payloads import AcquireLocks, ClaimMessage, LockMode, SendMessage
+from hocket.families.inbox.facts import ClaimMessage, SendMessage
+from hocket.families.locks.facts import AcquireLocks, LockMode
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.ucan import Capability, issue

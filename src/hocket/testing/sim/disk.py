@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol, TypeVar
 
-from hocket.kernel.coordination_payloads import AcquireLocks
+from hocket.families.locks.facts import LOCK, AcquireLocks
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.row_mac import RowMac
@@ -58,7 +58,7 @@ def cost_s(intake: Intake, op: Op) -> float:
     payload, projection = op.payload, intake.tx.projection
     if not isinstance(payload, AcquireLocks) or projection.arbiter(op.timestamp) != intake.tx.node:
         return OP_S
-    scope = projection.locks.state(payload.scope.encode())
+    scope = projection.projectors[LOCK].state(payload.scope.encode())
     rivals = () if scope is None else (*scope.holds, *scope.waits)
     compared = sum(len(each.keys) for each in rivals if each.node == op.node_id)
     return min(OP_S_MAX, OP_S + COMPARED_S * len(payload.keys) * compared)

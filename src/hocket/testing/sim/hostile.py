@@ -13,6 +13,7 @@ from random import Random
 from msgspec.structs import replace
 
 from hocket.errors import HocketError
+from hocket.families.kinds.facts import DefineKind
 from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import Frontier, frontier_text
 from hocket.kernel.ids import content_hash, node_id
@@ -25,7 +26,6 @@ from hocket.kernel.vocabulary import (
     ClaimWork,
     CompleteJob,
     CreateArtifact,
-    DefineKind,
     DelegateUcan,
     DesignateCoordinator,
     ExpireWork,

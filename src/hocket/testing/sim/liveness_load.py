@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hocket.coordination.locks import wanted
 from hocket.errors import HocketError
+from hocket.families.locks.requests import wanted
 from hocket.node.locks import lock_client
 from hocket.testing.sim.lock_load import Note
 from hocket.testing.sim.node import SimNode, Up

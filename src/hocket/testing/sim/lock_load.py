@@ -12,9 +12,10 @@ from itertools import combinations
 from typing import NamedTuple
 
 from hocket.errors import HocketError
-from hocket.kernel.key_patterns import overlap
-from hocket.kernel.locks import LOCKS, Scope, conflict
-from hocket.kernel.subjects import LOCK, Subject
+from hocket.families.locks.facts import LOCK
+from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.rules import LOCKS, Scope, conflict
+from hocket.kernel.subjects import Subject
 from hocket.testing.linearizability import Acquire, Call, falling_fences
 from hocket.testing.sim.node import SimNode, Up
 from hocket.testing.sim.trace import Violation

@@ -11,8 +11,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 from hocket.errors import HocketError
+from hocket.families.inbox.rules import DeliveryState
 from hocket.kernel.ids import parse_ulid, ulid_text
-from hocket.kernel.messages import DeliveryState
 from hocket.testing.sim.lock_load import Note
 from hocket.testing.sim.node import SimNode, Up
 from hocket.testing.sim.trace import Violation

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar, cast
 
-from hocket.coordination.lock_processes import LockSweep
 from hocket.events import Event
+from hocket.families.locks.processes import LockSweep
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.ops import Op, decode

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from hocket.coordination.rows import StoredRow, find
 from hocket.errors import HocketError
+from hocket.families.rows.requests import StoredRow, find
 from hocket.testing.sim.lock_load import Note
 from hocket.testing.sim.node import SimNode, Up
 from hocket.testing.sim.trace import Violation

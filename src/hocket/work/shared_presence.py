@@ -4,10 +4,10 @@ need no connection to each other.
 
 import asyncio
 
-from hocket.coordination.presence import AHEAD_MS, KEPT_MS, own_presence
 from hocket.work.environment import Environment
 from hocket.work.liveness import BEAT_S
 from hocket.work.node_access import NodeAccess
+from hocket.work.presence import AHEAD_MS, KEPT_MS, own_presence
 
 
 class SharedPresence:

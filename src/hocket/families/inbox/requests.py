@@ -9,19 +9,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from hocket.coordination.deciding import acceptance
 from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
-from hocket.kernel.clock import U32_MAX, Hlc, pack
-from hocket.kernel.coordination_payloads import (
-    AcknowledgeMessage,
-    ClaimMessage,
-    RetryMessage,
-    ReturnMessage,
-    SendMessage,
-)
-from hocket.kernel.durations import span
-from hocket.kernel.ids import node_text, ulid_text
-from hocket.kernel.messages import (
+from hocket.families.deciding import acceptance
+from hocket.families.inbox.facts import AcknowledgeMessage, ClaimMessage, RetryMessage, ReturnMessage, SendMessage
+from hocket.families.inbox.projector import messages_of
+from hocket.families.inbox.rules import (
     ATTACHMENTS_MAX,
     BODY_BYTES_MAX,
     TTL_MS_MAX,
@@ -33,6 +25,9 @@ from hocket.kernel.messages import (
     is_agent,
     read_address,
 )
+from hocket.kernel.clock import U32_MAX, Hlc, pack
+from hocket.kernel.durations import span
+from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID, Op, decode
 from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX
 from hocket.kernel.reasons import UNAUTHORISED, Reason
@@ -152,14 +147,14 @@ def send(tx: Transaction, blobs: Blobs, draft: MessageDraft, message_id: bytes =
     """
     tx.check_outbox()
     thread = draft.thread
-    if thread is not None and (named := tx.projection.messages.state(thread)) is not None:
+    if thread is not None and (named := messages_of(tx.projection).state(thread)) is not None:
         thread = named.thread or thread
     if draft.reply_to is not None:
-        answered = tx.projection.messages.state(draft.reply_to)
+        answered = messages_of(tx.projection).state(draft.reply_to)
         if answered is None:
             raise Usage(f"no message {ulid_text(draft.reply_to)} to reply to")
         thread = thread or answered.thread or answered.id
-        tx.projection.messages.flush()
+        messages_of(tx.projection).flush()
         if (tx.session.reply_depth(draft.reply_to) or 0) >= REPLIES_MAX:
             raise Conflict(
                 f"message {ulid_text(draft.reply_to)} ends a chain of {REPLIES_MAX} replies, the most possible; if"
@@ -209,7 +204,7 @@ def claim(tx: Transaction, agent: str, count: int, lease_ms: int, *, is_in_touch
     only_open = tx.is_uninformed or (tx.is_out_of_touch and not is_in_touch)
     is_elsewhere = tx.is_uninformed or tx.projection.arbiter(tx.latest) not in (None, tx.node)
     is_withheld = False
-    projector = tx.projection.messages
+    projector = messages_of(tx.projection)
     projector.bring_up_to_date(agent, tx.node)
     taken: list[ClaimedMessage] = []
     offers: list[Op] = []
@@ -344,7 +339,7 @@ def retry(tx: Transaction, message_id: bytes, reason: str) -> Op | Reason:
 
 def _held(tx: Transaction, message_id: bytes, agent: str, claim_op: bytes | None) -> bytes | Reason:
     """The claim by which the agent holds the message, or why it does not."""
-    message = tx.projection.messages.state(message_id)
+    message = messages_of(tx.projection).state(message_id)
     if message is None:
         return Reason.UNKNOWN_MESSAGE
     delivery = message.delivery(agent, tx.node)

@@ -16,21 +16,14 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from msgspec.structs import replace
 
+from hocket.families.locks.facts import AcquireLocks, BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
+from hocket.families.locks.index import LockIndex
+from hocket.families.locks.index import conflict as conflict
+from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.limits import excess
 from hocket.kernel.arbitration import Citing, FoldContext
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import (
-    AcquireLocks,
-    BreakLock,
-    LeaveQueue,
-    LockMode,
-    ReleaseLocks,
-    RenewLocks,
-)
 from hocket.kernel.decoding import msgpack_decoder
-from hocket.kernel.key_patterns import overlap
-from hocket.kernel.lock_index import LockIndex
-from hocket.kernel.lock_index import conflict as conflict
-from hocket.kernel.lock_limits import excess
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 

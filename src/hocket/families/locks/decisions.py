@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from hocket.bus.changes import LOG, about
-from hocket.coordination.deciding import acceptance
 from hocket.errors import Unreachable
-from hocket.kernel.locks import LOCKS, Scope
+from hocket.families.deciding import acceptance
+from hocket.families.locks.facts import LOCK
+from hocket.families.locks.rules import LOCKS, Scope
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import LOCK, Subject
+from hocket.kernel.subjects import Subject
 from hocket.log import Transaction
 from hocket.log.request_deadlines import DECIDED_MS
 from hocket.store import Session

@@ -4,13 +4,14 @@ way.
 
 from collections.abc import Callable, Sequence
 
-from hocket.coordination.lock_decisions import FOR_NOW, LockDecision
 from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
-from hocket.kernel import lock_limits, locks
+from hocket.families.locks import limits as lock_limits
+from hocket.families.locks import rules as locks
+from hocket.families.locks.decisions import FOR_NOW, LockDecision
+from hocket.families.locks.facts import LockMode
+from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.rules import Hold, Scope, Wait
 from hocket.kernel.clock import Hlc, hlc_text
-from hocket.kernel.coordination_payloads import LockMode
-from hocket.kernel.key_patterns import overlap
-from hocket.kernel.locks import Hold, Scope, Wait
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.work.node_access import NodeAccess
 

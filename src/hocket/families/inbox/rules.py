@@ -22,15 +22,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from hocket.families.inbox.facts import AcknowledgeMessage, ClaimMessage, RetryMessage, ReturnMessage, SendMessage
 from hocket.kernel.arbitration import Citing, FoldContext
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import (
-    AcknowledgeMessage,
-    ClaimMessage,
-    RetryMessage,
-    ReturnMessage,
-    SendMessage,
-)
 from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.ids import node_text, parse_node
 from hocket.kernel.ops import Op

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from hocket.errors import StoreError
-from hocket.kernel.coordination_payloads import AcquireLocks, LeaveQueue, ReleaseLocks
-from hocket.kernel.locks import LOCKS, Hold, Wait
+from hocket.families.locks.facts import LOCK, AcquireLocks, LeaveQueue, ReleaseLocks
+from hocket.families.locks.rules import LOCKS, Hold, Wait
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.subjects import LOCK, Subject
+from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import AcceptOffer
 from hocket.log import Transaction
 from hocket.store import BoundRequest, Session, WorkerRow

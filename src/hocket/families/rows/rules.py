@@ -12,15 +12,16 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from hocket.families.inbox.facts import SendMessage
+from hocket.families.rows.facts import ROW, PutRow, ResolveConflict, Strategy
+from hocket.families.rows.merging import MergeClash, merged
 from hocket.kernel.arbitration import Citing, FoldContext
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import PutRow, ResolveConflict, SendMessage, Strategy
 from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.ids import node_text, ulid_text
-from hocket.kernel.merging import MergeClash, merged
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import ROW, Subject
+from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import AcceptOffer
 
 TABLE_BYTES_MAX = 64

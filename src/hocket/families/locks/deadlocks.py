@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hocket.coordination.lock_decisions import read_scope
-from hocket.coordination.lock_processes import LockProcesses
+from hocket.families.locks.decisions import read_scope
+from hocket.families.locks.processes import LockProcesses
+from hocket.families.locks.projector import waited_in
+from hocket.families.locks.rules import Agent, Scope, Wait, deadlock
 from hocket.kernel.clock import Hlc
-from hocket.kernel.locks import Agent, Scope, Wait, deadlock
-from hocket.log.lock_projector import waited_in
 from hocket.store import Session
 
 

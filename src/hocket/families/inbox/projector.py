@@ -3,18 +3,19 @@ also decides what spans messages (the order within a thread) and what depends on
 ends), if this node decides about a message.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, cast
 
-from hocket.kernel.clock import pack
-from hocket.kernel.coordination_payloads import (
+from hocket.families.inbox.facts import (
+    MESSAGE,
     AcknowledgeMessage,
     ClaimMessage,
     RetryMessage,
     ReturnMessage,
     SendMessage,
 )
-from hocket.kernel.messages import (
+from hocket.families.inbox.rules import (
     MESSAGES,
     Address,
     DeliveryState,
@@ -23,11 +24,13 @@ from hocket.kernel.messages import (
     addresses_of,
     read_address,
 )
+from hocket.kernel.clock import pack
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import MESSAGE, Subject
+from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import AcceptOffer
 from hocket.log.memory import Memory
+from hocket.log.projected_state import ProjectedState
 from hocket.log.projectors import Engine, is_wrong
 from hocket.log.request_deadlines import is_given_up
 from hocket.store import DeliveryStage, QueuedDelivery, Session
@@ -45,6 +48,7 @@ class _QueuePlace(NamedTuple):
 
 class MessageProjector:
     family = MESSAGES
+    topics: Mapping[str, set[bytes]] = MappingProxyType({})
 
     def __init__(self, session: Session, engine: Engine) -> None:
         self._session, self._engine = session, engine
@@ -234,6 +238,11 @@ class MessageProjector:
 
     def _first(self, queue: str, thread: bytes) -> QueuedDelivery | None:
         return next(iter(self._session.deliveries_of_thread(queue, thread, 1)), None)
+
+
+def messages_of(projection: ProjectedState) -> MessageProjector:
+    """The messages as a transaction sees them."""
+    return cast(MessageProjector, projection.projectors[MESSAGE])
 
 
 def _receives(queue: str, message: Message) -> bool:

@@ -1,12 +1,11 @@
 """Draining, quarantining and resuming nodes. A draining node finishes what it holds and takes nothing new; a
-quarantined one also returns what it holds. The rules are in `kernel.availability`.
+quarantined one also returns what it holds. The rules are in `families.availability.rules`.
 """
 
 from hocket.errors import NotAuthorised, Usage
-from hocket.kernel.availability import REASON_CHARS_MAX, AvailabilityState
-from hocket.kernel.coordination_payloads import Availability, SetAvailability
+from hocket.families.availability.facts import AVAILABILITY, Availability, SetAvailability
+from hocket.families.availability.rules import REASON_CHARS_MAX, AvailabilityState
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import AVAILABILITY
 from hocket.log import Transaction
 from hocket.log.projectors import availability_of
 from hocket.store import Session

@@ -10,15 +10,16 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from hocket.bus.changes import LOCK_WAIT
 from hocket.errors import StoreError
+from hocket.families.locks.facts import LOCK, AcquireLocks
+from hocket.families.locks.limits import excess
+from hocket.families.locks.rules import LOCKS, Scope, ends_early, is_deadlock
 from hocket.kernel.clock import Hlc, pack
-from hocket.kernel.coordination_payloads import AcquireLocks
 from hocket.kernel.decoding import msgpack_decoder
-from hocket.kernel.lock_limits import excess
-from hocket.kernel.locks import LOCKS, Scope, ends_early, is_deadlock
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import ACCEPTANCES, LOCK, Subject, subject_of
+from hocket.kernel.subjects import ACCEPTANCES, Subject, subject_of
 from hocket.log.memory import Memory
 from hocket.log.projectors import Engine, SubjectProjector
 from hocket.log.request_deadlines import is_given_up
@@ -82,13 +83,14 @@ class LockProjector(SubjectProjector):
     """It also answers the lock rules' questions about the rest of the log."""
 
     def __init__(self, session: Session, engine: Engine) -> None:
-        super().__init__(session, engine, LOCK, LOCKS)
+        super().__init__(session, engine, LOCK)
         self._engine = engine
         self._checked: set[bytes] = set()
         self.refusal, self.arbiter = engine.refusal, engine.arbiter
         self.is_overtaken, self.offered = engine.is_overtaken, engine.offered
         # The ops that asked for locks and waited in the queue until now.
         self.no_longer_waiting: set[bytes] = set()
+        self.topics = {LOCK_WAIT: self.no_longer_waiting}
         # The nodes that wait in a scope, according to the store, of scopes whose queue has changed.
         self._stored_nodes: dict[bytes, tuple[int, ...]] = {}
         self.memory = Memory(

@@ -7,8 +7,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from hocket.kernel.coordination_payloads import LockMode
-from hocket.kernel.key_patterns import is_pattern, overlap, plain_prefix
+from hocket.families.locks.facts import LockMode
+from hocket.families.locks.key_patterns import is_pattern, overlap, plain_prefix
 
 
 class LockRequest(Protocol):

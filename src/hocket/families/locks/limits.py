@@ -5,9 +5,9 @@ which may know other limits, folds the log again. So no fence is given twice.
 
 from typing import Protocol
 
-from hocket.kernel.coordination_payloads import AcquireLocks, BreakLock
-from hocket.kernel.key_patterns import is_pattern
-from hocket.kernel.lock_index import LockRequest
+from hocket.families.locks.facts import AcquireLocks, BreakLock
+from hocket.families.locks.index import LockRequest
+from hocket.families.locks.key_patterns import is_pattern
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 

@@ -1,5 +1,5 @@
 """Contested rows as requests and answers: a write names the version that its author has read, and the transaction that
-decides compares it with the row's. `kernel.rows` has the rules. `deciding` brings the decision of another node.
+decides compares it with the row's. `families.rows.rules` has the rules. `deciding` brings the decision of another node.
 """
 
 import unicodedata
@@ -9,14 +9,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from hocket.coordination.deciding import acceptance
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, Unreachable, Usage
-from hocket.kernel.clock import Hlc, hlc_text, pack, parse_hlc
-from hocket.kernel.coordination_payloads import PutRow, ResolveConflict, Strategy
-from hocket.kernel.ids import node_text, parse_node, ulid_text
-from hocket.kernel.ops import NO_ID, Op, decode
-from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.rows import (
+from hocket.families.deciding import acceptance
+from hocket.families.rows.facts import ROW, PutRow, ResolveConflict, Strategy
+from hocket.families.rows.rules import (
     AGENT_BYTES_MAX,
     DEPTH_MAX,
     KEY_BYTES_MAX,
@@ -27,7 +23,11 @@ from hocket.kernel.rows import (
     RowState,
     is_row_value,
 )
-from hocket.kernel.subjects import ROW, Subject
+from hocket.kernel.clock import Hlc, hlc_text, pack, parse_hlc
+from hocket.kernel.ids import node_text, parse_node, ulid_text
+from hocket.kernel.ops import NO_ID, Op, decode
+from hocket.kernel.reasons import UNAUTHORISED, Reason
+from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import AcceptOffer
 from hocket.log import Transaction
 from hocket.store import Session, SubjectRow

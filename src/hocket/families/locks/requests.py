@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hocket.bus.changes import LOCK_WAIT, about
-from hocket.coordination.lock_deadlocks import DeadlockWatch, Suspicion
-from hocket.coordination.lock_decisions import (
+from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
+from hocket.families.locks import limits as lock_limits
+from hocket.families.locks import rules as locks
+from hocket.families.locks.deadlocks import DeadlockWatch, Suspicion
+from hocket.families.locks.decisions import (
     ASK_AGAIN_S,
     ASK_AGAIN_S_MAX,
     LockDecision,
@@ -22,38 +25,21 @@ from hocket.coordination.lock_decisions import (
     scope_in,
     settled,
 )
-from hocket.coordination.lock_processes import LockProcesses
-from hocket.coordination.lock_refusals import LockHeld as LockHeld
-from hocket.coordination.lock_refusals import LockLost as LockLost
-from hocket.coordination.lock_refusals import (
-    LockRefusals,
-    NameOf,
-    RefusedForNow,
-    SuspectedDeadlock,
-    holding,
-    text,
-)
-from hocket.coordination.lock_refusals import moment as moment
-from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
-from hocket.kernel import lock_limits, locks
-from hocket.kernel.coordination_payloads import (
-    AcquireLocks,
-    BreakLock,
-    LeaveQueue,
-    LockMode,
-    ReleaseLocks,
-    RenewLocks,
-)
+from hocket.families.locks.facts import LOCK, AcquireLocks, BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
+from hocket.families.locks.index import LockIndex
+from hocket.families.locks.key_patterns import is_pattern
+from hocket.families.locks.processes import LockProcesses
+from hocket.families.locks.projector import waited_in
+from hocket.families.locks.refusals import LockHeld as LockHeld
+from hocket.families.locks.refusals import LockLost as LockLost
+from hocket.families.locks.refusals import LockRefusals, NameOf, RefusedForNow, SuspectedDeadlock, holding, text
+from hocket.families.locks.refusals import moment as moment
+from hocket.families.locks.rules import Hold, Scope, Wait
 from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text
-from hocket.kernel.key_patterns import is_pattern
-from hocket.kernel.lock_index import LockIndex
-from hocket.kernel.locks import Hold, Scope, Wait
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.subjects import LOCK
 from hocket.log import Transaction
-from hocket.log.lock_projector import waited_in
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess
 

@@ -6,15 +6,11 @@ that drained. The arbiter and the node's own workers act on it; nothing here end
 import msgspec
 from msgspec.structs import replace
 
+from hocket.families.availability.facts import Availability, SetAvailability
+from hocket.families.inbox.facts import ReturnMessage
+from hocket.families.locks.facts import LeaveQueue, ReleaseLocks
 from hocket.kernel.arbitration import Citing, FoldContext
 from hocket.kernel.clock import Hlc
-from hocket.kernel.coordination_payloads import (
-    Availability,
-    LeaveQueue,
-    ReleaseLocks,
-    ReturnMessage,
-    SetAvailability,
-)
 from hocket.kernel.decoding import decode_msgpack
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason

@@ -1,0 +1,81 @@
+"""The options of kinds: what a job of a kind has unless its submitter says otherwise. `Kinds` holds the rules of this
+family: the latest definition of a kind counts, whichever node wrote it. A definition of `acme.` holds for every kind
+below it that has none of its own. `authority` decides who may define a kind; the options take effect when a job is
+submitted or claimed.
+"""
+
+import msgspec
+from msgspec.structs import replace
+
+from hocket.families.kinds.facts import DefineKind
+from hocket.kernel.arbitration import Citing, FoldContext
+from hocket.kernel.clock import Hlc
+from hocket.kernel.decoding import decode_msgpack
+from hocket.kernel.kinds import of_kind
+from hocket.kernel.ops import Op
+from hocket.kernel.policy import Policy, decode_policy, readable_policy
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import KIND_LENGTH_MAX
+
+
+class Definition(msgspec.Struct, frozen=True):
+    """The options of a kind, by the op that counts: its time, which names its author, and its envelope. `last` is the
+    time of the latest op about the kind.
+    """
+
+    policy_envelope: bytes
+    defined: Hlc
+    last: Hlc
+
+    @property
+    def policy(self) -> Policy:
+        return decode_policy(self.policy_envelope)
+
+
+class Kinds:
+    """The family of kinds."""
+
+    decided: frozenset[type] = frozenset()
+
+    def refusal(self, state: Definition | None, op: Op, context: FoldContext, citing: Citing) -> Reason | None:
+        return context.refusal(op, "") or citing()
+
+    def word(self, state: Definition | None) -> str:
+        return ""
+
+    def is_certain(self, state: Definition | None, op: Op) -> bool:
+        return True
+
+    def is_open(self, state: Definition | None) -> bool:
+        return True
+
+    def apply(self, state: Definition | None, op: Op, context: FoldContext) -> Definition | Reason:
+        assert isinstance(op.payload, DefineKind)
+        kind, envelope = op.payload.kind, op.payload.policy_envelope
+        if not 0 < len(kind) <= KIND_LENGTH_MAX or not kind.isprintable():
+            return Reason.BAD_KIND
+        policy = readable_policy(envelope)
+        if policy is None or of_kind(policy) != policy:
+            return Reason.BAD_POLICY
+        return Definition(envelope, op.timestamp, op.timestamp)
+
+    def apply_decided(self, state: Definition | None, op: Op, context: FoldContext, author: int) -> Definition | Reason:
+        return self.apply(state, op, context)
+
+    def accept_open(self, state: Definition, op: Op, offered: Op) -> Definition | Reason:
+        return Reason.NOT_ARBITER
+
+    def seen(self, state: Definition, op: Op) -> Definition:
+        return replace(state, last=op.timestamp)
+
+    def last(self, state: Definition) -> Hlc:
+        return state.last
+
+    def encode(self, state: Definition) -> bytes:
+        return msgspec.msgpack.encode(state)
+
+    def decode(self, data: bytes) -> Definition:
+        return decode_msgpack(data, Definition)
+
+
+KINDS = Kinds()

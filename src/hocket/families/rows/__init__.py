@@ -1,0 +1,21 @@
+"""Rows that several agents may write at once."""
+
+from typing import Any
+
+from hocket.families.rows.facts import ROW, VARIANTS, PutRow
+from hocket.kernel.family import Family
+
+
+def _rules() -> Any:
+    from hocket.families.rows.rules import ROWS
+
+    return ROWS
+
+
+def _follow_up(state: Any, op: Any) -> Any:
+    from hocket.families.rows.rules import notice
+
+    return notice(state, op)
+
+
+FAMILY = Family(ROW, VARIANTS, lambda payload: payload.row.encode(), _rules, accepted=PutRow, follow_up=_follow_up)

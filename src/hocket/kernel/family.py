@@ -1,0 +1,125 @@
+"""A family: subjects of one sort, such as locks or messages, the payloads about them, and the rules that fold these. A
+`Family` record tells the program all of it. The tables of the vocabulary, of subjects, needs and sanitisation, and the
+log's projectors are derived from the records that are registered here; none of them names a family.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple, TypeVar
+
+from msgspec import Struct
+
+from hocket.kernel.postcard import StructCodec
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Subject(NamedTuple):
+    family: str
+    key: bytes
+
+
+class Judged(NamedTuple):
+    """How ops with one payload are judged. An action of None: no capability decides who writes them. The field is the
+    one whose word, or words, the caveat checks; None stands for a word of the subject that the caller knows, such as
+    the kind of the job, and an empty one for a word that the payload does not have. An op that is `scoped` has a scope,
+    which the caveat `scopes` checks.
+    """
+
+    resource: str
+    action: str | None
+    caveat: str | None = None
+    field: str | None = None
+    scoped: bool = False
+
+
+class FamilyPayload(Struct, frozen=True):
+    """A payload about a subject of a family."""
+
+
+class ForeseenId(NamedTuple):
+    """How an author can know the id of what it makes before it writes the op: a hash over its node and this content."""
+
+    context: bytes
+    content: Callable[[Any], bytes]
+
+
+class Variant(NamedTuple):
+    """One payload of a family. `codec` writes the fields after the number. `judged` says who may write it, and who may
+    read it where `read` does not. Sanitisation treats the fields in `texts` and in `json` as content. `made` is the
+    field with the id of what the payload makes, which may be that of its op.
+    """
+
+    number: int
+    codec: StructCodec[Any]
+    judged: Judged
+    read: Judged | None = None
+    texts: tuple[str, ...] = ()
+    json: tuple[str, ...] = ()
+    made: str = ""
+    foreseen: ForeseenId | None = None
+
+
+class OwnTable(NamedTuple):
+    """The store's table of a family that does not share the one of subjects: how a session reads the state under a key,
+    and the bytes of all states.
+    """
+
+    name: str
+    read: Callable[[Any, bytes], Any]
+    states: Callable[[Any], Iterable[bytes]]
+
+
+class Family(NamedTuple):
+    """What the program needs to know about a family. `key` gives the key of the subject that a payload is about.
+    `rules` loads the rules (see `arbitration`), and `projector` the class of what keeps the states; without one,
+    `SubjectProjector` does. Both are loaded with the first subject. Readers of the payload `accepted` may read the
+    arbiter's acceptances; if it is None, only readers of all ops may. With `is_kept`, states stay known after a
+    transaction as long as nobody else writes. `follow_up` gives the payload, if any, that the deciding node writes
+    after an op that led to this state. `claims` are ops that a state names, which count. `key_text` shows a key to
+    people.
+    """
+
+    name: str
+    variants: tuple[Variant, ...]
+    key: Callable[[Any], bytes]
+    rules: Callable[[], Any]
+    projector: Callable[[], Callable[[Any, Any], Any]] | None = None
+    accepted: type[FamilyPayload] | None = None
+    is_kept: bool = False
+    follow_up: Callable[[Any, Any], Any] | None = None
+    table: OwnTable | None = None
+    claims: Callable[[Any], Collection[bytes]] = lambda state: ()
+    key_text: Callable[[bytes], str] = lambda key: key.decode(errors="replace")
+
+    def subject(self, payload: Any) -> Subject:
+        return Subject(self.name, self.key(payload))
+
+
+# The families of this program by their names. They register themselves when this module is loaded for the first table.
+FAMILIES: dict[str, Family] = {}
+_PROGRAM = "hocket.families"
+_derived: list[tuple[dict[Any, Any], Callable[[Family], Mapping[Any, Any]]]] = []
+
+
+def register(*families: Family) -> None:
+    """Adds families to the program, and to the tables that are derived from them."""
+    for family in families:
+        FAMILIES[family.name] = family
+        for table, part in _derived:
+            table.update(part(family))
+
+
+def derived(table: dict[K, V], part: Callable[[Family], Mapping[K, V]]) -> dict[K, V]:
+    """The table, to which every family adds its part, also one that is registered later."""
+    import_module(_PROGRAM)
+    _derived.append((table, part))
+    for family in FAMILIES.values():
+        table.update(part(family))
+    return table
+
+
+def by_payload(value: Callable[[Variant], V | None]) -> Callable[[Family], dict[type[Any], V]]:
+    """The part of a table that has, for the class of each payload, this value of its variant; none where it is None."""
+    return lambda family: {each.codec.cls: found for each in family.variants if (found := value(each)) is not None}
