@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hocket.cli.commands import COMMANDS
-from hocket.cli.declarations import App, Command, CommandContext, loaded
+from hocket.cli.declarations import COMMON, App, Command, CommandContext, loaded
 from hocket.cli.plain_lines import NotPlain, chosen, declared
 from hocket.cli.settings import settings
 from hocket.errors import Usage
@@ -103,10 +103,13 @@ def test_a_plain_line_means_what_typer_says(line: str):
     app, words = parts(line)
     function, values = chosen(app, words)[-1]
     noted = {each.name: each.noted(values[each.name]) for each in declared(function)}
-    assert noted == by_typer(app, words)
-    assert {name: type(value) for name, value in noted.items()} == {
-        name: type(value) for name, value in by_typer(app, words).items()
-    }
+    plain = settings.home, settings.as_json
+    settings.home, settings.as_json = None, False
+    read = by_typer(app, words)
+    # The options of every command are noted in the settings.
+    assert {name: noted.pop(name) for name, _, _ in COMMON} == {"home": settings.home, "as_json": settings.as_json}
+    assert noted == read and plain == (settings.home, settings.as_json)
+    assert {name: type(value) for name, value in noted.items()} == {name: type(value) for name, value in read.items()}
 
 
 @pytest.mark.parametrize("line", ODD)

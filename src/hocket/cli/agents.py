@@ -8,16 +8,14 @@ from hocket.cli.declarations import new_app
 from hocket.cli.derived import add_operations
 from hocket.cli.nodes import StaleOption, stale_ms
 from hocket.cli.output import ago, emit, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.service import agents as operations
 
 app = new_app()
 
 
 @app.callback(invoke_without_command=True)
-def agents(
-    context: typer.Context, stale: StaleOption = None, home: HomeOption = None, as_json: JsonOption = False
-) -> None:
+def agents(context: typer.Context, stale: StaleOption = None) -> None:
     """List the agents of the mesh: name, node, how alive, when last seen, and what each does. Workers are agents, too,
     and so is who holds a lock, waits for one, or has claimed messages. An agent that has missed 3, 5, 7 or 9 times to
     say what it does is graded warn, alert, critical or dead.

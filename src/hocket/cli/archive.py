@@ -13,15 +13,13 @@ import typer
 
 from hocket.cli.files import private_file
 from hocket.cli.output import emit, notice, on_terminal, progress, say
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.errors import Failed, StoreError, Usage
 from hocket.kernel.plurals import counted
 
 
 def export_log(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="The file to write; - is standard output.")],
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Write every op to a file, as a postcard sequence.
 
@@ -70,8 +68,6 @@ def _written(path: Path) -> Iterator[BinaryIO]:
 
 def import_log(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="The file to read; - is standard input.")],
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Import the ops of an exported log. Each op is verified; ops that this log already has are skipped.
 

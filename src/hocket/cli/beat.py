@@ -10,7 +10,6 @@ import typer
 from hocket.cli.declarations import new_app
 from hocket.cli.files import read_file
 from hocket.cli.output import emit, fields
-from hocket.cli.settings import HomeOption, JsonOption
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ def beat(
     bpm: BpmOption = None,
     bar: BarOption = None,
     policy: PolicyOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the beat: its place in the bar, its phase, when it began, and the frame as a pulse would send it.
 
@@ -72,8 +69,6 @@ def ucxl(
     bpm: BpmOption = None,
     bar: BarOption = None,
     policy: PolicyOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Parse a UCXL address and show the time that it means: ;beats=^^N is N beats from now, ;beats=~~N is N beats ago,
     and ;phase=plan, work or review is that phase of the bar. Quote it: a semicolon ends a command.

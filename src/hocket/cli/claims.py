@@ -7,7 +7,7 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ app = new_app()
 
 
 @app.callback()
-def claims_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def claims_group() -> None:
     """How jobs find their workers.
 
     \b
@@ -29,8 +29,6 @@ def claims_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 def explain(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.")],
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Explain which workers may claim a job, in which order and from when on, and which nodes have tried. The ranking
     is by the workers that this node knows now: for a job that was claimed long ago they may have been others.
@@ -84,8 +82,6 @@ def rank(
         list[str] | None,
         typer.Option("--weight", metavar="WORKER=N", help="A worker's weight, 0.001 to 1000; the default is 1."),
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Rank workers for a job, as every worker does: rank 0 tries first, each further rank after another 5 s without a
     claim. The score is SHA-256 over job id, seed and worker id, and the lowest wins. With weights the highest weighted

@@ -4,8 +4,6 @@ command runs or shows its help, so that common commands start fast. `hocket --he
 
 import os
 
-from hocket.cli.settings import HomeOption, JsonOption
-
 COMMANDS = {
     "init": ("init:app", "Create a home: keys, database, and the node's first op."),
     "submit": ("submit:app", "Submit a job, or many from a file."),
@@ -74,7 +72,7 @@ COMMANDS = {
 }
 
 
-def begin(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def begin() -> None:
     """Runs before every command."""
     if any(name.startswith("HOCKET_") and name != "HOCKET_HOME" for name in os.environ):
         from hocket.cli.variable_check import check_variables

@@ -2,14 +2,13 @@
 
 from hocket.cli.declarations import new_app
 from hocket.cli.derived import add_operations
-from hocket.cli.settings import HomeOption, JsonOption
 from hocket.service import rows
 
 app = new_app()
 
 
 @app.callback()
-def conflicts_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def conflicts_group() -> None:
     """List, show and resolve conflicts of rows. Left is the write that came with an older version, right is what is
     stored. An open conflict waits for a decision; the others were decided by their strategy, and are kept for review.
 

@@ -6,7 +6,7 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, say
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.errors import Usage
 
 app = new_app()
@@ -18,8 +18,6 @@ def coordinator(
         str | None, typer.Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Show the current coordinator.")] = False,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Designate the coordinator: from now on it decides which claims hold. Only the owner may. There is no automatic
     failover when a coordinator falls silent.

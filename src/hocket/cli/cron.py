@@ -20,7 +20,7 @@ from hocket.cli.options import (
     payload,
 )
 from hocket.cli.output import emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.service.views import moment
 
 app = new_app()
@@ -32,7 +32,7 @@ class Overlap(StrEnum):
 
 
 @app.callback()
-def cron_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def cron_group() -> None:
     """Submit jobs on a schedule. If no worker ran at a tick, the next worker makes it up, once.
 
     \b
@@ -66,8 +66,6 @@ def add(
     backoff: Backoff = None,
     backoff_max: BackoffMax = None,
     needs: Needs = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Set a schedule. It submits its first job at the next tick.
 
@@ -103,7 +101,7 @@ def add(
 
 
 @app.command("list")
-def list_schedules(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def list_schedules() -> None:
     """List the schedules: when they tick, who set them, and whether that node may still schedule such jobs. If not, the
     schedule submits no jobs.
 
@@ -137,8 +135,6 @@ def list_schedules(home: HomeOption = None, as_json: JsonOption = False) -> None
 @app.command()
 def remove(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")],
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Remove a schedule. Jobs that it submitted stay.
 

@@ -5,7 +5,10 @@ plain command lines without it.
 
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin
+
+from hocket.cli.settings import settings
 
 if TYPE_CHECKING:
     import typer
@@ -38,6 +41,27 @@ class Option(Parameter):
 
 class Argument(Parameter):
     __slots__ = ()
+
+
+def _note_home(value: Path | None) -> Path | None:
+    if value is not None:
+        settings.home = value
+    return value
+
+
+def _note_json(value: bool) -> bool:
+    settings.as_json = settings.as_json or value
+    return value
+
+
+HomeOption = Annotated[
+    Path | None,
+    Option("--home", metavar="DIR", help="The node's home; default $HOCKET_HOME, else ~/.hocket.", callback=_note_home),
+]
+JsonOption = Annotated[bool, Option("--json", help="Answer in JSON, for programs.", callback=_note_json)]
+# The options that the program and each command have, so that they work before and after its name; the last one given
+# counts. The name, the annotation and the default of each. A command is called without them.
+COMMON: tuple[tuple[str, Any, Any], ...] = (("home", HomeOption, None), ("as_json", JsonOption, False))
 
 
 class CommandContext:
@@ -114,14 +138,20 @@ def loaded(place: str) -> Any:
 
 
 def for_typer(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with typer's own declarations in its signature."""
-    from inspect import signature
+    """The function with typer's own declarations in its signature, and with the options of every command."""
+    from inspect import Parameter, signature
 
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
+    def called(**values: Any) -> Any:
+        return function(**{name: value for name, value in values.items() if name in own})
 
     declared = signature(function, eval_str=True)
-    parameters = [each.replace(annotation=_typer_type(each.annotation)) for each in declared.parameters.values()]
+    own = {each.name: each for each in declared.parameters.values()}
+    common = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, annotation, default in COMMON
+        if name not in own
+    ]
+    parameters = [each.replace(annotation=_typer_type(each.annotation)) for each in (*own.values(), *common)]
     called.__name__, called.__doc__ = function.__name__, function.__doc__
     called.__module__, called.__qualname__ = function.__module__, function.__qualname__
     called.__annotations__ = {each.name: each.annotation for each in parameters}

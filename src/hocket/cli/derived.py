@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 from hocket.cli.declarations import REQUIRED, App, Argument, Option
 from hocket.cli.options import milliseconds, payload
 from hocket.cli.output import emit, fields, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.service.operation import Form, Input, InShell, Operation
 from hocket.service.views import Line, Pairs, Table, View
@@ -35,9 +35,7 @@ class OperationCommand:
 
     @property
     def declarations(self) -> list[Declaration]:
-        """Those of the parameters, and the two options of every command."""
-        each = [declared for spelled in self._spelled for declared in spelled.declarations]
-        return [*each, ("home", HomeOption, None), ("as_json", JsonOption, False)]
+        return [declared for spelled in self._spelled for declared in spelled.declarations]
 
     @property
     def __signature__(self) -> "Signature":
@@ -56,7 +54,7 @@ class OperationCommand:
             ]
         )
 
-    def __call__(self, home: Any, as_json: Any, **values: Any) -> None:
+    def __call__(self, **values: Any) -> None:
         operation = self._operation
         with open_service() as service:
             answer = operation(service, **{each.name: each.value(service, values) for each in self._spelled})

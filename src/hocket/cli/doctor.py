@@ -2,7 +2,7 @@
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, table
-from hocket.cli.settings import HomeOption, JsonOption, settings
+from hocket.cli.settings import settings
 from hocket.errors import Failed
 from hocket.node.home import Home, default_home
 from hocket.service.checks import examine
@@ -11,7 +11,7 @@ app = new_app()
 
 
 @app.command()
-def doctor(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def doctor() -> None:
     """Check this node for problems and suggest fixes. Exit code 1 if a check fails.
 
     \b

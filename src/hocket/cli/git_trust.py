@@ -6,7 +6,7 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.errors import Usage
 
 app = new_app()
@@ -15,7 +15,7 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="A worker's key, as `hoc
 
 
 @app.callback()
-def trust_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def trust_group() -> None:
     """Keys whose results `hocket git verify` trusts, besides this node's own and those of mesh nodes that may complete
     jobs.
 
@@ -29,8 +29,6 @@ def trust_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
 def add(
     key: Key,
     name: Annotated[str, typer.Option("--name", metavar="TEXT", help="Whose key it is; shown in the list.")] = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Trust a key. Ask its owner for it: a repository shows which key signed, not whose key it is.
 
@@ -46,7 +44,7 @@ def add(
 
 
 @app.command("list")
-def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def list_keys() -> None:
     """List the trusted keys, and why each is trusted.
 
     \b
@@ -61,7 +59,7 @@ def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def remove(key: Key, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def remove(key: Key) -> None:
     """Stop trusting a key. A mesh node stays trusted while it may complete jobs; use `hocket revoke`.
 
     \b

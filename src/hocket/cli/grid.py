@@ -9,7 +9,7 @@ import typer
 from hocket.cli.declarations import new_app
 from hocket.cli.options import seconds
 from hocket.cli.output import console, emit, on_terminal, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.cli.settings import open_service, settings
 from hocket.kernel.plurals import counted
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ def grid(
         str, typer.Option("--window", metavar="DURATION", help="Count the claims of this last time.")
     ] = "10m",
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every 2 seconds until Ctrl-C.")] = False,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show how the jobs that go by rank spread over the nodes and their workers: for each kind the weights, each
     share of the claims against the share that weights and the time in the ranking promise, takeovers, refused claims

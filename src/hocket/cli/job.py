@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.output import emit, fields, lines, on_terminal, progress, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, Usage
 from hocket.service.views import moment
 
@@ -35,7 +35,7 @@ ReasonOption = Annotated[str, Option("--reason", metavar="TEXT", help="Why; reco
 
 
 @show_app.command()
-def show(job: JobArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def show(job: JobArgument) -> None:
     """Show everything about one job: state, payload, result, error with traceback, and its ops.
 
     \b
@@ -136,8 +136,6 @@ def cancel(
     older_than: AgeFilter = None,
     yes: YesOption = False,
     reason: ReasonOption = "cancelled from the command line",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Cancel a pending or running job, or all that match. Workers stop their handlers; jobs that come after a cancelled
     one are cancelled too.
@@ -166,8 +164,6 @@ def retry(
     older_than: AgeFilter = None,
     yes: YesOption = False,
     reason: ReasonOption = "retried from the command line",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Retry a failed or cancelled job, or all that match, with all their retries. Fences keep counting.
 

@@ -9,7 +9,7 @@ import msgspec
 from hocket.cli.declarations import Option, new_app
 from hocket.cli.options import StateOption
 from hocket.cli.output import ago, console, emit, notice, on_terminal
-from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.cli.settings import open_service, settings
 from hocket.cli.tables import lines_drawn
 from hocket.errors import Usage
 from hocket.kernel.durations import span
@@ -46,8 +46,6 @@ def jobs(
         bool, Option("--overdue", help="Only running jobs that are past their deadline, oldest first.")
     ] = False,
     watch: Annotated[bool, Option("--watch", help="Keep showing every change until Ctrl-C.")] = False,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List jobs, newest first. A terminal shows the ends of job ids, which name a job as well as whole ids do. In a
     pipe: one line per job, with tabs between the columns.

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hocket.cli.output import ago, emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.errors import Usage
 from hocket.kernel.plurals import counted
 
@@ -19,8 +19,6 @@ def late(
     ] = None,
     accept: Annotated[bool, typer.Option("--accept", help="Put them on the log.")] = False,
     drop: Annotated[bool, typer.Option("--drop", help="Delete them. The node must then join again.")] = False,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List ops that arrived long after the delegation they rely on had ended, or decide on those of one node.
 

@@ -10,7 +10,7 @@ from hocket.cli.declarations import new_app
 from hocket.cli.job import rejected
 from hocket.cli.late import late
 from hocket.cli.output import console, emit, on_terminal, progress, say
-from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.cli.settings import open_service, settings
 from hocket.errors import Failed, Usage
 from hocket.kernel.plurals import counted
 from hocket.kernel.safe_text import clean
@@ -33,8 +33,6 @@ def log(
     kind: Annotated[
         str | None, typer.Option("--kind", metavar="KIND", help="Only jobs of this kind; `acme.` for all below acme.")
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the newest ops: sequence number, time, author, type, job, detail. A rejected op shows why.
 
@@ -82,8 +80,6 @@ def verify(
         str | None,
         typer.Option("--head", metavar="COUNT:HEX", help="An earlier chain head: is it still on this log?"),
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Check every signature, every link of the chain, and that the tail is complete. Exit code 1 if anything is wrong.
 
@@ -120,7 +116,7 @@ def _head(text: str) -> tuple[int, bytes]:
 
 
 @app.command()
-def rebuild(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def rebuild() -> None:
     """Drop everything derived from the log and derive it again. Continues an interrupted rebuild.
 
     \b

@@ -8,7 +8,7 @@ import typer
 from hocket.cli.declarations import new_app
 from hocket.cli.files import read_file
 from hocket.cli.output import emit, on_terminal, say
-from hocket.cli.settings import HomeOption, JsonOption, settings
+from hocket.cli.settings import settings
 from hocket.errors import Failed
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="A manifest in
 
 
 @app.callback()
-def manifest_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def manifest_group() -> None:
     """Command manifests: command, args and timeout; optionally env, cwd, inputs, policy_root and ulid.
 
     \b
@@ -30,7 +30,7 @@ def manifest_group(home: HomeOption = None, as_json: JsonOption = False) -> None
 
 
 @app.command()
-def id(file: FileArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def id(file: FileArgument) -> None:
     """Print the content id: the BLAKE3 hash of the canonical form. It names the job in git.
 
     \b
@@ -45,7 +45,7 @@ def id(file: FileArgument, home: HomeOption = None, as_json: JsonOption = False)
 
 
 @app.command()
-def canonical(file: FileArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def canonical(file: FileArgument) -> None:
     """Print the canonical form, the exact bytes that are hashed: JSON with sorted keys and without the ulid.
 
     \b
@@ -57,7 +57,7 @@ def canonical(file: FileArgument, home: HomeOption = None, as_json: JsonOption =
 
 
 @app.command()
-def check(file: FileArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def check(file: FileArgument) -> None:
     """Check a manifest: exit code 0 if it is good, otherwise 1 with the wrong field.
 
     \b

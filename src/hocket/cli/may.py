@@ -7,7 +7,7 @@ import typer
 from hocket.cli.declarations import new_app
 from hocket.cli.nodes import NodeArgument
 from hocket.cli.output import emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.service.views import moment
 
 _NO = 4
@@ -22,8 +22,6 @@ def may(
         str, typer.Argument(metavar="ACTION", help="claim, complete, schedule, or resource:action like artifact:write.")
     ],
     kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="The kind of job, for job actions.")] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Check whether a node may do something now. If yes, print the delegations that grant it, the user's first (exit
     code 0); if no, exit code 4.

@@ -7,7 +7,7 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import ago, emit, notice, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.errors import Usage
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.plurals import counted
@@ -40,8 +40,6 @@ def nodes(
         bool, typer.Option("--live", help="How alive each node is, by its heartbeats, and what its machine has.")
     ] = False,
     stale: StaleOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List the nodes of the mesh: name, id, standing, whether it takes new work, roles, when last seen, when its stay
     ends, what it may do, and how much of its quota it has used here. A pending node was admitted, but nothing from it

@@ -9,7 +9,7 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import ago, emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_runtime, open_service
+from hocket.cli.settings import open_runtime, open_service
 from hocket.errors import Usage
 
 app = new_app()
@@ -18,7 +18,7 @@ Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="Like http://192
 
 
 @app.callback()
-def peers_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def peers_group() -> None:
     """Nodes that this node syncs with. While `hocket serve` or a worker runs, it syncs automatically.
 
     \b
@@ -34,8 +34,6 @@ def add(
     pin: Annotated[
         str | None, typer.Option("--pin", metavar="SHA256", help="The fingerprint of the one certificate to trust.")
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Add a peer. `hocket sync` then syncs with it at once.
 
@@ -54,7 +52,7 @@ def add(
 
 
 @app.command("list")
-def list_peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def list_peers() -> None:
     """List the peers with the state of each, and whether the coordinator has fallen silent.
 
     \b
@@ -88,7 +86,7 @@ def list_peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def remove(address: Address, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def remove(address: Address) -> None:
     """Remove a peer. Ops received from it stay.
 
     \b
@@ -103,7 +101,7 @@ def remove(address: Address, home: HomeOption = None, as_json: JsonOption = Fals
 
 
 @app.command()
-def resume(address: Address, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def resume(address: Address) -> None:
     """Try a paused peer again, after both nodes were given the same rules.
 
     \b
@@ -122,8 +120,6 @@ def find(
     seconds: Annotated[
         float, typer.Option("--seconds", metavar="N", min=0.1, max=60.0, help="How long to search.")
     ] = 3.0,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Find servers on the local network that were started with `hocket serve --announce`.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
-from hocket.cli.declarations import REQUIRED, App, Argument, Command, CommandContext, Option
+from hocket.cli.declarations import COMMON, REQUIRED, App, Argument, Command, CommandContext, Option
 
 # Attributes that change neither what a plain line may be nor what it means, and those that are honoured here.
 _SHOWN = frozenset({"metavar", "help", "hidden", "show_default"})
@@ -63,14 +63,16 @@ def declared(function: Callable[..., Any]) -> Iterator[Declared]:
 
 
 def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
-    """The name, the annotation and the default of each parameter. The command of an operation says them itself."""
+    """The name, the annotation and the default of each parameter, and of the options of every command. The command of
+    an operation says its own.
+    """
     declarations: list[tuple[str, Any, Any]] | None = getattr(function, "declarations", None)
     if declarations is not None:
-        return declarations
+        return [*declarations, *COMMON]
     code, defaults = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount]
     given = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-    return [(each, function.__annotations__[each], given.get(each, REQUIRED)) for each in names]
+    return [*((each, function.__annotations__[each], given.get(each, REQUIRED)) for each in names), *COMMON]
 
 
 def read(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
@@ -125,8 +127,9 @@ def read(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
 def call(function: Callable[..., Any], values: dict[str, Any]) -> None:
     """Calls a command with the values that `read` gave."""
     noted = {each.name: each.noted(values[each.name]) for each in declared(function)}
+    own = {name: value for name, value in noted.items() if all(name != common for common, _, _ in COMMON)}
     contexts = [name for name, kind, _ in _parameters(function) if kind is CommandContext]
-    function(**noted, **{name: CommandContext(noted) for name in contexts})
+    function(**own, **{name: CommandContext(noted) for name in contexts})
 
 
 def chosen(app: object, words: Sequence[str]) -> list[tuple[Callable[..., Any], dict[str, Any]]]:

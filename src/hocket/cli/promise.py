@@ -7,7 +7,7 @@ import typer
 from hocket.cli.declarations import new_app
 from hocket.cli.options import Agent
 from hocket.cli.output import emit, say
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 
 app = new_app()
 
@@ -27,8 +27,6 @@ def promise(
         str, typer.Option("--on-fail", metavar="NAME", help="What the requester does if no help comes.")
     ] = "fallback",
     agent: Agent = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Promise help to the agent that has sent a request of the type help. The help itself is a reply to the request.
 

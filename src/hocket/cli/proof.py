@@ -12,7 +12,7 @@ import typer
 from hocket.cli.declarations import new_app
 from hocket.cli.files import read_file, write_file
 from hocket.cli.output import emit, fields, on_terminal, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.errors import Failed, NotAuthorised, Usage
 from hocket.kernel.plurals import counted
 
@@ -38,7 +38,7 @@ class Format(StrEnum):
 
 
 @app.callback()
-def proof_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def proof_group() -> None:
     """Proofs of execution: which command ran, where, how it ended and what it produced, signed by the node that ran it.
 
     \b
@@ -48,7 +48,7 @@ def proof_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def show(proof: ProofArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def show(proof: ProofArgument) -> None:
     """Show the content of a proof, and whether its signatures are good.
 
     \b
@@ -97,8 +97,6 @@ def verify(
         str | None,
         typer.Option("--worker", metavar="KEY", help="The key that must have signed it: ed25519:<hex> or did:key:z…."),
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Verify a proof: exit code 0 if it is good, 4 if nothing says that its signer is trusted, otherwise 1 with what is
     wrong.
@@ -164,8 +162,6 @@ def export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write; default standard output.")
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Export a proof. Checks its signatures first; needs no key.
 

@@ -10,7 +10,7 @@ from hocket.cli.log_lines import start_logging
 from hocket.cli.monitoring import MetricsOption, monitored
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
-from hocket.cli.settings import HomeOption, JsonOption, open_runtime
+from hocket.cli.settings import open_runtime
 from hocket.cli.tempo_policy import PolicyOption, needed_policy
 from hocket.node.bus_settings import BusSettings, bus_settings
 from hocket.node.node import Node
@@ -34,8 +34,6 @@ def pulse(
     verbose: VerboseOption = 0,
     quiet: QuietOption = 0,
     log_format: LogFormatOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Send the beats of a cluster, as its tempo policy says. Several pulses may run: one leads and sends each beat, and
     if it stops, another takes over within two beats. Agents that hear no leader count on at the same tempo.

@@ -6,7 +6,7 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, notice, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.cli.tempo_policy import PolicyOption, assumed_policy
 from hocket.errors import Usage
 from hocket.kernel.clock import parse_wall
@@ -22,8 +22,6 @@ def replay(
         typer.Option("--window", metavar="TIME", help="A time in it, like 2025-09-03T02:12:16.000Z. Default: newest."),
     ] = None,
     policy: PolicyOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Play a window again that a reverb has reported: every op and message of it, in order, each with its beat, its
     window and its HLC. Of each task, promise and node, the last message is there. Then the report is made again from

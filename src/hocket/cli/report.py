@@ -6,7 +6,7 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, fields, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.kernel.durations import span
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ def report(
     window: Annotated[
         int, typer.Option("--window", metavar="N", min=1, max=1000, help="The newest N windows.")
     ] = WINDOWS_DEFAULT,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the newest windows that a reverb has reported: tasks, overruns, promises, load, key figures and alarms.
 

@@ -8,7 +8,7 @@ from hocket.cli.declarations import new_app
 from hocket.cli.log_lines import start_logging
 from hocket.cli.monitoring import MetricsOption, monitored
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
-from hocket.cli.settings import HomeOption, JsonOption, open_runtime
+from hocket.cli.settings import open_runtime
 from hocket.cli.tempo_policy import PolicyOption, assumed_policy
 from hocket.events.tempo import ReverbStarted
 from hocket.kernel.beats.policy import TempoPolicy
@@ -31,8 +31,6 @@ def reverb(
     verbose: VerboseOption = 0,
     quiet: QuietOption = 0,
     log_format: LogFormatOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Run a reverb: it hears what agents do, and reports each bar on the bus and on the log.
 

@@ -9,7 +9,7 @@ from hocket.cli.declarations import new_app
 from hocket.cli.nodes import NodeArgument
 from hocket.cli.output import emit, on_terminal, say
 from hocket.cli.passphrases import PassphraseFile, known
-from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict
 from hocket.kernel.plurals import counted
 
@@ -24,8 +24,6 @@ def revoke(
     node: NodeArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     passphrase_file: PassphraseFile = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Revoke all rights of a node, and all rights that other nodes hold through it. This cannot be undone, but you can
     invite the machine again.

@@ -6,7 +6,7 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.errors import Usage
 
 app = new_app()
@@ -23,8 +23,6 @@ def route(
     ] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Remove the route; any authorised node may run them.")] = False,
     list_them: Annotated[bool, typer.Option("--list", help="List the routes in force.")] = False,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Send all jobs of a kind to one node: from now on, claims of other nodes on them do not count. Only the owner may.
 

@@ -6,14 +6,14 @@ from typing import Annotated
 from hocket.cli.declarations import Argument, new_app
 from hocket.cli.derived import add_operations
 from hocket.cli.output import emit, say
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.service import rows
 
 app = new_app()
 
 
 @app.callback()
-def rows_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def rows_group() -> None:
     """Read and write rows that several agents share. A row is a JSON value in a table, under a key. A write names the
     version that its author has read, and does not overwrite what others have written since.
 
@@ -32,8 +32,6 @@ def watch(
     prefix: Annotated[
         str, Argument(metavar="[PREFIX]", help="Only keys that begin with this.", show_default=False)
     ] = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the rows of a table, then each row that changes, until Ctrl-C; with --json one object a line.
 

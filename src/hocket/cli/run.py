@@ -28,7 +28,7 @@ from hocket.cli.options import (
     given,
 )
 from hocket.cli.output import emit, notice, say
-from hocket.cli.settings import HomeOption, JsonOption, deliver, open_service, settings
+from hocket.cli.settings import deliver, open_service, settings
 from hocket.errors import NotAuthorised, Usage
 from hocket.kernel.ids import node_text
 
@@ -96,8 +96,6 @@ def run(
     hard_end: HardEnd = None,
     budget_file: BudgetFile = None,
     charge_to: ChargeTo = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Run a command as a job, and keep a proof of what ran.
 

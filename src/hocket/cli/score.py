@@ -7,14 +7,13 @@ import typer
 from hocket.cli.declarations import new_app
 from hocket.cli.files import read_file
 from hocket.cli.output import emit, say
-from hocket.cli.settings import HomeOption, JsonOption
 from hocket.errors import Failed
 
 app = new_app()
 
 
 @app.callback()
-def score_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def score_group() -> None:
     """Scores: how many beats a task has for each phase and for its waits, how often it is tried, and what happens then.
 
     \b
@@ -25,8 +24,6 @@ def score_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 def check(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A score in YAML or JSON; - reads stdin.")],
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Check a score: exit code 0 if it is good, otherwise 1 with the wrong field, its line and what is allowed.
 

@@ -6,7 +6,7 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, say
-from hocket.cli.settings import HomeOption, JsonOption, open_runtime
+from hocket.cli.settings import open_runtime
 from hocket.errors import NotAuthorised
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ BARS_DEFAULT = 4
 
 
 @app.callback()
-def secret_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def secret_group() -> None:
     """Keys and tokens of a project and a role, which change on each downbeat. They are derived from window.secret in
     the home, so every node that has the same file has the same ones.
 
@@ -33,7 +33,7 @@ def secret_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def key(project: Project, role: Role, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def key(project: Project, role: Role) -> None:
     """Print the key of a project and a role, which is in force until the next downbeat."""
     shown = _secret(project, role).key()
     emit(shown)
@@ -41,7 +41,7 @@ def key(project: Project, role: Role, home: HomeOption = None, as_json: JsonOpti
 
 
 @app.command()
-def token(project: Project, role: Role, message: Message, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def token(project: Project, role: Role, message: Message) -> None:
     """Print a token for a message, stamped with the window."""
     made = _secret(project, role).token(message)
     emit({"token": made})
@@ -57,8 +57,6 @@ def check(
     bars: Annotated[
         int, typer.Option("--bars", metavar="N", help="A token is void so many bars after its own has begun.")
     ] = BARS_DEFAULT,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Check a token: exit code 4 if it is for something else, or void."""
     if not _secret(project, role, bars).is_valid(given, message):

@@ -5,7 +5,7 @@ from typing import Any
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import ago, emit, fields
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.kernel.breaker import BreakerState
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
@@ -20,7 +20,7 @@ app = new_app()
 
 
 @app.command()
-def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def status() -> None:
     """Show the state of this node: identity, log, jobs, workers, schedules, and refused ops.
 
     \b

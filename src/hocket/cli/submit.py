@@ -39,7 +39,7 @@ from hocket.cli.options import (
     seconds,
 )
 from hocket.cli.output import emit, emit_line, say
-from hocket.cli.settings import HomeOption, JsonOption, open_service, spool_for
+from hocket.cli.settings import open_service, spool_for
 from hocket.errors import HocketError, StoreAway, Usage
 
 if TYPE_CHECKING:
@@ -97,8 +97,6 @@ def submit(
         str | None,
         Option("--batch", metavar="FILE|-", help="Submit every line of a JSON Lines file, all or none."),
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Submit a job. The last word of the printed line is its id.
 

@@ -7,7 +7,7 @@ import typer
 from hocket.cli.declarations import new_app
 from hocket.cli.nodes import warn_of_namesakes
 from hocket.cli.output import emit, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.errors import Failed, Unreachable
 
 app = new_app()
@@ -18,8 +18,6 @@ def sync(
     peer: Annotated[
         str | None, typer.Option("--peer", metavar="ADDRESS", help="Sync only with this peer, even if it is paused.")
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Sync with the peers once, now: pull the ops that they have, push the ops that they lack.
 

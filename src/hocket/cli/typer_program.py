@@ -10,8 +10,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from hocket.cli.commands import COMMANDS, begin
-from hocket.cli.declarations import TYPER_OPTIONS, Option, for_typer, loaded
-from hocket.cli.settings import HomeOption, JsonOption
+from hocket.cli.declarations import TYPER_OPTIONS, HomeOption, JsonOption, Option, for_typer, loaded
 
 EPILOG = """\
 First steps:

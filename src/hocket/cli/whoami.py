@@ -2,14 +2,14 @@
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, fields
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.service.views import moment
 
 app = new_app()
 
 
 @app.command()
-def whoami(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def whoami() -> None:
     """Show this node, its user, its standing, and what it may do.
 
     \b
