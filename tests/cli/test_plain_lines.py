@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hocket.cli.commands import COMMANDS
-from hocket.cli.declarations import COMMON, App, Command, CommandContext, loaded
+from hocket.cli.commands import app_of
+from hocket.cli.declarations import COMMON, App, Command, CommandContext
 from hocket.cli.plain_lines import NotPlain, chosen, declared
 from hocket.cli.settings import settings
 from hocket.errors import Usage
@@ -72,9 +72,7 @@ def unchanged_settings() -> Iterator[None]:
 
 def parts(line: str) -> tuple[App, list[str]]:
     command, *words = line.split(" ")
-    app = loaded(COMMANDS[command][0])
-    assert isinstance(app, App)
-    return app, words
+    return app_of(command), words
 
 
 def by_typer(app: App, words: list[str]) -> dict[str, Any]:

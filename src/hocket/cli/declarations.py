@@ -132,9 +132,9 @@ def new_app() -> App:
 
 
 def loaded(place: str) -> Any:
-    """What has this place in the command line's modules: `jobs:app`."""
+    """What has this place in the command line's modules, `jobs:app`, or in another folder, `service.nodes:drain`."""
     module, _, name = place.partition(":")
-    return getattr(import_module(f"hocket.cli.{module}"), name)
+    return getattr(import_module(f"hocket.{'' if '.' in module else 'cli.'}{module}"), name)
 
 
 def for_typer(function: Callable[..., Any]) -> Callable[..., Any]:

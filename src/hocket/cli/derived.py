@@ -4,18 +4,21 @@ answer.
 
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from hocket.cli.declarations import REQUIRED, App, Argument, Option
 from hocket.cli.options import milliseconds, payload
-from hocket.cli.output import emit, fields, say, table
+from hocket.cli.output import emit, fields, on_terminal, say, table
 from hocket.cli.settings import open_service
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.service.operation import Form, Input, InShell, Operation
-from hocket.service.views import Line, Pairs, Table, View
+from hocket.service.views import Line, Pairs, Table, Terminal, View
 
 if TYPE_CHECKING:
     from inspect import Signature
+
+P = ParamSpec("P")
+A = TypeVar("A")
 
 Declaration = tuple[str, Any, Any]
 
@@ -55,16 +58,10 @@ class OperationCommand:
         )
 
     def __call__(self, **values: Any) -> None:
-        operation = self._operation
         with open_service() as service:
-            answer = operation(service, **{each.name: each.value(service, values) for each in self._spelled})
-        emit(answer.items if isinstance(answer, ListPage) else answer)
-        if isinstance(answer, ServiceAnswer):
-            answer.ensure()
-        for view in operation.show(answer):
-            draw(view)
-        if isinstance(answer, ListPage) and answer.next is not None:
-            say(f"there are more: continue with --after {answer.next!r}", "dim")
+            read = {each.name: each.value(service, values) for each in self._spelled}
+            answer = self._operation(service, **read)
+        show(self._operation, answer)
 
 
 class _Spelled:
@@ -143,18 +140,38 @@ def add_operations(app: App, *operations: Operation[..., Any]) -> None:
         app.command(operation.command.rpartition(" ")[2])(OperationCommand(operation))
 
 
-def app_of(operation: Operation[..., Any]) -> App:
+def app_of_operation(operation: Operation[..., Any]) -> App:
     """The command of one operation that is in no group."""
     app = App()
     app.command()(OperationCommand(operation))
     return app
 
 
+def perform(operation: Operation[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
+    """Does it for a command that is more than one operation, and prints the answer."""
+    with open_service() as service:
+        answer = operation(service, *args, **kwargs)
+    show(operation, answer)
+    return answer
+
+
+def show(operation: Operation[..., Any], answer: Any) -> None:
+    emit(answer.items if isinstance(answer, ListPage) else answer)
+    if isinstance(answer, ServiceAnswer):
+        answer.ensure()
+    for view in operation.show(answer):
+        draw(view)
+    if isinstance(answer, ListPage) and answer.next is not None:
+        say(f"there are more: continue with --after {answer.next!r}", "dim")
+
+
 def draw(view: View) -> None:
     match view:
+        case Terminal(terminal, pipe):
+            draw(terminal if on_terminal() else pipe)
         case Line(text, style, lines):
             say(text, style, lines=lines)
         case Pairs(pairs):
             fields(pairs)
-        case Table(columns, rows, empty):
-            table(columns, rows, empty)
+        case Table(columns, rows, empty, is_cut):
+            table(columns, rows, empty, is_cut=is_cut)

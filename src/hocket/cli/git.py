@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli import git_hook, git_trust
+from hocket.cli import git_access, git_hook
 from hocket.cli.declarations import new_app
 from hocket.cli.files import read_file
 from hocket.cli.git_access import Repository, announce_elsewhere, home_here, now_ms, opened_plane
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
-from hocket.cli.output import ago, emit, fields, notice, on_terminal, progress, say, table
+from hocket.cli.output import emit, fields, notice, on_terminal, progress, say, table
 from hocket.cli.settings import open_runtime, open_service
 from hocket.errors import Failed, HocketError, NotAuthorised, Usage
 from hocket.kernel.plurals import counted
+from hocket.service.views import ago
 
 if TYPE_CHECKING:
     from hocket.gitplane.jobs import GitJob
@@ -25,7 +26,7 @@ CONCURRENCY_MAX = 1_000
 SHORT_ID_CHARS = 12
 
 app = new_app()
-app.add_group(git_trust.app, "trust")
+app.add_group(git_access.trust_app, "trust")
 app.command()(git_hook.hook)
 app.command()(git_hook.received)
 

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from hocket.cli.declarations import Argument, Option, new_app
-from hocket.cli.output import emit, fields, lines, on_terminal, progress, say, table
+from hocket.cli.output import emit, fields, on_terminal, progress, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, Usage
 from hocket.service.views import moment
@@ -58,7 +58,7 @@ def show(job: JobArgument) -> None:
     say()
     say("ops:", "bold")
     if on_terminal():
-        lines(("seq", "time", "node", "op", "detail"), _op_lines(shown, names))
+        table(("seq", "time", "node", "op", "detail"), _op_lines(shown, names), "none", is_cut=True)
         return
     rows = [(op.seq, op.hlc, op.author, op.type, op.id, _detail(op)) for op in shown.ops]
     table(("seq", "hlc", "author", "type", "id", "detail"), rows, "none")

@@ -8,14 +8,14 @@ import msgspec
 
 from hocket.cli.declarations import Option, new_app
 from hocket.cli.options import StateOption
-from hocket.cli.output import ago, console, emit, notice, on_terminal
+from hocket.cli.output import console, emit, lines_drawn, notice, on_terminal
 from hocket.cli.settings import open_service, settings
-from hocket.cli.tables import lines_drawn
 from hocket.errors import Usage
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
 from hocket.kernel.safe_text import clean
 from hocket.service.jobs import LIMIT_MAX, JobBrief, JobQuery, JobsPage, JobsWatch, OutcomeName, RosterQuery, page
+from hocket.service.views import ago
 from hocket.work.job_states import JobState
 
 if TYPE_CHECKING:

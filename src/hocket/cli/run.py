@@ -35,7 +35,7 @@ from hocket.kernel.ids import node_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hocket.cli.wait_line import WaitLine
+    from hocket.cli.streaming import WaitLine
     from hocket.events import Event
     from hocket.node.node import Node
     from hocket.node.runtime import Runtime
@@ -229,7 +229,7 @@ async def _attached(
     runtime: "Runtime", packed: "PackedRequest", pass_on: "Callable[[str, bytes], None]", is_here: bool
 ) -> "tuple[CommandOutcome, str]":
     """Submits the command, and waits until it has ended. Unless it goes to another node, a worker runs it here."""
-    from hocket.cli.wait_line import WaitLine
+    from hocket.cli.streaming import WaitLine
     from hocket.kernel.ids import ulid_text
     from hocket.node.command_runner import command_runner
     from hocket.node.local_node import fetch_for

@@ -43,7 +43,7 @@ from hocket.cli.settings import open_service, spool_for
 from hocket.errors import HocketError, StoreAway, Usage
 
 if TYPE_CHECKING:
-    from hocket.cli.wait_line import WaitLine
+    from hocket.cli.streaming import WaitLine
     from hocket.service import Service
     from hocket.work.jobs import Draft
 
@@ -177,7 +177,7 @@ def _submit_one(
             emit(answer | {"waits_here": service.deliver()})
             return
         sys.stdout.flush()
-        from hocket.cli.wait_line import WaitLine
+        from hocket.cli.streaming import WaitLine
 
         tell = emit_line if stream else emit
         try:

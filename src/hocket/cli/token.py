@@ -7,9 +7,9 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.options import seconds
-from hocket.cli.output import ago, emit, fields, say, table
+from hocket.cli.output import emit, fields, say, table
 from hocket.cli.settings import open_service
-from hocket.service.views import moment
+from hocket.service.views import ago, moment
 
 app = new_app()
 

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from hocket.cli.beat import PolicyOption, assumed_policy
 from hocket.cli.declarations import new_app
-from hocket.cli.output import console, emit, on_terminal
+from hocket.cli.output import Row, console, emit, lines_drawn, on_terminal
 from hocket.cli.settings import open_service, settings
-from hocket.cli.tables import Row, lines_drawn
-from hocket.cli.tempo_policy import PolicyOption, assumed_policy
 from hocket.errors import Usage
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted

@@ -13,6 +13,7 @@ OPERATIONS: tuple[Operation[..., Any], ...] = (
     *(rows.listing, rows.get, rows.put, rows.delete),
     *(rows.conflicts, rows.conflict, rows.resolve),
     *(nodes.listing, nodes.live, nodes.find, nodes.drain, nodes.quarantine, nodes.resume),
+    *(nodes.routes, nodes.route, nodes.coordinator),
     *(agents.listing, agents.beat),
 )
 
