@@ -1,13 +1,12 @@
 """Plain command lines, which are read without typer: typer would give a command the same values."""
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from hocket.cli.commands import app_of
-from hocket.cli.declarations import COMMON, App, Command, CommandContext
+from hocket.cli.declarations import COMMON, App, Command, CommandContext, parameters_of
 from hocket.cli.plain_lines import NotPlain, chosen, declared
 from hocket.cli.settings import settings
 from hocket.errors import Usage
@@ -87,12 +86,11 @@ def by_typer(app: App, words: list[str]) -> dict[str, Any]:
     def spy(**values: Any) -> None:
         calls.append(values)
 
-    spy.__signature__ = inspect.signature(command.function)  # type: ignore[attr-defined]
+    spy.declarations = parameters_of(command.function)  # type: ignore[attr-defined]
     alone = App()
     alone.commands.append(Command(None, spy, command.attributes))
     alone.typer()(words, standalone_mode=False)
-    parameters = inspect.signature(command.function).parameters.values()
-    contexts = {each.name for each in parameters if each.annotation is CommandContext}
+    contexts = {name for name, annotation, _ in parameters_of(command.function) if annotation is CommandContext}
     return {name: value for name, value in calls[0].items() if name not in contexts}
 
 

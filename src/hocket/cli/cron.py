@@ -6,19 +6,7 @@ from typing import Annotated
 import typer
 
 from hocket.cli.declarations import new_app
-from hocket.cli.options import (
-    Backoff,
-    BackoffMax,
-    Concurrency,
-    Lease,
-    Needs,
-    Priority,
-    Rate,
-    Retries,
-    Timeout,
-    given,
-    payload,
-)
+from hocket.cli.options import ScheduleOptions, job_options, payload
 from hocket.cli.output import emit, say, table
 from hocket.cli.settings import open_service
 from hocket.service.views import moment
@@ -57,15 +45,8 @@ def add(
         Overlap,
         typer.Option("--overlap", help="If the last job has not ended at a tick: skip the tick, or queue a job."),
     ] = Overlap.skip,
-    priority: Priority = None,
-    retries: Retries = None,
-    lease: Lease = None,
-    timeout: Timeout = None,
-    concurrency: Concurrency = None,
-    rate: Rate = None,
-    backoff: Backoff = None,
-    backoff_max: BackoffMax = None,
-    needs: Needs = None,
+    *,
+    options: ScheduleOptions,
 ) -> None:
     """Set a schedule. It submits its first job at the next tick.
 
@@ -81,18 +62,7 @@ def add(
     from hocket.work.cron import NewSchedule
     from hocket.work.drafts import draft
 
-    options = given(
-        priority=priority,
-        retries=retries,
-        lease=lease,
-        timeout=timeout,
-        concurrency=concurrency,
-        rate=rate,
-        backoff=backoff,
-        backoff_max=backoff_max,
-        needs=needs or None,
-    )
-    made = draft(kind, payload(data), options)
+    made = draft(kind, payload(data), job_options(options))
     with open_service() as service:
         shown = schedules.add(service, NewSchedule(name, expression, timezone, made, overlap.value))
     emit(shown)

@@ -43,6 +43,15 @@ class Argument(Parameter):
     __slots__ = ()
 
 
+class OptionGroup:
+    """Stands in an annotation, like `options: Annotated[dict[str, Any], OptionGroup(...)]`, for options that several
+    commands have, each with an annotation of its own. The parameter gets their values by name.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+
+
 def _note_home(value: Path | None) -> Path | None:
     if value is not None:
         settings.home = value
@@ -137,25 +146,64 @@ def loaded(place: str) -> Any:
     return getattr(import_module(f"hocket.{'' if '.' in module else 'cli.'}{module}"), name)
 
 
+def parameters_of(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    """The name, the annotation and the default of each parameter, with groups of options one by one, and of the options
+    of every command. The command of an operation says its own.
+    """
+    own: list[tuple[str, Any, Any]] | None = getattr(function, "declarations", None)
+    if own is None:
+        code, defaults = function.__code__, function.__defaults__ or ()
+        names = code.co_varnames[: code.co_argcount]
+        given = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)) | (function.__kwdefaults__ or {})
+        annotations = function.__annotations__
+        own = []
+        for each in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            if (group := _group(annotations[each])) is None:
+                own.append((each, annotations[each], given.get(each, REQUIRED)))
+            else:
+                own += [(name, annotation, None) for name, annotation in group.options.items()]
+    known = {name for name, _, _ in own}
+    return [*own, *(each for each in COMMON if each[0] not in known)]
+
+
+def arguments(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
+    """What a command is called with: each group of options as one, and nothing of the options of every command."""
+    groups = {
+        name: group
+        for name, annotation in getattr(function, "__annotations__", {}).items()
+        if (group := _group(annotation)) is not None
+    }
+    grouped = {name for group in groups.values() for name in group.options} | {name for name, _, _ in COMMON}
+    return {name: value for name, value in values.items() if name not in grouped} | {
+        name: {each: values[each] for each in group.options} for name, group in groups.items()
+    }
+
+
+def _group(annotation: Any) -> OptionGroup | None:
+    first = getattr(annotation, "__metadata__", (None,))[0]
+    return first if isinstance(first, OptionGroup) else None
+
+
 def for_typer(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with typer's own declarations in its signature, and with the options of every command."""
-    from inspect import Parameter, signature
+    """The function with typer's own declarations in its signature."""
+    from inspect import Parameter, Signature
 
     def called(**values: Any) -> Any:
-        return function(**{name: value for name, value in values.items() if name in own})
+        return function(**arguments(function, values))
 
-    declared = signature(function, eval_str=True)
-    own = {each.name: each for each in declared.parameters.values()}
-    common = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, annotation, default in COMMON
-        if name not in own
+    parameters = [
+        Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            annotation=_typer_type(annotation),
+            default=Parameter.empty if default is REQUIRED else default,
+        )
+        for name, annotation, default in parameters_of(function)
     ]
-    parameters = [each.replace(annotation=_typer_type(each.annotation)) for each in (*own.values(), *common)]
     called.__name__, called.__doc__ = function.__name__, function.__doc__
     called.__module__, called.__qualname__ = function.__module__, function.__qualname__
     called.__annotations__ = {each.name: each.annotation for each in parameters}
-    called.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
+    called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return called
 
 

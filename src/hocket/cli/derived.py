@@ -4,7 +4,7 @@ answer.
 
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from hocket.cli.declarations import REQUIRED, App, Argument, Option
 from hocket.cli.options import milliseconds, payload
@@ -13,9 +13,6 @@ from hocket.cli.settings import open_service
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.service.operation import Form, Input, InShell, Operation
 from hocket.service.views import Line, Pairs, Table, Terminal, View
-
-if TYPE_CHECKING:
-    from inspect import Signature
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -39,23 +36,6 @@ class OperationCommand:
     @property
     def declarations(self) -> list[Declaration]:
         return [declared for spelled in self._spelled for declared in spelled.declarations]
-
-    @property
-    def __signature__(self) -> "Signature":
-        from inspect import Parameter as Declared
-        from inspect import Signature
-
-        return Signature(
-            [
-                Declared(
-                    name,
-                    Declared.KEYWORD_ONLY,
-                    annotation=annotation,
-                    default=Declared.empty if default is REQUIRED else default,
-                )
-                for name, annotation, default in self.declarations
-            ]
-        )
 
     def __call__(self, **values: Any) -> None:
         with open_service() as service:

@@ -13,20 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.declarations import new_app
-from hocket.cli.options import (
-    BudgetFile,
-    ChargeTo,
-    HardEnd,
-    MaxBu,
-    MaxCost,
-    PerBeat,
-    PhaseCap,
-    Priority,
-    Retries,
-    WaitCap,
-    budget,
-    given,
-)
+from hocket.cli.options import RUN, RunOptions, job_options
 from hocket.cli.output import emit, notice, say
 from hocket.cli.settings import deliver, open_service, settings
 from hocket.errors import NotAuthorised, Usage
@@ -86,16 +73,8 @@ def run(
         str | None, typer.Option("--on", metavar="NODE", help="Run it on this node: a name, or the beginning of an id.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Submit it and return at once.")] = False,
-    priority: Priority = None,
-    retries: Retries = None,
-    max_cost: MaxCost = None,
-    max_bu: MaxBu = None,
-    per_beat: PerBeat = None,
-    phase_cap: PhaseCap = None,
-    wait_cap: WaitCap = None,
-    hard_end: HardEnd = None,
-    budget_file: BudgetFile = None,
-    charge_to: ChargeTo = None,
+    *,
+    options: RunOptions,
 ) -> None:
     """Run a command as a job, and keep a proof of what ran.
 
@@ -167,11 +146,7 @@ def read(params: dict[str, Any], directory: Path, environment: dict[str, str]) -
         outputs=params["outputs"] or (),
         sandbox=params["sandbox"],
         network=params["network"],
-        **given(
-            priority=params["priority"],
-            retries=params["retries"],
-            budget=budget(params, str(directory)),
-        ),
+        **job_options({name: params[name] for name in RUN}, str(directory)),
     )
     return Asked(request, bool(params["detach"]), _exposed(request.env))
 
