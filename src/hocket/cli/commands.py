@@ -14,7 +14,7 @@ COMMANDS = {
     "run": ("run:app", "Run a command as a job, with a proof of what ran."),
     "logs": ("logs:app", "Show the output of a command or handler, ended or running."),
     "jobs": ("jobs:app", "List jobs, newest first."),
-    "show": ("job:show_app", "Show everything about one job."),
+    "show": ("service.jobs:show", "Show everything about one job."),
     "cancel": ("job:cancel_app", "Cancel a pending or running job, or many."),
     "retry": ("job:retry_app", "Retry a failed or cancelled job, or many."),
     "kinds": ("kinds:app", "List the options of kinds, which their jobs have by default."),

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_or
 
 from hocket.cli.declarations import REQUIRED, App, Argument, Option
 from hocket.cli.options import milliseconds, payload
-from hocket.cli.output import emit, fields, on_terminal, say, table
-from hocket.cli.settings import open_service
+from hocket.cli.output import emit, fields, notice, on_terminal, say, table
+from hocket.cli.settings import open_service, settings
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.service.operation import Form, Input, InShell, Operation
 from hocket.service.views import Line, Pairs, Table, Terminal, View
@@ -41,7 +41,8 @@ class OperationCommand:
         with open_service() as service:
             read = {each.name: each.value(service, values) for each in self._spelled}
             answer = self._operation(service, **read)
-        show(self._operation, answer)
+            named = _names(service, self._operation)
+        show(self._operation, answer, *named)
 
 
 class _Spelled:
@@ -131,18 +132,23 @@ def perform(operation: Operation[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
     """Does it for a command that is more than one operation, and prints the answer."""
     with open_service() as service:
         answer = operation(service, *args, **kwargs)
-    show(operation, answer)
+        named = _names(service, operation)
+    show(operation, answer, *named)
     return answer
 
 
-def show(operation: Operation[..., Any], answer: Any) -> None:
+def _names(service: Service, operation: Operation[..., Any]) -> tuple[dict[str, str], ...]:
+    return (service.names(),) if operation.names_nodes else ()
+
+
+def show(operation: Operation[..., Any], answer: Any, *named: dict[str, str]) -> None:
     emit(answer.items if isinstance(answer, ListPage) else answer)
     if isinstance(answer, ServiceAnswer):
         answer.ensure()
-    for view in operation.show(answer):
+    for view in operation.show(answer, *named):
         draw(view)
-    if isinstance(answer, ListPage) and answer.next is not None:
-        say(f"there are more: continue with --after {answer.next!r}", "dim")
+    if isinstance(answer, ListPage) and answer.next is not None and not settings.as_json:
+        notice(f"there are more: continue with --after {answer.next!r}")
 
 
 def draw(view: View) -> None:

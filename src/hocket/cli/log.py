@@ -10,14 +10,13 @@ from typing import Annotated, BinaryIO
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.derived import perform
 from hocket.cli.files import private_file
-from hocket.cli.job import rejected
 from hocket.cli.output import console, emit, notice, on_terminal, progress, say
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Failed, StoreError, Usage
 from hocket.kernel.plurals import counted
 from hocket.kernel.safe_text import clean
 from hocket.service import nodes, ops
-from hocket.service.op_lines import OpLine
+from hocket.service.jobs import OpLine, rejected
 from hocket.service.ops import LIMIT_MAX
 
 app = new_app()

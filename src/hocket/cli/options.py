@@ -155,12 +155,9 @@ Agent = Annotated[
 
 
 def _job_state(text: str | None) -> str | None:
-    from hocket.work.job_states import STATE_WORDS, JobState
+    from hocket.service.jobs import query
 
-    try:
-        return None if text is None else JobState(text).value
-    except ValueError:
-        raise Usage(f"no job is {text!r}; states are {', '.join(STATE_WORDS)}") from None
+    return None if (state := query(text).state) is None else state.value
 
 
 StateOption = Annotated[
