@@ -1,13 +1,12 @@
 """Plain command lines, which are read without typer: typer would give a command the same values."""
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from hocket.cli.commands import COMMANDS
-from hocket.cli.declarations import App, Command, CommandContext, loaded
+from hocket.cli.commands import app_of
+from hocket.cli.declarations import COMMON, App, Command, CommandContext, parameters_of
 from hocket.cli.plain_lines import NotPlain, chosen, declared
 from hocket.cli.settings import settings
 from hocket.errors import Usage
@@ -72,9 +71,7 @@ def unchanged_settings() -> Iterator[None]:
 
 def parts(line: str) -> tuple[App, list[str]]:
     command, *words = line.split(" ")
-    app = loaded(COMMANDS[command][0])
-    assert isinstance(app, App)
-    return app, words
+    return app_of(command), words
 
 
 def by_typer(app: App, words: list[str]) -> dict[str, Any]:
@@ -89,12 +86,11 @@ def by_typer(app: App, words: list[str]) -> dict[str, Any]:
     def spy(**values: Any) -> None:
         calls.append(values)
 
-    spy.__signature__ = inspect.signature(command.function)  # type: ignore[attr-defined]
+    spy.declarations = parameters_of(command.function)  # type: ignore[attr-defined]
     alone = App()
     alone.commands.append(Command(None, spy, command.attributes))
     alone.typer()(words, standalone_mode=False)
-    parameters = inspect.signature(command.function).parameters.values()
-    contexts = {each.name for each in parameters if each.annotation is CommandContext}
+    contexts = {name for name, annotation, _ in parameters_of(command.function) if annotation is CommandContext}
     return {name: value for name, value in calls[0].items() if name not in contexts}
 
 
@@ -103,10 +99,13 @@ def test_a_plain_line_means_what_typer_says(line: str):
     app, words = parts(line)
     function, values = chosen(app, words)[-1]
     noted = {each.name: each.noted(values[each.name]) for each in declared(function)}
-    assert noted == by_typer(app, words)
-    assert {name: type(value) for name, value in noted.items()} == {
-        name: type(value) for name, value in by_typer(app, words).items()
-    }
+    plain = settings.home, settings.as_json
+    settings.home, settings.as_json = None, False
+    read = by_typer(app, words)
+    # The options of every command are noted in the settings.
+    assert {name: noted.pop(name) for name, _, _ in COMMON} == {"home": settings.home, "as_json": settings.as_json}
+    assert noted == read and plain == (settings.home, settings.as_json)
+    assert {name: type(value) for name, value in noted.items()} == {name: type(value) for name, value in read.items()}
 
 
 @pytest.mark.parametrize("line", ODD)

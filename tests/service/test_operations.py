@@ -120,7 +120,10 @@ def test_it_is_a_command(shell: App, capsys: pytest.CaptureFixture[str]) -> None
         }
         settings.as_json = False
     run(shell, "numbers")
-    assert capsys.readouterr().out.splitlines() == ["0", "1", "there are more: continue with --after '1'"]
+    printed = capsys.readouterr()
+    assert (
+        printed.out.splitlines() == ["0", "1"] and printed.err == "hocket: there are more: continue with --after '1'\n"
+    )
     settings.as_json = True
     run(shell, "list")
     with pytest.raises(Conflict):

@@ -4,8 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from hocket.cli.commands import COMMANDS, begin
-from hocket.cli.declarations import loaded
+from hocket.cli.commands import COMMANDS, app_of, begin
 from hocket.cli.plain_lines import NotPlain, call, chosen, read
 
 # Set by a shell that asks for completions.
@@ -37,4 +36,4 @@ def _plain_steps(arguments: list[str]) -> list[tuple[Callable[..., Any], dict[st
             own.append(words.pop(0))
     if COMPLETION in os.environ or not words or words[0] not in COMMANDS:
         raise NotPlain
-    return [(begin, read(begin, own)), *chosen(loaded(COMMANDS[words[0]][0]), words[1:])]
+    return [(begin, read(begin, own)), *chosen(app_of(words[0]), words[1:])]

@@ -9,7 +9,7 @@ import typer
 from hocket.cli.declarations import new_app
 from hocket.cli.files import write_file
 from hocket.cli.output import emit, fields, on_terminal, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.cli.settings import open_service, settings
 from hocket.kernel.plurals import counted
 from hocket.service import artifacts
 from hocket.service.views import moment
@@ -22,7 +22,7 @@ IdArgument = Annotated[str, typer.Argument(metavar="ID", help="An artifact id, o
 
 
 @app.callback()
-def artifacts_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def artifacts_group() -> None:
     """Outputs of jobs besides their results, and files that people stored. The log holds small content; the home holds
     larger content under its hash.
 
@@ -38,8 +38,6 @@ def list_artifacts(
     limit: Annotated[
         int, typer.Option("--limit", metavar="N", min=1, max=artifacts.LIMIT_MAX, help="The most to list.")
     ] = 50,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List artifacts, oldest first: id, type, size, where the content is, the job, and when it may be evicted.
 
@@ -66,7 +64,7 @@ def _job(job_id: str | None) -> str:
 
 
 @app.command()
-def show(id: IdArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def show(id: IdArgument) -> None:
     """Show everything about one artifact except its content.
 
     \b
@@ -88,8 +86,6 @@ def get(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write; default standard output.")
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Write the content of an artifact. --json requires -o and reports where the content went.
 
@@ -118,8 +114,6 @@ def put(
     ttl: Annotated[
         str | None, typer.Option("--ttl", metavar="DURATION", help="How long before it may be evicted, like 7d.")
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Store a file as an artifact that belongs to no job.
 
@@ -133,7 +127,7 @@ def put(
 
 
 @app.command()
-def evict(id: IdArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def evict(id: IdArgument) -> None:
     """Record on the log that an artifact's content is gone, on every node. This cannot be undone.
 
     \b
@@ -146,7 +140,7 @@ def evict(id: IdArgument, home: HomeOption = None, as_json: JsonOption = False) 
 
 
 @app.command()
-def gc(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def gc() -> None:
     """Delete unused blobs: those of evicted artifacts, and those that no op has named for an hour.
 
     \b

@@ -1,23 +1,29 @@
-"""`hocket claims`: how jobs find their workers. `rank` needs no home: anyone can compute a ranking."""
+"""`hocket claims` and `hocket grid`: how jobs find their workers, and how those that go by rank spread over them.
+`rank` needs no home: anyone can compute a ranking.
+"""
 
 import re
+import sys
+import time
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from hocket.cli.declarations import new_app
-from hocket.cli.output import emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.options import seconds
+from hocket.cli.output import console, emit, on_terminal, say, table
+from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
+from hocket.kernel.plurals import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-app = new_app()
+    from hocket.service.grid import GridKind, GridShare
+
+claims_app = new_app()
 
 
-@app.callback()
-def claims_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+@claims_app.callback()
+def claims_group() -> None:
     """How jobs find their workers.
 
     \b
@@ -26,11 +32,9 @@ def claims_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """
 
 
-@app.command()
+@claims_app.command()
 def explain(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.")],
-    home: HomeOption = None,
-    as_json: JsonOption = False,
+    job: Annotated[str, Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.")],
 ) -> None:
     """Explain which workers may claim a job, in which order and from when on, and which nodes have tried. The ranking
     is by the workers that this node knows now: for a job that was claimed long ago they may have been others.
@@ -70,22 +74,20 @@ def explain(
         say("  no node has tried it")
 
 
-@app.command()
+@claims_app.command()
 def rank(
-    job: Annotated[str, typer.Option("--job", metavar="ID", help="The job's id, as it is hashed.")],
+    job: Annotated[str, Option("--job", metavar="ID", help="The job's id, as it is hashed.")],
     seed: Annotated[
         str,
-        typer.Option("--seed", metavar="HEX", help="The first 64 hex digits of the job's signature, or all 128."),
+        Option("--seed", metavar="HEX", help="The first 64 hex digits of the job's signature, or all 128."),
     ],
     worker: Annotated[
-        list[str] | None, typer.Option("--worker", metavar="WORKER", help="A worker's id; repeat it for each worker.")
+        list[str] | None, Option("--worker", metavar="WORKER", help="A worker's id; repeat it for each worker.")
     ] = None,
     weight: Annotated[
         list[str] | None,
-        typer.Option("--weight", metavar="WORKER=N", help="A worker's weight, 0.001 to 1000; the default is 1."),
+        Option("--weight", metavar="WORKER=N", help="A worker's weight, 0.001 to 1000; the default is 1."),
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Rank workers for a job, as every worker does: rank 0 tries first, each further rank after another 5 s without a
     claim. The score is SHA-256 over job id, seed and worker id, and the lowest wins. With weights the highest weighted
@@ -170,3 +172,67 @@ def _weights(workers: "Collection[str]", given: "Collection[str]") -> dict[str, 
         if not is_weight(weights[worker]):
             raise Usage(f"bad --weight {each!r}; a weight is between {WEIGHT_MIN:g} and {WEIGHT_MAX:g}")
     return weights
+
+
+# How often a watched table is drawn again.
+DRAW_S = 2.0
+
+grid_app = new_app()
+
+
+@grid_app.command()
+def grid(
+    kind: Annotated[str | None, Option("--kind", metavar="KIND", help="Only this kind; `acme.` for all.")] = None,
+    window: Annotated[str, Option("--window", metavar="DURATION", help="Count the claims of this last time.")] = "10m",
+    watch: Annotated[bool, Option("--watch", help="Show it again every 2 seconds until Ctrl-C.")] = False,
+) -> None:
+    """Show how the jobs that go by rank spread over the nodes and their workers: for each kind the weights, each
+    share of the claims against the share that weights and the time in the ranking promise, takeovers, refused claims
+    and double starts. A deviation that chance does not explain is marked. The counts of nodes are of the newest 2,000
+    jobs, within the window; those of workers are what they tell, by the minute.
+
+    \b
+      hocket grid --watch
+      hocket grid --kind acme. --window 1h --json
+    """
+    from hocket.service.grid import grid
+
+    window_s = seconds(window, "--window")
+    assert window_s is not None
+    with open_service() as service:
+        while True:
+            shown = grid(service, kind, round(window_s * 1000))
+            if watch and on_terminal() and not settings.as_json:
+                console().clear()
+            emit(shown)
+            _show(shown)
+            if not watch:
+                return
+            sys.stdout.flush()
+            time.sleep(DRAW_S)
+
+
+def _show(shown: "list[GridKind]") -> None:
+    for each in shown:
+        say(
+            f"{each.kind}: epoch {each.epoch} ({each.candidates}), {counted(each.claims, 'claim')},"
+            f" {counted(each.takeovers, 'takeover')}, {each.refused} refused,"
+            f" {counted(each.double_starts, 'double start')}",
+            "bold",
+        )
+        rows = []
+        for node in each.nodes:
+            rows.append((node.name or node.node, f"{node.weight:g}", *_columns(node)))
+            rows += [(f"  {worker.worker}", f"{worker.weight:g}", *_columns(worker)) for worker in node.workers]
+        table(("node, workers", "weight", "claims", "share", "expected", "beyond chance"), rows, "no workers")
+    if not shown:
+        say("no jobs that go by rank", "dim")
+
+
+def _columns(shared: "GridShare") -> tuple[object, ...]:
+    marked = "yes" if shared.is_beyond_chance else "-"
+    return shared.claims, _percent(shared.share), _percent(shared.expected), marked
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"

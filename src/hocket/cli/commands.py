@@ -1,10 +1,11 @@
 """The list of commands and the module of each, and what runs before every command. A module is loaded only when its
-command runs or shows its help, so that common commands start fast. `hocket --help` shows the list below.
+command runs or shows its help, so that common commands start fast. `hocket --help` shows the list below. A place in
+`service` is that of an operation.
 """
 
 import os
 
-from hocket.cli.settings import HomeOption, JsonOption
+from hocket.cli.declarations import App, loaded
 
 COMMANDS = {
     "init": ("init:app", "Create a home: keys, database, and the node's first op."),
@@ -13,13 +14,13 @@ COMMANDS = {
     "run": ("run:app", "Run a command as a job, with a proof of what ran."),
     "logs": ("logs:app", "Show the output of a command or handler, ended or running."),
     "jobs": ("jobs:app", "List jobs, newest first."),
-    "show": ("job:show_app", "Show everything about one job."),
+    "show": ("service.jobs:show", "Show everything about one job."),
     "cancel": ("job:cancel_app", "Cancel a pending or running job, or many."),
     "retry": ("job:retry_app", "Retry a failed or cancelled job, or many."),
     "kinds": ("kinds:app", "List the options of kinds, which their jobs have by default."),
     "artifacts": ("artifacts:app", "List, read, store and evict artifacts."),
-    "rows": ("rows:app", "Read, write and watch rows that several agents share."),
-    "conflicts": ("conflicts:app", "List, show and resolve conflicts of rows."),
+    "rows": ("rows:rows_app", "Read, write and watch rows that several agents share."),
+    "conflicts": ("rows:conflicts_app", "List, show and resolve conflicts of rows."),
     "why": ("why:app", "Trace an output to its model, prompt, context and evidence."),
     "send": ("inbox:send_app", "Send a message to an agent, a group of agents, or all."),
     "ask": ("inbox:ask_app", "Send a message to an agent, and wait for the reply."),
@@ -28,53 +29,64 @@ COMMANDS = {
     "ack": ("inbox:ack_app", "Acknowledge a message that you hold."),
     "nack": ("inbox:nack_app", "Return a message that you hold, to be delivered again."),
     "dead": ("inbox:dead_app", "List and retry messages that could not be delivered."),
-    "thread": ("inbox:thread_app", "Show the messages of a thread."),
-    "claims": ("claims:app", "Show how jobs find their workers: explain a job, rank workers."),
+    "thread": ("service.inbox:thread", "Show the messages of a thread."),
+    "claims": ("claims:claims_app", "Show how jobs find their workers: explain a job, rank workers."),
     "cost": ("cost:app", "Show what jobs used and cost."),
     "derive": ("derive:app", "Run pure functions over the ops of the log, or repeat them and compare."),
-    "grid": ("grid:app", "Show how ranked jobs spread over the workers, live."),
+    "grid": ("claims:grid_app", "Show how ranked jobs spread over the workers, live."),
     "beat": ("beat:beat_app", "Show which beat it is, as the frame that a pulse sends."),
-    "pulse": ("pulse:app", "Send the beats of a cluster, or stand by to take over."),
-    "reverb": ("reverb:app", "Report what agents do, bar by bar, on the bus and on the log."),
-    "report": ("report:app", "Show the windows that reverb has reported, with key figures and alarms."),
-    "replay": ("replay:app", "Play a reported window again: its ops and messages by the beat."),
-    "score": ("score:app", "Check the score of a task: beats for phases and waits, retries, escalations."),
-    "promise": ("promise:app", "Promise help to an agent that has asked for it, within some beats."),
-    "secret": ("secret:app", "Print keys and tokens of a project and role that change on each downbeat."),
+    "pulse": ("pulse:pulse_app", "Send the beats of a cluster, or stand by to take over."),
+    "reverb": ("pulse:reverb_app", "Report what agents do, bar by bar, on the bus and on the log."),
+    "report": ("report:report_app", "Show the windows that reverb has reported, with key figures and alarms."),
+    "replay": ("report:replay_app", "Play a reported window again: its ops and messages by the beat."),
+    "score": ("beat:score_app", "Check the score of a task: beats for phases and waits, retries, escalations."),
+    "promise": ("beat:promise_app", "Promise help to an agent that has asked for it, within some beats."),
+    "secret": ("beat:secret_app", "Print keys and tokens of a project and role that change on each downbeat."),
     "ucxl": ("beat:ucxl_app", "Parse a UCXL address and show the time that it means."),
     "top": ("top:app", "Watch the mesh: beat, nodes, holds, queue, alarms, cost."),
     "git": ("git:app", "Use a git repository as a job queue: submit, work, verify."),
-    "proof": ("proof:app", "Show, verify and export proofs of execution."),
-    "manifest": ("manifest:app", "Check a command manifest; print its content id or canonical form."),
+    "proof": ("proof:proof_app", "Show, verify and export proofs of execution."),
+    "manifest": ("proof:manifest_app", "Check a command manifest; print its content id or canonical form."),
     "invite": ("invite:app", "Invite another machine: prints a token for it."),
     "join": ("join:app", "Join a mesh with an invitation token."),
-    "nodes": ("nodes:app", "List the nodes of the mesh, what each may do, and which are alive."),
-    "agents": ("agents:app", "List agents and what they do, or say what one does."),
-    "drain": ("availability:drain_app", "Let a node finish its jobs and take no new ones."),
-    "quarantine": ("availability:quarantine_app", "Take all work from a node."),
-    "resume": ("availability:resume_app", "Let a drained or quarantined node take jobs again."),
-    "whoami": ("whoami:app", "Show this node, its user, and what it may do."),
-    "may": ("may:app", "Check whether a node may do something, and which delegations grant it."),
-    "revoke": ("revoke:app", "Revoke all rights of a node."),
-    "route": ("route:app", "Send all jobs of a kind to one node."),
-    "coordinator": ("coordinator:app", "Show the node that decides claims, or designate another."),
+    "nodes": ("nodes:nodes_app", "List the nodes of the mesh, what each may do, and which are alive."),
+    "agents": ("nodes:agents_app", "List agents and what they do, or say what one does."),
+    "drain": ("service.nodes:drain", "Let a node finish its jobs and take no new ones."),
+    "quarantine": ("service.nodes:quarantine", "Take all work from a node."),
+    "resume": ("service.nodes:resume", "Let a drained or quarantined node take jobs again."),
+    "whoami": ("service.nodes:identity", "Show this node, its user, and what it may do."),
+    "may": ("nodes:may_app", "Check whether a node may do something, and which delegations grant it."),
+    "revoke": ("nodes:revoke_app", "Revoke all rights of a node."),
+    "route": ("nodes:route_app", "Send all jobs of a kind to one node."),
+    "coordinator": ("nodes:coordinator_app", "Show the node that decides claims, or designate another."),
     "rules": ("rules:app", "Show or change the mesh rules, which every node must share."),
     "keys": ("keys:app", "Show, back up, restore and lock the user's key; reissue the root delegation."),
     "serve": ("serve:app", "Run the server that other nodes connect to, and sync with peers."),
     "token": ("token:app", "Create, list and revoke the tokens of programs that use this node over HTTP."),
-    "peers": ("peers:app", "List, add, remove and find the nodes that this node syncs with."),
-    "sync": ("sync:app", "Sync with the peers once, now."),
+    "peers": ("peers:peers_app", "List, add, remove and find the nodes that this node syncs with."),
+    "sync": ("peers:sync_app", "Sync with the peers once, now."),
     "lock": ("lock:app", "Lock files and other things that several agents use."),
     "cron": ("cron:app", "Submit jobs on a schedule."),
     "log": ("log:app", "Read, verify, rebuild, export and import the log."),
     "store": ("store:app", "Migrate the node's store, or move it to a database server or back."),
-    "status": ("status:app", "Show the state of this node."),
+    "status": ("status:status_app", "Show the state of this node."),
     "sim": ("sim:app", "Simulate a mesh with faults, from a seed, and check that nothing was lost or held twice."),
-    "doctor": ("doctor:app", "Check this node for problems and suggest fixes."),
+    "doctor": ("status:doctor_app", "Check this node for problems and suggest fixes."),
 }
 
 
-def begin(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def app_of(command: str) -> App:
+    """The app of a command; of one that is an operation, made from that."""
+    place = COMMANDS[command][0]
+    if not place.startswith("service."):
+        app: App = loaded(place)
+        return app
+    from hocket.cli.derived import app_of_operation
+
+    return app_of_operation(loaded(place))
+
+
+def begin() -> None:
     """Runs before every command."""
     if any(name.startswith("HOCKET_") and name != "HOCKET_HOME" for name in os.environ):
         from hocket.cli.variable_check import check_variables

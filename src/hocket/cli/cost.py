@@ -8,7 +8,7 @@ import typer
 from hocket.cli.declarations import new_app
 from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, notice, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.errors import Usage
 from hocket.kernel.plurals import counted
 
@@ -40,8 +40,6 @@ def cost(
         Path | None,
         typer.Option("--rates", metavar="FILE", help="The rate card; $HOCKET_RATES, or rates.yaml of the home."),
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show what jobs used and cost, by a rate card: one job, or the sums by kind, node or account.
 

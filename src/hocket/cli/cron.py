@@ -6,21 +6,9 @@ from typing import Annotated
 import typer
 
 from hocket.cli.declarations import new_app
-from hocket.cli.options import (
-    Backoff,
-    BackoffMax,
-    Concurrency,
-    Lease,
-    Needs,
-    Priority,
-    Rate,
-    Retries,
-    Timeout,
-    given,
-    payload,
-)
+from hocket.cli.options import ScheduleOptions, job_options, payload
 from hocket.cli.output import emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.service.views import moment
 
 app = new_app()
@@ -32,7 +20,7 @@ class Overlap(StrEnum):
 
 
 @app.callback()
-def cron_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def cron_group() -> None:
     """Submit jobs on a schedule. If no worker ran at a tick, the next worker makes it up, once.
 
     \b
@@ -57,17 +45,8 @@ def add(
         Overlap,
         typer.Option("--overlap", help="If the last job has not ended at a tick: skip the tick, or queue a job."),
     ] = Overlap.skip,
-    priority: Priority = None,
-    retries: Retries = None,
-    lease: Lease = None,
-    timeout: Timeout = None,
-    concurrency: Concurrency = None,
-    rate: Rate = None,
-    backoff: Backoff = None,
-    backoff_max: BackoffMax = None,
-    needs: Needs = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
+    *,
+    options: ScheduleOptions,
 ) -> None:
     """Set a schedule. It submits its first job at the next tick.
 
@@ -83,18 +62,7 @@ def add(
     from hocket.work.cron import NewSchedule
     from hocket.work.drafts import draft
 
-    options = given(
-        priority=priority,
-        retries=retries,
-        lease=lease,
-        timeout=timeout,
-        concurrency=concurrency,
-        rate=rate,
-        backoff=backoff,
-        backoff_max=backoff_max,
-        needs=needs or None,
-    )
-    made = draft(kind, payload(data), options)
+    made = draft(kind, payload(data), job_options(options))
     with open_service() as service:
         shown = schedules.add(service, NewSchedule(name, expression, timezone, made, overlap.value))
     emit(shown)
@@ -103,7 +71,7 @@ def add(
 
 
 @app.command("list")
-def list_schedules(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def list_schedules() -> None:
     """List the schedules: when they tick, who set them, and whether that node may still schedule such jobs. If not, the
     schedule submits no jobs.
 
@@ -137,8 +105,6 @@ def list_schedules(home: HomeOption = None, as_json: JsonOption = False) -> None
 @app.command()
 def remove(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")],
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Remove a schedule. Jobs that it submitted stay.
 

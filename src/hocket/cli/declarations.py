@@ -5,7 +5,10 @@ plain command lines without it.
 
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin
+
+from hocket.cli.settings import settings
 
 if TYPE_CHECKING:
     import typer
@@ -38,6 +41,36 @@ class Option(Parameter):
 
 class Argument(Parameter):
     __slots__ = ()
+
+
+class OptionGroup:
+    """Stands in an annotation, like `options: Annotated[dict[str, Any], OptionGroup(...)]`, for options that several
+    commands have, each with an annotation of its own. The parameter gets their values by name.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+
+
+def _note_home(value: Path | None) -> Path | None:
+    if value is not None:
+        settings.home = value
+    return value
+
+
+def _note_json(value: bool) -> bool:
+    settings.as_json = settings.as_json or value
+    return value
+
+
+HomeOption = Annotated[
+    Path | None,
+    Option("--home", metavar="DIR", help="The node's home; default $HOCKET_HOME, else ~/.hocket.", callback=_note_home),
+]
+JsonOption = Annotated[bool, Option("--json", help="Answer in JSON, for programs.", callback=_note_json)]
+# The options that the program and each command have, so that they work before and after its name; the last one given
+# counts. The name, the annotation and the default of each. A command is called without them.
+COMMON: tuple[tuple[str, Any, Any], ...] = (("home", HomeOption, None), ("as_json", JsonOption, False))
 
 
 class CommandContext:
@@ -108,24 +141,69 @@ def new_app() -> App:
 
 
 def loaded(place: str) -> Any:
-    """What has this place in the command line's modules: `jobs:app`."""
+    """What has this place in the command line's modules, `jobs:app`, or in another folder, `service.nodes:drain`."""
     module, _, name = place.partition(":")
-    return getattr(import_module(f"hocket.cli.{module}"), name)
+    return getattr(import_module(f"hocket.{'' if '.' in module else 'cli.'}{module}"), name)
+
+
+def parameters_of(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    """The name, the annotation and the default of each parameter, with groups of options one by one, and of the options
+    of every command. The command of an operation says its own.
+    """
+    own: list[tuple[str, Any, Any]] | None = getattr(function, "declarations", None)
+    if own is None:
+        code, defaults = function.__code__, function.__defaults__ or ()
+        names = code.co_varnames[: code.co_argcount]
+        given = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)) | (function.__kwdefaults__ or {})
+        annotations = function.__annotations__
+        own = []
+        for each in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            if (group := _group(annotations[each])) is None:
+                own.append((each, annotations[each], given.get(each, REQUIRED)))
+            else:
+                own += [(name, annotation, None) for name, annotation in group.options.items()]
+    known = {name for name, _, _ in own}
+    return [*own, *(each for each in COMMON if each[0] not in known)]
+
+
+def arguments(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
+    """What a command is called with: each group of options as one, and nothing of the options of every command."""
+    groups = {
+        name: group
+        for name, annotation in getattr(function, "__annotations__", {}).items()
+        if (group := _group(annotation)) is not None
+    }
+    grouped = {name for group in groups.values() for name in group.options} | {name for name, _, _ in COMMON}
+    return {name: value for name, value in values.items() if name not in grouped} | {
+        name: {each: values[each] for each in group.options} for name, group in groups.items()
+    }
+
+
+def _group(annotation: Any) -> OptionGroup | None:
+    first = getattr(annotation, "__metadata__", (None,))[0]
+    return first if isinstance(first, OptionGroup) else None
 
 
 def for_typer(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with typer's own declarations in its signature."""
-    from inspect import signature
+    from inspect import Parameter, Signature
 
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
+    def called(**values: Any) -> Any:
+        return function(**arguments(function, values))
 
-    declared = signature(function, eval_str=True)
-    parameters = [each.replace(annotation=_typer_type(each.annotation)) for each in declared.parameters.values()]
+    parameters = [
+        Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            annotation=_typer_type(annotation),
+            default=Parameter.empty if default is REQUIRED else default,
+        )
+        for name, annotation, default in parameters_of(function)
+    ]
     called.__name__, called.__doc__ = function.__name__, function.__doc__
     called.__module__, called.__qualname__ = function.__module__, function.__qualname__
     called.__annotations__ = {each.name: each.annotation for each in parameters}
-    called.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
+    called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return called
 
 

@@ -9,7 +9,7 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_runtime
+from hocket.cli.settings import open_runtime
 from hocket.errors import Failed, NotAuthorised, Usage
 from hocket.kernel.plurals import counted
 
@@ -34,8 +34,6 @@ def derive(
         bool,
         typer.Option("--check", help="Run nothing: repeat every pass here and compare; exit code 1 if one differs."),
     ] = False,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Run the derivation passes of these modules until every op is read. Only the coordinator runs them; `hocket work`
     on the coordinator does it continuously.

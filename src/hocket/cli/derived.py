@@ -4,18 +4,18 @@ answer.
 
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from hocket.cli.declarations import REQUIRED, App, Argument, Option
 from hocket.cli.options import milliseconds, payload
-from hocket.cli.output import emit, fields, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.output import emit, fields, notice, on_terminal, say, table
+from hocket.cli.settings import open_service, settings
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.service.operation import Form, Input, InShell, Operation
-from hocket.service.views import Line, Pairs, Table, View
+from hocket.service.views import Line, Pairs, Table, Terminal, View
 
-if TYPE_CHECKING:
-    from inspect import Signature
+P = ParamSpec("P")
+A = TypeVar("A")
 
 Declaration = tuple[str, Any, Any]
 
@@ -35,38 +35,14 @@ class OperationCommand:
 
     @property
     def declarations(self) -> list[Declaration]:
-        """Those of the parameters, and the two options of every command."""
-        each = [declared for spelled in self._spelled for declared in spelled.declarations]
-        return [*each, ("home", HomeOption, None), ("as_json", JsonOption, False)]
+        return [declared for spelled in self._spelled for declared in spelled.declarations]
 
-    @property
-    def __signature__(self) -> "Signature":
-        from inspect import Parameter as Declared
-        from inspect import Signature
-
-        return Signature(
-            [
-                Declared(
-                    name,
-                    Declared.KEYWORD_ONLY,
-                    annotation=annotation,
-                    default=Declared.empty if default is REQUIRED else default,
-                )
-                for name, annotation, default in self.declarations
-            ]
-        )
-
-    def __call__(self, home: Any, as_json: Any, **values: Any) -> None:
-        operation = self._operation
+    def __call__(self, **values: Any) -> None:
         with open_service() as service:
-            answer = operation(service, **{each.name: each.value(service, values) for each in self._spelled})
-        emit(answer.items if isinstance(answer, ListPage) else answer)
-        if isinstance(answer, ServiceAnswer):
-            answer.ensure()
-        for view in operation.show(answer):
-            draw(view)
-        if isinstance(answer, ListPage) and answer.next is not None:
-            say(f"there are more: continue with --after {answer.next!r}", "dim")
+            read = {each.name: each.value(service, values) for each in self._spelled}
+            answer = self._operation(service, **read)
+            named = _names(service, self._operation)
+        show(self._operation, answer, *named)
 
 
 class _Spelled:
@@ -145,18 +121,43 @@ def add_operations(app: App, *operations: Operation[..., Any]) -> None:
         app.command(operation.command.rpartition(" ")[2])(OperationCommand(operation))
 
 
-def app_of(operation: Operation[..., Any]) -> App:
+def app_of_operation(operation: Operation[..., Any]) -> App:
     """The command of one operation that is in no group."""
     app = App()
     app.command()(OperationCommand(operation))
     return app
 
 
+def perform(operation: Operation[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
+    """Does it for a command that is more than one operation, and prints the answer."""
+    with open_service() as service:
+        answer = operation(service, *args, **kwargs)
+        named = _names(service, operation)
+    show(operation, answer, *named)
+    return answer
+
+
+def _names(service: Service, operation: Operation[..., Any]) -> tuple[dict[str, str], ...]:
+    return (service.names(),) if operation.names_nodes else ()
+
+
+def show(operation: Operation[..., Any], answer: Any, *named: dict[str, str]) -> None:
+    emit(answer.items if isinstance(answer, ListPage) else answer)
+    if isinstance(answer, ServiceAnswer):
+        answer.ensure()
+    for view in operation.show(answer, *named):
+        draw(view)
+    if isinstance(answer, ListPage) and answer.next is not None and not settings.as_json:
+        notice(f"there are more: continue with --after {answer.next!r}")
+
+
 def draw(view: View) -> None:
     match view:
+        case Terminal(terminal, pipe):
+            draw(terminal if on_terminal() else pipe)
         case Line(text, style, lines):
             say(text, style, lines=lines)
         case Pairs(pairs):
             fields(pairs)
-        case Table(columns, rows, empty):
-            table(columns, rows, empty)
+        case Table(columns, rows, empty, is_cut):
+            table(columns, rows, empty, is_cut=is_cut)

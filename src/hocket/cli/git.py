@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli import git_hook, git_trust
+from hocket.cli import git_access, git_hook
 from hocket.cli.declarations import new_app
 from hocket.cli.files import read_file
 from hocket.cli.git_access import Repository, announce_elsewhere, home_here, now_ms, opened_plane
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
-from hocket.cli.output import ago, emit, fields, notice, on_terminal, progress, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_runtime, open_service
+from hocket.cli.output import emit, fields, notice, on_terminal, progress, say, table
+from hocket.cli.settings import open_runtime, open_service
 from hocket.errors import Failed, HocketError, NotAuthorised, Usage
 from hocket.kernel.plurals import counted
+from hocket.service.views import ago
 
 if TYPE_CHECKING:
     from hocket.gitplane.jobs import GitJob
@@ -25,7 +26,7 @@ CONCURRENCY_MAX = 1_000
 SHORT_ID_CHARS = 12
 
 app = new_app()
-app.add_group(git_trust.app, "trust")
+app.add_group(git_access.trust_app, "trust")
 app.command()(git_hook.hook)
 app.command()(git_hook.received)
 
@@ -35,7 +36,7 @@ JobArgument = Annotated[
 
 
 @app.callback()
-def git_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def git_group() -> None:
     """Commands as jobs in a git repository. Anyone who can push can submit and work; git alone is enough to read and
     verify everything.
 
@@ -57,8 +58,6 @@ def submit(
     again: Annotated[
         bool, typer.Option("--again", help="If the job is there already, submit it as a new one, to run it again.")
     ] = False,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Put a job into a repository. Submitting the same manifest again gives the same job, unless --again asks for a new
     one, which has HOCKET_AGAIN=2 in its environment, then 3, and so on.
@@ -106,8 +105,6 @@ def work(
     verbose: VerboseOption = 0,
     quiet: QuietOption = 0,
     log_format: LogFormatOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Claim jobs in a repository, run them, and push the results.
 
@@ -173,7 +170,7 @@ def work(
 
 
 @app.command("jobs")
-def list_jobs(repo: Repository, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def list_jobs(repo: Repository) -> None:
     """List the jobs of a repository with their states.
 
     \b
@@ -201,7 +198,7 @@ def list_jobs(repo: Repository, home: HomeOption = None, as_json: JsonOption = F
 
 
 @app.command()
-def show(repo: Repository, job: JobArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def show(repo: Repository, job: JobArgument) -> None:
     """Show what a job asks for, who holds or held it, how its command ended, and what it printed.
 
     \b
@@ -286,8 +283,6 @@ def verify(
         list[str] | None,
         typer.Option("--worker", metavar="KEY", help="Trust only this key; may be repeated."),
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Check jobs, claims and results against each other, with every signature and every hash. This needs only the
     repository.
@@ -361,8 +356,6 @@ def abort(
     repo: Repository,
     job: JobArgument,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; recorded in the repository.")] = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Cancel a job. A worker that runs it finds out when it renews its claim, and stops.
 
@@ -387,8 +380,6 @@ def gc(
     older: Annotated[
         str, typer.Option("--older", metavar="DURATION", help="Only jobs that ended longer ago than this.")
     ] = "30d",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Remove the refs of jobs that have ended. Git later deletes their objects.
 

@@ -1,4 +1,6 @@
-"""What every `hocket git` command needs: the home, the repository, and telling others of a job."""
+"""What every `hocket git` command needs: the home, the repository, and telling others of a job; and `hocket git trust`:
+the keys whose pushes this home trusts.
+"""
 
 import os
 from collections.abc import Iterator
@@ -6,16 +8,16 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from hocket.cli.output import notice
-from hocket.cli.settings import open_runtime, settings
+from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.output import emit, notice, say, table
+from hocket.cli.settings import open_runtime, open_service, settings
+from hocket.errors import Usage
 
 if TYPE_CHECKING:
     from hocket.gitplane.plane import Plane
     from hocket.node.home import Home
 
-Repository = Annotated[str, typer.Argument(metavar="REPO", help="A directory, or the address of a git repository.")]
+Repository = Annotated[str, Argument(metavar="REPO", help="A directory, or the address of a git repository.")]
 
 
 @contextmanager
@@ -62,3 +64,69 @@ def now_ms() -> int:
     import time
 
     return time.time_ns() // 1_000_000
+
+
+trust_app = new_app()
+
+Key = Annotated[str, Argument(metavar="KEY", help="A worker's key, as `hocket git show` prints it.")]
+
+
+@trust_app.callback()
+def trust_group() -> None:
+    """Keys whose results `hocket git verify` trusts, besides this node's own and those of mesh nodes that may complete
+    jobs.
+
+    \b
+      hocket git trust add ed25519:5d0f… --name 'the build server'
+      hocket git trust list
+    """
+
+
+@trust_app.command()
+def add(
+    key: Key,
+    name: Annotated[str, Option("--name", metavar="TEXT", help="Whose key it is; shown in the list.")] = "",
+) -> None:
+    """Trust a key. Ask its owner for it: a repository shows which key signed, not whose key it is.
+
+    \b
+      hocket git trust add ed25519:5d0f… --name 'the build server'
+    """
+    from hocket.service import git_keys
+
+    with open_service() as service:
+        text, added = git_keys.add(service, key, name)
+    emit({"key": text, "added": added})
+    say(f"{'trusted' if added else 'already trusted'}: {text}")
+
+
+@trust_app.command("list")
+def list_keys() -> None:
+    """List the trusted keys, and why each is trusted.
+
+    \b
+      hocket git trust list
+    """
+    from hocket.service import git_keys
+
+    with open_service() as service:
+        keys = git_keys.listing(service)
+    emit(keys)
+    table(("key", "because", "name"), [(each.key, each.because, each.name or "-") for each in keys], "no keys")
+
+
+@trust_app.command()
+def remove(key: Key) -> None:
+    """Stop trusting a key. A mesh node stays trusted while it may complete jobs; use `hocket revoke`.
+
+    \b
+      hocket git trust remove ed25519:5d0f…
+    """
+    from hocket.service import git_keys
+
+    with open_service() as service:
+        text, removed = git_keys.remove(service, key)
+    if not removed:
+        raise Usage(f"{text} is not a trusted key; `hocket git trust list` shows them")
+    emit({"key": text, "removed": True})
+    say(f"no longer trusted: {text}")

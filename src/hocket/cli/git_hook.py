@@ -14,7 +14,6 @@ import typer
 from hocket.cli.files import read_file
 from hocket.cli.git_access import Repository, announce_elsewhere, home_here, now_ms, opened_plane
 from hocket.cli.output import emit, say
-from hocket.cli.settings import HomeOption, JsonOption
 from hocket.errors import Conflict, Usage
 
 MARK = "# Installed by `hocket git hook`."
@@ -27,7 +26,7 @@ On = Annotated[
 ]
 
 
-def hook(repo: Repository, on: On = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def hook(repo: Repository, on: On = None) -> None:
     """Install a post-receive hook in a repository of this machine: it announces jobs that are pushed with plain git,
     and starts a job when one of the refs changes. The command of such a job finds the change in the variables
     GATOS_REF, GATOS_OLD and GATOS_NEW.
@@ -52,7 +51,7 @@ def hook(repo: Repository, on: On = None, home: HomeOption = None, as_json: Json
     say(f"installed {file}")
 
 
-def received(repo: Repository, on: On = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def received(repo: Repository, on: On = None) -> None:
     """Announce what a push has brought. The hook calls this; standard input has a line `OLD NEW REF` for each ref.
 
     \b

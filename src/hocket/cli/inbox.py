@@ -5,16 +5,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
-from hocket.cli.derived import OperationCommand, add_operations, app_of, draw
+from hocket.cli.derived import OperationCommand, add_operations, draw
 from hocket.cli.options import Agent, checked_agent, milliseconds
 from hocket.cli.output import emit, say
-from hocket.cli.settings import HomeOption, JsonOption, open_service, spool_for
+from hocket.cli.settings import open_service, spool_for
 from hocket.errors import StoreAway, Usage
 from hocket.service import inbox as messages
 from hocket.service.pages import PAGE_MAX
 
 send_app, ask_app, reply_app, inbox_app, ack_app, nack_app, dead_app = (new_app() for _ in range(7))
-thread_app = app_of(messages.thread)
 
 MessageId = Annotated[str, Argument(metavar="ID", help="The message's id, or its beginning.")]
 
@@ -32,8 +31,6 @@ def send(
         list[Path] | None, Option("--attach", metavar="FILE", help="Send a file along; may be repeated.")
     ] = None,
     agent: Agent = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Send a message to an agent. It is stored here at once, and delivered when the receiver's node can be reached.
 
@@ -69,8 +66,6 @@ def ask(
     type: Annotated[str, Option("--type", metavar="TYPE", help="What kind of message it is.")] = "",
     wait: Annotated[str, Option("--wait", metavar="DURATION", help="How long to wait for the reply.")] = "30s",
     agent: Agent = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Send a message, wait for the reply to it, and print that. If none comes in time, the exit code is 5.
 
@@ -89,8 +84,6 @@ def reply(
     id: MessageId,
     body: Annotated[str, Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
     agent: Agent = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Answer the sender of a message that you hold, and acknowledge the message.
 
@@ -121,8 +114,6 @@ def inbox(
     lease: Annotated[str, Option("--lease", metavar="DURATION", help="How long you hold them.")] = "1m",
     follow: Annotated[bool, Option("--follow", help="Wait for more messages, without end.")] = False,
     limit: Annotated[int, Option("--limit", metavar="N", help="How many to list.")] = 50,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List the messages that wait for an agent, or claim some. A claimed message is yours until its lease ends:
     acknowledge it with `hocket ack`, or return it with `hocket nack`. If you do neither, it is delivered again; after
@@ -153,7 +144,7 @@ def inbox(
 
 
 @ack_app.command()
-def ack(id: MessageId, agent: Agent = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def ack(id: MessageId, agent: Agent = None) -> None:
     """Acknowledge a message that you hold: it is processed, and is not delivered again. Only its holder can do that,
     while the lease lasts; for anybody else the exit code is 3.
 
@@ -174,15 +165,12 @@ def nack(
     delay: Annotated[str, Option("--delay", metavar="DURATION", help="Deliver it again only after this.")] = "0s",
     reason: Annotated[str, Option("--reason", metavar="TEXT", help="Why you return it.")] = "",
     agent: Agent = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Return a message that you hold, so that it is delivered again. After its last try it is dead.
 
     \b
       hocket nack 01JC8M… --agent editor --delay 5m
     """
-
     delay_ms = milliseconds(delay, "--delay")
     with open_service() as service:
         found = messages.find(service, id)
@@ -193,7 +181,7 @@ def nack(
 
 
 @dead_app.callback(invoke_without_command=True)
-def dead_group(context: CommandContext, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def dead_group(context: CommandContext) -> None:
     """List the messages that could not be delivered, and retry them: those that were tried too often, and those that
     nobody claimed before they expired.
 
@@ -202,7 +190,7 @@ def dead_group(context: CommandContext, home: HomeOption = None, as_json: JsonOp
       hocket dead retry 01JC8M…
     """
     if context.invoked_subcommand is None:
-        OperationCommand(messages.dead)(None, False, limit=PAGE_MAX, after=None)
+        OperationCommand(messages.dead)(limit=PAGE_MAX, after=None)
 
 
 add_operations(dead_app, messages.dead, messages.retry)

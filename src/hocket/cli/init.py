@@ -8,7 +8,7 @@ import typer
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, fields, notice, say
 from hocket.cli.passphrases import PassphraseFile, known, new
-from hocket.cli.settings import HomeOption, JsonOption, settings
+from hocket.cli.settings import settings
 from hocket.store.blobs import BlobPlace
 
 app = new_app()
@@ -45,8 +45,6 @@ def init(
         BlobPlace | None,
         typer.Option("--blobs", help="Where all nodes of a new store keep large content; default: each in its home."),
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Create a home: the user's key, the node's key, the database, and the root delegation as the first op.
 

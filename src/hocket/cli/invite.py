@@ -8,7 +8,7 @@ import typer
 from hocket.cli.declarations import new_app
 from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, notice, on_terminal, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
 from hocket.kernel.durations import span
 from hocket.service.views import moment
@@ -54,8 +54,6 @@ def invite(
     ] = None,
     list_them: Annotated[bool, typer.Option("--list", help="List the invitations.")] = False,
     cancel: Annotated[str | None, typer.Option("--cancel", metavar="NAME", help="Cancel an invitation.")] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Invite another machine. The printed token admits one node, once. The new node makes its own key.
 

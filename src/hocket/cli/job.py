@@ -1,24 +1,22 @@
-"""`show`, `cancel` and `retry`: commands on one job, named by its id or a unique beginning or end of it. `cancel` and
-`retry` also change many jobs, named by kind, state and age.
+"""`cancel` and `retry`: they change one job, named by its id or a unique beginning or end of it, or many, named by
+kind, state and age.
 """
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from hocket.cli.declarations import Argument, Option, new_app
-from hocket.cli.output import emit, fields, lines, on_terminal, progress, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.cli.derived import perform
+from hocket.cli.output import emit, on_terminal, progress, say
+from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, Usage
-from hocket.service.views import moment
+from hocket.service import jobs
 
 if TYPE_CHECKING:
-    from hocket.service.jobs import JobDetails
-    from hocket.service.op_lines import OpLine
     from hocket.work.bulk import BulkChange
 
-show_app, cancel_app, retry_app = new_app(), new_app(), new_app()
+cancel_app, retry_app = new_app(), new_app()
 
-JobArgument = Annotated[str, Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.")]
 OneJob = Annotated[
     str | None,
     Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.", show_default=False),
@@ -34,98 +32,6 @@ YesOption = Annotated[bool, Option("--yes", help="Change many jobs without a que
 ReasonOption = Annotated[str, Option("--reason", metavar="TEXT", help="Why; recorded on the log.")]
 
 
-@show_app.command()
-def show(job: JobArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show everything about one job: state, payload, result, error with traceback, and its ops.
-
-    \b
-      hocket show 01J9ZC
-      hocket show 01J9ZC --json | jq .result
-    """
-    from hocket.service import jobs
-
-    with open_service() as service:
-        service.refresh()
-        shown = jobs.show(service, job)
-        names = service.names()
-    emit(shown)
-    fields(_fields(shown, names))
-    for name, text in (("error", shown.error), ("traceback", shown.traceback)):
-        if text:
-            say()
-            say(f"{name}:", "bold")
-            say(text.rstrip("\n"), lines=True)
-    say()
-    say("ops:", "bold")
-    if on_terminal():
-        lines(("seq", "time", "node", "op", "detail"), _op_lines(shown, names))
-        return
-    rows = [(op.seq, op.hlc, op.author, op.type, op.id, _detail(op)) for op in shown.ops]
-    table(("seq", "hlc", "author", "type", "id", "detail"), rows, "none")
-
-
-def _op_lines(shown: "JobDetails", names: dict[str, str]) -> list[tuple[object, ...]]:
-    """A line per op. The day is shown only if the ops are of several days."""
-    from hocket.kernel.clock import parse_hlc
-
-    times = [moment(parse_hlc(op.hlc, 0).wall) or "" for op in shown.ops]
-    start = len("2026-01-31 ") if len({each[:10] for each in times}) == 1 else 0
-    return [
-        (op.seq, time[start : len("2026-01-31 12:00:00.000")], names.get(op.author, op.author), op.type, _detail(op))
-        for op, time in zip(shown.ops, times, strict=True)
-    ]
-
-
-def _detail(op: "OpLine") -> str:
-    return op.detail if op.counts else rejected(op)
-
-
-def rejected(op: "OpLine") -> str:
-    """Why an op does not count, or not yet, or how the coordinator has decided on it."""
-    from hocket.kernel.reasons import Reason
-    from hocket.work.view import ACCEPTED, REFUSED
-
-    reason = str(op.reason)
-    is_told = reason in (Reason.WAITING.sentence, Reason.OFFERED.sentence, ACCEPTED) or reason.startswith(REFUSED)
-    return reason if is_told else f"REJECTED: {reason}"
-
-
-def _fields(shown: "JobDetails", names: dict[str, str]) -> list[tuple[str, object]]:
-    import msgspec
-
-    def text(value: Any) -> str:
-        return msgspec.json.encode(value).decode()
-
-    stage = "" if shown.stage in (shown.state, "ready") else f" ({shown.stage})"
-    pairs: list[tuple[str, object]] = [
-        ("job", shown.job_id),
-        ("kind", shown.kind),
-        ("state", shown.state + stage),
-        ("attempts", shown.attempts),
-        ("failures", shown.failures),
-        ("returns", shown.returns),
-        ("fence", shown.fence),
-        ("priority", shown.priority),
-        ("submitted", moment(shown.scheduled_ms)),
-    ]
-    optional: list[tuple[str, Any]] = [
-        ("not before", moment(shown.ready_at_ms)),
-        ("waits for", shown.waits_for),
-        ("claimer", None if shown.claimer is None else names.get(shown.claimer, shown.claimer)),
-        ("lease until", moment(shown.deadline_ms)),
-        ("ended", moment(shown.done_ms)),
-        ("after", " ".join(shown.after)),
-        ("options", text(shown.options) if shown.options else None),
-        ("progress", None if shown.progress is None else text(shown.progress)),
-    ]
-    pairs += [(name, value) for name, value in optional if value]
-    pairs.append(("payload", text(shown.payload)))
-    if shown.outcome == "succeeded":
-        pairs.append(("result", text(shown.result)))
-    pairs += [("degraded", text(each)) for each in shown.degraded]
-    return pairs
-
-
 @cancel_app.command()
 def cancel(
     job: OneJob = None,
@@ -136,8 +42,6 @@ def cancel(
     older_than: AgeFilter = None,
     yes: YesOption = False,
     reason: ReasonOption = "cancelled from the command line",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Cancel a pending or running job, or all that match. Workers stop their handlers; jobs that come after a cancelled
     one are cancelled too.
@@ -146,13 +50,13 @@ def cancel(
       hocket cancel 01J9ZC --reason "wrong frame"
       hocket cancel --kind acme. --state pending --older-than 1h
     """
-    from hocket.service.bulk import CANCEL
-
     if job is None:
+        from hocket.service.bulk import CANCEL
+
         _change_many(CANCEL, kind, state, older_than, yes, reason)
     else:
         _refuse_filters(kind, state, older_than)
-        _change("cancel", job, reason)
+        perform(jobs.cancel, job, reason)
 
 
 @retry_app.command()
@@ -166,8 +70,6 @@ def retry(
     older_than: AgeFilter = None,
     yes: YesOption = False,
     reason: ReasonOption = "retried from the command line",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Retry a failed or cancelled job, or all that match, with all their retries. Fences keep counting.
 
@@ -175,27 +77,18 @@ def retry(
       hocket retry 01J9ZC --reason "disk replaced"
       hocket retry --kind acme.render --yes
     """
-    from hocket.service.bulk import RETRY
-
     if job is None:
+        from hocket.service.bulk import RETRY
+
         _change_many(RETRY, kind, state, older_than, yes, reason)
     else:
         _refuse_filters(kind, state, older_than)
-        _change("retry", job, reason)
+        perform(jobs.retry, job, reason)
 
 
 def _refuse_filters(*filters: str | None) -> None:
     if any(each is not None for each in filters):
         raise Usage("give either a job, or --kind, --state and --older-than to name many")
-
-
-def _change(verb: Literal["cancel", "retry"], prefix: str, reason: str) -> None:
-    from hocket.service import jobs
-
-    with open_service() as service:
-        changed = (jobs.cancel if verb == "cancel" else jobs.retry)(service, prefix, reason)
-    emit(changed)
-    say(f"{'cancelled' if verb == 'cancel' else 'retried'} {changed.job_id}")
 
 
 def _change_many(

@@ -8,14 +8,14 @@ import msgspec
 
 from hocket.cli.declarations import Option, new_app
 from hocket.cli.options import StateOption
-from hocket.cli.output import ago, console, emit, notice, on_terminal
-from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
-from hocket.cli.tables import lines_drawn
+from hocket.cli.output import console, emit, lines_drawn, notice, on_terminal
+from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
 from hocket.kernel.safe_text import clean
 from hocket.service.jobs import LIMIT_MAX, JobBrief, JobQuery, JobsPage, JobsWatch, OutcomeName, RosterQuery, page
+from hocket.service.views import ago
 from hocket.work.job_states import JobState
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ def jobs(
         bool, Option("--overdue", help="Only running jobs that are past their deadline, oldest first.")
     ] = False,
     watch: Annotated[bool, Option("--watch", help="Keep showing every change until Ctrl-C.")] = False,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List jobs, newest first. A terminal shows the ends of job ids, which name a job as well as whole ids do. In a
     pipe: one line per job, with tabs between the columns.

@@ -8,7 +8,7 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, fields, say
-from hocket.cli.settings import HomeOption, JsonOption, settings
+from hocket.cli.settings import settings
 from hocket.errors import Unreachable, Usage
 from hocket.service.views import moment
 
@@ -45,8 +45,6 @@ def join(
             help="The inviting node's store, like postgresql://hocket@db.example/hocket. Default: $HOCKET_STORE.",
         ),
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Join a mesh with an invitation token. The node's key is made in the home and never leaves it.
 

@@ -10,7 +10,7 @@ import typer
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, fields, say
 from hocket.cli.passphrases import PassphraseFile, known, new
-from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, StoreError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ STAYS = "a node's key never leaves its machine, so no backup has it; invite a lo
 
 
 @app.callback()
-def keys_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def keys_group() -> None:
     """The keys of this home. The user's key acts for you and admits the owner's nodes; you can back it up and lock it.
     The node's key acts for this machine and never leaves it.
 
@@ -34,7 +34,7 @@ def keys_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def show(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def show() -> None:
     """Show ids and fingerprints of the keys, never a secret.
 
     \b
@@ -71,8 +71,6 @@ def backup(
     file: BackupArgument,
     plain: Annotated[bool, typer.Option("--plain", help="Do not lock it with a passphrase.")] = False,
     passphrase_file: PassphraseFile = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Copy the user's key to a file, locked with a passphrase. A key that is already locked is copied unchanged.
 
@@ -97,9 +95,7 @@ def backup(
 
 
 @app.command()
-def restore(
-    file: BackupArgument, passphrase_file: PassphraseFile = None, home: HomeOption = None, as_json: JsonOption = False
-) -> None:
+def restore(file: BackupArgument, passphrase_file: PassphraseFile = None) -> None:
     """Restore the user's key into this home from a backup. In an invited node's home, run `hocket keys reissue` next to
     make it a node of the owner.
 
@@ -138,8 +134,6 @@ def passphrase(
         Path | None,
         typer.Option("--new-passphrase-file", metavar="FILE", help="The new passphrase; default: a prompt."),
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Lock the user's key, change its passphrase, or remove the passphrase.
 
@@ -162,8 +156,6 @@ def passphrase(
 def reissue(
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The node's new name.")] = None,
     passphrase_file: PassphraseFile = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Issue this node a new root delegation with the user's key: after its own was revoked, to rename it, or when the
     owner's machine is lost and the user's key was restored here.

@@ -4,14 +4,14 @@ from typing import Any
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.service.views import moment
 
 app = new_app()
 
 
 @app.command()
-def kinds(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def kinds() -> None:
     """List the kinds whose handlers have options: which, and which node defined them. A job of the kind has these
     options wherever it is submitted, unless its submitter says otherwise.
 

@@ -6,7 +6,7 @@ from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.derived import add_operations
 from hocket.cli.options import Agent, checked_agent
 from hocket.cli.output import emit, say
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.errors import Usage
 from hocket.service import locks
 
@@ -34,7 +34,7 @@ Scope = Annotated[
 
 
 @app.callback()
-def lock_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def lock_group() -> None:
     """Lock files and other things that several agents use. Every lock has a fence, a number that rises with each
     holder: pass it on to what you write, so that a late write of an earlier holder can be refused.
 
@@ -57,8 +57,6 @@ def release(
     everything: Annotated[bool, Option("--all", help="All locks that the agent holds on this node.")] = False,
     agent: Agent = None,
     scope: Scope = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Release a lock, together with everything that was acquired with it, or all locks of an agent. --all releases the
     locks of every scope unless --scope names one.
@@ -114,8 +112,6 @@ def run(
     shared: Shared = False,
     wait: Wait = None,
     scope: Scope = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Hold a lock while a command runs. The command gets the fence as HOCKET_FENCE, and its exit code becomes this
     one's. The lock is renewed meanwhile and released at the end. If this process is killed, the command is killed with

@@ -1,40 +1,36 @@
 """`hocket log`: shows, follows, verifies, rebuilds, exports and imports the ops of the log."""
 
+import os
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, BinaryIO
 
-import typer
-
-from hocket.cli.archive import export_log, import_log
-from hocket.cli.declarations import new_app
-from hocket.cli.job import rejected
-from hocket.cli.late import late
-from hocket.cli.output import console, emit, on_terminal, progress, say
-from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
-from hocket.errors import Failed, Usage
+from hocket.cli.declarations import Argument, CommandContext, Option, new_app
+from hocket.cli.derived import perform
+from hocket.cli.files import private_file
+from hocket.cli.output import console, emit, notice, on_terminal, progress, say
+from hocket.cli.settings import open_service, settings
+from hocket.errors import Failed, StoreError, Usage
 from hocket.kernel.plurals import counted
 from hocket.kernel.safe_text import clean
-from hocket.service import ops
-from hocket.service.op_lines import OpLine
+from hocket.service import nodes, ops
+from hocket.service.jobs import OpLine, rejected
 from hocket.service.ops import LIMIT_MAX
 
 app = new_app()
-app.command("export")(export_log)
-app.command("import")(import_log)
-app.command("late")(late)
 
 
 @app.callback(invoke_without_command=True)
 def log(
-    ctx: typer.Context,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep running, and show each new op.")] = False,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, max=LIMIT_MAX, help="Start N ops back.")] = 20,
-    job: Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only the ops of this job.")] = None,
+    ctx: CommandContext,
+    follow: Annotated[bool, Option("--follow", "-f", help="Keep running, and show each new op.")] = False,
+    limit: Annotated[int, Option("--limit", metavar="N", min=0, max=LIMIT_MAX, help="Start N ops back.")] = 20,
+    job: Annotated[str | None, Option("--job", metavar="JOB", help="Only the ops of this job.")] = None,
     kind: Annotated[
-        str | None, typer.Option("--kind", metavar="KIND", help="Only jobs of this kind; `acme.` for all below acme.")
+        str | None, Option("--kind", metavar="KIND", help="Only jobs of this kind; `acme.` for all below acme.")
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the newest ops: sequence number, time, author, type, job, detail. A rejected op shows why.
 
@@ -76,14 +72,131 @@ def _say(line: OpLine, follow: bool) -> None:
         print(f"{text} {detail}".rstrip())
 
 
+@app.command("export")
+def export_log(
+    file: Annotated[str, Argument(metavar="FILE|-", help="The file to write; - is standard output.")],
+) -> None:
+    """Write every op to a file, as a postcard sequence.
+
+    \b
+      hocket log export backup.ops
+      hocket log export - | ssh other hocket log import -
+    """
+    from hocket.service import ops
+
+    if file == "-" and on_terminal():
+        raise Usage("refusing to write binary data to a terminal; name a file or redirect the output")
+    with open_service() as service, progress("exporting") as bar:
+        if file == "-":
+            count = ops.export(service, sys.stdout.buffer, bar)
+            sys.stdout.buffer.flush()
+            notice(f"{counted(count, 'op')} exported")
+            return
+        try:
+            with _written(Path(file)) as out:
+                count = ops.export(service, out, bar)
+        except OSError as error:
+            raise StoreError(f"cannot write {file}: {error.strerror}") from None
+    emit({"ops": count, "file": file})
+    say(f"{counted(count, 'op')} exported to {file}")
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[BinaryIO]:
+    """Gives the file its name only when it is complete and on disk. Writes directly to anything but a regular file,
+    such as a pipe.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as out:
+            yield out
+        return
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with private_file(unfinished) as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@app.command("import")
+def import_log(
+    file: Annotated[str, Argument(metavar="FILE|-", help="The file to read; - is standard input.")],
+) -> None:
+    """Import the ops of an exported log. Each op is verified; ops that this log already has are skipped.
+
+    Exit code 1 if any op was rejected. Importing again changes nothing.
+
+    \b
+      hocket log import backup.ops
+    """
+    from hocket.events.nodes import NodeForked
+    from hocket.kernel.ids import node_text
+    from hocket.service import ops
+    from hocket.service.checks import TWINS
+
+    with open_service() as service:
+        if file == "-":
+            admitted = ops.take_in(service, sys.stdin.buffer)
+        else:
+            try:
+                source = open(file, "rb")  # noqa: SIM115
+            except OSError as error:
+                raise Usage(f"cannot read {file}: {error.strerror}") from None
+            with source:
+                admitted = ops.take_in(service, source)
+    reasons = {reason.sentence: count for reason, count in admitted.refused.items()}
+    counts = {"appended": admitted.appended, "duplicated": admitted.duplicated, "rejected": admitted.rejected}
+    emit(counts | {"collided": admitted.collided, "unread": admitted.unread, "reasons": reasons})
+    say(f"{admitted.appended} appended, {admitted.duplicated} duplicated, {admitted.rejected} rejected")
+    for sentence, count in reasons.items():
+        say(f"rejected {count}: {sentence}", "red")
+    for node in sorted(admitted.forked):
+        say(NodeForked(node_text(node)), "warn")
+    if admitted.collided:
+        raise Failed(f"integrity failure: {TWINS.format(count=admitted.collided)}")
+    if admitted.unread:
+        raise Failed(f"the file is damaged: {admitted.unread} ops after that were not imported; use an intact copy")
+    if admitted.rejected:
+        raise Failed("rejected ops were not imported; all others are on the log")
+
+
+@app.command()
+def late(
+    node: Annotated[
+        str | None, Argument(metavar="[NODE]", help="The node whose ops to decide on: a name or an id.")
+    ] = None,
+    accept: Annotated[bool, Option("--accept", help="Put them on the log.")] = False,
+    drop: Annotated[bool, Option("--drop", help="Delete them. The node must then join again.")] = False,
+) -> None:
+    """List ops that arrived long after the delegation they rely on had ended, or decide on those of one node.
+
+    Such an op may be honest, from a machine that was offline, or backdated by a node whose delegation has ended. Accept
+    only what you can explain. The mesh rules set the limit, a day by default.
+
+    \b
+      hocket log late
+      hocket log late gpu-box --accept
+      hocket log late gpu-box --drop
+    """
+    if accept == drop and (accept or node is not None):
+        raise Usage("give a node and either --accept or --drop")
+    if (accept or drop) and node is None:
+        raise Usage("name a node; `hocket log late` lists them")
+    if node is not None:
+        perform(nodes.decide_late, node, accept)
+    else:
+        perform(nodes.late)
+
+
 @app.command()
 def verify(
     head: Annotated[
         str | None,
-        typer.Option("--head", metavar="COUNT:HEX", help="An earlier chain head: is it still on this log?"),
+        Option("--head", metavar="COUNT:HEX", help="An earlier chain head: is it still on this log?"),
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Check every signature, every link of the chain, and that the tail is complete. Exit code 1 if anything is wrong.
 
@@ -120,7 +233,7 @@ def _head(text: str) -> tuple[int, bytes]:
 
 
 @app.command()
-def rebuild(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def rebuild() -> None:
     """Drop everything derived from the log and derive it again. Continues an interrupted rebuild.
 
     \b

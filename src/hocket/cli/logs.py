@@ -10,7 +10,7 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import on_terminal
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.kernel.safe_text import clean
 
 app = new_app()
@@ -22,8 +22,6 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
     stderr: Annotated[bool, typer.Option("--stderr", help="Show a command's stderr instead of its stdout.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Keep colours and control characters on a terminal, too.")] = False,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the output of a command, or what a handler printed and logged. A pipe gets the exact bytes.
 

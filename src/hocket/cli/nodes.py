@@ -1,47 +1,48 @@
-"""`hocket nodes`: lists the nodes of the mesh. Also defines how the command line names a node."""
+"""The nodes of the mesh and their agents: who they are, what each may do, where jobs go, which node coordinates."""
 
-import time
+import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from hocket.cli.declarations import new_app
-from hocket.cli.output import ago, emit, notice, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
-from hocket.errors import Usage
+from hocket.cli.declarations import Argument, CommandContext, Option, new_app
+from hocket.cli.derived import add_operations, perform
+from hocket.cli.output import emit, notice, on_terminal, say
+from hocket.cli.passphrases import PassphraseFile, known
+from hocket.cli.settings import open_service, settings
+from hocket.errors import Conflict, Usage
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.plurals import counted
+from hocket.service import agents as agent_operations
+from hocket.service import nodes as operations
 
 if TYPE_CHECKING:
     from hocket.service import Service
-    from hocket.service.nodes import NodeShown
+    from hocket.service.nodes import Revoking
 
-app = new_app()
+_NO = 4
 
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")]
+nodes_app, agents_app, may_app, revoke_app, route_app, coordinator_app = (new_app() for _ in range(6))
 
-
+NodeArgument = Annotated[str, Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")]
+MaybeNode = Annotated[str | None, Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")]
 StaleOption = Annotated[
     str | None,
-    typer.Option("--stale", metavar="DURATION", help="Only those that were heard within this time, like 1m."),
+    Option("--stale", metavar="DURATION", help="Only those that were heard within this time, like 1m."),
 ]
 
 
-def stale_ms(text: str | None) -> int | None:
+def _stale_ms(text: str | None) -> int | None:
     try:
         return None if text is None else duration_ms(text)
     except ValueError as error:
         raise Usage(f"--stale: {error}") from None
 
 
-@app.command()
+@nodes_app.command()
 def nodes(
     live: Annotated[
-        bool, typer.Option("--live", help="How alive each node is, by its heartbeats, and what its machine has.")
+        bool, Option("--live", help="How alive each node is, by its heartbeats, and what its machine has.")
     ] = False,
     stale: StaleOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List the nodes of the mesh: name, id, standing, whether it takes new work, roles, when last seen, when its stay
     ends, what it may do, and how much of its quota it has used here. A pending node was admitted, but nothing from it
@@ -55,81 +56,156 @@ def nodes(
       hocket nodes --json | jq '.[] | select(.standing == "active") | .name'
       hocket nodes --live --stale 1m
     """
-    from hocket.service import nodes
-
     if live or stale is not None:
-        _show_live(stale_ms(stale))
+        perform(operations.live, _stale_ms(stale))
         return
     with open_service() as service:
-        shown = nodes.listing(service)
         warn_of_namesakes(service)
-    emit(shown)
-    now = int(time.time() * 1000)
-    table(
-        ("name", "id", "standing", "roles", "seen", "expires", "may", "stored"),
-        [
-            (
-                (each.name or "-") + (" (here)" if each.here else ""),
-                each.node,
-                each.standing + (f" ({each.availability})" if each.availability.state != "active" else ""),
-                ", ".join(each.roles),
-                ago(each.seen_ms, now) if each.seen_ms else "never",
-                ago(each.expires_ms, now) if each.expires_ms else "-",
-                "; ".join(each.may),
-                _stored(each, now),
-            )
-            for each in shown
-        ],
-        "no nodes",
-    )
-
-
-def _show_live(within_ms: int | None) -> None:
-    from hocket.mesh.quotas import size_words
-    from hocket.service import nodes
-
-    with open_service() as service:
-        shown = nodes.live(service, within_ms)
-    emit(shown)
-    now = int(time.time() * 1000)
-    table(
-        ("name", "id", "grade", "heard", "work", "runs", "cpus", "memory", "gpus", "models", "labels"),
-        [
-            (
-                (each.name or "-") + (" (here)" if each.here else ""),
-                each.node,
-                each.grade,
-                ago(min(now, each.last_seen_ms), now) if each.last_seen_ms else "never",
-                "-" if each.availability.state == "active" else each.availability,
-                counted(each.running, "job") if each.running else "-",
-                each.capabilities.cpus or "-",
-                size_words(each.capabilities.memory_bytes) if each.capabilities.memory_bytes else "-",
-                ", ".join(each.capabilities.gpus),
-                ", ".join(each.capabilities.models),
-                ", ".join(each.labels),
-            )
-            for each in shown
-        ],
-        "no nodes",
-    )
+    perform(operations.listing)
 
 
 def warn_of_namesakes(service: "Service") -> None:
     """Says which nodes cannot be told apart by their names."""
-    from hocket.service import nodes
-
-    for group in nodes.namesakes(service):
+    for group in operations.namesakes(service):
         ids = " and ".join(f"{each.name} ({each.node})" for each in group)
         notice(f"these nodes are called alike: {ids}; `hocket keys reissue --name NAME` renames an owner's node")
 
 
-def _stored(shown: "NodeShown", now: int) -> str:
-    from hocket.mesh.quotas import quota_words, size_words
+@agents_app.callback(invoke_without_command=True)
+def agents(context: CommandContext, stale: StaleOption = None) -> None:
+    """List the agents of the mesh: name, node, how alive, when last seen, and what each does. Workers are agents, too,
+    and so is who holds a lock, waits for one, or has claimed messages. An agent that has missed 3, 5, 7 or 9 times to
+    say what it does is graded warn, alert, critical or dead.
 
-    if shown.here:
-        return "-"
-    stored = f"{shown.stored.ops:,} ops and {size_words(shown.stored.bytes)}"
-    if words := quota_words(shown.quota):
-        stored += f" (may: {words})"
-    over = shown.over_quota
-    return stored + (f"; over its quota {ago(over.last_ms, now)}, {over.ops:,} ops refused" if over else "")
+    \b
+      hocket agents
+      hocket agents --stale 5m --json | jq '.[] | .name'
+      hocket agents beat editor --doing "reviews src/lib.rs"
+    """
+    if context.invoked_subcommand is None:
+        perform(agent_operations.listing, _stale_ms(stale))
+
+
+add_operations(agents_app, agent_operations.beat)
+
+
+@may_app.command()
+def may(
+    node: NodeArgument,
+    action: Annotated[
+        str, Argument(metavar="ACTION", help="claim, complete, schedule, or resource:action like artifact:write.")
+    ],
+    kind: Annotated[str | None, Argument(metavar="[KIND]", help="The kind of job, for job actions.")] = None,
+) -> None:
+    """Check whether a node may do something now. If yes, print the delegations that grant it, the user's first (exit
+    code 0); if no, exit code 4.
+
+    \b
+      hocket may gpu-box claim acme.render.frame
+      hocket may phone artifact:write
+    """
+    if not perform(operations.may, node, action, kind).may:
+        sys.exit(_NO)
+
+
+@revoke_app.command()
+def revoke(
+    node: NodeArgument,
+    yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False,
+    passphrase_file: PassphraseFile = None,
+) -> None:
+    """Revoke all rights of a node, and all rights that other nodes hold through it. This cannot be undone, but you can
+    invite the machine again.
+
+    Revoking is retroactive: ops of the node no longer count, including jobs that it submitted. What the coordinator
+    accepted from the node stands. If the node was the coordinator, or shared its store, its decisions are
+    undone, and jobs that it completed run again.
+
+    The node that invited a node may revoke it, and so may any node above that. A node that the user's own key admitted,
+    such as the owner's second node, is revoked with that key, from a home that has it.
+
+    \b
+      hocket revoke gpu-box
+      hocket revoke 3f9a01 --yes
+    """
+    with open_service() as service:
+        planned = operations.revocable(service, node)
+        if not yes and on_terminal(sys.stdin) and not settings.as_json:
+            _explain(planned)
+            import typer
+
+            if not typer.confirm("revoke it?"):
+                raise Conflict("nothing was revoked")
+        done = operations.revoke(service, planned.node, known(passphrase_file))
+    emit({"node": done.node, "name": done.name, "delegations": done.delegations, "cascade": done.cascade})
+    say(f"{done.called} is revoked ({counted(done.delegations, 'delegation')})")
+    for each in done.cascade:
+        say(f"{each.called} has lost the rights that it held through this node")
+    if "sharer" in done.roles:
+        say(
+            "it shared the coordinator's store, so its decisions are undone, and jobs that it completed run again",
+            "warn",
+        )
+    if "coordinator" in done.roles:
+        say("it was the coordinator, so no node decides claims now; `hocket coordinator` designates another", "warn")
+    say("its ops no longer count, including jobs that it submitted; what the coordinator accepted from it stands")
+    say("other nodes learn of this at their next sync", "dim")
+
+
+def _explain(planned: "Revoking") -> None:
+    say(f"{planned.called} ({planned.node}) loses {counted(planned.delegations, 'delegation')}")
+    if "sharer" in planned.roles:
+        say(
+            "it shares the coordinator's store: jobs that it completed will run again; `hocket drain` retires a node",
+            "warn",
+        )
+    for each in planned.cascade:
+        say(f"{each.called} ({each.node}) loses the rights that it holds through this node")
+
+
+@route_app.command()
+def route(
+    kind: Annotated[
+        str | None,
+        Argument(metavar="KIND", help="The full kind, or a prefix with its dot, like acme.", show_default=False),
+    ] = None,
+    node: MaybeNode = None,
+    clear: Annotated[bool, Option("--clear", help="Remove the route; any authorised node may run them.")] = False,
+    list_them: Annotated[bool, Option("--list", help="List the routes in force.")] = False,
+) -> None:
+    """Send all jobs of a kind to one node: from now on, claims of other nodes on them do not count. Only the owner may.
+
+    A prefix with its dot routes every kind below it that has no route of its own.
+
+    \b
+      hocket route acme.render gpu-box
+      hocket route acme. gpu-box
+      hocket route acme.render --clear
+      hocket route --list
+    """
+    if list_them:
+        perform(operations.routes)
+    elif kind is None or (node is None) == (not clear):
+        raise Usage("give a kind and a node, like `hocket route acme.render gpu-box`, a kind and --clear, or --list")
+    else:
+        perform(operations.route, kind, node)
+
+
+@coordinator_app.command()
+def coordinator(
+    node: MaybeNode = None,
+    show: Annotated[bool, Option("--show", help="Show the current coordinator.")] = False,
+) -> None:
+    """Designate the coordinator: from now on it decides which claims hold. Only the owner may. There is no automatic
+    failover when a coordinator falls silent.
+
+    \b
+      hocket coordinator --show
+      hocket coordinator rack-1
+    """
+    if (node is None) == (not show):
+        raise Usage("name a node, like `hocket coordinator rack-1`, or give --show")
+    if node is None:
+        perform(operations.coordinator)
+    else:
+        perform(operations.designate, node)

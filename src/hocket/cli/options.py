@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hocket.cli.declarations import Option
+from hocket.cli.declarations import Option, OptionGroup
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
@@ -17,118 +17,124 @@ if TYPE_CHECKING:
 
 PAYLOAD_READ_MAX = 8 * 1024 * 1024
 
-Priority = Annotated[int | None, Option("--priority", metavar="N", help="Higher runs sooner; default 0.")]
-NotBefore = Annotated[
-    str | None,
-    Option(
-        "--not-before", metavar="TIME", help="Start no earlier: ISO-8601, +30s from now, or milliseconds since 1970."
-    ),
-]
-After = Annotated[
-    list[str] | None,
-    Option("--after", metavar="JOB", help="Start when that job has succeeded; may be repeated."),
-]
-Unique = Annotated[
-    str | None,
-    Option("--unique", metavar="KEY", help="Allow only one active job of this kind and key."),
-]
-UniqueFor = Annotated[
-    str | None, Option("--unique-for", metavar="DURATION", help="Also for this long after the job was submitted.")
-]
-Retries = Annotated[int | None, Option("--retries", metavar="N", help="How often to retry a failed job.")]
-Lease = Annotated[
-    str | None,
-    Option("--lease", metavar="DURATION", help="How long a claim lasts unless renewed: 30s, or 4b in beats."),
-]
-Timeout = Annotated[
-    str | None,
-    Option("--timeout", metavar="DURATION", help="How long one run may take before it fails; 0: no limit."),
-]
-Concurrency = Annotated[
-    int | None, Option("--concurrency", metavar="N", help="How many jobs of this kind run at once.")
-]
-Rate = Annotated[
-    str | None, Option("--rate", metavar="N/TIME", help="How many of this kind may start per time: 10/s, 100/5m.")
-]
-Backoff = Annotated[
-    str | None,
-    Option("--backoff", metavar="DURATION", help="Wait before the first retry; doubles each time."),
-]
-BackoffMax = Annotated[
-    str | None, Option("--backoff-max", metavar="DURATION", help="The longest wait between two tries.")
-]
-Open = Annotated[
-    bool | None,
-    Option(
-        "--open/--no-open",
-        help="Any node may claim it without asking the coordinator; two nodes may run it.",
-        show_default=False,
-    ),
-]
+# The options of a job, in the order in which help lists them.
+JOB: dict[str, Any] = {
+    "priority": Annotated[int | None, Option("--priority", metavar="N", help="Higher runs sooner; default 0.")],
+    "after": Annotated[
+        list[str] | None,
+        Option("--after", metavar="JOB", help="Start when that job has succeeded; may be repeated."),
+    ],
+    "not_before": Annotated[
+        str | None,
+        Option(
+            "--not-before",
+            metavar="TIME",
+            help="Start no earlier: ISO-8601, +30s from now, or milliseconds since 1970.",
+        ),
+    ],
+    "retries": Annotated[int | None, Option("--retries", metavar="N", help="How often to retry a failed job.")],
+    "lease": Annotated[
+        str | None,
+        Option("--lease", metavar="DURATION", help="How long a claim lasts unless renewed: 30s, or 4b in beats."),
+    ],
+    "timeout": Annotated[
+        str | None,
+        Option("--timeout", metavar="DURATION", help="How long one run may take before it fails; 0: no limit."),
+    ],
+    "ttl": Annotated[
+        str | None,
+        Option("--ttl", metavar="DURATION", help="Cancel it if no worker has begun it within this time, like 30s."),
+    ],
+    "unique": Annotated[
+        str | None,
+        Option("--unique", metavar="KEY", help="Allow only one active job of this kind and key."),
+    ],
+    "unique_for": Annotated[
+        str | None, Option("--unique-for", metavar="DURATION", help="Also for this long after the job was submitted.")
+    ],
+    "concurrency": Annotated[
+        int | None, Option("--concurrency", metavar="N", help="How many jobs of this kind run at once.")
+    ],
+    "rate": Annotated[
+        str | None, Option("--rate", metavar="N/TIME", help="How many of this kind may start per time: 10/s, 100/5m.")
+    ],
+    "backoff": Annotated[
+        str | None,
+        Option("--backoff", metavar="DURATION", help="Wait before the first retry; doubles each time."),
+    ],
+    "backoff_max": Annotated[
+        str | None, Option("--backoff-max", metavar="DURATION", help="The longest wait between two tries.")
+    ],
+    "open": Annotated[
+        bool | None,
+        Option(
+            "--open/--no-open",
+            help="Any node may claim it without asking the coordinator; two nodes may run it.",
+            show_default=False,
+        ),
+    ],
+    "needs": Annotated[
+        list[str] | None,
+        Option("--needs", metavar="LABEL", help="Only workers with this label: gpu, or gpu=a100; may be repeated."),
+    ],
+    "claim": Annotated[
+        str | None,
+        Option("--claim", metavar="HOW", help="How it finds its worker: first, rendezvous (by rank) or sticky."),
+    ],
+    "sticky": Annotated[
+        str | None,
+        Option("--sticky", metavar="MEMBER", help="For --claim sticky: the member of the payload that is the key."),
+    ],
+    "claim_timeout": Annotated[
+        str | None,
+        Option("--claim-timeout", metavar="DURATION", help="How long each rank waits for the one before; 5s."),
+    ],
+    "max_cost": Annotated[
+        float | None,
+        Option("--max-cost", metavar="AMOUNT", help="Stop it when it has cost this much, by the worker's rate card."),
+    ],
+    "max_bu": Annotated[
+        int | None,
+        Option("--max-bu", metavar="N", help="Stop it when all its runs have used so many beats."),
+    ],
+    "per_beat": Annotated[
+        list[str] | None,
+        Option(
+            "--per-beat",
+            metavar="NAME=AMOUNT",
+            help="Stop it if one beat uses more: cpu_sec=8, cost=0.1; may be repeated.",
+        ),
+    ],
+    "phase_cap": Annotated[
+        list[str] | None,
+        Option("--phase-cap", metavar="PHASE=BEATS", help="The most beats of plan, work or review; may be repeated."),
+    ],
+    "wait_cap": Annotated[
+        list[str] | None,
+        Option("--wait-cap", metavar="WAIT=BEATS", help="The most beats of waits for help or io; may be repeated."),
+    ],
+    "hard_end": Annotated[
+        str | None,
+        Option("--hard-end", metavar="bar+N", help="End it on the Nth downbeat after its submit."),
+    ],
+    "charge_to": Annotated[str | None, Option("--charge-to", metavar="ACCOUNT", help="The account that pays for it.")],
+    "budget_file": Annotated[
+        str | None,
+        Option("--budget", metavar="FILE", help="Its caps, as a YAML block `budget:`; the options above go first."),
+    ],
+    "score_file": Annotated[
+        str | None,
+        Option("--score", metavar="FILE", help="Its beats: phases, waits, tries. See `hocket score check`."),
+    ],
+}
+_BUDGET = ("max_cost", "max_bu", "per_beat", "phase_cap", "wait_cap", "hard_end", "budget_file", "charge_to")
+_OF_SCHEDULES = ("priority", "retries", "lease", "timeout", "concurrency", "rate", "backoff", "backoff_max", "needs")
+# Of a command.
+RUN = {name: JOB[name] for name in ("priority", "retries", *_BUDGET)}
 
-
-Ttl = Annotated[
-    str | None,
-    Option("--ttl", metavar="DURATION", help="Cancel it if no worker has begun it within this time, like 30s."),
-]
-Needs = Annotated[
-    list[str] | None,
-    Option("--needs", metavar="LABEL", help="Only workers with this label: gpu, or gpu=a100; may be repeated."),
-]
-
-Claim = Annotated[
-    str | None,
-    Option("--claim", metavar="HOW", help="How it finds its worker: first, rendezvous (by rank) or sticky."),
-]
-Sticky = Annotated[
-    str | None,
-    Option("--sticky", metavar="MEMBER", help="For --claim sticky: the member of the payload that is the key."),
-]
-ClaimTimeout = Annotated[
-    str | None,
-    Option("--claim-timeout", metavar="DURATION", help="How long each rank waits for the one before; 5s."),
-]
-
-
-MaxCost = Annotated[
-    float | None,
-    Option("--max-cost", metavar="AMOUNT", help="Stop it when it has cost this much, by the worker's rate card."),
-]
-MaxBu = Annotated[
-    int | None,
-    Option("--max-bu", metavar="N", help="Stop it when all its runs have used so many beats."),
-]
-PerBeat = Annotated[
-    list[str] | None,
-    Option(
-        "--per-beat", metavar="NAME=AMOUNT", help="Stop it if one beat uses more: cpu_sec=8, cost=0.1; may be repeated."
-    ),
-]
-ChargeTo = Annotated[str | None, Option("--charge-to", metavar="ACCOUNT", help="The account that pays for it.")]
-
-
-PhaseCap = Annotated[
-    list[str] | None,
-    Option("--phase-cap", metavar="PHASE=BEATS", help="The most beats of plan, work or review; may be repeated."),
-]
-WaitCap = Annotated[
-    list[str] | None,
-    Option("--wait-cap", metavar="WAIT=BEATS", help="The most beats of waits for help or io; may be repeated."),
-]
-HardEnd = Annotated[
-    str | None,
-    Option("--hard-end", metavar="bar+N", help="End it on the Nth downbeat after its submit."),
-]
-BudgetFile = Annotated[
-    str | None,
-    Option("--budget", metavar="FILE", help="Its caps, as a YAML block `budget:`; the options above go first."),
-]
-
-
-ScoreFile = Annotated[
-    str | None,
-    Option("--score", metavar="FILE", help="Its beats: phases, waits, tries. See `hocket score check`."),
-]
+JobOptions = Annotated[dict[str, Any], OptionGroup(JOB)]
+RunOptions = Annotated[dict[str, Any], OptionGroup(RUN)]
+ScheduleOptions = Annotated[dict[str, Any], OptionGroup({name: JOB[name] for name in _OF_SCHEDULES})]
 
 
 def checked_agent(name: str | None) -> str | None:
@@ -149,12 +155,9 @@ Agent = Annotated[
 
 
 def _job_state(text: str | None) -> str | None:
-    from hocket.work.job_states import STATE_WORDS, JobState
+    from hocket.service.jobs import query
 
-    try:
-        return None if text is None else JobState(text).value
-    except ValueError:
-        raise Usage(f"no job is {text!r}; states are {', '.join(STATE_WORDS)}") from None
+    return None if (state := query(text).state) is None else state.value
 
 
 StateOption = Annotated[
@@ -168,7 +171,18 @@ StateOption = Annotated[
 ]
 
 
-def score(file: str | None) -> "Score | None":
+def job_options(values: "Mapping[str, Any]", directory: str = "") -> dict[str, Any]:
+    """The options of a job that a command line names. Files are looked for in the directory."""
+    plain = {
+        name: value
+        for name, value in values.items()
+        if name not in (*_BUDGET, "score_file") and value not in (None, [])
+    }
+    budget = _budget(values, directory) if "max_cost" in values else None
+    return plain | given(budget=budget, score=_score(values.get("score_file")))
+
+
+def _score(file: str | None) -> "Score | None":
     """The score in a file, - for standard input."""
     if file is None:
         return None
@@ -182,7 +196,7 @@ def score(file: str | None) -> "Score | None":
         raise Usage(f"{'standard input' if file == '-' else file}: {error}") from None
 
 
-def budget(params: "Mapping[str, Any]", directory: str = "") -> "dict[str, Any] | None":
+def _budget(params: "Mapping[str, Any]", directory: str = "") -> "dict[str, Any] | None":
     """The budget that the options of a command name, if any. A file is looked for in the directory."""
     named = given(**{name: params[name] for name in ("max_cost", "max_bu", "charge_to", "hard_end")})
     for option, member, example in _CAPS:

@@ -5,20 +5,20 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.nodes import warn_of_namesakes
+from hocket.cli.output import emit, say, table
+from hocket.cli.settings import open_runtime, open_service
+from hocket.errors import Failed, Unreachable, Usage
+from hocket.service.views import ago
 
-from hocket.cli.declarations import new_app
-from hocket.cli.output import ago, emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_runtime, open_service
-from hocket.errors import Usage
+peers_app = new_app()
 
-app = new_app()
-
-Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="Like http://192.168.1.7:7315.")]
+Address = Annotated[str, Argument(metavar="ADDRESS", help="Like http://192.168.1.7:7315.")]
 
 
-@app.callback()
-def peers_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+@peers_app.callback()
+def peers_group() -> None:
     """Nodes that this node syncs with. While `hocket serve` or a worker runs, it syncs automatically.
 
     \b
@@ -27,15 +27,13 @@ def peers_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """
 
 
-@app.command()
+@peers_app.command()
 def add(
     address: Address,
-    ca: Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="The CA of its certificate.")] = None,
+    ca: Annotated[Path | None, Option("--ca", metavar="FILE", help="The CA of its certificate.")] = None,
     pin: Annotated[
-        str | None, typer.Option("--pin", metavar="SHA256", help="The fingerprint of the one certificate to trust.")
+        str | None, Option("--pin", metavar="SHA256", help="The fingerprint of the one certificate to trust.")
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Add a peer. `hocket sync` then syncs with it at once.
 
@@ -53,8 +51,8 @@ def add(
     say(f"peer {where} added; run `hocket sync` to sync with it now")
 
 
-@app.command("list")
-def list_peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
+@peers_app.command("list")
+def list_peers() -> None:
     """List the peers with the state of each, and whether the coordinator has fallen silent.
 
     \b
@@ -87,8 +85,8 @@ def list_peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
         say(f"the coordinator {silent.node} was not heard from {last}; `hocket coordinator` designates another")
 
 
-@app.command()
-def remove(address: Address, home: HomeOption = None, as_json: JsonOption = False) -> None:
+@peers_app.command()
+def remove(address: Address) -> None:
     """Remove a peer. Ops received from it stay.
 
     \b
@@ -102,8 +100,8 @@ def remove(address: Address, home: HomeOption = None, as_json: JsonOption = Fals
     say(f"peer {where} removed")
 
 
-@app.command()
-def resume(address: Address, home: HomeOption = None, as_json: JsonOption = False) -> None:
+@peers_app.command()
+def resume(address: Address) -> None:
     """Try a paused peer again, after both nodes were given the same rules.
 
     \b
@@ -117,13 +115,9 @@ def resume(address: Address, home: HomeOption = None, as_json: JsonOption = Fals
     say(f"peer {where} resumed; run `hocket sync` to sync with it now")
 
 
-@app.command()
+@peers_app.command()
 def find(
-    seconds: Annotated[
-        float, typer.Option("--seconds", metavar="N", min=0.1, max=60.0, help="How long to search.")
-    ] = 3.0,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
+    seconds: Annotated[float, Option("--seconds", metavar="N", min=0.1, max=60.0, help="How long to search.")] = 3.0,
 ) -> None:
     """Find servers on the local network that were started with `hocket serve --announce`.
 
@@ -153,3 +147,40 @@ def _file(path: Path | None) -> str | None:
     if not path.is_file():
         raise Usage(f"no file at {path}")
     return str(path.absolute())
+
+
+sync_app = new_app()
+
+
+@sync_app.command()
+def sync(
+    peer: Annotated[
+        str | None, Option("--peer", metavar="ADDRESS", help="Sync only with this peer, even if it is paused.")
+    ] = None,
+) -> None:
+    """Sync with the peers once, now: pull the ops that they have, push the ops that they lack.
+
+    The server at $HOCKET_MESH_CONTROL_ADDR is a peer, too. Prints a line for each peer. Exit code 1 if a peer is paused
+    or refuses this node, 5 if none could be reached.
+
+    \b
+      hocket sync
+      hocket sync --peer http://192.168.1.7:7315
+    """
+    from hocket.mesh.peers import PAUSED, REFUSED, UNREACHABLE
+    from hocket.service import peers
+
+    with open_service() as service:
+        done = peers.visit(service, peer)
+        warn_of_namesakes(service)
+    emit(done)
+    table(
+        ("peer", "state", "new here", "new there", "refused", "detail"),
+        [(each.address, each.state, each.pulled, each.pushed, each.refused, each.detail) for each in done],
+        "no peers",
+    )
+    stopped = [each for each in done if each.state in (PAUSED, REFUSED)]
+    if all(each.state == UNREACHABLE for each in done):
+        raise Unreachable(f"no peer could be reached: {done[0].detail}")
+    if stopped:
+        raise Failed(f"{len(stopped)} of {len(done)} peers did not sync; see `hocket peers list`")

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
-from hocket.cli.declarations import REQUIRED, App, Argument, Command, CommandContext, Option
+from hocket.cli.declarations import REQUIRED, App, Argument, Command, CommandContext, Option, arguments, parameters_of
 
 # Attributes that change neither what a plain line may be nor what it means, and those that are honoured here.
 _SHOWN = frozenset({"metavar", "help", "hidden", "show_default"})
@@ -44,7 +44,7 @@ class Declared:
 
 def declared(function: Callable[..., Any]) -> Iterator[Declared]:
     """The parameters of a command but for its context. Raises NotPlain if there is one that only typer can read."""
-    for name, annotation, default in _parameters(function):
+    for name, annotation, default in parameters_of(function):
         if annotation is CommandContext:
             continue
         if not hasattr(annotation, "__metadata__"):
@@ -60,17 +60,6 @@ def declared(function: Callable[..., Any]) -> Iterator[Declared]:
         if kind not in (str, int, float, bool, Path) and not (isinstance(kind, type) and issubclass(kind, Enum)):
             raise NotPlain
         yield Declared(name, parameter, kind, is_list, default)
-
-
-def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
-    """The name, the annotation and the default of each parameter. The command of an operation says them itself."""
-    declarations: list[tuple[str, Any, Any]] | None = getattr(function, "declarations", None)
-    if declarations is not None:
-        return declarations
-    code, defaults = function.__code__, function.__defaults__ or ()
-    names = code.co_varnames[: code.co_argcount]
-    given = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-    return [(each, function.__annotations__[each], given.get(each, REQUIRED)) for each in names]
 
 
 def read(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
@@ -108,10 +97,10 @@ def read(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
             text = words.pop(0)
         value = option.value(text)
         values[option.name] = [*values.get(option.name, ()), value] if option.is_list else value
-    arguments = [each for each in parameters if isinstance(each.declared, Argument)]
-    if any(each.is_list for each in arguments) and len(arguments) > 1:
+    places = [each for each in parameters if isinstance(each.declared, Argument)]
+    if any(each.is_list for each in places) and len(places) > 1:
         raise NotPlain
-    for argument in arguments:
+    for argument in places:
         if argument.is_list and rest:
             values[argument.name], rest = [argument.value(each) for each in rest], []
         elif rest:
@@ -125,8 +114,8 @@ def read(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
 def call(function: Callable[..., Any], values: dict[str, Any]) -> None:
     """Calls a command with the values that `read` gave."""
     noted = {each.name: each.noted(values[each.name]) for each in declared(function)}
-    contexts = [name for name, kind, _ in _parameters(function) if kind is CommandContext]
-    function(**noted, **{name: CommandContext(noted) for name in contexts})
+    contexts = [name for name, kind, _ in parameters_of(function) if kind is CommandContext]
+    function(**arguments(function, noted), **{name: CommandContext(noted) for name in contexts})
 
 
 def chosen(app: object, words: Sequence[str]) -> list[tuple[Callable[..., Any], dict[str, Any]]]:

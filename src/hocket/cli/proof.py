@@ -1,5 +1,5 @@
-"""`hocket proof`: shows, verifies and exports proofs of execution. A proof named by its job is checked against the log;
-a proof in a file needs no home and no network.
+"""`hocket proof` shows, verifies and exports proofs of execution; `hocket manifest` checks command manifests. A proof
+named by its job is checked against the log; a file needs no home and no network.
 """
 
 import sys
@@ -7,12 +7,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.files import read_file, write_file
 from hocket.cli.output import emit, fields, on_terminal, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service, settings
 from hocket.errors import Failed, NotAuthorised, Usage
 from hocket.kernel.plurals import counted
 
@@ -21,11 +19,11 @@ if TYPE_CHECKING:
     from hocket.kernel.manifest import Manifest
     from hocket.kernel.proof import Attestation, Proof
 
-app = new_app()
+proof_app = new_app()
 
 ProofArgument = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="JOB|FILE",
         help="A job id or a unique beginning of one, or a file with a proof; - reads stdin, ./NAME is always a file.",
     ),
@@ -37,8 +35,8 @@ class Format(StrEnum):
     HOCKET = "hocket"
 
 
-@app.callback()
-def proof_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+@proof_app.callback()
+def proof_group() -> None:
     """Proofs of execution: which command ran, where, how it ended and what it produced, signed by the node that ran it.
 
     \b
@@ -47,8 +45,8 @@ def proof_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """
 
 
-@app.command()
-def show(proof: ProofArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+@proof_app.command()
+def show(proof: ProofArgument) -> None:
     """Show the content of a proof, and whether its signatures are good.
 
     \b
@@ -86,19 +84,17 @@ def show(proof: ProofArgument, home: HomeOption = None, as_json: JsonOption = Fa
     table(("file", "bytes", "hash"), [(each["path"], each["size"], each["hash"]) for each in _files(told)], "no files")
 
 
-@app.command()
+@proof_app.command()
 def verify(
     proof: ProofArgument,
-    offline: Annotated[bool, typer.Option("--offline", help="Do not fetch missing files from other nodes.")] = False,
+    offline: Annotated[bool, Option("--offline", help="Do not fetch missing files from other nodes.")] = False,
     manifest: Annotated[
-        str | None, typer.Option("--manifest", metavar="FILE", help="The manifest that the proof must be for.")
+        str | None, Option("--manifest", metavar="FILE", help="The manifest that the proof must be for.")
     ] = None,
     worker: Annotated[
         str | None,
-        typer.Option("--worker", metavar="KEY", help="The key that must have signed it: ed25519:<hex> or did:key:z…."),
+        Option("--worker", metavar="KEY", help="The key that must have signed it: ed25519:<hex> or did:key:z…."),
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Verify a proof: exit code 0 if it is good, 4 if nothing says that its signer is trusted, otherwise 1 with what is
     wrong.
@@ -155,17 +151,15 @@ def verify(
     say(f"good: {said}")
 
 
-@app.command()
+@proof_app.command()
 def export(
     proof: ProofArgument,
     format: Annotated[
-        Format, typer.Option("--format", help="in-toto: a Statement in a DSSE envelope; hocket: our own file.")
+        Format, Option("--format", help="in-toto: a Statement in a DSSE envelope; hocket: our own file.")
     ] = Format.IN_TOTO,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write; default standard output.")
+        Path | None, Option("--output", "-o", metavar="FILE", help="The file to write; default standard output.")
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Export a proof. Checks its signatures first; needs no key.
 
@@ -295,3 +289,74 @@ def _manifest(file: str) -> "Manifest":
         return read_manifest(read_file(file, TEXT_BYTES_MAX))
     except BadManifest as error:
         raise Usage(f"bad --manifest {file}: {error}") from None
+
+
+manifest_app = new_app()
+
+FileArgument = Annotated[str, Argument(metavar="FILE", help="A manifest in YAML or JSON; - reads stdin.")]
+
+
+@manifest_app.callback()
+def manifest_group() -> None:
+    """Command manifests: command, args and timeout; optionally env, cwd, inputs, policy_root and ulid.
+
+    \b
+      hocket manifest check job.yaml
+      hocket manifest canonical job.yaml | b3sum
+    """
+
+
+@manifest_app.command()
+def id(file: FileArgument) -> None:
+    """Print the content id: the BLAKE3 hash of the canonical form. It names the job in git.
+
+    \b
+      hocket manifest id job.yaml
+    """
+    from hocket.kernel.ids import hash_text
+    from hocket.kernel.manifest import content_id
+
+    found = hash_text(content_id(_read(file)))
+    emit({"content_id": found})
+    say(found)
+
+
+@manifest_app.command()
+def canonical(file: FileArgument) -> None:
+    """Print the canonical form, the exact bytes that are hashed: JSON with sorted keys and without the ulid.
+
+    \b
+      hocket manifest canonical job.yaml | jq .
+    """
+    from hocket.kernel import manifest
+
+    sys.stdout.buffer.write(manifest.canonical(_read(file)) + (b"\n" if on_terminal() else b""))
+
+
+@manifest_app.command()
+def check(file: FileArgument) -> None:
+    """Check a manifest: exit code 0 if it is good, otherwise 1 with the wrong field.
+
+    \b
+      hocket manifest check job.yaml
+      git show HEAD:job.yaml | hocket manifest check -
+    """
+    from hocket.kernel.ids import hash_text
+    from hocket.kernel.manifest import content_id, manifest_json
+
+    found = _read(file)
+    told = {"good": True, "content_id": hash_text(content_id(found)), "manifest": manifest_json(found)}
+    emit(told)
+    say(f"good: {told['content_id']}")
+
+
+def _read(file: str) -> "Manifest":
+    from hocket.kernel.manifest import BadManifest, read_manifest
+    from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
+
+    try:
+        return read_manifest(read_file(file, TEXT_BYTES_MAX))
+    except BadManifest as error:
+        if settings.as_json:
+            emit({"good": False, "field": error.field or None, "problem": str(error)})
+        raise Failed(f"{'standard input' if file == '-' else file}: {error}") from None

@@ -1,13 +1,17 @@
-"""`hocket report`: the windows that reverb has reported, with their key figures and alarms."""
+"""`hocket report` and `hocket replay`: the windows that reverb has reported, with key figures and alarms, and their ops
+and messages played again by the beat.
+"""
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from hocket.cli.declarations import new_app
-from hocket.cli.output import emit, fields, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.beat import PolicyOption, assumed_policy
+from hocket.cli.declarations import Option, new_app
+from hocket.cli.output import emit, fields, notice, say, table
+from hocket.cli.settings import open_service
+from hocket.errors import Usage
+from hocket.kernel.clock import parse_wall
 from hocket.kernel.durations import span
+from hocket.kernel.plurals import counted
 
 if TYPE_CHECKING:
     from hocket.kernel.beats.messages import BarReport
@@ -15,16 +19,14 @@ if TYPE_CHECKING:
 
 WINDOWS_DEFAULT = 8
 
-app = new_app()
+report_app = new_app()
 
 
-@app.command()
+@report_app.command()
 def report(
     window: Annotated[
-        int, typer.Option("--window", metavar="N", min=1, max=1000, help="The newest N windows.")
+        int, Option("--window", metavar="N", min=1, max=1000, help="The newest N windows.")
     ] = WINDOWS_DEFAULT,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the newest windows that a reverb has reported: tasks, overruns, promises, load, key figures and alarms.
 
@@ -78,3 +80,51 @@ def _row(each: "BarReport") -> tuple[object, ...]:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.0f} %"
+
+
+replay_app = new_app()
+
+
+@replay_app.command()
+def replay(
+    window: Annotated[
+        str | None,
+        Option("--window", metavar="TIME", help="A time in it, like 2025-09-03T02:12:16.000Z. Default: newest."),
+    ] = None,
+    policy: PolicyOption = None,
+) -> None:
+    """Play a window again that a reverb has reported: every op and message of it, in order, each with its beat, its
+    window and its HLC. Of each task, promise and node, the last message is there. Then the report is made again from
+    what was kept of the window, and compared with the report on the log.
+
+    \b
+      hocket replay
+      hocket replay --window 2025-09-03T02:12:16.000Z --json
+    """
+    from hocket.service.replay import replay
+
+    at_ms = None if window is None else _time(window)
+    with open_service() as service:
+        shown = replay(service, assumed_policy(service.runtime.home, policy), at_ms)
+    emit(shown)
+    table(
+        ("beat", "time", "type", "who", "about", "detail"),
+        [(each.beat_index, each.hlc, each.type, each.who, each.about or "-", each.detail) for each in shown.lines],
+        "no ops and no messages",
+    )
+    if shown.is_cut:
+        notice("there are more ops in this window than are played")
+    report = shown.report
+    raised = f"; alarms: {', '.join(shown.alarms)}" if shown.alarms else ""
+    say(f"window {report.window}: {counted(report.tasks, 'task')}, {counted(report.overruns, 'overrun')}{raised}")
+    if shown.is_same:
+        say("what was kept of the window gives the report that is on the log")
+    else:
+        say("what was kept of the window gives another report than the log has; was --policy another then?", "red")
+
+
+def _time(text: str) -> int:
+    try:
+        return parse_wall(text)
+    except ValueError:
+        raise Usage(f"bad --window {text[:60]!r}; write a time like 2025-09-03T02:12:16.000Z") from None

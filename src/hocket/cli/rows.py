@@ -1,4 +1,6 @@
-"""`hocket rows`: contested rows, which several agents write. A write names the version that its author has read."""
+"""`hocket rows` and `hocket conflicts`: contested rows, which several agents write. A write names the version that its
+author has read; in a conflict it met another one.
+"""
 
 import sys
 from typing import Annotated
@@ -6,14 +8,14 @@ from typing import Annotated
 from hocket.cli.declarations import Argument, new_app
 from hocket.cli.derived import add_operations
 from hocket.cli.output import emit, say
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.service import rows
 
-app = new_app()
+rows_app, conflicts_app = new_app(), new_app()
 
 
-@app.callback()
-def rows_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+@rows_app.callback()
+def rows_group() -> None:
     """Read and write rows that several agents share. A row is a JSON value in a table, under a key. A write names the
     version that its author has read, and does not overwrite what others have written since.
 
@@ -23,17 +25,15 @@ def rows_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """
 
 
-add_operations(app, rows.get, rows.put, rows.delete, rows.listing)
+add_operations(rows_app, rows.get, rows.put, rows.delete, rows.listing)
 
 
-@app.command()
+@rows_app.command()
 def watch(
     table: Annotated[str, Argument(metavar="TABLE", help="The table.")],
     prefix: Annotated[
         str, Argument(metavar="[PREFIX]", help="Only keys that begin with this.", show_default=False)
     ] = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the rows of a table, then each row that changes, until Ctrl-C; with --json one object a line.
 
@@ -46,3 +46,17 @@ def watch(
             value = "deleted" if row.deleted else rows.value_text(row.value)
             say(f"{row.key}  {value}  {row.version}  {rows.author(row)}")
             sys.stdout.flush()
+
+
+@conflicts_app.callback()
+def conflicts_group() -> None:
+    """List, show and resolve conflicts of rows. Left is the write that came with an older version, right is what is
+    stored. An open conflict waits for a decision; the others were decided by their strategy, and are kept for review.
+
+    \b
+      hocket conflicts list
+      hocket conflicts resolve ID --take left
+    """
+
+
+add_operations(conflicts_app, rows.conflicts, rows.conflict, rows.resolve)

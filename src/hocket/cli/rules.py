@@ -7,7 +7,7 @@ import typer
 from hocket.cli.declarations import new_app
 from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, progress, say
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.errors import Usage
 from hocket.kernel.durations import span
 
@@ -20,7 +20,7 @@ app = new_app()
 
 
 @app.callback()
-def rules_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def rules_group() -> None:
     """The rules that every node of the mesh must share. Nodes compare the hash of their rules, and do not sync if it
     differs.
 
@@ -31,7 +31,7 @@ def rules_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def show(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def show() -> None:
     """Show the rules and their hash.
 
     \b
@@ -82,8 +82,6 @@ def set_rules(
             " every node knows them; they stay on.",
         ),
     ] = False,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Change the rules of this node, and judge its whole log again by them. Make the same change on every other node;
     until then this node does not sync with it. Restart running servers and workers to apply the change.

@@ -13,29 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.declarations import new_app
-from hocket.cli.options import (
-    BudgetFile,
-    ChargeTo,
-    HardEnd,
-    MaxBu,
-    MaxCost,
-    PerBeat,
-    PhaseCap,
-    Priority,
-    Retries,
-    WaitCap,
-    budget,
-    given,
-)
+from hocket.cli.options import RUN, RunOptions, job_options
 from hocket.cli.output import emit, notice, say
-from hocket.cli.settings import HomeOption, JsonOption, deliver, open_service, settings
+from hocket.cli.settings import deliver, open_service, settings
 from hocket.errors import NotAuthorised, Usage
 from hocket.kernel.ids import node_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hocket.cli.wait_line import WaitLine
+    from hocket.cli.streaming import WaitLine
     from hocket.events import Event
     from hocket.node.node import Node
     from hocket.node.runtime import Runtime
@@ -86,18 +73,8 @@ def run(
         str | None, typer.Option("--on", metavar="NODE", help="Run it on this node: a name, or the beginning of an id.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Submit it and return at once.")] = False,
-    priority: Priority = None,
-    retries: Retries = None,
-    max_cost: MaxCost = None,
-    max_bu: MaxBu = None,
-    per_beat: PerBeat = None,
-    phase_cap: PhaseCap = None,
-    wait_cap: WaitCap = None,
-    hard_end: HardEnd = None,
-    budget_file: BudgetFile = None,
-    charge_to: ChargeTo = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
+    *,
+    options: RunOptions,
 ) -> None:
     """Run a command as a job, and keep a proof of what ran.
 
@@ -169,11 +146,7 @@ def read(params: dict[str, Any], directory: Path, environment: dict[str, str]) -
         outputs=params["outputs"] or (),
         sandbox=params["sandbox"],
         network=params["network"],
-        **given(
-            priority=params["priority"],
-            retries=params["retries"],
-            budget=budget(params, str(directory)),
-        ),
+        **job_options({name: params[name] for name in RUN}, str(directory)),
     )
     return Asked(request, bool(params["detach"]), _exposed(request.env))
 
@@ -231,7 +204,7 @@ async def _attached(
     runtime: "Runtime", packed: "PackedRequest", pass_on: "Callable[[str, bytes], None]", is_here: bool
 ) -> "tuple[CommandOutcome, str]":
     """Submits the command, and waits until it has ended. Unless it goes to another node, a worker runs it here."""
-    from hocket.cli.wait_line import WaitLine
+    from hocket.cli.streaming import WaitLine
     from hocket.kernel.ids import ulid_text
     from hocket.node.command_runner import command_runner
     from hocket.node.local_node import fetch_for

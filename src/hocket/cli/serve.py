@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cancelling import end_tasks
+from hocket.cli.beat import PolicyOption, needed_policy
 from hocket.cli.declarations import new_app
 from hocket.cli.log_lines import start_logging
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
-from hocket.cli.settings import HomeOption, JsonOption, open_runtime
-from hocket.cli.tempo_policy import PolicyOption, needed_policy
+from hocket.cli.settings import open_runtime
 from hocket.errors import Usage
 from hocket.events import Emit
 from hocket.work.event_logging import log_event, logged
@@ -76,8 +76,6 @@ def serve(
     verbose: VerboseOption = 0,
     quiet: QuietOption = 0,
     log_format: LogFormatOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Serve the other nodes of this mesh and programs, and sync with this node's own peers.
 

@@ -1,12 +1,8 @@
-"""The options of every command: the home, and whether to answer in JSON. Both are declared on the program and on each
-command, so that they work before and after its name; the last one given counts.
-"""
+"""What the options of every command choose, the home and whether to answer in JSON, and the runtime of that home."""
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from hocket.cli.declarations import Option
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hocket.errors import StoreAway
@@ -22,24 +18,6 @@ class Settings:
 
 
 settings = Settings()
-
-
-def _note_home(value: Path | None) -> Path | None:
-    if value is not None:
-        settings.home = value
-    return value
-
-
-def _note_json(value: bool) -> bool:
-    settings.as_json = settings.as_json or value
-    return value
-
-
-HomeOption = Annotated[
-    Path | None,
-    Option("--home", metavar="DIR", help="The node's home; default $HOCKET_HOME, else ~/.hocket.", callback=_note_home),
-]
-JsonOption = Annotated[bool, Option("--json", help="Answer in JSON, for programs.", callback=_note_json)]
 
 
 def open_runtime() -> "Runtime":

@@ -13,7 +13,6 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, progress, say
-from hocket.cli.settings import JsonOption
 from hocket.errors import Failed, Usage
 from hocket.kernel.plurals import counted
 
@@ -56,7 +55,6 @@ def sim(
     plots: Annotated[
         Path | None, typer.Option("--plots", metavar="DIR", help="With --tempo: draw each load as an SVG file there.")
     ] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Simulate a mesh: real nodes on virtual time, over a network and disks that fail.
 

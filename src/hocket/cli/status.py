@@ -1,26 +1,28 @@
-"""`hocket status`: the state of a node on one page."""
+"""`hocket status` and `hocket doctor`: the state of a node on one page, and what is wrong with it."""
 
 import time
 from typing import Any
 
 from hocket.cli.declarations import new_app
-from hocket.cli.output import ago, emit, fields
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.output import emit, fields, table
+from hocket.cli.settings import open_service, settings
+from hocket.errors import Failed
 from hocket.kernel.breaker import BreakerState
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
 from hocket.service.status import BreakerStatus, BusStatus, NodeStatus, WorkerStatus
 from hocket.service.status import status as node_status
+from hocket.service.views import ago
 from hocket.work.liveness import WorkerState
 
 # The most job ids that are shown for one worker.
 SHOWN_MAX = 3
 
-app = new_app()
+status_app = new_app()
 
 
-@app.command()
-def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+@status_app.command()
+def status() -> None:
     """Show the state of this node: identity, log, jobs, workers, schedules, and refused ops.
 
     \b
@@ -151,3 +153,25 @@ def _fields(shown: NodeStatus) -> list[tuple[str, object]]:
     pairs += _mesh(shown)
     pairs += [("refused", f"{count}: {sentence}") for sentence, count in shown.refusals.items()]
     return pairs
+
+
+doctor_app = new_app()
+
+
+@doctor_app.command()
+def doctor() -> None:
+    """Check this node for problems and suggest fixes. Exit code 1 if a check fails.
+
+    \b
+      hocket doctor
+      hocket --home /srv/render doctor --json
+    """
+    from hocket.node.home import Home, default_home
+    from hocket.service.checks import examine
+
+    findings = list(examine(Home(settings.home or default_home())))
+    emit(findings)
+    table(("", "check", "finding"), [(each.verdict, each.check, each.says) for each in findings], "")
+    bad = sum(each.verdict == "bad" for each in findings)
+    if bad:
+        raise Failed(f"{bad} of {len(findings)} checks {'is' if bad == 1 else 'are'} bad")

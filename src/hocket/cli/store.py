@@ -8,7 +8,7 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import Progress, emit, notice, on_terminal, progress, say
-from hocket.cli.settings import HomeOption, JsonOption, settings
+from hocket.cli.settings import settings
 from hocket.kernel.plurals import counted
 from hocket.store.blobs import BlobPlace
 
@@ -16,7 +16,7 @@ app = new_app()
 
 
 @app.callback()
-def store(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def store() -> None:
     """Bring the tables of a store to the current version, or move the log into another store.
 
     \b
@@ -32,8 +32,6 @@ def migrate(
         typer.Argument(metavar="ADDRESS", help="postgresql://user@host/database, or a file; default: the home's."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the SQL, and change nothing.")] = False,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Bring the tables of a store to the version of this program, in one transaction.
 
@@ -65,8 +63,6 @@ def move(
         BlobPlace | None,
         typer.Option("--blobs", help="Where nodes of the new store keep large content; default: where they did."),
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Move the node's log into another store, from SQLite to a database server or back. Stop its workers and servers
     first.

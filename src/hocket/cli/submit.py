@@ -3,47 +3,14 @@
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hocket.cli.declarations import Argument, CommandContext, Option, new_app
-from hocket.cli.options import (
-    After,
-    Backoff,
-    BackoffMax,
-    BudgetFile,
-    ChargeTo,
-    Claim,
-    ClaimTimeout,
-    Concurrency,
-    HardEnd,
-    Lease,
-    MaxBu,
-    MaxCost,
-    Needs,
-    NotBefore,
-    Open,
-    PerBeat,
-    PhaseCap,
-    Priority,
-    Rate,
-    Retries,
-    ScoreFile,
-    Sticky,
-    Timeout,
-    Ttl,
-    Unique,
-    UniqueFor,
-    WaitCap,
-    budget,
-    given,
-    payload,
-    score,
-    seconds,
-)
+from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.options import JobOptions, job_options, payload, seconds
 from hocket.cli.output import emit, emit_line, say
-from hocket.cli.settings import HomeOption, JsonOption, open_service, spool_for
+from hocket.cli.settings import open_service, spool_for
 from hocket.errors import HocketError, StoreAway, Usage
 
 if TYPE_CHECKING:
-    from hocket.cli.wait_line import WaitLine
+    from hocket.cli.streaming import WaitLine
     from hocket.service import Service
     from hocket.work.jobs import Draft
 
@@ -52,39 +19,13 @@ app = new_app()
 
 @app.command()
 def submit(
-    context: CommandContext,
     kind: Annotated[str | None, Argument(metavar="KIND", help="Like acme.render.", show_default=False)] = None,
     data: Annotated[
         str | None,
         Argument(metavar="[JSON|@FILE|-]", help="A JSON object: the handler's arguments.", show_default=False),
     ] = None,
-    priority: Priority = None,
-    after: After = None,
-    not_before: NotBefore = None,
-    retries: Retries = None,
-    lease: Lease = None,
-    timeout: Timeout = None,
-    ttl: Ttl = None,
-    unique: Unique = None,
-    unique_for: UniqueFor = None,
-    concurrency: Concurrency = None,
-    rate: Rate = None,
-    backoff: Backoff = None,
-    backoff_max: BackoffMax = None,
-    open_job: Open = None,
-    needs: Needs = None,
-    claim: Claim = None,
-    sticky: Sticky = None,
-    claim_timeout: ClaimTimeout = None,
-    max_cost: MaxCost = None,
-    max_bu: MaxBu = None,
-    per_beat: PerBeat = None,
-    phase_cap: PhaseCap = None,
-    wait_cap: WaitCap = None,
-    hard_end: HardEnd = None,
-    charge_to: ChargeTo = None,
-    budget_file: BudgetFile = None,
-    score_file: ScoreFile = None,
+    *,
+    options: JobOptions,
     wait: Annotated[bool, Option("--wait", help="Wait for the job and print its result as JSON.")] = False,
     wait_for: Annotated[
         str | None,
@@ -97,8 +38,6 @@ def submit(
         str | None,
         Option("--batch", metavar="FILE|-", help="Submit every line of a JSON Lines file, all or none."),
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Submit a job. The last word of the printed line is its id.
 
@@ -113,28 +52,7 @@ def submit(
     A line of a batch is {"kind": "acme.render", "payload": {"frame": 7}, "priority": 5, ...}; the options are those
     above, with _ for -. The "after" of a line can cite the "name" of any other line.
     """
-    options = given(
-        priority=priority,
-        after=after or None,
-        not_before=not_before,
-        retries=retries,
-        lease=lease,
-        timeout=timeout,
-        ttl=ttl,
-        unique=unique,
-        unique_for=unique_for,
-        concurrency=concurrency,
-        rate=rate,
-        backoff=backoff,
-        backoff_max=backoff_max,
-        open=open_job,
-        needs=needs or None,
-        claim=claim,
-        sticky=sticky,
-        claim_timeout=claim_timeout,
-        budget=budget(context.params),
-        score=score(score_file),
-    )
+    options = job_options(options)
     patience = seconds(wait_for, "--wait-for")
     if stream and patience is not None:
         raise Usage("--stream follows the job to its end; leave out --wait-for, or give the job a --timeout")
@@ -179,7 +97,7 @@ def _submit_one(
             emit(answer | {"waits_here": service.deliver()})
             return
         sys.stdout.flush()
-        from hocket.cli.wait_line import WaitLine
+        from hocket.cli.streaming import WaitLine
 
         tell = emit_line if stream else emit
         try:

@@ -7,9 +7,9 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.options import seconds
-from hocket.cli.output import ago, emit, fields, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
-from hocket.service.views import moment
+from hocket.cli.output import emit, fields, say, table
+from hocket.cli.settings import open_service
+from hocket.service.views import ago, moment
 
 app = new_app()
 
@@ -17,7 +17,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The token's n
 
 
 @app.callback()
-def token_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def token_group() -> None:
     """Tokens of programs that use this node over HTTP, while `hocket serve` runs.
 
     \b
@@ -37,8 +37,6 @@ def create(
     expires: Annotated[
         str | None, typer.Option("--expires", metavar="DURATION", help="How long it is valid, like 30d; default: ever.")
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Create a token and print it. Nothing prints it again: the node keeps only its hash.
 
@@ -61,7 +59,7 @@ def create(
 
 
 @app.command("list")
-def list_tokens(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def list_tokens() -> None:
     """List the tokens: what each may do, until when, and when it was last used.
 
     \b
@@ -85,7 +83,7 @@ def list_tokens(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def revoke(name: NameArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def revoke(name: NameArgument) -> None:
     """Revoke a token. The server refuses it from the next request on.
 
     \b

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from hocket.cli.beat import PolicyOption, assumed_policy
 from hocket.cli.declarations import new_app
-from hocket.cli.output import console, emit, on_terminal
-from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
-from hocket.cli.tables import Row, lines_drawn
-from hocket.cli.tempo_policy import PolicyOption, assumed_policy
+from hocket.cli.output import Row, console, emit, lines_drawn, on_terminal
+from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
@@ -36,8 +35,6 @@ app = new_app()
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end; also into a pipe.")] = False,
     policy: PolicyOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the mesh, live: the beat and its phase, the nodes, who holds which job or lock until when, the queue, the
     alarms of the newest window, and what the jobs of the last hour cost. Ctrl-C ends it.

@@ -9,9 +9,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from hocket.cli.commands import COMMANDS, begin
-from hocket.cli.declarations import TYPER_OPTIONS, Option, for_typer, loaded
-from hocket.cli.settings import HomeOption, JsonOption
+from hocket.cli.commands import COMMANDS, app_of, begin
+from hocket.cli.declarations import TYPER_OPTIONS, HomeOption, JsonOption, Option, for_typer
 
 EPILOG = """\
 First steps:
@@ -41,7 +40,7 @@ class CommandGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        return get_command(loaded(COMMANDS[cmd_name][0]).typer())
+        return get_command(app_of(cmd_name).typer())
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):

@@ -6,7 +6,7 @@ import typer
 
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, say
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.settings import open_service
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
 from hocket.service.views import moment
@@ -18,8 +18,6 @@ app = new_app()
 def why(
     id: Annotated[str, typer.Argument(metavar="JOB|CLAIM|ARTIFACT", help="An id, or a unique beginning of one.")],
     full: Annotated[bool, typer.Option("--full", help="Show whole prompts and outputs.")] = False,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Trace an output back to the model calls behind it: model, prompt, output, context and evidence. Missing and
     evicted parts are listed. For a pending job, also the labels that its worker must have.

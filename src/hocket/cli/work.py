@@ -18,7 +18,7 @@ from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseO
 from hocket.cli.output import console, emit, on_terminal, say
 from hocket.cli.patient_opening import open_patiently, until_answered
 from hocket.cli.run import parse
-from hocket.cli.settings import HomeOption, JsonOption, settings
+from hocket.cli.settings import settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
 from hocket.events import Emit
 from hocket.events.workers import KindsNotClaimable, WorkerStarted, WorkerStopping
@@ -152,8 +152,6 @@ def work(
     verbose: VerboseOption = 0,
     quiet: QuietOption = 0,
     log_format: LogFormatOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Run a worker: claim jobs, run their handlers, record the outcomes on the log.
 

@@ -7,16 +7,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-import msgspec
-
 from hocket.errors import Usage
-from hocket.kernel.decoding import convert
 from hocket.kernel.durations import duration_ms
 from hocket.node.node import Node, SyncNode
 from hocket.service import ListPage, Service, agents, artifacts, jobs, nodes, schedules, status
 from hocket.service.agents import AgentShown
 from hocket.service.artifacts import ArtifactBrief, ArtifactKept
-from hocket.service.jobs import JobQuery, JobsPage
+from hocket.service.jobs import JobsPage
 from hocket.service.nodes import LiveNode
 from hocket.service.operation import Operation
 from hocket.work.cron import NewSchedule
@@ -76,12 +73,12 @@ def _jobs(
     before: str | None = None,
 ) -> JobsPage:
     """Jobs, newest first. The `next` of a page, as `before`, gives the following page."""
-    return jobs.page(service, _query(state=state, outcome=outcome, kind=kind, limit=limit, before=before))
+    return jobs.page(service, jobs.query(state, outcome, kind, limit, before))
 
 
 def _count(service: Service, *, state: str | None = None, outcome: str | None = None, kind: str | None = None) -> int:
     """How many jobs match."""
-    return jobs.count(service, _query(state=state, outcome=outcome, kind=kind))
+    return jobs.count(service, jobs.query(state, outcome, kind))
 
 
 def _artifacts(
@@ -137,8 +134,16 @@ class _Methods:
     drain = Method(nodes.drain)
     quarantine = Method(nodes.quarantine)
     resume = Method(nodes.resume)
+    routes = Method(nodes.routes)
+    route = Method(nodes.route)
+    coordinator = Method(nodes.coordinator)
+    designate = Method(nodes.designate)
     nodes = Method(nodes.listing)
     live_nodes = Method(_live_nodes)
+    job = Method(jobs.show)
+    history = Method(jobs.history)
+    cancel = Method(jobs.cancel)
+    retry = Method(jobs.retry)
     jobs = Method(_jobs)
     count = Method(_count)
     artifacts = Method(_artifacts)
@@ -180,10 +185,3 @@ def _duration_ms(duration: Duration) -> int:
         return duration_ms(duration)
     except ValueError as error:
         raise Usage(str(error)) from None
-
-
-def _query(**wanted: Any) -> JobQuery:
-    try:
-        return convert(wanted, JobQuery)
-    except msgspec.ValidationError as error:
-        raise Usage(f"bad query: {error}") from None

@@ -2,6 +2,7 @@
 so is who holds a lock, waits for one, or reads messages.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from hocket.service import Service, ServiceAnswer
 from hocket.service.agent_holdings import Holdings, few, lock_holdings, message_holdings
 from hocket.service.nodes import Within
 from hocket.service.operation import InShell, TokenNeed, operation
-from hocket.service.views import Line, View
+from hocket.service.views import Line, Table, View, ago
 from hocket.work.liveness import BEAT_S, grade
 from hocket.work.presence import (
     DOING_CHARS_MAX,
@@ -91,7 +92,19 @@ def beat(
     return _shown(log.node, names, said, now_ms, now_ms)
 
 
-@operation("list_agents", "GET /v1/agents", READ, key=lambda each: f"{each.node} {each.name}")
+def _show_agents(shown: Iterable[AgentShown]) -> Iterator[View]:
+    now = int(time.time() * 1000)
+    yield Table(
+        ("name", "node", "grade", "seen", "doing"),
+        [
+            (each.name, each.node_name or each.node, each.grade, ago(min(now, each.last_seen_ms), now), each.doing)
+            for each in shown
+        ],
+        "no agents; `hocket agents beat NAME` tells of one",
+    )
+
+
+@operation("list_agents", "GET /v1/agents", READ, key=lambda each: f"{each.node} {each.name}", show=_show_agents)
 def listing(service: Service, within_ms: Within | None = None) -> list[AgentShown]:
     """List the agents of all nodes: what each does, and when it was last seen. A token that may read all locks, or all
     messages, is also told who holds them.

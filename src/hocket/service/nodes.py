@@ -2,6 +2,7 @@
 ops wait for a decision.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Annotated
@@ -18,14 +19,16 @@ from hocket.kernel.ids import hash_text, node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.plurals import counted
 from hocket.kernel.quota import Quota
+from hocket.kernel.roster import KIND_LENGTH_MAX
 from hocket.mesh import membership
 from hocket.mesh.grants import parse_action, words
 from hocket.mesh.membership import Member, Revocation
 from hocket.mesh.names import likeness, why_not
+from hocket.mesh.quotas import quota_words, size_words
 from hocket.node.home import Ask
 from hocket.service import Service, ServiceAnswer
 from hocket.service.operation import InShell, TokenNeed, operation
-from hocket.service.views import Line, View
+from hocket.service.views import Line, Pairs, Table, View, ago, moment
 from hocket.store import Session
 from hocket.work.hardware import this_machine
 from hocket.work.liveness import Grade
@@ -125,6 +128,7 @@ class RouteSet(ServiceAnswer, frozen=True):
     kind: str
     node: str | None
     able: bool
+    name: str | None = None
 
 
 class CoordinatorShown(ServiceAnswer, frozen=True):
@@ -142,6 +146,7 @@ class CoordinatorSet(ServiceAnswer, frozen=True):
     previous: str | None
     previous_hears: bool
     reads_every_kind: bool
+    previous_name: str | None = None
 
 
 class LateOps(ServiceAnswer, frozen=True):
@@ -157,6 +162,7 @@ class LateDecided(ServiceAnswer, frozen=True):
     node: str
     ops: int
     accepted: bool
+    name: str | None = None
 
 
 class NodeName(ServiceAnswer, frozen=True):
@@ -246,14 +252,69 @@ def _show_resumed(done: AvailabilitySet) -> Iterator[View]:
     yield Line(f"{done.called} takes new jobs{' again' if done.changed else '; it was not drained'}")
 
 
-@operation("list_nodes", "GET /v1/nodes", READ, key=lambda each: each.node)
+def _show_nodes(shown: Iterable[NodeShown]) -> Iterator[View]:
+    now = int(time.time() * 1000)
+    yield Table(
+        ("name", "id", "standing", "roles", "seen", "expires", "may", "stored"),
+        [
+            (
+                (each.name or "-") + (" (here)" if each.here else ""),
+                each.node,
+                each.standing + (f" ({each.availability})" if each.availability.state != "active" else ""),
+                ", ".join(each.roles),
+                ago(each.seen_ms, now) if each.seen_ms else "never",
+                ago(each.expires_ms, now) if each.expires_ms else "-",
+                "; ".join(each.may),
+                _stored(each, now),
+            )
+            for each in shown
+        ],
+        "no nodes",
+    )
+
+
+def _stored(shown: NodeShown, now: int) -> str:
+    if shown.here:
+        return "-"
+    stored = f"{shown.stored.ops:,} ops and {size_words(shown.stored.bytes)}"
+    if words := quota_words(shown.quota):
+        stored += f" (may: {words})"
+    over = shown.over_quota
+    return stored + (f"; over its quota {ago(over.last_ms, now)}, {over.ops:,} ops refused" if over else "")
+
+
+def _show_live(shown: "Iterable[LiveNode]") -> Iterator[View]:
+    now = int(time.time() * 1000)
+    yield Table(
+        ("name", "id", "grade", "heard", "work", "runs", "cpus", "memory", "gpus", "models", "labels"),
+        [
+            (
+                (each.name or "-") + (" (here)" if each.here else ""),
+                each.node,
+                each.grade,
+                ago(min(now, each.last_seen_ms), now) if each.last_seen_ms else "never",
+                "-" if each.availability.state == "active" else each.availability,
+                counted(each.running, "job") if each.running else "-",
+                each.capabilities.cpus or "-",
+                size_words(each.capabilities.memory_bytes) if each.capabilities.memory_bytes else "-",
+                ", ".join(each.capabilities.gpus),
+                ", ".join(each.capabilities.models),
+                ", ".join(each.labels),
+            )
+            for each in shown
+        ],
+        "no nodes",
+    )
+
+
+@operation("list_nodes", "GET /v1/nodes", READ, key=lambda each: each.node, show=_show_nodes)
 def listing(service: Service) -> list[NodeShown]:
     """List the nodes of the mesh, by id, and what each may do."""
     with service.read() as session:
         return _all_shown(service, session)
 
 
-@operation("list_live_nodes", "GET /v1/nodes/live", READ, key=lambda each: each.node)
+@operation("list_live_nodes", "GET /v1/nodes/live", READ, key=lambda each: each.node, show=_show_live)
 def live(service: Service, within_ms: Within | None = None) -> list[LiveNode]:
     """List the nodes in force by how alive each is, with what its machine has."""
     log = service.runtime.log
@@ -315,7 +376,26 @@ def find(service: Service, node: NodeText) -> NodeShown:
         return next(each for each in _all_shown(service, session) if each.node == member.id)
 
 
+def _show_identity(shown: Identity) -> Iterator[View]:
+    yield Pairs(
+        [
+            ("node", shown.node),
+            ("name", shown.name or "-"),
+            ("user", shown.user),
+            ("home", shown.home),
+            ("standing", shown.standing),
+            ("roles", ", ".join(shown.roles)),
+            ("may", "; ".join(shown.may)),
+            ("until", moment(shown.expires_ms) or "it is revoked"),
+            ("invited by", shown.inviter or "the user"),
+            ("user's key", "here" if shown.holds_user_key else "not here"),
+        ]
+    )
+
+
+@operation("whoami", "GET", command="whoami", show=_show_identity, examples=("hocket whoami",))
 def identity(service: Service) -> Identity:
+    """Show this node, its user, its standing, and what it may do."""
     home, log = service.runtime.home, service.runtime.log
     here = next((each for each in listing(service) if each.here), None)
     if here is None:
@@ -324,6 +404,24 @@ def identity(service: Service) -> Identity:
     return convert(msgspec.to_builtins(here) | more, Identity)
 
 
+def _show_may(answer: MayShown) -> Iterator[View]:
+    if answer.may:
+        yield Line("yes")
+    elif answer.chain:
+        yield Line(f"no: a delegation grants it, but the kind is routed to {answer.routed_to}")
+    else:
+        yield Line("no: no delegation in force grants it")
+    yield Table(
+        ("to", "by", "delegation", "until", "may"),
+        [
+            (each.to, each.by, each.delegation, moment(each.expires_ms) or "-", "; ".join(each.may))
+            for each in answer.chain
+        ],
+        "",
+    )
+
+
+@operation("may", "GET", show=_show_may)
 def may(service: Service, node: str, action: str, kind: str | None) -> MayShown:
     """Whether a node may do something now, and which delegations grant it."""
     resource, wanted = parse_action(action)
@@ -361,42 +459,94 @@ def not_claimable(service: Service, kinds: Iterable[str]) -> list[str]:
         return [kind for kind in whole if may_not(session, kind, "Claim") or may_not(session, kind, "Complete")]
 
 
+@operation(
+    "list_routes",
+    "GET /v1/routes",
+    READ,
+    key=lambda each: each.kind,
+    show=lambda routes: [
+        Table(("kind", "node", "id"), [(each.kind, each.name or "-", each.node) for each in routes], "no routes")
+    ],
+)
 def routes(service: Service) -> list[Route]:
+    """List the routes in force: kinds whose jobs all go to one node."""
     with service.read() as session:
         names = {each.node: each.shown for each in _members(service, session)}
         found = [(kind, int.from_bytes(node, "big")) for kind, _, node in session.routes() if node is not None]
     return [Route(kind, node_text(node), names.get(node)) for kind, node in found]
 
 
-def route(service: Service, kind: str, node: str | None) -> RouteSet:
-    """Sends all jobs of a kind, or of all kinds below a prefix like `acme.`, to one node; None removes the route."""
+def _show_route(done: RouteSet) -> Iterator[View]:
+    yield Line(f"{done.kind} goes to {done.name or done.node or 'any node that may claim it'}")
+    if not done.able:
+        yield Line("but that node may not claim jobs of this kind, so none will run", "warn")
+
+
+@operation("set_route", "PUT /v1/routes/{kind}", WRITE, show=_show_route)
+def route(
+    service: Service,
+    kind: Annotated[
+        str,
+        Meta(min_length=1, max_length=KIND_LENGTH_MAX, description="The full kind, or a prefix with its dot: acme."),
+    ],
+    node: NodeText | None = None,
+) -> RouteSet:
+    """Send all jobs of a kind, or of all kinds below a prefix like `acme.`, to one node; without a node, remove the
+    route. Only the owner's nodes may.
+    """
     service.check_writer()
     log = service.runtime.log
     with service.read() as session:
         member = None if node is None else membership.find(_members(service, session), node)
         able = member is None or membership.may(log, session, member.node, "Job", "Claim", kind).chain is not None
     membership.route(log, kind, None if member is None else member.node)
-    return RouteSet(kind, None if member is None else member.id, able)
+    return RouteSet(kind, *((None, able) if member is None else (member.id, able, member.name)))
 
 
+def _show_coordinator(current: CoordinatorShown) -> Iterator[View]:
+    yield Line("there is no coordinator" if current.node is None else f"{current.name or '-'} {current.node}")
+
+
+@operation("show_coordinator", "GET /v1/coordinator", READ, show=_show_coordinator)
 def coordinator(service: Service) -> CoordinatorShown:
+    """Show the node that decides claims. `node` is null if there is none."""
     with service.read() as session:
         names = {each.node: each.shown for each in _members(service, session)}
         current = membership.coordinator(service.runtime.log, session)
     return CoordinatorShown(None if current is None else node_text(current), names.get(current or 0))
 
 
+def _show_designated(done: CoordinatorSet) -> Iterator[View]:
+    called = done.name or done.node
+    yield Line(f"{called} is the coordinator")
+    if not done.reads_every_kind:
+        yield Line(
+            f"{called} may not read the jobs of every kind, and cannot decide about those that it does"
+            " not see: their claims wait; designate another node, or invite this one again with `--may all`",
+            "warn",
+        )
+    if not done.previous_hears and done.previous is not None:
+        yield Line(
+            f"the previous coordinator, {done.previous_name or done.previous}, was not seen lately and cannot"
+            " confirm; until it learns of this change it keeps deciding claims, and those decisions will not count",
+            "warn",
+        )
+
+
+@operation("designate_coordinator", "POST", show=_show_designated)
 def designate(service: Service, node: str) -> CoordinatorSet:
     """Makes a node the coordinator."""
     service.check_writer()
     with service.read() as session:
-        member = membership.find(_members(service, session), node)
+        members = _members(service, session)
+        member = membership.find(members, node)
         reads_every_kind = membership.reads_every_kind(service.runtime.log, session, member.node)
     if member.standing in ("revoked", "suspended"):
         raise Conflict(f"{member.shown} is {member.standing}; choose a node in force")
     done = membership.designate(service.runtime.log, member.node)
     previous = None if done.previous is None else node_text(done.previous)
-    return CoordinatorSet(member.id, member.name, previous, done.hears, reads_every_kind)
+    name = next((each.name for each in members if each.node == done.previous), None)
+    return CoordinatorSet(member.id, member.name, previous, done.hears, reads_every_kind, name)
 
 
 @operation(
@@ -459,6 +609,13 @@ def _set_availability(service: Service, node: str, availability: Availability, r
     return AvailabilitySet(member.id, member.name, shown, running, changed, is_coordinator)
 
 
+def _show_late(waiting: Iterable[LateOps]) -> Iterator[View]:
+    now = int(time.time() * 1000)
+    rows = [(each.name, each.ops, ago(each.received_ms, now)) for each in waiting]
+    yield Table(("node", "ops", "came"), rows, "no ops wait for a decision")
+
+
+@operation("list_late_ops", "GET", show=_show_late)
 def late(service: Service) -> list[LateOps]:
     """The late ops that wait, by author."""
     with service.read() as session:
@@ -472,13 +629,19 @@ def late(service: Service) -> list[LateOps]:
     return found
 
 
+def _show_decided(done: LateDecided) -> Iterator[View]:
+    done_so = "put on the log" if done.accepted else "dropped"
+    yield Line(f"{counted(done.ops, 'op')} of {done.name or done.node} {done_so}")
+
+
+@operation("decide_late_ops", "POST", show=_show_decided)
 def decide_late(service: Service, node: str, accept: bool) -> LateDecided:
     """Puts the late ops of a node on the log, or deletes them."""
     service.check_writer()
     with service.read() as session:
         member = membership.find(_members(service, session), node)
     count = service.runtime.log.decide_late(member.node, accept)
-    return LateDecided(member.id, count, accept)
+    return LateDecided(member.id, count, accept, member.name)
 
 
 def revocable(service: Service, node: str) -> Revoking:

@@ -143,7 +143,9 @@ class TokenNeed(NamedTuple):
 class Operation(Generic[P, A]):
     """`name` names the operation for programs, `route` is its method and path over HTTP, and `command` the words of its
     command. An operation that `creates` something can be repeated under a key. `key` gives the place of an item in an
-    answer that is a list, which goes over HTTP in pages. Whether it changes anything follows from its method.
+    answer that is a list, which goes over HTTP in pages. `show` gets the answer, and if it takes two arguments the
+    names of nodes by their ids. Whether it changes anything follows from its method. Without a
+    path, and so without a need, it is no part of the HTTP API.
     """
 
     def __init__(
@@ -151,19 +153,25 @@ class Operation(Generic[P, A]):
         function: Callable[..., Any],
         name: str,
         route: str,
-        need: TokenNeed,
+        need: TokenNeed | None,
         *,
         command: str | None,
         creates: bool,
         key: Callable[[Any], str] | None,
-        show: Callable[[Any], Iterable[View]],
+        show: Callable[..., Iterable[View]],
         examples: Sequence[str],
     ) -> None:
         self.function, self.name, self.need, self.command = function, name, need, command
         self.method, _, self.path = route.partition(" ")
         self.creates, self.key, self.show, self.examples = creates, key, show, examples
+        self.__name__, self.__module__ = function.__name__, function.__module__
         self.waits = bool(function.__code__.co_flags & _COROUTINE)
         self.help = _sentences(function.__doc__ or "")
+
+    @property
+    def names_nodes(self) -> bool:
+        """Whether its answer is shown with the names of nodes."""
+        return self.show.__code__.co_argcount > 1
 
     @cached_property
     def parameters(self) -> list[Input]:
@@ -204,16 +212,16 @@ class _Declaration:
 def operation(
     name: str,
     route: str,
-    need: TokenNeed,
+    need: TokenNeed | None = None,
     *,
     command: str | None = None,
     creates: bool = False,
     key: Callable[[Any], str] | None = None,
-    show: Callable[[Any], Iterable[View]] = lambda answer: (),
+    show: Callable[..., Iterable[View]] = lambda answer: (),
     examples: Sequence[str] = (),
 ) -> _Declaration:
     """Declares the decorated function as an operation. It takes a Service, which knows who asks. A coroutine, which may
-    wait long, also takes the Node on whose loop it runs.
+    wait long, also takes the Node on whose loop it runs. A route that is only a method, GET or POST, declares no path.
     """
     return _Declaration(name, route, need, command=command, creates=creates, key=key, show=show, examples=examples)
 

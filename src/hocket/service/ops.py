@@ -18,7 +18,7 @@ from hocket.log.rebuild import Rebuilt
 from hocket.mesh.recovery import recover
 from hocket.node.runtime import Progress
 from hocket.service import Service
-from hocket.service.op_lines import OpLine, op_lines
+from hocket.service.jobs import OpLine, op_lines
 from hocket.store import OpRow, Session
 
 LIMIT_MAX = 1_000_000

@@ -14,7 +14,7 @@ from hocket.kernel.beats.tempo import Tempo, make_tempo, timeline
 from hocket.kernel.clock import Hlc, pack, parse_hlc, unpack, wall_text
 from hocket.rhythm.window_archive import kept_report, kept_reports, kept_window
 from hocket.service import Service, ServiceAnswer
-from hocket.service.op_lines import op_lines
+from hocket.service.jobs import op_lines
 from hocket.store import Session
 
 # The ops of a window that are played.

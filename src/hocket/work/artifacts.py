@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from hocket.errors import Conflict, NotAuthorised, Unreachable, Usage
+from hocket.errors import Conflict, NotAuthorised, NotFound, Unreachable, Usage
 from hocket.kernel.beats.placing import stamp_json
 from hocket.kernel.clock import hlc_text
 from hocket.kernel.ids import content_hash, hash_text, node_text, ulid_prefix_range, ulid_text
@@ -48,7 +48,7 @@ def find(session: Session, prefix: str) -> Artifact:
         raise Usage(f"{prefix!r} is not an artifact id; `hocket artifacts list` lists them") from None
     found = between(session, low, high, AMBIGUOUS_SHOWN + 1) if prefix else []
     if not found:
-        raise Usage(f"no artifact {prefix!r}; `hocket artifacts list` lists them")
+        raise NotFound(f"no artifact {prefix!r}; `hocket artifacts list` lists them")
     if len(found) > 1:
         shown = ", ".join(ulid_text(each.id) for each in found[:AMBIGUOUS_SHOWN])
         more = ", …" if len(found) > AMBIGUOUS_SHOWN else ""

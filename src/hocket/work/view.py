@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from hocket.errors import Failed, Usage
+from hocket.errors import Failed, NotFound, Usage
 from hocket.kernel.beats.placing import stamp_json
 from hocket.kernel.beats.score import DEGRADED_TYPE
 from hocket.kernel.clock import hlc_text, unpack
@@ -60,7 +60,7 @@ def find(session: Session, text: str) -> JobEntry:
     if len(found) != 1 and (ending := _ending(session, text)):
         found, place = (ending, "end") if len(ending) == 1 or not found else (found, place)
     if not found:
-        raise Usage(f"no job {text!r}; `hocket jobs` lists them")
+        raise NotFound(f"no job {text!r}; `hocket jobs` lists them")
     if len(found) > 1:
         shown = ", ".join(ulid_text(each) for each in found[:AMBIGUOUS_SHOWN])
         more = ", …" if len(found) > AMBIGUOUS_SHOWN else ""

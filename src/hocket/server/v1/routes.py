@@ -132,6 +132,7 @@ class ApiRoute:
 
 def route_of(operation: Operation[..., Any]) -> ApiRoute:
     """The route of an operation. What is not in its path is in the query of a GET or a DELETE, and else in the body."""
+    assert operation.need is not None
     own = set(_PARAMETER.findall(operation.path))
     place = "query" if operation.method in ("GET", "DELETE") else "body"
     fields = [

@@ -3,7 +3,7 @@
 from typing import Any
 
 from hocket.server.v1.routes import ApiRoute, route_of
-from hocket.service import agents, inbox, locks, nodes, rows
+from hocket.service import agents, inbox, jobs, locks, nodes, rows
 from hocket.service.operation import Operation
 
 OPERATIONS: tuple[Operation[..., Any], ...] = (
@@ -13,7 +13,9 @@ OPERATIONS: tuple[Operation[..., Any], ...] = (
     *(rows.listing, rows.get, rows.put, rows.delete),
     *(rows.conflicts, rows.conflict, rows.resolve),
     *(nodes.listing, nodes.live, nodes.find, nodes.drain, nodes.quarantine, nodes.resume),
+    *(nodes.routes, nodes.route, nodes.coordinator),
     *(agents.listing, agents.beat),
+    *(jobs.listing, jobs.show, jobs.history, jobs.result_of, jobs.cancel, jobs.retry),
 )
 
 ROUTES: tuple[ApiRoute, ...] = tuple(map(route_of, OPERATIONS))

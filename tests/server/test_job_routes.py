@@ -1,0 +1,102 @@
+"""The routes of jobs, over real sockets: what each does, and what a token with a narrow grant may see of it."""
+
+import json
+
+import pytest
+
+from tests.server.served import Served
+from tests.server.served import hocket as command
+from tests.server.test_coordination_routes import Client
+
+UNKNOWN = "01M7HVJG9XMYB0FTGAN132HCK0"
+
+
+def submitted(served: Served, kind: str, payload: str = "{}") -> str:
+    done = command(served.home, "submit", kind, payload, "--json")
+    assert done.returncode == 0, done.stderr
+    return str(json.loads(done.stdout)["job_id"])
+
+
+@pytest.fixture(scope="module")
+def owner(served: Served) -> Client:
+    return Client(served, "owner", "all")
+
+
+@pytest.fixture(scope="module")
+def painter(served: Served) -> Client:
+    return Client(served, "painter", "job:read:paint.", "job:schedule:paint.")
+
+
+def test_jobs_are_listed_by_state_and_kind_in_pages(served: Served, owner: Client):
+    ids = [submitted(served, f"listed.{n % 2}") for n in range(5)]
+    assert [each["job_id"] for each in owner("GET", "/v1/jobs?kind=listed.").json["items"]] == ids[::-1]
+    assert [each["job_id"] for each in owner("GET", "/v1/jobs?kind=listed.1").json["items"]] == [ids[3], ids[1]]
+    assert owner("GET", "/v1/jobs?kind=listed.&state=running").json == {"items": [], "next": None}
+    seen, after = [], ""
+    while after is not None:
+        page = owner("GET", f"/v1/jobs?kind=listed.&limit=2{after and f'&after={after}'}").json
+        seen += [each["job_id"] for each in page["items"]]
+        assert len(page["items"]) <= 2
+        after = page["next"]
+    assert seen == ids[::-1]
+    for bad in ("state=lost", "limit=0", "limit=1001", "after=nonsense", "colour=red"):
+        assert owner("GET", f"/v1/jobs?{bad}").status == 400, bad
+
+
+def test_a_job_is_shown_with_its_history(served: Served, owner: Client):
+    job = submitted(served, "shown.job", '{"frame": 7}')
+    shown = owner("GET", f"/v1/jobs/{job}").json
+    assert (shown["kind"], shown["state"], shown["payload"]) == ("shown.job", "pending", {"frame": 7})
+    assert shown["waits_for"]
+    history = owner("GET", f"/v1/jobs/{job}/history").json
+    assert [each["type"] for each in history["items"]] == ["ScheduleJob"] and history["next"] is None
+    assert owner("GET", f"/v1/jobs/{UNKNOWN}").status == 404
+    # Over HTTP a job has its whole id, so that no beginning can be guessed.
+    assert owner("GET", f"/v1/jobs/{job[:12]}").status == 400
+
+
+def test_a_job_is_cancelled_and_retried_and_its_end_can_be_waited_for(served: Served, owner: Client):
+    job = submitted(served, "ends.job")
+    assert owner("GET", f"/v1/jobs/{job}/result?wait_ms=1").json == {
+        **{"job_id": job, "state": "pending", "outcome": None, "result": None, "error": None}
+    }
+    cancelled = owner("POST", f"/v1/jobs/{job}/cancel", {"reason": "the wrong frame"})
+    assert (cancelled.status, cancelled.json["outcome"]) == (200, "cancelled")
+    ended = owner("GET", f"/v1/jobs/{job}/result?wait_ms=50000").json
+    assert (ended["outcome"], ended["error"]) == ("cancelled", "the wrong frame")
+    assert owner("POST", f"/v1/jobs/{job}/cancel", {"reason": "again"}).status == 409
+    assert owner("POST", f"/v1/jobs/{job}/retry", {"reason": "it was right"}).json["state"] == "pending"
+    for body in ({}, {"reason": ""}, {"reason": "x" * 501}):
+        assert owner("POST", f"/v1/jobs/{job}/cancel", body).status == 400
+
+
+def test_a_grant_for_some_kinds_shows_and_changes_no_other_jobs(served: Served, painter: Client):
+    own, other = submitted(served, "paint.red"), submitted(served, "secret.plan")
+    assert painter("GET", "/v1/jobs?kind=paint.red").json["items"][0]["job_id"] == own
+    for query in ("", "?kind=secret.plan", "?kind=secret.", "?kind=pain"):
+        assert painter("GET", f"/v1/jobs{query}").status == 403, query
+    assert painter("GET", f"/v1/jobs/{own}").status == 200
+    for path in ("", "/history", "/result"):
+        assert painter("GET", f"/v1/jobs/{other}{path}").status == 403, path
+    for change in ("cancel", "retry"):
+        assert painter("POST", f"/v1/jobs/{other}/{change}", {"reason": "because"}).status == 403
+    assert painter("POST", f"/v1/jobs/{own}/cancel", {"reason": "because"}).status == 200
+    # A result is an artifact, and needs a grant of its own.
+    assert painter("GET", f"/v1/jobs/{own}/result").status == 403
+
+
+def test_who_may_read_jobs_may_not_change_them(served: Served):
+    job, reader = submitted(served, "read.only"), Client(served, "reader", "job:read")
+    assert reader("GET", f"/v1/jobs/{job}").status == 200
+    assert reader("POST", f"/v1/jobs/{job}/cancel", {"reason": "because"}).status == 403
+
+
+def test_routes_and_the_coordinator(served: Served, owner: Client):
+    reader = Client(served, "mesh-reader", "mesh:read")
+    done = owner("PUT", "/v1/routes/routed.kind", {"node": "box"})
+    assert (done.status, done.json["kind"], done.json["name"], done.json["able"]) == (200, "routed.kind", "box", True)
+    assert [each["kind"] for each in reader("GET", "/v1/routes").json["items"]] == ["routed.kind"]
+    assert reader("PUT", "/v1/routes/routed.kind", {}).status == 403
+    assert owner("PUT", "/v1/routes/routed.kind", {}).json["node"] is None
+    assert reader("GET", "/v1/routes").json["items"] == []
+    assert reader("GET", "/v1/coordinator").json["name"] == "box"
