@@ -13,7 +13,8 @@ import hocket
 from hocket.errors import Usage
 from hocket.mesh import peers
 from hocket.mesh.peer_exchange import Exchanged
-from hocket.mesh.sync import Exchanges, SyncLock
+from hocket.mesh.sync import Exchanges
+from hocket.mesh.sync_lock import SyncLock
 from hocket.node import delivery
 from hocket.node.handles import SyncHandle
 from hocket.node.node import Node, SyncNode

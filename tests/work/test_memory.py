@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import hocket
-from hocket.mesh.sync import SyncLock
+from hocket.mesh.sync_lock import SyncLock
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.work.processes import ProcessLock, is_held

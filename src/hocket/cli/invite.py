@@ -120,7 +120,7 @@ def _invite(
 
     from hocket.kernel.quota import NO_QUOTA
     from hocket.mesh.grants import parse_grants, words
-    from hocket.mesh.quotas import parse_quota, quota_words
+    from hocket.mesh.quota_text import parse_quota, quota_words
     from hocket.service import peers
     from hocket.work.command.request import KIND
 
@@ -204,7 +204,7 @@ def _draw(token: str) -> None:
 
 
 def _list() -> None:
-    from hocket.mesh.quotas import quota_words
+    from hocket.mesh.quota_text import quota_words
     from hocket.service import peers
 
     with open_service() as service:

@@ -18,7 +18,8 @@ from hocket.mesh.output import OutputPushes
 from hocket.mesh.peers import Trust
 from hocket.mesh.quotas import Quotas
 from hocket.mesh.rate_limit import Buckets
-from hocket.mesh.sync import Exchanges, SyncLock
+from hocket.mesh.sync import Exchanges
+from hocket.mesh.sync_lock import SyncLock
 from hocket.mesh.used_tokens import UsedTokens
 from hocket.mesh.window_tokens import WindowTokens
 from hocket.mesh.wire import Reply, Request, look, note

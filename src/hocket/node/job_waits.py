@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hocket.mesh.sync import SyncLock
+from hocket.mesh.sync_lock import SyncLock
 from hocket.mesh.waiting import Waiting, WaitReader
 from hocket.node.runtime import Runtime
 from hocket.store import Session

@@ -37,12 +37,13 @@ from hocket.node.runtime import Runtime
 from hocket.node.stream_news import StreamNews
 from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import Session
+from hocket.work.arbiter import decided
 from hocket.work.blobs import Blobs
 from hocket.work.command.secret_handover import HandOver
 from hocket.work.environment import Environment, MachineEnvironment
 from hocket.work.jobs import Offer, Result
 from hocket.work.maintenance import ClockWatch, Maintenance
-from hocket.work.pending_decisions import Decision, decided, decisions
+from hocket.work.pending_decisions import Decision, decisions
 from hocket.work.serving import Serving
 from hocket.work.shared_presence import SharedPresence
 from hocket.work.supervision import supervised

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from hocket.errors import Conflict
-from hocket.mesh.sync import SyncLock
+from hocket.mesh.sync_lock import SyncLock
 from hocket.work.processes import ProcessLock, notes
 
 _ROLE = "server"

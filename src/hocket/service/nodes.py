@@ -24,7 +24,7 @@ from hocket.mesh import membership
 from hocket.mesh.grants import parse_action, words
 from hocket.mesh.membership import Member, Revocation
 from hocket.mesh.names import likeness, why_not
-from hocket.mesh.quotas import quota_words, size_words
+from hocket.mesh.quota_text import quota_words, size_words
 from hocket.node.home import Ask
 from hocket.service import Service, ServiceAnswer
 from hocket.service.operation import InShell, TokenNeed, operation

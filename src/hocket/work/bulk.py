@@ -14,10 +14,10 @@ from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
 from hocket.store import JobSession
 from hocket.work import jobs
+from hocket.work.arbiter import decided
 from hocket.work.job_states import JobState
 from hocket.work.jobs import Result
 from hocket.work.node_access import NodeAccess
-from hocket.work.pending_decisions import decided
 
 READ_MAX = 5_000
 CHANGED_MAX = 200

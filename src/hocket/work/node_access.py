@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hocket.bus.changes import ANYTHING, Changes
-from hocket.work.pending_decisions import Arbiter
+from hocket.work.arbiter import Arbiter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

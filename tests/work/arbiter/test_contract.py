@@ -21,9 +21,10 @@ from hocket.log import Log, Transaction
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs, rescue, view
+from hocket.work.arbiter import decided
 from hocket.work.handlers import kind
 from hocket.work.jobs import Held, Offer, Result
-from hocket.work.pending_decisions import Decision, decided
+from hocket.work.pending_decisions import Decision
 from tests.libsql_server import new_server
 from tests.mesh.world import Place, world
 from tests.postgres_server import prepared, server
