@@ -113,17 +113,13 @@ class BundleDraft:
         self._after_job = b""
         self.count = 0
         """How many facts it has."""
+        self.at = Hlc(begin.wall, begin.logical + 1, begin.node)
+        """The time of the next fact."""
 
     @property
     def end(self) -> Hlc:
         """The time of the last fact that the bundle can have."""
         return self._begin._replace(logical=self._begin.logical + FACTS_MAX)
-
-    @property
-    def at(self) -> Hlc:
-        """The time of the next fact."""
-        wall, logical, node = self._begin
-        return Hlc(wall, logical + 1 + self.count, node)
 
     def name(self, cited: tuple[bytes, ...], payload: Payload, at: Hlc) -> bytes | None:
         """The id of the next fact, which the bundle does not have until it is kept; None if there is no room for it.
@@ -158,6 +154,8 @@ class BundleDraft:
         self._content += self._next
         self._room -= self._size
         self.count += 1
+        wall, logical, node = self.at
+        self.at = Hlc(wall, logical + 1, node)
 
     def closed(self, link: bytes) -> tuple[Op, bytes]:
         """The bundle and its unsigned bytes."""

@@ -61,7 +61,7 @@ class OpSigner:
     could sign later what this node has left.
     """
 
-    __slots__ = ("_at_once", "_end_context", "_kept", "_secret", "_sign", "_sign_end", "node")
+    __slots__ = ("_at_once", "_end_context", "_kept", "_marking", "_secret", "_sign", "_sign_end", "node")
 
     def __init__(self, key: SigningKey, node: int, *, at_once: bool = False) -> None:
         self.node = node
@@ -70,6 +70,7 @@ class OpSigner:
         # The end is signed 50 times a second at most, and a node without peers signs nothing else.
         self._sign_end = key.sign_with_sodium
         self._secret = blake2b(_SECRET_CONTEXT, key=key.seed, digest_size=32).digest()
+        self._marking = blake2b(key=self._secret, digest_size=_MARK_BYTES)
         self._end_context = _END_CONTEXT + node.to_bytes(8, "big")
         self._kept = lru_cache(maxsize=_KEPT_OPS)(self._signed)
 
@@ -121,7 +122,9 @@ class OpSigner:
         return self._sign_end(end_message(self.node, seq, chain))
 
     def _mark(self, body: bytes) -> bytes:
-        return blake2b(body, key=self._secret, digest_size=_MARK_BYTES).digest()
+        mark = self._marking.copy()
+        mark.update(body)
+        return mark.digest()
 
     def _signed(self, body: bytes) -> bytes:
         return with_signature(body, detached(self._sign(body + b"\x00"), self.node))

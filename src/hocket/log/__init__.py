@@ -215,8 +215,10 @@ class Log:
 
     def _run(self, request: Callable[[Transaction], T], author: bytes | None = None, *, at_end: bool = False) -> T:
         while True:
-            with suppress(Outdated):
+            try:
                 return self._run_once(request, author, at_end)
+            except Outdated:
+                continue
 
     def _run_once(self, request: Callable[[Transaction], T], author: bytes | None, at_end: bool) -> T:
         with self.store.write(author, at_end=at_end) as session:

@@ -152,5 +152,5 @@ def _judge_of_acceptances(engine: Engine, jobs: JobProjector, kind: str, may_end
 
 def _newer(jobs: JobProjector, job_id: bytes, kind: str, at: Hlc) -> Job | None:
     """A job of that kind on which every op is earlier."""
-    job = jobs.state(job_id)
-    return None if job is None or job.kind != kind or at <= job.last else job
+    entry = jobs.entry(job_id)
+    return None if entry is None or entry.job.kind != kind or at <= entry.job.last else entry.job

@@ -1,6 +1,7 @@
 """What the runs of jobs need of their node: blobs, ids, times and quotas for a handler."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hocket.kernel.roster import Job
@@ -33,7 +34,7 @@ def run_services(runtime: Runtime, kind: str, monotonic: Callable[[], float]) ->
         return found
 
     physical = runtime.log.physical
-    tempo = runtime.tempo or (lambda job: keeper_alone(job, physical))
+    tempo = runtime.tempo or partial(keeper_alone, clock_ms=physical)
     return RunServices(
         runtime.blobs,
         runtime.log.reading,

@@ -11,6 +11,8 @@ import time
 from contextlib import suppress
 
 _READ_BYTES = 65_536
+# A writer looks for the pipe at most this often. A process that has just made it tries again by itself.
+LOOK_S = 0.005
 
 
 class WriteHints:
@@ -19,6 +21,7 @@ class WriteHints:
     def __init__(self, path: str) -> None:
         self._path = f"{path}-waiting"
         self._pipe: int | None = None
+        self._looks_at = 0.0
 
     def wait(self, timeout_s: float) -> None:
         """Sleeps until another process has written, or for so long. It does not sleep if it has just opened the pipe:
@@ -40,8 +43,10 @@ class WriteHints:
 
     def written(self) -> None:
         """Wakes a process that waits."""
-        if self._pipe is None and os.access(self._path, os.F_OK):
-            self._open()
+        if self._pipe is None and (now := time.monotonic()) >= self._looks_at:
+            self._looks_at = now + LOOK_S
+            if os.access(self._path, os.F_OK):
+                self._open()
         if self._pipe is not None:
             with suppress(BlockingIOError):  # it is full of bytes that nobody waited for
                 os.write(self._pipe, b"\0")
