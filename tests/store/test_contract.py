@@ -460,6 +460,35 @@ def test_ready_jobs_that_are_left_to_others_are_left_out(place: Place) -> None:
         assert [each.job.id for each, _ in session.take_ready("k", 1)] == [numbered(1)]
 
 
+@pytest.mark.req("VX-01")
+def test_sessions_at_the_same_time_take_different_jobs(shared: Place) -> None:
+    """Beside each other, without waiting, where the store can do that; one after the other where it cannot."""
+    with shared.store.write() as session:
+        session.put_jobs([entry(number, "k", Stage.READY) for number in range(1, 5)])
+    other, taken = shared.open(), list[bytes]()
+
+    def take(session: Session, author: bytes) -> None:
+        session.lock_author(author)
+        session.lock_permissions(exclusive=False)
+        ready = [each for each, _ in session.take_ready("k", 2)]
+        taken.extend(each.job.id for each in ready)
+        session.move_jobs([each._replace(stage=Stage.CLAIMED) for each in ready])
+
+    def take_elsewhere() -> None:
+        with other.write(OTHER) as session:
+            take(session, OTHER)
+
+    elsewhere = threading.Thread(target=take_elsewhere)
+    with shared.store.write(AUTHOR) as session:
+        take(session, AUTHOR)
+        elsewhere.start()
+        if session.is_beside:
+            elsewhere.join(10)
+            assert not elsewhere.is_alive(), "it waits for jobs that another session has locked"
+    elsewhere.join(60)
+    assert sorted(taken) == [numbered(number) for number in range(1, 5)]
+
+
 @pytest.mark.req("GR-01", "LW-51")
 def test_ready_jobs_that_go_by_rank_have_the_signature_of_their_bundle(place: Place) -> None:
     with place.store.write() as session:

@@ -132,12 +132,12 @@ def test_newer_tables_and_those_of_other_programs_are_refused_and_left(store: Li
 @pytest.mark.req("VX-02")
 def test_a_store_is_created_only_when_that_is_asked_for() -> None:
     server = new_server()
-    assert stores.planned(server.address).version == 0
+    assert stores.backend(server.address).migration(server.address).version == 0
     with pytest.raises(StoreError, match="has no Hocket store; create one"):
         stores.open(server.address)
-    assert stores.planned(server.address).script.startswith("BEGIN;")
+    assert stores.backend(server.address).migration(server.address).script.startswith("BEGIN;")
     stores.open(server.address, create=True).close()
-    assert stores.planned(server.address).script == ""
+    assert stores.backend(server.address).migration(server.address).script == ""
 
 
 @pytest.mark.req("VX-17")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hocket.errors import Usage
 from hocket.node.home import Home
 from hocket.node.home_store import blob_place
-from hocket.store import BlobTable, Store, blob_table, has_blob_table
+from hocket.store import BlobTable, Store, backend
 from hocket.store.blobs import BlobPlace
 from hocket.work.blobs import HomeBlobs
 from hocket.work.store_blobs import STORED_BYTES_MAX, stored_parts
@@ -19,13 +19,14 @@ STEP = 500
 
 def blob_transfer(home: Home, kept: Store, old: str, new: str, place: BlobPlace | None) -> "BlobTransfer":
     """`place` is where the nodes of the new store keep their blobs; None: in the same as before, if that can be."""
-    if place is BlobPlace.STORE and not has_blob_table(new):
+    old_table, new_table = backend(old).blobs, backend(new).blobs
+    if place is BlobPlace.STORE and new_table is None:
         raise Usage("--blobs store is for a store in PostgreSQL, and the new one is not; leave it out")
     with kept.read() as session:
-        before = blob_place(session) if has_blob_table(old) else BlobPlace.HOME
-    after = (place or before) if has_blob_table(new) else BlobPlace.HOME
-    source = blob_table(old) if before is BlobPlace.STORE else None
-    target = blob_table(new) if after is BlobPlace.STORE else None
+        before = blob_place(session)
+    source = old_table(old) if old_table is not None and before is BlobPlace.STORE else None
+    after = place or (BlobPlace.HOME if source is None else BlobPlace.STORE)
+    target = new_table(new) if new_table is not None and after is BlobPlace.STORE else None
     return BlobTransfer(HomeBlobs(home.blobs), source, target)
 
 

@@ -11,7 +11,7 @@ from hocket.kernel.row_mac import RowMac
 from hocket.log import RULES, Log
 from hocket.log.machine_clock import SteadyWall
 from hocket.node.variables import listen_address, replica_path
-from hocket.store import blob_table, listener
+from hocket.store import backend
 from hocket.store import open as open_store
 from hocket.store.secrecy import without_password
 from hocket.store.unlogged import MOVING, REPLICA
@@ -131,7 +131,8 @@ def blobs_of(home: Home, store: Store) -> Blobs:
     from hocket.work.blobs import HomeBlobs
 
     here = HomeBlobs(home.blobs)
-    if home.server is None:
+    table = None if home.server is None else backend(home.server).blobs
+    if home.server is None or table is None:
         return here
     with store.read() as session:
         place = blob_place(session)
@@ -139,16 +140,18 @@ def blobs_of(home: Home, store: Store) -> Blobs:
         return here
     from hocket.work.store_blobs import StoreBlobs
 
-    return StoreBlobs(here, blob_table(home.server))
+    return StoreBlobs(here, table(home.server))
 
 
 def bus_of(home: Home) -> Pipes | SharedBus:
     pipes = Pipes(home.processes)
-    notes = None if home.server is None else listener(home.server, listen_address())
-    if notes is None:
+    if home.server is None:
         return pipes
     from hocket.bus.shared import SharedBus
+    from hocket.store.listening import NoNotes
 
+    hear, direct = backend(home.server).listener, listen_address()
+    notes = NoNotes() if hear is None else hear(home.server, direct)
     return SharedBus(pipes, notes, _origin(home.processes))
 
 

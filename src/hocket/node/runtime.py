@@ -38,7 +38,7 @@ from hocket.node.variables import (
     is_on,
     read_address,
 )
-from hocket.store import has_blob_table, read_replica
+from hocket.store import backend
 from hocket.store import open as open_store
 from hocket.store.guarded import GuardedStore
 from hocket.work.tracing import flush_traces
@@ -109,7 +109,8 @@ class Runtime:
         self.home = home
         self.replica = None if home.server is None else replica_in(store)
         url = read_address(home.server)
-        self._read_replica = None if url is None else read_replica(store, url, home.path / "read_position")
+        follow = None if url is None else backend(url).replica
+        self._read_replica = None if url is None or follow is None else follow(store, url, home.path / "read_position")
         if is_on(DB_CIRCUIT_BREAKER):
             self.store_breaker = StoreBreaker(home.processes)
             store = GuardedStore(store, self.store_breaker)
@@ -211,7 +212,7 @@ class Runtime:
         home = Home(path or default_home())
         if strict and ranked_open:
             raise Usage("--ranked-open is not for a strict mesh, in which every job is open")
-        if blobs is BlobPlace.STORE and not has_blob_table(server or home.server or home.database):
+        if blobs is BlobPlace.STORE and backend(server or home.server or home.database).blobs is None:
             raise Usage(
                 "--blobs store is for a store in PostgreSQL; give its address with --store"
                 f" postgresql://user@host/database, or set {STORE}"

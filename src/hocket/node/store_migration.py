@@ -4,7 +4,7 @@ for others.
 
 from hocket.node.home import Home
 from hocket.node.variables import named_store
-from hocket.store import Migration, is_server, planned
+from hocket.store import Migration, backend
 from hocket.store import open as open_store
 from hocket.store.secrecy import without_password
 
@@ -16,7 +16,7 @@ def migrate(home: Home, address: str | None, *, dry_run: bool) -> tuple[str, Mig
     if address is None:
         home.check()
     where = str(home.store_address) if address is None else named_store(address)
-    migration = planned(where)
+    migration = backend(where).migration(where)
     if not dry_run:
-        open_store(where, create=address is not None and is_server(where)).close()
+        open_store(where, create=address is not None and backend(where).is_server).close()
     return without_password(where), migration

@@ -22,7 +22,7 @@ from hocket.node.home_store import check_idle, log_in
 from hocket.node.runtime import Progress
 from hocket.node.servers import running_servers
 from hocket.node.variables import DB_PATH, DB_URL, STORE, given, named_store
-from hocket.store import Store, is_server
+from hocket.store import Store, backend
 from hocket.store import open as open_store
 from hocket.store.blobs import BLOBS, BlobPlace
 from hocket.store.secrecy import without_password
@@ -51,7 +51,7 @@ def move(home: Home, source: str, target: str, progress: Progress, blobs: BlobPl
     old, new = _place(home, source), _place(home, target)
     if without_password(old) == without_password(new):
         raise Usage(f"{without_password(old)} is both the old and the new store; name two")
-    if not is_server(new) and Path(new) != home.database:
+    if not backend(new).is_server and Path(new) != home.database:
         raise Usage(f"this home's file is {home.database}; name that one, or set {DB_PATH} to {new} for every program")
     with closing(open_store(old)) as kept:
         kept.mac_rows(RowMac(home.node_key()))
@@ -64,12 +64,12 @@ def move(home: Home, source: str, target: str, progress: Progress, blobs: BlobPl
             ops = _copy(home, kept, fresh, transfer, old, new, progress) if gone is None else _count(fresh)
             with fresh.write() as session:
                 session.set_meta(MOVING, b"")
-    home.use_store(new if is_server(new) else None)
+    home.use_store(new if backend(new).is_server else None)
     return Moved(ops, transfer.copied, without_password(old), without_password(new), _to_change(home, new))
 
 
 def _place(home: Home, address: str) -> str:
-    if is_server(address):
+    if backend(address).is_server:
         return named_store(address)
     path = unquote(address.removeprefix("sqlite://")) if address.startswith("sqlite:///") else address
     return str(Path(path).expanduser().absolute())
@@ -80,9 +80,9 @@ def _to_change(home: Home, new: str) -> str | None:
     for name in (STORE, DB_PATH, DB_URL):
         if (value := given(name)) is None:
             continue
-        if is_server(value) and is_server(new) and without_password(value) != without_password(new):
+        if backend(value).is_server and backend(new).is_server and without_password(value) != without_password(new):
             return f"set {name} to the new address, or unset it, for every program of this home"
-        if is_server(value) is not is_server(new):
+        if backend(value).is_server is not backend(new).is_server:
             return f"unset {name}, which names the old store, for every program of this home"
     return None
 
@@ -112,7 +112,7 @@ def _check_movable(home: Home, store: Store, where: str) -> None:
 
 @contextmanager
 def _opened(home: Home, new: str) -> Iterator[Store]:
-    if not is_server(new):
+    if not backend(new).is_server:
         home.new_database()
     with closing(open_store(new, create=True)) as store:
         store.mac_rows(RowMac(home.node_key()))
@@ -121,9 +121,9 @@ def _opened(home: Home, new: str) -> Iterator[Store]:
 
 def _copy(home: Home, kept: Store, fresh: Store, transfer: BlobTransfer, old: str, new: str, progress: Progress) -> int:
     with closing(log_in(kept, home)) as log:
-        if is_server(old) and not is_server(new):
+        if backend(old).is_server and not backend(new).is_server:
             _check_alone(kept, log, "and cannot use a file here; move it to another server instead")
-        if transfer.is_homeward and is_server(new):
+        if transfer.is_homeward and backend(new).is_server:
             _check_alone(kept, log, "and could no longer read its blobs; leave out --blobs home")
         log.settle()
         _begin(kept, fresh, log.node, transfer.target_place, without_password(new))

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from hocket.errors import Usage
-from hocket.store import SERVER_FORMS, is_libsql, is_server
+from hocket.store import SERVER_FORMS, backend
 from hocket.store.secrecy import DB_TOKEN, has_password, without_password
 from hocket.work.tracing import TRACES
 
@@ -57,11 +57,11 @@ def server_address(noted: Path) -> str | None:
     the home has a database of its own.
     """
     address, url = given(STORE), given(DB_URL)
-    if address is None and url is not None and is_server(url):
+    if address is None and url is not None and backend(url).is_server:
         return url  # the path is that of its replica
     if address is None:
         return noted.read_text().strip() if noted.is_file() else None
-    if not is_server(address):
+    if not backend(address).is_server:
         raise Usage(f"bad {STORE}: write {SERVER_FORMS}; for a file, set {DB_PATH}")
     if also := [each for each in (DB_URL, DB_PATH) if given(each) is not None]:
         raise Usage(f"{STORE} and {also[0]} name two different databases; set one of them")
@@ -71,7 +71,7 @@ def server_address(noted: Path) -> str | None:
 def listen_address() -> str | None:
     """The way to the database past a pooler, for notifications; None for the store's own address."""
     address = given(STORE_LISTEN)
-    if address is not None and (not is_server(address) or is_libsql(address)):
+    if address is not None and backend(address).listener is None:
         raise Usage(f"bad {STORE_LISTEN}: write postgresql://user@host/database, past the pooler")
     return address
 
@@ -79,7 +79,7 @@ def listen_address() -> str | None:
 def read_address(server: str | None) -> str | None:
     """The address of the server that answers reads, if it is another one."""
     address = _beside(STORE_READ, server)
-    if address is not None and server is not None and is_libsql(server):
+    if address is not None and server is not None and backend(server).replica is None:
         raise Usage(f"{STORE_READ} is for a store in PostgreSQL; for one in libSQL, set {REPLICA} to a file")
     if address is not None:
         check_read_address(address)
@@ -89,7 +89,7 @@ def read_address(server: str | None) -> str | None:
 
 
 def check_read_address(address: str) -> None:
-    if not is_server(address) or is_libsql(address):
+    if backend(address).replica is None:
         raise Usage(f"bad {STORE_READ}: write postgresql://user@host/database")
 
 
@@ -98,12 +98,13 @@ def replica_path(server: str | None, default: Path) -> Path | None:
     its token has one in any case, as has a server whose replica they name by the path of the database.
     """
     path, url = _beside(REPLICA, server), given(DB_URL)
-    if url is not None and is_server(url):
+    if url is not None and backend(url).is_server:
         named = given(DB_PATH)
         if path is not None and named not in (None, path):
             raise Usage(f"{REPLICA} and {DB_PATH} name two different replicas; set one of them")
         path = path or named
-        if path is None and is_libsql(url) and given(DB_TOKEN) is not None and is_on(MESH_ENABLED):
+        token = backend(url).token
+        if path is None and token is not None and given(token) is not None and is_on(MESH_ENABLED):
             return default
     return None if path is None else Path(path).expanduser().absolute()
 
@@ -117,9 +118,9 @@ def _beside(name: str, server: str | None) -> str | None:
 
 def checked_server(address: str) -> str:
     """An address from the command line, which every user of the machine can read."""
-    if not is_server(address):
+    if not backend(address).is_server:
         raise Usage(f"bad --store: write {SERVER_FORMS}")
-    if has_password(address) and is_libsql(address):
+    if has_password(address) and backend(address).token is not None:
         raise Usage(
             "the address contains a token, which other users can read in the list of processes; put the token into"
             f" {DB_TOKEN}, or the whole address into {STORE}"
@@ -139,14 +140,14 @@ def named_store(address: str) -> str:
     noted = given(STORE)
     if noted is not None and without_password(noted) == address:
         return noted
-    return checked_server(address) if is_server(address) else address
+    return checked_server(address) if backend(address).is_server else address
 
 
 def database_path(default: Path) -> Path:
     """The database file of a home without a database server."""
     url, path = given(DB_URL), given(DB_PATH)
     chosen = None if path is None else Path(path).expanduser().absolute()
-    if url is not None and is_server(url):
+    if url is not None and backend(url).is_server:
         return default
     if url is None:
         return chosen or default

@@ -42,8 +42,7 @@ from hocket.node.secret_paths import secret_paths
 from hocket.node.shared_store import check_sharing
 from hocket.service import ServiceAnswer
 from hocket.service.status import breakers_of
-from hocket.store import Session, WakeUp, is_libsql
-from hocket.store import listener as store_listener
+from hocket.store import Session, WakeUp, backend
 from hocket.store import open as open_store
 from hocket.store.blobs import BlobPlace
 from hocket.store.intake import REFUSALS_KEPT
@@ -254,12 +253,12 @@ def _database(home: Home) -> Findings:
 
 def _wake_ups(server: str) -> Findings:
     """How processes learn of changes that other machines commit."""
-    if is_libsql(server):
-        yield Check("ok", "wake-ups", "polling, because libSQL sends no notifications")
+    database = backend(server)
+    if database.listener is None:
+        yield Check("ok", "wake-ups", f"polling, because {database.name} sends no notifications")
         return
     direct = variables.listen_address()
-    listener = store_listener(server, direct)
-    assert listener is not None
+    listener = database.listener(server, direct)
     try:
         way = listener.open()
     except StoreError as error:
@@ -418,7 +417,7 @@ def _sharing(home: Home, session: Session, now_ms: int) -> Findings:
     except Conflict as error:
         yield Check("bad", "store", str(error))
     else:
-        count, where = len(writers(session, permissions)), "libSQL" if is_libsql(home.server or "") else "PostgreSQL"
+        count, where = len(writers(session, permissions)), backend(home.server or home.database).name
         shared = f", shared by {counted(count, 'node')}" if count > 1 else ""
         blobs = ", with their blobs" if blob_place(session) is BlobPlace.STORE else ""
         yield Check("ok", "store", f"in {where}{shared}{blobs}")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
 from hocket.errors import Usage
@@ -19,7 +19,7 @@ from hocket.store.artifacts import Artifact, ArtifactSession
 from hocket.store.blobs import BlobTable
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
-from hocket.store.listening import NOTE_BYTES_MAX, NoNotes, NoteListener, NoteSession, WakeUp
+from hocket.store.listening import NOTE_BYTES_MAX, NoteListener, NoteSession, WakeUp
 from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.lock_requests import BoundRequest, LockRequestSession
 from hocket.store.locks import LockMisuse, LockSession, MustBeAlone, Outdated
@@ -33,6 +33,7 @@ from hocket.store.roster import JobSession
 from hocket.store.row_check import RowCheck, RowChecks
 from hocket.store.row_macs import EndedMacs, RowWithoutMac
 from hocket.store.rows import RowSession
+from hocket.store.secrecy import DB_TOKEN
 from hocket.store.session import Session
 from hocket.store.subjects import SubjectRow, SubjectSession
 from hocket.store.tokens import AnswerRow, TokenRow, TokenSession
@@ -50,6 +51,7 @@ __all__ = [
     "AnswerRow",
     "Artifact",
     "ArtifactSession",
+    "Backend",
     "BlobTable",
     "BoundRequest",
     "Coordinator",
@@ -107,22 +109,12 @@ __all__ = [
     "WakeUp",
     "WorkerRow",
     "WrittenTotals",
-    "blob_table",
-    "has_blob_table",
-    "is_libsql",
-    "is_server",
-    "listener",
+    "backend",
     "open",
-    "planned",
-    "read_replica",
 ]
 
 # The address of a store in memory, which is gone when it is closed.
 MEMORY = ":memory:"
-# How the addresses of stores in PostgreSQL begin: libpq knows both.
-_POSTGRES_SCHEMES = ("postgresql", "postgres")
-# How those of stores in libSQL begin, as its own programs write them.
-_LIBSQL_SCHEMES = ("libsql", "https", "http")
 # What an address of a store in a database server looks like.
 SERVER_FORMS = "postgresql://user@host/database or libsql://host"
 
@@ -167,70 +159,43 @@ class ReadReplica(Protocol):
         """Call it after the last write, before the store is closed."""
 
 
-def open(url: Path | str, *, create: bool = False) -> Store:
-    """The store at an address: `sqlite:///srv/log.db`, or a plain path, which means SQLite too, or
-    `postgresql://user@host/database`, or `libsql://host`. Brings its tables to the current version. Creates a missing
-    store only with `create`. Raises Usage for an unknown kind of address.
-    """
-    if is_libsql(url):
-        from hocket.store.libsql import LibsqlStore
+class Backend(NamedTuple):
+    """A kind of database, and what it offers. An address is of the one that `backend` gives for it."""
 
-        return LibsqlStore(str(url), create=create)
-    if is_server(url):
-        with _needs_psycopg():
-            from hocket.store.postgres import PostgresStore
-        return PostgresStore(str(url), create=create)
-    path = _file(url)
+    name: str
+    open: Callable[[str, bool], Store]
+    """Opens the store at an address, which may be created."""
+    migration: Callable[[str], Migration]
+    """What opening the store would do to the tables there, or creating it if there are none. Changes nothing."""
+    is_server: bool = True
+    """Whether the database is in a server, so that nodes can share it."""
+    token: str | None = None
+    """The variable with the token that the server wants."""
+    blobs: Callable[[str], BlobTable] | None = None
+    """The blobs in the store at an address. Connects when it is first used."""
+    listener: Callable[[str, str | None], NoteListener] | None = None
+    """Hears the notes of the store at an address. A second address is the way past a pooler."""
+    replica: Callable[[Store, str, Path], ReadReplica] | None = None
+    """A streaming replica of a store. In the file the processes of a home tell each other how far the primary was when
+    they last wrote to it.
+    """
+
+
+def _open_file(url: str, create: bool) -> Store:
     from hocket.store.sqlite import SqliteStore
 
-    return SqliteStore(path, create=create)
+    return SqliteStore(_path(url), create=create)
 
 
-def planned(url: Path | str) -> Migration:
-    """What `open` would do to the tables there, with `create` if there are none. Changes nothing."""
-    if is_libsql(url):
-        from hocket.store.libsql import planned as planned_in_libsql
+def _migration_of_file(url: str) -> Migration:
+    from hocket.store.sqlite import planned
 
-        return planned_in_libsql(str(url))
-    if is_server(url):
-        with _needs_psycopg():
-            from hocket.store.postgres import planned as planned_there
-        return planned_there(str(url))
-    path = _file(url)
-    from hocket.store.sqlite import planned as planned_here
-
-    return planned_here(str(path))
+    return planned(_path(url))
 
 
-def read_replica(primary: Store, url: str, noted: Path) -> ReadReplica:
-    """A streaming replica of a store in PostgreSQL. In the file `noted` the processes of a home tell each other how far
-    the primary was when they last wrote to it.
-    """
-    from hocket.store.postgres import PostgresStore
-    from hocket.store.postgres.read_replica import StreamingReplica
-
-    assert isinstance(primary, PostgresStore)
-    return StreamingReplica(primary, url, noted)
-
-
-def is_server(url: Path | str) -> bool:
-    """Whether a database server has the store of this address."""
-    return _scheme(url) in (*_POSTGRES_SCHEMES, *_LIBSQL_SCHEMES)
-
-
-def is_libsql(url: Path | str) -> bool:
-    """Whether that is a libSQL server."""
-    return _scheme(url) in _LIBSQL_SCHEMES
-
-
-def _scheme(url: Path | str) -> str:
-    scheme, separator, _ = str(url).partition("://")
-    return scheme if separator else ""
-
-
-def _file(url: Path | str) -> Path | str:
+def _path(url: str) -> str:
     """The path in an address of SQLite."""
-    address = re.fullmatch(r"([a-z][a-z0-9+.-]*)://(.*)", str(url)) if "://" in str(url) else None
+    address = re.fullmatch(r"([a-z][a-z0-9+.-]*)://(.*)", url) if "://" in url else None
     if address is None:
         return url
     if address[1] != "sqlite" or not address[2].startswith("/"):
@@ -240,29 +205,48 @@ def _file(url: Path | str) -> Path | str:
     return unquote(address[2])
 
 
-def listener(url: Path | str, direct: str | None = None) -> NoteListener | None:
-    """Hears the notes of the store at an address; `direct` is the way past a pooler. None for a store of one machine,
-    which carries none.
-    """
-    if not is_server(url):
-        return None
-    if is_libsql(url):
-        return NoNotes()
-    from hocket.store.postgres.listening import PostgresListener
+def _open_libsql(url: str, create: bool) -> Store:
+    from hocket.store.libsql import LibsqlStore
 
-    return PostgresListener(str(url), direct)
+    return LibsqlStore(url, create=create)
 
 
-def has_blob_table(url: Path | str) -> bool:
-    """Whether the store of this address can keep blobs."""
-    return _scheme(url) in _POSTGRES_SCHEMES
+def _migration_in_libsql(url: str) -> Migration:
+    from hocket.store.libsql import planned
+
+    return planned(url)
 
 
-def blob_table(url: str) -> BlobTable:
-    """The blobs in the store that a database server has. Connects when it is first used."""
+def _open_postgres(url: str, create: bool) -> Store:
+    with _needs_psycopg():
+        from hocket.store.postgres import PostgresStore
+    return PostgresStore(url, create=create)
+
+
+def _migration_in_postgres(url: str) -> Migration:
+    with _needs_psycopg():
+        from hocket.store.postgres import planned
+    return planned(url)
+
+
+def _blobs_in_postgres(url: str) -> BlobTable:
     from hocket.store.postgres.blobs import PostgresBlobs
 
     return PostgresBlobs(url)
+
+
+def _listener_in_postgres(url: str, direct: str | None) -> NoteListener:
+    from hocket.store.postgres.listening import PostgresListener
+
+    return PostgresListener(url, direct)
+
+
+def _replica_of_postgres(primary: Store, url: str, noted: Path) -> ReadReplica:
+    from hocket.store.postgres import PostgresStore
+    from hocket.store.postgres.read_replica import StreamingReplica
+
+    assert isinstance(primary, PostgresStore)
+    return StreamingReplica(primary, url, noted)
 
 
 @contextmanager
@@ -271,3 +255,37 @@ def _needs_psycopg() -> Iterator[None]:
         yield
     except ImportError as error:
         raise Usage("a store in PostgreSQL needs psycopg; install hocket[postgres]") from error
+
+
+_SQLITE = Backend("SQLite", _open_file, _migration_of_file, is_server=False)
+_LIBSQL = Backend("libSQL", _open_libsql, _migration_in_libsql, token=DB_TOKEN)
+_POSTGRES = Backend(
+    "PostgreSQL",
+    _open_postgres,
+    _migration_in_postgres,
+    blobs=_blobs_in_postgres,
+    listener=_listener_in_postgres,
+    replica=_replica_of_postgres,
+)
+# How the addresses begin: libpq knows both of its own, and libSQL's programs write all three.
+_SCHEMES = {
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
+    "libsql": _LIBSQL,
+    "https": _LIBSQL,
+    "http": _LIBSQL,
+}
+
+
+def backend(url: Path | str) -> Backend:
+    """What the database of an address offers. An address of no known kind is a path."""
+    scheme, separator, _ = str(url).partition("://")
+    return _SCHEMES.get(scheme, _SQLITE) if separator else _SQLITE
+
+
+def open(url: Path | str, *, create: bool = False) -> Store:
+    """The store at an address: `sqlite:///srv/log.db`, or a plain path, which means SQLite too, or
+    `postgresql://user@host/database`, or `libsql://host`. Brings its tables to the current version. Creates a missing
+    store only with `create`. Raises Usage for an unknown kind of address.
+    """
+    return backend(url).open(str(url), create)

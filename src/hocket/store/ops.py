@@ -282,7 +282,8 @@ class OpSession(Statements):
         return self._op(f"WHERE seq = ({_ENTRY_AT} seq = ?)", seq)
 
     def _op(self, tail: str, value: bytes | int) -> OpRow | None:
-        return next(iter(self._ops(tail, value)), None)
+        rows = self._stored(tail, value)
+        return next(iter(self._checked(rows)), None) if rows else None
 
     def ops_after(self, seq: int, limit: int) -> list[OpRow]:
         return self._after(OPS, seq, limit)
@@ -428,7 +429,8 @@ class OpSession(Statements):
         return self._read(self._rows(f"{_SELECT} {tail}", *values))
 
     def _read(self, rows: Iterable[Row]) -> list[OpRow]:
-        return with_bodies([_op_row(row) for row in rows], self._bundles)
+        ops = [_op_row(row) for row in rows]
+        return with_bodies(ops, self._bundles) if ops else ops
 
     def _bundles(self, seqs: Sequence[int]) -> dict[int, bytes]:
         """The entries with these numbers, unchecked. In a damaged file any value can stand in the place of bytes."""

@@ -21,10 +21,11 @@ from blake3 import blake3
 
 from hocket import store as stores
 from hocket.errors import StoreError
-from hocket.store import BlobTable, blob_table
+from hocket.store import BlobTable
 from hocket.store.blobs import PART_BYTES
 from hocket.store.postgres import blobs as postgres_blobs
 from hocket.store.postgres import migration
+from hocket.store.postgres.blobs import PostgresBlobs
 from hocket.work import store_blobs
 from hocket.work.blobs import GARBAGE_AGE_S, Blobs, Damaged, HomeBlobs
 from hocket.work.store_blobs import StoreBlobs
@@ -43,7 +44,7 @@ def address() -> str:
 
 @pytest.fixture
 def table(address: str) -> Iterator[BlobTable]:
-    with closing(blob_table(address)) as made:
+    with closing(PostgresBlobs(address)) as made:
         yield made
 
 
@@ -104,8 +105,8 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kind]:
         here.close()
         return
     address = request.getfixturevalue("address")
-    made.written_by = StoreBlobs(here, blob_table(address))
-    made.read_by = StoreBlobs(HomeBlobs(tmp_path / "other"), blob_table(address))
+    made.written_by = StoreBlobs(here, PostgresBlobs(address))
+    made.read_by = StoreBlobs(HomeBlobs(tmp_path / "other"), PostgresBlobs(address))
     made.damage = lambda hash: void(
         sql(address, "UPDATE blobs SET content = overlay(content PLACING '\\xff'::bytea FROM 1) WHERE hash = %s", hash)
     )
@@ -204,7 +205,11 @@ def half_then(event: threading.Event, reached: threading.Event, fail: bool = Fal
 @pytest.mark.parametrize("fails", [False, True])
 def test_two_nodes_that_write_the_same_blob_at_once_make_one(address: str, shared: StoreBlobs, fails: bool) -> None:
     hash, go, reached = blake3(LARGE).digest(), threading.Event(), threading.Event()
-    with closing(blob_table(address)) as first, closing(blob_table(address)) as second, ThreadPoolExecutor(2) as pool:
+    with (
+        closing(PostgresBlobs(address)) as first,
+        closing(PostgresBlobs(address)) as second,
+        ThreadPoolExecutor(2) as pool,
+    ):
         slow = pool.submit(first.write, hash, len(LARGE), half_then(go, reached, fails))
         assert reached.wait(PATIENCE_S)
         assert not shared.has(hash) and shared.read(hash) is None and shared.part(hash, 0, 5) is None
@@ -224,7 +229,7 @@ def test_two_nodes_that_write_the_same_blob_at_once_make_one(address: str, share
 
 DIES = """
 import sys
-from hocket.store import blob_table
+from hocket.store.postgres.blobs import PostgresBlobs
 from blake3 import blake3
 
 data = bytes(8 * 1024 * 1024)
@@ -236,7 +241,7 @@ def content():
             print("half", flush=True)
             sys.stdin.read()
 
-blob_table(sys.argv[1]).write(blake3(data).digest(), len(data), content)
+PostgresBlobs(sys.argv[1]).write(blake3(data).digest(), len(data), content)
 """
 
 
@@ -282,7 +287,7 @@ def test_a_connection_that_breaks_once_is_made_again_and_then_the_error_says_so(
 @pytest.mark.req("VX-18")
 def test_a_server_that_is_away_is_said_and_not_asked_for_every_blob(tmp_path: Path) -> None:
     away, now = "postgresql://hocket:hush@127.0.0.1:1/hocket", [100.0]
-    with closing(StoreBlobs(HomeBlobs(tmp_path / "blobs"), blob_table(away), lambda: now[0])) as blobs:
+    with closing(StoreBlobs(HomeBlobs(tmp_path / "blobs"), PostgresBlobs(away), lambda: now[0])) as blobs:
         with pytest.raises(StoreError, match=r"cannot connect to postgresql://hocket@127\.0\.0\.1:1/hocket") as raised:
             blobs.stage(b"content")
         assert "hush" not in str(raised.value)
@@ -307,7 +312,7 @@ def test_behind_a_pooler(address: str) -> None:
     try:
         name = address.partition("?")[0].rpartition("/")[2]
         pooled = f"postgresql://postgres@127.0.0.1:{relay.port}/{name}?sslmode=disable&gssencmode=disable"
-        with closing(blob_table(pooled)) as table:
+        with closing(PostgresBlobs(pooled)) as table:
             hash = put(table, LARGE)
             put(table, LARGE)
             assert [len(table.part(hash, number) or b"") for number in range(4)] == [PART_BYTES, PART_BYTES, 12_345, 0]
@@ -319,7 +324,7 @@ def test_behind_a_pooler(address: str) -> None:
 def test_the_rights_on_the_tables_are_enough(address: str) -> None:
     sql(address, "CREATE ROLE blob_writer LOGIN; GRANT USAGE ON SCHEMA hocket TO blob_writer")
     sql(address, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA hocket TO blob_writer")
-    with closing(blob_table(address.replace("postgres@", "blob_writer@"))) as table:
+    with closing(PostgresBlobs(address.replace("postgres@", "blob_writer@"))) as table:
         hash = put(table, LARGE)
         put(table, LARGE)
         assert list(table.all()) == [(hash, len(LARGE))]
@@ -435,7 +440,7 @@ def test_several_nodes_clear_at_once_and_each_blob_is_deleted_once(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres_blobs, "_UNUSED", postgres_blobs._UNUSED.replace("LIMIT 500", "LIMIT 3"))
-    with closing(blob_table(address)) as table, ThreadPoolExecutor(4) as pool:
+    with closing(PostgresBlobs(address)) as table, ThreadPoolExecutor(4) as pool:
         for n in range(40):
             age(address, put(table, bytes([n]) * 70_000), 2 * HOUR_MS)
         cleared = [each.result() for each in [pool.submit(table.clear, GARBAGE_AGE_S) for _ in range(4)]]
@@ -471,5 +476,5 @@ def test_an_older_store_gets_the_tables(monkeypatch: pytest.MonkeyPatch) -> None
         older.setattr(migration, "_STEPS", migration._STEPS[:2])
         stores.open(address, create=True).close()
     stores.open(address).close()
-    with closing(blob_table(address)) as table:
+    with closing(PostgresBlobs(address)) as table:
         assert table.among([put(table, LARGE)])

@@ -78,6 +78,9 @@ class SqliteStatements(Statements):
         row = self._sql(sql, values).fetchone()
         return None if row is None else row[0]
 
+    def _column(self, sql: str, *values: Any) -> list[Any]:
+        return [row[0] for row in self._sql(sql, values)]
+
     def _put(self, sql: str, values: Sequence[Any] = ()) -> None:
         self._sql(sql, values)
 
