@@ -39,7 +39,7 @@ ORDER = [
 ]
 # A family's facts and rules are decisions, as the kernel's are: they import the kernel and each other alone, and every
 # room below the kernel may import them.
-DECISIONS = {"facts", "index", "key_patterns", "limits", "merging", "rules"}
+DECISIONS = {"facts", "index", "key_patterns", "rules"}
 EVERYWHERE = {"__init__", "__main__", "testing"}  # may import any room
 OPEN = {"errors", "events"}  # open to every room but the kernel; they know only the kernel
 SIMULATOR = ("hocket", "cli", "sim")  # the one command that shows what is in `testing`
