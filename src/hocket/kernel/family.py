@@ -49,7 +49,8 @@ class ForeseenId(NamedTuple):
 class Variant(NamedTuple):
     """One payload of a family. `codec` writes the fields after the number. `judged` says who may write it, and who may
     read it where `read` does not. Sanitisation treats the fields in `texts` and in `json` as content. `made` is the
-    field with the id of what the payload makes, which may be that of its op.
+    field with the id of what the payload makes, which may be that of its op. `withdraws` is the field with the offer of
+    the same author that the payload withdraws. One that `gives_back` what its author holds is accepted from any node.
     """
 
     number: int
@@ -60,6 +61,8 @@ class Variant(NamedTuple):
     json: tuple[str, ...] = ()
     made: str = ""
     foreseen: ForeseenId | None = None
+    withdraws: str = ""
+    gives_back: bool = False
 
 
 class Resource(NamedTuple):

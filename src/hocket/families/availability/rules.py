@@ -6,10 +6,9 @@ that drained. The arbiter and the node's own workers act on it; nothing here end
 import msgspec
 
 from hocket.families.availability.facts import Availability, SetAvailability
-from hocket.families.inbox.facts import ReturnMessage
-from hocket.families.locks.facts import LeaveQueue, ReleaseLocks
 from hocket.kernel.arbitration import Citing, FoldContext, SubjectRules
 from hocket.kernel.clock import Hlc
+from hocket.kernel.family import by_payload, derived
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ClaimWork, Payload, YieldWork
@@ -17,7 +16,7 @@ from hocket.kernel.vocabulary import ClaimWork, Payload, YieldWork
 # A longer reason is cut.
 REASON_CHARS_MAX = 500
 # What a quarantined node may still have accepted: giving back what it holds.
-_RETURNS = (YieldWork, ReleaseLocks, LeaveQueue, ReturnMessage)
+_GIVES_BACK: dict[type, bool] = derived({YieldWork: True}, by_payload(lambda each: each.gives_back or None))
 
 
 class AvailabilityState(msgspec.Struct, frozen=True):
@@ -77,4 +76,4 @@ def allows(availability: Availability, payload: Payload, *, is_held: bool) -> bo
         case Availability.DRAINING:
             return is_held or not isinstance(payload, ClaimWork)
         case Availability.QUARANTINED:
-            return isinstance(payload, _RETURNS)
+            return type(payload) in _GIVES_BACK

@@ -23,7 +23,7 @@ from hocket.families.locks.rules import (
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from tests.kernel.test_locks import A, B, Context, World, X
+from tests.families.locks.test_rules import A, B, Context, World, X
 
 
 def op(node: int, *keys: str, wait: int = 0, cited: tuple[bytes, ...] = ()) -> Op:
