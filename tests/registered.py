@@ -17,5 +17,6 @@ def registered(family: Family) -> Iterator[None]:
         del FAMILIES[family.name]
         projectors._rules.pop(family.name, None)
         for table, part in registry._derived:
-            for key in part(family):
+            others = {key for other in FAMILIES.values() for key in part(other)}
+            for key in part(family).keys() - others:
                 del table[key]

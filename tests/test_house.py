@@ -39,7 +39,7 @@ ORDER = [
 ]
 # A family's facts and rules are decisions, as the kernel's are: they import the kernel and each other alone, and every
 # room below the kernel may import them.
-DECISIONS = {"facts", "index", "key_patterns", "limits", "merging", "rules"}
+DECISIONS = {"facts", "index", "key_patterns", "rules"}
 EVERYWHERE = {"__init__", "__main__", "testing"}  # may import any room
 OPEN = {"errors", "events"}  # open to every room but the kernel; they know only the kernel
 SIMULATOR = ("hocket", "cli", "sim")  # the one command that shows what is in `testing`
@@ -165,6 +165,24 @@ def test_rooms_import_only_what_stands_above_them():
         if (found := broken_rules(path.read_text(encoding="utf-8"), module_name(path), path.stem == "__init__"))
     }
     assert not broken
+
+
+def test_the_engine_learns_of_families_from_their_records():
+    """These are left: claiming depends on kinds and availability, jobs send messages, and the store has tables of its
+    own for messages and rows.
+    """
+    named: dict[str, set[str]] = {"kernel": set(), "store": set(), "bus": set(), "log": set(), "work": set()}
+    for path in modules():
+        if (room := path.relative_to(HOUSE).parts[0]) in named:
+            found = imports(path.read_text(encoding="utf-8"), module_name(path), path.stem == "__init__")
+            named[room] |= {name.split(".")[2] for name in found if name.startswith("hocket.families.")}
+    assert named == {
+        "kernel": set(),
+        "store": {"availability", "inbox", "kinds", "rows"},
+        "bus": set(),
+        "log": {"availability", "kinds"},
+        "work": {"availability", "inbox", "kinds"},
+    }
 
 
 def test_only_the_store_and_the_guard_speak_sql():

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from hocket.kernel.arbitration import Citing
+from hocket.kernel.arbitration import SubjectRules
 from hocket.kernel.clock import Hlc
 from hocket.kernel.family import FAMILIES, Family, FamilyPayload, Judged, Variant
 from hocket.kernel.ids import content_hash
@@ -53,22 +52,10 @@ class Counter(msgspec.Struct, frozen=True):
     last: Hlc
 
 
-class Counters:
+class Counters(SubjectRules[Counter]):
     """The rules."""
 
     decided = frozenset((SetTo,))
-
-    def refusal(self, state: Counter | None, op: Op, context: Any, citing: Citing) -> Reason | None:
-        return context.refusal(op, "") or citing()
-
-    def word(self, state: Counter | None) -> str:
-        return ""
-
-    def is_certain(self, state: Counter | None, op: Op) -> bool:
-        return True
-
-    def is_open(self, state: Counter | None) -> bool:
-        return False
 
     def apply(self, state: Counter | None, op: Op, context: Any) -> Counter | Reason:
         value, payload = 0 if state is None else state.value, op.payload
@@ -76,24 +63,6 @@ class Counters:
             return Counter(value + payload.amount, op.timestamp)
         assert isinstance(payload, SetTo)
         return Counter(payload.value, op.timestamp) if value == payload.expected else Reason.STALE_CLAIM
-
-    def apply_decided(self, state: Counter | None, op: Op, context: Any, author: int) -> Counter | Reason:
-        return self.apply(state, op, context)
-
-    def accept_open(self, state: Counter, op: Op, offered: Op) -> Counter | Reason:
-        raise AssertionError("no counter is open")
-
-    def seen(self, state: Counter, op: Op) -> Counter:
-        return replace(state, last=op.timestamp)
-
-    def last(self, state: Counter) -> Hlc:
-        return state.last
-
-    def encode(self, state: Counter) -> bytes:
-        return msgspec.msgpack.encode(state)
-
-    def decode(self, data: bytes) -> Counter:
-        return msgspec.msgpack.decode(data, type=Counter)
 
 
 ACTION = Judged("Action", "Write")
@@ -104,7 +73,7 @@ FAMILY = Family(
         Variant(2001, fields(SetTo, BYTES, U64, U64), ACTION),
     ),
     lambda payload: payload.counter,
-    Counters,
+    lambda: Counters(Counter),
 )
 
 
@@ -118,7 +87,7 @@ def counters() -> Iterator[None]:
 def value(log: Log, name: bytes = b"visits") -> int | None:
     with log.store.read() as session:
         data = session.subject_state(Subject(COUNTER, name))
-    return None if data is None else Counters().decode(data).value
+    return None if data is None else Counters(Counter).decode(data).value
 
 
 def test_it_is_folded_in_the_order_of_time_whatever_comes_first() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import NotAuthorised, Unreachable, Usage
-from hocket.families.locks import limits as lock_limits
+from hocket.families.locks import rules as lock_limits
 from hocket.families.locks.decisions import read_scope
 from hocket.families.locks.facts import LockMode
 from hocket.families.locks.requests import LockHeld, LockLost, Wanted, wanted

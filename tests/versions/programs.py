@@ -23,12 +23,12 @@ NEWER: Changes = {
     ],
     "kernel/needs.py": [("    v.Unknown:", '    v.Note: Judged("Moon", "Write"),\n    v.Unknown:')],
     "kernel/capabilities.py": [
-        ("RESOURCES = RESOURCES_V01 | KEYED", 'RESOURCES = RESOURCES_V01 | KEYED | {"Moon"}'),
+        ("RESOURCES: Set[str] = _RESOURCES.keys()", 'RESOURCES: Set[str] = _RESOURCES.keys() | {"Moon"}'),
         ("    audit_inference: bool = False\n", "    audit_inference: bool = False\n    gravity: bool = False\n"),
         ('    "audit_inference": _read_flag,\n', '    "audit_inference": _read_flag,\n    "gravity": _read_flag,\n'),
     ],
     "mesh/grants.py": [
-        ('        *("Lock", "Inbox", "Row", "Account"),\n', '        *("Lock", "Inbox", "Row", "Account", "Moon"),\n'),
+        ('        *("Registration", "Account"),\n', '        *("Registration", "Account", "Moon"),\n'),
         ('    "Registration": "delegations",\n', '    "Registration": "delegations",\n    "Moon": "moons",\n'),
     ],
 }

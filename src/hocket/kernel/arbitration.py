@@ -9,11 +9,13 @@ of that store, so each of them is the arbiter of what it writes.
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from hocket.kernel.clock import Hlc
+from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.subjects import ACCEPTANCES, Subject
@@ -87,6 +89,51 @@ class FamilyRules(Protocol[S]):
 
     def last(self, state: S) -> Hlc:
         """The time of the latest op about the subject."""
+
+
+class SubjectRules(Generic[S]):
+    """What most families have in common: the arbiter decides every `decided` payload, citations are checked after the
+    author's permission, and a state is a struct that has the time of the latest op as `last`.
+    """
+
+    decided: frozenset[type] = frozenset()
+
+    def __init__(self, state: type[S]) -> None:
+        self._decode, self._encode = msgpack_decoder(state).decode, msgspec.msgpack.Encoder().encode
+
+    def refusal(self, state: S | None, op: Op, context: Any, citing: Citing) -> Reason | None:
+        refused: Reason | None = context.refusal(op, self.word(state))
+        return refused or citing()
+
+    def word(self, state: S | None) -> str:
+        return ""
+
+    def is_certain(self, state: S | None, op: Op) -> bool:
+        return True
+
+    def is_open(self, state: S | None) -> bool:
+        return False
+
+    def apply(self, state: S | None, op: Op, context: Any) -> S | Reason:
+        raise NotImplementedError
+
+    def apply_decided(self, state: S | None, op: Op, context: Any, author: int) -> S | Reason:
+        return self.apply(state, op, context)
+
+    def accept_open(self, state: S, op: Op, offered: Op) -> S | Reason:
+        return Reason.NOT_ARBITER
+
+    def seen(self, state: S, op: Op) -> S:
+        return replace(state, last=op.timestamp)  # type: ignore[type-var]
+
+    def last(self, state: S) -> Hlc:
+        return state.last  # type: ignore[attr-defined,no-any-return]
+
+    def encode(self, state: S) -> bytes:
+        return self._encode(state)
+
+    def decode(self, data: bytes) -> S:
+        return self._decode(data)
 
 
 def apply(

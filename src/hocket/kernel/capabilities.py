@@ -23,9 +23,10 @@ Our own readings, where the Likewise document leaves a choice or contradicts its
 - A child's sanitize list must contain every rule of the parent's, spelled the same.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import NamedTuple
 
+from hocket.kernel.family import by_resource, derived
 from hocket.kernel.ids import node_text
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.rules import CAVEATS
@@ -39,17 +40,21 @@ RESOURCES_V01 = frozenset(
 )
 ACTIONS_V01 = frozenset({"*", "Read", "Write", "Schedule", "Claim", "Complete"})
 CAVEATS_V01 = frozenset(CAVEATS)
-# What this program knows.
-KEYED = frozenset({"Lock", "Inbox", "Row", "Store", "Account"})  # key_prefix restricts their grants
-RESOURCES = RESOURCES_V01 | KEYED
+# What this program knows. Those of families are among them. key_prefix restricts the grants of keyed resources.
+_KEYED: dict[str, None] = derived(dict.fromkeys(("Store", "Account")), by_resource(lambda each: None))
+KEYED = _KEYED.keys()
+_RESOURCES: dict[str, None] = derived(dict.fromkeys((*RESOURCES_V01, *KEYED)), by_resource(lambda each: None))
+RESOURCES: Set[str] = _RESOURCES.keys()
 _OF_KINDS = frozenset({"Job", "Artifact"})
-ACTIONS = ACTIONS_V01 | {"Define", "Acquire", "Break", "Decide", "Charge"}
+_ACTIONS: dict[str, None] = derived(
+    dict.fromkeys((*ACTIONS_V01, "Define", "Decide", "Charge")),
+    lambda family: {} if family.resource is None else dict.fromkeys(family.resource.actions.values()),
+)
+ACTIONS = _ACTIONS.keys()
 # What (Ops, Write) admits besides the writes that are called so.
-_WRITES = {
-    "Job": frozenset({"Schedule", "Claim", "Complete"}),
-    "Lock": frozenset({"Acquire"}),
-    "Inbox": frozenset({"Claim"}),
-}
+_WRITES: dict[str, frozenset[str]] = derived(
+    {"Job": frozenset({"Schedule", "Claim", "Complete"})}, by_resource(lambda each: each.written)
+)
 
 Words = frozenset[str]
 Range = tuple[int, int]

@@ -5,6 +5,7 @@ log's projectors are derived from the records that are registered here; none of 
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -48,7 +49,8 @@ class ForeseenId(NamedTuple):
 class Variant(NamedTuple):
     """One payload of a family. `codec` writes the fields after the number. `judged` says who may write it, and who may
     read it where `read` does not. Sanitisation treats the fields in `texts` and in `json` as content. `made` is the
-    field with the id of what the payload makes, which may be that of its op.
+    field with the id of what the payload makes, which may be that of its op. `withdraws` is the field with the offer of
+    the same author that the payload withdraws. One that `gives_back` what its author holds is accepted from any node.
     """
 
     number: int
@@ -59,6 +61,29 @@ class Variant(NamedTuple):
     json: tuple[str, ...] = ()
     made: str = ""
     foreseen: ForeseenId | None = None
+    withdraws: str = ""
+    gives_back: bool = False
+
+
+class Resource(NamedTuple):
+    """What grants about a family name. A prefix in a grant restricts it by a `word` of the subject; `plural` is what
+    people call the subjects. `actions` are those besides Read and Write, by the words with which grants name them. Who
+    may write all ops may also do those in `written`.
+    """
+
+    name: str
+    word: str
+    plural: str
+    actions: Mapping[str, str] = MappingProxyType({})
+    written: frozenset[str] = frozenset()
+    is_put: bool = True
+    """Whether there is an action Write."""
+
+    @property
+    def spelled(self) -> dict[str, str]:
+        """Every action by the word with which grants name it."""
+        put = {"write": "Write"} if self.is_put else {}
+        return {"read": "Read", **put, **self.actions, "all": "*"}
 
 
 class OwnTable(NamedTuple):
@@ -74,17 +99,18 @@ class OwnTable(NamedTuple):
 class Family(NamedTuple):
     """What the program needs to know about a family. `key` gives the key of the subject that a payload is about.
     `rules` loads the rules (see `arbitration`), and `projector` the class of what keeps the states; without one,
-    `SubjectProjector` does. Both are loaded with the first subject. Readers of the payload `accepted` may read the
-    arbiter's acceptances; if it is None, only readers of all ops may. With `is_kept`, states stay known after a
-    transaction as long as nobody else writes. `follow_up` gives the payload, if any, that the deciding node writes
-    after an op that led to this state. `claims` are ops that a state names, which count. `key_text` shows a key to
-    people.
+    `SubjectProjector` does. Both are loaded with the first subject. Grants name the `resource`; without one, the
+    payloads need grants of another. Readers of the payload `accepted` may read the arbiter's acceptances; if it is
+    None, only readers of all ops may. With `is_kept`, states stay known after a transaction as long as nobody else
+    writes. `follow_up` gives the payload, if any, that the deciding node writes after an op that led to this state.
+    `claims` are ops that a state names, which count. `key_text` shows a key to people.
     """
 
     name: str
     variants: tuple[Variant, ...]
     key: Callable[[Any], bytes]
     rules: Callable[[], Any]
+    resource: Resource | None = None
     projector: Callable[[], Callable[[Any, Any], Any]] | None = None
     accepted: type[FamilyPayload] | None = None
     is_kept: bool = False
@@ -118,6 +144,11 @@ def derived(table: dict[K, V], part: Callable[[Family], Mapping[K, V]]) -> dict[
     for family in FAMILIES.values():
         table.update(part(family))
     return table
+
+
+def by_resource(value: Callable[[Resource], V]) -> Callable[[Family], dict[str, V]]:
+    """The part of a table that has, for the family's resource, what this function makes of it."""
+    return lambda family: {} if family.resource is None else {family.resource.name: value(family.resource)}
 
 
 def by_payload(value: Callable[[Variant], V | None]) -> Callable[[Family], dict[type[Any], V]]:

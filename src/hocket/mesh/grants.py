@@ -8,36 +8,37 @@ from collections.abc import Iterable, Sequence
 
 from hocket.errors import Usage
 from hocket.families.locks.rules import NAME_CHARS_MAX
+from hocket.kernel.family import Family, by_resource, derived
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.roster import KIND_LENGTH_MAX
 from hocket.kernel.ucan import CAPABILITIES_MAX, ROOT, Capability
 
-_RESOURCES = {
-    name.lower(): name
-    for name in (
-        *("Ops", "Evidence", "Entity", "Claim", "Job", "Episode", "Artifact", "Action", "Mesh", "UserAssertion"),
-        "Registration",
-        *("Lock", "Inbox", "Row", "Account"),
-    )
-}
+_RESOURCES = derived(
+    {
+        name.lower(): name
+        for name in (
+            *("Ops", "Evidence", "Entity", "Claim", "Job", "Episode", "Artifact", "Action", "Mesh", "UserAssertion"),
+            *("Registration", "Account"),
+        )
+    },
+    lambda family: {} if family.resource is None else {family.resource.name.lower(): family.resource.name},
+)
 _OF_JOBS = {
     **{"read": "Read", "schedule": "Schedule", "claim": "Claim", "complete": "Complete"},
     **{"define": "Define", "all": "*"},
 }
-_OF_LOCKS = {"read": "Read", "acquire": "Acquire", "break": "Break", "all": "*"}
-_OF_INBOXES = {"read": "Read", "write": "Write", "claim": "Claim", "all": "*"}
 _OF_OTHERS = {"read": "Read", "write": "Write", "all": "*"}
 _OF_ACCOUNTS = {"charge": "Charge"}
-_ACTIONS = {"Job": _OF_JOBS, "Lock": _OF_LOCKS, "Inbox": _OF_INBOXES, "Account": _OF_ACCOUNTS}
+_ACTIONS = derived({"Job": _OF_JOBS, "Account": _OF_ACCOUNTS}, by_resource(lambda each: each.spelled))
 # Whose grants may end with a prefix, and what it is a prefix of.
-_KEYED = {"Lock": "key", "Inbox": "receiver", "Row": "row", "Account": "name"}
+_KEYED = derived({"Account": "name"}, by_resource(lambda each: each.word))
 # Without these, a node could not verify the ops that it receives.
 _NEEDED = ("Registration", "Mesh")
 _OF_A_WORKER = ("job:claim", "job:complete", "job:read", "artifact:read")
 _READ_BY_DEFAULT = ("Job", "Artifact", *_NEEDED)
 _OUTPUTS = ("Claim", "Artifact", "Episode", "Action")
 _AUDITED = frozenset({("Job", "Claim"), ("Job", "Complete"), *((resource, "Write") for resource in _OUTPUTS)})
-_MANY = {
+_MANY: dict[str, str] = {
     "Ops": "everything",
     "Evidence": "evidence",
     "Entity": "entities",
@@ -49,18 +50,24 @@ _MANY = {
     "Mesh": "routes",
     "UserAssertion": "user assertions",
     "Registration": "delegations",
-    "Lock": "locks",
-    "Inbox": "messages",
-    "Row": "rows",
     "Account": "accounts",
 }
-_VERBS = {
+derived(_MANY, by_resource(lambda each: each.plural))
+
+
+def _verbs(family: Family) -> dict[str, str]:
+    actions = () if family.resource is None else family.resource.actions.values()
+    return {action: action.lower() for action in actions}
+
+
+_VERBS: dict[str, str] = {
     **{"Read": "read", "Write": "write", "Schedule": "submit", "Claim": "claim", "Complete": "complete"},
-    **{"Define": "set the options of", "Acquire": "acquire", "Break": "break", "Charge": "charge"},
+    **{"Define": "set the options of", "Charge": "charge"},
 }
+derived(_VERBS, _verbs)
 
 # A grant about locks may name the scope that it is for; the default scope has no name.
-_SCOPED = re.compile(rf"lock@(.*?):({'|'.join(_OF_LOCKS)})(:.*)?", re.IGNORECASE | re.DOTALL)
+_SCOPED = re.compile(rf"lock@(.*?):({'|'.join(_ACTIONS['Lock'])})(:.*)?", re.IGNORECASE | re.DOTALL)
 
 # The prefixes by resource, action and scope; no prefixes and no scope mean "without restriction".
 _Wanted = dict[tuple[str, str, str | None], list[str] | None]

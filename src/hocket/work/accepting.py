@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hocket.families.availability.facts import Availability
 from hocket.families.availability.rules import allows
-from hocket.families.locks.facts import LeaveQueue
+from hocket.kernel.family import by_payload, derived
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, State
@@ -15,6 +15,9 @@ from hocket.log.request_deadlines import is_given_up
 from hocket.work.claiming import NO_LIMITS, limits_of, turn
 from hocket.work.jobs import call_off_dependents, stamp
 
+# The payloads that withdraw an offer of their author's, and the field that names it.
+_WITHDRAWING: dict[type, str] = derived({}, by_payload(lambda each: each.withdraws or None))
+
 
 def accept(tx: Transaction, offers: Sequence[Op]) -> int:
     """The arbiter's part: decides on other nodes' offers, in the order of the offers' own times. It decides here and
@@ -24,7 +27,8 @@ def accept(tx: Transaction, offers: Sequence[Op]) -> int:
     """
     if tx.projection.arbiter(tx.latest) != tx.node:
         return 0
-    withdrawn = {(op.node_id, op.payload.waiting) for op in offers if isinstance(op.payload, LeaveQueue)}
+    withdrawals = ((op, _WITHDRAWING[type(op.payload)]) for op in offers if type(op.payload) in _WITHDRAWING)
+    withdrawn = {(op.node_id, getattr(op.payload, field)) for op, field in withdrawals}
     deciding = _Deciding(tx)
     for op in sorted(offers, key=lambda op: op.timestamp):
         if (op.node_id, op.id) not in withdrawn:

@@ -4,14 +4,11 @@ that drained. The arbiter and the node's own workers act on it; nothing here end
 """
 
 import msgspec
-from msgspec.structs import replace
 
 from hocket.families.availability.facts import Availability, SetAvailability
-from hocket.families.inbox.facts import ReturnMessage
-from hocket.families.locks.facts import LeaveQueue, ReleaseLocks
-from hocket.kernel.arbitration import Citing, FoldContext
+from hocket.kernel.arbitration import Citing, FoldContext, SubjectRules
 from hocket.kernel.clock import Hlc
-from hocket.kernel.decoding import decode_msgpack
+from hocket.kernel.family import by_payload, derived
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ClaimWork, Payload, YieldWork
@@ -19,7 +16,7 @@ from hocket.kernel.vocabulary import ClaimWork, Payload, YieldWork
 # A longer reason is cut.
 REASON_CHARS_MAX = 500
 # What a quarantined node may still have accepted: giving back what it holds.
-_RETURNS = (YieldWork, ReleaseLocks, LeaveQueue, ReturnMessage)
+_GIVES_BACK: dict[type, bool] = derived({YieldWork: True}, by_payload(lambda each: each.gives_back or None))
 
 
 class AvailabilityState(msgspec.Struct, frozen=True):
@@ -33,19 +30,14 @@ class AvailabilityState(msgspec.Struct, frozen=True):
     last: Hlc
 
 
-class Availabilities:
+class Availabilities(SubjectRules[AvailabilityState]):
     """The family of nodes' availability."""
-
-    decided: frozenset[type] = frozenset()
 
     def refusal(self, state: AvailabilityState | None, op: Op, context: FoldContext, citing: Citing) -> Reason | None:
         refused = context.refusal(op, "")
         if refused is Reason.UNAUTHORISED and _is_own(op):
             refused = None if _may_say_itself(state, op) else Reason.NOT_ITS_TO_RESUME
         return refused or citing()
-
-    def word(self, state: AvailabilityState | None) -> str:
-        return ""
 
     def is_certain(self, state: AvailabilityState | None, op: Op) -> bool:
         return not _is_own(op)
@@ -58,28 +50,8 @@ class Availabilities:
         reason = op.payload.reason[:REASON_CHARS_MAX]
         return AvailabilityState(op.payload.availability, reason, op.timestamp, op.timestamp)
 
-    def apply_decided(
-        self, state: AvailabilityState | None, op: Op, context: FoldContext, author: int
-    ) -> AvailabilityState | Reason:
-        return self.apply(state, op, context)
 
-    def accept_open(self, state: AvailabilityState, op: Op, offered: Op) -> AvailabilityState | Reason:
-        return Reason.NOT_ARBITER
-
-    def seen(self, state: AvailabilityState, op: Op) -> AvailabilityState:
-        return replace(state, last=op.timestamp)
-
-    def last(self, state: AvailabilityState) -> Hlc:
-        return state.last
-
-    def encode(self, state: AvailabilityState) -> bytes:
-        return msgspec.msgpack.encode(state)
-
-    def decode(self, data: bytes) -> AvailabilityState:
-        return decode_msgpack(data, AvailabilityState)
-
-
-AVAILABILITIES = Availabilities()
+AVAILABILITIES = Availabilities(AvailabilityState)
 
 
 def _is_own(op: Op) -> bool:
@@ -104,4 +76,4 @@ def allows(availability: Availability, payload: Payload, *, is_held: bool) -> bo
         case Availability.DRAINING:
             return is_held or not isinstance(payload, ClaimWork)
         case Availability.QUARANTINED:
-            return isinstance(payload, _RETURNS)
+            return type(payload) in _GIVES_BACK

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from hocket.families.inbox.facts import MESSAGE, VARIANTS, ClaimMessage
-from hocket.kernel.family import Family, OwnTable
+from hocket.kernel.family import Family, OwnTable, Resource
 from hocket.kernel.ids import ulid_text
 
 
@@ -36,6 +36,7 @@ FAMILY = Family(
     VARIANTS,
     lambda payload: payload.message_id,
     _rules,
+    resource=Resource("Inbox", "receiver", "messages", {"claim": "Claim"}, written=frozenset({"Claim"})),
     projector=_projector,
     accepted=ClaimMessage,
     table=OwnTable("messages", _read, _states),

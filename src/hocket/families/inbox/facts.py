@@ -79,6 +79,13 @@ VARIANTS = (
     ),
     Variant(1044, fields(ClaimMessage, ULID, STR, U64), _RECEIVE, read=_FOLLOW),
     Variant(1045, fields(AcknowledgeMessage, ULID, STR), _RECEIVE, read=_FOLLOW),
-    Variant(1046, fields(ReturnMessage, ULID, STR, U64, STR), _RECEIVE, read=_FOLLOW, texts=("reason",)),
+    Variant(
+        1046,
+        fields(ReturnMessage, ULID, STR, U64, STR),
+        _RECEIVE,
+        read=_FOLLOW,
+        texts=("reason",),
+        gives_back=True,
+    ),
     Variant(1047, fields(RetryMessage, ULID, STR), _RECEIVE._replace(field=None), read=_FOLLOW, texts=("reason",)),
 )

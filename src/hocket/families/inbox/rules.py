@@ -23,9 +23,8 @@ import msgspec
 from msgspec.structs import replace
 
 from hocket.families.inbox.facts import AcknowledgeMessage, ClaimMessage, RetryMessage, ReturnMessage, SendMessage
-from hocket.kernel.arbitration import Citing, FoldContext
+from hocket.kernel.arbitration import Citing, FoldContext, SubjectRules
 from hocket.kernel.clock import Hlc
-from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.ids import node_text, parse_node
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX
@@ -169,7 +168,7 @@ class Message(msgspec.Struct, frozen=True):
 Verdict = Message | Reason
 
 
-class Messages:
+class Messages(SubjectRules[Message]):
     """The family of messages."""
 
     decided: frozenset[type] = frozenset((ClaimMessage, AcknowledgeMessage, ReturnMessage, RetryMessage))
@@ -195,24 +194,6 @@ class Messages:
             return _send(op, op.payload) if message is None else Reason.DUPLICATE_MESSAGE
         assert message is not None
         return _RULES[type(op.payload)](message, op, op.payload)
-
-    def apply_decided(self, message: Message | None, op: Op, context: FoldContext, author: int) -> Verdict:
-        return self.apply(message, op, context)
-
-    def accept_open(self, message: Message, op: Op, offered: Op) -> Verdict:
-        return Reason.NOT_ARBITER
-
-    def seen(self, message: Message, op: Op) -> Message:
-        return replace(message, last=op.timestamp)
-
-    def last(self, message: Message) -> Hlc:
-        return message.last
-
-    def encode(self, message: Message) -> bytes:
-        return _encode(message)
-
-    def decode(self, data: bytes) -> Message:
-        return _decode(data)
 
 
 def _send(op: Op, payload: SendMessage) -> Verdict:
@@ -330,6 +311,4 @@ _RULES: dict[type, Callable[[Message, Op, Any], Verdict]] = {
     RetryMessage: _retry,
 }
 
-MESSAGES = Messages()
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgpack_decoder(Message).decode
+MESSAGES = Messages(Message)

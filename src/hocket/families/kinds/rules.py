@@ -5,12 +5,10 @@ submitted or claimed.
 """
 
 import msgspec
-from msgspec.structs import replace
 
 from hocket.families.kinds.facts import DefineKind
-from hocket.kernel.arbitration import Citing, FoldContext
+from hocket.kernel.arbitration import FoldContext, SubjectRules
 from hocket.kernel.clock import Hlc
-from hocket.kernel.decoding import decode_msgpack
 from hocket.kernel.kinds import of_kind
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy, decode_policy, readable_policy
@@ -32,19 +30,8 @@ class Definition(msgspec.Struct, frozen=True):
         return decode_policy(self.policy_envelope)
 
 
-class Kinds:
+class Kinds(SubjectRules[Definition]):
     """The family of kinds."""
-
-    decided: frozenset[type] = frozenset()
-
-    def refusal(self, state: Definition | None, op: Op, context: FoldContext, citing: Citing) -> Reason | None:
-        return context.refusal(op, "") or citing()
-
-    def word(self, state: Definition | None) -> str:
-        return ""
-
-    def is_certain(self, state: Definition | None, op: Op) -> bool:
-        return True
 
     def is_open(self, state: Definition | None) -> bool:
         return True
@@ -59,23 +46,5 @@ class Kinds:
             return Reason.BAD_POLICY
         return Definition(envelope, op.timestamp, op.timestamp)
 
-    def apply_decided(self, state: Definition | None, op: Op, context: FoldContext, author: int) -> Definition | Reason:
-        return self.apply(state, op, context)
 
-    def accept_open(self, state: Definition, op: Op, offered: Op) -> Definition | Reason:
-        return Reason.NOT_ARBITER
-
-    def seen(self, state: Definition, op: Op) -> Definition:
-        return replace(state, last=op.timestamp)
-
-    def last(self, state: Definition) -> Hlc:
-        return state.last
-
-    def encode(self, state: Definition) -> bytes:
-        return msgspec.msgpack.encode(state)
-
-    def decode(self, data: bytes) -> Definition:
-        return decode_msgpack(data, Definition)
-
-
-KINDS = Kinds()
+KINDS = Kinds(Definition)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from hocket.families.locks.facts import LOCK, VARIANTS, AcquireLocks
-from hocket.kernel.family import Family
+from hocket.kernel.family import Family, Resource
 
 
 def _rules() -> Any:
@@ -19,5 +19,18 @@ def _projector() -> Any:
 
 
 FAMILY = Family(
-    LOCK, VARIANTS, lambda payload: payload.scope.encode(), _rules, projector=_projector, accepted=AcquireLocks
+    LOCK,
+    VARIANTS,
+    lambda payload: payload.scope.encode(),
+    _rules,
+    resource=Resource(
+        "Lock",
+        "key",
+        "locks",
+        {"acquire": "Acquire", "break": "Break"},
+        written=frozenset({"Acquire"}),
+        is_put=False,
+    ),
+    projector=_projector,
+    accepted=AcquireLocks,
 )

@@ -1,17 +1,22 @@
 """How a request about locks is decided: in this node's own transaction, or by the arbiter, with which this node then
 exchanges ops. A request that its author waits for is written only if the arbiter can be asked, and has a deadline.
+`LockRefusals` makes the error that the author of a refused request gets, with a sentence that names the agents in the
+way.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from hocket.bus.changes import LOG, about
-from hocket.errors import Unreachable
+from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
 from hocket.families.deciding import acceptance
-from hocket.families.locks.facts import LOCK
-from hocket.families.locks.rules import LOCKS, Scope
+from hocket.families.locks import rules as locks
+from hocket.families.locks.facts import LOCK, LockMode
+from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.rules import LOCKS, Hold, Scope, Wait
+from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
+from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.subjects import Subject
 from hocket.log import Transaction
 from hocket.log.request_deadlines import DECIDED_MS
@@ -133,3 +138,127 @@ async def settled(
         rest_s = min(2 * rest_s, ASK_AGAIN_S_MAX)
         decision = await decide()
     return decision
+
+
+NameOf = Callable[[int], str]
+
+
+class LockHeld(Conflict):
+    """Others have the keys, or wait for them. `in_the_way` are their holds and waits."""
+
+    def __init__(self, message: str, in_the_way: Sequence[Hold | Wait] = ()) -> None:
+        super().__init__(message)
+        self.in_the_way = tuple(in_the_way)
+
+
+class LockLost(Conflict):
+    """The agent no longer holds the lock."""
+
+
+class SuspectedDeadlock(LockHeld):
+    """The request would wait for agents that seem to wait for it."""
+
+
+class RefusedForNow(LockHeld):
+    """The arbiter did not put the request in force, for a reason that is not seen here."""
+
+
+class LockRefusals:
+    """The refusals of one node. `name_of` gives the name of a node, for people."""
+
+    def __init__(self, access: NodeAccess, name_of: NameOf) -> None:
+        self._access, self._name_of = access, name_of
+
+    def refused(
+        self, request: Wait, decision: LockDecision, others: Sequence[Scope], *, would_wait: bool
+    ) -> HocketError:
+        """Why an agent does not get a lock. `others` are the other scopes in which agents wait."""
+        reason, keys = decision.outcome, text(request.keys)
+        assert isinstance(reason, Reason)
+        if reason is Reason.NOT_ACCEPTED and decision.written is not None:
+            # The arbiter does not say why, so this node looks for itself.
+            reason = locks.excess(decision.scope, decision.written) or reason
+        if reason in UNAUTHORISED:
+            return NotAuthorised(f"this node may not lock {keys}: {reason.sentence}")
+        if reason is Reason.TOO_MANY_LOCKS:
+            return LockHeld(f"{keys}: {reason.sentence}; release some of them, or try again later")
+        if reason not in (Reason.LOCK_HELD, Reason.DEADLOCK, *FOR_NOW):
+            return Usage(f"{keys} cannot be locked: {reason.sentence}")
+        held, scope = self.held_by_others(request, decision.scope), decision.scope
+        if reason is Reason.LOCK_HELD or (held.in_the_way and not would_wait):
+            return held
+        if scope is not None and locks.deadlock(scope, request, self._access.log.reading().wall, others):
+            return SuspectedDeadlock(str(held), held.in_the_way)
+        return RefusedForNow(str(held), held.in_the_way)
+
+    def held_by_others(self, request: Wait, scope: Scope | None) -> LockHeld:
+        # A hold stands until the machine's own clock has passed its deadline.
+        now = self._access.log.physical()
+        others = [] if scope is None else locks.in_the_way(scope, request, now)
+        if not others:
+            return LockHeld(f"{text(request.keys)} was not granted; try again")
+        return LockHeld("; ".join(self.sentence(each) for each in others[:3]), others)
+
+    def deadlock(self, agents: Sequence[locks.Agent], request: Wait, scope: Scope | None) -> LockHeld:
+        """These agents wait for each other, each for the next."""
+        names = [f"{agent} on {self._name_of(node)}" for node, agent in agents]
+        chain = ", which waits for ".join([*names[1:], names[0]])
+        return LockHeld(
+            f"deadlock: {names[0]} would wait for {chain}; release something and ask again",
+            self.held_by_others(request, scope).in_the_way,
+        )
+
+    def lost(self, decision: LockDecision, key: str | None, agent: str, fence: int) -> HocketError:
+        """Why an agent could not renew or release a hold."""
+        reason, scope = decision.outcome, decision.scope
+        if reason in UNAUTHORISED:
+            return NotAuthorised(f"this node may not do that: {reason.sentence}")
+        hold = self.hold(scope, agent, fence)
+        if hold is not None and reason in FOR_NOW and self.stands(scope, agent, fence):
+            until = moment(hold.deadline)
+            return Unreachable(f"the coordinator does not decide about the lock now; it stands until {until}")
+        if hold is not None:
+            return LockLost(f"the lock expired at {moment(hold.deadline)}; acquire it again")
+        now = self._access.log.reading().wall
+        holders = [] if scope is None or key is None else [each for each in holding(scope, key) if each.deadline >= now]
+        rest = "; ".join(map(self.sentence, holders[:3])) or "it has expired, or was released or broken"
+        return LockLost(f"{agent} does not hold {key or 'a lock'} under fence {fence}: {rest}")
+
+    def hold(self, scope: Scope | None, agent: str, fence: int) -> Hold | None:
+        """The hold of an agent of this node."""
+        holder = self._access.log.node, agent, fence
+        found = () if scope is None else scope.holds
+        return next((hold for hold in found if (hold.node, hold.agent, hold.fence) == holder), None)
+
+    def stands(self, scope: Scope | None, agent: str, fence: int) -> bool:
+        """Whether an agent of this node has the hold, and its deadline has not passed."""
+        hold = self.hold(scope, agent, fence)
+        return hold is not None and hold.deadline >= self._access.log.physical()
+
+    def check_key(self, scope: Scope | None, key: str | None, agent: str, fence: int) -> None:
+        """Raises LockLost if the fence is for other keys."""
+        hold = self.hold(scope, agent, fence)
+        if hold is not None and key is not None and key not in hold.keys:
+            raise LockLost(f"fence {fence} of {agent} is for {text(hold.keys)}, not for {key}")
+
+    def sentence(self, each: Hold | Wait) -> str:
+        who = f"{each.agent} on {self._name_of(each.node)}"
+        if isinstance(each, Wait):
+            return f"{text(each.keys)}: {who} waits for it first"
+        shared = "shared " if each.mode is LockMode.SHARED else ""
+        return (
+            f"{text(each.keys)} is {shared}held by {who} since {moment(each.since)} until {moment(each.deadline)}"
+            f" (fence {each.fence})"
+        )
+
+
+def holding(scope: Scope, key: str) -> list[Hold]:
+    return [hold for hold in scope.holds if any(overlap(each, key) for each in hold.keys)]
+
+
+def moment(ms: int) -> str:
+    return hlc_text(Hlc(ms, 0, 0)).partition("+")[0]
+
+
+def text(keys: Sequence[str]) -> str:
+    return ", ".join(keys)

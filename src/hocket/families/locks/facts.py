@@ -71,7 +71,7 @@ VARIANTS = (
         read=_ACQUIRE,
     ),
     Variant(1039, fields(RenewLocks, STR, STR, U64, U64), _ACQUIRE),
-    Variant(1040, fields(ReleaseLocks, STR, STR, U64), _ACQUIRE),
-    Variant(1041, fields(LeaveQueue, STR, STR, ULID), _ACQUIRE),
+    Variant(1040, fields(ReleaseLocks, STR, STR, U64), _ACQUIRE, gives_back=True),
+    Variant(1041, fields(LeaveQueue, STR, STR, ULID), _ACQUIRE, withdraws="waiting", gives_back=True),
     Variant(1042, fields(BreakLock, STR, STR, STR), _BREAK, read=_ACQUIRE, texts=("reason",)),
 )

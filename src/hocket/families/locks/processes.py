@@ -1,6 +1,10 @@
 """Locks that end with their process. A request of a running program is noted with the OS lock that its process holds.
 If that process is dead, or has given the request up, any process of the node releases what the request got. Each node
 also releases its own holds that are long past their deadline, so that nothing is left of them.
+
+`DeadlockWatch` finds out whether agents that seem to wait for each other really do. A killed agent stays in the queue
+until its node withdraws its request or the request ends by itself. So a wait makes a deadlock only if its agent is
+known to live: by the OS lock of its process if it is of this node, otherwise because it has said again that it waits.
 """
 
 from collections.abc import Iterable
@@ -21,6 +25,15 @@ from hocket.work.troubles import Troubles
 if TYPE_CHECKING:
     from hocket.events import Emit
     from hocket.work.environment import Environment
+
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from hocket.families.locks.decisions import read_scope
+from hocket.families.locks.projector import waited_in
+from hocket.families.locks.rules import Agent, Scope, deadlock
+from hocket.kernel.clock import Hlc
 
 # How often a long-running process looks for locks of dead processes, if a process has asked for one, and otherwise; and
 # for expired ones.
@@ -219,3 +232,36 @@ class LockSweep:
         states = (session.subject_state(Subject(LOCK, key)) for key in session.subjects_since(LOCK, b""))
         scopes = [LOCKS.decode(state) for state in states if state is not None]
         return any(hold.node == node and hold.deadline < now for scope in scopes for hold in scope.holds)
+
+
+class Suspicion(NamedTuple):
+    """Whether agents wait for each other if a request waits, and those of whom that is certain, in order."""
+
+    is_suspected: bool
+    agents: list[Agent]
+
+
+class DeadlockWatch:
+    """Watches the waits that stand against one request."""
+
+    def __init__(self, processes: LockProcesses) -> None:
+        self._processes = processes
+        # When each wait would have ended when it was first seen. Only its agent can change that.
+        self._first_until: dict[bytes, int] = {}
+
+    def look(self, session: Session, scope_name: str, request: Wait, at: Hlc) -> Suspicion:
+        scope = read_scope(session, scope_name) or Scope(0, (), (), at)
+        others = waited_in(session, scope_name.encode())
+        waits = [wait for each in (scope, *others) for wait in each.waits]
+        for wait in waits:
+            self._first_until.setdefault(wait.op, wait.until)
+        if not deadlock(scope, request, at.wall, others):
+            return Suspicion(False, [])
+        live = self._processes.running(session, request.node, waits)
+        live |= {wait.op for wait in waits if wait.until != self._first_until[wait.op]}
+        certain, *certain_others = (_with_waits(each, live) for each in (scope, *others))
+        return Suspicion(True, deadlock(certain, request, at.wall, certain_others))
+
+
+def _with_waits(scope: Scope, live: set[bytes]) -> Scope:
+    return replace(scope, waits=tuple(wait for wait in scope.waits if wait.op in live))

@@ -12,28 +12,31 @@ from typing import NamedTuple
 
 from hocket.bus.changes import LOCK_WAIT, about
 from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
-from hocket.families.locks import limits as lock_limits
 from hocket.families.locks import rules as locks
-from hocket.families.locks.deadlocks import DeadlockWatch, Suspicion
 from hocket.families.locks.decisions import (
     ASK_AGAIN_S,
     ASK_AGAIN_S_MAX,
     LockDecision,
+    LockRefusals,
+    NameOf,
+    RefusedForNow,
+    SuspectedDeadlock,
     UndecidedRequest,
     decided,
+    holding,
     read_scope,
     scope_in,
     settled,
+    text,
 )
+from hocket.families.locks.decisions import LockHeld as LockHeld
+from hocket.families.locks.decisions import LockLost as LockLost
+from hocket.families.locks.decisions import moment as moment
 from hocket.families.locks.facts import LOCK, AcquireLocks, BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
 from hocket.families.locks.index import LockIndex
 from hocket.families.locks.key_patterns import is_pattern
-from hocket.families.locks.processes import LockProcesses
+from hocket.families.locks.processes import DeadlockWatch, LockProcesses, Suspicion
 from hocket.families.locks.projector import waited_in
-from hocket.families.locks.refusals import LockHeld as LockHeld
-from hocket.families.locks.refusals import LockLost as LockLost
-from hocket.families.locks.refusals import LockRefusals, NameOf, RefusedForNow, SuspectedDeadlock, holding, text
-from hocket.families.locks.refusals import moment as moment
 from hocket.families.locks.rules import Hold, Scope, Wait
 from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text
@@ -92,8 +95,8 @@ def wanted(
     named = tuple(sorted(set(map(checked_key, keys))))
     if not 0 < len(named) <= locks.KEYS_MAX:
         raise Usage(f"a lock has 1 to {locks.KEYS_MAX} keys, not {len(named)}")
-    if (patterns := sum(map(is_pattern, named))) > lock_limits.PATTERNS_MAX:
-        raise Usage(f"{patterns} keys have stars; a lock has at most {lock_limits.PATTERNS_MAX} such keys")
+    if (patterns := sum(map(is_pattern, named))) > locks.PATTERNS_MAX:
+        raise Usage(f"{patterns} keys have stars; a lock has at most {locks.PATTERNS_MAX} such keys")
     if lasts is None:
         lasts = default_ttl_ms(named)
     if isinstance(lasts, int):
@@ -126,8 +129,8 @@ def checked(text: str, what: str, length: int) -> str:
 
 def checked_key(key: str) -> str:
     named = checked(key, "key", locks.KEY_CHARS_MAX)
-    if (stars := named.count("*")) > lock_limits.STARS_MAX:
-        raise Usage(f"bad key {named!r}: it has {stars} stars; use at most {lock_limits.STARS_MAX}")
+    if (stars := named.count("*")) > locks.STARS_MAX:
+        raise Usage(f"bad key {named!r}: it has {stars} stars; use at most {locks.STARS_MAX}")
     return named
 
 

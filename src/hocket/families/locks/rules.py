@@ -19,11 +19,9 @@ from msgspec.structs import replace
 from hocket.families.locks.facts import AcquireLocks, BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
 from hocket.families.locks.index import LockIndex
 from hocket.families.locks.index import conflict as conflict
-from hocket.families.locks.key_patterns import overlap
-from hocket.families.locks.limits import excess
-from hocket.kernel.arbitration import Citing, FoldContext
+from hocket.families.locks.key_patterns import is_pattern, overlap
+from hocket.kernel.arbitration import FoldContext, SubjectRules
 from hocket.kernel.clock import Hlc
-from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 
@@ -32,6 +30,15 @@ KEY_CHARS_MAX = 512
 NAME_CHARS_MAX = 255
 TTL_MS_MAX = 24 * 3600 * 1000
 WAIT_MS_MAX = 24 * 3600 * 1000
+# Stars of one key.
+STARS_MAX = 8
+# Keys with stars of one request.
+PATTERNS_MAX = 16
+# Of one node in one scope: its holds, its waits, their keys with stars, and the characters of all their keys.
+HOLDS_MAX = 4096
+WAITS_MAX = 1024
+NODE_PATTERNS_MAX = 64
+NODE_CHARS_MAX = 256 * 1024
 # How long a grant from the queue lasts at most until its holder renews it.
 GRANT_MS = 5_000
 # An overdue hold that nobody takes over is forgotten after this long: every clock has passed its deadline by then.
@@ -90,22 +97,10 @@ Agent = tuple[int, str]
 _EMPTY = Scope(0, (), (), Hlc(0, 0, 0))
 
 
-class LockScopes:
+class LockScopes(SubjectRules[Scope]):
     """The family of locks."""
 
     decided: frozenset[type] = frozenset((AcquireLocks, RenewLocks, ReleaseLocks, LeaveQueue, BreakLock))
-
-    def refusal(self, state: Scope | None, op: Op, context: FoldContext, citing: Citing) -> Reason | None:
-        return context.refusal(op, "") or citing()
-
-    def word(self, state: Scope | None) -> str:
-        return ""
-
-    def is_certain(self, state: Scope | None, op: Op) -> bool:
-        return True
-
-    def is_open(self, state: Scope | None) -> bool:
-        return False
 
     def apply(self, state: Scope | None, op: Op, context: LockContext) -> Verdict:
         fault = excess(state, op) or _overdue_renewal(state or _EMPTY, op, op.timestamp.wall)
@@ -115,25 +110,8 @@ class LockScopes:
         made = _applied(state or _EMPTY, op, context)
         return made if isinstance(made, Reason) else made.scope
 
-    def accept_open(self, state: Scope, op: Op, offered: Op) -> Verdict:
-        return Reason.NOT_ARBITER
 
-    def seen(self, state: Scope, op: Op) -> Scope:
-        return replace(state, last=op.timestamp)
-
-    def last(self, state: Scope) -> Hlc:
-        return state.last
-
-    def encode(self, state: Scope) -> bytes:
-        return _encode(state)
-
-    def decode(self, data: bytes) -> Scope:
-        return _decode(data)
-
-
-LOCKS = LockScopes()
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgpack_decoder(Scope).decode
+LOCKS = LockScopes(Scope)
 
 
 def ends_early(state: Scope | None, op: Op, context: LockContext, physical: int) -> Reason | None:
@@ -149,6 +127,35 @@ def ends_early(state: Scope | None, op: Op, context: LockContext, physical: int)
     made = _applied(state, op, context)
     early = not isinstance(made, Reason) and any(hold.deadline >= physical for hold in made.taken_over)
     return Reason.LEASE_RUNNING if early else None
+
+
+def excess(scope: Scope | None, op: Op) -> Reason | None:
+    """Why the arbiter does not put this op in force: it asks for more than one request, or one node, may have. The
+    arbiter asks this before it writes or accepts an op, and the fold does not: an op that the arbiter has put in force
+    stays in force when a newer program, which may know other limits, folds the log again. So no fence is given twice.
+    """
+    payload = op.payload
+    if isinstance(payload, BreakLock):
+        return Reason.BAD_PATTERN if payload.key.count("*") > STARS_MAX else None
+    if not isinstance(payload, AcquireLocks):
+        return None
+    wanted = payload.keys
+    patterns = sum(map(is_pattern, wanted))
+    if patterns > PATTERNS_MAX or (patterns and any(key.count("*") > STARS_MAX for key in wanted)):
+        return Reason.BAD_PATTERN
+    if scope is None:
+        return None
+    holds = [hold for hold in scope.holds if hold.node == op.node_id]
+    waits = [wait for wait in scope.waits if wait.node == op.node_id and wait.op not in op.cited]
+    requests: list[Hold | Wait] = [*holds, *waits]
+    keys = [key for each in requests for key in each.keys]
+    is_too_much = (
+        len(holds) >= HOLDS_MAX
+        or (len(waits) >= WAITS_MAX and payload.wait_ms > 0)
+        or (patterns and sum(map(is_pattern, keys)) + patterns > NODE_PATTERNS_MAX)
+        or sum(map(len, keys)) + sum(map(len, wanted)) > NODE_CHARS_MAX
+    )
+    return Reason.TOO_MANY_LOCKS if is_too_much else None
 
 
 def is_deadlock(state: Scope | None, op: Op, context: LockContext, others: Callable[[], Sequence[Scope]]) -> bool:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from hocket.families.rows.facts import ROW, VARIANTS, PutRow
-from hocket.kernel.family import Family
+from hocket.kernel.family import Family, Resource
 
 
 def _rules() -> Any:
@@ -18,4 +18,12 @@ def _follow_up(state: Any, op: Any) -> Any:
     return notice(state, op)
 
 
-FAMILY = Family(ROW, VARIANTS, lambda payload: payload.row.encode(), _rules, accepted=PutRow, follow_up=_follow_up)
+FAMILY = Family(
+    ROW,
+    VARIANTS,
+    lambda payload: payload.row.encode(),
+    _rules,
+    resource=Resource("Row", "row", "rows"),
+    accepted=PutRow,
+    follow_up=_follow_up,
+)

@@ -14,10 +14,9 @@ from msgspec.structs import replace
 
 from hocket.families.inbox.facts import SendMessage
 from hocket.families.rows.facts import ROW, PutRow, ResolveConflict, Strategy
-from hocket.families.rows.merging import MergeClash, merged
-from hocket.kernel.arbitration import Citing, FoldContext
+from hocket.kernel.arbitration import FoldContext, SubjectRules
 from hocket.kernel.clock import Hlc
-from hocket.kernel.decoding import msgpack_decoder
+from hocket.kernel.decoding import json_decoder
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.reasons import Reason
@@ -89,25 +88,10 @@ class RowState(msgspec.Struct, frozen=True, array_like=True):
         return [each for each in self.conflicts if each.is_open]
 
 
-_state = msgpack_decoder(RowState)
-
-
-class Rows:
+class Rows(SubjectRules[RowState]):
     """The family of rows."""
 
     decided: frozenset[type] = frozenset((PutRow, ResolveConflict))
-
-    def refusal(self, state: RowState | None, op: Op, context: FoldContext, citing: Citing) -> Reason | None:
-        return context.refusal(op, "") or citing()
-
-    def word(self, state: RowState | None) -> str:
-        return ""
-
-    def is_certain(self, state: RowState | None, op: Op) -> bool:
-        return True
-
-    def is_open(self, state: RowState | None) -> bool:
-        return False
 
     def apply(self, state: RowState | None, op: Op, context: FoldContext) -> RowState | Reason:
         payload = op.payload
@@ -120,27 +104,15 @@ class Rows:
             return _resolve(state, op, payload)
         return _put(state, op, payload, context)
 
-    def apply_decided(self, state: RowState | None, op: Op, context: FoldContext, author: int) -> RowState | Reason:
-        return self.apply(state, op, context)
-
-    def accept_open(self, state: RowState, op: Op, offered: Op) -> RowState | Reason:
-        return Reason.NOT_ARBITER
-
-    def seen(self, state: RowState, op: Op) -> RowState:
-        return replace(state, last=op.timestamp)
-
-    def last(self, state: RowState) -> Hlc:
-        return state.last
-
     def encode(self, state: RowState) -> bytes:
         """The first byte says whether the row has conflicts; the store finds such rows by it."""
-        return bytes((bool(state.conflicts),)) + msgspec.msgpack.encode(state)
+        return bytes((bool(state.conflicts),)) + super().encode(state)
 
     def decode(self, data: bytes) -> RowState:
-        return _state.decode(memoryview(data)[1:])
+        return super().decode(data[1:])
 
 
-ROWS = Rows()
+ROWS = Rows(RowState)
 
 
 def is_row_name(row: str) -> bool:
@@ -304,3 +276,35 @@ def notice(state: RowState, op: Op) -> SendMessage | None:
     body = _encoder.encode({"conflict": ulid_text(record.op), "row": subject})
     to = f"{record.agent}@{node_text(record.author)}"
     return SendMessage(NO_ID, to, NOTICE_SENDER, NOTICE_TYPE, None, None, 0, NOTICE_TTL_MS, NOTICE_TRIES, body)
+
+
+_members = json_decoder(dict[str, msgspec.Raw])
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+
+
+class MergeClash(Exception):
+    """Both sides changed the same thing."""
+
+
+def merged(base: bytes | None, left: bytes | None, right: bytes | None) -> bytes | None:
+    """The three-way merge of a JSON value that two sides have changed. The result has the changes of both if they are
+    to different members of its objects. None stands for no value. Values count as equal if their bytes are. It does not
+    matter which side is called left. Raises MergeClash, also if both sides made the same change: two that count from 4
+    to 5 have counted to 6, and two that remove the same member would both believe that they took it.
+    """
+    if right == base:
+        return left
+    if left == base:
+        return right
+    if base is None or left is None or right is None:
+        raise MergeClash
+    try:
+        before, ours, theirs = (_members.decode(each) for each in (base, left, right))
+    except msgspec.MsgspecError:
+        raise MergeClash from None  # not an object
+    together = {}
+    for name in before.keys() | ours.keys() | theirs.keys():
+        found = merged(*(None if name not in each else bytes(each[name]) for each in (before, ours, theirs)))
+        if found is not None:
+            together[name] = msgspec.Raw(found)
+    return _encode_sorted(together)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.families.rows.merging import MergeClash, merged
+from hocket.families.rows.rules import MergeClash, merged
 
 NAMES = ("a", "b", "c", "é", "")
 leaves = st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from((0.0, 1.0, "1", "", [], [1], [{}]))

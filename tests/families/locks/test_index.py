@@ -17,7 +17,7 @@ from hocket.families.locks.key_patterns import overlap
 from hocket.families.locks.rules import GRANT_MS, Hold, Scope, Wait, conflict, deadlock, in_the_way, live
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from tests.kernel.test_locks import S, World, X, acts
+from tests.families.locks.test_rules import S, World, X, acts
 
 key_parts = st.sampled_from(["a", "b", "/", "*", "**", "dir/"])
 key_sets = st.lists(st.lists(key_parts, min_size=1, max_size=4).map("".join), min_size=1, max_size=3, unique=True)

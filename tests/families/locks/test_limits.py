@@ -6,14 +6,24 @@ from typing import Any
 
 import pytest
 
-from hocket.families.locks import limits as lock_limits
+from hocket.families.locks import rules as lock_limits
 from hocket.families.locks.facts import AcquireLocks, BreakLock, RenewLocks
-from hocket.families.locks.limits import NODE_CHARS_MAX, NODE_PATTERNS_MAX, PATTERNS_MAX, STARS_MAX, excess
-from hocket.families.locks.rules import KEY_CHARS_MAX, LOCKS, Hold, Scope, Wait
+from hocket.families.locks.rules import (
+    KEY_CHARS_MAX,
+    LOCKS,
+    NODE_CHARS_MAX,
+    NODE_PATTERNS_MAX,
+    PATTERNS_MAX,
+    STARS_MAX,
+    Hold,
+    Scope,
+    Wait,
+    excess,
+)
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from tests.kernel.test_locks import A, B, Context, World, X
+from tests.families.locks.test_rules import A, B, Context, World, X
 
 
 def op(node: int, *keys: str, wait: int = 0, cited: tuple[bytes, ...] = ()) -> Op:
