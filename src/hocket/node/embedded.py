@@ -1,10 +1,8 @@
-"""Workers inside a program that does other things as well: beside a block of async code, or on a thread."""
+"""Workers inside a program that does other things as well."""
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 from hocket.work.worker import Worker
@@ -35,30 +33,3 @@ async def beside(work: Callable[[Started], Coroutine[Any, Any, object]]) -> Asyn
         await asyncio.wait([task])
         if not task.cancelled():
             task.result()
-
-
-@contextmanager
-def on_a_thread(work: Callable[[Started], object]) -> Iterator[Worker]:
-    """Runs `work` on a thread of its own, for synchronous code, until the block ends."""
-    begun: Future[Worker] = Future()
-    ended: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work(begun.set_result)
-        except BaseException as error:
-            ended.set_exception(error)
-            if not begun.done():
-                begun.set_exception(error)
-        else:
-            ended.set_result(None)
-
-    thread = threading.Thread(target=run, name="hocket-worker")
-    thread.start()
-    worker = begun.result()
-    try:
-        yield worker
-    finally:
-        worker.stop()
-        ended.result()
-        thread.join()

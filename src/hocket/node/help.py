@@ -11,7 +11,8 @@ from hocket.kernel.beats.messages import HelpPromise, PromiseOutcome, PromiseRes
 from hocket.kernel.beats.promises import promise_times, reply_due
 from hocket.kernel.ids import node_text, parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
-from hocket.node.inbox import Inbox, MessagingNode, ReceivedMessage, message_id_of
+from hocket.node.inbox import Inbox, ReceivedMessage, message_id_of
+from hocket.node.requests import ProgramNode
 from hocket.rhythm.promise_watch import PromiseWatch
 from hocket.store import Session
 from hocket.work.scored_run import HELP_TYPE, PROMISE_TYPE, HelpMissing
@@ -24,14 +25,14 @@ REPLIES_AT_ONCE = 8
 
 
 def helper(
-    node: Callable[[], MessagingNode], watch: PromiseWatch | None
+    node: Callable[[], ProgramNode], watch: PromiseWatch | None
 ) -> Callable[[str, Any, RunTempo], Coroutine[Any, Any, ReceivedMessage]]:
     """What a run asks for help with."""
     return lambda to, body, tempo: ask_help(node(), to, body, tempo, watch)
 
 
 async def ask_help(
-    node: MessagingNode, to: str, body: Any, tempo: RunTempo, watch: PromiseWatch | None
+    node: ProgramNode, to: str, body: Any, tempo: RunTempo, watch: PromiseWatch | None
 ) -> ReceivedMessage:
     """Asks for help, and waits for it as long as the promises say. Raises HelpMissing if no promise comes by the end of
     the bar, or the thread closes without help.

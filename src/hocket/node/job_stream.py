@@ -6,7 +6,7 @@ of the claim asks for it again.
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import closing
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from hocket.bus.changes import about
 from hocket.bus.messages import BusMessage
@@ -15,29 +15,17 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.parts import Part, PartsInOrder, decode_message, decode_whole, encode_wanted
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.subjects import JOB
-from hocket.node.delivery import Delivery
-from hocket.node.handles import WaitingNode, ending_of
+from hocket.node.handles import ending_of
 from hocket.node.part_sender import parts_subject, wanted_subject
+from hocket.node.requests import ProgramNode
 from hocket.node.stream_news import StreamNews
 from hocket.store import Session, Stage
 from hocket.work import artifacts, view
-from hocket.work.artifacts import Fetch
 from hocket.work.progress import newest_notes
 
 # A listener asks for missing parts at most this often, and looks at the log again after so long without news.
 ASK_S = 0.2
 LOOK_S = 1.0
-
-
-class StreamingNode(WaitingNode, Protocol):
-    """A node, as a listener sees it."""
-
-    delivery: Delivery | None
-
-    @property
-    def fetch(self) -> Fetch: ...
-
-    async def message_bus(self) -> SignedMessages: ...
 
 
 class _JobLook(NamedTuple):
@@ -48,7 +36,7 @@ class _JobLook(NamedTuple):
     is_done: bool
 
 
-async def job_parts(node: StreamingNode, job_id: bytes, news: StreamNews) -> AsyncGenerator[Part, None]:
+async def job_parts(node: ProgramNode, job_id: bytes, news: StreamNews) -> AsyncGenerator[Part, None]:
     """The parts of the job, each once and in order. Raises JobFailed or JobCancelled as `result` does."""
     bus = await node.message_bus()
     if node.delivery is not None:
@@ -79,7 +67,7 @@ async def job_parts(node: StreamingNode, job_id: bytes, news: StreamNews) -> Asy
 
 
 class _PartsListener:
-    def __init__(self, node: StreamingNode, bus: SignedMessages, job_id: bytes, news: StreamNews) -> None:
+    def __init__(self, node: ProgramNode, bus: SignedMessages, job_id: bytes, news: StreamNews) -> None:
         self._node, self._bus, self._job_id, self._news = node, bus, job_id, news
         self.order = PartsInOrder()
         self._claimer: int | None = None

@@ -3,7 +3,7 @@ other nodes, and the periodic tasks. `node.Node` adds the API for programs.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import (
     AbstractContextManager,
@@ -26,7 +26,6 @@ from hocket.errors import Unreachable, Usage
 from hocket.events import Emit, ignore
 from hocket.events.nodes import StoreRowRefused
 from hocket.events.workers import StepFailed
-from hocket.kernel.parts import Part
 from hocket.kernel.roster import Job
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
@@ -35,10 +34,8 @@ from hocket.node.delivery import Delivery
 from hocket.node.job_waits import waiting_of
 from hocket.node.requests import accepted, kept
 from hocket.node.runtime import Runtime
-from hocket.node.stream_news import StreamNews
 from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import Session
-from hocket.work.arbiter import decided
 from hocket.work.blobs import Blobs
 from hocket.work.clock_watch import ClockWatch
 from hocket.work.command.secret_handover import HandOver
@@ -266,12 +263,6 @@ class LocalNode:
             self._part_sender = PartSender(self.message_bus, self.log.user)
         return self._part_sender
 
-    def parts(self, job_id: bytes, news: StreamNews) -> AsyncGenerator[Part, None]:
-        """The parts of a job's result, each once and in order, as they come."""
-        from hocket.node.job_stream import job_parts
-
-        return job_parts(self, job_id, news)
-
     @property
     def fetch(self) -> "Fetch":
         """Fetches blobs from other nodes, for a caller that blocks."""
@@ -372,11 +363,14 @@ class LocalNode:
 
     async def decide(self, request: Callable[[Transaction], Result]) -> Job:
         """The job after a request on it was decided. Raises Conflict if the request was not accepted."""
+        result = await self.run(request)
+        if not isinstance(result, Offer):
+            self.wrote()
+            return accepted(result)
         try:
-            (decision,) = await decided(self, lambda tx: [request(tx)])
+            (decision,) = await self.consult([result])
         except Unreachable as error:
             raise kept(error) from error
-        self.wrote()
         return accepted(decision)
 
     async def waiting(self, job_id: bytes, here: Sequence[Serving] = ()) -> Waiting | None:
