@@ -1,5 +1,5 @@
-"""What a program asks of a node, in the forms that jobs have, and the answers that it gets. `ProgramNode` is the node as
-its handles, inboxes and tables see it. The rest are their async methods for synchronous code: on a `DirectNode` no
+"""What a program asks of a node, in the forms that jobs have, and the answers that it gets. `ProgramNode` is the node
+as its handles, inboxes and tables see it. The rest are their async methods for synchronous code: on a `DirectNode` no
 request suspends, so a blocking call runs its coroutine to the end in the caller's thread.
 """
 
