@@ -113,7 +113,7 @@ def run(
     """
     asked = read(context.params, Path.cwd(), dict(os.environ))
     with open_service() as service:
-        from hocket.node.estimates import check_budgets
+        from hocket.node.costs import check_budgets
         from hocket.work.command import request
 
         runtime, target = service.runtime, None if on is None else _target(service, on)
@@ -234,9 +234,9 @@ async def _attached(
     from hocket.cli.wait_line import WaitLine
     from hocket.kernel.ids import ulid_text
     from hocket.node.command_runner import command_runner
+    from hocket.node.costs import rates_of
     from hocket.node.local_node import fetch_for
     from hocket.node.node import Node
-    from hocket.node.rates import rates_of
     from hocket.node.signals import stopped_by_signals
     from hocket.server.following import Following
     from hocket.work import jobs

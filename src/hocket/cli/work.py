@@ -29,10 +29,10 @@ from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.safe_text import clean
 from hocket.node.bus_settings import BusSettings, bus_settings
 from hocket.node.command_runner import command_runner
+from hocket.node.costs import rates_of
 from hocket.node.home import ENVIRONMENT
 from hocket.node.local_node import fetch_for
 from hocket.node.node import Node, handler_processes
-from hocket.node.rates import rates_of
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.node.tempo_policy import tempo_policy

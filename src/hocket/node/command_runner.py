@@ -1,13 +1,42 @@
-"""The runner of commands of a node."""
+"""The runner of commands of a node, and the files that no command of another node may read: the home, and what the
+configuration and the environment name outside it. A sandbox covers them wherever they would be visible.
+"""
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
-from hocket.node.rates import rates_of
+from hocket.node import variables
+from hocket.node.bus_settings import credentials_path
+from hocket.node.costs import rates_of
+from hocket.node.home import DATABASE_ENDS, Home
 from hocket.node.runtime import Runtime
-from hocket.node.secret_paths import secret_paths
 from hocket.work.artifacts import Fetch
 from hocket.work.command.allowance import configured
 from hocket.work.command.job import Commands, Premises
+
+# What the drivers of databases, git and ssh read by themselves.
+_IN_HOME = (
+    ".pgpass",
+    ".pg_service.conf",
+    ".postgresql",
+    ".ssh",
+    ".netrc",
+    ".git-credentials",
+    ".config/git/credentials",
+)
+_NAMED = ("PGPASSFILE", "PGSERVICEFILE", "PGSSLKEY")
+
+
+def secret_paths(home: Home, also: Iterable[str] = ()) -> tuple[str, ...]:
+    """Without symbolic links, and without what is below another one. `also` are paths that the owner named."""
+    named = [home.path, *(Path(os.path.expanduser("~"), name) for name in _IN_HOME), *map(Path, also)]
+    named += [Path(value).expanduser() for name in _NAMED if (value := variables.given(name))]
+    databases = [home.database, *filter(None, [variables.replica_path(home.server, home.replica)])]
+    named += [database.with_name(database.name + end) for database in databases for end in DATABASE_ENDS]
+    named += filter(None, [credentials_path(home), home.tls_key()])
+    whole = {Path(os.path.realpath(path)) for path in named}
+    return tuple(sorted(str(path) for path in whole if whole.isdisjoint(path.parents)))
 
 
 def command_runner(

@@ -12,10 +12,8 @@ from hocket.kernel.parts import Part
 from hocket.kernel.proof import encode_proof
 from hocket.kernel.roster import Outcome
 from hocket.kernel.subjects import JOB, Subject
-from hocket.node.job_waits import wait_reader
-from hocket.node.requests import Blocking, ProgramNode, each, now
+from hocket.node.requests import Blocking, ProgramNode, StreamNews, each, now
 from hocket.node.runtime import Runtime
-from hocket.node.stream_news import StreamNews
 from hocket.store import JobEntry, JobSession, Session, Stage
 from hocket.work import chains, jobs, view
 from hocket.work.blobs import Blobs
@@ -105,7 +103,7 @@ def overdue(runtime: Runtime, job_ids: Sequence[bytes], timeout: float | None) -
     """The error that says what the first of the jobs that have not ended waits for."""
     late = f"not ended within {timeout or 0:g} seconds"
     with runtime.read() as session:
-        read = wait_reader(runtime, session, is_connected=True)
+        read = runtime.wait_reader(session, is_connected=True)
         for job_id in job_ids:
             if (waiting := read(_entry(session, job_id))) is not None:
                 return TimeoutError(f"job {ulid_text(job_id)} has {late}: {waiting.sentence}")

@@ -31,7 +31,6 @@ from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
 from hocket.mesh.waiting import Waiting
 from hocket.node.delivery import Delivery
-from hocket.node.job_waits import waiting_of
 from hocket.node.requests import accepted, kept
 from hocket.node.runtime import Runtime
 from hocket.node.variables import MESH_ENABLED, is_on
@@ -51,8 +50,8 @@ if TYPE_CHECKING:
     from hocket.log.store_check import RowFinding
     from hocket.mesh.services import MeshServices
     from hocket.node.bus_settings import BusSettings
+    from hocket.node.job_stream import PartSender
     from hocket.node.message_bus import NodeMessages
-    from hocket.node.part_sender import PartSender
     from hocket.work.artifacts import Fetch
 
 
@@ -258,7 +257,7 @@ class LocalNode:
     def part_sender(self) -> "PartSender":
         """Sends the parts of results from this process."""
         if self._part_sender is None:
-            from hocket.node.part_sender import PartSender
+            from hocket.node.job_stream import PartSender
 
             self._part_sender = PartSender(self.message_bus, self.log.user)
         return self._part_sender
@@ -321,7 +320,7 @@ class LocalNode:
 
     async def announce_git_jobs(self) -> None:
         """Announces the git jobs that this home has submitted, until they are claimed."""
-        from hocket.node.git_announcing import GitAnnouncing
+        from hocket.node.pending_git_jobs import GitAnnouncing
 
         await GitAnnouncing(self.runtime.home, self.log.user, self.message_bus, self.environment).run()
 
@@ -375,7 +374,7 @@ class LocalNode:
 
     async def waiting(self, job_id: bytes, here: Sequence[Serving] = ()) -> Waiting | None:
         """What a job waits for, as far as this node knows. `here` are workers that others are not told about."""
-        return await self.call(lambda: waiting_of(self.runtime, job_id, here, is_connected=True))
+        return await self.call(lambda: self.runtime.waiting_of(job_id, here, is_connected=True))
 
     async def _query(self, view: Callable[[], AbstractContextManager[Session]], query: Callable[[Session], T]) -> T:
         def run() -> T:

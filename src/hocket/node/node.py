@@ -44,11 +44,11 @@ from hocket.kernel.roster import Job
 from hocket.log import Transaction
 from hocket.mesh.waiting import Waiting
 from hocket.mesh.window_tokens import TOKEN_BARS
-from hocket.node import cost_reports as reports
+from hocket.node import costs as reports
 from hocket.node import handles
+from hocket.node.costs import check_budgets, estimate_of, rates_of
 from hocket.node.delivery import Delivery
 from hocket.node.embedded import Started, beside
-from hocket.node.estimates import check_budgets, estimate_of
 from hocket.node.handles import Handle, SyncHandle
 from hocket.node.help import helper
 from hocket.node.inbox import (
@@ -63,18 +63,15 @@ from hocket.node.inbox import (
     draft_of,
     node_of,
 )
-from hocket.node.job_waits import waiting_of
 from hocket.node.kept_requests import keep_jobs, keep_message, send_kept
 from hocket.node.local_node import LOOK_AGAIN_S, LocalNode, fetch_for
 from hocket.node.locks import HeldLock, LockOptions, NodeLock, for_threads
 from hocket.node.process_loop import INLINE, on_loop, process_loop
-from hocket.node.rates import rates_of
-from hocket.node.requests import Blocking, drafts_of, each, id_of, kept, now, pairs_of
+from hocket.node.requests import Blocking, StreamNews, drafts_of, each, id_of, kept, now, pairs_of
 from hocket.node.rows import RowTable, SyncRowTable
 from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.node.signals import held_interrupts, stopped_by_signals
-from hocket.node.stream_news import StreamNews
 from hocket.node.tempo_policy import tempo_policy
 from hocket.node.window_secret import ProjectSecret, project_secret
 from hocket.node.worker_tempo import hold_length, in_tempo
@@ -444,7 +441,7 @@ class DirectNode(Node):
         return await self.call(run)
 
     async def waiting(self, job_id: bytes, here: Sequence[Serving] = ()) -> Waiting | None:
-        return await self.call(lambda: waiting_of(self.runtime, job_id, here))
+        return await self.call(lambda: self.runtime.waiting_of(job_id, here))
 
     async def consult(self, offers: Sequence[Offer], *, is_urgent: bool = False) -> list[Decision]:
         return self.on_loop(lambda node: node.consult(offers, is_urgent=is_urgent))

@@ -5,7 +5,7 @@ request suspends, so a blocking call runs its coroutine to the end in the caller
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from hocket.errors import Conflict, Unreachable, Usage
 from hocket.kernel.ids import parse_ulid
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hocket.mesh.waiting import Waiting
     from hocket.node.delivery import Delivery
     from hocket.node.runtime import Runtime
-    from hocket.node.stream_news import StreamNews
     from hocket.work.artifacts import Fetch
     from hocket.work.environment import Environment
     from hocket.work.handlers import JobType
@@ -30,6 +29,16 @@ if TYPE_CHECKING:
 
     Pairs = Iterable[tuple[JobType | str, dict[str, Any]]]
     Step = tuple[JobType | str, dict[str, Any]] | JobType | str
+
+
+class StreamNews(NamedTuple):
+    """News for a listener besides parts: each new progress note, and while the job is not running, about every
+    second what it waits for (None once it runs).
+    """
+
+    progress: Callable[[Any], None] = lambda note: None
+    waiting: Callable[[Waiting | None], None] | None = None
+
 
 P = ParamSpec("P")
 T = TypeVar("T")

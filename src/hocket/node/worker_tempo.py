@@ -17,8 +17,7 @@ from hocket.kernel.candidates import worker_id
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import LEASE_MS_MIN
 from hocket.node.runtime import Runtime
-from hocket.node.tempo_policy import tempo_policy
-from hocket.node.tempo_timeline import home_timeline
+from hocket.node.tempo_policy import home_timeline, tempo_policy
 from hocket.store import JobFilter, Session, Stage
 from hocket.work.supervision import supervised
 from hocket.work.worker import WorkerOptions

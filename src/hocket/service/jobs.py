@@ -23,7 +23,7 @@ from hocket.work.progress import newest_notes
 if TYPE_CHECKING:
     from hocket.kernel.parts import Part
     from hocket.mesh.waiting import Waiting
-    from hocket.node.stream_news import StreamNews
+    from hocket.node.requests import StreamNews
     from hocket.work.jobs import Draft, Submitted
 
 REASON_CHARS_MAX = 500
@@ -213,13 +213,12 @@ class JobsWatch:
     def _waits(self, session: Session, found: JobsPage) -> dict[str, int]:
         """What the pending jobs of the page wait for. A job that has just come may be claimed at once."""
         from hocket.node.delivery import TELL_S
-        from hocket.node.job_waits import wait_reader
 
         if time.monotonic() < self._began + TELL_S:
             return {}
         before = found.now_ms - TELL_S * 1000
         waiting_jobs = [each for each in found.items if each.state == JobState.pending and each.scheduled_ms <= before]
-        read = wait_reader(self._service.runtime, session, is_connected=True)
+        read = self._service.runtime.wait_reader(session, is_connected=True)
         asked = [_id(each.job_id) for each in waiting_jobs[:EXPLAINED_MAX]]
         entries = [entry for each in asked if (entry := session.job(each)) is not None]
         told = [waiting for entry in entries if (waiting := read(entry)) is not None]
@@ -235,9 +234,7 @@ def find(service: Service, prefix: str) -> str:
 def show(service: Service, prefix: str) -> JobDetails:
     shown, waits_for = service.runtime.show(prefix), None
     if shown["outcome"] is None:
-        from hocket.node.job_waits import waiting_of
-
-        waiting = waiting_of(service.runtime, _id(shown["job_id"]))
+        waiting = service.runtime.waiting_of(_id(shown["job_id"]))
         waits_for = None if waiting is None else waiting.sentence
     return convert(shown | {"waits_for": waits_for}, JobDetails)
 
@@ -249,7 +246,7 @@ def submit(service: Service, drafts: "Sequence[Draft]") -> "list[Submitted]":
 
     def write() -> "list[Submitted]":
         if any(each.policy.budget is not None for each in drafts):
-            from hocket.node.estimates import check_budgets  # it loads more than a submit needs
+            from hocket.node.costs import check_budgets  # it loads more than a submit needs
 
             check_budgets(runtime, drafts)
         return runtime.submit(drafts)
@@ -273,7 +270,6 @@ def result(
     """Waits for a job to end and returns its result. Calls `tell` every second with what the job waits for."""
     from hocket.node.delivery import TELL_S
     from hocket.node.handles import ending_of
-    from hocket.node.job_waits import waiting_of
     from hocket.node.signals import held_interrupts
 
     node, wanted, deadline = service.node, _id(job_id), None if timeout is None else time.monotonic() + timeout
@@ -283,7 +279,7 @@ def result(
             return node.until(lambda session: ending_of(session, wanted), max(0.0, left), about(JOB, wanted))
         except TimeoutError:
             with held_interrupts():
-                waiting = waiting_of(service.runtime, wanted, is_connected=True)
+                waiting = service.runtime.waiting_of(wanted, is_connected=True)
         if deadline is not None and time.monotonic() >= deadline:
             why = service.delivery.send() or ("it has just ended" if waiting is None else waiting.sentence)
             raise Unreachable(
