@@ -231,11 +231,12 @@ async def _attached(
     runtime: "Runtime", packed: "PackedRequest", pass_on: "Callable[[str, bytes], None]", is_here: bool
 ) -> "tuple[CommandOutcome, str]":
     """Submits the command, and waits until it has ended. Unless it goes to another node, a worker runs it here."""
+    from contextlib import ExitStack
+
     from hocket.cli.wait_line import WaitLine
     from hocket.kernel.ids import ulid_text
     from hocket.node.command_runner import command_runner
     from hocket.node.costs import rates_of
-    from hocket.node.local_node import fetch_for
     from hocket.node.node import Node
     from hocket.node.signals import stopped_by_signals
     from hocket.server.following import Following
@@ -246,7 +247,8 @@ async def _attached(
     from hocket.work.worker import Worker, WorkerOptions
 
     node = Node(runtime)
-    commands = command_runner(runtime, fetch_for(runtime))
+    stack = ExitStack()
+    commands = stack.enter_context(command_runner(runtime))
     job_id = await node.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed))
     name = ulid_text(job_id)
     line = WaitLine(name)
@@ -294,7 +296,7 @@ async def _attached(
                     raise NotAuthorised(f"{refused}; job {name} was cancelled")
                 return await end, name
     finally:
-        commands.close()
+        stack.close()
         await node.finish()
 
 

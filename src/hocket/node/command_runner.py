@@ -3,15 +3,17 @@ configuration and the environment name outside it. A sandbox covers them whereve
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+from hocket.events import Emit, ignore
 from hocket.node import variables
 from hocket.node.bus_settings import credentials_path
 from hocket.node.costs import rates_of
 from hocket.node.home import DATABASE_ENDS, Home
+from hocket.node.local_node import fetch_for
 from hocket.node.runtime import Runtime
-from hocket.work.artifacts import Fetch
 from hocket.work.command.allowance import configured
 from hocket.work.command.job import Commands, Premises
 
@@ -39,13 +41,18 @@ def secret_paths(home: Home, also: Iterable[str] = ()) -> tuple[str, ...]:
     return tuple(sorted(str(path) for path in whole if whole.isdisjoint(path.parents)))
 
 
+@contextmanager
 def command_runner(
-    runtime: Runtime, fetch: Fetch, allow: Iterable[str] = (), allow_any: bool = False, allow_env: Iterable[str] = ()
-) -> Commands:
+    runtime: Runtime,
+    emit: Emit = ignore,
+    allow: Iterable[str] | None = None,
+    allow_any: bool = False,
+    allow_env: Iterable[str] | None = None,
+) -> Iterator[Commands]:
     """The runner of commands on this node: its own, and those of other nodes that the home's configuration or these
-    patterns allow, with variables of these names. `fetch` gets content from other nodes.
+    patterns allow, with variables of these names. Warns of what it may not do here.
     """
-    allowance = configured(runtime.home.configuration).extended(allow, allow_any, allow_env)
+    allowance = configured(runtime.home.configuration).extended(allow or (), allow_any, allow_env or ())
     key, runs = runtime.home.node_key(), runtime.home.runs
     premises = Premises(
         key,
@@ -54,10 +61,13 @@ def command_runner(
         runtime.secrets,
         runtime.blobs,
         runtime.read,
-        fetch,
+        fetch_for(runtime),
         runtime.log.physical,
         runtime.output,
         rates_of(runtime.home),
         secret_paths(runtime.home, allowance.hide),
     )
-    return Commands(premises, allowance)
+    with closing(Commands(premises, allowance)) as commands:
+        for warning in commands.warnings():
+            emit(warning)
+        yield commands

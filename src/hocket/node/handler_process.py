@@ -23,11 +23,10 @@ from hocket.errors import HocketError, Usage
 from hocket.kernel.clock import Hlc
 from hocket.kernel.rate_card import ResourceUse
 from hocket.kernel.roster import Job
-from hocket.node.help import helper
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import AsyncHandlerNode, Node, SyncNode, handler_node
 from hocket.node.process_loop import process_loop
-from hocket.node.run_services import run_services
+from hocket.node.run_services import helper, run_services
 from hocket.node.runtime import Runtime
 from hocket.work.budget_guard import BudgetGuard
 from hocket.work.handler_channel import (

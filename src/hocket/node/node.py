@@ -48,9 +48,7 @@ from hocket.node import costs as reports
 from hocket.node import handles
 from hocket.node.costs import check_budgets, estimate_of, rates_of
 from hocket.node.delivery import Delivery
-from hocket.node.embedded import Started, beside
 from hocket.node.handles import Handle, SyncHandle
-from hocket.node.help import helper
 from hocket.node.inbox import (
     Attached,
     Body,
@@ -64,12 +62,12 @@ from hocket.node.inbox import (
     node_of,
 )
 from hocket.node.kept_requests import keep_jobs, keep_message, send_kept
-from hocket.node.local_node import LOOK_AGAIN_S, LocalNode, fetch_for
+from hocket.node.local_node import LOOK_AGAIN_S, LocalNode
 from hocket.node.locks import HeldLock, LockOptions, NodeLock, for_threads
 from hocket.node.process_loop import INLINE, on_loop, process_loop
 from hocket.node.requests import Blocking, StreamNews, drafts_of, each, id_of, kept, now, pairs_of
 from hocket.node.rows import RowTable, SyncRowTable
-from hocket.node.run_services import run_services
+from hocket.node.run_services import helper, run_services
 from hocket.node.runtime import Runtime
 from hocket.node.signals import held_interrupts, stopped_by_signals
 from hocket.node.tempo_policy import tempo_policy
@@ -94,13 +92,17 @@ from hocket.work.tracing import tracer
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
+    from hocket.kernel.beats.policy import TempoPolicy
     from hocket.node.requests import Pairs, Step
+    from hocket.work.command.job import Commands
 
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
 
 SubmitDrafts = Callable[[Transaction, list[Draft]], list[Submitted]]
+# Called with the worker when it begins.
+Started = Callable[[Worker], None]
 
 OWNED = "this node belongs to the worker or the server that runs here, which closes it"
 
@@ -353,25 +355,17 @@ class Node(LocalNode):
             options = (
                 {"concurrency": processes} | options | {"processes": handler_processes(self.runtime, processes, served)}
             )
-        commands = None
+        commands, emit = None, logged(events if notice is None else sentences(notice, also=events))
         with ExitStack() as stack:
             if allow is not None or allow_any:
                 # It loads 40 modules, and most programs' workers run no commands.
                 from hocket.node.command_runner import command_runner
 
-                commands = command_runner(self.runtime, fetch_for(self.runtime), allow or (), allow_any, allow_env)
-                stack.callback(commands.close)
+                commands = stack.enter_context(command_runner(self.runtime, emit, allow, allow_any, allow_env))
                 served = served.plus(commands.job_type())
-            emit = logged(events if notice is None else sentences(notice, also=events))
-            told = serving(served.topics(), None if commands is None else commands.allowance)
             options = {"rates": rates_of(self.runtime.home)} | options
-            chosen = WorkerOptions(served, emit=emit, serving=told, **options)
-            chosen.messages = chosen.messages or await self.mesh_messages(emit)
-            if commands is not None:
-                for warning in commands.warnings():
-                    emit(warning)
-            async with in_tempo(self, chosen, tempo_policy(self.runtime.home, tempo)):
-                worker = Worker(self, self.environment, chosen)
+            chosen = WorkerOptions(served, emit=emit, **options)
+            async with self.worker(chosen, commands, tempo_policy(self.runtime.home, tempo)) as worker:
                 if signals:
                     stack.enter_context(stopped_by_signals(worker.stop))
                 stack.enter_context(catching())
@@ -381,6 +375,19 @@ class Node(LocalNode):
         if worker.is_spent:
             raise Failed("every slot has a handler that does not end; only a new process is rid of them, so restart it")
         return worker
+
+    @asynccontextmanager
+    async def worker(
+        self, options: WorkerOptions, commands: "Commands | None" = None, tempo: "TempoPolicy | None" = None
+    ) -> AsyncIterator[Worker]:
+        """Puts a worker together: with the messages between nodes, with what it tells others about its handlers and the
+        commands that it runs, and in this tempo. Run it inside the block.
+        """
+        options.messages = options.messages or await self.mesh_messages(options.emit)
+        if options.serving is None:
+            options.serving = serving(options.handlers.topics(), None if commands is None else commands.allowance)
+        async with in_tempo(self, options, tempo):
+            yield Worker(self, self.environment, options)
 
     def holding(self, shortest_lease_s: Callable[[], float]) -> AbstractContextManager[None]:
         breaker = self.runtime.store_breaker
@@ -405,7 +412,7 @@ class Node(LocalNode):
         block is cancelled, it hands its jobs back at once. Signals stay the program's; the other options are those of
         `work`.
         """
-        return beside(lambda started: self.work(handlers, signals=False, started=started, **options))
+        return _beside(lambda started: self.work(handlers, signals=False, started=started, **options))
 
 
 class DirectNode(Node):
@@ -648,6 +655,30 @@ class SyncNode:
     def with_node(self, act: Callable[[Node], Awaitable[T]]) -> T:
         """Runs a function of a node on an event loop. A process without one of its own needs no other thread for it."""
         return self._target.on_loop(act, INLINE)
+
+
+@asynccontextmanager
+async def _beside(work: Callable[[Started], Coroutine[Any, Any, object]]) -> AsyncIterator[Worker]:
+    """Runs `work` as a task until the block ends; then stops the worker and waits for it. If the block is cancelled, so
+    is the task: the worker hands its jobs back at once.
+    """
+    begun: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(work(begun.set_result))
+    try:
+        first: list[asyncio.Future[Any]] = [begun, task]
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if not begun.done():
+            await task  # it has failed
+        yield begun.result()
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    finally:
+        if begun.done() and not task.cancelling():
+            begun.result().stop()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
 
 
 def _asked(runtime: Runtime, ask: RosterAsk, kind: str | None, limit: int) -> list[bytes]:

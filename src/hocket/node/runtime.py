@@ -35,6 +35,8 @@ from hocket.node.variables import (
     MESH_SCOPE_ID,
     STORE,
     check_scope,
+    chosen_name,
+    follow_mesh_variables,
     given,
     is_on,
     read_address,
@@ -207,7 +209,6 @@ class Runtime:
         """
         from hocket.kernel.keys import did_key
         from hocket.node.home_store import put_blob_place, put_rules
-        from hocket.node.mesh_variables import chosen_name
         from hocket.store.blobs import BlobPlace
 
         home = Home(path or default_home())
@@ -449,8 +450,6 @@ class Runtime:
             if self.log.is_shared:
                 self.check_sharing()
             if given(MESH_NODE_ID) is not None or given(MESH_CONTROL_ADDR) is not None:
-                from hocket.node.mesh_variables import follow_mesh_variables
-
                 follow_mesh_variables(self.log)
         except BaseException:
             self.close()

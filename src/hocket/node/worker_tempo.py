@@ -54,7 +54,7 @@ async def in_tempo(node: "LocalNode", options: WorkerOptions, policy: TempoPolic
     if policy is None:
         yield
         return
-    from hocket.node.help import answered_at, may_tell
+    from hocket.node.run_services import answered_at, may_tell
     from hocket.node.tempo import heard_beats
     from hocket.rhythm.promise_watch import PromiseWatch
     from hocket.rhythm.status_claims import StatusClaims
