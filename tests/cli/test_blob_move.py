@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from hocket.log import store_copy
-from hocket.node import blob_transfer
+from hocket.node import store_move
 from hocket.node.home import Home
 from hocket.node.store_move import move
 from hocket.store.blobs import PART_BYTES, BlobPlace
@@ -116,7 +116,7 @@ def move_until_done(home: Path, source: str, target: str, deaths: Iterator[None]
 def test_a_move_that_is_killed_after_every_blob_goes_on_where_it_was(
     hocket: Program, made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blob_transfer, "STEP", 2)
+    monkeypatch.setattr(store_move, "STEP", 2)
     database, address = hocket.home / "log.db", server().new_database()
     with monkeypatch.context() as patch:
         deaths = killing(patch, PostgresBlobs, "write")
@@ -154,7 +154,7 @@ def test_what_is_put_while_the_log_is_copied_moves_too(
 def test_what_is_too_large_for_the_database_stays_in_the_home(
     hocket: Program, made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blob_transfer, "STORED_BYTES_MAX", 100_000)
+    monkeypatch.setattr(store_move, "STORED_BYTES_MAX", 100_000)
     address = server().new_database()
     move(Home(hocket.home), str(hocket.home / "log.db"), address, lambda done, total: None, BlobPlace.STORE)
     assert blobs_in(address) == 1 and contents(hocket, made) == CONTENTS

@@ -12,7 +12,7 @@ import hocket as library
 from hocket.kernel.beats.policy import read_policy
 from hocket.kernel.beats.tempo import changed
 from hocket.node.home import Home
-from hocket.node.tempo_timeline import keep_change
+from hocket.node.tempo_policy import keep_change
 from tests.cli.conftest import Program
 
 ROOT = bytes(range(32))

@@ -11,8 +11,8 @@ from hocket.bus.subject_names import read_subject
 from hocket.events import ignore
 from hocket.node.bus_settings import bus_settings
 from hocket.node.git_announcements import announce, hearing
-from hocket.node.git_announcing import pending_subject
 from hocket.node.message_bus import open_message_bus
+from hocket.node.pending_git_jobs import pending_subject
 from tests.bus.nats_server import NatsServer
 from tests.cli.conftest import Program
 from tests.mesh.world import Place, world

@@ -28,7 +28,6 @@ from hocket.kernel.keys import SigningKey, key_text
 from hocket.kernel.manifest import content_id, read_manifest
 from hocket.node.command_runner import command_runner
 from hocket.node.home import Home
-from hocket.node.local_node import fetch_for
 from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.work.environment import MachineEnvironment
@@ -313,7 +312,7 @@ def test_a_worker_writes_the_policy_of_the_manifest(here: Place, homes: list[Pat
 @pytest.fixture
 def at_hand(here: Place, homes: list[Path]) -> Iterator[GitWorker]:
     """A worker in this process, whose rounds the test makes one by one."""
-    with Runtime.open(homes[0]) as runtime, closing(command_runner(runtime, fetch_for(runtime), (), True)) as commands:
+    with Runtime.open(homes[0]) as runtime, command_runner(runtime, allow_any=True) as commands:
         environment = MachineEnvironment(runtime.home.processes, runtime.bus)
         me = holding.GitWorkerKey(runtime.home.node_key(), environment.name("git"), 60, os.urandom)
         parts = Parts(runtime.log, environment, run_services(runtime, GIT_KIND, environment.monotonic), commands)

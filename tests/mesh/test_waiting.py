@@ -16,7 +16,6 @@ from hocket.kernel.vocabulary import RouteKind
 from hocket.mesh import peers
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.waiting import Waiting, WaitReason
-from hocket.node.job_waits import waiting_of
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs, kinds
 from hocket.work.command import request
@@ -42,7 +41,7 @@ def submit_command(place: Place, *argv: str, network: bool = False) -> bytes:
 
 
 def waiting(place: Place, job_id: bytes, *, is_connected: bool = False) -> Waiting:
-    found = waiting_of(place.runtime, job_id, is_connected=is_connected)
+    found = place.runtime.waiting_of(job_id, is_connected=is_connected)
     assert found is not None
     return found
 
@@ -99,7 +98,7 @@ def test_a_lone_node(tmp_path: Path) -> None:
         deadline = time.strftime("%H:%M:%S", time.localtime(here.runtime.show(ulid_text(job))["deadline_ms"] / 1000))
         assert (held.reason, held.sentence) == (WaitReason.HELD, f"held by this node until {deadline}")
         here.log.run(lambda tx: jobs.cancel(tx, job, "enough"))
-        assert waiting_of(here.runtime, job) is None and waiting_of(here.runtime, bytes(16)) is None
+        assert here.runtime.waiting_of(job) is None and here.runtime.waiting_of(bytes(16)) is None
 
     alone(tmp_path, test)
 

@@ -23,7 +23,7 @@ from hocket.node.bus_settings import bus_settings
 from hocket.node.home import Home
 from hocket.node.message_bus import NodeMessages
 from hocket.node.node import Node
-from hocket.node.running_buses import running_buses
+from hocket.node.running import running_buses
 from hocket.node.variables import BUS, BUS_CA, BUS_CREDENTIALS, MESH_ENABLED
 from hocket.service import Service
 from hocket.service.status import status

@@ -10,8 +10,8 @@ from hocket.bus.signed import SignedMessages
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.parts import encode_wanted
-from hocket.node import part_sender
-from hocket.node.part_sender import PartSender, parts_subject, wanted_subject
+from hocket.node import job_stream
+from hocket.node.job_stream import PartSender, parts_subject, wanted_subject
 from hocket.work.parts import RunParts
 
 MESH, JOB = "did:key:zMesh", b"j" * 16
@@ -31,8 +31,8 @@ async def answers(queue: MessageQueue) -> int:
 def test_a_flood_of_wishes_is_answered_up_to_a_bound(askers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One node gets no more than its share, and all of them together no more than theirs."""
     for name, value in (("WISHES", 8.0), ("ALL_WISHES", 12.0)):
-        monkeypatch.setattr(part_sender, f"{name}_BURST", value)
-        monkeypatch.setattr(part_sender, f"{name}_RATE_PER_S", 1e-6)
+        monkeypatch.setattr(job_stream, f"{name}_BURST", value)
+        monkeypatch.setattr(job_stream, f"{name}_RATE_PER_S", 1e-6)
 
     async def test() -> None:
         server = MemoryServer()

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ import hocket
 from hocket.kernel.parts import PART_BYTES_MAX, Part
 from hocket.node.message_bus import NodeMessages
 from hocket.node.node import Node
+from hocket.node.process_loop import on_loop, process_loop
 from hocket.testing.lossy_messages import LossyMessages
+from tests.node.test_process_loop import interrupt_main_thread
 
 PATIENCE_S = 60.0
 
@@ -160,22 +163,22 @@ def test_synchronous_code_streams_too(home: Path) -> None:
         assert handle.result(PATIENCE_S) == "a b "
 
 
-def test_ctrl_c_just_when_a_part_has_come_ends_the_stream(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of the event loop whose task has ended leaves the stop of the loop behind."""
-    really = asyncio.Runner.run
+def test_ctrl_c_while_a_stream_waits_ends_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> Any:
+        if work.__name__ == "_next":
+            loop.call_soon_threadsafe(interrupt_main_thread)
+        return on_loop(loop, work)
 
-    def run(self: asyncio.Runner, act: Coroutine[Any, Any, Any], **more: Any) -> Any:
-        if act.__name__ != "_next":
-            return really(self, act, **more)
-        act.close()
-        self.get_loop().call_soon(self.get_loop().stop)
-        raise KeyboardInterrupt
-
-    with hocket.open(home) as node:
-        parts = node.submit("test.words").stream()
-        monkeypatch.setattr(asyncio.Runner, "run", run)
-        with pytest.raises(KeyboardInterrupt):
-            next(parts)
+    monkeypatch.setattr("hocket.node.node.on_loop", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with hocket.open(home) as node:
+            parts = node.submit("test.words").stream()
+            with pytest.raises(KeyboardInterrupt):
+                next(parts)
+            assert not asyncio.all_tasks(process_loop())
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_handler_can_follow_another_job(home: Path) -> None:

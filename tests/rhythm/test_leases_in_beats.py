@@ -16,7 +16,7 @@ from hocket.kernel.beats.tempo import changed, timeline
 from hocket.kernel.kinds import with_defaults
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MIN
 from hocket.node.runtime import Runtime
-from hocket.node.tempo_timeline import home_timeline, keep_change
+from hocket.node.tempo_policy import home_timeline, keep_change
 from hocket.node.worker_tempo import hold_length, lease_ms
 from hocket.work.drafts import policy, said
 

@@ -24,9 +24,9 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.rendezvous import WEIGHT_MIN
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan
-from hocket.node.help import may_tell
 from hocket.node.inbox import ReceivedMessage
 from hocket.node.node import Node
+from hocket.node.run_services import may_tell
 from hocket.rhythm.promise_watch import AGENTS_MAX, PromiseCounts, PromiseWatch
 from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
 from hocket.work.serving import read_serving

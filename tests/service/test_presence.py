@@ -11,7 +11,6 @@ import hocket.testing
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.families.locks.requests import moment
 from hocket.mesh.grants import parse_grants
-from hocket.node.job_waits import waiting_of
 from hocket.node.runtime import Runtime
 from hocket.service import Service, agents, inbox, locks, nodes, status
 from hocket.service.program import Program
@@ -144,13 +143,13 @@ def test_draining_is_shown_everywhere(tmp_path: Path) -> None:
         assert str(nodes.find(service, "here").availability) == "draining: new disk"
         assert str(nodes.live(service)[0].availability) == "draining: new disk"
         assert status.status(service).availability == done.availability
-        waiting = waiting_of(a.runtime, job.job_id)
+        waiting = a.runtime.waiting_of(job.job_id)
         assert waiting is not None and waiting.reason == "unavailable"
         assert waiting.sentence == ("this node is draining (new disk); `hocket resume here` lets it take jobs again")
         assert nodes.quarantine(service, "here", "odd").availability.state == "quarantined"
         assert nodes.resume(service, "here").changed
         assert status.status(service).availability.state == "active"
-        waiting = waiting_of(a.runtime, job.job_id)
+        waiting = a.runtime.waiting_of(job.job_id)
         assert waiting is not None and waiting.reason == "busy"
 
     run(tmp_path, test, "a")
@@ -165,7 +164,7 @@ def test_a_job_waits_for_a_draining_node_only_if_no_other_would_take_it(tmp_path
         nodes.drain(service, f"{b.id:016x}")
 
         def reason() -> str:
-            waiting = waiting_of(a.runtime, job.job_id)
+            waiting = a.runtime.waiting_of(job.job_id)
             assert waiting is not None
             return waiting.reason
 

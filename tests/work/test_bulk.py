@@ -1,7 +1,7 @@
 """Cancelling and retrying many jobs: by kind, state and age, in bounded transactions."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -101,15 +101,15 @@ def test_many_jobs_take_many_transactions(node: MemorySyncNode, monkeypatch: pyt
     monkeypatch.setattr(bulk, "CHANGED_MAX", 3)
     node.submit_many([("acme.a", {})] * 40)
     written: list[int] = []
-    run = node.runtime.log.commit
+    run = node.runtime.log.run
 
-    def counted(requests: list[object], *, beside: bool = False) -> list[object]:
+    def counted(request: Callable[[Transaction], object], *, beside: bool = False) -> object:
         before = _ops(node)
-        done: list[object] = run(requests, beside=beside)  # type: ignore[arg-type]
+        done = run(request, beside=beside)
         written.append(_ops(node) - before)
         return done
 
-    monkeypatch.setattr(node.runtime.log, "commit", counted)
+    monkeypatch.setattr(node.runtime.log, "run", counted)
     assert node.cancel_many(kind="acme.a") == Changed(40)
     assert max(written) == 3 and sum(written) == 40
 

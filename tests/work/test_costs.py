@@ -25,9 +25,7 @@ from hocket.kernel.roster import Job
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Transaction
-from hocket.node.cost_reports import costs, job_cost
-from hocket.node.estimates import check_budgets, estimate_of
-from hocket.node.rates import need_rates
+from hocket.node.costs import check_budgets, costs, estimate_of, job_cost, need_rates
 from hocket.node.runtime import Runtime
 from hocket.service import Service
 from hocket.service.top import TopView

@@ -1,7 +1,7 @@
 """`hocket git`: any git repository as a queue of commands, with claims, leases and proofs, and no server of ours."""
 
 import os
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -124,7 +124,6 @@ def work(
     from hocket.node.bus_settings import bus_settings
     from hocket.node.command_runner import command_runner
     from hocket.node.git_announcements import hearing
-    from hocket.node.local_node import fetch_for
     from hocket.node.run_services import run_services
     from hocket.node.signals import stopped_by_signals
     from hocket.work.environment import MachineEnvironment
@@ -137,12 +136,9 @@ def work(
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime())
         plane = stack.enter_context(opened_plane(repo))
-        fetch = fetch_for(runtime)
-        commands = stack.enter_context(closing(command_runner(runtime, fetch, allow or (), allow_any, allow_env or ())))
+        commands = stack.enter_context(command_runner(runtime, log_event, allow, allow_any, allow_env))
         if commands.allowance.is_empty:
             raise Usage("no command is allowed here; give --allow PATTERN or --allow-any")
-        for warning in commands.warnings():
-            log_event(warning)
         environment = MachineEnvironment(runtime.home.processes, runtime.bus, runtime.time_of_day)
         me = holding.GitWorkerKey(runtime.home.node_key(), environment.name("git"), int(lease_s), os.urandom)
         parts = Parts(runtime.log, environment, run_services(runtime, GIT_KIND, environment.monotonic), commands)

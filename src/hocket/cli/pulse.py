@@ -16,10 +16,9 @@ from hocket.events.tempo import ReverbStarted
 from hocket.kernel.beats.policy import TempoPolicy
 from hocket.node.bus_settings import BusSettings, bus_settings
 from hocket.node.node import Node
-from hocket.node.reverb import run_reverb
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
-from hocket.node.tempo import pulsing
+from hocket.node.tempo import pulsing, run_reverb
 from hocket.server.local_client import INTERRUPTED
 from hocket.work.supervision import supervised
 

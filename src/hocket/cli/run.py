@@ -90,7 +90,7 @@ def run(
     """
     asked = read(context.params, Path.cwd(), dict(os.environ))
     with open_service() as service:
-        from hocket.node.estimates import check_budgets
+        from hocket.node.costs import check_budgets
         from hocket.work.command import request
 
         runtime, target = service.runtime, None if on is None else _target(service, on)
@@ -204,12 +204,13 @@ async def _attached(
     runtime: "Runtime", packed: "PackedRequest", pass_on: "Callable[[str, bytes], None]", is_here: bool
 ) -> "tuple[CommandOutcome, str]":
     """Submits the command, and waits until it has ended. Unless it goes to another node, a worker runs it here."""
+    from contextlib import ExitStack
+
     from hocket.cli.streaming import WaitLine
     from hocket.kernel.ids import ulid_text
     from hocket.node.command_runner import command_runner
-    from hocket.node.local_node import fetch_for
+    from hocket.node.costs import rates_of
     from hocket.node.node import Node
-    from hocket.node.rates import rates_of
     from hocket.node.signals import stopped_by_signals
     from hocket.server.following import Following
     from hocket.work import jobs
@@ -219,7 +220,8 @@ async def _attached(
     from hocket.work.worker import Worker, WorkerOptions
 
     node = Node(runtime)
-    commands = command_runner(runtime, fetch_for(runtime))
+    stack = ExitStack()
+    commands = stack.enter_context(command_runner(runtime))
     job_id = await node.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed))
     name = ulid_text(job_id)
     line = WaitLine(name)
@@ -267,7 +269,7 @@ async def _attached(
                     raise NotAuthorised(f"{refused}; job {name} was cancelled")
                 return await end, name
     finally:
-        commands.close()
+        stack.close()
         await node.finish()
 
 

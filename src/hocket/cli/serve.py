@@ -100,7 +100,7 @@ def serve(
     if openai is not None:
         check_kind(openai)
     lines = start_logging(verbose, quiet, log_format)
-    from hocket.node.servers import only_server
+    from hocket.node.running import only_server
     from hocket.service import Service
 
     with open_runtime() as runtime, closing(only_server(runtime.home.processes)):
@@ -129,7 +129,7 @@ async def _serve(
     repositories: list[str],
 ) -> None:
     from hocket.node.node import Node
-    from hocket.node.servers import announce_server
+    from hocket.node.running import announce_server
     from hocket.node.signals import stopped_by_signals
     from hocket.node.tempo import pulsing
 
@@ -188,7 +188,7 @@ async def _serve(
 
 
 async def _watched(node: "Node", repository: str, emit: Emit) -> None:
-    from hocket.node.git_watch import GitWatch
+    from hocket.node.git_announcements import GitWatch
     from hocket.work.supervision import supervised
 
     watch = GitWatch(node.runtime.home, node.log.user, node.message_bus, node.environment, repository)

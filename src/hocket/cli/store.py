@@ -43,7 +43,7 @@ def migrate(
       hocket store migrate postgresql://admin@db.example/hocket --dry-run | psql ...
     """
     from hocket.node.home import Home, default_home
-    from hocket.node.store_migration import migrate
+    from hocket.node.home_store import migrate
 
     where, done = migrate(Home(settings.home or default_home()), address, dry_run=dry_run)
     emit({"store": where, "from": done.version, "to": done.current, "sql": list(done.statements), "dry_run": dry_run})

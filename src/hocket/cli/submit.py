@@ -131,7 +131,7 @@ def _print_parts(service: "Service", job_id: str, line: "WaitLine") -> int:
     from contextlib import closing
 
     from hocket.cli.streaming import PartsPrinter
-    from hocket.node.stream_news import StreamNews
+    from hocket.node.requests import StreamNews
     from hocket.service import jobs
 
     printer = PartsPrinter()

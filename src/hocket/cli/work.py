@@ -6,7 +6,7 @@ import asyncio
 import functools
 import os
 import sys
-from contextlib import AbstractAsyncContextManager, closing, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,14 +29,12 @@ from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.safe_text import clean
 from hocket.node.bus_settings import BusSettings, bus_settings
 from hocket.node.command_runner import command_runner
+from hocket.node.costs import rates_of
 from hocket.node.home import ENVIRONMENT
-from hocket.node.local_node import fetch_for
 from hocket.node.node import Node, handler_processes
-from hocket.node.rates import rates_of
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.node.tempo_policy import tempo_policy
-from hocket.node.worker_tempo import in_tempo
 from hocket.server.local_client import INTERRUPTED
 from hocket.server.local_server import LocalServer
 from hocket.service import Service, nodes, peers
@@ -47,7 +45,6 @@ from hocket.work.handlers import Handlers, load
 from hocket.work.output_capture import catching
 from hocket.work.process_plan import PROCESSES_MAX
 from hocket.work.runner import Run
-from hocket.work.serving import serving
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
@@ -194,9 +191,7 @@ def work(
         servers = bus_settings(runtime.home, bus)
         if modules and not any(each.function is not None for each in found):
             raise Usage(f"no handlers in {', '.join(modules)}; decorate a function with @hocket.job(kind)")
-        with closing(command_runner(runtime, fetch_for(runtime), allow or (), allow_any, allow_env or ())) as commands:
-            for warning in commands.warnings():
-                log_event(warning)
+        with command_runner(runtime, log_event, allow, allow_any, allow_env) as commands:
             handlers = Handlers([*found, commands.job_type()], kinds or ())
             if unmatched := handlers.unmatched():
                 known = ", ".join(sorted([*(each.kind for each in found), commands.job_type().kind]))
@@ -207,7 +202,6 @@ def work(
                 handlers, slots, until_idle, grace_s, ahead, label or (), weight=weight, rates=rates
             )
             options.weighs_promises = weigh_promises
-            options.serving = serving(handlers.topics(), commands.allowance)
             if served := Handlers(found):
                 # Without a process that can import them, jobs that must be alone take the whole worker.
                 with nullcontext() if processes else suppress(Usage):
@@ -255,9 +249,7 @@ class Shift:
         try:
             if self._servers is not None:
                 await node.message_bus(self._emit, self._servers)
-            self._options.messages = await node.mesh_messages(self._emit)
-            async with in_tempo(node, self._options, self._tempo):
-                self._worker = Worker(node, node.environment, self._options)
+            async with node.worker(self._options, self._commands, self._tempo) as self._worker:
                 await self._work(node, self._worker, monitoring)
         finally:
             await node.finish()

@@ -1,23 +1,81 @@
 """Tells git workers on other machines that a job was submitted to a repository: over the bus of the settings, or over
 the nodes' own connections. An announcement is kept for a while, so that a worker that starts later hears of it too, and
-repeated while the job waits (`git_announcing`). Workers also list the refs.
+repeated while the job waits (`pending_git_jobs`). A process that watches a repository also announces the jobs that were
+pushed there with plain git. Workers also list the refs.
 """
 
 import asyncio
+import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 
-from hocket.bus.messages import ANNOUNCED_S_MAX
+from hocket.bus.messages import ANNOUNCED_S_MAX, MessageBus
 from hocket.cancelling import end_tasks
+from hocket.errors import HocketError
 from hocket.events import Emit, ignore
+from hocket.gitplane import hints, jobs
+from hocket.gitplane.opening import open_plane
+from hocket.gitplane.plane import Plane
 from hocket.node.bus_settings import BusSettings
-from hocket.node.git_announcing import AGAIN, ANNOUNCE_S, announce_pending, pending_subject
-from hocket.node.git_watch import GitWatch
+from hocket.node.home import Home
 from hocket.node.local_node import LocalNode
-from hocket.node.pending_git_jobs import PendingGitJobs
+from hocket.node.pending_git_jobs import AGAIN, ANNOUNCE_S, PendingGitJobs, announce_pending, pending_subject
 from hocket.node.runtime import Runtime
+from hocket.work.environment import Environment
 from hocket.work.supervision import supervised
+
+# How often the refs of a repository are listed.
+WATCH_S = 2.0
+
+
+class GitWatch:
+    """At first announces the jobs that no worker has claimed, and from then on every new one with a good manifest."""
+
+    def __init__(
+        self,
+        home: Home,
+        cluster: str,
+        bus: Callable[[], Awaitable[MessageBus]],
+        environment: Environment,
+        repository: str,
+        outside: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._home, self._cluster, self._bus, self._environment = home, cluster, bus, environment
+        self._repository, self._outside = repository, outside
+        self._known: set[bytes] | None = None
+
+    async def run(self) -> None:
+        while True:
+            for content_id in await asyncio.to_thread(self._new):
+                await self.announce(content_id)
+            await asyncio.sleep(WATCH_S)
+
+    async def announce(self, content_id: bytes) -> None:
+        now_ms = self._environment.physical_ms()
+        next_ms = now_ms + round(AGAIN.base_s * 1000)
+        PendingGitJobs(self._home.pending_git_jobs).add(self._repository, content_id, now_ms, next_ms)
+        hints.announce(self._home.processes, content_id)
+        await announce_pending(await self._bus(), self._cluster, content_id, ANNOUNCE_S)
+
+    def _new(self) -> list[bytes]:
+        """The jobs to announce now. A repository that does not answer is asked again in the next round."""
+        with suppress(HocketError, OSError):
+            plane = open_plane(self._repository, self._home.git_cache, self._outside)
+            with closing(plane):
+                return self._looked(plane)
+        return []
+
+    def _looked(self, plane: Plane) -> list[bytes]:
+        found = {job: refs for job, refs in jobs.group(plane.refs()).items() if refs.job is not None}
+        known, self._known = self._known, set(found)
+        if known is None:
+            new = {job: refs for job, refs in found.items() if refs.is_unclaimed}
+        else:
+            new = {job: refs for job, refs in found.items() if job not in known}
+        orders = jobs.orders_of(plane, new.values()) if new else {}
+        return [job for job, order in orders.items() if not isinstance(order, str)]
+
 
 # However many jobs are announced, a worker lists the refs once in this time because of them.
 HEARD_S = 0.5

@@ -3,14 +3,12 @@ log but what a handler asks of `ctx.node`. It stops a handler whose lease ends, 
 not say so, and it ends when the worker ends, with every process that its handlers have started in its session.
 """
 
-import asyncio
 import fcntl
 import importlib.util
 import math
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,10 +23,10 @@ from hocket.errors import HocketError, Usage
 from hocket.kernel.clock import Hlc
 from hocket.kernel.rate_card import ResourceUse
 from hocket.kernel.roster import Job
-from hocket.node.help import helper
 from hocket.node.home import ENVIRONMENT
-from hocket.node.node import AsyncHandlerNode, Node, PlainHandlerNode, SyncNode
-from hocket.node.run_services import run_services
+from hocket.node.node import AsyncHandlerNode, Node, SyncNode, handler_node
+from hocket.node.process_loop import process_loop
+from hocket.node.run_services import helper, run_services
 from hocket.node.runtime import Runtime
 from hocket.work.budget_guard import BudgetGuard
 from hocket.work.handler_channel import (
@@ -120,7 +118,6 @@ class HandlerProcess:
         self._threads = HandlerThreads(slots, self._finished, time.monotonic)
         self._runs: dict[int, _RemoteRun] = {}
         self._helpers = ThreadPoolExecutor(HELPERS, "hocket-handler-helper")
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting_node = Node(runtime, self._helpers)
 
     def run(self) -> None:
@@ -168,14 +165,11 @@ class HandlerProcess:
             found.take(message.step)
 
     def _node(self, is_async: bool) -> Node | SyncNode:
-        """The node for a handler. It is this process's own, and so is the loop on which an async one waits."""
-        return self._async_node() if is_async else PlainHandlerNode(self._runtime, self._helpers)
+        """The node for a handler. It is this process's own, and so is the loop on which it waits."""
+        return handler_node(self._waiting_node, process_loop(), self._helpers, is_async=is_async)
 
     def _async_node(self) -> Node:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="hocket-handler-node", daemon=True).start()
-        return AsyncHandlerNode(self._waiting_node, self._helpers, self._loop)
+        return AsyncHandlerNode(self._waiting_node, self._helpers, process_loop())
 
     def _finished(self, run: Run) -> None:
         assert isinstance(run, _RemoteRun)

@@ -1,28 +1,24 @@
 """A submitted job that a program can wait for, follow and cancel: `Handle` and, for synchronous code, `SyncHandle`."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, cast, overload
 from typing import TypeVar as AnyTypeVar
 
-from hocket.bus.changes import ANYTHING, Changes, about
+from hocket.bus.changes import Changes, about
 from hocket.errors import Failed, Usage
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.parts import Part
 from hocket.kernel.proof import encode_proof
-from hocket.kernel.roster import Job, Outcome
+from hocket.kernel.roster import Outcome
 from hocket.kernel.subjects import JOB, Subject
-from hocket.log import Transaction
-from hocket.mesh.waiting import Waiting
-from hocket.node.job_waits import wait_reader, waiting_of
+from hocket.node.requests import Blocking, ProgramNode, StreamNews, each, now
 from hocket.node.runtime import Runtime
-from hocket.node.stream_news import StreamNews
 from hocket.store import JobEntry, JobSession, Session, Stage
 from hocket.work import chains, jobs, view
 from hocket.work.blobs import Blobs
 from hocket.work.handlers import JobType, named_kind
-from hocket.work.jobs import Draft, Result
-from hocket.work.node_access import NodeAccess
+from hocket.work.jobs import Draft
 from hocket.work.proofs import need_proof
 from hocket.work.signature import HandlerSignature
 
@@ -107,7 +103,7 @@ def overdue(runtime: Runtime, job_ids: Sequence[bytes], timeout: float | None) -
     """The error that says what the first of the jobs that have not ended waits for."""
     late = f"not ended within {timeout or 0:g} seconds"
     with runtime.read() as session:
-        read = wait_reader(runtime, session, is_connected=True)
+        read = runtime.wait_reader(session, is_connected=True)
         for job_id in job_ids:
             if (waiting := read(_entry(session, job_id))) is not None:
                 return TimeoutError(f"job {ulid_text(job_id)} has {late}: {waiting.sentence}")
@@ -130,22 +126,7 @@ def _news(progress: Progress) -> StreamNews:
     return StreamNews() if progress is None else StreamNews(progress)
 
 
-class WaitingNode(NodeAccess, Protocol):
-    """A `Node`, as its handles see it."""
-
-    def wrote(self) -> None:
-        """Something is on the log that others must get."""
-
-    async def waiting(self, job_id: bytes) -> Waiting | None:
-        """What a job waits for, as far as this node knows."""
-
-    def parts(self, job_id: bytes, news: StreamNews) -> AsyncGenerator[Part, None]: ...
-
-    @property
-    def runtime(self) -> Runtime: ...
-
-
-async def results(node: WaitingNode, job_ids: Sequence[bytes], timeout: float | None) -> list[Any]:
+async def results(node: ProgramNode, job_ids: Sequence[bytes], timeout: float | None) -> list[Any]:
     """Waits for all of the jobs. Raises JobFailed, JobCancelled or TimeoutError."""
     look = endings(job_ids)
     try:
@@ -164,7 +145,7 @@ class Handle(Generic[R_co]):
     """A submitted job. `created` is False if a unique key led to an existing job."""
 
     def __init__(
-        self, node: WaitingNode, job_id: bytes, created: bool, signature: HandlerSignature | None = None
+        self, node: ProgramNode, job_id: bytes, created: bool, signature: HandlerSignature | None = None
     ) -> None:
         self._node = node
         self._id = job_id
@@ -180,7 +161,8 @@ class Handle(Generic[R_co]):
 
     async def status(self) -> dict[str, Any]:
         """The current state of the job."""
-        shown = await self._node.read(lambda session: view.full(session, view.find(session, self.job_id)))
+        runtime = self._node.runtime
+        shown = await self._node.call(lambda: runtime.show(self.job_id))
         waiting = await self._node.waiting(self._id)
         return shown | {"waits_for": None if waiting is None else waiting.sentence}
 
@@ -239,113 +221,46 @@ class Handle(Generic[R_co]):
                 yield line
 
 
-class SyncNodeAccess(Protocol):
-    """A `SyncNode`, as its handles see it."""
-
-    @property
-    def runtime(self) -> Runtime: ...
-
-    def call(self, work: Callable[[], T]) -> T: ...
-
-    def wrote(self) -> None: ...
-
-    def decide(self, request: Callable[[Transaction], Result]) -> Job: ...
-
-    def parts(self, job_id: bytes, news: StreamNews) -> Generator[Part, None, None]: ...
-
-    def until(
-        self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
-    ) -> T: ...
-
-
-def sync_results(node: SyncNodeAccess, job_ids: Sequence[bytes], timeout: float | None) -> list[Any]:
-    """Waits for all of the jobs, in synchronous code. Raises JobFailed, JobCancelled or TimeoutError."""
-    try:
-        return node.until(endings(job_ids), timeout, _topics(job_ids))
-    except TimeoutError as error:
-        if error.args:
-            raise
-        raise node.call(lambda: overdue(node.runtime, job_ids, timeout)) from None
-
-
 class SyncHandle(Generic[R_co]):
     """A submitted job. `created` is False if a unique key led to an existing job."""
 
-    __slots__ = ("_id", "_node", "_signature", "created")
+    __slots__ = ("_target",)
 
-    def __init__(
-        self, node: SyncNodeAccess, job_id: bytes, created: bool, signature: HandlerSignature | None = None
-    ) -> None:
-        self._node = node
-        self._id = job_id
-        self._signature = signature
-        self.created = created
+    def __init__(self, target: Handle[R_co]) -> None:
+        self._target = target
 
     @property
     def job_id(self) -> str:
-        return ulid_text(self._id)
+        return self._target.job_id
+
+    @property
+    def created(self) -> bool:
+        return self._target.created
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of job {self.job_id}>"
 
-    def status(self) -> dict[str, Any]:
-        """The current state of the job."""
-        runtime = self._node.runtime
-        shown = self._node.call(lambda: runtime.show(self.job_id))
-        waiting = self._node.call(lambda: waiting_of(runtime, self._id))
-        return shown | {"waits_for": None if waiting is None else waiting.sentence}
+    status = Blocking(Handle.status)
+    proof = Blocking(Handle.proof)
+    cancel = Blocking(Handle.cancel)
+    retry = Blocking(Handle.retry)
 
     def result(self, timeout: float | None = None) -> R_co:
         """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""
-        (ended,) = sync_results(self._node, [self._id], timeout)
-        return cast(R_co, typed(self._signature, self._id, ended))
+        return now(self._target.result(timeout))
 
     @overload
     def then(self, job: JobType[P, T], /, *args: P.args, **payload: P.kwargs) -> "SyncHandle[T]": ...
     @overload
     def then(self, job: str, /, **payload: Any) -> "SyncHandle[Any]": ...
     def then(self, job: JobType[Any, Any] | str, /, *args: Any, **payload: Any) -> "SyncHandle[Any]":
-        """Submits a job that starts when this one has succeeded; `ctx.results` has this one's result. If this one fails
-        or is cancelled, so is that.
-        """
-        draft = following(self._id, job, args, payload)
-        log = self._node.runtime.log
-        (made,) = self._node.call(lambda: log.run(lambda tx: jobs.submit(tx, [draft])))
-        self._node.wrote()
-        return SyncHandle(self._node, made.job_id, made.created, named_kind(job).signature)
+        """Submits a job that starts when this one has succeeded, as `Handle.then` does."""
+        return SyncHandle(now(self._target.then(job, *args, **payload)))
 
     def stream(self, progress: Progress = None) -> Iterator[Part]:
         """Yields the parts of the result as they come, as `Handle.stream` does."""
-        yield from self._node.parts(self._id, _news(progress))
-
-    def proof(self) -> bytes:
-        """The proof of a command, in the format that `hocket proof verify` reads. Raises Failed if there is none."""
-        runtime = self._node.runtime
-
-        def read() -> bytes:
-            with runtime.read() as session:
-                return proof_of(session, runtime.blobs, self._id)
-
-        return self._node.call(read)
-
-    def cancel(self, reason: str = "cancelled by its submitter") -> None:
-        """Cancels the job, pending or running. Raises Conflict if it is completed."""
-        self._node.decide(lambda tx: jobs.cancel(tx, self._id, reason))
-
-    def retry(self, reason: str = "retried by its submitter") -> None:
-        """Retries a failed or cancelled job."""
-        self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
+        return each(self._target.stream(progress))
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yields the job's ops from the first on, each as it arrives, until the job ends."""
-        seen, ended = 0, False
-
-        def look(session: Session) -> tuple[bool, tuple[list[dict[str, Any]], bool]]:
-            lines, ended = news_of(session, self._id, seen)
-            return bool(lines) or ended, (lines, ended)
-
-        while not ended:
-            lines, ended = self._node.until(look, None, about(JOB, self._id))
-            for line in lines:
-                seen = line["seq"]
-                yield line
+        return each(self._target.events())

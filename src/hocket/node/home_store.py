@@ -1,4 +1,6 @@
-"""The store of a home as its processes use it: opened with its replica, checked, and the bus beside it."""
+"""The store of a home as its processes use it: opened with its replica, checked, brought to the current version, and
+the bus beside it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from hocket.errors import Conflict, StoreError
 from hocket.kernel.row_mac import RowMac
 from hocket.log import RULES, Log
 from hocket.log.machine_clock import SteadyWall
-from hocket.node.variables import listen_address, replica_path
-from hocket.store import backend
+from hocket.node.home import Home
+from hocket.node.variables import listen_address, named_store, replica_path
+from hocket.store import Migration, backend
 from hocket.store import open as open_store
 from hocket.store.secrecy import without_password
 from hocket.store.unlogged import MOVING, REPLICA
@@ -166,3 +169,16 @@ def _origin(processes: Path) -> bytes:
     if not (place.boot and place.locks):
         return os.urandom(ORIGIN_BYTES)
     return hashlib.sha256(f"{place.host} {place.boot} {place.locks}".encode()).digest()[:ORIGIN_BYTES]
+
+
+def migrate(home: Home, address: str | None, *, dry_run: bool) -> tuple[str, Migration]:
+    """Migrates the store at an address, which is created if there is none, or else the home's. Gives its address
+    without the password, and what was done; with `dry_run`, what would be done.
+    """
+    if address is None:
+        home.check()
+    where = str(home.store_address) if address is None else named_store(address)
+    migration = backend(where).migration(where)
+    if not dry_run:
+        open_store(where, create=address is not None and backend(where).is_server).close()
+    return without_password(where), migration

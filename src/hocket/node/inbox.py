@@ -3,18 +3,16 @@ message is held under a lease; the program acknowledges it, returns it or answer
 """
 
 import os
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 
-from hocket.bus.changes import ANYTHING, Changes, about
+from hocket.bus.changes import about
 from hocket.errors import Unreachable, Usage
-from hocket.families.deciding import acceptance, decide, written
+from hocket.families.deciding import decide
 from hocket.families.inbox import requests as inbox
 from hocket.families.inbox.facts import MESSAGE
 from hocket.families.inbox.requests import LEASE_MS_DEFAULT, TTL_MS_DEFAULT, ClaimedMessage, MessageDraft
@@ -27,39 +25,14 @@ from hocket.kernel.reasons import Reason
 from hocket.log import Log, Transaction
 from hocket.mesh import membership
 from hocket.mesh.names import names
-from hocket.node.requests import kept
-from hocket.node.runtime import Runtime
+from hocket.node.requests import Blocking, ProgramNode, each, kept, now
 from hocket.store import Session
 from hocket.work.blobs import Blobs
-from hocket.work.node_access import NodeAccess
 
-T = TypeVar("T")
 Body = bytes | str | Any
 Attached = tuple[str, bytes | os.PathLike[str]] | os.PathLike[str]
 Duration = str | float
 _MAIL = about(MESSAGE)
-
-
-class MessagingNode(NodeAccess, Protocol):
-    """What async programs need of a node to exchange messages."""
-
-    def wrote(self, to: int | None = None) -> None: ...
-    @property
-    def send(self) -> Callable[..., Awaitable[str]]: ...
-
-
-class SyncMessagingNode(Protocol):
-    """What synchronous programs need of a node to exchange messages."""
-
-    @property
-    def runtime(self) -> Runtime: ...
-    def call(self, work: Callable[[], T]) -> T: ...
-    def wrote(self, to: int | None = None) -> None: ...
-    def send(self, to: str, body: Body, **options: Any) -> str: ...
-    def until(
-        self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
-    ) -> T: ...
-    def with_node(self, act: Callable[[NodeAccess], Awaitable[T]]) -> T: ...
 
 
 class AttachmentInfo(msgspec.Struct, frozen=True):
@@ -221,9 +194,8 @@ def node_of(draft: MessageDraft) -> int | None:
 class _Received:
     """What async and synchronous programs see of a message that they hold."""
 
-    def __init__(self, data: MessageData, agent: str, claim_op: bytes) -> None:
+    def __init__(self, data: MessageData, agent: str) -> None:
         self.data, self.agent = data, agent
-        self._id, self._claim_op = parse_ulid(data.id), claim_op
 
     @property
     def id(self) -> str:
@@ -244,28 +216,26 @@ class _Received:
     def json(self) -> Any:
         return msgspec.json.decode(self.data.body)
 
-    def _ack(self, tx: Transaction) -> Op | Reason:
-        return inbox.acknowledge(tx, self._id, self.agent, self._claim_op)
-
-    def _nack(self, delay: Duration, reason: str) -> Callable[[Transaction], Op | Reason]:
-        delay_ms = milliseconds(delay, "delay")
-        return lambda tx: inbox.hand_back(tx, self._id, self.agent, delay_ms, reason, self._claim_op)
-
 
 class ReceivedMessage(_Received):
     """A message that an agent of this node holds."""
 
-    def __init__(self, node: MessagingNode, data: MessageData, agent: str, claim_op: bytes) -> None:
-        super().__init__(data, agent, claim_op)
-        self._node = node
+    def __init__(self, node: ProgramNode, data: MessageData, agent: str, claim_op: bytes) -> None:
+        super().__init__(data, agent)
+        self._node, self._id, self._claim_op = node, parse_ulid(data.id), claim_op
 
     async def ack(self) -> None:
         """The message is processed. Raises Conflict if the lease was lost."""
-        await decided(self._node, self._id, self._ack)
+        await decided(self._node, self._id, lambda tx: inbox.acknowledge(tx, self._id, self.agent, self._claim_op))
 
     async def nack(self, delay: Duration = 0, reason: str = "") -> None:
         """Returns the message, to be delivered again after the delay."""
-        await decided(self._node, self._id, self._nack(delay, reason))
+        delay_ms = milliseconds(delay, "delay")
+        await decided(
+            self._node,
+            self._id,
+            lambda tx: inbox.hand_back(tx, self._id, self.agent, delay_ms, reason, self._claim_op),
+        )
 
     async def reply(self, body: Body, **options: Any) -> str:
         """Answers the sender; the message itself is still to be acknowledged. Returns the id of the reply."""
@@ -276,7 +246,7 @@ class ReceivedMessage(_Received):
 class Inbox:
     """The messages of one agent of this node."""
 
-    def __init__(self, node: MessagingNode, agent: str | None) -> None:
+    def __init__(self, node: ProgramNode, agent: str | None) -> None:
         self._node, self.agent = node, inbox.check_agent(agent or inbox.default_agent())
 
     async def claim(
@@ -285,7 +255,7 @@ class Inbox:
         """Claims up to `count` messages, the most urgent first. If there are none, waits so long for the first; without
         a `wait`, asks the coordinator once. Raises Unreachable if only the coordinator can say whether there is one.
         """
-        node, agent, log = self._node, self.agent, self._node.log
+        node, agent, log, monotonic = self._node, self.agent, self._node.log, self._node.environment.monotonic
         lease_ms, wait_ms = inbox.check_lease(milliseconds(lease, "lease")), milliseconds(wait, "wait")
 
         def may_find(session: Session) -> bool:
@@ -296,7 +266,7 @@ class Inbox:
         async def look() -> tuple[bool, list[tuple[float, ClaimedMessage]]]:
             if not await node.peek(may_find):
                 return False, []
-            taken = await inbox.claim_messages(node, agent, count, lease_ms, asks=not wait_ms)
+            taken = await inbox.claim_messages(node, agent, count, lease_ms, monotonic, asks=not wait_ms)
             return bool(taken), taken
 
         taken: list[tuple[float, ClaimedMessage]] = []
@@ -307,12 +277,9 @@ class Inbox:
             _, taken = await look()
         if taken:
             node.wrote()
-        from asyncio import get_running_loop
-
         read = await node.peek(lambda session: [(until, self._received(session, each)) for until, each in taken])
         # After the lease another consumer may have the message.
-        now = get_running_loop().time()
-        return [message for until, message in read if now < until]
+        return [message for until, message in read if monotonic() < until]
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         """Every message as it comes, one at a time, without end."""
@@ -327,7 +294,7 @@ class Inbox:
         return ReceivedMessage(self._node, data, self.agent, taken.claim_op)
 
 
-async def decided(node: MessagingNode, message_id: bytes, request: Callable[[Transaction], Op | Reason]) -> None:
+async def decided(node: ProgramNode, message_id: bytes, request: Callable[[Transaction], Op | Reason]) -> None:
     """Has an op about a message decided. Raises Conflict and others if it is refused."""
     try:
         answer = await decide(node, request)
@@ -340,7 +307,7 @@ async def decided(node: MessagingNode, message_id: bytes, request: Callable[[Tra
 
 
 async def ask(
-    node: MessagingNode, to: str, body: Body, wait: Duration, agent: str | None, options: dict[str, Any]
+    node: ProgramNode, to: str, body: Body, wait: Duration, agent: str | None, options: dict[str, Any]
 ) -> ReceivedMessage:
     """Sends a message and waits for the reply to it, which is acknowledged when it is here. The reply goes to an agent
     of its own, so that no other consumer gets it.
@@ -361,118 +328,33 @@ async def ask(
     return reply
 
 
-# For synchronous programs.
-
-
 class SyncReceivedMessage(_Received):
-    """A message that an agent of this node holds."""
+    """A message that an agent of this node holds, for synchronous code."""
 
-    def __init__(self, node: SyncMessagingNode, data: MessageData, agent: str, claim_op: bytes) -> None:
-        super().__init__(data, agent, claim_op)
-        self._node = node
+    def __init__(self, target: ReceivedMessage) -> None:
+        super().__init__(target.data, target.agent)
+        self._target = target
 
-    def ack(self) -> None:
-        """The message is processed. Raises Conflict if the lease was lost."""
-        decided_sync(self._node, self._id, self._ack)
-
-    def nack(self, delay: Duration = 0, reason: str = "") -> None:
-        """Returns the message, to be delivered again after the delay."""
-        decided_sync(self._node, self._id, self._nack(delay, reason))
+    ack = Blocking(ReceivedMessage.ack)
+    nack = Blocking(ReceivedMessage.nack)
 
     def reply(self, body: Body, **options: Any) -> str:
-        """Answers the sender; the message itself is still to be acknowledged. Returns the id of the reply."""
-        given = {"agent": self.agent, "reply_to": self.id} | options
-        return self._node.send(self.data.sender_address, body, **given)
+        """Answers the sender, as `ReceivedMessage.reply` does. Returns the id of the reply."""
+        return now(self._target.reply(body, **options))
 
 
 class SyncInbox:
-    """The messages of one agent of this node."""
+    """The messages of one agent of this node, for synchronous code."""
 
-    def __init__(self, node: SyncMessagingNode, agent: str | None) -> None:
-        self._node, self.agent = node, inbox.check_agent(agent or inbox.default_agent())
+    def __init__(self, target: Inbox) -> None:
+        self._target, self.agent = target, target.agent
 
     def claim(
         self, count: int = 1, lease: Duration = LEASE_MS_DEFAULT / 1000, wait: Duration = 0
     ) -> list[SyncReceivedMessage]:
-        """Claims up to `count` messages, the most urgent first. If there are none, waits so long for the first; without
-        a `wait`, asks the coordinator once. Raises Unreachable if only the coordinator can say whether there is one.
-        """
-        log = self._node.runtime.log
-        lease_ms, wait_ms = inbox.check_lease(milliseconds(lease, "lease")), milliseconds(wait, "wait")
-
-        def look(session: Session) -> tuple[bool, bool]:
-            return inbox.has_mail(session, self.agent, log.node, log.physical()), True
-
-        until = time.monotonic() + lease_ms / 1000
-        taken = self._claim(count, lease_ms, asks=not wait_ms)
-        if wait_ms and not taken:
-            with suppress(TimeoutError):
-                self._node.until(look, wait_ms / 1000, _MAIL)
-                until = time.monotonic() + lease_ms / 1000
-                taken = self._claim(count, lease_ms, asks=False)
-        if taken:
-            self._node.wrote()
-
-        def read() -> list[SyncReceivedMessage]:
-            with self._node.runtime.read() as session:
-                return [self._received(session, each) for each in taken]
-
-        messages = self._node.call(read)
-        # After the lease another consumer may have the message.
-        return messages if time.monotonic() < until else []
+        """Claims up to `count` messages, the most urgent first, as `Inbox.claim` does."""
+        return [SyncReceivedMessage(message) for message in now(self._target.claim(count, lease, wait))]
 
     def __iter__(self) -> Iterator[SyncReceivedMessage]:
         """Every message as it comes, one at a time, without end."""
-        while True:
-            yield from self.claim(wait=3600)
-
-    def _claim(self, count: int, lease_ms: int, asks: bool) -> list[ClaimedMessage]:
-        node, log = self._node, self._node.runtime.log
-        claim = partial(inbox.claim, agent=self.agent, count=count, lease_ms=lease_ms)
-        made = node.call(lambda: log.run(claim))
-        if made.needs_arbiter(asks):
-            node.call(lambda: node.with_node(inbox.ask_arbiter))
-            made = node.call(lambda: log.run(partial(claim, is_in_touch=True)))
-        if not made.offers:
-            return made.taken
-        offers = made.offers
-        try:
-            return made.with_accepted(node.call(lambda: node.with_node(lambda other: inbox.settled(other, offers))))
-        except Unreachable:
-            if made.taken:
-                return made.taken
-            raise
-
-    def _received(self, session: Session, taken: ClaimedMessage) -> SyncReceivedMessage:
-        message = session.message(taken.message_id)
-        assert message is not None
-        data = message_data(self._node.runtime.log, session, message, self.agent)
-        return SyncReceivedMessage(self._node, data, self.agent, taken.claim_op)
-
-
-def decided_sync(node: SyncMessagingNode, message_id: bytes, request: Callable[[Transaction], Op | Reason]) -> None:
-    """Has an op about a message decided. Raises Conflict and others if it is refused."""
-    log = node.runtime.log
-    said = node.call(lambda: log.run(lambda tx: written(tx, request(tx))))
-    reason = said if isinstance(said, Reason) else None
-    if not isinstance(said, Reason) and said.is_offer:
-        op = said.op
-
-        async def consult(other: NodeAccess) -> bytes | None:
-            await other.consult(())
-            return await other.peek(lambda session: acceptance(session, op))
-
-        try:
-            accepted = node.call(lambda: node.with_node(consult))
-        except Unreachable as error:
-            raise kept(error) from error
-        reason = Reason.NOT_ACCEPTED if accepted is None else None
-    node.wrote()
-    if reason is not None:
-        refusal = reason
-
-        def explained() -> Exception:
-            with node.runtime.read() as session:
-                return inbox.refused(session, message_id, refusal, log.physical())
-
-        raise node.call(explained)
+        return (SyncReceivedMessage(message) for message in each(aiter(self._target)))

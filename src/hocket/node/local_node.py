@@ -3,7 +3,7 @@ other nodes, and the periodic tasks. `node.Node` adds the API for programs.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import (
     AbstractContextManager,
@@ -25,19 +25,15 @@ from hocket.events import Emit, ignore
 from hocket.events.nodes import StoreRowRefused
 from hocket.events.workers import StepFailed
 from hocket.families.locks.processes import LockProcesses, LockSweep
-from hocket.kernel.parts import Part
 from hocket.kernel.roster import Job
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
 from hocket.mesh.waiting import Waiting
 from hocket.node.delivery import Delivery
-from hocket.node.job_waits import waiting_of
 from hocket.node.requests import accepted, kept
 from hocket.node.runtime import Runtime
-from hocket.node.stream_news import StreamNews
 from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import Session
-from hocket.work.arbiter import decided
 from hocket.work.blobs import Blobs
 from hocket.work.command.secret_handover import HandOver
 from hocket.work.environment import Environment, MachineEnvironment
@@ -53,8 +49,8 @@ if TYPE_CHECKING:
     from hocket.log.store_check import RowFinding
     from hocket.mesh.services import MeshServices
     from hocket.node.bus_settings import BusSettings
+    from hocket.node.job_stream import PartSender
     from hocket.node.message_bus import NodeMessages
-    from hocket.node.part_sender import PartSender
     from hocket.work.artifacts import Fetch
 
 
@@ -260,16 +256,10 @@ class LocalNode:
     def part_sender(self) -> "PartSender":
         """Sends the parts of results from this process."""
         if self._part_sender is None:
-            from hocket.node.part_sender import PartSender
+            from hocket.node.job_stream import PartSender
 
             self._part_sender = PartSender(self.message_bus, self.log.user)
         return self._part_sender
-
-    def parts(self, job_id: bytes, news: StreamNews) -> AsyncGenerator[Part, None]:
-        """The parts of a job's result, each once and in order, as they come."""
-        from hocket.node.job_stream import job_parts
-
-        return job_parts(self, job_id, news)
 
     @property
     def fetch(self) -> "Fetch":
@@ -329,7 +319,7 @@ class LocalNode:
 
     async def announce_git_jobs(self) -> None:
         """Announces the git jobs that this home has submitted, until they are claimed."""
-        from hocket.node.git_announcing import GitAnnouncing
+        from hocket.node.pending_git_jobs import GitAnnouncing
 
         await GitAnnouncing(self.runtime.home, self.log.user, self.message_bus, self.environment).run()
 
@@ -371,16 +361,19 @@ class LocalNode:
 
     async def decide(self, request: Callable[[Transaction], Result]) -> Job:
         """The job after a request on it was decided. Raises Conflict if the request was not accepted."""
+        result = await self.run(request)
+        if not isinstance(result, Offer):
+            self.wrote()
+            return accepted(result)
         try:
-            (decision,) = await decided(self, lambda tx: [request(tx)])
+            (decision,) = await self.consult([result])
         except Unreachable as error:
             raise kept(error) from error
-        self.wrote()
         return accepted(decision)
 
     async def waiting(self, job_id: bytes, here: Sequence[Serving] = ()) -> Waiting | None:
         """What a job waits for, as far as this node knows. `here` are workers that others are not told about."""
-        return await self.call(lambda: waiting_of(self.runtime, job_id, here, is_connected=True))
+        return await self.call(lambda: self.runtime.waiting_of(job_id, here, is_connected=True))
 
     async def _query(self, view: Callable[[], AbstractContextManager[Session]], query: Callable[[Session], T]) -> T:
         def run() -> T:

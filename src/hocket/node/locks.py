@@ -6,9 +6,8 @@ from before it asked, so it stops before any other agent can get the lock. `held
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from typing import Generic, TypedDict, TypeVar, Unpack
 
 from hocket.bus.changes import about
@@ -203,42 +202,23 @@ def lock_client(access: NodeAccess, processes: LockProcesses) -> LockClient:
     return LockClient(access, processes, name_of)
 
 
-@contextmanager
-def locked_on_a_thread(
+@asynccontextmanager
+async def for_threads(
     lock: AbstractAsyncContextManager[HeldLock[asyncio.Event]],
-) -> Iterator[HeldLock[threading.Event]]:
-    """Holds a lock in synchronous code: a thread of its own renews it."""
-    begun: Future[HeldLock[threading.Event]] = Future()
-    over = threading.Event()
-
-    async def hold() -> None:
-        loop = asyncio.get_running_loop()
-        async with lock as held:
-            shown = HeldLock(held.keys, held.agent, held.fence, threading.Event())
-            watch = loop.create_task(_pass_on(held.lost, shown.lost))
-            begun.set_result(shown)
-            await loop.run_in_executor(None, over.wait)
+) -> AsyncIterator[HeldLock[threading.Event]]:
+    """Holds a lock whose loss other threads can wait for."""
+    async with lock as held:
+        shown = HeldLock(held.keys, held.agent, held.fence, threading.Event())
+        watch = asyncio.create_task(_pass_on(held.lost, shown.lost))
+        try:
+            yield shown
+        finally:
             watch.cancel()
 
-    def run() -> None:
-        try:
-            asyncio.run(hold())
-        except BaseException as error:
-            if not begun.done():
-                begun.set_exception(error)
 
-    thread = threading.Thread(target=run, name="hocket-lock", daemon=True)
-    thread.start()
-    try:
-        yield begun.result()
-    finally:
-        over.set()
-        thread.join()
-
-
-async def _pass_on(lost: asyncio.Event, told: threading.Event) -> None:
+async def _pass_on(lost: asyncio.Event, shown: threading.Event) -> None:
     await lost.wait()
-    told.set()
+    shown.set()
 
 
 def _parsed(parse: Callable[[str | float], L], text: str | float, what: str) -> L:

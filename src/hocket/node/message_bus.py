@@ -23,7 +23,7 @@ from hocket.kernel.keys import SigningKey
 from hocket.log.permissions import Permissions
 from hocket.node.bus_settings import BusSettings
 from hocket.node.home import Home
-from hocket.node.running_buses import BusNote, RunningBus
+from hocket.node.running import BusNote, RunningBus
 from hocket.store import Session
 from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess

@@ -6,16 +6,28 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from concurrent.futures import Executor
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
+    AsyncExitStack,
     ExitStack,
+    aclosing,
     asynccontextmanager,
     closing,
+    contextmanager,
     nullcontext,
-    suppress,
 )
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
@@ -30,14 +42,13 @@ from hocket.kernel.policy import DEFAULT
 from hocket.kernel.rate_card import Estimate
 from hocket.kernel.roster import Job
 from hocket.log import Transaction
+from hocket.mesh.waiting import Waiting
 from hocket.mesh.window_tokens import TOKEN_BARS
-from hocket.node import cost_reports as reports
+from hocket.node import costs as reports
 from hocket.node import handles
+from hocket.node.costs import check_budgets, estimate_of, rates_of
 from hocket.node.delivery import Delivery
-from hocket.node.embedded import Started, beside, on_a_thread
-from hocket.node.estimates import check_budgets, estimate_of
 from hocket.node.handles import Handle, SyncHandle
-from hocket.node.help import helper
 from hocket.node.inbox import (
     Attached,
     Body,
@@ -50,16 +61,15 @@ from hocket.node.inbox import (
     draft_of,
     node_of,
 )
-from hocket.node.kept_requests import keep_jobs, keep_message, send_kept, written_or_kept
-from hocket.node.local_node import LOOK_AGAIN_S, LocalNode, fetch_for, still_open
-from hocket.node.locks import HeldLock, LockOptions, NodeLock, locked_on_a_thread
-from hocket.node.rates import rates_of
-from hocket.node.requests import accepted, drafts_of, id_of, kept, pairs_of
+from hocket.node.kept_requests import keep_jobs, keep_message, send_kept
+from hocket.node.local_node import LOOK_AGAIN_S, LocalNode
+from hocket.node.locks import HeldLock, LockOptions, NodeLock, for_threads
+from hocket.node.process_loop import INLINE, on_loop, process_loop
+from hocket.node.requests import Blocking, StreamNews, drafts_of, each, id_of, kept, now, pairs_of
 from hocket.node.rows import RowTable, SyncRowTable
-from hocket.node.run_services import run_services
+from hocket.node.run_services import helper, run_services
 from hocket.node.runtime import Runtime
 from hocket.node.signals import held_interrupts, stopped_by_signals
-from hocket.node.stream_news import StreamNews
 from hocket.node.tempo_policy import tempo_policy
 from hocket.node.window_secret import ProjectSecret, project_secret
 from hocket.node.worker_tempo import hold_length, in_tempo
@@ -77,20 +87,24 @@ from hocket.work.pending_decisions import Decision
 from hocket.work.process_plan import ProcessPlan, plan
 from hocket.work.roster_queries import RosterAsk, claimable, overdue
 from hocket.work.run_outputs import RunServices
-from hocket.work.serving import serving
+from hocket.work.serving import Serving, serving
 from hocket.work.tracing import tracer
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
+    from hocket.kernel.beats.policy import TempoPolicy
     from hocket.node.requests import Pairs, Step
+    from hocket.work.command.job import Commands
 
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
 
 SubmitDrafts = Callable[[Transaction, list[Draft]], list[Submitted]]
+# Called with the worker when it begins.
+Started = Callable[[Worker], None]
 
-WORKERS_OWN = "this node belongs to the worker, which closes it"
+OWNED = "this node belongs to the worker or the server that runs here, which closes it"
 
 
 def handler_processes(runtime: Runtime, count: int, handlers: Handlers) -> ProcessPlan:
@@ -119,19 +133,27 @@ class Node(LocalNode):
             job_id = await self.run(lambda tx: request.submit(tx, blobs, secrets, packed))
             self.wrote()
             return Handle(self, job_id, created=True)
-        job_type, log = named_kind(job), self.runtime.log
+        job_type = named_kind(job)
         draft = job_type.draft(payload, args)
         if job_type.policy is not DEFAULT or tracer() is not None:
             return (await self._submit([job_type], [draft], jobs.submit))[0]
-        # The job has no special options, so it takes the fast path, unless other submits wait to share a commit.
-        submit: Callable[[Transaction], bytes] = lambda tx: jobs.submit(tx, [draft])[0].job_id  # noqa: E731
-        alone = lambda: log.append_plain(draft.kind, draft.payload) or log.run(submit, beside=True)  # noqa: E731
 
         async def write() -> list[Submitted]:
-            return [Submitted(await self._committer.run(submit, alone=alone, beside=True), created=True)]
+            return [Submitted(await self.append_plain(draft), created=True)]
 
+        # The job has no special options, so it takes the fast path.
         made = await self._written_or_kept(write, lambda error: keep_jobs(self.runtime, error, [draft]))
         return Handle(self, *made[0], job_type.signature)
+
+    async def append_plain(self, draft: Draft) -> bytes:
+        """Submits a job without options, in a shorter way unless other submits wait to share a commit."""
+        log = self.runtime.log
+        submit: Callable[[Transaction], bytes] = lambda tx: jobs.submit(tx, [draft])[0].job_id  # noqa: E731
+        alone = lambda: log.append_plain(draft.kind, draft.payload) or log.run(submit, beside=True)  # noqa: E731
+        return await self._append(submit, alone)
+
+    async def _append(self, submit: Callable[[Transaction], T], alone: Callable[[], T]) -> T:
+        return await self._committer.run(submit, alone=alone, beside=True)
 
     async def submit_many(self, pairs: "Pairs") -> list[Handle]:
         """Submits many jobs in one transaction: all or none."""
@@ -192,6 +214,12 @@ class Node(LocalNode):
         """
         found = await handles.results(self, [each._id for each in waited], timeout)
         return [handles.typed(each._signature, each._id, value) for each, value in zip(waited, found, strict=True)]
+
+    def parts(self, job_id: bytes, news: StreamNews) -> AsyncGenerator[Part, None]:
+        """The parts of a job's result, each once and in order, as they come."""
+        from hocket.node.job_stream import job_parts
+
+        return job_parts(self, job_id, news)
 
     def rows(self, table: str, *, agent: str = "") -> RowTable:
         """The rows of a table, which several agents may write. `agent` is the name under which this one does."""
@@ -327,25 +355,17 @@ class Node(LocalNode):
             options = (
                 {"concurrency": processes} | options | {"processes": handler_processes(self.runtime, processes, served)}
             )
-        commands = None
+        commands, emit = None, logged(events if notice is None else sentences(notice, also=events))
         with ExitStack() as stack:
             if allow is not None or allow_any:
                 # It loads 40 modules, and most programs' workers run no commands.
                 from hocket.node.command_runner import command_runner
 
-                commands = command_runner(self.runtime, fetch_for(self.runtime), allow or (), allow_any, allow_env)
-                stack.callback(commands.close)
+                commands = stack.enter_context(command_runner(self.runtime, emit, allow, allow_any, allow_env))
                 served = served.plus(commands.job_type())
-            emit = logged(events if notice is None else sentences(notice, also=events))
-            told = serving(served.topics(), None if commands is None else commands.allowance)
             options = {"rates": rates_of(self.runtime.home)} | options
-            chosen = WorkerOptions(served, emit=emit, serving=told, **options)
-            chosen.messages = chosen.messages or await self.mesh_messages(emit)
-            if commands is not None:
-                for warning in commands.warnings():
-                    emit(warning)
-            async with in_tempo(self, chosen, tempo_policy(self.runtime.home, tempo)):
-                worker = Worker(self, self.environment, chosen)
+            chosen = WorkerOptions(served, emit=emit, **options)
+            async with self.worker(chosen, commands, tempo_policy(self.runtime.home, tempo)) as worker:
                 if signals:
                     stack.enter_context(stopped_by_signals(worker.stop))
                 stack.enter_context(catching())
@@ -356,6 +376,19 @@ class Node(LocalNode):
             raise Failed("every slot has a handler that does not end; only a new process is rid of them, so restart it")
         return worker
 
+    @asynccontextmanager
+    async def worker(
+        self, options: WorkerOptions, commands: "Commands | None" = None, tempo: "TempoPolicy | None" = None
+    ) -> AsyncIterator[Worker]:
+        """Puts a worker together: with the messages between nodes, with what it tells others about its handlers and the
+        commands that it runs, and in this tempo. Run it inside the block.
+        """
+        options.messages = options.messages or await self.mesh_messages(options.emit)
+        if options.serving is None:
+            options.serving = serving(options.handlers.topics(), None if commands is None else commands.allowance)
+        async with in_tempo(self, options, tempo):
+            yield Worker(self, self.environment, options)
+
     def holding(self, shortest_lease_s: Callable[[], float]) -> AbstractContextManager[None]:
         breaker = self.runtime.store_breaker
         return nullcontext() if breaker is None else breaker.holding(shortest_lease_s)
@@ -364,290 +397,71 @@ class Node(LocalNode):
         loop = asyncio.get_running_loop()
 
         def node(is_async: bool) -> Node | SyncNode:
-            executor = self._mesh_executor
-            return AsyncHandlerNode(self, executor, loop) if is_async else PlainHandlerNode(self.runtime, executor)
+            return handler_node(self, loop, self._mesh_executor, is_async=is_async)
 
         kit = run_services(self.runtime, kind, self.environment.monotonic)
         asking = helper(lambda: AsyncHandlerNode(self, self._mesh_executor, loop), self.runtime.promises)
         return kit._replace(node=node, stream=self.part_sender().tell, ask_help=asking)
+
+    def blocking(self) -> "SyncNode":
+        """This node for the other threads of the process. What waits is done on the event loop that runs here."""
+        return SyncNode(self.runtime, target=DirectNode(self.runtime, owner=(self, asyncio.get_running_loop())))
 
     def working(self, handlers: Handlers | Iterable[JobType], **options: Any) -> AbstractAsyncContextManager[Worker]:
         """Runs a worker beside an `async with` block. At its end the worker stops, as after a first signal; if the
         block is cancelled, it hands its jobs back at once. Signals stay the program's; the other options are those of
         `work`.
         """
-        return beside(lambda started: self.work(handlers, signals=False, started=started, **options))
+        return _beside(lambda started: self.work(handlers, signals=False, started=started, **options))
 
 
-class SyncNode:
-    """The synchronous API, for scripts. Safe to use from several threads."""
+class DirectNode(Node):
+    """The async API without an event loop: store calls are done where the caller is, or on an `executor`, and nothing
+    suspends. What needs an event loop is done on that of the `owner`, or else by a node that is opened for it.
+    """
 
-    def __init__(self, runtime: Runtime, delivery: Delivery | None = None) -> None:
-        self._runtime: Runtime | None = runtime
-        self._delivery = delivery
+    def __init__(
+        self,
+        runtime: Runtime,
+        delivery: Delivery | None = None,
+        owner: tuple[Node, asyncio.AbstractEventLoop] | None = None,
+        executor: Executor = INLINE,
+    ) -> None:
+        super().__init__(runtime, executor, None if owner is None else owner[0].environment)
+        self.delivery, self._owner = delivery, owner
 
-    @property
-    def runtime(self) -> Runtime:
-        return still_open(self._runtime)
+    async def call(self, work: Callable[[], T]) -> T:
+        return work() if self._executor is INLINE else self._executor.submit(work).result()
 
-    def close(self) -> None:
-        """Closes the node. A node that is closed already stays as it is."""
-        runtime, self._runtime = self._runtime, None
-        if runtime is not None:
-            if self._delivery is not None:
-                self._delivery.close()
-            runtime.close()
-
-    def wrote(self, to: int | None = None) -> None:
-        """Something is on the log that others must get, above all node `to`."""
-        if self._delivery is not None:
-            self._delivery.wrote(to)
-
-    def call(self, work: Callable[[], T]) -> T:
-        """Runs a function that touches the store."""
-        return work()
-
-    @overload
-    def submit(self, job: JobType[P, R], /, *args: P.args, **payload: P.kwargs) -> SyncHandle[R]: ...
-    @overload
-    def submit(self, job: str | CommandRequest, /, **payload: Any) -> SyncHandle[Any]: ...
-    def submit(self, job: JobType[Any, Any] | str | CommandRequest, /, *args: Any, **payload: Any) -> SyncHandle[Any]:
-        """Submits one job. The members of its payload are the handler's arguments. A `command` has none."""
-        runtime = self.runtime
-        if not isinstance(job, JobType | str):
-            packed = request.pack(job, runtime.blobs)
-            self.call(lambda: check_budgets(runtime, [packed.draft]))
-            submit = lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed)  # noqa: E731
-            job_id = self.call(lambda: runtime.log.run(submit))
-            self.wrote()
-            return SyncHandle(self, job_id, True)
-        job_type = named_kind(job)
-        draft = job_type.draft(payload, args)
-        if job_type.policy is DEFAULT and tracer() is None:
-            # The job has no special options, so it takes the fast path, unless its kind has some.
-            append = lambda: runtime.log.append_plain(draft.kind, draft.payload)  # noqa: E731
-            keep = lambda error: keep_jobs(runtime, error, [draft])[0].job_id  # noqa: E731
-            plain = self._written_or_kept(append, keep)
-            if plain is not None:
-                return SyncHandle(self, plain, True, job_type.signature)
-        return self._submit([job_type], [draft], jobs.submit)[0]
-
-    def _written_or_kept(self, write: Callable[[], T], keep: Callable[[StoreAway], T]) -> T:
-        """Writes, after all that was kept before, and tells the other nodes. If the database is away, calls `keep`."""
-        runtime = self.runtime
-        made = self.call(lambda: written_or_kept(runtime, write, keep))
-        if runtime.kept is None:
-            self.wrote()
-        return made
-
-    def submit_many(self, pairs: "Pairs") -> list[SyncHandle]:
-        """Submits many jobs in one transaction: all or none."""
-        types, drafts = drafts_of(pairs)
-        return self._submit(types, drafts, jobs.submit)
-
-    def chain(self, *steps: "Step") -> list[SyncHandle]:
-        """Submits jobs that run one after the other, each when the one before it has succeeded: all or none. A step is
-        a job with its payload, or without one; `ctx.results` has the result of the step before.
-        """
-        types, drafts = drafts_of(pairs_of(steps))
-        return self._submit(types, drafts, chains.submit)
-
-    def cost(self, job_id: str) -> CostRow:
-        """What a job used and cost so far, by this node's rate card."""
-        return self.call(lambda: reports.job_cost(self.runtime, job_id))
-
-    def costs(self, by: CostsBy | str = CostsBy.KIND, *, since_ms: int = 0) -> Costs:
-        """What the runs cost that ended since that time, by "kind", "node" or "account"."""
-        return self.call(lambda: reports.costs(self.runtime, by, since_ms))
-
-    def estimate(self, kind: str) -> Estimate | None:
-        """What a job of this kind is expected to cost, from those that succeeded; None without any."""
-        return self.call(lambda: estimate_of(self.runtime, kind))
-
-    def _submit(self, types: list[JobType], drafts: list[Draft], submit: SubmitDrafts) -> list[SyncHandle]:
-        runtime = self.runtime
-
-        def write() -> list[Submitted]:
-            check_budgets(runtime, drafts)
-            return runtime.log.run(lambda tx: submit(tx, drafts), beside=True)
-
-        cited = _chain(len(drafts)) if submit is chains.submit else ()
-        made = self._written_or_kept(write, lambda error: keep_jobs(runtime, error, drafts, cited))
-        return [SyncHandle(self, *each, type.signature) for type, each in zip(types, made, strict=True)]
-
-    def gather(self, *waited: SyncHandle[R], timeout: float | None = None) -> list[R]:
-        """Waits for all of the jobs and returns their results in this order. Raises JobFailed or JobCancelled when one
-        of them ends so, and TimeoutError.
-        """
-        found = handles.sync_results(self, [each._id for each in waited], timeout)
-        return [handles.typed(each._signature, each._id, value) for each, value in zip(waited, found, strict=True)]
-
-    def rows(self, table: str, *, agent: str = "") -> SyncRowTable:
-        """The rows of a table, as `Node.rows` gives them."""
-        return SyncRowTable(self, table, agent)
-
-    def job(self, job_id: str) -> SyncHandle:
-        """A handle on an existing job, by its full id."""
-        return SyncHandle(self, id_of(job_id), created=False)
-
-    def claimable(self, kind: str | None = None, *, limit: int = 50) -> list[SyncHandle]:
-        """The jobs that this node may claim now, as `Node.claimable` gives them."""
-        found = self.call(lambda: _asked(self.runtime, claimable, kind, limit))
-        return [SyncHandle(self, each, created=False) for each in found]
-
-    def overdue(self, kind: str | None = None, *, limit: int = 50) -> list[SyncHandle]:
-        """The running jobs that are past their deadline, as `Node.overdue` gives them."""
-        found = self.call(lambda: _asked(self.runtime, overdue, kind, limit))
-        return [SyncHandle(self, each, created=False) for each in found]
-
-    def cancel_many(self, **which: Unpack[Which]) -> Changed:
-        """Cancels every job that matches, as `Node.cancel_many` does."""
-        return self._change(lambda node: node.cancel_many(**which))
-
-    def retry_many(self, **which: Unpack[Which]) -> Changed:
-        """Retries every job that matches, as `Node.retry_many` does."""
-        return self._change(lambda node: node.retry_many(**which))
-
-    def _change(self, act: Callable[[Node], Awaitable[Changed]]) -> Changed:
-        try:
-            return self.with_node(act)
-        finally:
-            self.wrote()
-
-    def work(self, handlers: Handlers | Iterable[JobType], **options: Any) -> Worker:
-        """Runs a worker in this thread until a signal stops it. The options are those of `Node.work`."""
-        return self.with_node(lambda node: node.work(handlers, **options))
-
-    def working(self, handlers: Handlers | Iterable[JobType], **options: Any) -> AbstractContextManager[Worker]:
-        """Runs a worker on a thread of its own beside a `with` block. At its end the worker stops, as after a first
-        signal. The options are those of `Node.work`.
-        """
-        return on_a_thread(lambda started: self.work(handlers, signals=False, started=started, **options))
-
-    def secret(self, project: str, role: str, *, bars: int = TOKEN_BARS) -> ProjectSecret:
-        """The secret of a project and a role, which changes on each downbeat of the tempo in force. Its tokens are void
-        `bars` bars later.
-        """
-        return project_secret(self.runtime.home, project, role, self.runtime.log.physical, bars)
-
-    def lock(
-        self, *keys: str, agent: str, **options: Unpack[LockOptions]
-    ) -> AbstractContextManager[HeldLock[threading.Event]]:
-        """Holds these keys, all at once, in a `with` block. See `LockOptions`; such a block cannot be cancelled."""
-        if options.get("cancel"):
-            raise Usage("a plain block cannot be cancelled; look at `held.lost`")
-
-        @asynccontextmanager
-        async def held() -> AsyncIterator[HeldLock[asyncio.Event]]:
-            node = self._new_node()
-            try:
-                async with node.lock(*keys, agent=agent, **options) as lock:
-                    yield lock
-            finally:
-                await node.finish()
-
-        return locked_on_a_thread(held())
-
-    def _new_node(self) -> Node:
-        node = Node(self.runtime)
-        node.delivery = self._delivery
-        return node
-
-    def decide(self, request: Callable[[Transaction], Result]) -> Job:
-        """The job after a request on it was decided. Raises Conflict if the request was not accepted."""
+    async def run(self, request: Callable[[Transaction], T], *, beside: bool = False) -> T:
         log = self.runtime.log
-        result = self.call(lambda: log.run(request))
-        if isinstance(result, Offer):
-            offer = result
-            try:
-                (result,) = self.call(lambda: self.with_node(lambda node: node.consult([offer])))
-            except Unreachable as error:
-                raise kept(error) from error
-        else:
-            self.wrote()
-        return accepted(result)
+        return await self.call(lambda: log.run(request, beside=beside))
 
-    def consult(self) -> None:
-        """Exchanges ops with the coordinator, so that it decides on what was offered. Raises Unreachable."""
-        self.with_node(lambda node: node.consult(()))
+    async def _append(self, submit: Callable[[Transaction], T], alone: Callable[[], T]) -> T:
+        return await self.call(alone)
 
-    def send(self, to: str, body: Body, **options: Any) -> str:
-        """Sends a message, as `Node.send` does."""
-        runtime = self.runtime
+    async def _query(self, view: Callable[[], AbstractContextManager[Session]], query: Callable[[Session], T]) -> T:
+        def run() -> T:
+            with view() as session:
+                return query(session)
 
-        def write() -> bytes:
-            draft = draft_of(runtime.log, runtime.blobs, to, body, **options)
-            message_id = runtime.log.run(lambda tx: messages.send(tx, runtime.blobs, draft))
-            self.wrote(node_of(draft))
-            return message_id
+        return await self.call(run)
 
-        keep = lambda error: keep_message(runtime, error, to, body, **options)  # noqa: E731
-        return ulid_text(self._written_or_kept(write, keep))
+    async def waiting(self, job_id: bytes, here: Sequence[Serving] = ()) -> Waiting | None:
+        return await self.call(lambda: self.runtime.waiting_of(job_id, here))
 
-    def inbox(self, agent: str | None = None) -> SyncInbox:
-        """The messages of an agent of this node; default $HOCKET_AGENT, else this machine's user."""
-        return SyncInbox(self, agent)
+    async def consult(self, offers: Sequence[Offer], *, is_urgent: bool = False) -> list[Decision]:
+        return self.on_loop(lambda node: node.consult(offers, is_urgent=is_urgent))
 
-    def ask(
-        self, to: str, body: Body, *, wait: Duration = "30s", agent: str | None = None, **options: Any
-    ) -> MessageData:
-        """Sends a message and returns the reply. Raises TimeoutError if none comes in time."""
-
-        async def asked(node: Node) -> MessageData:
-            node.delivery = self._delivery
-            return (await node.ask(to, body, wait=wait, agent=agent, **options)).data
-
-        return self.with_node(asked)
-
-    def parts(self, job_id: bytes, news: StreamNews) -> Generator[Part, None, None]:
-        """The parts of a job's result, as `Node.parts` gives them, on an event loop of its own."""
-
-        async def begin() -> tuple[Node, AsyncGenerator[Part, None]]:
-            node = self._new_node()
-            return node, node.parts(job_id, news)
-
-        async def end() -> None:
-            await _close(source)
-            await node.finish()
-
-        with asyncio.Runner() as runner:
-            node, source = runner.run(begin())
-            try:
-                while (part := runner.run(_next(source))) is not None:
-                    yield part
-            finally:
-                # A Ctrl-C just when a run has ended leaves the stop of its loop behind, for the next run.
-                with suppress(RuntimeError):
-                    runner.run(asyncio.sleep(0))
-                runner.run(end())
-
-    def with_node(self, act: Callable[[Node], Awaitable[T]]) -> T:
-        """Runs a function on an event loop of its own."""
-
-        async def run() -> T:
-            node = self._new_node()
-            try:
-                return await act(node)
-            finally:
-                await node.finish()
-
-        return asyncio.run(run())
-
-    def until(
-        self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
+    async def until(
+        self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None, topics: Changes = ANYTHING
     ) -> T:
-        """Calls `look` now and after each change of the topics, until it returns a value. Raises TimeoutError."""
         deadline = None if timeout is None else time.monotonic() + timeout
-
-        def read() -> tuple[bool, T]:
-            with self.runtime.read() as session:
-                return look(session)
-
         with held_interrupts() as interrupts, closing(self.runtime.bus.subscribe(topics)) as changes:
-            if self._delivery is not None:
-                self._delivery.start()
+            if self.delivery is not None:
+                self.delivery.start()
             while True:
-                found, value = self.call(read)
+                found, value = await look()
                 if found:
                     return value
                 left = LOOK_AGAIN_S if deadline is None else min(LOOK_AGAIN_S, deadline - time.monotonic())
@@ -655,6 +469,216 @@ class SyncNode:
                     raise TimeoutError
                 with interrupts.let_in():
                     changes.wait(left)
+
+    async def parts(self, job_id: bytes, news: StreamNews) -> AsyncGenerator[Part, None]:
+        with self.entered(lambda node: aclosing(node.parts(job_id, news))) as source:
+            while (part := on_loop(self._loop, _next(source))) is not None:
+                yield part
+
+    async def close(self) -> None:
+        if self._owner is not None:
+            raise Usage(OWNED)
+        delivery, self.delivery = self.delivery, None
+        if delivery is not None:
+            delivery.close()
+        await super().close()
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return process_loop() if self._owner is None else self._owner[1]
+
+    def on_loop(self, act: Callable[[Node], Awaitable[T]], executor: Executor | None = None) -> T:
+        """Runs a function on an event loop. Without an owner its node does store calls on the executor, or on threads
+        of its own.
+        """
+
+        async def run() -> T:
+            async with self._looping(executor) as node:
+                return await act(node)
+
+        return on_loop(self._loop, run())
+
+    @contextmanager
+    def entered(self, make: Callable[[Node], AbstractAsyncContextManager[T]]) -> Iterator[T]:
+        """Enters a block of a node on an event loop."""
+        stack = AsyncExitStack()
+
+        async def enter() -> T:
+            async with AsyncExitStack() as entering:
+                entered = await entering.enter_async_context(make(await entering.enter_async_context(self._looping())))
+                stack.push_async_exit(entering.pop_all())
+            return entered
+
+        async def leave() -> None:
+            await stack.aclose()
+
+        value = on_loop(self._loop, enter())
+        try:
+            yield value
+        finally:
+            on_loop(self._loop, leave())
+
+    @asynccontextmanager
+    async def _looping(self, executor: Executor | None = None) -> AsyncIterator[Node]:
+        if self._owner is not None:
+            yield self._owner[0]
+            return
+        node = Node(self.runtime, executor)
+        node.delivery = self.delivery
+        try:
+            yield node
+        finally:
+            await node.finish()
+
+
+class SyncNode:
+    """The synchronous API, for scripts. Safe to use from several threads."""
+
+    def __init__(self, runtime: Runtime, delivery: Delivery | None = None, *, target: DirectNode | None = None) -> None:
+        self._target = target or DirectNode(runtime, delivery)
+
+    @property
+    def runtime(self) -> Runtime:
+        return self._target.runtime
+
+    def wrote(self, to: int | None = None) -> None:
+        """Something is on the log that others must get, above all node `to`."""
+        self._target.wrote(to)
+
+    close = Blocking(Node.close)
+    cost = Blocking(Node.cost)
+    costs = Blocking(Node.costs)
+    estimate = Blocking(Node.estimate)
+    cancel_many = Blocking(Node.cancel_many)
+    retry_many = Blocking(Node.retry_many)
+    send = Blocking(Node.send)
+
+    @overload
+    def submit(self, job: JobType[P, R], /, *args: P.args, **payload: P.kwargs) -> SyncHandle[R]: ...
+    @overload
+    def submit(self, job: str | CommandRequest, /, **payload: Any) -> SyncHandle[Any]: ...
+    def submit(self, job: JobType[Any, Any] | str | CommandRequest, /, *args: Any, **payload: Any) -> SyncHandle[Any]:
+        """Submits one job. The members of its payload are the handler's arguments. A `command` has none."""
+        return SyncHandle(now(self._target.submit(job, *args, **payload)))
+
+    def submit_many(self, pairs: "Pairs") -> list[SyncHandle]:
+        """Submits many jobs in one transaction: all or none."""
+        return [SyncHandle(handle) for handle in now(self._target.submit_many(pairs))]
+
+    def chain(self, *steps: "Step") -> list[SyncHandle]:
+        """Submits jobs that run one after the other, as `Node.chain` does."""
+        return [SyncHandle(handle) for handle in now(self._target.chain(*steps))]
+
+    def gather(self, *waited: SyncHandle[R], timeout: float | None = None) -> list[R]:
+        """Waits for all of the jobs and returns their results in this order, as `Node.gather` does."""
+        return now(self._target.gather(*(handle._target for handle in waited), timeout=timeout))
+
+    def job(self, job_id: str) -> SyncHandle:
+        """A handle on an existing job, by its full id."""
+        return SyncHandle(self._target.job(job_id))
+
+    def claimable(self, kind: str | None = None, *, limit: int = 50) -> list[SyncHandle]:
+        """The jobs that this node may claim now, as `Node.claimable` gives them."""
+        return [SyncHandle(handle) for handle in now(self._target.claimable(kind, limit=limit))]
+
+    def overdue(self, kind: str | None = None, *, limit: int = 50) -> list[SyncHandle]:
+        """The running jobs that are past their deadline, as `Node.overdue` gives them."""
+        return [SyncHandle(handle) for handle in now(self._target.overdue(kind, limit=limit))]
+
+    def rows(self, table: str, *, agent: str = "") -> SyncRowTable:
+        """The rows of a table, as `Node.rows` gives them."""
+        return SyncRowTable(self._target.rows(table, agent=agent))
+
+    def secret(self, project: str, role: str, *, bars: int = TOKEN_BARS) -> ProjectSecret:
+        """The secret of a project and a role, as `Node.secret` gives it."""
+        return self._target.secret(project, role, bars=bars)
+
+    def inbox(self, agent: str | None = None) -> SyncInbox:
+        """The messages of an agent of this node; default $HOCKET_AGENT, else this machine's user."""
+        return SyncInbox(self._target.inbox(agent))
+
+    def ask(
+        self, to: str, body: Body, *, wait: Duration = "30s", agent: str | None = None, **options: Any
+    ) -> MessageData:
+        """Sends a message and returns the reply. Raises TimeoutError if none comes in time."""
+        return now(self._target.ask(to, body, wait=wait, agent=agent, **options)).data
+
+    def lock(
+        self, *keys: str, agent: str, **options: Unpack[LockOptions]
+    ) -> AbstractContextManager[HeldLock[threading.Event]]:
+        """Holds these keys, all at once, in a `with` block. See `LockOptions`; such a block cannot be cancelled."""
+        if options.get("cancel"):
+            raise Usage("a plain block cannot be cancelled; look at `held.lost`")
+        return self._target.entered(lambda node: for_threads(node.lock(*keys, agent=agent, **options)))
+
+    def work(self, handlers: Handlers | Iterable[JobType], **options: Any) -> Worker:
+        """Runs a worker in this thread until a signal stops it. The options are those of `Node.work`."""
+
+        async def run() -> Worker:
+            node = Node(self.runtime)
+            node.delivery = self._target.delivery
+            try:
+                return await node.work(handlers, **options)
+            finally:
+                await node.finish()
+
+        return asyncio.run(run())
+
+    def working(self, handlers: Handlers | Iterable[JobType], **options: Any) -> AbstractContextManager[Worker]:
+        """Runs a worker beside a `with` block. At its end the worker stops, as after a first signal. The options are
+        those of `Node.work`.
+        """
+        return self._target.entered(lambda node: node.working(handlers, **options))
+
+    def until(
+        self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
+    ) -> T:
+        """Calls `look` now and after each change of the topics, until it returns a value. Raises TimeoutError."""
+        return now(self._target.until(lambda: self._target.read(look), timeout, topics))
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Runs a function that touches the store."""
+        return now(self._target.call(work))
+
+    def decide(self, request: Callable[[Transaction], Result]) -> Job:
+        """The job after a request on it was decided. Raises Conflict if the request was not accepted."""
+        return now(self._target.decide(request))
+
+    def parts(self, job_id: bytes, news: StreamNews) -> Generator[Part, None, None]:
+        """The parts of a job's result, as `Node.parts` gives them."""
+        return each(self._target.parts(job_id, news))
+
+    def direct(self, act: Callable[[Node], Awaitable[T]]) -> T:
+        """Runs a function of a node that only asks and waits for changes."""
+        return now(act(self._target))
+
+    def with_node(self, act: Callable[[Node], Awaitable[T]]) -> T:
+        """Runs a function of a node on an event loop. A process without one of its own needs no other thread for it."""
+        return self._target.on_loop(act, INLINE)
+
+
+@asynccontextmanager
+async def _beside(work: Callable[[Started], Coroutine[Any, Any, object]]) -> AsyncIterator[Worker]:
+    """Runs `work` as a task until the block ends; then stops the worker and waits for it. If the block is cancelled, so
+    is the task: the worker hands its jobs back at once.
+    """
+    begun: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(work(begun.set_result))
+    try:
+        first: list[asyncio.Future[Any]] = [begun, task]
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if not begun.done():
+            await task  # it has failed
+        yield begun.result()
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    finally:
+        if begun.done() and not task.cancelling():
+            begun.result().stop()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
 
 
 def _asked(runtime: Runtime, ask: RosterAsk, kind: str | None, limit: int) -> list[bytes]:
@@ -670,28 +694,19 @@ async def _close(source: AsyncGenerator[Part, None]) -> None:
     await source.aclose()
 
 
-# `ctx.node`: the worker's own node, for its handlers. They run on other threads than the worker, and one that is
-# stopped gets an exception at any point. So all work on the store is done on threads that no exception reaches.
-
-
-class PlainHandlerNode(SyncNode):
-    """The worker's node for a plain handler."""
-
-    def __init__(self, runtime: Runtime, executor: Executor) -> None:
-        super().__init__(runtime)
-        self._executor = executor
-
-    def call(self, work: Callable[[], T]) -> T:
-        return self._executor.submit(work).result()
-
-    def close(self) -> None:
-        raise Usage(WORKERS_OWN)
+def handler_node(node: Node, loop: asyncio.AbstractEventLoop, executor: Executor, *, is_async: bool) -> Node | SyncNode:
+    """`ctx.node`: the worker's own node, for its handlers. They run on other threads than the worker, and one that is
+    stopped gets an exception at any point. So all work on the store is done on threads that no exception reaches.
+    """
+    if is_async:
+        return AsyncHandlerNode(node, executor, loop)
+    return SyncNode(node.runtime, target=DirectNode(node.runtime, owner=(node, loop), executor=executor))
 
 
 class AsyncHandlerNode(Node):
     """The worker's node for a coroutine. All waiting is done on `loop`, the event loop of the worker's node."""
 
-    def __init__(self, node: LocalNode, executor: Executor, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, node: Node, executor: Executor, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(node.runtime, executor, node.environment)
         self._worker_node = node
         self._loop = loop
@@ -713,7 +728,7 @@ class AsyncHandlerNode(Node):
             await self._there(_close(source))
 
     async def close(self) -> None:
-        raise Usage(WORKERS_OWN)
+        raise Usage(OWNED)
 
     async def _there(self, work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

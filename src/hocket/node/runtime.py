@@ -34,6 +34,8 @@ from hocket.node.variables import (
     MESH_SCOPE_ID,
     STORE,
     check_scope,
+    chosen_name,
+    follow_mesh_variables,
     given,
     is_on,
     read_address,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from hocket.log.parallel import Helpers
     from hocket.log.rebuild import Rebuilt
     from hocket.log.transaction import Wall
+    from hocket.mesh.waiting import Waiting, WaitReader
     from hocket.node.home import Ask
     from hocket.node.spool import Spool
     from hocket.rhythm.promise_watch import PromiseWatch
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
     from hocket.work.jobs import Draft, Submitted
     from hocket.work.liveness import Liveness
     from hocket.work.output_files import OutputFiles
+    from hocket.work.serving import Serving
     from hocket.work.tempo import RunTempo
 
 Progress = Callable[[int, int], None]
@@ -142,7 +146,7 @@ class Runtime:
 
     def tempo_changed(self, policy: TempoPolicy) -> Callable[[TempoChange], None]:
         """What a process does that hears of a change of the tempo under this policy."""
-        from hocket.node.tempo_timeline import home_timeline, keep_change
+        from hocket.node.tempo_policy import home_timeline, keep_change
 
         def keep(change: TempoChange) -> None:
             keep_change(self.home, policy, change)
@@ -154,8 +158,7 @@ class Runtime:
         """Ops of a node with a tempo carry their beat."""
         from hocket.kernel.beats.placing import mark_at
         from hocket.kernel.ops import beat_at
-        from hocket.node.tempo_policy import readable_policy
-        from hocket.node.tempo_timeline import home_timeline
+        from hocket.node.tempo_policy import home_timeline, readable_policy
 
         if (policy := readable_policy(self.home)) is None:
             return
@@ -206,7 +209,6 @@ class Runtime:
         """
         from hocket.kernel.keys import did_key
         from hocket.node.home_store import put_blob_place, put_rules
-        from hocket.node.mesh_variables import chosen_name
         from hocket.store.blobs import BlobPlace
 
         home = Home(path or default_home())
@@ -363,6 +365,22 @@ class Runtime:
                 raise Usage(f"no job {ulid_text(job_id)}")
             return view.brief(session, entry)
 
+    def waiting_of(self, job_id: bytes, here: Sequence[Serving] = (), *, is_connected: bool = False) -> Waiting | None:
+        """What a job waits for, as far as this node knows; None if it has ended or is not known. `here` are workers of
+        this process that others are not told about; `is_connected` is whether this process syncs while it waits.
+        """
+        with self.read() as session:
+            entry = session.job(job_id)
+            return None if entry is None else self.wait_reader(session, here, is_connected=is_connected)(entry)
+
+    def wait_reader(self, session: Session, here: Sequence[Serving] = (), *, is_connected: bool = False) -> WaitReader:
+        """Says of many jobs what they wait for."""
+        from hocket.mesh.sync_lock import SyncLock
+        from hocket.mesh.waiting import WaitReader
+
+        is_in_touch = is_connected or SyncLock.is_taken(self.home.processes)
+        return WaitReader(self.log, session, self.liveness(), is_in_touch, here)
+
     def verify(self, expected: tuple[int, bytes] | None = None, progress: Progress = _no_progress) -> Audit:
         """Checks every signature, and the chain including its head; and if nodes share the store, the derived rows."""
         from hocket.log.audit import verify
@@ -432,8 +450,6 @@ class Runtime:
             if self.log.is_shared:
                 self.check_sharing()
             if given(MESH_NODE_ID) is not None or given(MESH_CONTROL_ADDR) is not None:
-                from hocket.node.mesh_variables import follow_mesh_variables
-
                 follow_mesh_variables(self.log)
         except BaseException:
             self.close()

@@ -1,17 +1,22 @@
 """A home and a store outside of it. A database file has the log of one node. A store in a database server may have the
 log of several: its founder, whose delegation is its first op, and the nodes that were told to share it. A node that was
-not told, a home of another user, and a second home with the same key are refused.
+not told, a home of another user, and a second home with the same key are refused. The home remembers the MACs of rows
+that it has ended, such as revoked tokens: a node that writes to the store could put such a row back as it was.
 """
 
 from __future__ import annotations
 
+import os
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from hocket.errors import Conflict
+from hocket.errors import Conflict, StoreError
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash, node_id, node_text
+from hocket.kernel.row_mac import MAC_BYTES
 from hocket.kernel.rules import encode_rules
 from hocket.log import RULES
 from hocket.log.ownership import founder
@@ -21,9 +26,9 @@ if TYPE_CHECKING:
     from hocket.log import Log
     from hocket.log.permissions import Permissions
     from hocket.log.state_check import CheckedStateFiles
-    from hocket.node.ended_rows import EndedRows
     from hocket.node.home import Home
     from hocket.store import Session, Store
+
 
 # The store's key, for each node, of the home that uses it.
 HOME = "home"
@@ -43,7 +48,6 @@ class HomeInUse(msgspec.Struct, frozen=True):
 
 def ended_rows(home: Home) -> EndedRows:
     """The rows beside a shared log that count no more, as this home remembers them."""
-    from hocket.node.ended_rows import EndedRows
 
     return EndedRows(home.path / "ended_rows")
 
@@ -160,3 +164,46 @@ def _is_news(session: Session, author: bytes, ours: HomeInUse) -> bool:
             " minutes after the old one was last used"
         )
     return True
+
+
+class EndedRows:
+    """A file to which all processes of the home append."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self._macs: set[bytes] = set()
+        self._lock = threading.Lock()
+
+    def add(self, mac: bytes) -> None:
+        """Returns when it is on the disk."""
+        try:
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(file, mac)
+                os.fsync(file)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise StoreError(f"cannot write {self._path}: {error.strerror}; nothing was ended") from error
+
+    def __contains__(self, mac: object) -> bool:
+        with self._lock:
+            self._follow()
+            return mac in self._macs
+
+    def _follow(self) -> None:
+        """Reads what was added since, by any process."""
+        try:
+            if self._path.stat().st_size < self._read + MAC_BYTES:
+                return
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"cannot read {self._path}: {error.strerror}; make it readable") from error
+        whole = len(new) - len(new) % MAC_BYTES
+        self._macs |= {new[at : at + MAC_BYTES] for at in range(0, whole, MAC_BYTES)}
+        self._read += whole

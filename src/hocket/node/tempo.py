@@ -1,4 +1,4 @@
-"""Tempo in a process of a node: the beats that it hears on its bus, and a pulse of its own."""
+"""Tempo in a process of a node: the beats that it hears on its bus, a pulse of its own, and a reverb."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -19,11 +19,13 @@ from hocket.rhythm.heard_beats import BeatListener, HeardBeats, Leaders, TempoCl
 from hocket.rhythm.leader_check import LeaderCheck
 from hocket.rhythm.leader_lock import ArbiterLock, LeaderLock, is_incident
 from hocket.rhythm.pulse import Pulse
+from hocket.rhythm.reverb import Reverb
 from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
 from hocket.work.supervision import supervised
 
 if TYPE_CHECKING:
     from hocket.rhythm.nats_leader import LeaderRegister
+
 
 WAIT_S = 60.0
 
@@ -114,3 +116,10 @@ def _register(node: LocalNode, policy: TempoPolicy, bus: NodeMessages, leaders: 
     assert isinstance(bus.messages, NatsMessages)
     register = NatsRegister(bus.messages, node.log.user, policy.cluster_id)
     return LeaderRegister(register, bus, leaders.may_lead, node.environment.physical_ms)
+
+
+async def run_reverb(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) -> None:
+    """Runs a reverb until it is cancelled."""
+    messages = TempoMessages(await node.message_bus(emit), node.log.user)
+    async with heard_beats(node, policy, emit) as beats:
+        await Reverb(node, messages, beats, emit).run()

@@ -5,12 +5,16 @@ value is an error that names the variable; secrets are never repeated.
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from hocket.errors import Usage
 from hocket.store import SERVER_FORMS, backend
 from hocket.store.secrecy import DB_TOKEN, has_password, without_password
 from hocket.work.tracing import TRACES
+
+if TYPE_CHECKING:
+    from hocket.log import Log
 
 MESH_ENABLED = "HOCKET_MESH_ENABLED"
 MESH_NODE_ID = "HOCKET_MESH_NODE_ID"
@@ -184,3 +188,51 @@ def new_node_name() -> str | None:
     if wanted is not None and re.fullmatch("[0-9a-f]{16}", wanted):
         raise Usage(f"{MESH_NODE_ID} is an id, and a new node gets one of its own; set it to a name, or unset it")
     return wanted
+
+
+# What a program does that opens a node: it follows those that name the node and its coordinator.
+
+
+def chosen_name(name: str | None) -> str | None:
+    """The given name, or that of the environment, or else this machine's host name if it is valid as a node's name.
+    Raises Usage if a name that was chosen is bad.
+    """
+    from hocket.mesh.names import is_name, why_not
+
+    name = new_node_name() if name is None else name
+    if name is None:
+        host = os.uname().nodename.partition(".")[0]
+        return host if is_name(host) else None
+    if problem := why_not(name):
+        raise Usage(f"bad name {name!r}: {problem}")
+    return name
+
+
+def follow_mesh_variables(log: "Log") -> None:
+    """Checks that this is the node that the environment names, and adds the coordinator that it names as a peer. Raises
+    Usage or Conflict.
+    """
+    from hocket.kernel.ids import node_text
+    from hocket.mesh.names import names
+
+    if given(MESH_NODE_ID) is not None:
+        with log.store.read() as session:
+            check_node(node_text(log.node), names(log.permissions(session)).get(log.node))
+    if (address := given(MESH_CONTROL_ADDR)) is not None:
+        _add_coordinator(log, address)
+
+
+def _add_coordinator(log: "Log", text: str) -> None:
+    """Makes the server at this address a peer, unless it is one. The coordinator itself needs none."""
+    from hocket.mesh import peers
+
+    try:
+        address = peers.check_address(text)
+    except Usage as error:
+        raise Usage(f"bad {MESH_CONTROL_ADDR}: {error}") from None
+    with log.store.read() as session:
+        is_known = peers.find(session, address) is not None
+        if is_known or peers.coordinator(log, session) == log.node:
+            return
+    with log.store.write() as session:
+        peers.add(session, address, log.physical())

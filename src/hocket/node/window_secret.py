@@ -24,8 +24,7 @@ from hocket.kernel.beats.window_keys import (
 from hocket.kernel.clock import wall_text
 from hocket.mesh.window_tokens import TOKEN_BARS, WindowTokens
 from hocket.node.home import Home, exposure
-from hocket.node.tempo_policy import CLUSTER_DEFAULT, tempo_policy
-from hocket.node.tempo_timeline import home_timeline
+from hocket.node.tempo_policy import CLUSTER_DEFAULT, home_timeline, tempo_policy
 
 FILE = "window.secret"
 SECRET_BYTES_MAX = 4_096

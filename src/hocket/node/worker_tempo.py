@@ -17,8 +17,7 @@ from hocket.kernel.candidates import worker_id
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import LEASE_MS_MIN
 from hocket.node.runtime import Runtime
-from hocket.node.tempo_policy import tempo_policy
-from hocket.node.tempo_timeline import home_timeline
+from hocket.node.tempo_policy import home_timeline, tempo_policy
 from hocket.store import JobFilter, Session, Stage
 from hocket.work.supervision import supervised
 from hocket.work.worker import WorkerOptions
@@ -55,7 +54,7 @@ async def in_tempo(node: "LocalNode", options: WorkerOptions, policy: TempoPolic
     if policy is None:
         yield
         return
-    from hocket.node.help import answered_at, may_tell
+    from hocket.node.run_services import answered_at, may_tell
     from hocket.node.tempo import heard_beats
     from hocket.rhythm.promise_watch import PromiseWatch
     from hocket.rhythm.status_claims import StatusClaims

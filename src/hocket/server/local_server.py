@@ -16,8 +16,8 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.safe_text import clean
 from hocket.log import Transaction
+from hocket.node.costs import check_budgets
 from hocket.node.delivery import TELL_S
-from hocket.node.estimates import check_budgets
 from hocket.node.node import Node
 from hocket.server.following import Following
 from hocket.server.local_client import (

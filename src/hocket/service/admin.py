@@ -54,7 +54,7 @@ class Method(Generic[P, A]):
 
     def _on_async(self, node: Node) -> Callable[P, Coroutine[Any, Any, A]]:
         async def call(*args: P.args, **kwargs: P.kwargs) -> A:
-            service = Service(node.runtime, node=SyncNode(node.runtime))
+            service = Service(node.runtime, node=node.blocking())
             answer = await node.call(lambda: self._function(service, *args, **kwargs))
             if self._changes:
                 node.wrote()

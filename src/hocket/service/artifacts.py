@@ -10,7 +10,6 @@ from hocket.errors import Usage
 from hocket.kernel.beats.placing import BeatPlace
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import hash_text, parse_ulid, ulid_text
-from hocket.node.job_waits import waiting_of
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.store.blobs import ClearedBlobs
 from hocket.work import artifacts
@@ -137,6 +136,6 @@ def why(service: Service, prefix: str, full: bool) -> dict[str, Any]:
     with service.read() as session:
         told = explain(session, service.runtime.blobs, prefix, full)
     if told["of"] == "job":
-        waiting = waiting_of(service.runtime, parse_ulid(told["id"]))
+        waiting = service.runtime.waiting_of(parse_ulid(told["id"]))
         told["waits_for"] = None if waiting is None else waiting.sentence
     return told

@@ -35,10 +35,10 @@ from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.mesh.recovery import BEHIND_SENTENCE
 from hocket.node import variables
 from hocket.node.bus_settings import bus_settings
+from hocket.node.command_runner import secret_paths
 from hocket.node.home import Home, exposure, key_owner
 from hocket.node.home_store import blob_place
-from hocket.node.running_buses import running_buses
-from hocket.node.secret_paths import secret_paths
+from hocket.node.running import running_buses
 from hocket.node.shared_store import check_sharing
 from hocket.service import ServiceAnswer
 from hocket.service.status import breakers_of

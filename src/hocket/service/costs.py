@@ -1,10 +1,9 @@
-"""What jobs cost. `hocket.node.cost_reports` computes it for programs, too."""
+"""What jobs cost. `hocket.node.costs` computes it for programs, too."""
 
 from pathlib import Path
 
 from hocket.kernel.rate_card import Estimate
-from hocket.node import cost_reports
-from hocket.node.estimates import estimate_of
+from hocket.node import costs
 from hocket.service import Service
 from hocket.work.command.request import KIND as COMMAND
 from hocket.work.costs import CostRow, Costs, CostsBy
@@ -12,15 +11,15 @@ from hocket.work.costs import CostRow, Costs, CostsBy
 
 def of_job(service: Service, job: str, rates: Path | None = None) -> CostRow:
     """The cost of a job. Its proofs are fetched from other nodes if they are not here."""
-    return cost_reports.job_cost(service.runtime, job, rates, service.fetch)
+    return costs.job_cost(service.runtime, job, rates, service.fetch)
 
 
 def by(service: Service, group: CostsBy, window_ms: int | None = None, rates: Path | None = None) -> Costs:
     since_ms = 0 if window_ms is None else service.runtime.log.reading().wall - window_ms
-    return cost_reports.costs(service.runtime, group, since_ms, rates)
+    return costs.costs(service.runtime, group, since_ms, rates)
 
 
 def expected(service: Service, what: str) -> Estimate | None:
     """What a job of a kind is expected to cost, or, for `hocket.run PROGRAM`, a command."""
     kind, _, program = what.partition(" ")
-    return estimate_of(service.runtime, kind, program if kind == COMMAND and program else None)
+    return costs.estimate_of(service.runtime, kind, program if kind == COMMAND and program else None)

@@ -2,7 +2,7 @@
 
 import base64
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -27,12 +27,14 @@ from hocket.families.inbox.rules import (
 )
 from hocket.kernel.beats.placing import BeatPlace
 from hocket.kernel.ids import node_text, parse_ulid, ulid_prefix_range, ulid_text
+from hocket.kernel.ops import Op
 from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX
+from hocket.kernel.reasons import Reason
+from hocket.log import Transaction
 from hocket.node.inbox import (
     AttachmentInfo,
     MessageData,
-    SyncInbox,
-    decided_sync,
+    decided,
     draft_of,
     message_data,
     message_id_of,
@@ -264,7 +266,7 @@ def claim(service: Service, agent: str, count: int = 1, lease_ms: int = LEASE_MS
     service.check_writer()
     if not 0 < count <= CLAIMED_MAX:
         raise Usage(f"claim 1 to {CLAIMED_MAX} messages at once, not {count}")
-    return [_shown(each.data) for each in SyncInbox(service.node, agent).claim(count, lease_ms / 1000)]
+    return [_shown(each.data) for each in service.node.inbox(agent).claim(count, lease_ms / 1000)]
 
 
 def listing(
@@ -345,7 +347,7 @@ def follow(
     node = service.node
     if count is not None:
         while True:
-            claimed = SyncInbox(node, agent).claim(count, lease_ms / 1000, wait=3600)
+            claimed = node.inbox(agent).claim(count, lease_ms / 1000, wait=3600)
             yield from (_shown(each.data) for each in claimed)
     log, shown = service.runtime.log, set[str]()
     while True:
@@ -384,6 +386,10 @@ def reply(service: Service, id: str, body: bytes, agent: str) -> MessageShown:
     return sent
 
 
+def _decided(service: Service, message_id: bytes, request: Callable[[Transaction], Op | Reason]) -> None:
+    service.node.direct(lambda node: decided(node, message_id, request))
+
+
 @operation("acknowledge_message", "POST /v1/inbox/{message}/ack", CLAIM)
 def ack(service: Service, message: MessageId, agent: AgentName | None = None) -> None:
     """Acknowledge a message that the agent holds on this node. If it does not, this is refused as a conflict (exit
@@ -391,7 +397,7 @@ def ack(service: Service, message: MessageId, agent: AgentName | None = None) ->
     """
     service.check_writer()
     message_id, name = parse_ulid(find(service, message)), inbox.check_agent(service.agent(agent))
-    decided_sync(service.node, message_id, lambda tx: inbox.acknowledge(tx, message_id, name))
+    _decided(service, message_id, lambda tx: inbox.acknowledge(tx, message_id, name))
 
 
 @operation("return_message", "POST /v1/inbox/{message}/nack", CLAIM)
@@ -406,7 +412,7 @@ def nack(
     service.check_writer()
     message_id, name = parse_ulid(find(service, message)), inbox.check_agent(service.agent(agent))
     _check_reason(reason)
-    decided_sync(service.node, message_id, lambda tx: inbox.hand_back(tx, message_id, name, delay_ms, reason))
+    _decided(service, message_id, lambda tx: inbox.hand_back(tx, message_id, name, delay_ms, reason))
 
 
 @operation(
@@ -428,7 +434,7 @@ def retry(
     service.check("Inbox", "Claim", found.to)
     message_id = parse_ulid(found.id)
     _check_reason(reason)
-    decided_sync(service.node, message_id, lambda tx: inbox.retry(tx, message_id, reason))
+    _decided(service, message_id, lambda tx: inbox.retry(tx, message_id, reason))
     return show(service, found.id)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hocket.kernel.parts import Part
     from hocket.mesh.waiting import Waiting
     from hocket.node.node import Node
-    from hocket.node.stream_news import StreamNews
+    from hocket.node.requests import StreamNews
     from hocket.work.jobs import Draft, Submitted
 
 REASON_CHARS_MAX = 500
@@ -310,13 +310,12 @@ class JobsWatch:
     def _waits(self, session: Session, found: JobsPage) -> dict[str, int]:
         """What the pending jobs of the page wait for. A job that has just come may be claimed at once."""
         from hocket.node.delivery import TELL_S
-        from hocket.node.job_waits import wait_reader
 
         if time.monotonic() < self._began + TELL_S:
             return {}
         before = found.now_ms - TELL_S * 1000
         waiting_jobs = [each for each in found.items if each.state == JobState.pending and each.scheduled_ms <= before]
-        read = wait_reader(self._service.runtime, session, is_connected=True)
+        read = self._service.runtime.wait_reader(session, is_connected=True)
         asked = [_id(each.job_id) for each in waiting_jobs[:EXPLAINED_MAX]]
         entries = [entry for each in asked if (entry := session.job(each)) is not None]
         told = [waiting for entry in entries if (waiting := read(entry)) is not None]
@@ -420,9 +419,7 @@ def show(service: Service, job: JobText) -> JobDetails:
     details, waits_for = service.runtime.show(job), None
     service.check("Job", "Read", details["kind"])
     if details["outcome"] is None:
-        from hocket.node.job_waits import waiting_of
-
-        waiting = waiting_of(service.runtime, _id(details["job_id"]))
+        waiting = service.runtime.waiting_of(_id(details["job_id"]))
         waits_for = None if waiting is None else waiting.sentence
     if not service.may("Artifact", "Read", details["kind"]):
         details |= {"result": None, "artifacts": [], "degraded": []}
@@ -487,7 +484,7 @@ def submit(service: Service, drafts: "Sequence[Draft]") -> "list[Submitted]":
 
     def write() -> "list[Submitted]":
         if any(each.policy.budget is not None for each in drafts):
-            from hocket.node.estimates import check_budgets  # it loads more than a submit needs
+            from hocket.node.costs import check_budgets  # it loads more than a submit needs
 
             check_budgets(runtime, drafts)
         return runtime.submit(drafts)
@@ -511,7 +508,6 @@ def result(
     """Waits for a job to end and returns its result. Calls `tell` every second with what the job waits for."""
     from hocket.node.delivery import TELL_S
     from hocket.node.handles import ending_of
-    from hocket.node.job_waits import waiting_of
     from hocket.node.signals import held_interrupts
 
     node, wanted, deadline = service.node, _id(job_id), None if timeout is None else time.monotonic() + timeout
@@ -521,7 +517,7 @@ def result(
             return node.until(lambda session: ending_of(session, wanted), max(0.0, left), about(JOB, wanted))
         except TimeoutError:
             with held_interrupts():
-                waiting = waiting_of(service.runtime, wanted, is_connected=True)
+                waiting = service.runtime.waiting_of(wanted, is_connected=True)
         if deadline is not None and time.monotonic() >= deadline:
             why = service.delivery.send() or ("it has just ended" if waiting is None else waiting.sentence)
             raise Unreachable(

@@ -20,7 +20,7 @@ from hocket.mesh.grants import words
 from hocket.mesh.peer_exchange import Exchanged
 from hocket.mesh.peers import ADDRESS, Trust, check_address
 from hocket.node.node import Node
-from hocket.node.servers import running_servers
+from hocket.node.running import running_servers
 from hocket.service import Service, ServiceAnswer
 from hocket.store import Invitation, Peer, Session
 

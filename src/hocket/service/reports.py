@@ -9,7 +9,7 @@ from hocket.kernel.beats.tempo import make_tempo
 from hocket.kernel.clock import unpack
 from hocket.kernel.proof import PROOF_TYPE
 from hocket.kernel.roster import Job, Outcome
-from hocket.node.rates import prices_of, rates_of
+from hocket.node.costs import prices_of, rates_of
 from hocket.rhythm.window_archive import kept_reports
 from hocket.service import Service, ServiceAnswer
 from hocket.store import JobFilter, Session, Stage

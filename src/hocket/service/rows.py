@@ -10,9 +10,9 @@ from hocket.errors import NotFound, Usage
 from hocket.families.rows import requests as rows
 from hocket.families.rows.requests import (
     ConflictDetails,
-    RowChange,
     RowConflict,
     RowOutcome,
+    RowRequest,
     StoredRow,
     parse_version,
     row_value,
@@ -20,7 +20,7 @@ from hocket.families.rows.requests import (
 )
 from hocket.families.rows.rules import AGENT_BYTES_MAX, KEY_BYTES_MAX, TABLE_BYTES_MAX
 from hocket.kernel.ids import parse_ulid
-from hocket.node.rows import sync_decided
+from hocket.node.rows import decided
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.service.operation import ULID, InShell, TokenNeed, operation
 from hocket.service.pages import PAGE_DEFAULT, After, Limit
@@ -354,10 +354,7 @@ def resolve(
         details = rows.conflict(session, found)
     service.check("Row", "Write", f"{details.table}/{details.key}")
     encoded, decider = None if value is UNSET else row_value(value), service.agent(agent, "")
-    change = sync_decided(
-        service.node, lambda tx: rows.resolve(tx, found, decider, value=encoded, side=take, version=at)
-    )
-    return _written(service, change)
+    return _decided(service, lambda tx: rows.resolve(tx, found, decider, value=encoded, side=take, version=at))
 
 
 def _write(
@@ -365,10 +362,11 @@ def _write(
 ) -> RowWritten:
     service.check_writer()
     wanted = row_write(table, key, value, version=version, strategy=strategy, agent=service.agent(agent, ""))
-    return _written(service, sync_decided(service.node, lambda tx: rows.write(tx, wanted)))
+    return _decided(service, lambda tx: rows.write(tx, wanted))
 
 
-def _written(service: Service, change: RowChange) -> RowWritten:
+def _decided(service: Service, request: RowRequest) -> RowWritten:
+    change = service.node.direct(lambda node: decided(node, request))
     with service.runtime.store.read() as session:
         return RowWritten(_row(service, session, change.row), change.outcome, change.conflict)
 

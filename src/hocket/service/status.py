@@ -13,8 +13,7 @@ from hocket.mesh.names import names
 from hocket.mesh.peers import breakers, coordinator, outbox, silence
 from hocket.mesh.programs import differences
 from hocket.node.home import Home
-from hocket.node.running_buses import running_buses
-from hocket.node.servers import running_servers
+from hocket.node.running import running_buses, running_servers
 from hocket.node.store_breaker import store_troubles
 from hocket.service import Service, ServiceAnswer
 from hocket.service.nodes import AvailabilityShown, availability_of_all

@@ -8,7 +8,7 @@ from hocket.kernel.beats.policy import TempoPolicy
 from hocket.kernel.beats.tempo import beat_at
 from hocket.kernel.clock import wall_text
 from hocket.kernel.ids import node_text, ulid_text
-from hocket.node.rates import prices_of, rates_of
+from hocket.node.costs import prices_of, rates_of
 from hocket.rhythm.window_archive import kept_reports
 from hocket.service import Service, ServiceAnswer, locks, nodes
 from hocket.service.nodes import LiveNode

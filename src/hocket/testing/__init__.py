@@ -12,12 +12,12 @@ The same with `async with` and `await`. The same seed gives the same results, do
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from hocket.bus.changes import ANYTHING, Changes
-from hocket.node.node import Node, SyncNode
-from hocket.store import Session
+from hocket.node.node import DirectNode, Node, SyncNode
+from hocket.node.process_loop import INLINE
 from hocket.testing.bench import RUNS_MAX, Bench, Clock, Ran, Types
 
 __all__ = ["Clock", "MemoryNode", "MemorySyncNode", "Ran", "node"]
@@ -28,21 +28,11 @@ START = 1_750_000_000.0
 STUCK = "no job is left that can run, but the awaited event has not happened; check that no handler is missing"
 
 
-class _Inline(Executor):
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        done: Future[T] = Future()
-        try:
-            done.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            done.set_exception(error)
-        return done
-
-
 class MemorySyncNode(SyncNode):
     """A `SyncNode` whose jobs run when `drain` is called, or when the caller waits for one."""
 
     def __init__(self, bench: Bench) -> None:
-        super().__init__(bench)
+        super().__init__(bench, target=_MemoryDirectNode(bench, self.drain))
         self._bench, self.clock = bench, bench.clock
 
     def drain(self, types: Types = None, limit: int = RUNS_MAX) -> list[Ran]:
@@ -52,12 +42,17 @@ class MemorySyncNode(SyncNode):
             _run_to_its_end(run.execute_async()) if run.job_type.is_async else run.execute()
         return ran
 
-    def until(
-        self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
+
+class _MemoryDirectNode(DirectNode):
+    def __init__(self, bench: Bench, drain: Callable[[], object]) -> None:
+        super().__init__(bench)
+        self._drain = drain
+
+    async def until(
+        self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None, topics: Changes = ANYTHING
     ) -> T:
-        for wait in (self.drain, None):
-            with self.runtime.read() as session:
-                found, value = look(session)
+        for wait in (self._drain, None):
+            found, value = await look()
             if found:
                 return value
             if wait is not None:
@@ -80,7 +75,7 @@ class MemoryNode(Node):
     """A `Node` whose jobs run when `drain` is awaited, or when the caller waits for one."""
 
     def __init__(self, bench: Bench) -> None:
-        super().__init__(bench, _Inline())
+        super().__init__(bench, INLINE)
         self._bench, self.clock = bench, bench.clock
         self._running: set[asyncio.Task[None]] = set()
 

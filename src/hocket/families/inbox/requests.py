@@ -5,7 +5,7 @@ and asks the arbiter where it decides.
 
 import getpass
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -265,16 +265,14 @@ def may_be_elsewhere(log: Log, session: Session) -> bool:
 
 
 async def claim_messages(
-    access: NodeAccess, agent: str, count: int, lease_ms: int, *, asks: bool = True
+    access: NodeAccess, agent: str, count: int, lease_ms: int, now: Callable[[], float], *, asks: bool = True
 ) -> list[tuple[float, ClaimedMessage]]:
     """Claims up to `count` messages and has the claims decided. If this node knows of none and another node decides,
-    asks that node once, if it `asks` at all. Returns each with the time, by the event loop's clock, until which its
+    asks that node once, if it `asks` at all. Returns each with the time, by the clock `now`, until which its
     lease surely lasts: counted from before the claim. Raises Unreachable if only the arbiter can say whether there is a
     message, and it cannot be asked.
     """
-    import asyncio
-
-    now, is_in_touch = asyncio.get_running_loop().time, False
+    is_in_touch = False
     taken: list[tuple[float, ClaimedMessage]] = []
     for _ in range(ROUNDS_MAX):
         until, wanted = now() + lease_ms / 1000, count - len(taken)

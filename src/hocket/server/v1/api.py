@@ -19,7 +19,6 @@ from hocket.kernel.ids import content_hash
 from hocket.mesh import wire
 from hocket.mesh.rate_limit import Buckets
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
-from hocket.node.loop_node import LoopNode
 from hocket.node.node import Node
 from hocket.server.v1 import openapi
 from hocket.server.v1.routes import BODY_BYTES_MAX, PREFIX, ApiCall, ApiRoute, BadContentType, find
@@ -106,7 +105,7 @@ class Api:
         routes: Sequence[ApiRoute] = ROUTES,
     ) -> None:
         self._node, self._refused, self._chosen, self._routes = node, refused, chosen, routes
-        self._service = Service(node.runtime, node=LoopNode(node, asyncio.get_running_loop()))
+        self._service = Service(node.runtime, node=node.blocking())
         monotonic = node.environment.monotonic
         self._rates = Buckets(RATE_PER_S, BURST, monotonic)
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, monotonic)
