@@ -3,7 +3,7 @@
 from typing import Any
 
 from hocket.server.v1.routes import ApiRoute, route_of
-from hocket.service import agents, inbox, jobs, locks, nodes, rows
+from hocket.service import agents, artifacts, inbox, jobs, kinds, locks, nodes, rows, schedules
 from hocket.service.operation import Operation
 
 OPERATIONS: tuple[Operation[..., Any], ...] = (
@@ -16,6 +16,7 @@ OPERATIONS: tuple[Operation[..., Any], ...] = (
     *(nodes.routes, nodes.route, nodes.coordinator),
     *(agents.listing, agents.beat),
     *(jobs.listing, jobs.show, jobs.history, jobs.result_of, jobs.cancel, jobs.retry),
+    *(artifacts.page, artifacts.show, kinds.listing, schedules.listing, schedules.remove),
 )
 
 ROUTES: tuple[ApiRoute, ...] = tuple(map(route_of, OPERATIONS))
