@@ -40,8 +40,7 @@ def add(
     data: Annotated[str | None, Argument(metavar="[JSON|@FILE|-]", help="Their payload.", show_default=False)] = None,
     timezone: Annotated[str, Option("--timezone", metavar="NAME", help="Like Europe/Vienna.")] = "UTC",
     overlap: Annotated[
-        Overlap,
-        Option("--overlap", help="If the last job has not ended at a tick: skip the tick, or queue a job."),
+        Overlap, Option("--overlap", help="If the last job has not ended at a tick: skip the tick, or queue a job.")
     ] = Overlap.skip,
     *,
     options: ScheduleOptions,

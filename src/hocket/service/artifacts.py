@@ -25,7 +25,7 @@ from hocket.work.run_outputs import check_ttl, check_type, contain
 from hocket.work.why import explain
 
 LIMIT_MAX = 100_000
-JOB_CHARS, ULID_CHARS = 8, 26
+JOB_CHARS = 8
 
 ArtifactText = Annotated[
     str,
@@ -80,18 +80,20 @@ class ArtifactEvicted(ServiceAnswer, frozen=True):
 
 
 def _show_page(page: ListPage[ArtifactBrief]) -> Iterator[View]:
-    def rows(chars: int) -> list[tuple[object, ...]]:
+    def rows(job: slice) -> list[tuple[object, ...]]:
         return [
             (
                 *(each.artifact_id, each.type, each.size, each.content),
-                *("-" if each.job_id is None else each.job_id[-chars:], moment(each.expires_ms) or "-"),
+                *("-" if each.job_id is None else each.job_id[job], moment(each.expires_ms) or "-"),
             )
             for each in page.items
         ]
 
     columns = ("artifact", "type", "bytes", "content", "job", "expires")
     # On a terminal the end of the id names the job, too.
-    yield Terminal(Table(columns, rows(JOB_CHARS), "no artifacts"), Table(columns, rows(ULID_CHARS), "no artifacts"))
+    yield Terminal(
+        Table(columns, rows(slice(-JOB_CHARS, None)), "no artifacts"), Table(columns, rows(slice(None)), "no artifacts")
+    )
 
 
 def _show(shown: ArtifactDetails) -> Iterator[View]:
