@@ -78,11 +78,14 @@ def test_a_grant_for_some_kinds_shows_and_changes_no_other_jobs(served: Served, 
     for query in ("", "?kind=secret.plan", "?kind=secret.", "?kind=pain"):
         assert painter("GET", f"/v1/jobs{query}").status == 403, query
     assert painter("GET", f"/v1/jobs/{own}").status == 200
-    for path in ("", "/history", "/result"):
+    for path in ("", "/history", "/result", "/claims"):
         assert painter("GET", f"/v1/jobs/{other}{path}").status == 403, path
     for change in ("cancel", "retry"):
         assert painter("POST", f"/v1/jobs/{other}/{change}", {"reason": "because"}).status == 403
     assert painter("POST", f"/v1/jobs/{own}/cancel", {"reason": "because"}).status == 200
+    # The workers are for who may read the mesh.
+    assert painter("GET", f"/v1/jobs/{own}/claims").status == 403
+    assert Client(served, "both", "job:read:paint.", "mesh:read")("GET", f"/v1/jobs/{own}/claims").json["job_id"] == own
     # A result is an artifact, and needs a grant of its own.
     assert painter("GET", f"/v1/jobs/{own}/result").status == 403
 

@@ -80,20 +80,18 @@ class ArtifactEvicted(ServiceAnswer, frozen=True):
 
 
 def _show_page(page: ListPage[ArtifactBrief]) -> Iterator[View]:
-    def rows(job: slice) -> list[tuple[object, ...]]:
-        return [
+    def table(job: slice) -> Table:
+        rows = [
             (
                 *(each.artifact_id, each.type, each.size, each.content),
                 *("-" if each.job_id is None else each.job_id[job], moment(each.expires_ms) or "-"),
             )
             for each in page.items
         ]
+        return Table(("artifact", "type", "bytes", "content", "job", "expires"), rows, "no artifacts")
 
-    columns = ("artifact", "type", "bytes", "content", "job", "expires")
     # On a terminal the end of the id names the job, too.
-    yield Terminal(
-        Table(columns, rows(slice(-JOB_CHARS, None)), "no artifacts"), Table(columns, rows(slice(None)), "no artifacts")
-    )
+    yield Terminal(table(slice(-JOB_CHARS, None)), table(slice(None)))
 
 
 def _show(shown: ArtifactDetails) -> Iterator[View]:
