@@ -1,6 +1,7 @@
 """The routes of jobs, over real sockets: what each does, and what a token with a narrow grant may see of it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from tests.server.served import hocket as command
 from tests.server.test_coordination_routes import Client
 
 UNKNOWN = "01M7HVJG9XMYB0FTGAN132HCK0"
+KINDS = "paint.kind", "secret.kind"
 
 
 def submitted(served: Served, kind: str, payload: str = "{}") -> str:
@@ -76,11 +78,14 @@ def test_a_grant_for_some_kinds_shows_and_changes_no_other_jobs(served: Served, 
     for query in ("", "?kind=secret.plan", "?kind=secret.", "?kind=pain"):
         assert painter("GET", f"/v1/jobs{query}").status == 403, query
     assert painter("GET", f"/v1/jobs/{own}").status == 200
-    for path in ("", "/history", "/result"):
+    for path in ("", "/history", "/result", "/claims"):
         assert painter("GET", f"/v1/jobs/{other}{path}").status == 403, path
     for change in ("cancel", "retry"):
         assert painter("POST", f"/v1/jobs/{other}/{change}", {"reason": "because"}).status == 403
     assert painter("POST", f"/v1/jobs/{own}/cancel", {"reason": "because"}).status == 200
+    # The workers are for who may read the mesh.
+    assert painter("GET", f"/v1/jobs/{own}/claims").status == 403
+    assert Client(served, "both", "job:read:paint.", "mesh:read")("GET", f"/v1/jobs/{own}/claims").json["job_id"] == own
     # A result is an artifact, and needs a grant of its own.
     assert painter("GET", f"/v1/jobs/{own}/result").status == 403
 
@@ -94,9 +99,47 @@ def test_who_may_read_jobs_may_not_change_them(served: Served):
 def test_routes_and_the_coordinator(served: Served, owner: Client):
     reader = Client(served, "mesh-reader", "mesh:read")
     done = owner("PUT", "/v1/routes/routed.kind", {"node": "box"})
-    assert (done.status, done.json["kind"], done.json["name"], done.json["able"]) == (200, "routed.kind", "box", True)
-    assert [each["kind"] for each in reader("GET", "/v1/routes").json["items"]] == ["routed.kind"]
+    assert (done.status, done.json["kind"], done.json["able"]) == (200, "routed.kind", True)
+    assert [(each["kind"], each["name"]) for each in reader("GET", "/v1/routes").json["items"]] == [
+        ("routed.kind", "box")
+    ]
     assert reader("PUT", "/v1/routes/routed.kind", {}).status == 403
     assert owner("PUT", "/v1/routes/routed.kind", {}).json["node"] is None
     assert reader("GET", "/v1/routes").json["items"] == []
     assert reader("GET", "/v1/coordinator").json["name"] == "box"
+
+
+def test_schedules_are_listed_and_removed_by_who_may_read_and_schedule_their_kinds(
+    served: Served, owner: Client, painter: Client
+):
+    for name, kind in (("own", "paint.daily"), ("other", "secret.daily")):
+        assert command(served.home, "cron", "add", name, "0 3 * * *", kind, '{"n": 1}').returncode == 0
+    assert [each["name"] for each in painter("GET", "/v1/schedules").json["items"]] == ["own"]
+    assert {each["name"] for each in owner("GET", "/v1/schedules").json["items"]} == {"own", "other"}
+    assert painter("DELETE", "/v1/schedules/other").status == 403
+    assert painter("DELETE", "/v1/schedules/own").json == {"name": "own", "removed": True}
+    assert owner("DELETE", "/v1/schedules/other").status == 200
+    assert owner("GET", "/v1/schedules").json["items"] == []
+
+
+def test_artifacts_of_no_job_are_for_who_may_read_all(served: Served, owner: Client):
+    made = command(served.home, "artifacts", "put", __file__, "--type", "acme.note", "--json")
+    artifact = json.loads(made.stdout)["artifact_id"]
+    narrow = Client(served, "narrow", "artifact:read:paint.")
+    assert owner("GET", "/v1/artifacts").json["items"][-1]["artifact_id"] == artifact
+    assert owner("GET", f"/v1/artifacts/{artifact}").json["type"] == "acme.note"
+    assert narrow("GET", "/v1/artifacts").json["items"] == []
+    assert narrow("GET", f"/v1/artifacts/{artifact}").status == 403
+    assert Client(served, "none", "job:read")("GET", "/v1/artifacts").status == 403
+    assert owner("GET", f"/v1/artifacts/{UNKNOWN}").status == 404
+
+
+def test_kinds_are_listed_by_who_may_read_their_jobs(served: Served, tmp_path: Path):
+    tasks = tmp_path / "tasks.py"
+    tasks.write_text(
+        "import hocket\n" + "".join(f'hocket.job("{kind}", retries=3)(lambda ctx: None)\n' for kind in KINDS)
+    )
+    assert command(served.home, "work", str(tasks), "--until-idle").returncode == 0
+    for may, kinds in (("all", [*KINDS]), ("job:read:paint.", ["paint.kind"])):
+        reader = Client(served, f"reader-{len(kinds)}", may)
+        assert [each["kind"] for each in reader("GET", "/v1/kinds").json["items"]] == kinds

@@ -2,23 +2,19 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
-
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.derived import add_operations
 from hocket.cli.files import write_file
-from hocket.cli.output import emit, fields, on_terminal, say, table
+from hocket.cli.output import emit, on_terminal, say
 from hocket.cli.settings import open_service, settings
 from hocket.kernel.plurals import counted
 from hocket.service import artifacts
-from hocket.service.views import moment
 
 app = new_app()
 
-JOB_CHARS = 8
-
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="An artifact id, or a unique beginning of one.")]
+IdArgument = Annotated[str, Argument(metavar="ID", help="An artifact id, or a unique beginning of one.")]
 
 
 @app.callback()
@@ -32,59 +28,14 @@ def artifacts_group() -> None:
     """
 
 
-@app.command("list")
-def list_artifacts(
-    job: Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only artifacts of this job.")] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, max=artifacts.LIMIT_MAX, help="The most to list.")
-    ] = 50,
-) -> None:
-    """List artifacts, oldest first: id, type, size, where the content is, the job, and when it may be evicted.
-
-    \b
-      hocket artifacts list
-      hocket artifacts list --job 01J9ZC --json
-    """
-    with open_service() as service:
-        shown = artifacts.page(service, job, limit).items
-    emit(shown)
-    rows = [
-        (
-            *(each.artifact_id, each.type, each.size, each.content),
-            *(_job(each.job_id), moment(each.expires_ms) or "-"),
-        )
-        for each in shown
-    ]
-    table(("artifact", "type", "bytes", "content", "job", "expires"), rows, "no artifacts")
-
-
-def _job(job_id: str | None) -> str:
-    """A terminal gets the end of the id, which names the job too."""
-    return "-" if job_id is None else job_id[-JOB_CHARS:] if on_terminal() else job_id
-
-
-@app.command()
-def show(id: IdArgument) -> None:
-    """Show everything about one artifact except its content.
-
-    \b
-      hocket artifacts show 01J9ZD
-    """
-    with open_service() as service:
-        shown = artifacts.show(service, id)
-    emit(shown)
-    names = ("artifact_id", "type", "job_id", "hash", "size", "content", "author", "model_id", "model_version")
-    pairs: list[tuple[str, Any]] = [(name.removesuffix("_id"), getattr(shown, name)) for name in names]
-    pairs += [("created", moment(shown.created_ms)), ("expires", moment(shown.expires_ms))]
-    pairs += [("inputs", " ".join(shown.inputs)), ("cites", " ".join(shown.cites))]
-    fields([(name, value) for name, value in pairs if value not in (None, "")])
+add_operations(app, artifacts.page, artifacts.show)
 
 
 @app.command()
 def get(
     id: IdArgument,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write; default standard output.")
+        Path | None, Option("--output", "-o", metavar="FILE", help="The file to write; default standard output.")
     ] = None,
 ) -> None:
     """Write the content of an artifact. --json requires -o and reports where the content went.
@@ -107,36 +58,7 @@ def get(
     say(f"{counted(len(found.data), 'byte')} written to {output}")
 
 
-@app.command()
-def put(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to store.")],
-    type: Annotated[str, typer.Option("--type", metavar="TYPE", help="The type of its content, like acme.texture.")],
-    ttl: Annotated[
-        str | None, typer.Option("--ttl", metavar="DURATION", help="How long before it may be evicted, like 7d.")
-    ] = None,
-) -> None:
-    """Store a file as an artifact that belongs to no job.
-
-    \b
-      hocket artifacts put texture.png --type acme.texture --ttl 7d
-    """
-    with open_service() as service:
-        kept = artifacts.put(service, file, type, ttl)
-    emit(kept)
-    say(f"stored {counted(kept.size, 'byte')} as {kept.artifact_id}")
-
-
-@app.command()
-def evict(id: IdArgument) -> None:
-    """Record on the log that an artifact's content is gone, on every node. This cannot be undone.
-
-    \b
-      hocket artifacts evict 01J9ZD
-    """
-    with open_service() as service:
-        gone = artifacts.evict(service, id)
-    emit(gone)
-    say(f"evicted {gone.artifact_id}")
+add_operations(app, artifacts.put, artifacts.evict)
 
 
 @app.command()

@@ -129,8 +129,7 @@ def _policy(file: str | None, bpm: int | None, bar: int | None) -> "TempoPolicy"
 
 
 PolicyOption = Annotated[
-    str | None,
-    Option("--policy", metavar="FILE", help="The cluster's tempo policy. Default: tempo.yaml in the home."),
+    str | None, Option("--policy", metavar="FILE", help="The cluster's tempo policy. Default: tempo.yaml in the home.")
 ]
 
 

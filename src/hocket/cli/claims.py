@@ -7,12 +7,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.declarations import Option, new_app
+from hocket.cli.derived import add_operations
 from hocket.cli.options import seconds
 from hocket.cli.output import console, emit, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
 from hocket.kernel.plurals import counted
+from hocket.service import claims
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -32,46 +34,7 @@ def claims_group() -> None:
     """
 
 
-@claims_app.command()
-def explain(
-    job: Annotated[str, Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.")],
-) -> None:
-    """Explain which workers may claim a job, in which order and from when on, and which nodes have tried. The ranking
-    is by the workers that this node knows now: for a job that was claimed long ago they may have been others.
-
-    \b
-      hocket claims explain 01J9ZC
-      hocket claims explain 01J9ZC --json | jq '.ranking[0].worker'
-    """
-    from hocket.kernel.durations import span
-    from hocket.kernel.plurals import counted
-    from hocket.service import claims
-    from hocket.service.views import moment
-
-    with open_service() as service:
-        told = claims.explain(service, job)
-    emit(told)
-    say(f"job {told.job_id} {told.kind}, {told.state}, ready since {moment(told.ready_ms)}")
-    if told.claim == "first":
-        say("  whichever worker asks first gets it")
-    else:
-        how = "by rank" if told.key is None else f"by rank for the key {told.key!r}"
-        say(
-            f"  {how}: {counted(len(told.ranking), 'candidate')} in epoch {told.epoch} ({told.candidates}), as this"
-            f" node knows them; each rank waits {span(told.claim_timeout_ms)}"
-        )
-        if not told.ranking:
-            say("  no worker is known, so any may try at once")
-    for each in told.ranking:
-        named = f" on {each.node_name}" if each.node_name else ""
-        weight = "" if each.weight == 1 else f", weight {each.weight:g}"
-        after_ms = each.may_try_ms - told.ready_ms
-        when = f"after {span(after_ms)}, at {moment(each.may_try_ms)}" if after_ms else "at once"
-        say(f"  rank {each.rank}: {each.worker}{named}{weight}: may try {when}")
-    for tried in told.tried:
-        say(f"  node {tried.node_name or tried.node} tried {span(max(0, tried.after_ms))} after that: {tried.result}")
-    if not told.tried:
-        say("  no node has tried it")
+add_operations(claims_app, claims.explain)
 
 
 @claims_app.command()

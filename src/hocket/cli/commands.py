@@ -17,7 +17,7 @@ COMMANDS = {
     "show": ("service.jobs:show", "Show everything about one job."),
     "cancel": ("job:cancel_app", "Cancel a pending or running job, or many."),
     "retry": ("job:retry_app", "Retry a failed or cancelled job, or many."),
-    "kinds": ("kinds:app", "List the options of kinds, which their jobs have by default."),
+    "kinds": ("service.kinds:listing", "List the options of kinds, which their jobs have by default."),
     "artifacts": ("artifacts:app", "List, read, store and evict artifacts."),
     "rows": ("rows:rows_app", "Read, write and watch rows that several agents share."),
     "conflicts": ("rows:conflicts_app", "List, show and resolve conflicts of rows."),

@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, notice, say, table
 from hocket.cli.settings import open_service
@@ -24,21 +22,20 @@ app = new_app()
 @app.command()
 def cost(
     job: Annotated[
-        str | None, typer.Argument(metavar="JOB", help="A job id or a unique beginning of one.", show_default=False)
+        str | None, Argument(metavar="JOB", help="A job id or a unique beginning of one.", show_default=False)
     ] = None,
     by: Annotated[
-        str | None, typer.Option("--by", metavar="GROUP", help="Sum up by kind, node or account; default kind.")
+        str | None, Option("--by", metavar="GROUP", help="Sum up by kind, node or account; default kind.")
     ] = None,
     window: Annotated[
-        str | None, typer.Option("--window", metavar="DURATION", help="Only the runs that ended in this last time.")
+        str | None, Option("--window", metavar="DURATION", help="Only the runs that ended in this last time.")
     ] = None,
     estimate: Annotated[
         str | None,
-        typer.Option("--estimate", metavar="KIND", help="What a job of this kind is expected to cost, from history."),
+        Option("--estimate", metavar="KIND", help="What a job of this kind is expected to cost, from history."),
     ] = None,
     rates: Annotated[
-        Path | None,
-        typer.Option("--rates", metavar="FILE", help="The rate card; $HOCKET_RATES, or rates.yaml of the home."),
+        Path | None, Option("--rates", metavar="FILE", help="The rate card; $HOCKET_RATES, or rates.yaml of the home.")
     ] = None,
 ) -> None:
     """Show what jobs used and cost, by a rate card: one job, or the sums by kind, node or account.

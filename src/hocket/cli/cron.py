@@ -3,12 +3,12 @@
 from enum import StrEnum
 from typing import Annotated
 
-import typer
-
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.derived import add_operations
 from hocket.cli.options import ScheduleOptions, job_options, payload
-from hocket.cli.output import emit, say, table
+from hocket.cli.output import emit, say
 from hocket.cli.settings import open_service
+from hocket.service import schedules
 from hocket.service.views import moment
 
 app = new_app()
@@ -31,19 +31,16 @@ def cron_group() -> None:
 
 @app.command()
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name; replaces a schedule of that name.")],
+    name: Annotated[str, Argument(metavar="NAME", help="The schedule's name; replaces a schedule of that name.")],
     expression: Annotated[
         str,
-        typer.Argument(metavar="'EXPR'", help="Five fields: minute hour day month weekday; or @daily and the like."),
+        Argument(metavar="'EXPR'", help="Five fields: minute hour day month weekday; or @daily and the like."),
     ],
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind of its jobs.")],
-    data: Annotated[
-        str | None, typer.Argument(metavar="[JSON|@FILE|-]", help="Their payload.", show_default=False)
-    ] = None,
-    timezone: Annotated[str, typer.Option("--timezone", metavar="NAME", help="Like Europe/Vienna.")] = "UTC",
+    kind: Annotated[str, Argument(metavar="KIND", help="The kind of its jobs.")],
+    data: Annotated[str | None, Argument(metavar="[JSON|@FILE|-]", help="Their payload.", show_default=False)] = None,
+    timezone: Annotated[str, Option("--timezone", metavar="NAME", help="Like Europe/Vienna.")] = "UTC",
     overlap: Annotated[
-        Overlap,
-        typer.Option("--overlap", help="If the last job has not ended at a tick: skip the tick, or queue a job."),
+        Overlap, Option("--overlap", help="If the last job has not ended at a tick: skip the tick, or queue a job.")
     ] = Overlap.skip,
     *,
     options: ScheduleOptions,
@@ -58,7 +55,6 @@ def add(
       hocket cron add pulse '*/5 * * * *' acme.ping --retries 2 --overlap queue
       hocket cron add report @daily acme.report
     """
-    from hocket.service import schedules
     from hocket.work.cron import NewSchedule
     from hocket.work.drafts import draft
 
@@ -70,50 +66,4 @@ def add(
         say(f"schedule {name} set; next tick {moment(shown.next_ms) or 'never'}")
 
 
-@app.command("list")
-def list_schedules() -> None:
-    """List the schedules: when they tick, who set them, and whether that node may still schedule such jobs. If not, the
-    schedule submits no jobs.
-
-    \b
-      hocket cron list
-    """
-    from hocket.service import schedules
-
-    with open_service() as service:
-        shown = schedules.listing(service)
-    emit(shown)
-    table(
-        ("name", "cron", "timezone", "kind", "next tick", "last tick", "author", "allowed"),
-        [
-            (
-                each.name,
-                each.cron,
-                each.timezone,
-                each.kind,
-                moment(each.next_ms),
-                moment(each.last_ms),
-                each.author_name or each.author,
-                "yes" if each.allowed else "no",
-            )
-            for each in shown
-        ],
-        "no schedules",
-    )
-
-
-@app.command()
-def remove(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")],
-) -> None:
-    """Remove a schedule. Jobs that it submitted stay.
-
-    \b
-      hocket cron remove nightly
-    """
-    from hocket.service import schedules
-
-    with open_service() as service:
-        schedules.remove(service, name)
-    emit({"name": name, "removed": True})
-    say(f"schedule {name} removed")
+add_operations(app, schedules.listing, schedules.remove)

@@ -5,9 +5,7 @@ the results.
 import asyncio
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.output import emit, say, table
 from hocket.cli.settings import open_runtime
 from hocket.errors import Failed, NotAuthorised, Usage
@@ -25,14 +23,13 @@ app = new_app()
 def derive(
     modules: Annotated[
         list[str],
-        typer.Argument(metavar="MODULE...", help="Modules with derivations: dotted names or .py files."),
+        Argument(metavar="MODULE...", help="Modules with derivations: dotted names or .py files."),
     ],
     name: Annotated[
-        list[str] | None, typer.Option("--name", metavar="NAME", help="Only this derivation; may be repeated.")
+        list[str] | None, Option("--name", metavar="NAME", help="Only this derivation; may be repeated.")
     ] = None,
     check: Annotated[
-        bool,
-        typer.Option("--check", help="Run nothing: repeat every pass here and compare; exit code 1 if one differs."),
+        bool, Option("--check", help="Run nothing: repeat every pass here and compare; exit code 1 if one differs.")
     ] = False,
 ) -> None:
     """Run the derivation passes of these modules until every op is read. Only the coordinator runs them; `hocket work`

@@ -2,7 +2,7 @@
 answer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
@@ -94,7 +94,7 @@ def _shell_type(parameter: Input, form: Form | None) -> Any:
     kind = parameter.kind
     if get_origin(kind) is Literal:
         return StrEnum(parameter.name, {each.replace("-", "_"): each for each in get_args(kind)})
-    return list[str] if get_origin(kind) is list else kind
+    return list[str] if get_origin(kind) in (list, Sequence) else kind
 
 
 def _length(service: Service, text: str, name: str) -> Any:

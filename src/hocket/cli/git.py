@@ -4,10 +4,8 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from hocket.cli import git_access, git_hook
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.files import read_file
 from hocket.cli.git_access import Repository, announce_elsewhere, home_here, now_ms, opened_plane
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
@@ -31,7 +29,7 @@ app.command()(git_hook.hook)
 app.command()(git_hook.received)
 
 JobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", help="A content id, a unique beginning of one, or the ULID in its manifest.")
+    str, Argument(metavar="JOB", help="A content id, a unique beginning of one, or the ULID in its manifest.")
 ]
 
 
@@ -50,13 +48,13 @@ def git_group() -> None:
 @app.command()
 def submit(
     repo: Repository,
-    manifest: Annotated[str, typer.Argument(metavar="FILE", help="A manifest, in YAML or JSON; - reads stdin.")],
+    manifest: Annotated[str, Argument(metavar="FILE", help="A manifest, in YAML or JSON; - reads stdin.")],
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="FILE", help="An input to send with the job; the manifest has its hash."),
+        Option("--input", metavar="FILE", help="An input to send with the job; the manifest has its hash."),
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="If the job is there already, submit it as a new one, to run it again.")
+        bool, Option("--again", help="If the job is there already, submit it as a new one, to run it again.")
     ] = False,
 ) -> None:
     """Put a job into a repository. Submitting the same manifest again gives the same job, unless --again asks for a new
@@ -86,20 +84,20 @@ def submit(
 def work(
     repo: Repository,
     until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="Exit when no job is left that this worker could run.")
+        bool, Option("--until-idle", help="Exit when no job is left that this worker could run.")
     ] = False,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, max=CONCURRENCY_MAX, help="How many jobs run at once.")
+        int, Option("--concurrency", metavar="N", min=1, max=CONCURRENCY_MAX, help="How many jobs run at once.")
     ] = 2,
     lease: Annotated[
-        str, typer.Option("--lease", metavar="DURATION", help="How long a claim lasts unless the worker renews it.")
+        str, Option("--lease", metavar="DURATION", help="How long a claim lasts unless the worker renews it.")
     ] = "60s",
     allow: Annotated[
-        list[str] | None, typer.Option("--allow", metavar="PATTERN", help="Run matching commands, like 'ffmpeg -i *'.")
+        list[str] | None, Option("--allow", metavar="PATTERN", help="Run matching commands, like 'ffmpeg -i *'.")
     ] = None,
-    allow_any: Annotated[bool, typer.Option("--allow-any", help="Run every command.")] = False,
+    allow_any: Annotated[bool, Option("--allow-any", help="Run every command.")] = False,
     allow_env: Annotated[
-        list[str] | None, typer.Option("--allow-env", metavar="NAME", help="Let commands set this variable.")
+        list[str] | None, Option("--allow-env", metavar="NAME", help="Let commands set this variable.")
     ] = None,
     bus: BusOption = None,
     verbose: VerboseOption = 0,
@@ -274,10 +272,9 @@ def _text(data: bytes) -> str:
 @app.command()
 def verify(
     repo: Repository,
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only this job.", show_default=False)] = None,
+    job: Annotated[str | None, Argument(metavar="[JOB]", help="Only this job.", show_default=False)] = None,
     worker: Annotated[
-        list[str] | None,
-        typer.Option("--worker", metavar="KEY", help="Trust only this key; may be repeated."),
+        list[str] | None, Option("--worker", metavar="KEY", help="Trust only this key; may be repeated.")
     ] = None,
 ) -> None:
     """Check jobs, claims and results against each other, with every signature and every hash. This needs only the
@@ -351,7 +348,7 @@ def verify(
 def abort(
     repo: Repository,
     job: JobArgument,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; recorded in the repository.")] = "",
+    reason: Annotated[str, Option("--reason", metavar="TEXT", help="Why; recorded in the repository.")] = "",
 ) -> None:
     """Cancel a job. A worker that runs it finds out when it renews its claim, and stops.
 
@@ -374,7 +371,7 @@ def abort(
 def gc(
     repo: Repository,
     older: Annotated[
-        str, typer.Option("--older", metavar="DURATION", help="Only jobs that ended longer ago than this.")
+        str, Option("--older", metavar="DURATION", help="Only jobs that ended longer ago than this.")
     ] = "30d",
 ) -> None:
     """Remove the refs of jobs that have ended. Git later deletes their objects.

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from hocket.cli.declarations import Option
 from hocket.cli.files import read_file
 from hocket.cli.git_access import Repository, announce_elsewhere, home_here, now_ms, opened_plane
 from hocket.cli.output import emit, say
@@ -22,7 +21,7 @@ LINES_BYTES_MAX = 16 * 1024 * 1024
 
 On = Annotated[
     list[str] | None,
-    typer.Option("--on", metavar="REF=FILE", help="Submit the manifest FILE when REF is pushed; may be repeated."),
+    Option("--on", metavar="REF=FILE", help="Submit the manifest FILE when REF is pushed; may be repeated."),
 ]
 
 

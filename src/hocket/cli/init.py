@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Option, new_app
 from hocket.cli.output import emit, fields, notice, say
 from hocket.cli.passphrases import PassphraseFile, known, new
 from hocket.cli.settings import settings
@@ -18,32 +16,27 @@ app = new_app()
 def init(
     user_key: Annotated[
         Path | None,
-        typer.Option("--user-key", metavar="FILE", help="The user.key of another home; adds a node for that user."),
+        Option("--user-key", metavar="FILE", help="The user.key of another home; adds a node for that user."),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="The node's name; default: $HOCKET_MESH_NODE_ID, else the machine's."
-        ),
+        Option("--name", metavar="NAME", help="The node's name; default: $HOCKET_MESH_NODE_ID, else the machine's."),
     ] = None,
-    passphrase: Annotated[
-        bool, typer.Option("--passphrase", help="Lock the user's key; the node runs without it.")
-    ] = False,
+    passphrase: Annotated[bool, Option("--passphrase", help="Lock the user's key; the node runs without it.")] = False,
     passphrase_file: PassphraseFile = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Keep to Likewise v0.1: no Hocket extension ops in this mesh.")
+        bool, Option("--strict", help="Keep to Likewise v0.1: no Hocket extension ops in this mesh.")
     ] = False,
     ranked_open: Annotated[
-        bool,
-        typer.Option("--ranked-open", help="Jobs that workers claim by rank are open: they need no coordinator."),
+        bool, Option("--ranked-open", help="Jobs that workers claim by rank are open: they need no coordinator.")
     ] = False,
     store: Annotated[
         str | None,
-        typer.Option("--store", metavar="ADDRESS", help="Keep the log in a database server; default: $HOCKET_STORE."),
+        Option("--store", metavar="ADDRESS", help="Keep the log in a database server; default: $HOCKET_STORE."),
     ] = None,
     blobs: Annotated[
         BlobPlace | None,
-        typer.Option("--blobs", help="Where all nodes of a new store keep large content; default: each in its home."),
+        Option("--blobs", help="Where all nodes of a new store keep large content; default: each in its home."),
     ] = None,
 ) -> None:
     """Create a home: the user's key, the node's key, the database, and the root delegation as the first op.

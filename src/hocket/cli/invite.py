@@ -3,9 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, notice, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
@@ -22,38 +20,35 @@ app = new_app()
 
 @app.command()
 def invite(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The new node's name.", show_default=False)] = None,
+    name: Annotated[str | None, Argument(metavar="NAME", help="The new node's name.", show_default=False)] = None,
     worker: Annotated[
         list[str] | None,
-        typer.Option("--worker", metavar="PREFIX", help="Let it run jobs whose kind has this prefix; may be repeated."),
+        Option("--worker", metavar="PREFIX", help="Let it run jobs whose kind has this prefix; may be repeated."),
     ] = None,
     may: Annotated[
         list[str] | None,
-        typer.Option("--may", metavar="GRANT", help="resource:action[:kind-prefix], or `all`; may be repeated."),
+        Option("--may", metavar="GRANT", help="resource:action[:kind-prefix], or `all`; may be repeated."),
     ] = None,
-    audit: Annotated[bool, typer.Option("--audit", help="Require it to record every model call.")] = False,
+    audit: Annotated[bool, Option("--audit", help="Require it to record every model call.")] = False,
     sanitize: Annotated[
-        str | None, typer.Option("--sanitize", metavar="RULES", help="Sanitisation rules for what it reads.")
+        str | None, Option("--sanitize", metavar="RULES", help="Sanitisation rules for what it reads.")
     ] = None,
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="DURATION", help="How long it may stay in the mesh, like 30d.")
+        str | None, Option("--expires", metavar="DURATION", help="How long it may stay in the mesh, like 30d.")
     ] = None,
     quota: Annotated[
-        str | None,
-        typer.Option("--quota", metavar="QUOTA", help="How much it may store, like ops=50/s,bytes=1M/s,bytes=2G."),
+        str | None, Option("--quota", metavar="QUOTA", help="How much it may store, like ops=50/s,bytes=1M/s,bytes=2G.")
     ] = None,
     share: Annotated[
-        bool, typer.Option("--share", help="Let it share this node's store in a server, with a home of its own.")
+        bool, Option("--share", help="Let it share this node's store in a server, with a home of its own.")
     ] = False,
-    valid: Annotated[
-        str, typer.Option("--valid", metavar="DURATION", help="How long the invitation stays valid.")
-    ] = "1h",
+    valid: Annotated[str, Option("--valid", metavar="DURATION", help="How long the invitation stays valid.")] = "1h",
     address: Annotated[
         list[str] | None,
-        typer.Option("--address", metavar="URL", help="This node's address; default: that of `hocket serve`."),
+        Option("--address", metavar="URL", help="This node's address; default: that of `hocket serve`."),
     ] = None,
-    list_them: Annotated[bool, typer.Option("--list", help="List the invitations.")] = False,
-    cancel: Annotated[str | None, typer.Option("--cancel", metavar="NAME", help="Cancel an invitation.")] = None,
+    list_them: Annotated[bool, Option("--list", help="List the invitations.")] = False,
+    cancel: Annotated[str | None, Option("--cancel", metavar="NAME", help="Cancel an invitation.")] = None,
 ) -> None:
     """Invite another machine. The printed token admits one node, once. The new node makes its own key.
 

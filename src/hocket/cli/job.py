@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.derived import perform
-from hocket.cli.output import emit, on_terminal, progress, say
+from hocket.cli.output import confirmed, emit, on_terminal, progress, say
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, Usage
 from hocket.service import jobs
@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 cancel_app, retry_app = new_app(), new_app()
 
 OneJob = Annotated[
-    str | None,
-    Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.", show_default=False),
+    str | None, Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.", show_default=False)
 ]
 KindFilter = Annotated[
-    str | None,
-    Option("--kind", metavar="KIND", help="All jobs of this kind; `acme.` means all kinds below it."),
+    str | None, Option("--kind", metavar="KIND", help="All jobs of this kind; `acme.` means all kinds below it.")
 ]
 AgeFilter = Annotated[
     str | None, Option("--older-than", metavar="DURATION", help="All jobs submitted longer ago, like 1h.")
@@ -113,12 +111,7 @@ def _change_many(
 def _confirmed(question: str, found: int) -> bool:
     if settings.as_json or not (on_terminal(sys.stdin) and on_terminal(sys.stderr)):
         raise Usage(f"{_counted(found)} match; give --yes to go on without a question")
-    import typer
-
-    try:
-        return typer.confirm(question, err=True)
-    except typer.Abort:
-        raise KeyboardInterrupt from None
+    return confirmed(question, err=True)
 
 
 def _counted(number: int) -> str:

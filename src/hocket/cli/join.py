@@ -4,9 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.output import emit, fields, say
 from hocket.cli.settings import settings
 from hocket.errors import Unreachable, Usage
@@ -25,21 +23,21 @@ app = new_app()
 def join(
     token: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="[TOKEN]",
             help="What `hocket invite` printed; - reads it from stdin. Default: $HOCKET_MESH_TOKEN.",
             show_default=False,
         ),
     ] = None,
     ca: Annotated[
-        Path | None, typer.Option("--ca", metavar="FILE", help="The CA of the inviting node's certificate.")
+        Path | None, Option("--ca", metavar="FILE", help="The CA of the inviting node's certificate.")
     ] = None,
     pin: Annotated[
-        str | None, typer.Option("--pin", metavar="SHA256", help="The fingerprint of the one certificate to trust.")
+        str | None, Option("--pin", metavar="SHA256", help="The fingerprint of the one certificate to trust.")
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--store",
             metavar="ADDRESS",
             help="The inviting node's store, like postgresql://hocket@db.example/hocket. Default: $HOCKET_STORE.",

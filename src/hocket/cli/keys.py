@@ -5,9 +5,7 @@ issue a new root delegation. A node's key is never shown or copied: it stays whe
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.output import emit, fields, say
 from hocket.cli.passphrases import PassphraseFile, known, new
 from hocket.cli.settings import open_service, settings
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 app = new_app()
 
-BackupArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")]
+BackupArgument = Annotated[Path, Argument(metavar="FILE", help="The backup.")]
 STAYS = "a node's key never leaves its machine, so no backup has it; invite a lost node again"
 
 
@@ -69,7 +67,7 @@ def show() -> None:
 @app.command()
 def backup(
     file: BackupArgument,
-    plain: Annotated[bool, typer.Option("--plain", help="Do not lock it with a passphrase.")] = False,
+    plain: Annotated[bool, Option("--plain", help="Do not lock it with a passphrase.")] = False,
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Copy the user's key to a file, locked with a passphrase. A key that is already locked is copied unchanged.
@@ -128,11 +126,10 @@ def restore(file: BackupArgument, passphrase_file: PassphraseFile = None) -> Non
 
 @app.command()
 def passphrase(
-    remove: Annotated[bool, typer.Option("--remove", help="Keep the key unlocked from now on.")] = False,
+    remove: Annotated[bool, Option("--remove", help="Keep the key unlocked from now on.")] = False,
     passphrase_file: PassphraseFile = None,
     new_passphrase_file: Annotated[
-        Path | None,
-        typer.Option("--new-passphrase-file", metavar="FILE", help="The new passphrase; default: a prompt."),
+        Path | None, Option("--new-passphrase-file", metavar="FILE", help="The new passphrase; default: a prompt.")
     ] = None,
 ) -> None:
     """Lock the user's key, change its passphrase, or remove the passphrase.
@@ -154,7 +151,7 @@ def passphrase(
 
 @app.command()
 def reissue(
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The node's new name.")] = None,
+    name: Annotated[str | None, Option("--name", metavar="NAME", help="The node's new name.")] = None,
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Issue this node a new root delegation with the user's key: after its own was revoked, to rename it, or when the

@@ -28,8 +28,7 @@ OldLease = Annotated[str | None, Option("--ttl", hidden=True)]
 Shared = Annotated[bool, Option("--shared", help="Hold it together with other shared holders.")]
 Wait = Annotated[str | None, Option("--wait", metavar="DURATION", help="How long to wait for it; default: not at all.")]
 Scope = Annotated[
-    str,
-    Option("--scope", metavar="REPO", help="What the keys belong to, such as a repository.", show_default=False),
+    str, Option("--scope", metavar="REPO", help="What the keys belong to, such as a repository.", show_default=False)
 ]
 
 

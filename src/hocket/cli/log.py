@@ -194,8 +194,7 @@ def late(
 @app.command()
 def verify(
     head: Annotated[
-        str | None,
-        Option("--head", metavar="COUNT:HEX", help="An earlier chain head: is it still on this log?"),
+        str | None, Option("--head", metavar="COUNT:HEX", help="An earlier chain head: is it still on this log?")
     ] = None,
 ) -> None:
     """Check every signature, every link of the chain, and that the tail is complete. Exit code 1 if anything is wrong.

@@ -6,9 +6,7 @@ import sys
 from codecs import getincrementaldecoder
 from typing import Annotated
 
-import typer
-
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.output import on_terminal
 from hocket.cli.settings import open_service
 from hocket.kernel.safe_text import clean
@@ -18,10 +16,10 @@ app = new_app()
 
 @app.command()
 def logs(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job id, or a unique beginning of it.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
-    stderr: Annotated[bool, typer.Option("--stderr", help="Show a command's stderr instead of its stdout.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Keep colours and control characters on a terminal, too.")] = False,
+    job: Annotated[str, Argument(metavar="JOB", help="The job id, or a unique beginning of it.")],
+    follow: Annotated[bool, Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
+    stderr: Annotated[bool, Option("--stderr", help="Show a command's stderr instead of its stdout.")] = False,
+    raw: Annotated[bool, Option("--raw", help="Keep colours and control characters on a terminal, too.")] = False,
 ) -> None:
     """Show the output of a command, or what a handler printed and logged. A pipe gets the exact bytes.
 

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from hocket.cli.declarations import Option
 from hocket.errors import Usage
 from hocket.events import Emit
 from hocket.events.workers import MetricsServed
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 MetricsOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--metrics",
         metavar="[HOST:]PORT",
         help="Serve /metrics, /healthz and /readyz there; without a host, for this machine only.",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.derived import add_operations, perform
-from hocket.cli.output import emit, notice, on_terminal, say
+from hocket.cli.output import confirmed, emit, notice, on_terminal, say
 from hocket.cli.passphrases import PassphraseFile, known
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, Usage
@@ -25,8 +25,7 @@ nodes_app, agents_app, may_app, revoke_app, route_app, coordinator_app = (new_ap
 NodeArgument = Annotated[str, Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")]
 MaybeNode = Annotated[str | None, Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")]
 StaleOption = Annotated[
-    str | None,
-    Option("--stale", metavar="DURATION", help="Only those that were heard within this time, like 1m."),
+    str | None, Option("--stale", metavar="DURATION", help="Only those that were heard within this time, like 1m.")
 ]
 
 
@@ -132,9 +131,7 @@ def revoke(
         planned = operations.revocable(service, node)
         if not yes and on_terminal(sys.stdin) and not settings.as_json:
             _explain(planned)
-            import typer
-
-            if not typer.confirm("revoke it?"):
+            if not confirmed("revoke it?"):
                 raise Conflict("nothing was revoked")
         done = operations.revoke(service, planned.node, known(passphrase_file))
     emit({"node": done.node, "name": done.name, "delegations": done.delegations, "cascade": done.cascade})

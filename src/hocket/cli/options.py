@@ -288,8 +288,7 @@ class LogFormat(StrEnum):
 
 
 VerboseOption = Annotated[
-    int,
-    Option("--verbose", "-v", count=True, help="Also log the start and end of each job; -vv logs everything."),
+    int, Option("--verbose", "-v", count=True, help="Also log the start and end of each job; -vv logs everything.")
 ]
 QuietOption = Annotated[int, Option("--quiet", "-q", count=True, help="Log only warnings and errors; -qq only errors.")]
 BusOption = Annotated[

@@ -154,6 +154,16 @@ def fields(pairs: Sequence[tuple[str, object]]) -> None:
         console().print(Text.assemble((name.ljust(width), "dim"), (shown, STYLES.get(text, ""))))
 
 
+def confirmed(question: str, *, err: bool = False) -> bool:
+    """Asks on a terminal."""
+    import typer
+
+    try:
+        return typer.confirm(question, err=err)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+
+
 @contextmanager
 def progress(label: str) -> Iterator[Progress]:
     """Shows a progress bar on stderr if that is a terminal. Call the result with the amount done and the total."""

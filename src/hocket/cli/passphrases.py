@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from hocket.cli.declarations import Option
 from hocket.cli.output import on_terminal
 from hocket.errors import Usage
 from hocket.node.home import Ask
@@ -18,7 +17,7 @@ PASSPHRASE_CHARS_MAX = 1024
 
 PassphraseFile = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--passphrase-file",
         metavar="FILE",
         help=f"A file with the passphrase on its first line; default ${ENVIRONMENT}, else a prompt.",

@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Option, new_app
 from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, progress, say
 from hocket.cli.settings import open_service
@@ -46,29 +44,25 @@ def show() -> None:
 @app.command("set")
 def set_rules(
     skew: Annotated[
-        str | None, typer.Option("--skew", metavar="DURATION", help="How far ahead of a receiver's clock an op may be.")
+        str | None, Option("--skew", metavar="DURATION", help="How far ahead of a receiver's clock an op may be.")
     ] = None,
     derivation_op: Annotated[
         list[str] | None,
-        typer.Option("--derivation-op", metavar="TYPE", help="Ops that only the coordinator may write; '' for none."),
+        Option("--derivation-op", metavar="TYPE", help="Ops that only the coordinator may write; '' for none."),
     ] = None,
     derivation_kind: Annotated[
         list[str] | None,
-        typer.Option(
-            "--derivation-kind", metavar="PREFIX", help="Kinds that only the coordinator may run; '' for none."
-        ),
+        Option("--derivation-kind", metavar="PREFIX", help="Kinds that only the coordinator may run; '' for none."),
     ] = None,
     reader_quota: Annotated[
-        str | None,
-        typer.Option("--reader-quota", metavar="QUOTA", help="The default quota of read-only nodes."),
+        str | None, Option("--reader-quota", metavar="QUOTA", help="The default quota of read-only nodes.")
     ] = None,
     writer_quota: Annotated[
-        str | None,
-        typer.Option("--writer-quota", metavar="QUOTA", help="The default quota of others but the owner's."),
+        str | None, Option("--writer-quota", metavar="QUOTA", help="The default quota of others but the owner's.")
     ] = None,
     ranked_open: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--ranked-open/--no-ranked-open",
             help="Whether jobs that workers claim by rank are open, so that they need no coordinator.",
             show_default=False,
@@ -76,7 +70,7 @@ def set_rules(
     ] = None,
     bundles: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--bundles",
             help="Let one signed entry of the log carry several ops. Meshes from before bundles turn them on so, once"
             " every node knows them; they stay on.",

@@ -9,11 +9,9 @@ from contextlib import asynccontextmanager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from hocket.cancelling import end_tasks
 from hocket.cli.beat import PolicyOption, needed_policy
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Option, new_app
 from hocket.cli.log_lines import start_logging
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
@@ -38,39 +36,34 @@ app = new_app()
 @app.command()
 def serve(
     host: Annotated[
-        str, typer.Option("--host", metavar="HOST", help="The interface to listen on; 0.0.0.0 for all.")
+        str, Option("--host", metavar="HOST", help="The interface to listen on; 0.0.0.0 for all.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes any free port.")] = PORT,
+    port: Annotated[int, Option("--port", metavar="N", min=0, max=65535, help="0 takes any free port.")] = PORT,
     address: Annotated[
-        str | None,
-        typer.Option("--address", metavar="URL", help="The address that invitations carry. Default: a guess."),
+        str | None, Option("--address", metavar="URL", help="The address that invitations carry. Default: a guess.")
     ] = None,
     cert: Annotated[
-        Path | None, typer.Option("--cert", metavar="FILE", help="The certificate, with its chain if it has one.")
+        Path | None, Option("--cert", metavar="FILE", help="The certificate, with its chain if it has one.")
     ] = None,
-    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The certificate's key.")] = None,
+    key: Annotated[Path | None, Option("--key", metavar="FILE", help="The certificate's key.")] = None,
     proxy: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--proxy",
             metavar="ADDRESS",
             help="A trusted reverse proxy's address; its X-Forwarded-For is believed. May be repeated.",
         ),
     ] = None,
-    announce: Annotated[bool, typer.Option("--announce", help="Announce this server on the local network.")] = False,
+    announce: Annotated[bool, Option("--announce", help="Announce this server on the local network.")] = False,
     git: Annotated[
         list[str] | None,
-        typer.Option(
-            "--git", metavar="REPO", help="Announce jobs that are pushed to this repository; may be repeated."
-        ),
+        Option("--git", metavar="REPO", help="Announce jobs that are pushed to this repository; may be repeated."),
     ] = None,
     openai: Annotated[
         str | None,
-        typer.Option("--openai", metavar="KIND", help="Answer OpenAI's /v1/chat/completions with jobs of this kind."),
+        Option("--openai", metavar="KIND", help="Answer OpenAI's /v1/chat/completions with jobs of this kind."),
     ] = None,
-    pulse: Annotated[
-        bool, typer.Option("--pulse", help="Also send the beats of a cluster, as `hocket pulse` does.")
-    ] = False,
+    pulse: Annotated[bool, Option("--pulse", help="Also send the beats of a cluster, as `hocket pulse` does.")] = False,
     policy: PolicyOption = None,
     bus: BusOption = None,
     verbose: VerboseOption = 0,

@@ -9,9 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Option, new_app
 from hocket.cli.output import emit, progress, say
 from hocket.errors import Failed, Usage
 from hocket.kernel.plurals import counted
@@ -27,33 +25,31 @@ app = new_app()
 
 @app.command()
 def sim(
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The seed of the run.")] = 0,
+    seed: Annotated[int, Option("--seed", metavar="N", min=0, help="The seed of the run.")] = 0,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="A..B", help="Run every seed from A to B, on all cores.")
+        str | None, Option("--seeds", metavar="A..B", help="Run every seed from A to B, on all cores.")
     ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, max=NODES_MAX, help="How many nodes.")] = 5,
+    nodes: Annotated[int, Option("--nodes", metavar="N", min=1, max=NODES_MAX, help="How many nodes.")] = 5,
     minutes: Annotated[
-        float, typer.Option("--minutes", metavar="M", min=0.1, max=MINUTES_MAX, help="Virtual minutes of faults.")
+        float, Option("--minutes", metavar="M", min=0.1, max=MINUTES_MAX, help="Virtual minutes of faults.")
     ] = 2.0,
     faults: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--faults",
             metavar="NAME,...",
             help="Only these faults, or `none`; `hostile` adds a hostile node, `costly` nodes whose ops take long.",
         ),
     ] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="How many jobs to submit.")] = None,
+    jobs: Annotated[int | None, Option("--jobs", metavar="N", min=1, help="How many jobs to submit.")] = None,
     coordination: Annotated[
         int | None,
-        typer.Option("--coordination", metavar="N", min=0, help="How many locks, messages and rows; as many as jobs."),
+        Option("--coordination", metavar="N", min=0, help="How many locks, messages and rows; as many as jobs."),
     ] = None,
-    ranked: Annotated[bool, typer.Option("--ranked", help="Short jobs that succeed and all go by rank.")] = False,
-    tempo: Annotated[
-        bool, typer.Option("--tempo", help="Simulate an adaptive tempo under four loads instead.")
-    ] = False,
+    ranked: Annotated[bool, Option("--ranked", help="Short jobs that succeed and all go by rank.")] = False,
+    tempo: Annotated[bool, Option("--tempo", help="Simulate an adaptive tempo under four loads instead.")] = False,
     plots: Annotated[
-        Path | None, typer.Option("--plots", metavar="DIR", help="With --tempo: draw each load as an SVG file there.")
+        Path | None, Option("--plots", metavar="DIR", help="With --tempo: draw each load as an SVG file there.")
     ] = None,
 ) -> None:
     """Simulate a mesh: real nodes on virtual time, over a network and disks that fail.

@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
-import typer
-
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.output import Progress, emit, notice, on_terminal, progress, say
 from hocket.cli.settings import settings
 from hocket.kernel.plurals import counted
@@ -28,10 +26,9 @@ def store() -> None:
 @app.command()
 def migrate(
     address: Annotated[
-        str | None,
-        typer.Argument(metavar="ADDRESS", help="postgresql://user@host/database, or a file; default: the home's."),
+        str | None, Argument(metavar="ADDRESS", help="postgresql://user@host/database, or a file; default: the home's.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the SQL, and change nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the SQL, and change nothing.")] = False,
 ) -> None:
     """Bring the tables of a store to the version of this program, in one transaction.
 
@@ -57,11 +54,11 @@ def migrate(
 
 @app.command()
 def move(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="The home's store: its file, or postgresql://...")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="The new store, empty: postgresql://..., or the file.")],
+    source: Annotated[str, Argument(metavar="FROM", help="The home's store: its file, or postgresql://...")],
+    target: Annotated[str, Argument(metavar="TO", help="The new store, empty: postgresql://..., or the file.")],
     blobs: Annotated[
         BlobPlace | None,
-        typer.Option("--blobs", help="Where nodes of the new store keep large content; default: where they did."),
+        Option("--blobs", help="Where nodes of the new store keep large content; default: where they did."),
     ] = None,
 ) -> None:
     """Move the node's log into another store, from SQLite to a database server or back. Stop its workers and servers

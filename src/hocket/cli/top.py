@@ -4,10 +4,9 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import typer
 
 from hocket.cli.beat import PolicyOption, assumed_policy
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Option, new_app
 from hocket.cli.output import Row, console, emit, lines_drawn, on_terminal
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
@@ -33,7 +32,7 @@ app = new_app()
 
 @app.command()
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and end; also into a pipe.")] = False,
+    once: Annotated[bool, Option("--once", help="Print one frame and end; also into a pipe.")] = False,
     policy: PolicyOption = None,
 ) -> None:
     """Show the mesh, live: the beat and its phase, the nodes, who holds which job or lock until when, the queue, the

@@ -2,9 +2,7 @@
 
 from typing import Annotated, Any
 
-import typer
-
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.output import emit, say
 from hocket.cli.settings import open_service
 from hocket.kernel.durations import span
@@ -16,8 +14,8 @@ app = new_app()
 
 @app.command()
 def why(
-    id: Annotated[str, typer.Argument(metavar="JOB|CLAIM|ARTIFACT", help="An id, or a unique beginning of one.")],
-    full: Annotated[bool, typer.Option("--full", help="Show whole prompts and outputs.")] = False,
+    id: Annotated[str, Argument(metavar="JOB|CLAIM|ARTIFACT", help="An id, or a unique beginning of one.")],
+    full: Annotated[bool, Option("--full", help="Show whole prompts and outputs.")] = False,
 ) -> None:
     """Trace an output back to the model calls behind it: model, prompt, output, context and evidence. Missing and
     evicted parts are listed. For a pending job, also the labels that its worker must have.

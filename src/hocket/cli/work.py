@@ -9,9 +9,7 @@ import sys
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.log_lines import LogLines, start_logging
 from hocket.cli.monitoring import MetricsOption, monitored
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
@@ -62,13 +60,11 @@ app = new_app()
 def work(
     modules: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="MODULE...", help="Modules with handlers: dotted names or .py files.", show_default=False
-        ),
+        Argument(metavar="MODULE...", help="Modules with handlers: dotted names or .py files.", show_default=False),
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--concurrency",
             metavar="N",
             min=1,
@@ -78,7 +74,7 @@ def work(
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--processes",
             metavar="N",
             min=1,
@@ -88,11 +84,11 @@ def work(
     ] = None,
     kinds: Annotated[
         list[str] | None,
-        typer.Option("--kinds", metavar="KIND", help="Only this kind; `acme.` for all below acme. May be repeated."),
+        Option("--kinds", metavar="KIND", help="Only this kind; `acme.` for all below acme. May be repeated."),
     ] = None,
     ahead: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--ahead",
             metavar="N",
             min=0,
@@ -102,42 +98,37 @@ def work(
     ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--label", metavar="LABEL", help="Also take jobs that need this label: gpu, or gpu=a100; may be repeated."
         ),
     ] = None,
     weight: Annotated[
         float,
-        typer.Option(
-            "--weight", metavar="N", help="Its share of the jobs that go by rank: 2 gets twice the jobs of 1."
-        ),
+        Option("--weight", metavar="N", help="Its share of the jobs that go by rank: 2 gets twice the jobs of 1."),
     ] = 1.0,
     weigh_promises: Annotated[
-        bool,
-        typer.Option("--weigh-promises", help="With a tempo: a lower weight after agents of this node broke promises."),
+        bool, Option("--weigh-promises", help="With a tempo: a lower weight after agents of this node broke promises.")
     ] = False,
     until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="Exit when no job is left that this worker could run.")
+        bool, Option("--until-idle", help="Exit when no job is left that this worker could run.")
     ] = False,
     fail: Annotated[
-        bool, typer.Option("--fail", help="With --until-idle: exit code 1 if a job has failed for good.")
+        bool, Option("--fail", help="With --until-idle: exit code 1 if a job has failed for good.")
     ] = False,
     grace: Annotated[
-        str,
-        typer.Option("--grace", metavar="DURATION", help="How long handlers may run after the first signal."),
+        str, Option("--grace", metavar="DURATION", help="How long handlers may run after the first signal.")
     ] = "10s",
     allow: Annotated[
         list[str] | None,
-        typer.Option("--allow", metavar="PATTERN", help="Run matching commands of other nodes, like 'ffmpeg -i *'."),
+        Option("--allow", metavar="PATTERN", help="Run matching commands of other nodes, like 'ffmpeg -i *'."),
     ] = None,
-    allow_any: Annotated[bool, typer.Option("--allow-any", help="Run every command of other nodes.")] = False,
+    allow_any: Annotated[bool, Option("--allow-any", help="Run every command of other nodes.")] = False,
     allow_env: Annotated[
-        list[str] | None,
-        typer.Option("--allow-env", metavar="NAME", help="Let commands of other nodes set this variable."),
+        list[str] | None, Option("--allow-env", metavar="NAME", help="Let commands of other nodes set this variable.")
     ] = None,
     tempo: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--tempo",
             metavar="POLICY",
             help="Keep to the beats of this tempo policy. Default: tempo.yaml in the home, if there is one.",

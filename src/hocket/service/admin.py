@@ -4,15 +4,13 @@ the other interfaces get.
 """
 
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from hocket.errors import Usage
 from hocket.kernel.durations import duration_ms
 from hocket.node.node import Node, SyncNode
-from hocket.service import ListPage, Service, agents, artifacts, jobs, nodes, schedules, status
+from hocket.service import Service, agents, artifacts, jobs, kinds, nodes, schedules, status, tokens
 from hocket.service.agents import AgentShown
-from hocket.service.artifacts import ArtifactBrief, ArtifactKept
 from hocket.service.jobs import JobsPage
 from hocket.service.nodes import LiveNode
 from hocket.service.operation import Operation
@@ -81,21 +79,9 @@ def _count(service: Service, *, state: str | None = None, outcome: str | None = 
     return jobs.count(service, jobs.query(state, outcome, kind))
 
 
-def _artifacts(
-    service: Service, *, job: str | None = None, limit: int = 50, after: str | None = None
-) -> ListPage[ArtifactBrief]:
-    """Artifacts, of one job or all. The `next` of a page, as `after`, gives the following page."""
-    return artifacts.page(service, job, limit, after)
-
-
 def _content(service: Service, artifact_id: str) -> bytes:
     """The content of an artifact, fetched from another node if this one lacks it."""
     return artifacts.content(service, artifact_id).data
-
-
-def _put(service: Service, content: bytes | Path, type: str, *, ttl: Duration | None = None) -> ArtifactKept:
-    """Stores bytes, or a copy of a file, as an artifact that belongs to no job."""
-    return artifacts.put(service, content, type, ttl)
 
 
 def _schedule(
@@ -146,9 +132,13 @@ class _Methods:
     retry = Method(jobs.retry)
     jobs = Method(_jobs)
     count = Method(_count)
-    artifacts = Method(_artifacts)
+    put = Method(artifacts.put)
+    artifact = Method(artifacts.show)
+    evict = Method(artifacts.evict)
+    kinds = Method(kinds.listing)
+    tokens = Method(tokens.listing)
     content = Method(_content)
-    put = Method(_put)
+    artifacts = Method(artifacts.page)
     schedule = Method(_schedule)
     unschedule = Method(schedules.remove)
     schedules = Method(schedules.listing)

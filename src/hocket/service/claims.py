@@ -2,11 +2,13 @@
 and the claims that are on the log.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from hocket.kernel.clock import unpack
+from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import Op, decode
+from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.rendezvous import may_try_at
 from hocket.kernel.roster import Job, State
@@ -22,6 +24,9 @@ from hocket.kernel.vocabulary import (
     YieldWork,
 )
 from hocket.service import Service, ServiceAnswer
+from hocket.service.jobs import READ, JobText
+from hocket.service.operation import operation
+from hocket.service.views import Line, View, moment
 from hocket.store import OpRow, Session
 from hocket.work import view
 from hocket.work.claim_order import is_ranked, ranking
@@ -69,11 +74,49 @@ class ClaimsExplained(ServiceAnswer, frozen=True):
     tried: list[ClaimTried]
 
 
-def explain(service: Service, job: str) -> ClaimsExplained:
+def _show(told: ClaimsExplained) -> Iterator[View]:
+    yield Line(f"job {told.job_id} {told.kind}, {told.state}, ready since {moment(told.ready_ms)}")
+    if told.claim == "first":
+        yield Line("  whichever worker asks first gets it")
+    else:
+        how = "by rank" if told.key is None else f"by rank for the key {told.key!r}"
+        yield Line(
+            f"  {how}: {counted(len(told.ranking), 'candidate')} in epoch {told.epoch} ({told.candidates}), as this"
+            f" node knows them; each rank waits {span(told.claim_timeout_ms)}"
+        )
+        if not told.ranking:
+            yield Line("  no worker is known, so any may try at once")
+    for each in told.ranking:
+        named = f" on {each.node_name}" if each.node_name else ""
+        weight = "" if each.weight == 1 else f", weight {each.weight:g}"
+        after_ms = each.may_try_ms - told.ready_ms
+        when = f"after {span(after_ms)}, at {moment(each.may_try_ms)}" if after_ms else "at once"
+        yield Line(f"  rank {each.rank}: {each.worker}{named}{weight}: may try {when}")
+    for tried in told.tried:
+        after = span(max(0, tried.after_ms))
+        yield Line(f"  node {tried.node_name or tried.node} tried {after} after that: {tried.result}")
+    if not told.tried:
+        yield Line("  no node has tried it")
+
+
+@operation(
+    "explain_claims",
+    "GET /v1/jobs/{job}/claims",
+    READ,
+    command="claims explain",
+    show=_show,
+    examples=("hocket claims explain 01J9ZC", "hocket claims explain 01J9ZC --json | jq '.ranking[0].worker'"),
+)
+def explain(service: Service, job: JobText) -> ClaimsExplained:
+    """Explain which workers may claim a job, in which order and from when on, and which nodes have tried. The ranking
+    is by the workers that this node knows now: for a job that was claimed long ago they may have been others.
+    """
+    service.check("Mesh", "Read")
     log = service.runtime.log
     with service.read() as session:
         entry = view.find(session, job)
         found = entry.job
+        service.check("Job", "Read", found.kind)
         names = service.names(session)
         ops = [(row, decode(row.body)) for row in session.ops_about(Subject(JOB, found.id))]
         ready_ms, now_ms = _ready_ms(session, found, ops), session.head().wall

@@ -128,7 +128,6 @@ class RouteSet(ServiceAnswer, frozen=True):
     kind: str
     node: str | None
     able: bool
-    name: str | None = None
 
 
 class CoordinatorShown(ServiceAnswer, frozen=True):
@@ -146,7 +145,6 @@ class CoordinatorSet(ServiceAnswer, frozen=True):
     previous: str | None
     previous_hears: bool
     reads_every_kind: bool
-    previous_name: str | None = None
 
 
 class LateOps(ServiceAnswer, frozen=True):
@@ -162,7 +160,6 @@ class LateDecided(ServiceAnswer, frozen=True):
     node: str
     ops: int
     accepted: bool
-    name: str | None = None
 
 
 class NodeName(ServiceAnswer, frozen=True):
@@ -476,8 +473,9 @@ def routes(service: Service) -> list[Route]:
     return [Route(kind, node_text(node), names.get(node)) for kind, node in found]
 
 
-def _show_route(done: RouteSet) -> Iterator[View]:
-    yield Line(f"{done.kind} goes to {done.name or done.node or 'any node that may claim it'}")
+def _show_route(done: RouteSet, names: dict[str, str]) -> Iterator[View]:
+    where = "any node that may claim it" if done.node is None else names.get(done.node, done.node)
+    yield Line(f"{done.kind} goes to {where}")
     if not done.able:
         yield Line("but that node may not claim jobs of this kind, so none will run", "warn")
 
@@ -500,7 +498,7 @@ def route(
         member = None if node is None else membership.find(_members(service, session), node)
         able = member is None or membership.may(log, session, member.node, "Job", "Claim", kind).chain is not None
     membership.route(log, kind, None if member is None else member.node)
-    return RouteSet(kind, *((None, able) if member is None else (member.id, able, member.name)))
+    return RouteSet(kind, None if member is None else member.id, able)
 
 
 def _show_coordinator(current: CoordinatorShown) -> Iterator[View]:
@@ -516,7 +514,7 @@ def coordinator(service: Service) -> CoordinatorShown:
     return CoordinatorShown(None if current is None else node_text(current), names.get(current or 0))
 
 
-def _show_designated(done: CoordinatorSet) -> Iterator[View]:
+def _show_designated(done: CoordinatorSet, names: dict[str, str]) -> Iterator[View]:
     called = done.name or done.node
     yield Line(f"{called} is the coordinator")
     if not done.reads_every_kind:
@@ -527,7 +525,7 @@ def _show_designated(done: CoordinatorSet) -> Iterator[View]:
         )
     if not done.previous_hears and done.previous is not None:
         yield Line(
-            f"the previous coordinator, {done.previous_name or done.previous}, was not seen lately and cannot"
+            f"the previous coordinator, {names.get(done.previous, done.previous)}, was not seen lately and cannot"
             " confirm; until it learns of this change it keeps deciding claims, and those decisions will not count",
             "warn",
         )
@@ -538,15 +536,13 @@ def designate(service: Service, node: str) -> CoordinatorSet:
     """Makes a node the coordinator."""
     service.check_writer()
     with service.read() as session:
-        members = _members(service, session)
-        member = membership.find(members, node)
+        member = membership.find(_members(service, session), node)
         reads_every_kind = membership.reads_every_kind(service.runtime.log, session, member.node)
     if member.standing in ("revoked", "suspended"):
         raise Conflict(f"{member.shown} is {member.standing}; choose a node in force")
     done = membership.designate(service.runtime.log, member.node)
     previous = None if done.previous is None else node_text(done.previous)
-    name = next((each.name for each in members if each.node == done.previous), None)
-    return CoordinatorSet(member.id, member.name, previous, done.hears, reads_every_kind, name)
+    return CoordinatorSet(member.id, member.name, previous, done.hears, reads_every_kind)
 
 
 @operation(
@@ -629,9 +625,9 @@ def late(service: Service) -> list[LateOps]:
     return found
 
 
-def _show_decided(done: LateDecided) -> Iterator[View]:
+def _show_decided(done: LateDecided, names: dict[str, str]) -> Iterator[View]:
     done_so = "put on the log" if done.accepted else "dropped"
-    yield Line(f"{counted(done.ops, 'op')} of {done.name or done.node} {done_so}")
+    yield Line(f"{counted(done.ops, 'op')} of {names.get(done.node, done.node)} {done_so}")
 
 
 @operation("decide_late_ops", "POST", show=_show_decided)
@@ -641,7 +637,7 @@ def decide_late(service: Service, node: str, accept: bool) -> LateDecided:
     with service.read() as session:
         member = membership.find(_members(service, session), node)
     count = service.runtime.log.decide_late(member.node, accept)
-    return LateDecided(member.id, count, accept, member.name)
+    return LateDecided(member.id, count, accept)
 
 
 def revocable(service: Service, node: str) -> Revoking:

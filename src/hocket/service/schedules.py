@@ -1,14 +1,19 @@
 """Schedules: set, list, remove."""
 
 import time
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import decode_policy
+from hocket.log import Transaction
 from hocket.mesh import membership
 from hocket.service import Service, ServiceAnswer
+from hocket.service.operation import TokenNeed, operation
+from hocket.service.views import Line, Table, View, moment
 from hocket.store import Session
 from hocket.work import cron, view
 from hocket.work.cron import NewSchedule
@@ -30,9 +35,40 @@ class ScheduleShown(ServiceAnswer, frozen=True):
     allowed: bool
 
 
+class ScheduleRemoved(ServiceAnswer, frozen=True):
+    name: str
+    removed: bool = True
+
+
+def _show(shown: Iterable[ScheduleShown]) -> Iterator[View]:
+    yield Table(
+        ("name", "cron", "timezone", "kind", "next tick", "last tick", "author", "allowed"),
+        [
+            (
+                *(each.name, each.cron, each.timezone, each.kind, moment(each.next_ms), moment(each.last_ms)),
+                *(each.author_name or each.author, "yes" if each.allowed else "no"),
+            )
+            for each in shown
+        ],
+        "no schedules",
+    )
+
+
+@operation(
+    "list_schedules",
+    "GET /v1/schedules",
+    TokenNeed("Job", "Read", is_judged_later=True),
+    command="cron list",
+    key=lambda each: each.name,
+    show=_show,
+    examples=("hocket cron list",),
+)
 def listing(service: Service) -> list[ScheduleShown]:
+    """List the schedules: when they tick, who set them, and whether that node may still schedule such jobs. If not, the
+    schedule submits no jobs.
+    """
     with service.read() as session:
-        return _shown(service, session)
+        return [each for each in _shown(service, session) if service.may("Job", "Read", each.kind)]
 
 
 def add(service: Service, plan: NewSchedule) -> ScheduleShown | None:
@@ -43,9 +79,28 @@ def add(service: Service, plan: NewSchedule) -> ScheduleShown | None:
     return next((each for each in listing(service) if each.name == plan.name), None)
 
 
-def remove(service: Service, name: str) -> None:
+@operation(
+    "remove_schedule",
+    "DELETE /v1/schedules/{name}",
+    TokenNeed("Job", "Schedule", is_judged_later=True),
+    command="cron remove",
+    show=lambda done: [Line(f"schedule {done.name} removed")],
+    examples=("hocket cron remove nightly",),
+)
+def remove(
+    service: Service, name: Annotated[str, Meta(min_length=1, max_length=256, description="The schedule's name.")]
+) -> ScheduleRemoved:
+    """Remove a schedule. Jobs that it submitted stay."""
     service.check_writer()
-    service.runtime.log.run(lambda tx: cron.remove(tx, name))
+
+    def removed(tx: Transaction) -> None:
+        for each in tx.session.schedules():
+            if each.name == name:
+                service.check("Job", "Schedule", each.kind)
+        cron.remove(tx, name)
+
+    service.runtime.log.run(removed)
+    return ScheduleRemoved(name)
 
 
 def _shown(service: Service, session: Session) -> list[ScheduleShown]:

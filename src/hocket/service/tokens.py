@@ -6,10 +6,13 @@ as the agent that has the token's name, or as one of that agent's own (`ci/build
 import hmac
 import os
 import re
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, StoreError, Usage
 from hocket.kernel.capabilities import Grant, grant_of, held_grants
@@ -21,7 +24,9 @@ from hocket.mesh.grants import parse_grants, words
 from hocket.mesh.tickets import PREFIX, STORE_PREFIX
 from hocket.node.variables import MESH_TOKEN
 from hocket.service import Service, ServiceAnswer
+from hocket.service.operation import InShell, operation
 from hocket.service.program import Program
+from hocket.service.views import Line, Pairs, Table, View, ago, moment
 from hocket.store import Session, TokenRow
 
 TOKENS_MAX = 1_000
@@ -63,16 +68,42 @@ class TokenMade(TokenShown, frozen=True):
     token: str
 
 
+def _show_made(made: TokenMade) -> Iterator[View]:
+    yield Line(made.token)
+    pairs = [("name", made.name), ("may", "; ".join(made.may)), ("expires", moment(made.expires_ms) or "never")]
+    yield Pairs(pairs)
+
+
+@operation(
+    "create_token",
+    "POST",
+    command="token create",
+    show=_show_made,
+    examples=(
+        "hocket token create ci --may lock:acquire:file:src/ --expires 30d",
+        "hocket token create planner --may inbox:write --may inbox:claim:planner --may mesh:read",
+    ),
+)
 def create(
     service: Service,
-    name: str,
-    may: Sequence[str],
-    lifetime_ms: int | None = None,
-    *,
-    randomness: Callable[[int], bytes] = os.urandom,
+    name: Annotated[str, Meta(description="The token's name, and its agent's.")],
+    may: Annotated[
+        Sequence[str],
+        Meta(description="resource:action[:prefix], or `all`; may be repeated."),
+        InShell("--may", metavar="GRANT"),
+    ] = (),
+    lifetime_ms: Annotated[
+        int,
+        Meta(description="How long it is valid, like 30d; default: ever."),
+        InShell("--expires", metavar="DURATION", form="duration"),
+    ]
+    | None = None,
 ) -> TokenMade:
-    """Makes a token. `may` has grants like those of an invitation. Raises NotAuthorised if one is wider than what this
-    node may do, and Conflict if a token of this name is in force.
+    """Create a token and print it. Nothing prints it again: the node keeps only its hash.
+
+    A grant is written as for `hocket invite`, such as lock:acquire:file:src/, inbox:write:team/, row:write:memories/,
+    mesh:read. A token grants only what --may names, and never more than this node may do itself. The program speaks as
+    the agent NAME, or as NAME/anything. It sends the token in the header `Authorization: Bearer TOKEN`.
     """
     service.check_writer()
     if _NAME.fullmatch(name) is None or name.lower() == "all":
@@ -83,8 +114,8 @@ def create(
     if lifetime_ms is not None and not 0 < lifetime_ms <= LIFETIME_MS_MAX:
         raise Usage("a token expires after more than no time and at most 100 years; leave out --expires for never")
     capabilities = parse_grants(may, of_node=False)
-    id, now = randomness(ID_BYTES).hex(), service.runtime.log.physical()
-    token = f"hkt_{id}_{base64url(randomness(SECRET_BYTES)).decode()}"
+    id, now = os.urandom(ID_BYTES).hex(), service.runtime.log.physical()
+    token = f"hkt_{id}_{base64url(os.urandom(SECRET_BYTES)).decode()}"
     made = TokenRow(
         *(name, id, content_hash(token.encode()), msgspec.json.encode(capabilities), now),
         None if lifetime_ms is None else now + lifetime_ms,
@@ -101,14 +132,41 @@ def create(
     return TokenMade(**msgspec.structs.asdict(_shown(made, now)), token=token)
 
 
+def _show(shown: Iterable[TokenShown]) -> Iterator[View]:
+    now = int(time.time() * 1000)
+    rows = [
+        (
+            *(each.name, each.state, each.id, moment(each.expires_ms) or "never"),
+            *("never" if each.used_ms is None else ago(each.used_ms, now), "; ".join(each.may)),
+        )
+        for each in shown
+    ]
+    yield Table(("name", "state", "id", "expires", "last used", "may"), rows, "no tokens")
+
+
+@operation(
+    "list_tokens",
+    "GET",
+    command="token list",
+    show=_show,
+    examples=("hocket token list", "hocket token list --json | jq '.[] | select(.state == \"active\").name'"),
+)
 def listing(service: Service) -> list[TokenShown]:
+    """List the tokens: what each may do, until when, and when it was last used."""
     now = service.runtime.log.physical()
     with service.read() as session:
         return [_shown(each, now) for each in session.tokens()]
 
 
-def revoke(service: Service, name: str) -> TokenShown:
-    """Ends a token at once."""
+@operation(
+    "revoke_token",
+    "POST",
+    command="token revoke",
+    show=lambda shown: [Line(f"the token {shown.name} is revoked")],
+    examples=("hocket token revoke ci",),
+)
+def revoke(service: Service, name: Annotated[str, Meta(description="The token's name.")]) -> TokenShown:
+    """Revoke a token. The server refuses it from the next request on."""
     service.check_writer()
     now = service.runtime.log.physical()
     with service.runtime.store.write() as session:

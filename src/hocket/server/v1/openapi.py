@@ -37,7 +37,7 @@ def describe(routes: Sequence[ApiRoute], error: type, statuses: Sequence[tuple[t
         "info": {
             "title": "Hocket",
             "version": __version__,
-            "description": "Locks, messages, rows and nodes, for programs. Times are in milliseconds since 1970.",
+            "description": "Locks, messages, rows, nodes and jobs, for programs. Times are in milliseconds since 1970.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],

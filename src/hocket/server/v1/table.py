@@ -3,7 +3,7 @@
 from typing import Any
 
 from hocket.server.v1.routes import ApiRoute, route_of
-from hocket.service import agents, inbox, jobs, locks, nodes, rows
+from hocket.service import agents, artifacts, claims, inbox, jobs, kinds, locks, nodes, rows, schedules
 from hocket.service.operation import Operation
 
 OPERATIONS: tuple[Operation[..., Any], ...] = (
@@ -15,7 +15,8 @@ OPERATIONS: tuple[Operation[..., Any], ...] = (
     *(nodes.listing, nodes.live, nodes.find, nodes.drain, nodes.quarantine, nodes.resume),
     *(nodes.routes, nodes.route, nodes.coordinator),
     *(agents.listing, agents.beat),
-    *(jobs.listing, jobs.show, jobs.history, jobs.result_of, jobs.cancel, jobs.retry),
+    *(jobs.listing, jobs.show, jobs.history, jobs.result_of, jobs.cancel, jobs.retry, claims.explain),
+    *(artifacts.page, artifacts.show, kinds.listing, schedules.listing, schedules.remove),
 )
 
 ROUTES: tuple[ApiRoute, ...] = tuple(map(route_of, OPERATIONS))
