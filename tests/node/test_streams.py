@@ -165,9 +165,11 @@ def test_synchronous_code_streams_too(home: Path) -> None:
 
 def test_ctrl_c_while_a_stream_waits_ends_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> Any:
-        if work.__name__ == "_next":
-            loop.call_soon_threadsafe(interrupt_main_thread)
-        return on_loop(loop, work)
+        async def interrupting() -> Any:
+            interrupt_main_thread()
+            return await work
+
+        return on_loop(loop, interrupting() if work.__name__ == "_next" else work)
 
     monkeypatch.setattr("hocket.node.node.on_loop", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -144,6 +144,8 @@ def _topics(job_ids: Sequence[bytes]) -> Changes:
 class Handle(Generic[R_co]):
     """A submitted job. `created` is False if a unique key led to an existing job."""
 
+    __slots__ = ("_id", "_node", "_signature", "created")
+
     def __init__(
         self, node: ProgramNode, job_id: bytes, created: bool, signature: HandlerSignature | None = None
     ) -> None:

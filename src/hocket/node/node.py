@@ -137,22 +137,16 @@ class Node(LocalNode):
         draft = job_type.draft(payload, args)
         if job_type.policy is not DEFAULT or tracer() is not None:
             return (await self._submit([job_type], [draft], jobs.submit))[0]
-
-        async def write() -> list[Submitted]:
-            return [Submitted(await self.append_plain(draft), created=True)]
-
         # The job has no special options, so it takes the fast path.
-        made = await self._written_or_kept(write, lambda error: keep_jobs(self.runtime, error, [draft]))
-        return Handle(self, *made[0], job_type.signature)
+        keep: Callable[[StoreAway], bytes] = lambda error: keep_jobs(self.runtime, error, [draft])[0].job_id  # noqa: E731
+        job_id = await self._written_or_kept(lambda: self.append_plain(draft), keep)
+        return Handle(self, job_id, True, job_type.signature)
 
     async def append_plain(self, draft: Draft) -> bytes:
         """Submits a job without options, in a shorter way unless other submits wait to share a commit."""
         log = self.runtime.log
         submit: Callable[[Transaction], bytes] = lambda tx: jobs.submit(tx, [draft])[0].job_id  # noqa: E731
         alone = lambda: log.append_plain(draft.kind, draft.payload) or log.run(submit, beside=True)  # noqa: E731
-        return await self._append(submit, alone)
-
-    async def _append(self, submit: Callable[[Transaction], T], alone: Callable[[], T]) -> T:
         return await self._committer.run(submit, alone=alone, beside=True)
 
     async def submit_many(self, pairs: "Pairs") -> list[Handle]:
@@ -437,8 +431,15 @@ class DirectNode(Node):
         log = self.runtime.log
         return await self.call(lambda: log.run(request, beside=beside))
 
-    async def _append(self, submit: Callable[[Transaction], T], alone: Callable[[], T]) -> T:
-        return await self.call(alone)
+    async def append_plain(self, draft: Draft) -> bytes:
+        log = self.runtime.log
+        if self._executor is INLINE:
+            job_id = log.append_plain(draft.kind, draft.payload)
+        else:
+            job_id = await self.call(lambda: log.append_plain(draft.kind, draft.payload))
+        if job_id is not None:
+            return job_id
+        return await self.run(lambda tx: jobs.submit(tx, [draft])[0].job_id, beside=True)
 
     async def _query(self, view: Callable[[], AbstractContextManager[Session]], query: Callable[[Session], T]) -> T:
         def run() -> T:
@@ -648,7 +649,7 @@ class SyncNode:
         """The parts of a job's result, as `Node.parts` gives them."""
         return each(self._target.parts(job_id, news))
 
-    def direct(self, act: Callable[[Node], Awaitable[T]]) -> T:
+    def direct(self, act: Callable[[Node], Coroutine[Any, Any, T]]) -> T:
         """Runs a function of a node that only asks and waits for changes."""
         return now(act(self._target))
 

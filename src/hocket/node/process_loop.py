@@ -56,12 +56,19 @@ def on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
         tasks.append(loop.create_task(work))
         tasks[0].add_done_callback(ended)
 
-    loop.call_soon_threadsafe(begin)
+    def cancel() -> None:
+        if tasks:
+            tasks[0].cancel()
+        else:
+            work.close()
+            done.set_exception(asyncio.CancelledError())
+
     try:
+        loop.call_soon_threadsafe(begin)
         return done.result()
     except BaseException:
         if not done.done():
-            loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            loop.call_soon_threadsafe(cancel)
             done.exception()
         raise
 

@@ -96,10 +96,10 @@ def kept(error: Unreachable) -> Unreachable:
 # For synchronous code.
 
 
-def now(work: Awaitable[T]) -> T:
+def now(work: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine that never suspends, and returns its result."""
     try:
-        next(work.__await__())
+        work.send(None)
     except StopIteration as end:
         result: T = end.value
         return result
@@ -111,7 +111,7 @@ def each(source: AsyncIterator[T]) -> Generator[T, None, None]:
     try:
         while True:
             try:
-                item = now(anext(source))
+                item: T = now(anext(source))  # type: ignore[arg-type]
             except StopAsyncIteration:
                 return
             yield item
