@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from hocket.cli.declarations import REQUIRED, App, Argument, Option
-from hocket.cli.options import milliseconds, payload
 from hocket.cli.output import emit, fields, notice, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.service import ListPage, Service, ServiceAnswer
@@ -107,11 +106,19 @@ def _length(service: Service, text: str, name: str) -> Any:
         raise Usage(f"bad {name.lstrip('-')}: {error}") from None
 
 
-READERS: dict[Form, Callable[[Service, str, str], Any]] = {
-    "json": lambda service, text, name: payload(text),
-    "duration": lambda service, text, name: milliseconds(text, name),
-    "length": _length,
-}
+def _duration(service: Service, text: str, name: str) -> int:
+    from hocket.cli.options import milliseconds
+
+    return milliseconds(text, name)
+
+
+def _json(service: Service, text: str, name: str) -> Any:
+    from hocket.cli.options import payload
+
+    return payload(text)
+
+
+READERS: dict[Form, Callable[[Service, str, str], Any]] = {"json": _json, "duration": _duration, "length": _length}
 
 
 def add_operations(app: App, *operations: Operation[..., Any]) -> None:
