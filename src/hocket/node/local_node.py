@@ -45,8 +45,8 @@ from hocket.work.environment import Environment, MachineEnvironment
 from hocket.work.jobs import Offer, Result
 from hocket.work.maintenance import Maintenance
 from hocket.work.pending_decisions import Decision, decisions
-from hocket.work.presence import SharedPresence
 from hocket.work.serving import Serving
+from hocket.work.shared_presence import SharedPresence
 from hocket.work.supervision import supervised
 from hocket.work.sweep import SweepLoop
 

@@ -6,7 +6,6 @@ A node says it again every `BEAT_S`, an agent as often as it has promised. `work
 silent.
 """
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -17,10 +16,8 @@ from hocket.kernel.agents import check_agent
 from hocket.kernel.decoding import decode_json
 from hocket.log import Log
 from hocket.store import AgentRow, Presence, Session, WorkerRow
-from hocket.work.environment import Environment
 from hocket.work.hardware import UNKNOWN, Hardware
-from hocket.work.liveness import BEAT_S, Grade, Liveness, WorkerState, grade, standing
-from hocket.work.node_access import NodeAccess
+from hocket.work.liveness import Grade, Liveness, WorkerState, grade, standing
 from hocket.work.progress import ProgressNote, own_notes
 from hocket.work.serving import TEXT_CHARS_MAX, Serving, read_serving, without_tallies
 
@@ -191,26 +188,3 @@ def agents_of(known: NodePresence) -> Sequence[tuple[AgentSaid, int]]:
     """
     seen = (*known.seen_ms, *[known.heard_ms] * len(known.said.agents))
     return [(agent, min(at, known.heard_ms)) for agent, at in zip(known.said.agents, seen, strict=False)]
-
-
-class SharedPresence:
-    """Presence in a store that nodes share: each node writes what it says about itself, and the others read it there.
-    They need no connection to each other.
-    """
-
-    def __init__(self, access: NodeAccess, environment: Environment) -> None:
-        self._access, self._environment = access, environment
-
-    async def run(self) -> None:
-        """Runs until it is cancelled; ends at once if no other node shares the store."""
-        while self._access.log.is_shared:
-            await self._access.call(self._say)
-            await asyncio.sleep(BEAT_S * self._environment.chance.uniform(0.8, 1.0))
-
-    def _say(self) -> None:
-        log, environment = self._access.log, self._environment
-        with log.store.read() as session:
-            own = own_presence(session, environment.liveness, log, environment.hardware)
-        with log.store.write() as session:
-            session.drop_presence(own.heard_ms - KEPT_MS, own.heard_ms + AHEAD_MS)
-            session.put_presence(own.row)
