@@ -9,9 +9,9 @@ import pytest
 
 import hocket
 import hocket.testing
-from hocket.bus.changes import ANYTHING, CLAIM, KEYS_MAX, LOCK_WAIT, LOG, NOTHING, Changes
+from hocket.bus.changes import ANYTHING, CLAIM, KEYS_MAX, LOG, NOTHING, Changes
 from hocket.bus.memory import MemoryBus
-from hocket.families.locks.facts import LOCK, AcquireLocks, LeaveQueue, LockMode, ReleaseLocks
+from hocket.families.locks.facts import LOCK, LOCK_WAIT, AcquireLocks, LeaveQueue, LockMode, ReleaseLocks
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
 from hocket.kernel.subjects import JOB

@@ -18,7 +18,6 @@ from hocket.kernel.postcard import BYTES, STR, U32, Codec, Malformed, Reader, pa
 # Families of subjects, and their keys. The subjects of ops are families, too: a job, by its id.
 CLAIM = "claim"  # a job's id: a worker of this node lost its claim on the job
 IDLE = "idle"  # a kind: a worker has a free slot for its jobs, and others hold them all
-LOCK_WAIT = "lock_wait"  # an op that asked for locks: it no longer waits
 LOG = "log"  # no key: ops were written
 PEER = "peer"  # an address: the operator changed the list of peers
 GIT = "git"  # a content id: a job was submitted to a repository

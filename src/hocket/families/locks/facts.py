@@ -9,6 +9,8 @@ from hocket.kernel.postcard import STR, U64, ULID, enum, seq
 from hocket.kernel.postcard import struct as fields
 
 LOCK = "lock"
+# The topic of an op that asked for locks and no longer waits.
+LOCK_WAIT = "lock_wait"
 
 
 class LockMode(IntEnum):

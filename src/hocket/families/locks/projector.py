@@ -10,9 +10,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hocket.bus.changes import LOCK_WAIT
 from hocket.errors import StoreError
-from hocket.families.locks.facts import LOCK, AcquireLocks
+from hocket.families.locks.facts import LOCK, LOCK_WAIT, AcquireLocks
 from hocket.families.locks.rules import LOCKS, Scope, ends_early, excess, is_deadlock
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.decoding import msgpack_decoder

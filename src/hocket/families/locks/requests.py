@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hocket.bus.changes import LOCK_WAIT, about
+from hocket.bus.changes import about
 from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
 from hocket.families.locks import rules as locks
 from hocket.families.locks.decisions import (
@@ -32,7 +32,16 @@ from hocket.families.locks.decisions import (
 from hocket.families.locks.decisions import LockHeld as LockHeld
 from hocket.families.locks.decisions import LockLost as LockLost
 from hocket.families.locks.decisions import moment as moment
-from hocket.families.locks.facts import LOCK, AcquireLocks, BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
+from hocket.families.locks.facts import (
+    LOCK,
+    LOCK_WAIT,
+    AcquireLocks,
+    BreakLock,
+    LeaveQueue,
+    LockMode,
+    ReleaseLocks,
+    RenewLocks,
+)
 from hocket.families.locks.index import LockIndex
 from hocket.families.locks.key_patterns import is_pattern
 from hocket.families.locks.processes import DeadlockWatch, LockProcesses, Suspicion
