@@ -55,9 +55,15 @@ def test_a_pulse_leads_shows_its_metrics_and_ends_with_a_signal(one: Machine) ->
             lines = [line for line in answer.read().decode().splitlines() if line.startswith("hocket_")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
-    until(lambda: metrics().get('hocket_beats_sent_total{state="led"}', 0) >= 3, "three beats")
-    shown = metrics()
-    assert shown["hocket_pulse_leads"] == 1 and shown["hocket_tempo_bpm"] == 600
+    shown: dict[str, float] = {}
+
+    def leads() -> bool:
+        """A pulse on a busy machine may lose the lead for a while."""
+        shown.update(metrics())
+        return shown.get('hocket_beats_sent_total{state="led"}', 0) >= 3 and shown["hocket_pulse_leads"] == 1
+
+    until(leads, "three beats as the leader")
+    assert shown["hocket_tempo_bpm"] == 600
     assert shown["hocket_beat_lateness_seconds_count"] >= 3 and "hocket_pulse_drift_seconds" in shown
     assert pulse.stop().code == 0
     assert one("lock", "list", "--scope", "tempo", "--json").json == []
