@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.subject import Result
-from hocket.gitplane import holding, jobs, verify
-from hocket.gitplane.holding import GitWorkerKey, HeldClaim
-from hocket.gitplane.jobs import GitJob
-from hocket.gitplane.objects import Kind
-from hocket.gitplane.opening import open_plane
-from hocket.gitplane.plane import ROOT, Change, Plane
-from hocket.kernel.execution import Execution, Output, Resources, RunnerProgram, Stream
+from hocket.extensions.command.execution import Execution, Output, Resources, RunnerProgram, Stream
+from hocket.extensions.command.proof import Proof, check, prove
+from hocket.extensions.git import holding, jobs, verify
+from hocket.extensions.git.holding import GitWorkerKey, HeldClaim
+from hocket.extensions.git.jobs import GitJob
+from hocket.extensions.git.objects import Kind
+from hocket.extensions.git.opening import open_plane
+from hocket.extensions.git.plane import ROOT, Change, Plane
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.proof import Proof, check, prove
 
 NOW_MS = 1_762_600_000_123
 PORTION = 16
@@ -171,7 +171,7 @@ def _serving(directory: Path) -> Iterator[str]:
 
 
 def _serve(directory: Path) -> None:
-    from tests.gitplane.places import http_server
+    from tests.extensions.git.places import http_server
 
     with http_server(directory, dict(os.environ)) as port:
         print(port, flush=True)

@@ -23,6 +23,7 @@ from nacl.bindings import crypto_sign_open
 import hocket
 from bench import crew, meter, ours
 from bench.subject import Result
+from hocket.extensions import sim
 from hocket.kernel.authority import Authority
 from hocket.kernel.ids import node_id
 from hocket.kernel.jws import open_detached
@@ -36,7 +37,6 @@ from hocket.mesh.grants import parse_grants
 from hocket.mesh.outgoing import PAGE_OPS_MAX
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.testing import sim
 from hocket.work.accepting import accept
 
 GRANTS = ("job:claim:bench.", "job:complete:bench.")

@@ -16,6 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.subject import Result
+from hocket.extensions.sim import loop
+from hocket.extensions.sim.environment import Clocks
+from hocket.extensions.sim.lines import Lines
+from hocket.extensions.sim.network import Network
+from hocket.extensions.sim.node import SimNode, Up
+from hocket.extensions.sim.world import BEGIN_S, RULES
 from hocket.kernel import ops
 from hocket.kernel.keys import SigningKey, verify
 from hocket.kernel.vocabulary import DesignateCoordinator
@@ -23,12 +29,6 @@ from hocket.mesh import presence, wire
 from hocket.mesh.loop import SyncLoop
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.wire import Reply, Request
-from hocket.testing.sim import loop
-from hocket.testing.sim.environment import Clocks
-from hocket.testing.sim.lines import Lines
-from hocket.testing.sim.network import Network
-from hocket.testing.sim.node import SimNode, Up
-from hocket.testing.sim.world import BEGIN_S, RULES
 from hocket.work.serving import Serving, serving_text
 
 # The nodes start within this time, and after it once more have all heard of each other.

@@ -20,11 +20,11 @@ from pathlib import Path
 import hocket
 from bench import ours
 from bench.subject import Result
-from hocket.kernel.beats.messages import PulseMessage
-from hocket.kernel.beats.policy import make_policy
-from hocket.kernel.beats.tempo import next_beat
-from hocket.rhythm.heard_beats import TempoClock
-from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
+from hocket.extensions.tempo.beats.messages import PulseMessage
+from hocket.extensions.tempo.beats.policy import make_policy
+from hocket.extensions.tempo.beats.tempo import next_beat
+from hocket.extensions.tempo.heard_beats import TempoClock
+from hocket.extensions.tempo.tempo_messages import TempoMessages, TempoQueue
 
 WAIT_S = 60.0
 FAILOVER_BPM = 60

@@ -14,14 +14,14 @@ from pathlib import Path
 from bench.subject import Result
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.bus.signed import SignedMessages
-from hocket.kernel.beats.messages import ClaimState, StatusClaim, from_json, to_json
-from hocket.kernel.beats.policy import make_policy
-from hocket.kernel.beats.reverb import BarWindows
-from hocket.kernel.beats.tempo import timeline
+from hocket.extensions.tempo.beats.messages import ClaimState, StatusClaim, from_json, to_json
+from hocket.extensions.tempo.beats.policy import make_policy
+from hocket.extensions.tempo.beats.reverb import BarWindows
+from hocket.extensions.tempo.beats.tempo import timeline
+from hocket.extensions.tempo.tempo_messages import TempoMessages
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
-from hocket.rhythm.tempo_messages import TempoMessages
 
 POLICY = make_policy("bench")
 START = 1_756_865_536_000

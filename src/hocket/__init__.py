@@ -10,7 +10,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from hocket.api.admin import Admin, AsyncAdmin, admin
     from hocket.errors import Conflict, HocketError, NotAuthorised, StaleFence, StoreError, Unreachable, Usage
+    from hocket.extensions.command.request import command
+    from hocket.extensions.tempo.scored_run import WaitExhausted
     from hocket.families.rows.requests import RowConflict
     from hocket.guard.asgi import FenceMiddleware
     from hocket.guard.database import fenced
@@ -19,15 +22,12 @@ if TYPE_CHECKING:
     from hocket.node.handles import Handle, JobCancelled, JobFailed, SyncHandle
     from hocket.node.node import Node, SyncNode
     from hocket.node.opening import init, open, open_sync
-    from hocket.service.admin import Admin, AsyncAdmin, admin
-    from hocket.work.command.request import command
     from hocket.work.decorator import job
     from hocket.work.derivation import derivation
     from hocket.work.handlers import Handlers, JobType, kind
     from hocket.work.interruption import Cancelled
     from hocket.work.retrying import Fatal, Later
     from hocket.work.runner import Context
-    from hocket.work.scored_run import WaitExhausted
 
 __all__ = [
     "Admin",
@@ -77,15 +77,15 @@ _ROOMS = {
     "node.handles": ("Handle", "JobCancelled", "JobFailed", "SyncHandle"),
     "node.node": ("Node", "SyncNode"),
     "node.opening": ("init", "open", "open_sync"),
-    "service.admin": ("Admin", "AsyncAdmin", "admin"),
-    "work.command.request": ("command",),
+    "api.admin": ("Admin", "AsyncAdmin", "admin"),
+    "extensions.command.request": ("command",),
     "work.decorator": ("job",),
     "work.derivation": ("derivation",),
     "work.handlers": ("Handlers", "JobType", "kind"),
     "work.retrying": ("Fatal", "Later"),
     "work.interruption": ("Cancelled",),
     "work.runner": ("Context",),
-    "work.scored_run": ("WaitExhausted",),
+    "extensions.tempo.scored_run": ("WaitExhausted",),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 

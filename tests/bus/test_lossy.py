@@ -12,6 +12,10 @@ import pytest
 
 from hocket.bus.changes import ANYTHING, Changes
 from hocket.bus.memory import MemoryBus
+from hocket.extensions import sim
+from hocket.extensions.sim.environment import Clocks, SimEnvironment, SimHost
+from hocket.extensions.sim.loop import run as run_virtually
+from hocket.extensions.sim.node import _SimRuntime
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.ucan import ROOT, issue
@@ -22,10 +26,6 @@ from hocket.node.handles import JobCancelled, JobFailed
 from hocket.node.node import Node
 from hocket.store import MEMORY, Place
 from hocket.store import open as open_store
-from hocket.testing import sim
-from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
-from hocket.testing.sim.loop import run as run_virtually
-from hocket.testing.sim.node import _SimRuntime
 from hocket.work.drafts import policy
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.runner import Context
@@ -199,7 +199,7 @@ def test_a_mesh_breaks_no_rule_on_such_a_bus(seed: int, monkeypatch: pytest.Monk
         buses.append(Lossy(seed * 1_000 + len(buses), 0.5))
         return buses[-1]
 
-    monkeypatch.setattr("hocket.testing.sim.environment.MemoryBus", lossy)
+    monkeypatch.setattr("hocket.extensions.sim.environment.MemoryBus", lossy)
     report = sim.run(seed, nodes=3, minutes=0.7, jobs=12)
     assert not report.violations, report
     assert report.settled_s is not None

@@ -42,11 +42,11 @@ LOADED = (
     "hocket.mesh.loop",
     "hocket.mesh.services",
     "hocket.mesh.waiting",
-    "hocket.node.command_runner",
+    "hocket.extensions.command.node_runner",
     "hocket.node.job_stream",
     "hocket.node.kept_requests",
     "hocket.node.local_node",
-    "hocket.node.pending_git_jobs",
+    "hocket.extensions.git.pending_jobs",
     "hocket.server.local_client",
     "hocket.server.monitoring.monitor",
     "hocket.server.openai",
@@ -248,10 +248,10 @@ def forked_program(server: ForkServer) -> list[str]:
 
 
 def _serve(listener: socket.socket) -> None:
+    import hocket.api
     import hocket.cli
-    import hocket.service
 
-    for package in (hocket.cli, hocket.service):
+    for package in (hocket.cli, hocket.api):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             if module.name != "hocket.cli.__main__":
                 importlib.import_module(module.name)

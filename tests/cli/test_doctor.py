@@ -8,11 +8,11 @@ from pathlib import Path
 import apsw
 import pytest
 
+from hocket.api import checks
 from hocket.kernel.ids import node_id
 from hocket.kernel.reasons import Reason
 from hocket.kernel.row_mac import RowMac
 from hocket.node.home import Home
-from hocket.service import checks
 from hocket.store import Place, WorkerRow
 from hocket.store import open as open_store
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hocket.gitplane.holding import GitWorkerKey
+from hocket.extensions.git.holding import GitWorkerKey
 from hocket.node.home import Home
-from tests.gitplane.hands import finished
-from tests.gitplane.places import place
+from tests.extensions.git.hands import finished
+from tests.extensions.git.places import place
 
 from .conftest import PATIENCE_S, Program
 

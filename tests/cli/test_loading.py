@@ -14,10 +14,21 @@ NEVER = {
     *("typer", "rich", "asyncio", "ssl", "socket", "logging", "concurrent.futures", "multiprocessing", "subprocess"),
     *("cryptography", "nacl.bindings", "ctypes", "tomllib", "importlib.resources", "cronsim", "zoneinfo", "psycopg"),
     *("hocket.events", "hocket.node.node", "hocket.node.delivery", "hocket.work.worker", "hocket.work.runner"),
-    *("hocket.work.handlers", "hocket.work.run_outputs", "hocket.work.command.allowance", "hocket.kernel.yaml_subset"),
+    *(
+        "hocket.work.handlers",
+        "hocket.work.run_outputs",
+        "hocket.extensions.command.allowance",
+        "hocket.kernel.yaml_subset",
+    ),
     *("hocket.log.intake", "hocket.log.author_check", "hocket.log.audit", "hocket.log.store_check"),
     *("hocket.log.replica", "hocket.log.rebuild", "hocket.log.archive", "hocket.kernel.sanitise", "hocket.kernel.geo"),
-    *("hocket.store.postgres", "hocket.store.libsql", "hocket.gitplane", "hocket.rhythm", "hocket.server"),
+    *(
+        "hocket.store.postgres",
+        "hocket.store.libsql",
+        "hocket.extensions.git.git",
+        "hocket.extensions.tempo.pulse",
+        "hocket.server",
+    ),
 }
 # What writes: a command that only reads jobs needs none of it.
 WRITING = {"hashlib", "hocket.log.transaction", "hocket.log.projection", "hocket.log.sealing", "hocket.kernel.signing"}
@@ -36,11 +47,25 @@ MOST = {
 # schedules, jobs in git, other databases, servers of buses.
 IDLE = {
     *("cryptography", "nacl.bindings", "zoneinfo", "cronsim", "psycopg", "nats", "aiohttp", "starlette"),
-    *("hocket.gitplane.git", "hocket.gitplane.opening", "hocket.log.store_check", "hocket.mesh.services"),
-    *("hocket.store.postgres", "hocket.store.libsql", "hocket.work.cron_times", "hocket.work.command.sealed_secrets"),
+    *("hocket.extensions.git.git", "hocket.extensions.git.opening", "hocket.log.store_check", "hocket.mesh.services"),
+    *(
+        "hocket.store.postgres",
+        "hocket.store.libsql",
+        "hocket.work.cron_times",
+        "hocket.extensions.command.sealed_secrets",
+    ),
 }
 # What the worker of a program has no work for besides: handler processes, commands, interrupted handlers, blobs.
-EMBEDDED = {"ctypes", "typer", "rich", "multiprocessing", "tempfile", "shutil", "pickle", "hocket.work.command.job"}
+EMBEDDED = {
+    "ctypes",
+    "typer",
+    "rich",
+    "multiprocessing",
+    "tempfile",
+    "shutil",
+    "pickle",
+    "hocket.extensions.command.job",
+}
 # The most modules of Hocket that such workers load. Some come with rounds that a short worker may not see.
 WORK_MOST, EMBEDDED_MOST = 401, 331
 WORKER = """

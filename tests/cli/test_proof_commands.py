@@ -8,9 +8,9 @@ import pytest
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
+from hocket.extensions.command.proof import decode_proof, encode_proof, prove, read_envelope
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey, did_key, key_text
-from hocket.kernel.proof import decode_proof, encode_proof, prove, read_envelope
 from hocket.node.runtime import Runtime
 from tests.work.proven import FILES, MANIFEST, asked, ran, saying
 

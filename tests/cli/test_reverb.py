@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import hocket as library
-from hocket.kernel.beats.messages import ClaimState, NodeLoad, PromiseOutcome, PromiseResult, StatusClaim
+from hocket.extensions.tempo.beats.messages import ClaimState, NodeLoad, PromiseOutcome, PromiseResult, StatusClaim
+from hocket.extensions.tempo.tempo_messages import TempoMessages
 from hocket.kernel.clock import Hlc, hlc_text, parse_hlc
 from hocket.kernel.ids import node_text
-from hocket.rhythm.tempo_messages import TempoMessages
 from tests.cli.conftest import Program, until
 from tests.cli.test_cost import price
 from tests.server.served import Served
@@ -93,11 +93,11 @@ def test_costs_and_times_are_those_of_the_jobs_that_ended_in_the_window(hocket: 
 
 def keep_window(home: Path) -> None:
     """Puts a window with one task that is done on the log, as a reverb with the home's policy would."""
-    from hocket.kernel.beats.policy import read_policy
-    from hocket.kernel.beats.reverb import BarWindows
-    from hocket.kernel.beats.tempo import timeline
+    from hocket.extensions.tempo.beats.policy import read_policy
+    from hocket.extensions.tempo.beats.reverb import BarWindows
+    from hocket.extensions.tempo.beats.tempo import timeline
+    from hocket.extensions.tempo.window_archive import keep, packed_window
     from hocket.node.runtime import Runtime
-    from hocket.rhythm.window_archive import keep, packed_window
 
     policy = read_policy((home / "tempo.yaml").read_bytes())
     with Runtime.open(home) as runtime:

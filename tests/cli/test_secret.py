@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import hocket as library
-from hocket.kernel.beats.policy import read_policy
-from hocket.kernel.beats.tempo import changed
+from hocket.extensions.tempo.beats.policy import read_policy
+from hocket.extensions.tempo.beats.tempo import changed
+from hocket.extensions.tempo.policy_file import keep_change
 from hocket.node.home import Home
-from hocket.node.tempo_policy import keep_change
 from tests.cli.conftest import Program
 
 ROOT = bytes(range(32))

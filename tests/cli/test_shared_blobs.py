@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 import hocket
+from hocket.api import Service, artifacts
 from hocket.errors import StoreError
 from hocket.node.runtime import Runtime
-from hocket.service import Service, artifacts
 from hocket.store.blobs import PART_BYTES
 from hocket.work import store_blobs
 from hocket.work.artifacts import content, find

@@ -11,8 +11,8 @@ import subprocess
 import termios
 import time
 
+from hocket.api import Service, locks
 from hocket.node.runtime import Runtime
-from hocket.service import Service, locks
 from tests.cli.conftest import PATIENCE_S, Program
 from tests.cli.fork_server import PROGRAM
 from tests.cli.test_cost import price

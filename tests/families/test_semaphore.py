@@ -12,6 +12,10 @@ import msgspec
 import pytest
 from msgspec import Meta
 
+from hocket.api import Service, ServiceAnswer, tokens
+from hocket.api.admin import Admin, Method
+from hocket.api.operation import InShell, TokenNeed, operation
+from hocket.api.views import Line
 from hocket.cli.declarations import App
 from hocket.cli.derived import add_operations
 from hocket.cli.plain_lines import call, chosen
@@ -38,10 +42,6 @@ from hocket.node.node import Node, SyncNode
 from hocket.node.runtime import Runtime
 from hocket.server.v1.api import Api
 from hocket.server.v1.routes import route_of
-from hocket.service import Service, ServiceAnswer, tokens
-from hocket.service.admin import Admin, Method
-from hocket.service.operation import InShell, TokenNeed, operation
-from hocket.service.views import Line
 from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import INTRODUCTIONS, KEYS, NODES, NOW, USER, Script, new_log, sent
 from tests.log.test_families import Node as LogNode

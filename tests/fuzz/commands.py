@@ -6,10 +6,8 @@ from typing import Any
 
 import yaml
 
-from hocket.kernel.canonical import canonical_json
-from hocket.kernel.execution import Execution, Output, Resources, RunnerProgram, Stream
-from hocket.kernel.keys import SigningKey
-from hocket.kernel.manifest import (
+from hocket.extensions.command.execution import Execution, Output, Resources, RunnerProgram, Stream
+from hocket.extensions.command.manifest import (
     BadManifest,
     Manifest,
     canonical,
@@ -18,7 +16,9 @@ from hocket.kernel.manifest import (
     parse_manifest,
     read_manifest,
 )
-from hocket.kernel.proof import BadProof, check, decode_proof, encode_proof, envelope, prove, read_envelope
+from hocket.extensions.command.proof import BadProof, check, decode_proof, encode_proof, envelope, prove, read_envelope
+from hocket.kernel.canonical import canonical_json
+from hocket.kernel.keys import SigningKey
 from tests.fuzz import mutate
 from tests.fuzz.mutate import JSON_WORDS, Damage, JsonDamage, by_punctuation, repeated
 from tests.fuzz.target import Target

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.bus import changes
-from hocket.kernel import authority, bearer, jws, ops, postcard, proof, ucan, yaml_subset
+from hocket.extensions.command import proof
+from hocket.kernel import authority, bearer, jws, ops, postcard, ucan, yaml_subset
 from hocket.kernel.vocabulary import AcceptWork, Sanitised
 from hocket.mesh import tickets
 from tests.fuzz.codecs import FRESH_OPS, OPS

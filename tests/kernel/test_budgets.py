@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel.budgets import MEASURED, BeatCaps, Budget, Measured, over_budget, parse_budget, read_budget, time_cap
+from hocket.extensions.cost.budgets import (
+    MEASURED,
+    BeatCaps,
+    Budget,
+    Measured,
+    over_budget,
+    parse_budget,
+    read_budget,
+    time_cap,
+)
 from hocket.kernel.policy import Policy, decode_policy, encode_policy
 
 

@@ -12,10 +12,7 @@ from blake3 import blake3
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hocket.kernel import yaml_subset
-from hocket.kernel.canonical import canonical_json
-from hocket.kernel.ids import ulid_text
-from hocket.kernel.manifest import (
+from hocket.extensions.command.manifest import (
     TIMEOUT_S_MAX,
     BadManifest,
     Manifest,
@@ -26,6 +23,9 @@ from hocket.kernel.manifest import (
     parse_manifest,
     read_manifest,
 )
+from hocket.kernel import yaml_subset
+from hocket.kernel.canonical import canonical_json
+from hocket.kernel.ids import ulid_text
 
 pytestmark = pytest.mark.touches("GT-02")
 

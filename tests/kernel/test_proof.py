@@ -21,12 +21,9 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey
 
-from hocket.kernel.canonical import canonical_json, canonical_plain
-from hocket.kernel.execution import AMOUNT_MAX, Execution, Output, Resources, RunnerProgram, Stream
-from hocket.kernel.ids import content_hash, hash_text, ulid_text
-from hocket.kernel.intoto import BUILD_TYPE
-from hocket.kernel.keys import SigningKey, did_key, key_text, verify
-from hocket.kernel.proof import (
+from hocket.extensions.command.execution import AMOUNT_MAX, Execution, Output, Resources, RunnerProgram, Stream
+from hocket.extensions.command.intoto import BUILD_TYPE
+from hocket.extensions.command.proof import (
     PROOF_BYTES_MAX,
     BadProof,
     Proof,
@@ -38,6 +35,9 @@ from hocket.kernel.proof import (
     prove,
     read_envelope,
 )
+from hocket.kernel.canonical import canonical_json, canonical_plain
+from hocket.kernel.ids import content_hash, hash_text, ulid_text
+from hocket.kernel.keys import SigningKey, did_key, key_text, verify
 
 pytestmark = pytest.mark.touches("GT-10")
 

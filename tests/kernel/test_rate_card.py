@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel.execution import Resources
-from hocket.kernel.rate_card import (
+from hocket.extensions.command.execution import Resources
+from hocket.extensions.cost.rate_card import (
     BEAT_MS_DEFAULT,
     BadRateCard,
     RateCard,

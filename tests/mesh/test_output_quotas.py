@@ -7,7 +7,10 @@ from typing import Any, cast
 import pytest
 
 from hocket.errors import Failed
-from hocket.kernel.execution import Stream
+from hocket.extensions.command.execution import Stream
+from hocket.extensions.command.job import LeftOut, _left_out, _outputs, _stream
+from hocket.extensions.command.proofs import NOTHING, OUTPUT_TYPE
+from hocket.extensions.command.streams import Kept
 from hocket.kernel.quota import Quota
 from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import CreateArtifact
@@ -17,10 +20,7 @@ from hocket.mesh.quotas import FULL_RETRY_S
 from hocket.node.run_services import run_services
 from hocket.store import WrittenTotals
 from hocket.work import claiming, jobs
-from hocket.work.command.job import LeftOut, _left_out, _outputs, _stream
-from hocket.work.command.streams import Kept
 from hocket.work.jobs import Held
-from hocket.work.proofs import NOTHING, OUTPUT_TYPE
 from hocket.work.run_outputs import MEMBER_INLINE_BYTES_MAX, RunOutputs
 from tests.mesh.world import WORKER, Place, enrolled, run
 

@@ -11,6 +11,12 @@ import pytest
 from hocket.bus.changes import Changes
 from hocket.errors import Unreachable
 from hocket.events import Event
+from hocket.extensions.sim.environment import Clocks
+from hocket.extensions.sim.lines import Lines
+from hocket.extensions.sim.loop import Life
+from hocket.extensions.sim.loop import run as run_virtually
+from hocket.extensions.sim.network import REFUSED_S, Network
+from hocket.extensions.sim.node import SimNode, Up
 from hocket.families.locks.decisions import read_scope
 from hocket.families.locks.facts import AcquireLocks
 from hocket.families.locks.requests import WAIT_STEP_MS, WAIT_STEP_MS_MAX, LockHeld, wanted
@@ -23,12 +29,6 @@ from hocket.mesh import wire
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.wire import Reply, Request
 from hocket.node.locks import lock_client
-from hocket.testing.sim.environment import Clocks
-from hocket.testing.sim.lines import Lines
-from hocket.testing.sim.loop import Life
-from hocket.testing.sim.loop import run as run_virtually
-from hocket.testing.sim.network import REFUSED_S, Network
-from hocket.testing.sim.node import SimNode, Up
 from hocket.work.handlers import Handlers
 
 EVERYTHING = frozenset((wire.DELIVER, wire.EXCHANGE, wire.OPS, wire.HEALTH))

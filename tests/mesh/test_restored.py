@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hocket.api.checks import Check, examine
 from hocket.kernel.clock import Hlc, just_before, pack, unpack
 from hocket.kernel.frontier import parse_frontier
 from hocket.kernel.ids import ulid_text
@@ -23,7 +24,6 @@ from hocket.log import Transaction
 from hocket.log.lost_past import own_history, rewind
 from hocket.mesh import op_pages, peer_exchange, wire
 from hocket.node.runtime import Runtime
-from hocket.service.checks import Check, examine
 from hocket.store import OpRow
 from hocket.work import claiming, jobs
 from hocket.work.jobs import Draft, Held

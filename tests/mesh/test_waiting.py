@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from hocket.extensions.command import request
+from hocket.extensions.command.request import command
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import RouteKind
 from hocket.mesh import peers
@@ -18,8 +20,6 @@ from hocket.mesh.grants import parse_grants
 from hocket.mesh.waiting import Waiting, WaitReason
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs, kinds
-from hocket.work.command import request
-from hocket.work.command.request import command
 from hocket.work.handlers import Handlers, JobType, kind
 from hocket.work.liveness import BEAT_S, MISSES, Grade
 from hocket.work.presence import NodePresence, NodeSaid

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import Usage
-from hocket.kernel.beats.tempo import make_tempo, timeline
+from hocket.extensions.tempo.beats.tempo import make_tempo, timeline
+from hocket.extensions.tempo.window_secret import window_tokens
 from hocket.mesh import peers, wire
 from hocket.mesh.window_tokens import TOKEN_BARS, WindowTokens
 from hocket.node.home import Home
 from hocket.node.runtime import Runtime
-from hocket.node.window_secret import window_tokens
 from tests.mesh.world import Place
 
 ROOT, OTHER = bytes(range(32)), bytes(32)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.events import sentences
+from hocket.extensions.tempo.window_secret import window_tokens
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.bearer import make_bearer, read_bearer
 from hocket.kernel.clock import Hlc
@@ -28,7 +29,6 @@ from hocket.mesh.wire import Reply, Request
 from hocket.node.joining import join
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.node.window_secret import window_tokens
 from hocket.server.running import Server
 from hocket.work import jobs
 from hocket.work.handlers import kind

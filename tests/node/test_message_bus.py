@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import hocket
+from hocket.api import Service
+from hocket.api.status import status
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.bus.subject_names import subject_name, subject_pattern
 from hocket.errors import Usage
@@ -25,8 +27,6 @@ from hocket.node.message_bus import NodeMessages
 from hocket.node.node import Node
 from hocket.node.running import running_buses
 from hocket.node.variables import BUS, BUS_CA, BUS_CREDENTIALS, MESH_ENABLED
-from hocket.service import Service
-from hocket.service.status import status
 from tests.bus.nats_server import NatsServer, free_port
 
 PATIENCE_S = 20.0

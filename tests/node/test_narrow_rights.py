@@ -8,11 +8,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from hocket.api import Service, tokens
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import DEFAULT
 from hocket.mesh.membership import members
 from hocket.node.runtime import Runtime
-from hocket.service import Service, tokens
 from hocket.work import jobs
 from hocket.work.claiming import claim
 from hocket.work.jobs import Draft, Held

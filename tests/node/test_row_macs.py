@@ -10,6 +10,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from hocket.api import Service, idempotency, tokens
+from hocket.api.checks import examine
+from hocket.api.idempotency import KeptAnswer
+from hocket.api.tokens import UnknownToken
 from hocket.errors import Conflict, HocketError
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.row_mac import RowMac
@@ -20,10 +24,6 @@ from hocket.mesh.grants import parse_grants
 from hocket.mesh.membership import revoke
 from hocket.mesh.peers import Trust
 from hocket.node.runtime import Runtime
-from hocket.service import Service, idempotency, tokens
-from hocket.service.checks import examine
-from hocket.service.idempotency import KeptAnswer
-from hocket.service.tokens import UnknownToken
 from hocket.store import BoundRequest, Invitation, Peer, Place, TokenRow, WorkerRow
 from hocket.store import open as open_store
 from tests.libsql_server import new_server

@@ -13,15 +13,15 @@ import aiohttp
 import msgspec
 import pytest
 
+from hocket.api import Service, idempotency, tokens
+from hocket.api.operation import TokenNeed
+from hocket.api.pages import PAGE_MAX, page_of
 from hocket.errors import Conflict, Failed, NotFound, StoreError, Unreachable, Usage
 from hocket.node.node import Node
 from hocket.server.v1 import api as api_module
 from hocket.server.v1.api import STATUSES, Api
 from hocket.server.v1.routes import ApiCall, ApiRoute, find
 from hocket.server.v1.table import ROUTES
-from hocket.service import Service, idempotency, tokens
-from hocket.service.operation import TokenNeed
-from hocket.service.pages import PAGE_MAX, page_of
 from tests.mesh.world import Place, world
 from tests.server.served import Served
 from tests.server.test_tokens import made

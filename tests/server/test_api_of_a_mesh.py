@@ -6,8 +6,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from hocket.api import Service, tokens
 from hocket.server.v1.api import Api
-from hocket.service import Service, tokens
 from tests.mesh.world import Place, run
 
 

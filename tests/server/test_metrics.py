@@ -14,6 +14,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
+from hocket.api import Service
+from hocket.api.figures import figures
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.events import Event
 from hocket.events.jobs import (
@@ -40,14 +42,12 @@ from hocket.server.monitoring.host_check import names_this_machine
 from hocket.server.monitoring.metrics import MetricType
 from hocket.server.monitoring.monitor import Monitor
 from hocket.server.monitoring.monitor_server import parse_address
-from hocket.service import Service
-from hocket.service.figures import figures
+from tests.api.test_grid import claim, tell
 from tests.bus.test_signed import ALICE, BOB, MALLORY, SUBJECT, Clock, all_of, member
 from tests.cli.fork_server import start_command
 from tests.mesh.world import Place, run
 from tests.server.served import PATIENCE_S, ROOT, Served, environment, serving
 from tests.server.served import hocket as program
-from tests.service.test_grid import claim, tell
 from tests.waiting import wait_for as until
 from tests.work.test_claim_order import FRIEND, KIND, Fleet, fleet
 

@@ -10,13 +10,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from hocket.api import Service, jobs, tokens
+from hocket.api.jobs import JobQuery
 from hocket.node.runtime import Runtime
 from hocket.server import openai
 from hocket.server.v1.api import STATUSES, ApiError
 from hocket.server.v1.openapi import describe
 from hocket.server.v1.table import ROUTES
-from hocket.service import Service, jobs, tokens
-from hocket.service.jobs import JobQuery
 from tests.cli.fork_server import start_command
 from tests.server.served import PATIENCE_S, ROOT, Answer, Served, environment, serving
 

@@ -14,6 +14,7 @@ from hypothesis import settings
 from schemathesis import Case
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
+from hocket.api import Service, tokens
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.server.running import Server
@@ -21,7 +22,6 @@ from hocket.server.v1 import api
 from hocket.server.v1.api import STATUSES, ApiError
 from hocket.server.v1.openapi import describe
 from hocket.server.v1.table import ROUTES
-from hocket.service import Service, tokens
 from tests.effort import IS_SOAK
 from tests.server.served import PATIENCE_S, Served
 

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 import hocket.testing
+from hocket.api import Service, tokens
+from hocket.api.tokens import UnknownToken, chosen_token, recognise
 from hocket.errors import Conflict, NotAuthorised, NotFound, Usage
 from hocket.kernel.capabilities import Grant, held_grants
 from hocket.kernel.ucan import Capability
 from hocket.mesh.grants import parse_grants
 from hocket.node.runtime import Runtime
-from hocket.service import Service, tokens
-from hocket.service.tokens import UnknownToken, chosen_token, recognise
 from tests.mesh.world import enrolled, run
 from tests.server.served import Served, serving
 from tests.server.served import hocket as command

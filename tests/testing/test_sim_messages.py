@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from hocket.testing.sim.loop import Life
-from hocket.testing.sim.loop import run as run_virtually
-from hocket.testing.sim.messages import SimMessageServer
-from hocket.testing.sim.network import Network
+from hocket.extensions.sim.loop import Life
+from hocket.extensions.sim.loop import run as run_virtually
+from hocket.extensions.sim.messages import SimMessageServer
+from hocket.extensions.sim.network import Network
 
 pytestmark = pytest.mark.touches("GR-05")
 

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, nullcontext
 from pathlib import Path
 
+from hocket.api import Service, claims
+from hocket.api.claims import ClaimsExplained
 from hocket.kernel.ids import node_text, parse_ulid, ulid_text
 from hocket.kernel.roster import State
 from hocket.node.bus_settings import bus_settings
 from hocket.node.message_bus import open_message_bus
 from hocket.node.runtime import Runtime
-from hocket.service import Service, claims
-from hocket.service.claims import ClaimsExplained
 from hocket.work import jobs
 from hocket.work.handlers import kind
 from hocket.work.presence import read_presence

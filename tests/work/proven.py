@@ -8,19 +8,19 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from hocket.kernel.execution import Execution, Output, Resources, RunnerProgram, Stream
+from hocket.extensions.command.execution import Execution, Output, Resources, RunnerProgram, Stream
+from hocket.extensions.command.manifest import canonical, content_id, parse_manifest
+from hocket.extensions.command.proof import PROOF_TYPE, Proof, encode_proof, prove
+from hocket.extensions.command.proofs import OUTPUT_TYPE, STREAM_TYPES
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.manifest import canonical, content_id, parse_manifest
 from hocket.kernel.policy import DEFAULT, Policy
-from hocket.kernel.proof import PROOF_TYPE, Proof, encode_proof, prove
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs
 from hocket.work.jobs import Draft, Held
-from hocket.work.proofs import OUTPUT_TYPE, STREAM_TYPES
 from hocket.work.run_outputs import RunOutputs
 from hocket.work.written_outputs import NOTHING
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hocket.extensions.command.request import KIND
 from hocket.kernel.policy import DEFAULT, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, State
@@ -27,7 +28,6 @@ from hocket.node.node import SyncNode
 from hocket.node.runtime import Runtime
 from hocket.work import cron, jobs
 from hocket.work.authorship import is_own
-from hocket.work.command.request import KIND
 from hocket.work.jobs import Draft
 from tests.log.roster import world
 from tests.log.roster.world import NODES, START, job_id

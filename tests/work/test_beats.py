@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from hocket.extensions.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.log import Transaction
 from hocket.store import Place
-from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.work import jobs
 from hocket.work.handlers import Handlers
 from hocket.work.liveness import BEAT_S, SILENT_S

@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from hocket.api import Service
+from hocket.api.top import TopView
 from hocket.errors import NotAuthorised
-from hocket.kernel import proof as proof_module
-from hocket.kernel.beats.policy import make_policy
-from hocket.kernel.budgets import Budget
-from hocket.kernel.execution import Execution, Resources
+from hocket.extensions.command import proof as proof_module
+from hocket.extensions.command.execution import Execution, Resources
+from hocket.extensions.command.intoto import signing_bytes, statement
+from hocket.extensions.command.proof import BadProof, Proof, prove
+from hocket.extensions.cost.budgets import Budget
+from hocket.extensions.cost.costs import spent_on
+from hocket.extensions.cost.node_costs import check_budgets, costs, estimate_of, job_cost, need_rates
+from hocket.extensions.tempo.beats.policy import make_policy
 from hocket.kernel.ids import content_hash, node_text
-from hocket.kernel.intoto import signing_bytes, statement
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.policy import Policy
-from hocket.kernel.proof import BadProof, Proof, prove
 from hocket.kernel.roster import Job
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Transaction
-from hocket.node.costs import check_budgets, costs, estimate_of, job_cost, need_rates
 from hocket.node.runtime import Runtime
-from hocket.service import Service
-from hocket.service.top import TopView
 from hocket.work import claiming, jobs
-from hocket.work.costs import spent_on
 from hocket.work.jobs import Draft, Held
 from tests.mesh.world import Guest
 from tests.work import proven

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.api import Service
+from hocket.api.derivations import PassVerdict, passes
 from hocket.errors import Usage
 from hocket.kernel.ids import content_hash
 from hocket.kernel.vocabulary import AddEntityAlias, CreateEntity, IngestEvidence, Payload
 from hocket.log import Transaction
 from hocket.node.node import SyncNode
 from hocket.node.runtime import Runtime
-from hocket.service import Service
-from hocket.service.derivations import PassVerdict, passes
 from hocket.work import derivation as derivations
 from hocket.work.derivation import LoggedOp, derivation
 from hocket.work.handlers import REGISTRY

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from hocket import work
 from hocket.events import Event
+from hocket.extensions.sim import loop
+from hocket.extensions.sim.environment import Clocks
+from hocket.extensions.sim.node import SimNode, Up
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import ClaimWork
-from hocket.testing.sim import loop
-from hocket.testing.sim.environment import Clocks
-from hocket.testing.sim.node import SimNode, Up
 from hocket.work import jobs
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.jobs import Draft

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from hocket.extensions.sim.environment import SimHost
 from hocket.log import Log
 from hocket.store import MEMORY, Place, WorkerRow
 from hocket.store import open as open_store
-from hocket.testing.sim.environment import SimHost
 from hocket.work import liveness as rule
 from hocket.work.liveness import (
     BEAT_S,

@@ -13,6 +13,8 @@ import pytest
 
 from hocket.errors import Unreachable
 from hocket.events import sentences
+from hocket.extensions.sim.environment import Clocks, SimEnvironment, SimHost
+from hocket.extensions.sim.loop import run as run_virtually
 from hocket.kernel.backoff import ARBITER_RETRIES
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import SigningKey, did_key
@@ -27,8 +29,6 @@ from hocket.log import Log, Transaction
 from hocket.log.machine_clock import SteadyWall
 from hocket.store import MEMORY, Place, Session
 from hocket.store import open as open_store
-from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
-from hocket.testing.sim.loop import run as run_virtually
 from hocket.work import accepting, claiming, jobs, rescue
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.held_jobs import QUEUED_MAX_S

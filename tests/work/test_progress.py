@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from hocket.extensions.sim.environment import Clocks
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import DesignateCoordinator
-from hocket.testing.sim.environment import Clocks
 from hocket.work import claiming, jobs, view
 from hocket.work.handlers import JobType
 from hocket.work.jobs import Held

@@ -7,14 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from hocket.errors import Failed
-from hocket.kernel.execution import Output, Stream
+from hocket.extensions.command.execution import Output, Stream
+from hocket.extensions.command.proof import check, encode_proof, prove
+from hocket.extensions.command.proofs import OUTPUT_TYPE, examine, find_proof, need_proof
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.proof import check, encode_proof, prove
 from hocket.kernel.roster import Job, Outcome
 from hocket.node.runtime import Runtime
 from hocket.work import artifacts, jobs
-from hocket.work.proofs import OUTPUT_TYPE, examine, find_proof, need_proof
 from tests.work.proven import FILES, MANIFEST, Change, asked, ran, saying
 
 pytestmark = pytest.mark.touches("GT-12")

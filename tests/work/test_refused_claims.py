@@ -2,11 +2,11 @@
 
 import pytest
 
+from hocket.api.ops import op_lines
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import CancelJob, ClaimWork, CompleteJob, Telemetry
 from hocket.log import Transaction
-from hocket.service.ops import op_lines
 from hocket.work import claiming, view
 from tests.trust.members import Member, meet, owner
 

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from hocket.errors import Failed
+from hocket.extensions.sim.environment import Clocks
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.ops import decode
 from hocket.kernel.roster import Outcome
 from hocket.kernel.vocabulary import CreateArtifact, DesignateCoordinator
 from hocket.log.transaction import GAPS
-from hocket.testing.sim.environment import Clocks
 from hocket.work import claiming, jobs, view
 from hocket.work.jobs import Held
 from tests.work.test_offers import USER, Home, virtually

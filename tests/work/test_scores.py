@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from hocket.errors import Usage
-from hocket.kernel.beats.file_fields import BadField
-from hocket.kernel.beats.score import Score, read_score
+from hocket.extensions.tempo.beats.file_fields import BadField
+from hocket.extensions.tempo.beats.score import Score, read_score
 from hocket.kernel.policy import DEFAULT, Policy, decode_policy, encode_policy, readable_policy
 from hocket.work.drafts import policy
 

@@ -4,13 +4,13 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from hocket.api import artifacts
 from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.derived import add_operations
 from hocket.cli.files import write_file
 from hocket.cli.output import emit, on_terminal, say
 from hocket.cli.settings import open_service, settings
 from hocket.kernel.plurals import counted
-from hocket.service import artifacts
 
 app = new_app()
 

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
+from hocket.api import claims
 from hocket.cli.declarations import Option, new_app
 from hocket.cli.derived import add_operations
 from hocket.cli.options import seconds
@@ -14,12 +15,11 @@ from hocket.cli.output import console, emit, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
 from hocket.kernel.plurals import counted
-from hocket.service import claims
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from hocket.service.grid import GridKind, GridShare
+    from hocket.api.grid import GridKind, GridShare
 
 claims_app = new_app()
 
@@ -158,7 +158,7 @@ def grid(
       hocket grid --watch
       hocket grid --kind acme. --window 1h --json
     """
-    from hocket.service.grid import grid
+    from hocket.api.grid import grid
 
     window_s = seconds(window, "--window")
     assert window_s is not None

@@ -1,23 +1,23 @@
 """The list of commands and the module of each, and what runs before every command. A module is loaded only when its
-command runs or shows its help, so that common commands start fast. `hocket --help` shows the list below. A place in
-`service` is that of an operation.
+command runs or shows its help, so that common commands start fast. `hocket --help` shows the list below, and after it
+the commands of extensions. A place in `api` is that of an operation.
 """
 
 import os
 
 from hocket.cli.declarations import App, loaded
+from hocket.kernel.extension import extensions
 
 COMMANDS = {
     "init": ("init:app", "Create a home: keys, database, and the node's first op."),
     "submit": ("submit:app", "Submit a job, or many from a file."),
     "work": ("work:app", "Run a worker with the handlers of Python modules."),
-    "run": ("run:app", "Run a command as a job, with a proof of what ran."),
     "logs": ("logs:app", "Show the output of a command or handler, ended or running."),
     "jobs": ("jobs:app", "List jobs, newest first."),
-    "show": ("service.jobs:show", "Show everything about one job."),
+    "show": ("api.jobs:show", "Show everything about one job."),
     "cancel": ("job:cancel_app", "Cancel a pending or running job, or many."),
     "retry": ("job:retry_app", "Retry a failed or cancelled job, or many."),
-    "kinds": ("service.kinds:listing", "List the options of kinds, which their jobs have by default."),
+    "kinds": ("api.kinds:listing", "List the options of kinds, which their jobs have by default."),
     "artifacts": ("artifacts:app", "List, read, store and evict artifacts."),
     "rows": ("rows:rows_app", "Read, write and watch rows that several agents share."),
     "conflicts": ("rows:conflicts_app", "List, show and resolve conflicts of rows."),
@@ -29,32 +29,19 @@ COMMANDS = {
     "ack": ("inbox:ack_app", "Acknowledge a message that you hold."),
     "nack": ("inbox:nack_app", "Return a message that you hold, to be delivered again."),
     "dead": ("inbox:dead_app", "List and retry messages that could not be delivered."),
-    "thread": ("service.inbox:thread", "Show the messages of a thread."),
+    "thread": ("api.inbox:thread", "Show the messages of a thread."),
     "claims": ("claims:claims_app", "Show how jobs find their workers: explain a job, rank workers."),
-    "cost": ("cost:app", "Show what jobs used and cost."),
     "derive": ("derive:app", "Run pure functions over the ops of the log, or repeat them and compare."),
     "grid": ("claims:grid_app", "Show how ranked jobs spread over the workers, live."),
-    "beat": ("beat:beat_app", "Show which beat it is, as the frame that a pulse sends."),
-    "pulse": ("pulse:pulse_app", "Send the beats of a cluster, or stand by to take over."),
-    "reverb": ("pulse:reverb_app", "Report what agents do, bar by bar, on the bus and on the log."),
-    "report": ("report:report_app", "Show the windows that reverb has reported, with key figures and alarms."),
-    "replay": ("report:replay_app", "Play a reported window again: its ops and messages by the beat."),
-    "score": ("beat:score_app", "Check the score of a task: beats for phases and waits, retries, escalations."),
-    "promise": ("beat:promise_app", "Promise help to an agent that has asked for it, within some beats."),
-    "secret": ("beat:secret_app", "Print keys and tokens of a project and role that change on each downbeat."),
-    "ucxl": ("beat:ucxl_app", "Parse a UCXL address and show the time that it means."),
     "top": ("top:app", "Watch the mesh: beat, nodes, holds, queue, alarms, cost."),
-    "git": ("git:app", "Use a git repository as a job queue: submit, work, verify."),
-    "proof": ("proof:proof_app", "Show, verify and export proofs of execution."),
-    "manifest": ("proof:manifest_app", "Check a command manifest; print its content id or canonical form."),
     "invite": ("invite:app", "Invite another machine: prints a token for it."),
     "join": ("join:app", "Join a mesh with an invitation token."),
     "nodes": ("nodes:nodes_app", "List the nodes of the mesh, what each may do, and which are alive."),
     "agents": ("nodes:agents_app", "List agents and what they do, or say what one does."),
-    "drain": ("service.nodes:drain", "Let a node finish its jobs and take no new ones."),
-    "quarantine": ("service.nodes:quarantine", "Take all work from a node."),
-    "resume": ("service.nodes:resume", "Let a drained or quarantined node take jobs again."),
-    "whoami": ("service.nodes:identity", "Show this node, its user, and what it may do."),
+    "drain": ("api.nodes:drain", "Let a node finish its jobs and take no new ones."),
+    "quarantine": ("api.nodes:quarantine", "Take all work from a node."),
+    "resume": ("api.nodes:resume", "Let a drained or quarantined node take jobs again."),
+    "whoami": ("api.nodes:identity", "Show this node, its user, and what it may do."),
     "may": ("nodes:may_app", "Check whether a node may do something, and which delegations grant it."),
     "revoke": ("nodes:revoke_app", "Revoke all rights of a node."),
     "route": ("nodes:route_app", "Send all jobs of a kind to one node."),
@@ -70,15 +57,16 @@ COMMANDS = {
     "log": ("log:app", "Read, verify, rebuild, export and import the log."),
     "store": ("store:app", "Migrate the node's store, or move it to a database server or back."),
     "status": ("status:status_app", "Show the state of this node."),
-    "sim": ("sim:app", "Simulate a mesh with faults, from a seed, and check that nothing was lost or held twice."),
     "doctor": ("status:doctor_app", "Check this node for problems and suggest fixes."),
 }
+for _extension in extensions():
+    COMMANDS.update(_extension.commands)
 
 
 def app_of(command: str) -> App:
     """The app of a command; of one that is an operation, made from that."""
     place = COMMANDS[command][0]
-    if not place.startswith("service."):
+    if not place.startswith("api."):
         app: App = loaded(place)
         return app
     from hocket.cli.derived import app_of_operation

@@ -3,13 +3,13 @@
 from enum import StrEnum
 from typing import Annotated
 
+from hocket.api import schedules
+from hocket.api.views import moment
 from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.derived import add_operations
 from hocket.cli.options import ScheduleOptions, job_options, payload
 from hocket.cli.output import emit, say
 from hocket.cli.settings import open_service
-from hocket.service import schedules
-from hocket.service.views import moment
 
 app = new_app()
 

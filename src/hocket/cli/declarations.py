@@ -141,7 +141,7 @@ def new_app() -> App:
 
 
 def loaded(place: str) -> Any:
-    """What has this place in the command line's modules, `jobs:app`, or in another folder, `service.nodes:drain`."""
+    """What has this place in the command line's modules, `jobs:app`, or in another folder, `api.nodes:drain`."""
     module, _, name = place.partition(":")
     return getattr(import_module(f"hocket.{'' if '.' in module else 'cli.'}{module}"), name)
 

@@ -12,8 +12,8 @@ from hocket.errors import Failed, NotAuthorised, Usage
 from hocket.kernel.plurals import counted
 
 if TYPE_CHECKING:
+    from hocket.api.derivations import PassLine
     from hocket.node.runtime import Runtime
-    from hocket.service.derivations import PassLine
     from hocket.work.derivation import Derivation
 
 app = new_app()
@@ -48,8 +48,8 @@ def derive(
       hocket derive graph.py
       hocket derive graph.py --check        (on any node of the mesh)
     """
-    from hocket.service import Service
-    from hocket.service.derivations import PassVerdict, passes
+    from hocket.api import Service
+    from hocket.api.derivations import PassVerdict, passes
     from hocket.work.derivation import registered
     from hocket.work.handlers import load
 

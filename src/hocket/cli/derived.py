@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
+from hocket.api import ListPage, Service, ServiceAnswer
+from hocket.api.operation import Form, Input, InShell, Operation
+from hocket.api.views import Line, Pairs, Table, Terminal, View
 from hocket.cli.declarations import REQUIRED, App, Argument, Option
 from hocket.cli.output import emit, fields, notice, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
-from hocket.service import ListPage, Service, ServiceAnswer
-from hocket.service.operation import Form, Input, InShell, Operation
-from hocket.service.views import Line, Pairs, Table, Terminal, View
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -98,7 +98,7 @@ def _shell_type(parameter: Input, form: Form | None) -> Any:
 
 def _length(service: Service, text: str, name: str) -> Any:
     from hocket.errors import Usage
-    from hocket.node.worker_tempo import hold_length
+    from hocket.extensions.tempo.worker_tempo import hold_length
 
     try:
         return hold_length(service.runtime, text)

@@ -4,14 +4,14 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+from hocket.api import inbox as messages
+from hocket.api.pages import PAGE_MAX
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.derived import OperationCommand, add_operations, draw
 from hocket.cli.options import Agent, checked_agent, milliseconds
 from hocket.cli.output import emit, say
 from hocket.cli.settings import open_service, spool_for
 from hocket.errors import StoreAway, Usage
-from hocket.service import inbox as messages
-from hocket.service.pages import PAGE_MAX
 
 send_app, ask_app, reply_app, inbox_app, ack_app, nack_app, dead_app = (new_app() for _ in range(7))
 

@@ -59,9 +59,9 @@ def init(
       hocket --home /srv/grid init --ranked-open
       hocket --home /srv/large init --store postgresql://hocket@db.example/hocket --blobs store
     """
+    from hocket.api import Service, nodes
     from hocket.node.runtime import Runtime
     from hocket.node.variables import checked_server
-    from hocket.service import Service, nodes
 
     chosen = new(passphrase_file) if passphrase else None
     ask = known(passphrase_file)

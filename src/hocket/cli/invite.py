@@ -3,17 +3,17 @@
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from hocket.api.views import moment
 from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, notice, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
 from hocket.kernel.durations import span
-from hocket.service.views import moment
 
 if TYPE_CHECKING:
+    from hocket.api import Service
     from hocket.kernel.ucan import Capability
-    from hocket.service import Service
 
 app = new_app()
 
@@ -113,11 +113,11 @@ def _invite(
 ) -> None:
     import msgspec
 
+    from hocket.api import peers
+    from hocket.extensions.command.request import KIND
     from hocket.kernel.quota import NO_QUOTA
     from hocket.mesh.grants import parse_grants, words
     from hocket.mesh.quota_text import parse_quota, quota_words
-    from hocket.service import peers
-    from hocket.work.command.request import KIND
 
     rules = [rule.strip() for rule in grants.sanitize.split(",")] if grants.sanitize else []
     is_strict = service.runtime.log.rules.is_strict
@@ -199,8 +199,8 @@ def _draw(token: str) -> None:
 
 
 def _list() -> None:
+    from hocket.api import peers
     from hocket.mesh.quota_text import quota_words
-    from hocket.service import peers
 
     with open_service() as service:
         shown = peers.invitations(service)
@@ -216,7 +216,7 @@ def _list() -> None:
 
 
 def _cancel(name: str) -> None:
-    from hocket.service import peers
+    from hocket.api import peers
 
     with open_service() as service:
         peers.cancel_invitation(service, name)

@@ -5,12 +5,12 @@ kind, state and age.
 import sys
 from typing import TYPE_CHECKING, Annotated
 
+from hocket.api import jobs
 from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.derived import perform
 from hocket.cli.output import confirmed, emit, on_terminal, progress, say
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, Usage
-from hocket.service import jobs
 
 if TYPE_CHECKING:
     from hocket.work.bulk import BulkChange
@@ -49,7 +49,7 @@ def cancel(
       hocket cancel --kind acme. --state pending --older-than 1h
     """
     if job is None:
-        from hocket.service.bulk import CANCEL
+        from hocket.api.bulk import CANCEL
 
         _change_many(CANCEL, kind, state, older_than, yes, reason)
     else:
@@ -76,7 +76,7 @@ def retry(
       hocket retry --kind acme.render --yes
     """
     if job is None:
-        from hocket.service.bulk import RETRY
+        from hocket.api.bulk import RETRY
 
         _change_many(RETRY, kind, state, older_than, yes, reason)
     else:
@@ -93,7 +93,7 @@ def _change_many(
     change: "BulkChange", kind: str | None, state: str | None, older_than: str | None, yes: bool, reason: str
 ) -> None:
     """Asks before it changes many jobs, unless `yes`."""
-    from hocket.service import bulk
+    from hocket.api import bulk
 
     with open_service() as service:
         wanted = bulk.select(service, change, state, kind, older_than)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from hocket.api.jobs import LIMIT_MAX, JobBrief, JobQuery, JobsPage, JobsWatch, OutcomeName, RosterQuery, page
+from hocket.api.views import ago
 from hocket.cli.declarations import Option, new_app
 from hocket.cli.options import StateOption
 from hocket.cli.output import console, emit, lines_drawn, notice, on_terminal
@@ -14,8 +16,6 @@ from hocket.errors import Usage
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
 from hocket.kernel.safe_text import clean
-from hocket.service.jobs import LIMIT_MAX, JobBrief, JobQuery, JobsPage, JobsWatch, OutcomeName, RosterQuery, page
-from hocket.service.views import ago
 from hocket.work.job_states import JobState
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from hocket.api.views import moment
 from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.output import emit, fields, say
 from hocket.cli.settings import settings
 from hocket.errors import Unreachable, Usage
-from hocket.service.views import moment
 
 if TYPE_CHECKING:
     from hocket.mesh.enrolment import Send
@@ -56,11 +56,11 @@ def join(
       ssh gpu-box hocket join - < token
       hocket join hocket-store-1-… --store postgresql://hocket@db.example/hocket
     """
+    from hocket.api import Service, nodes, peers
     from hocket.mesh import enrolment
     from hocket.mesh.peers import Trust, check_pin
     from hocket.node.joining import join as join_mesh
     from hocket.node.variables import MESH_ENABLED, MESH_TOKEN, checked_server, given, is_on
-    from hocket.service import Service, nodes, peers
 
     if not is_on(MESH_ENABLED):
         raise Usage(f"joining needs other nodes, and {MESH_ENABLED} is off")

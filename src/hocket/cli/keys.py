@@ -100,9 +100,9 @@ def restore(file: BackupArgument, passphrase_file: PassphraseFile = None) -> Non
     \b
       hocket keys restore /media/stick/user.key
     """
+    from hocket.api.checks import user_of
     from hocket.kernel.keys import did_key
     from hocket.node.home import Remembered, key_owner, read_user_key
-    from hocket.service.checks import user_of
 
     there = _home()
     if not there.is_complete():
@@ -161,7 +161,7 @@ def reissue(
       hocket keys reissue
       hocket keys reissue --name rack-2
     """
-    from hocket.service import nodes
+    from hocket.api import nodes
 
     with open_service() as service:
         user_key = service.runtime.home.user_key(known(passphrase_file))

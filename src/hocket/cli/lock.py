@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Annotated
 
+from hocket.api import locks
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.derived import add_operations
 from hocket.cli.options import Agent, checked_agent
 from hocket.cli.output import emit, say
 from hocket.cli.settings import open_service
 from hocket.errors import Usage
-from hocket.service import locks
 
 if TYPE_CHECKING:
     from hocket.node.locks import LockOptions

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from hocket.cli.settings import open_runtime, warn
 from hocket.errors import Usage
+from hocket.extensions.command.bare_interpreter import bare_interpreter
+from hocket.extensions.command.bound_command import OWN, SHARED, STOP
 from hocket.families.locks.requests import LockLost
 from hocket.node.node import Node
 from hocket.node.opening import delivery
 from hocket.node.signals import stopped_by_signals
-from hocket.work.command.bare_interpreter import bare_interpreter
-from hocket.work.command.bound_command import OWN, SHARED, STOP
 
 if TYPE_CHECKING:
     from hocket.node.locks import LockOptions

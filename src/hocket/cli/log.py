@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
+from hocket.api import nodes, ops
+from hocket.api.jobs import OpLine, rejected
+from hocket.api.ops import LIMIT_MAX
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.derived import perform
 from hocket.cli.files import private_file
@@ -15,9 +18,6 @@ from hocket.cli.settings import open_service, settings
 from hocket.errors import Failed, StoreError, Usage
 from hocket.kernel.plurals import counted
 from hocket.kernel.safe_text import clean
-from hocket.service import nodes, ops
-from hocket.service.jobs import OpLine, rejected
-from hocket.service.ops import LIMIT_MAX
 
 app = new_app()
 
@@ -82,7 +82,7 @@ def export_log(
       hocket log export backup.ops
       hocket log export - | ssh other hocket log import -
     """
-    from hocket.service import ops
+    from hocket.api import ops
 
     if file == "-" and on_terminal():
         raise Usage("refusing to write binary data to a terminal; name a file or redirect the output")
@@ -132,10 +132,10 @@ def import_log(
     \b
       hocket log import backup.ops
     """
+    from hocket.api import ops
+    from hocket.api.checks import TWINS
     from hocket.events.nodes import NodeForked
     from hocket.kernel.ids import node_text
-    from hocket.service import ops
-    from hocket.service.checks import TWINS
 
     with open_service() as service:
         if file == "-":

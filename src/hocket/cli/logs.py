@@ -30,7 +30,7 @@ def logs(
     The output of a command that has ended is on the log. All other output is kept where the job runs, for a while: its
     beginning and its end, if it is long. If that is another node, this node asks its peers for it.
     """
-    from hocket.service.output import output
+    from hocket.api.output import output
 
     with open_service() as service:
         show = _raw if raw or not on_terminal() else _Safe()

@@ -12,7 +12,7 @@ from hocket.node.node import Node
 from hocket.work.event_logging import log_event, logged
 
 if TYPE_CHECKING:
-    from hocket.server.monitoring.pulse_admin import PulseAdmin
+    from hocket.extensions.tempo.pulse_admin import PulseAdmin
 
 MetricsOption = Annotated[
     str | None,

@@ -3,6 +3,8 @@
 import sys
 from typing import TYPE_CHECKING, Annotated
 
+from hocket.api import agents as agent_operations
+from hocket.api import nodes as operations
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.derived import add_operations, perform
 from hocket.cli.output import confirmed, emit, notice, on_terminal, say
@@ -11,12 +13,10 @@ from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, Usage
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.plurals import counted
-from hocket.service import agents as agent_operations
-from hocket.service import nodes as operations
 
 if TYPE_CHECKING:
-    from hocket.service import Service
-    from hocket.service.nodes import Revoking
+    from hocket.api import Service
+    from hocket.api.nodes import Revoking
 
 _NO = 4
 

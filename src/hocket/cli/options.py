@@ -13,7 +13,7 @@ from hocket.errors import Usage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hocket.kernel.beats.score import Score
+    from hocket.extensions.tempo.beats.score import Score
 
 PAYLOAD_READ_MAX = 8 * 1024 * 1024
 
@@ -155,7 +155,7 @@ Agent = Annotated[
 
 
 def _job_state(text: str | None) -> str | None:
-    from hocket.service.jobs import query
+    from hocket.api.jobs import query
 
     return None if (state := query(text).state) is None else state.value
 
@@ -187,8 +187,8 @@ def _score(file: str | None) -> "Score | None":
     if file is None:
         return None
     from hocket.cli.files import read_file
-    from hocket.kernel.beats.file_fields import FILE_BYTES_MAX, BadField
-    from hocket.kernel.beats.score import read_score
+    from hocket.extensions.tempo.beats.file_fields import FILE_BYTES_MAX, BadField
+    from hocket.extensions.tempo.beats.score import read_score
 
     try:
         return read_score(read_file(file, FILE_BYTES_MAX))
@@ -207,7 +207,7 @@ def _budget(params: "Mapping[str, Any]", directory: str = "") -> "dict[str, Any]
     import msgspec
 
     from hocket.cli.files import read_file
-    from hocket.kernel.budgets import read_budget
+    from hocket.extensions.cost.budgets import read_budget
     from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
 
     data = read_file(str(Path(directory, params["budget_file"])), TEXT_BYTES_MAX)

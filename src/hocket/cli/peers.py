@@ -5,12 +5,12 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+from hocket.api.views import ago
 from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.nodes import warn_of_namesakes
 from hocket.cli.output import emit, say, table
 from hocket.cli.settings import open_runtime, open_service
 from hocket.errors import Failed, Unreachable, Usage
-from hocket.service.views import ago
 
 peers_app = new_app()
 
@@ -41,8 +41,8 @@ def add(
       hocket peers add 192.168.1.7:7315
       hocket peers add https://mesh.example.org:7315 --ca ca.pem
     """
+    from hocket.api import peers
     from hocket.mesh.peers import Trust, check_pin
-    from hocket.service import peers
 
     trust = Trust(_file(ca), check_pin(pin))
     with open_service() as service:
@@ -59,7 +59,7 @@ def list_peers() -> None:
       hocket peers list
       hocket peers list --json | jq '.peers[] | select(.state != "ok")'
     """
-    from hocket.service import peers
+    from hocket.api import peers
 
     with open_service() as service:
         shown = peers.listing(service)
@@ -92,7 +92,7 @@ def remove(address: Address) -> None:
     \b
       hocket peers remove http://192.168.1.7:7315
     """
-    from hocket.service import peers
+    from hocket.api import peers
 
     with open_service() as service:
         where = peers.remove(service, address)
@@ -107,7 +107,7 @@ def resume(address: Address) -> None:
     \b
       hocket peers resume http://192.168.1.7:7315
     """
-    from hocket.service import peers
+    from hocket.api import peers
 
     with open_service() as service:
         where = peers.resume(service, address)
@@ -167,8 +167,8 @@ def sync(
       hocket sync
       hocket sync --peer http://192.168.1.7:7315
     """
+    from hocket.api import peers
     from hocket.mesh.peers import PAUSED, REFUSED, UNREACHABLE
-    from hocket.service import peers
 
     with open_service() as service:
         done = peers.visit(service, peer)

@@ -5,11 +5,11 @@ author has read; in a conflict it met another one.
 import sys
 from typing import Annotated
 
+from hocket.api import rows
 from hocket.cli.declarations import Argument, new_app
 from hocket.cli.derived import add_operations
 from hocket.cli.output import emit, say
 from hocket.cli.settings import open_service
-from hocket.service import rows
 
 rows_app, conflicts_app = new_app(), new_app()
 

@@ -90,7 +90,7 @@ def set_rules(
     """
     from msgspec.structs import replace
 
-    from hocket.service import ops
+    from hocket.api import ops
 
     with open_service() as service:
         rules = service.runtime.log.rules

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.cancelling import end_tasks
-from hocket.cli.beat import PolicyOption, needed_policy
 from hocket.cli.declarations import Option, new_app
 from hocket.cli.log_lines import start_logging
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
@@ -18,10 +17,11 @@ from hocket.cli.output import emit, fields
 from hocket.cli.settings import open_runtime
 from hocket.errors import Usage
 from hocket.events import Emit
+from hocket.extensions.tempo.beat_commands import PolicyOption, needed_policy
 from hocket.work.event_logging import log_event, logged
 
 if TYPE_CHECKING:
-    from hocket.kernel.beats.policy import TempoPolicy
+    from hocket.extensions.tempo.beats.policy import TempoPolicy
     from hocket.mesh.gate import Gate
     from hocket.node.bus_settings import BusSettings
     from hocket.node.node import Node
@@ -93,8 +93,8 @@ def serve(
     if openai is not None:
         check_kind(openai)
     lines = start_logging(verbose, quiet, log_format)
+    from hocket.api import Service
     from hocket.node.running import only_server
-    from hocket.service import Service
 
     with open_runtime() as runtime, closing(only_server(runtime.home.processes)):
         lines.name_nodes(Service(runtime).names)
@@ -121,10 +121,10 @@ async def _serve(
     policy: "TempoPolicy | None",
     repositories: list[str],
 ) -> None:
+    from hocket.extensions.tempo.node_tempo import pulsing
     from hocket.node.node import Node
     from hocket.node.running import announce_server
     from hocket.node.signals import stopped_by_signals
-    from hocket.node.tempo import pulsing
 
     node = Node(runtime)
     try:
@@ -134,13 +134,13 @@ async def _serve(
         emit = logged(counts)
         services = node.services(emit)
         await node.relay_messages(emit, servers)
+        from hocket.api import Service, peers
+        from hocket.api.tokens import chosen_token
         from hocket.server.monitoring.monitor import Monitor
         from hocket.server.openai import routes as chat_routes
         from hocket.server.running import Server
         from hocket.server.v1.api import Api
         from hocket.server.v1.table import ROUTES
-        from hocket.service import Service, peers
-        from hocket.service.tokens import chosen_token
         from hocket.work.supervision import supervised
 
         ended = asyncio.Event()
@@ -181,7 +181,7 @@ async def _serve(
 
 
 async def _watched(node: "Node", repository: str, emit: Emit) -> None:
-    from hocket.node.git_announcements import GitWatch
+    from hocket.extensions.git.announcements import GitWatch
     from hocket.work.supervision import supervised
 
     watch = GitWatch(node.runtime.home, node.log.user, node.message_bus, node.environment, repository)

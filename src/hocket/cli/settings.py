@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hocket.api import Service
     from hocket.errors import StoreAway
     from hocket.node.runtime import Runtime
     from hocket.node.spool import Spool
-    from hocket.service import Service
 
 
 class Settings:
@@ -44,7 +44,7 @@ def open_runtime() -> "Runtime":
 
 def open_service() -> "Service":
     """Opens the service of the chosen home."""
-    from hocket.service import Service
+    from hocket.api import Service
 
     return Service(open_runtime(), warn=warn)
 
@@ -66,7 +66,7 @@ def spool_for(error: "StoreAway") -> "Spool":
 
 def deliver(runtime: "Runtime") -> None:
     """Sends what a command wrote to the other nodes, or says that it waits here."""
-    from hocket.service import Service
+    from hocket.api import Service
 
     service = Service(runtime, warn=warn)
     service.wrote()

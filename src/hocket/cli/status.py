@@ -3,6 +3,9 @@
 import time
 from typing import Any
 
+from hocket.api.status import BreakerStatus, BusStatus, NodeStatus, WorkerStatus
+from hocket.api.status import status as node_status
+from hocket.api.views import ago
 from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, fields, table
 from hocket.cli.settings import open_service, settings
@@ -10,9 +13,6 @@ from hocket.errors import Failed
 from hocket.kernel.breaker import BreakerState
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
-from hocket.service.status import BreakerStatus, BusStatus, NodeStatus, WorkerStatus
-from hocket.service.status import status as node_status
-from hocket.service.views import ago
 from hocket.work.liveness import WorkerState
 
 # The most job ids that are shown for one worker.
@@ -166,8 +166,8 @@ def doctor() -> None:
       hocket doctor
       hocket --home /srv/render doctor --json
     """
+    from hocket.api.checks import examine
     from hocket.node.home import Home, default_home
-    from hocket.service.checks import examine
 
     findings = list(examine(Home(settings.home or default_home())))
     emit(findings)

@@ -10,8 +10,8 @@ from hocket.cli.settings import open_service, spool_for
 from hocket.errors import HocketError, StoreAway, Usage
 
 if TYPE_CHECKING:
+    from hocket.api import Service
     from hocket.cli.streaming import WaitLine
-    from hocket.service import Service
     from hocket.work.jobs import Draft
 
 app = new_app()
@@ -70,8 +70,8 @@ def submit(
 def _submit_one(
     kind: str, data: str | None, options: dict[str, Any], wait: bool, patience: float | None, stream: bool
 ) -> None:
+    from hocket.api import jobs
     from hocket.kernel.ids import ulid_text
-    from hocket.service import jobs
     from hocket.work.drafts import draft
     from hocket.work.jobs import check_kind
 
@@ -128,9 +128,9 @@ def _print_parts(service: "Service", job_id: str, line: "WaitLine") -> int:
     """Returns how many there were."""
     from contextlib import closing
 
+    from hocket.api import jobs
     from hocket.cli.streaming import PartsPrinter
     from hocket.node.requests import StreamNews
-    from hocket.service import jobs
 
     printer = PartsPrinter()
 

@@ -1,8 +1,8 @@
 """`hocket token`: the tokens of programs that use this node over HTTP."""
 
+from hocket.api import tokens
 from hocket.cli.declarations import new_app
 from hocket.cli.derived import add_operations
-from hocket.service import tokens
 
 app = new_app()
 

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from hocket.cli.beat import PolicyOption, assumed_policy
 from hocket.cli.declarations import Option, new_app
 from hocket.cli.output import Row, console, emit, lines_drawn, on_terminal
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
+from hocket.extensions.tempo.beat_commands import PolicyOption, assumed_policy
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from hocket.service.top import BeatOnTop, HoldOnTop, Top
+    from hocket.api.top import BeatOnTop, HoldOnTop, Top
 
 # It is drawn on each beat, and this often if beats are slower.
 DRAW_S = 1.0
@@ -45,7 +45,7 @@ def top(
       hocket top --once
       hocket top --once --json | jq .queue
     """
-    from hocket.service.top import TopView
+    from hocket.api.top import TopView
 
     once = once or settings.as_json
     if not once and not on_terminal():

@@ -50,7 +50,7 @@ def _control_address(value: str) -> None:
 
 
 def _token(value: str) -> None:
-    from hocket.service.tokens import check_mesh_token
+    from hocket.api.tokens import check_mesh_token
 
     check_mesh_token(value)
 

@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any
 
+from hocket.api.views import moment
 from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.output import emit, say
 from hocket.cli.settings import open_service
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
-from hocket.service.views import moment
 
 app = new_app()
 
@@ -24,7 +24,7 @@ def why(
       hocket why 01J9ZC
       hocket why 01J9ZC --full --json | jq '.snapshots[0].prompt.text'
     """
-    from hocket.service import artifacts
+    from hocket.api import artifacts
 
     with open_service() as service:
         told = artifacts.why(service, id, full)

@@ -9,35 +9,35 @@ import sys
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
+from hocket.api import Service, nodes, peers
 from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.log_lines import LogLines, start_logging
 from hocket.cli.monitoring import MetricsOption, monitored
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
 from hocket.cli.output import console, emit, on_terminal, say
 from hocket.cli.patient_opening import open_patiently, until_answered
-from hocket.cli.run import parse
 from hocket.cli.settings import settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
 from hocket.events import Emit
 from hocket.events.workers import KindsNotClaimable, WorkerStarted, WorkerStopping
-from hocket.kernel.beats.policy import TempoPolicy
+from hocket.extensions.command import request
+from hocket.extensions.command.job import Commands
+from hocket.extensions.command.node_runner import command_runner
+from hocket.extensions.command.run_command import parse
+from hocket.extensions.cost.node_costs import rates_of
+from hocket.extensions.tempo.beats.policy import TempoPolicy
+from hocket.extensions.tempo.policy_file import tempo_policy
 from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.safe_text import clean
 from hocket.node.bus_settings import BusSettings, bus_settings
-from hocket.node.command_runner import command_runner
-from hocket.node.costs import rates_of
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import Node, handler_processes
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
-from hocket.node.tempo_policy import tempo_policy
 from hocket.server.local_client import INTERRUPTED
 from hocket.server.local_server import LocalServer
-from hocket.service import Service, nodes, peers
-from hocket.work.command import request
-from hocket.work.command.job import Commands
 from hocket.work.event_logging import log_event
 from hocket.work.handlers import Handlers, load
 from hocket.work.output_capture import catching

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from hocket.kernel.beats.phases import HOLD_BEATS_MAX
-from hocket.kernel.beats.score import Score, checked_score
-from hocket.kernel.budgets import RATES_LABEL, Budget
+from hocket.extensions.cost.budgets import RATES_LABEL, Budget
+from hocket.extensions.tempo.beats.phases import HOLD_BEATS_MAX
+from hocket.extensions.tempo.beats.score import Score, checked_score
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.placement import NEEDS_MAX, Label

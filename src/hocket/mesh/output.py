@@ -17,6 +17,8 @@ import msgspec
 
 from hocket.bus.changes import OUTPUT, Changes
 from hocket.errors import HocketError, Unreachable
+from hocket.extensions.command.proofs import GIT_KIND, NOTHING, STREAM_TYPES
+from hocket.extensions.command.request import KIND
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import NO_ID
@@ -30,10 +32,8 @@ from hocket.mesh.client import Client
 from hocket.mesh.outgoing import PeerReader
 from hocket.mesh.wire import Reply
 from hocket.store import Session, Stage
-from hocket.work.command.request import KIND
 from hocket.work.node_access import NodeAccess
 from hocket.work.output_files import HANDLER, STREAMS, OutputFiles, OutputPart
-from hocket.work.proofs import GIT_KIND, NOTHING, STREAM_TYPES
 
 PART_BYTES = 256 * 1024
 # A wish counts for this long; whoever reads repeats it.

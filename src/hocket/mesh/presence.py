@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from hocket.errors import HocketError
+from hocket.extensions.command.request import KIND
 from hocket.kernel.authority import Standing
 from hocket.kernel.capabilities import Grant, grant_of
 from hocket.kernel.decoding import decode_json
@@ -22,7 +23,6 @@ from hocket.mesh import wire
 from hocket.mesh.outgoing import PeerReader, reader
 from hocket.mesh.wire import Reply, look
 from hocket.store import Session
-from hocket.work.command.request import KIND
 from hocket.work.environment import Environment
 from hocket.work.liveness import BEAT_S
 from hocket.work.node_access import NodeAccess

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hocket.extensions.command import KIND
 from hocket.families.availability.requests import unavailable
 from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.durations import span
@@ -26,7 +27,6 @@ from hocket.mesh.names import names
 from hocket.store import JobEntry, Session, Stage
 from hocket.work.authorship import is_own
 from hocket.work.claiming import turn_at
-from hocket.work.command import KIND
 from hocket.work.job_states import state_of
 from hocket.work.liveness import Liveness
 from hocket.work.presence import NodePresence, is_away, known_nodes
@@ -179,7 +179,7 @@ class WaitReader:
             sentence = f"no worker of {job.kind} on {self._list(able)} has the label {' and '.join(missing)}"
             return Waiting(WaitReason.NO_WORKER, sentence)
         if job.kind == KIND and not self._allowing(job, able):
-            from hocket.work.command.allowance import OBSTACLES, Obstacle
+            from hocket.extensions.command.allowance import OBSTACLES, Obstacle
 
             sentence = f"the worker on {self._list(able)} does not allow this command; start it there with --allow"
             workers = self._workers(job, able)

@@ -1,12 +1,18 @@
 """A second proof on the requests between the nodes of a cluster, if its operator has switched it on: beside its bearer
 token, a request has a token made of it with the key of this window. The keys change on each downbeat and are derived
 from a secret that all nodes of the cluster have. So a node's key alone, if it is stolen, opens no gate, and a request
-that was recorded is void some bars later. `kernel.beats.window_keys` has the rules.
+that was recorded is void some bars later. `extensions.tempo.beats.window_keys` has the rules.
 """
 
+from hocket.extensions.tempo.beats.tempo import Timeline
+from hocket.extensions.tempo.beats.window_keys import (
+    SecretScope,
+    is_valid_token,
+    keys_in_force,
+    stamp_token,
+    window_key,
+)
 from hocket.kernel.bearer import LEEWAY_S
-from hocket.kernel.beats.tempo import Timeline
-from hocket.kernel.beats.window_keys import SecretScope, is_valid_token, keys_in_force, stamp_token, window_key
 from hocket.mesh import wire
 from hocket.mesh.wire import Request
 

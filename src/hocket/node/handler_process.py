@@ -20,15 +20,16 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from hocket.errors import HocketError, Usage
+from hocket.extensions.cost.budget_guard import BudgetGuard
+from hocket.extensions.cost.rate_card import ResourceUse
+from hocket.extensions.cost.run_meter import RunMeter
 from hocket.kernel.clock import Hlc
-from hocket.kernel.rate_card import ResourceUse
 from hocket.kernel.roster import Job
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import AsyncHandlerNode, Node, SyncNode, handler_node
 from hocket.node.process_loop import process_loop
 from hocket.node.run_services import helper, run_services
 from hocket.node.runtime import Runtime
-from hocket.work.budget_guard import BudgetGuard
 from hocket.work.handler_channel import (
     Channel,
     Close,
@@ -50,7 +51,6 @@ from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import REGISTRY, load
 from hocket.work.lease import run_out
 from hocket.work.output_capture import catching
-from hocket.work.run_meter import RunMeter
 from hocket.work.run_outputs import RunOutput, RunOutputs, RunServices
 from hocket.work.runner import Run, Step
 

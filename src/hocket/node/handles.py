@@ -7,9 +7,10 @@ from typing import TypeVar as AnyTypeVar
 
 from hocket.bus.changes import Changes, about
 from hocket.errors import Failed, Usage
+from hocket.extensions.command.proof import encode_proof
+from hocket.extensions.command.proofs import need_proof
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.parts import Part
-from hocket.kernel.proof import encode_proof
 from hocket.kernel.roster import Outcome
 from hocket.kernel.subjects import JOB, Subject
 from hocket.node.requests import Blocking, ProgramNode, StreamNews, each, now
@@ -19,7 +20,6 @@ from hocket.work import chains, jobs, view
 from hocket.work.blobs import Blobs
 from hocket.work.handlers import JobType, named_kind
 from hocket.work.jobs import Draft
-from hocket.work.proofs import need_proof
 from hocket.work.signature import HandlerSignature
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from hocket.errors import Unreachable, Usage
 from hocket.events import Emit, ignore
 from hocket.events.nodes import StoreRowRefused
 from hocket.events.workers import StepFailed
+from hocket.extensions.command.secret_handover import HandOver
 from hocket.families.locks.processes import LockProcesses, LockSweep
 from hocket.kernel.roster import Job
 from hocket.log import Log, Transaction
@@ -35,7 +36,6 @@ from hocket.node.runtime import Runtime
 from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import Session
 from hocket.work.blobs import Blobs
-from hocket.work.command.secret_handover import HandOver
 from hocket.work.environment import Environment, MachineEnvironment
 from hocket.work.jobs import Offer, Result
 from hocket.work.maintenance import ClockWatch, Maintenance
@@ -201,8 +201,8 @@ class LocalNode:
             if not is_on(MESH_ENABLED):
                 raise Unreachable(f"this process talks to no other node: {MESH_ENABLED} is off")
             try:
+                from hocket.extensions.tempo.window_secret import window_tokens
                 from hocket.mesh.services import MeshServices
-                from hocket.node.window_secret import window_tokens
             except ImportError as error:
                 raise Usage(f"talking to other nodes needs {error.name}; install hocket[server]") from None
             home = self.runtime.home
@@ -319,7 +319,7 @@ class LocalNode:
 
     async def announce_git_jobs(self) -> None:
         """Announces the git jobs that this home has submitted, until they are claimed."""
-        from hocket.node.pending_git_jobs import GitAnnouncing
+        from hocket.extensions.git.pending_jobs import GitAnnouncing
 
         await GitAnnouncing(self.runtime.home, self.log.user, self.message_bus, self.environment).run()
 

@@ -35,18 +35,24 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 from hocket.bus.changes import ANYTHING, Changes
 from hocket.errors import Failed, StoreAway, Unreachable, Usage
 from hocket.events import Emit, ignore, sentences
+from hocket.extensions.command import request
+from hocket.extensions.command.request import CommandRequest
+from hocket.extensions.cost import node_costs as reports
+from hocket.extensions.cost.costs import CostRow, Costs, CostsBy
+from hocket.extensions.cost.node_costs import check_budgets, estimate_of, rates_of
+from hocket.extensions.cost.rate_card import Estimate
+from hocket.extensions.tempo.policy_file import tempo_policy
+from hocket.extensions.tempo.window_secret import ProjectSecret, project_secret
+from hocket.extensions.tempo.worker_tempo import hold_length, in_tempo
 from hocket.families.inbox import requests as messages
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.parts import Part
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.rate_card import Estimate
 from hocket.kernel.roster import Job
 from hocket.log import Transaction
 from hocket.mesh.waiting import Waiting
 from hocket.mesh.window_tokens import TOKEN_BARS
-from hocket.node import costs as reports
 from hocket.node import handles
-from hocket.node.costs import check_budgets, estimate_of, rates_of
 from hocket.node.delivery import Delivery
 from hocket.node.handles import Handle, SyncHandle
 from hocket.node.inbox import (
@@ -70,15 +76,9 @@ from hocket.node.rows import RowTable, SyncRowTable
 from hocket.node.run_services import helper, run_services
 from hocket.node.runtime import Runtime
 from hocket.node.signals import held_interrupts, stopped_by_signals
-from hocket.node.tempo_policy import tempo_policy
-from hocket.node.window_secret import ProjectSecret, project_secret
-from hocket.node.worker_tempo import hold_length, in_tempo
 from hocket.store import Session
 from hocket.work import bulk, chains, jobs
 from hocket.work.bulk import CANCEL, RETRY, BulkChange, Changed, Which
-from hocket.work.command import request
-from hocket.work.command.request import CommandRequest
-from hocket.work.costs import CostRow, Costs, CostsBy
 from hocket.work.event_logging import logged
 from hocket.work.handlers import Handlers, JobType, named_kind
 from hocket.work.jobs import Draft, Offer, Result, Submitted
@@ -92,9 +92,9 @@ from hocket.work.tracing import tracer
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
-    from hocket.kernel.beats.policy import TempoPolicy
+    from hocket.extensions.command.job import Commands
+    from hocket.extensions.tempo.beats.policy import TempoPolicy
     from hocket.node.requests import Pairs, Step
-    from hocket.work.command.job import Commands
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -353,7 +353,7 @@ class Node(LocalNode):
         with ExitStack() as stack:
             if allow is not None or allow_any:
                 # It loads 40 modules, and most programs' workers run no commands.
-                from hocket.node.command_runner import command_runner
+                from hocket.extensions.command.node_runner import command_runner
 
                 commands = stack.enter_context(command_runner(self.runtime, emit, allow, allow_any, allow_env))
                 served = served.plus(commands.job_type())

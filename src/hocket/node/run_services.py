@@ -8,9 +8,13 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from hocket.extensions.tempo.beats.messages import HelpPromise, PromiseOutcome, PromiseResult, from_json
+from hocket.extensions.tempo.beats.promises import promise_times, reply_due
+from hocket.extensions.tempo.promise_watch import PromiseWatch
+from hocket.extensions.tempo.run_tempo import RunTempo
+from hocket.extensions.tempo.score_keeper import keeper_alone
+from hocket.extensions.tempo.scored_run import HELP_TYPE, PROMISE_TYPE, HelpMissing
 from hocket.families.inbox.requests import content_of, default_agent
-from hocket.kernel.beats.messages import HelpPromise, PromiseOutcome, PromiseResult, from_json
-from hocket.kernel.beats.promises import promise_times, reply_due
 from hocket.kernel.ids import node_text, parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.roster import Job
@@ -18,12 +22,8 @@ from hocket.log.output_quota import output_room
 from hocket.node.inbox import Inbox, ReceivedMessage, message_id_of
 from hocket.node.requests import ProgramNode
 from hocket.node.runtime import Runtime
-from hocket.rhythm.promise_watch import PromiseWatch
-from hocket.rhythm.score_keeper import keeper_alone
 from hocket.store import Session
 from hocket.work.run_outputs import RunServices
-from hocket.work.scored_run import HELP_TYPE, PROMISE_TYPE, HelpMissing
-from hocket.work.tempo import RunTempo
 
 
 def run_services(runtime: Runtime, kind: str, monotonic: Callable[[], float]) -> RunServices:

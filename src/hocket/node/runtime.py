@@ -50,8 +50,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from hocket.kernel.beats.policy import TempoPolicy
-    from hocket.kernel.beats.tempo import TempoChange, Timeline
+    from hocket.extensions.command.secrets import Secrets
+    from hocket.extensions.tempo.beats.policy import TempoPolicy
+    from hocket.extensions.tempo.beats.tempo import TempoChange, Timeline
+    from hocket.extensions.tempo.promise_watch import PromiseWatch
+    from hocket.extensions.tempo.run_tempo import RunTempo
     from hocket.kernel.roster import Job
     from hocket.log import Transaction
     from hocket.log.audit import Audit
@@ -61,16 +64,13 @@ if TYPE_CHECKING:
     from hocket.mesh.waiting import Waiting, WaitReader
     from hocket.node.home import Ask
     from hocket.node.spool import Spool
-    from hocket.rhythm.promise_watch import PromiseWatch
     from hocket.store import Session, Store
     from hocket.store.blobs import BlobPlace
     from hocket.work.blobs import Blobs
-    from hocket.work.command.secrets import Secrets
     from hocket.work.jobs import Draft, Submitted
     from hocket.work.liveness import Liveness
     from hocket.work.output_files import OutputFiles
     from hocket.work.serving import Serving
-    from hocket.work.tempo import RunTempo
 
 Progress = Callable[[int, int], None]
 # The store key of what the last program to judge all ops knew.
@@ -146,7 +146,7 @@ class Runtime:
 
     def tempo_changed(self, policy: TempoPolicy) -> Callable[[TempoChange], None]:
         """What a process does that hears of a change of the tempo under this policy."""
-        from hocket.node.tempo_policy import home_timeline, keep_change
+        from hocket.extensions.tempo.policy_file import home_timeline, keep_change
 
         def keep(change: TempoChange) -> None:
             keep_change(self.home, policy, change)
@@ -156,9 +156,9 @@ class Runtime:
 
     def _keep_time(self) -> None:
         """Ops of a node with a tempo carry their beat."""
-        from hocket.kernel.beats.placing import mark_at
+        from hocket.extensions.tempo.beats.placing import mark_at
+        from hocket.extensions.tempo.policy_file import home_timeline, readable_policy
         from hocket.kernel.ops import beat_at
-        from hocket.node.tempo_policy import home_timeline, readable_policy
 
         if (policy := readable_policy(self.home)) is None:
             return
@@ -282,7 +282,7 @@ class Runtime:
 
     @cached_property
     def secrets(self) -> Secrets:
-        from hocket.work.command.secrets import Secrets
+        from hocket.extensions.command.secrets import Secrets
 
         return Secrets(self.home.secrets)
 
@@ -488,7 +488,7 @@ class Runtime:
     @cached_property
     def home_beat_ms(self) -> int | None:
         """One beat of the home's tempo; None if it has none."""
-        from hocket.node.tempo_policy import tempo_policy
+        from hocket.extensions.tempo.policy_file import tempo_policy
 
         policy = tempo_policy(self.home)
         return None if policy is None else policy.initial_tempo.beat_ms

@@ -10,6 +10,7 @@ from contextlib import suppress
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from hocket.api.operation import TokenNeed
 from hocket.errors import StoreError
 from hocket.mesh.gate import Gate
 from hocket.mesh.peers import is_loopback
@@ -19,7 +20,6 @@ from hocket.server.monitoring.host_check import names_this_machine
 from hocket.server.monitoring.monitor import METRICS, Monitor
 from hocket.server.v1.api import Api
 from hocket.server.v1.routes import PREFIX
-from hocket.service.operation import TokenNeed
 
 # The most bytes of request bodies in memory at once, of all callers and of one address; beyond that, callers are told
 # to come back later.

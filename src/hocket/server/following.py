@@ -6,19 +6,19 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Literal
 
+from hocket.api import Service
+from hocket.api.output import output
 from hocket.bus.changes import about
 from hocket.errors import HocketError
-from hocket.kernel.execution import Execution
+from hocket.extensions.command.execution import Execution
+from hocket.extensions.command.outcome import CommandOutcome, ending, exit_code, plain_ending, printed
+from hocket.extensions.command.proofs import STREAM_TYPES
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, State
 from hocket.kernel.subjects import JOB
 from hocket.node.local_node import LOOK_AGAIN_S, fetch_for
 from hocket.node.node import Node
-from hocket.service import Service
-from hocket.service.output import output
-from hocket.work.command.outcome import CommandOutcome, ending, exit_code, plain_ending, printed
-from hocket.work.proofs import STREAM_TYPES
 from hocket.work.runner import Run
 
 

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hocket.errors import HocketError
+from hocket.extensions.command import request
+from hocket.extensions.command.job import Commands
+from hocket.extensions.command.outcome import CommandOutcome
+from hocket.extensions.command.request import CommandRequest, PackedRequest
+from hocket.extensions.cost.node_costs import check_budgets
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.safe_text import clean
 from hocket.log import Transaction
-from hocket.node.costs import check_budgets
 from hocket.node.delivery import TELL_S
 from hocket.node.node import Node
 from hocket.server.following import Following
@@ -33,10 +37,6 @@ from hocket.server.local_client import (
     peer_user,
 )
 from hocket.work import jobs
-from hocket.work.command import request
-from hocket.work.command.job import Commands
-from hocket.work.command.outcome import CommandOutcome
-from hocket.work.command.request import CommandRequest, PackedRequest
 from hocket.work.runner import Run
 from hocket.work.worker import Worker
 

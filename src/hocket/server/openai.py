@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from hocket.api.operation import TokenNeed
 from hocket.errors import HocketError, NotFound, Unreachable, Usage
 from hocket.kernel.decoding import convert
 from hocket.kernel.parts import Part
@@ -20,7 +21,6 @@ from hocket.mesh.wire import Reply
 from hocket.node.handles import Handle, JobCancelled
 from hocket.node.node import Node
 from hocket.server.v1.routes import ApiCall, ApiRoute
-from hocket.service.operation import TokenNeed
 from hocket.work.handlers import kind as job_kind
 
 # How long a request waits for a worker to begin its job, and for its whole answer.

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from hocket.errors import Conflict, NotAuthorised, NotFound, Unreachable, Usage
-from hocket.kernel.beats.placing import stamp_json
+from hocket.extensions.tempo.beats.placing import stamp_json
 from hocket.kernel.clock import hlc_text
 from hocket.kernel.ids import content_hash, hash_text, node_text, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import NO_ID, Op, decode

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from hocket.extensions.cost.rate_card import BEAT_MS_DEFAULT
 from hocket.kernel.policy import DEFAULT, LEASE_MS_MAX, Policy, Rate
-from hocket.kernel.rate_card import BEAT_MS_DEFAULT
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, retry_rest_ms
 from hocket.kernel.subjects import Subject

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hocket.errors import Usage
-from hocket.kernel.beats.phases import BeatsLong, parse_length
-from hocket.kernel.beats.score import Score, parse_score, read_score
-from hocket.kernel.budgets import Budget, parse_budget, read_budget
+from hocket.extensions.cost.budgets import Budget, parse_budget, read_budget
+from hocket.extensions.tempo.beats.phases import BeatsLong, parse_length
+from hocket.extensions.tempo.beats.score import Score, parse_score, read_score
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.placement import check_labels

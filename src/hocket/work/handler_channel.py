@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from hocket.kernel.rate_card import ResourceUse
+from hocket.extensions.cost.rate_card import ResourceUse
 from hocket.work.jobs import Claim
 from hocket.work.run_outputs import RunOutput
 from hocket.work.runner import Ending, Step

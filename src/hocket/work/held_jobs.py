@@ -15,21 +15,21 @@ from hocket.bus.changes import IDLE, Changes, about
 from hocket.errors import StoreError
 from hocket.events import Emit, listens
 from hocket.events.jobs import JobClaimed, JobRunsAlone, LeaseLost, RunStarted
+from hocket.extensions.command.request import KIND
+from hocket.extensions.cost.budget_guard import BudgetGuard, beat_in_force
+from hocket.extensions.cost.costs import spent_on
+from hocket.extensions.cost.rate_card import RateCard
+from hocket.extensions.cost.run_meter import RunMeter
 from hocket.kernel.backoff import backoff_ms
 from hocket.kernel.kinds import run_options
-from hocket.kernel.rate_card import RateCard
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import RETURN_REST_MS, RETURN_REST_MS_MAX, UNSTARTED, Job
 from hocket.work import lease, progress
 from hocket.work.batch import Batch
-from hocket.work.budget_guard import BudgetGuard, beat_in_force
 from hocket.work.checkpoints import interval_s
-from hocket.work.command.request import KIND
-from hocket.work.costs import spent_on
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held, Spare
-from hocket.work.run_meter import RunMeter
 from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Run
 from hocket.work.tracing import tracer

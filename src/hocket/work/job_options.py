@@ -7,8 +7,8 @@ from datetime import datetime
 from os import PathLike
 from typing import Any, Literal, Protocol, TypedDict
 
-from hocket.kernel.beats.score import Score
-from hocket.kernel.budgets import Budget
+from hocket.extensions.cost.budgets import Budget
+from hocket.extensions.tempo.beats.score import Score
 from hocket.kernel.policy import Rate
 
 Duration = str | int | float

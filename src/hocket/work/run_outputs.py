@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hocket.errors import Failed, Usage
+from hocket.extensions.command.proof import PROOF_TYPE
+from hocket.extensions.cost.rate_card import USAGE_TYPE
+from hocket.extensions.tempo.run_tempo import RunTempo
 from hocket.families.inbox.facts import SendMessage
 from hocket.kernel.clock import Hlc
 from hocket.kernel.durations import duration_ms
@@ -21,8 +24,6 @@ from hocket.kernel.ids import content_hash, parse_ulid
 from hocket.kernel.ops import artifact_id
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.postcard import encode as encode_value
-from hocket.kernel.proof import PROOF_TYPE
-from hocket.kernel.rate_card import USAGE_TYPE
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import (
@@ -50,7 +51,6 @@ from hocket.store import Session
 from hocket.work.blobs import Blobs, Staged, beginning
 from hocket.work.output_files import OutputFiles
 from hocket.work.parts import RunParts
-from hocket.work.tempo import RunTempo
 from hocket.work.written_outputs import NOTHING, Content, WrittenOutputs, creation
 
 INLINE_BYTES_MAX = 64 * 1024

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 import msgspec
 
 from hocket.errors import NotAuthorised, Usage
+from hocket.extensions.cost.rate_card import USAGE_TYPE, ResourceUse, UsageRecord
+from hocket.extensions.tempo.context import TempoContext
+from hocket.extensions.tempo.scored_run import PhraseEnded, ScoredRun
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import schedule_payload
 from hocket.kernel.plurals import counted
-from hocket.kernel.rate_card import USAGE_TYPE, ResourceUse, UsageRecord
 from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import Payload
 from hocket.log import Transaction
@@ -39,14 +41,12 @@ from hocket.work.parts import RunParts, gathered, gathered_async
 from hocket.work.rescue import DEATHS_ALONE
 from hocket.work.retrying import Later, may_retry
 from hocket.work.run_outputs import RunOutput, RunOutputs, RunServices
-from hocket.work.scored_run import PhraseEnded, ScoredRun
-from hocket.work.tempo_context import TempoContext
 from hocket.work.tracing import RunTrace
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    from hocket.work.run_meter import RunMeter
+    from hocket.extensions.cost.run_meter import RunMeter
 
     class AnyNode:
         """The node of a `Context` without a parameter: everything on it is allowed. It is not Any itself, because a
@@ -466,7 +466,7 @@ class Run:
     def _metered(self, awaited: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
         if self.meter is None:
             return awaited
-        from hocket.work.run_meter import metered
+        from hocket.extensions.cost.run_meter import metered
 
         return metered(awaited, self.meter)
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hocket.errors import Usage
+from hocket.extensions.command import KIND
 from hocket.kernel.decoding import decode_json
 from hocket.work.claim_tally import Tally
-from hocket.work.command import KIND
 
 if TYPE_CHECKING:
-    from hocket.work.command.allowance import Allowance
+    from hocket.extensions.command.allowance import Allowance
 
 # The longest text about the workers of one node. What does not fit is left out.
 TEXT_CHARS_MAX = 16_384
@@ -51,8 +51,8 @@ class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def allows(self, payload: bytes) -> bool:
         """Whether it runs the command in this payload for another node."""
-        from hocket.kernel.manifest import BadManifest, parse_manifest
-        from hocket.work.command.allowance import Allowance, read_pattern
+        from hocket.extensions.command.allowance import Allowance, read_pattern
+        from hocket.extensions.command.manifest import BadManifest, parse_manifest
 
         try:
             patterns = tuple(map(read_pattern, self.allow))

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from hocket.errors import Failed, NotFound, Usage
-from hocket.kernel.beats.placing import stamp_json
-from hocket.kernel.beats.score import DEGRADED_TYPE
+from hocket.extensions.tempo.beats.placing import stamp_json
+from hocket.extensions.tempo.beats.score import DEGRADED_TYPE
 from hocket.kernel.clock import hlc_text, unpack
 from hocket.kernel.ids import node_text, ulid_ending, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 import pytest
 
 from hocket.errors import Conflict, HocketError
-from hocket.gitplane import holding
-from hocket.gitplane.holding import ClaimWatch
-from hocket.gitplane.holding import HeldClaim as GitHeld
+from hocket.extensions.git import holding
+from hocket.extensions.git.holding import ClaimWatch
+from hocket.extensions.git.holding import HeldClaim as GitHeld
 from hocket.kernel.roster import Job, Outcome
 from hocket.work import jobs
-from tests.gitplane.hands import CONTENTS, NOW_MS, proof, seen, submitted, worker
-from tests.gitplane.places import place
+from tests.extensions.git.hands import CONTENTS, NOW_MS, proof, seen, submitted, worker
+from tests.extensions.git.places import place
 from tests.work.arbiter.test_contract import LEASE_MS, Table, complete, coordinating, held, on_a_loop, sharing
 
 pytestmark = pytest.mark.touches("LW-39", "GT-04", "GT-05", "GT-06", "GT-11")

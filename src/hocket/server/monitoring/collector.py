@@ -11,18 +11,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 
+from hocket.api import Service
+from hocket.api.figures import Figures, figures
 from hocket.bus.signed import SignedMessages
 from hocket.errors import StoreError
-from hocket.kernel.beats.kpis import Alarm, Kpis, alarms
-from hocket.kernel.beats.messages import BarReport, PromiseOutcome
+from hocket.extensions.tempo.beats.kpis import Alarm, Kpis, alarms
+from hocket.extensions.tempo.beats.messages import BarReport, PromiseOutcome
+from hocket.extensions.tempo.reports import kpis_of
 from hocket.kernel.ids import node_text
 from hocket.kernel.version import __version__
 from hocket.server.monitoring import metrics
 from hocket.server.monitoring.event_counts import BUCKETS_S, LABEL_VALUES_MAX, BoundedLabel, EventCounts, Histogram
 from hocket.server.monitoring.metrics import Metric, MetricType
-from hocket.service import Service
-from hocket.service.figures import Figures, figures
-from hocket.service.reports import kpis_of
 from hocket.work.job_states import COUNTED
 
 Labels = tuple[str, ...]

@@ -20,8 +20,8 @@ from hocket.events.jobs import (
     RunStarted,
 )
 from hocket.events.nodes import OpRefused
-from hocket.events.tempo import BarReported, BeatSent, FrameRefused, PulseFollows, PulseLeads
-from hocket.kernel.beats.messages import BarReport
+from hocket.extensions.tempo.beats.messages import BarReport
+from hocket.extensions.tempo.events import BarReported, BeatSent, FrameRefused, PulseFollows, PulseLeads
 from hocket.server.monitoring import metrics
 from hocket.server.monitoring.metrics import Metric
 

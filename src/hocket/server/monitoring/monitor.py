@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hocket.api import Service
+from hocket.api.figures import why_not_ready
 from hocket.errors import StoreError
 from hocket.events import Emit, ignore
 from hocket.events.workers import StepFailed
@@ -17,8 +19,6 @@ from hocket.mesh import wire
 from hocket.mesh.wire import Reply, Request
 from hocket.node.node import Node
 from hocket.server.monitoring.event_counts import EventCounts
-from hocket.service import Service
-from hocket.service.figures import why_not_ready
 from hocket.work.troubles import described
 
 if TYPE_CHECKING:

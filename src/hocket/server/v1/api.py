@@ -14,6 +14,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from hocket.api import Principal, Service, idempotency, tokens
+from hocket.api.idempotency import KeptAnswer, TooManyKeys
+from hocket.api.operation import TokenNeed
+from hocket.api.program import Program
+from hocket.api.tokens import UnknownToken
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, Unreachable, Usage
 from hocket.kernel.ids import content_hash
 from hocket.mesh import wire
@@ -23,11 +28,6 @@ from hocket.node.node import Node
 from hocket.server.v1 import openapi
 from hocket.server.v1.routes import BODY_BYTES_MAX, PREFIX, ApiCall, ApiRoute, BadContentType, find
 from hocket.server.v1.table import ROUTES
-from hocket.service import Principal, Service, idempotency, tokens
-from hocket.service.idempotency import KeptAnswer, TooManyKeys
-from hocket.service.operation import TokenNeed
-from hocket.service.program import Program
-from hocket.service.tokens import UnknownToken
 
 RATE_PER_S = 200.0
 BURST = 400.0

@@ -12,13 +12,13 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from hocket.api import ListPage, Service, ServiceAnswer
+from hocket.api.operation import Operation, TokenNeed
+from hocket.api.pages import PAGE_DEFAULT, After, Limit, bounded_page, page_of
+from hocket.api.program import Program
 from hocket.errors import HocketError, Usage
 from hocket.kernel.decoding import convert, decode_json
 from hocket.node.node import Node
-from hocket.service import ListPage, Service, ServiceAnswer
-from hocket.service.operation import Operation, TokenNeed
-from hocket.service.pages import PAGE_DEFAULT, After, Limit, bounded_page, page_of
-from hocket.service.program import Program
 
 PREFIX = "/v1/"
 QUERY_FIELDS_MAX = 32
@@ -34,7 +34,7 @@ class BadContentType(HocketError):
 
 
 class ApiCall(NamedTuple):
-    """On whose behalf a function of the API works: `service` has the node and the agent, `program` showed its token. A
+    """On whose behalf a function of the API works: `api` has the node and the agent, `program` showed its token. A
     function that may wait long is a coroutine, and uses the `node`.
     """
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from hocket.api import agents, artifacts, claims, inbox, jobs, kinds, locks, nodes, rows, schedules
+from hocket.api.operation import Operation
 from hocket.server.v1.routes import ApiRoute, route_of
-from hocket.service import agents, artifacts, claims, inbox, jobs, kinds, locks, nodes, rows, schedules
-from hocket.service.operation import Operation
 
 OPERATIONS: tuple[Operation[..., Any], ...] = (
     *(locks.acquire, locks.listing, locks.show, locks.renew, locks.release, locks.break_),

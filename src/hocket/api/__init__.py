@@ -1,0 +1,185 @@
+"""The queries and commands of a node, with typed answers. The command line, and later the HTTP API, the dashboard and
+the MCP server, use these and never read the store themselves. Each module has one group, as functions on a `Service`.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import msgspec
+
+from hocket.errors import NotAuthorised
+from hocket.kernel.durations import span
+from hocket.kernel.ids import node_text
+from hocket.mesh.names import names
+from hocket.node.runtime import Runtime
+from hocket.store import Session
+
+if TYPE_CHECKING:
+    from hocket.api.program import Program
+    from hocket.node.delivery import Delivery
+    from hocket.node.node import SyncNode
+    from hocket.work.artifacts import Fetch
+
+T = TypeVar("T")
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """Who asks: a node, and the agent on it, if one asks for itself."""
+
+    node: int
+    agent: str | None = None
+
+
+class ListPage(msgspec.Struct, Generic[T], frozen=True):
+    """Part of a list. `next` is the key of the next page; None at the end."""
+
+    items: list[T]
+    next: str | None
+
+
+class ServiceAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer of a query or a command. Programs may rely on its JSON fields."""
+
+    def ensure(self) -> None:
+        """Raises an error if what was asked has not been done as asked."""
+
+
+class Service:
+    """One node as one principal may use it. `warn` is called with a sentence if what was written could not be sent to
+    other nodes. A process that is connected with other nodes itself gives its `node`. Calls block. Safe to use from
+    several threads.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        principal: Principal | None = None,
+        warn: Callable[[str], None] = lambda sentence: None,
+        node: "SyncNode | None" = None,
+        program: "Program | None" = None,
+    ) -> None:
+        self.runtime = runtime
+        self.principal = principal or Principal(runtime.log.node)
+        self._warn, self._connected, self._program = warn, node, program
+
+    def __enter__(self) -> "Service":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end_delivery()
+        if (replica := self.runtime.replica) is not None and (state := replica.state).error is not None:
+            age = span(max(0, int(time.time() * 1000) - state.followed_ms))
+            self._warn(f"this was read from the replica {state.path}, which is {age} old: {state.error}")
+        self.runtime.close()
+
+    def acting_as(self, principal: Principal, program: "Program | None" = None) -> "Service":
+        """Returns a service of this node for another principal, which may be a program with a token."""
+        return Service(self.runtime, principal, self._warn, self._connected, program)
+
+    def agent(self, name: str | None, default: str | None = None) -> str:
+        """The agent for which something is done: the one of this name, if the program that asks may speak for it;
+        without a name the program's own; without a program the default, else $HOCKET_AGENT or this user.
+        """
+        if self._program is not None:
+            return self._program.agent_named(name)
+        if default is not None:
+            return default if name is None else name
+        from hocket.families.inbox.requests import check_agent, default_agent
+
+        return default_agent() if name is None else check_agent(name)
+
+    def may(self, resource: str, action: str, *words: str, scope: str | None = None) -> bool:
+        """Whether the token of the program that asks grants this. The user of this home may do all that the node may,
+        which the log checks.
+        """
+        return self._program is None or self._program.may(resource, action, words, scope)
+
+    def check(self, resource: str, action: str, *words: str, scope: str | None = None) -> None:
+        """Raises NotAuthorised if the token of the program that asks does not grant this."""
+        if self._program is not None and not self.may(resource, action, *words, scope=scope):
+            about = f" for {', '.join(map(repr, words))}" if words else ""
+            about += f" in the scope {scope!r}" if scope else ""
+            grant = f"{resource.lower()}:{action.lower()}"
+            raise NotAuthorised(
+                f"the token {self._program.name} does not grant {grant}{about}, or this node may not do it"
+            )
+
+    def deliver(self) -> str | None:
+        """Sends what was written to other nodes now. Returns, and warns, why it waits here; None if it does not."""
+        why = self.runtime.kept or (self.delivery.send() if "delivery" in self.__dict__ else "")
+        if why:
+            self._warn(why)
+        return why or None
+
+    def end_delivery(self) -> None:
+        """Waits until other nodes have what was written, or warns."""
+        if "delivery" in self.__dict__:
+            self.delivery.close()
+
+    @cached_property
+    def delivery(self) -> "Delivery":
+        """Connects this process with other nodes while no other process of the node does."""
+        from hocket.node.opening import delivery
+
+        return delivery(self.runtime, self._warn)
+
+    @property
+    def fetch(self) -> "Fetch":
+        """Fetches blobs from other nodes."""
+        from hocket.node.local_node import fetch_for
+
+        return fetch_for(self.runtime)
+
+    @property
+    def node(self) -> "SyncNode":
+        """The node, for calls that wait or ask other nodes."""
+        from hocket.node.node import SyncNode
+
+        return self._connected or SyncNode(self.runtime, self.delivery)
+
+    def wrote(self, to: int | None = None) -> None:
+        """Sends what was written to other nodes, if there are any, and above all to node `to`. A node without peers is
+        spared all that this takes, and a connected process sends it by itself.
+        """
+        if self._connected is not None or self.runtime.kept is not None:
+            return
+        with self.runtime.store.read() as session:
+            has_peers = bool(session.peers())
+        if has_peers:
+            self.delivery.wrote(to)
+
+    def refresh(self) -> None:
+        """Fetches what other nodes have written and sends what waits here, in a second at most. If that is not
+        possible, warns of what time the state of this node is. A node without peers, and a connected process, need not.
+        """
+        if self._connected is not None:
+            return
+        with self.runtime.store.read() as session:
+            has_peers = bool(session.peers())
+        if has_peers and (why := self.delivery.refresh()):
+            heard_ms = self.delivery.heard_ms()
+            ago = f"{span(max(0, int(time.time() * 1000) - heard_ms))} ago" if heard_ms else "before it first synced"
+            self._warn(f"as of {ago}: {why}")
+
+    def read(self) -> AbstractContextManager[Session]:
+        """A view for lists and pages. A replica may answer."""
+        return self.runtime.view()
+
+    def names(self, session: Session | None = None) -> dict[str, str]:
+        """The names of the mesh's nodes that have one, by their ids, as the session sees them, or as they are now."""
+        if session is None:
+            with self.read() as own:
+                return self.names(own)
+        called = names(self.runtime.log.permissions(session))
+        return {node_text(node): name for node, name in called.items()}
+
+    def check_writer(self) -> None:
+        """Every command calls this first. A command signs with this node's key, so a principal of another node may not
+        run one.
+        """
+        if self.principal.node != self.runtime.log.node:
+            asker = node_text(self.principal.node)
+            raise NotAuthorised(f"node {asker} cannot write as this node; let it write with its own key and sync")

@@ -1,0 +1,177 @@
+"""The queries and commands of the service for programs: `hocket.admin(node)`. It lists and counts jobs, reads and
+stores artifacts, sets schedules, lists, drains and resumes nodes, and tells of agents, with the same typed answers that
+the other interfaces get.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from hocket.api import Service, agents, artifacts, jobs, kinds, nodes, schedules, status, tokens
+from hocket.api.agents import AgentShown
+from hocket.api.jobs import JobsPage
+from hocket.api.nodes import LiveNode
+from hocket.api.operation import Operation
+from hocket.errors import Usage
+from hocket.kernel.durations import duration_ms
+from hocket.node.node import Node, SyncNode
+from hocket.work.cron import NewSchedule
+from hocket.work.handlers import JobType, named_kind
+from hocket.work.job_options import Duration
+
+P = ParamSpec("P")
+A = TypeVar("A")
+
+
+class Method(Generic[P, A]):
+    """A function on a Service as a method of Admin, which returns its answer, and of AsyncAdmin, which is awaited."""
+
+    def __init__(self, function: Callable[Concatenate[Service, P], A]) -> None:
+        self._function = function
+        self._changes = isinstance(function, Operation) and function.method != "GET"
+        self.__doc__ = function.help if isinstance(function, Operation) else function.__doc__
+
+    @overload
+    def __get__(self, admin: None, owner: type) -> "Method[P, A]": ...
+    @overload
+    def __get__(self, admin: "Admin", owner: type) -> Callable[P, A]: ...
+    @overload
+    def __get__(self, admin: "AsyncAdmin", owner: type) -> Callable[P, Coroutine[Any, Any, A]]: ...
+    def __get__(self, admin: "Admin | AsyncAdmin | None", owner: type) -> Any:
+        if isinstance(admin, Admin):
+            return self._on(admin.node)
+        return self if admin is None else self._on_async(admin.node)
+
+    def _on(self, node: SyncNode) -> Callable[P, A]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> A:
+            answer = node.call(lambda: self._function(Service(node.runtime, node=node), *args, **kwargs))
+            if self._changes:
+                node.wrote()
+            return answer
+
+        return call
+
+    def _on_async(self, node: Node) -> Callable[P, Coroutine[Any, Any, A]]:
+        async def call(*args: P.args, **kwargs: P.kwargs) -> A:
+            service = Service(node.runtime, node=node.blocking())
+            answer = await node.call(lambda: self._function(service, *args, **kwargs))
+            if self._changes:
+                node.wrote()
+            return answer
+
+        return call
+
+
+def _jobs(
+    service: Service,
+    *,
+    state: str | None = None,
+    outcome: str | None = None,
+    kind: str | None = None,
+    limit: int = 50,
+    before: str | None = None,
+) -> JobsPage:
+    """Jobs, newest first. The `next` of a page, as `before`, gives the following page."""
+    return jobs.page(service, jobs.query(state, outcome, kind, limit, before))
+
+
+def _count(service: Service, *, state: str | None = None, outcome: str | None = None, kind: str | None = None) -> int:
+    """How many jobs match."""
+    return jobs.count(service, jobs.query(state, outcome, kind))
+
+
+def _content(service: Service, artifact_id: str) -> bytes:
+    """The content of an artifact, fetched from another node if this one lacks it."""
+    return artifacts.content(service, artifact_id).data
+
+
+def _schedule(
+    service: Service,
+    name: str,
+    cron: str,
+    job: JobType | str,
+    payload: dict[str, Any] | None = None,
+    *,
+    timezone: str = "UTC",
+) -> None:
+    """Sets a schedule; replaces one of the same name. Each tick submits a job."""
+    schedules.add(service, NewSchedule(name, cron, timezone, named_kind(job).draft(payload or {})))
+
+
+def _live_nodes(service: Service, stale: Duration | None = None) -> list[LiveNode]:
+    """The nodes with how alive each is and what its machine has; with `stale`, only those that were heard within that
+    time.
+    """
+    return nodes.live(service, None if stale is None else _duration_ms(stale))
+
+
+def _agents(service: Service, stale: Duration | None = None) -> list[AgentShown]:
+    """The agents of the mesh; with `stale`, only those that were seen within that time."""
+    return agents.listing(service, None if stale is None else _duration_ms(stale))
+
+
+def _beat(service: Service, agent: str, doing: str = "", *, every: Duration = "1m") -> AgentShown:
+    """An agent of this node says what it does, and that it will say so again within `every`. Other nodes hear of it
+    with this node's next heartbeat.
+    """
+    return agents.beat(service, agent, doing, _duration_ms(every))
+
+
+class _Methods:
+    drain = Method(nodes.drain)
+    quarantine = Method(nodes.quarantine)
+    resume = Method(nodes.resume)
+    routes = Method(nodes.routes)
+    route = Method(nodes.route)
+    coordinator = Method(nodes.coordinator)
+    designate = Method(nodes.designate)
+    nodes = Method(nodes.listing)
+    live_nodes = Method(_live_nodes)
+    job = Method(jobs.show)
+    history = Method(jobs.history)
+    cancel = Method(jobs.cancel)
+    retry = Method(jobs.retry)
+    jobs = Method(_jobs)
+    count = Method(_count)
+    put = Method(artifacts.put)
+    artifact = Method(artifacts.show)
+    evict = Method(artifacts.evict)
+    kinds = Method(kinds.listing)
+    tokens = Method(tokens.listing)
+    content = Method(_content)
+    artifacts = Method(artifacts.page)
+    schedule = Method(_schedule)
+    unschedule = Method(schedules.remove)
+    schedules = Method(schedules.listing)
+    agents = Method(_agents)
+    beat = Method(_beat)
+    status = Method(status.status)
+
+
+class Admin(_Methods):
+    """The synchronous API, on a `SyncNode`."""
+
+    def __init__(self, node: SyncNode) -> None:
+        self.node = node
+
+
+class AsyncAdmin(_Methods):
+    """The async API, on a `Node`."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+
+@overload
+def admin(node: Node) -> AsyncAdmin: ...
+@overload
+def admin(node: SyncNode) -> Admin: ...
+def admin(node: Node | SyncNode) -> AsyncAdmin | Admin:
+    """What an operator can ask of a node, for programs."""
+    return AsyncAdmin(node) if isinstance(node, Node) else Admin(node)
+
+
+def _duration_ms(duration: Duration) -> int:
+    try:
+        return duration_ms(duration)
+    except ValueError as error:
+        raise Usage(str(error)) from None

@@ -1,0 +1,232 @@
+"""Declares what a node can be asked to do, once for every face. The parameters of a function are the request, its
+return type is the answer, its docstring the help. From these come a command, a route over HTTP and methods for Python.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    overload,
+)
+
+from msgspec import Meta
+
+from hocket.api import Service
+from hocket.api.views import View
+
+if TYPE_CHECKING:
+    from hocket.node.node import Node
+
+P = ParamSpec("P")
+A = TypeVar("A")
+T = TypeVar("T")
+
+ULID = "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"
+
+# How a shell writes a value: as JSON, as a duration such as 30s, which becomes milliseconds, or as a duration that may
+# also be in beats.
+Form = Literal["json", "duration", "length"]
+REQUIRED: Any = object()
+# The flag of a coroutine's code, `inspect.CO_COROUTINE`: short commands do not load `inspect`.
+_COROUTINE = 0x80
+
+
+class InShell(NamedTuple):
+    """How a shell spells a parameter, where that does not follow from its name and type: stands in its annotation. A
+    parameter without a default and without a name here is an argument, every other an option. `earlier` is a name that
+    is still understood.
+    """
+
+    name: str | None = None
+    metavar: str | None = None
+    help: str | None = None
+    form: Form | None = None
+    is_argument: bool = False
+    earlier: str | None = None
+
+
+class OverHttp(NamedTuple):
+    """The type of a parameter in a request over HTTP, where that is another: stands in its annotation."""
+
+    type: Any
+
+
+class Input:
+    """A parameter of an operation. `kind` is its type without None and without what is annotated."""
+
+    def __init__(self, name: str, annotation: Any, default: Any) -> None:
+        self.name, self.annotation, self.default = name, annotation, default
+        self.kind, self.notes = _taken_apart(annotation)
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is REQUIRED
+
+    @property
+    def over_http(self) -> Any:
+        """Its type in a request over HTTP."""
+        other = self.note(OverHttp)
+        if other is None:
+            return self.annotation
+        return other.type | None if self.default is None else other.type
+
+    @property
+    def description(self) -> str:
+        return next((each.description for each in self._metas if each.description is not None), "")
+
+    @property
+    def bounds(self) -> dict[str, Any]:
+        """The least and the greatest value of a number."""
+        metas = self._metas
+        return {
+            "min": next((each.ge for each in metas if each.ge is not None), None),
+            "max": next((each.le for each in metas if each.le is not None), None),
+        }
+
+    @property
+    def _metas(self) -> list[Meta]:
+        return [each for each in reversed(self.notes) if isinstance(each, Meta)]
+
+    def note(self, type: type[T]) -> T | None:
+        """The last annotation of this type."""
+        return next((each for each in reversed(self.notes) if isinstance(each, type)), None)
+
+
+def _taken_apart(annotation: Any) -> tuple[Any, list[Any]]:
+    notes: list[Any] = []
+    while True:
+        if get_origin(annotation) is Annotated:
+            notes = [*annotation.__metadata__, *notes]
+            annotation = annotation.__origin__
+        elif get_origin(annotation) in (Union, UnionType):
+            annotation = next(each for each in get_args(annotation) if each is not NoneType)
+        else:
+            return annotation, notes
+
+
+Arguments = Mapping[str, Any]
+
+
+class TokenNeed(NamedTuple):
+    """What the token of a program must grant. `words` picks from the arguments what a prefix in its grant is compared
+    with. If that is not in the request, the function compares it, and the need `is_judged_later`. `scope` picks the
+    scope of locks.
+    """
+
+    resource: str
+    action: str
+    words: Callable[[Service, Arguments], Sequence[str]] | None = None
+    is_judged_later: bool = False
+    scope: Callable[[Arguments], str | None] | None = None
+
+    @property
+    def takes_prefix(self) -> bool:
+        return self.words is not None or self.is_judged_later
+
+    def __str__(self) -> str:
+        """The grant, as people write it."""
+        return f"{self.resource.lower()}:{self.action.lower()}"
+
+
+class Operation(Generic[P, A]):
+    """`name` names the operation for programs, `route` is its method and path over HTTP, and `command` the words of its
+    command. An operation that `creates` something can be repeated under a key. `key` gives the place of an item in an
+    answer that is a list, which goes over HTTP in pages. `show` gets the answer, and if it takes two arguments the
+    names of nodes by their ids. Whether it changes anything follows from its method. Without a
+    path, and so without a need, it is no part of the HTTP API.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        route: str,
+        need: TokenNeed | None,
+        *,
+        command: str | None,
+        creates: bool,
+        key: Callable[[Any], str] | None,
+        show: Callable[..., Iterable[View]],
+        examples: Sequence[str],
+    ) -> None:
+        self.function, self.name, self.need, self.command = function, name, need, command
+        self.method, _, self.path = route.partition(" ")
+        self.creates, self.key, self.show, self.examples = creates, key, show, examples
+        self.__name__, self.__module__ = function.__name__, function.__module__
+        self.waits = bool(function.__code__.co_flags & _COROUTINE)
+        self.help = _sentences(function.__doc__ or "")
+
+    @property
+    def names_nodes(self) -> bool:
+        """Whether its answer is shown with the names of nodes."""
+        return self.show.__code__.co_argcount > 1
+
+    @cached_property
+    def parameters(self) -> list[Input]:
+        code, types = self.function.__code__, self.function.__annotations__
+        positional = code.co_varnames[: code.co_argcount]
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        given = self.function.__defaults__ or ()
+        defaults = dict(zip(positional[len(positional) - len(given) :], given, strict=True))
+        defaults |= self.function.__kwdefaults__ or {}
+        return [Input(each, types[each], defaults.get(each, REQUIRED)) for each in names[2 if self.waits else 1 :]]
+
+    @property
+    def answer(self) -> Any:
+        return self.function.__annotations__["return"]
+
+    def __call__(self, service: Service, *args: P.args, **kwargs: P.kwargs) -> A:
+        """Does it now, on this thread."""
+        answer: A
+        if self.waits:
+            answer = service.node.with_node(lambda node: self.function(service, node, *args, **kwargs))
+        else:
+            answer = self.function(service, *args, **kwargs)
+        return answer
+
+
+class _Declaration:
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self._args, self._more = args, more
+
+    @overload
+    def __call__(self, function: "Callable[Concatenate[Service, Node, P], Awaitable[A]]", /) -> Operation[P, A]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Service, P], A], /) -> Operation[P, A]: ...
+    def __call__(self, function: Callable[..., Any], /) -> Operation[..., Any]:
+        return Operation(function, *self._args, **self._more)
+
+
+def operation(
+    name: str,
+    route: str,
+    need: TokenNeed | None = None,
+    *,
+    command: str | None = None,
+    creates: bool = False,
+    key: Callable[[Any], str] | None = None,
+    show: Callable[..., Iterable[View]] = lambda answer: (),
+    examples: Sequence[str] = (),
+) -> _Declaration:
+    """Declares the decorated function as an operation. It takes a Service, which knows who asks. A coroutine, which may
+    wait long, also takes the Node on whose loop it runs. A route that is only a method, GET or POST, declares no path.
+    """
+    return _Declaration(name, route, need, command=command, creates=creates, key=key, show=show, examples=examples)
+
+
+def _sentences(doc: str) -> str:
+    """A docstring without its indentation."""
+    first, _, rest = doc.strip().partition("\n")
+    return "\n".join([first, *(line.strip() for line in rest.split("\n"))]).rstrip()

@@ -1,0 +1,121 @@
+"""The ops of the log: list and follow them, verify, rebuild, export, import, and change the rules that judge them."""
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import msgspec
+
+from hocket.api import Service
+from hocket.api.jobs import OpLine, op_lines
+from hocket.bus.changes import LOG, about
+from hocket.events import ignore
+from hocket.kernel.kinds import covers
+from hocket.kernel.rules import Rules
+from hocket.kernel.subjects import JOB, Subject
+from hocket.log import Admission
+from hocket.log.archive import export_ops, import_ops
+from hocket.log.audit import Audit
+from hocket.log.lost_past import rewind
+from hocket.log.rebuild import Rebuilt
+from hocket.mesh.recovery import recover
+from hocket.node.runtime import Progress
+from hocket.store import OpRow, Session
+
+LIMIT_MAX = 1_000_000
+FOLLOW_STEP = 1_000
+
+
+class OpFilter:
+    """Which ops to show: those of one job, or of jobs of the kinds that `kind` covers."""
+
+    def __init__(self, service: Service, job: str | None = None, kind: str | None = None) -> None:
+        self.job_id = None if job is None else service.runtime.find(job)
+        self._kind = kind
+
+    def fits(self, session: Session, row: OpRow) -> bool:
+        if self.job_id is not None and row.job != self.job_id:
+            return False
+        if self._kind is None:
+            return True
+        entry = None if row.job is None else session.job(row.job)
+        return entry is not None and covers(self._kind, entry.job.kind)
+
+
+class OpsTail(msgspec.Struct, frozen=True):
+    """The newest ops, oldest first, and the sequence number up to which the log was searched."""
+
+    items: list[OpLine]
+    seen: int
+
+
+def tail(service: Service, wanted: OpFilter, limit: int) -> OpsTail:
+    with service.read() as session:
+        return OpsTail(op_lines(session, _newest(session, wanted, limit)), session.head().seq)
+
+
+def _newest(session: Session, wanted: OpFilter, limit: int) -> list[OpRow]:
+    """Reads further and further back until enough ops match."""
+    if limit == 0:
+        return []
+    if wanted.job_id is not None:
+        rows = sorted(session.ops_about(Subject(JOB, wanted.job_id)), key=lambda row: row.seq)
+        return [row for row in rows if wanted.fits(session, row)][-limit:]
+    read = limit
+    while True:
+        rows = session.last_ops(read)
+        fitting = [row for row in rows if wanted.fits(session, row)]
+        if len(fitting) >= limit or len(rows) < read:
+            return fitting[-limit:]
+        read *= 8
+
+
+def follow(service: Service, wanted: OpFilter, seen: int) -> Iterator[list[OpLine]]:
+    """Yields the ops after that sequence number as they arrive, for ever."""
+    node = service.node
+
+    def look(session: Session) -> tuple[bool, tuple[int, list[OpLine]]]:
+        rows = session.ops_after(seen, FOLLOW_STEP)
+        lines = op_lines(session, [row for row in rows if wanted.fits(session, row)])
+        return bool(rows), (rows[-1].seq if rows else seen, lines)
+
+    while True:
+        seen, lines = node.until(look, None, about(LOG))
+        yield lines
+
+
+def verify(service: Service, expected: tuple[int, bytes] | None, progress: Progress) -> Audit:
+    """Checks every signature, and the chain including its head; `expected` is a chain head from an earlier run."""
+    return service.runtime.verify(expected, progress)
+
+
+def rebuild(service: Service, progress: Progress) -> Rebuilt:
+    """Drops everything derived from the log and derives it again."""
+    service.check_writer()
+    return service.runtime.rebuild(progress)
+
+
+def set_rules(service: Service, rules: Rules, progress: Progress) -> Rebuilt:
+    """Changes the mesh rules of this node, and judges every op again by them."""
+    service.check_writer()
+    return service.runtime.set_rules(rules, progress)
+
+
+def export(service: Service, out: BinaryIO, progress: Progress) -> int:
+    """Writes every op as a postcard sequence; returns their number."""
+    return export_ops(service.runtime.log, out, progress)
+
+
+def take_in(service: Service, source: BinaryIO) -> Admission:
+    """Imports the ops of an export after verifying each. An export of this node's own that is newer than its log gives
+    it back what it has lost; a file is then read once more.
+    """
+    service.check_writer()
+    log = service.runtime.log
+    admitted = import_ops(log, source)
+    if admitted.branch is not None:
+        rewind(log, admitted.branch)
+        if source.seekable():
+            source.seek(0)
+            admitted = import_ops(log, source)
+    recover(log, ignore)
+    return admitted

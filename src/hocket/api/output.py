@@ -1,0 +1,171 @@
+"""The output of jobs, running or ended: what a command printed, or what a handler printed and logged. It comes from the
+files of this home; for a run on another node, also from the peers. The whole output of a command that has ended is on
+the log.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from hocket.api import Service
+from hocket.bus.changes import OUTPUT, about
+from hocket.errors import Unreachable, Usage
+from hocket.extensions.command.outcome import printed
+from hocket.extensions.command.proofs import GIT_KIND
+from hocket.extensions.command.request import KIND
+from hocket.kernel.ids import ulid_text
+from hocket.mesh.output import AskedOutput, FarOutput, holders
+from hocket.node.node import Node
+from hocket.store import Stage
+from hocket.work import view
+from hocket.work.output_files import HANDLER, OutputPart
+
+if TYPE_CHECKING:
+    from hocket.mesh.sync import Exchanges
+
+T = TypeVar("T")
+
+# How often to look for more output here, and on other nodes.
+LOOK_S = 0.05
+ASK_S = 0.5
+READ_BYTES = 65_536
+# How long to wait for output of another node before giving up, and for its last part after the job has ended.
+PATIENCE_S = 10.0
+
+
+def output(service: Service, job: str, *, stderr: bool = False, follow: bool = False) -> Iterator[bytes]:
+    """The output of a job's last run, and with `follow` all that comes until the job ends."""
+    with service.read() as session:
+        found = view.find(session, job).job
+    is_command = found.kind in (KIND, GIT_KIND)
+    if stderr and not is_command:
+        raise Usage(f"job {job} is not a command: the output of a handler is one stream; leave out --stderr")
+    stream = HANDLER if not is_command else "stderr" if stderr else "stdout"
+    with closing(_Reading(service, found.id, stream)) as reading:
+        yield from reading.chunks(follow)
+
+
+class _Place(NamedTuple):
+    """What is known of a job: whether a node has claimed it, whether its output can only be here, whether it has
+    ended.
+    """
+
+    is_claimed: bool
+    is_here: bool
+    is_done: bool
+
+
+class _Reading:
+    """How far the output of one job was read: `shown` bytes of the run with this `fence`."""
+
+    def __init__(self, service: Service, job_id: bytes, stream: str) -> None:
+        self._service, self._job_id, self._stream = service, job_id, stream
+        self._peers = _Peers(service)
+        self._fence = self._shown = 0
+        self._is_over = self._is_done_there = False
+        self._ask_at = self._sync_at = self._waits_since = time.monotonic()
+
+    def close(self) -> None:
+        self._peers.close()
+
+    def chunks(self, follow: bool) -> Iterator[bytes]:
+        while True:
+            place = self._find()
+            if place.is_done and not self._shown and (kept := self._kept()) is not None:
+                yield kept
+                return
+            for chunk in self._parts(place.is_here):
+                self._waits_since = time.monotonic()
+                yield chunk
+            if place.is_done or self._is_done_there or not follow:
+                if place.is_here or self._is_over or (not follow and (self._fence or not place.is_claimed)):
+                    return
+                if time.monotonic() - self._waits_since > PATIENCE_S:
+                    raise Unreachable(
+                        f"the output of job {ulid_text(self._job_id)} is on another node, which does not answer;"
+                        " it must run `hocket work` or `hocket serve` and sync with a peer of this node"
+                    )
+            time.sleep(LOOK_S)
+
+    def _find(self) -> "_Place":
+        """Where the output is. If no claim is known here, the coordinator may know of one."""
+        place = self._look()
+        if not place.is_claimed and not place.is_done and time.monotonic() >= self._sync_at:
+            self._sync_at = time.monotonic() + ASK_S
+            self._peers.sync()
+            place = self._look()
+        return place
+
+    def _look(self) -> "_Place":
+        with self._service.read() as session:
+            entry = session.job(self._job_id)
+            assert entry is not None
+            nodes = holders(session, entry.job)
+        return _Place(bool(nodes), not nodes or self._service.runtime.log.node in nodes, entry.stage is Stage.DONE)
+
+    def _kept(self) -> bytes | None:
+        """What the log has of a command that has ended."""
+        if self._stream == HANDLER:
+            return None
+        with self._service.read() as session:
+            blobs, fetch = self._service.runtime.blobs, self._service.fetch
+            return printed(session, blobs, self._job_id, self._stream, fetch)
+
+    def _parts(self, is_here: bool) -> Iterator[bytes]:
+        while (part := self._next(is_here)) is not None:
+            if part.fence != self._fence:
+                self._fence, self._shown = part.fence, 0
+            if part.start > self._shown:
+                yield b"\n[%d bytes left out]\n" % (part.start - self._shown)
+            self._shown = part.end
+            self._is_over = part.is_over and self._shown >= part.total
+            if not part.data:
+                return
+            yield part.data
+
+    def _next(self, is_here: bool) -> OutputPart | None:
+        runtime = self._service.runtime
+        here = runtime.output.read(ulid_text(self._job_id), self._stream, self._fence, self._shown, READ_BYTES)
+        if is_here or (here is not None and here.data) or time.monotonic() < self._ask_at:
+            return here
+        # A server of this node passes the wish on, and keeps a copy of what comes in this home.
+        runtime.bus.publish(about(OUTPUT, self._job_id))
+        far = self._peers.output(AskedOutput(self._job_id, self._stream, self._fence, self._shown))
+        if far is None or not far.part.data:
+            self._ask_at = time.monotonic() + ASK_S
+        if far is None:
+            return here
+        self._is_done_there = far.is_done
+        return far.part if far.part.data or far.part.is_over else here
+
+
+class _Peers:
+    """The peers of this node, on an event loop of its own, which begins with the first question."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._loop: asyncio.Runner | None = None
+
+    def output(self, asked: AskedOutput) -> FarOutput | None:
+        return self._ask(lambda exchanges: exchanges.output(asked))
+
+    def sync(self) -> None:
+        """Syncs with the coordinator, if it can be reached."""
+        with suppress(Unreachable):
+            self._ask(lambda exchanges: exchanges.consult())
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.run(self._node.finish())
+            self._loop.close()
+
+    def _ask(self, question: "Callable[[Exchanges], Coroutine[Any, Any, T]]") -> T | None:
+        """None if there are no peers."""
+        if self._loop is None:
+            with self._service.read() as session:
+                if not session.peers():
+                    return None
+            self._loop, self._node = asyncio.Runner(), Node(self._service.runtime)
+        return self._loop.run(question(self._node.services().exchanges))

@@ -1,0 +1,126 @@
+"""Schedules: set, list, remove."""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from hocket.api import Service, ServiceAnswer
+from hocket.api.operation import TokenNeed, operation
+from hocket.api.views import Line, Table, View, moment
+from hocket.kernel.ids import node_text
+from hocket.kernel.policy import decode_policy
+from hocket.log import Transaction
+from hocket.mesh import membership
+from hocket.store import Session
+from hocket.work import cron, view
+from hocket.work.cron import NewSchedule
+
+
+class ScheduleShown(ServiceAnswer, frozen=True):
+    """A schedule in force. `allowed` is whether its author may still schedule such jobs; if not, it submits none."""
+
+    name: str
+    cron: str | None
+    timezone: str
+    kind: str
+    payload: Any
+    options: dict[str, Any]
+    next_ms: int | None
+    last_ms: int | None
+    author: str
+    author_name: str | None
+    allowed: bool
+
+
+class ScheduleRemoved(ServiceAnswer, frozen=True):
+    name: str
+    removed: bool = True
+
+
+def _show(shown: Iterable[ScheduleShown]) -> Iterator[View]:
+    yield Table(
+        ("name", "cron", "timezone", "kind", "next tick", "last tick", "author", "allowed"),
+        [
+            (
+                *(each.name, each.cron, each.timezone, each.kind, moment(each.next_ms), moment(each.last_ms)),
+                *(each.author_name or each.author, "yes" if each.allowed else "no"),
+            )
+            for each in shown
+        ],
+        "no schedules",
+    )
+
+
+@operation(
+    "list_schedules",
+    "GET /v1/schedules",
+    TokenNeed("Job", "Read", is_judged_later=True),
+    command="cron list",
+    key=lambda each: each.name,
+    show=_show,
+    examples=("hocket cron list",),
+)
+def listing(service: Service) -> list[ScheduleShown]:
+    """List the schedules: when they tick, who set them, and whether that node may still schedule such jobs. If not, the
+    schedule submits no jobs.
+    """
+    with service.read() as session:
+        return [each for each in _shown(service, session) if service.may("Job", "Read", each.kind)]
+
+
+def add(service: Service, plan: NewSchedule) -> ScheduleShown | None:
+    """Sets a schedule; returns None if it is not in force afterwards."""
+    service.check_writer()
+    checked = cron.check(plan)
+    service.runtime.log.run(lambda tx: cron.add(tx, checked))
+    return next((each for each in listing(service) if each.name == plan.name), None)
+
+
+@operation(
+    "remove_schedule",
+    "DELETE /v1/schedules/{name}",
+    TokenNeed("Job", "Schedule", is_judged_later=True),
+    command="cron remove",
+    show=lambda done: [Line(f"schedule {done.name} removed")],
+    examples=("hocket cron remove nightly",),
+)
+def remove(
+    service: Service, name: Annotated[str, Meta(min_length=1, max_length=256, description="The schedule's name.")]
+) -> ScheduleRemoved:
+    """Remove a schedule. Jobs that it submitted stay."""
+    service.check_writer()
+
+    def removed(tx: Transaction) -> None:
+        for each in tx.session.schedules():
+            if each.name == name:
+                service.check("Job", "Schedule", each.kind)
+        cron.remove(tx, name)
+
+    service.runtime.log.run(removed)
+    return ScheduleRemoved(name)
+
+
+def _shown(service: Service, session: Session) -> list[ScheduleShown]:
+    log = service.runtime.log
+    permissions = log.permissions(session)
+    now = max(session.head().wall, log.physical())
+    names = {member.node: member.name for member in membership.members(log, session)}
+    return [
+        ScheduleShown(
+            each.name,
+            each.cron,
+            each.timezone,
+            each.kind,
+            view.readable(each.payload),
+            msgspec.to_builtins(decode_policy(each.policy)),
+            cron.next_tick(each, int(time.time() * 1000)),
+            each.last_tick,
+            node_text(each.author),
+            names.get(each.author),
+            permissions.may_schedule(each.author, each.kind, now),
+        )
+        for each in session.schedules()
+    ]

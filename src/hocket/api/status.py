@@ -1,0 +1,296 @@
+"""The state of a node: identity, log, jobs, workers, and what it knows about other nodes."""
+
+import time
+
+import msgspec
+
+from hocket.api import Service, ServiceAnswer
+from hocket.api.nodes import AvailabilityShown, availability_of_all
+from hocket.kernel.clock import Hlc, hlc_text
+from hocket.kernel.ids import node_text, ulid_text
+from hocket.kernel.knowledge import unknown_of
+from hocket.kernel.reasons import BY_NUMBER, Reason
+from hocket.log.outbox import OUTBOX_OPS_MAX
+from hocket.mesh.names import names
+from hocket.mesh.peers import breakers, coordinator, outbox, silence
+from hocket.mesh.programs import differences
+from hocket.node.home import Home
+from hocket.node.running import running_buses, running_servers
+from hocket.node.store_breaker import store_troubles
+from hocket.store import Session
+from hocket.work.job_states import COUNTED, counted_as
+from hocket.work.liveness import WorkerState, standing, whereabouts
+from hocket.work.presence import is_away, known_nodes
+from hocket.work.serving import read_serving
+
+
+class WorkerStatus(ServiceAnswer, frozen=True):
+    """A worker that shares this node's store. `running` are the ids of the jobs that it holds."""
+
+    pid: int
+    node: str
+    name: str | None
+    kinds: list[str]
+    running: list[str]
+    started_ms: int
+    heard_ms: int
+    state: str
+    where: str
+
+
+class NodeWorkersStatus(ServiceAnswer, frozen=True):
+    """What the workers of another node run, as it last said."""
+
+    node: str
+    name: str | None
+    kinds: list[str]
+    heard_ms: int
+    grade: str
+    is_away: bool
+    availability: AvailabilityShown
+
+
+class ServerStatus(ServiceAnswer, frozen=True):
+    pid: int
+    address: str
+    started_ms: int
+
+
+class QuotaRefusals(ServiceAnswer, frozen=True):
+    """How many ops of a node were refused because it is over its quota, and when that last happened."""
+
+    node: str
+    last_ms: int
+    ops: int
+
+
+class PeerStatus(ServiceAnswer, frozen=True):
+    address: str
+    state: str
+    detail: str
+    seen_ms: int | None
+
+
+class BreakerStatus(ServiceAnswer, frozen=True):
+    """A circuit breaker that is not closed, or has counted failures. `process` is the one whose store it is; a peer's
+    breaker is that of every process of this node. `next_ms` is when the next call may go out.
+    """
+
+    what: str
+    process: int | None
+    state: str
+    failures: int
+    error: str
+    since_ms: int | None
+    next_ms: int | None
+
+
+class BusStatus(ServiceAnswer, frozen=True):
+    """A process's connection to its NATS servers. `detail` says why it is away, or what a server refuses; `keeps` is
+    whether announcements are kept there. `lost` counts messages that were not sent, `refused` those that came and did
+    not count, by reason.
+    """
+
+    process: int
+    server: str
+    is_connected: bool
+    since_ms: int
+    detail: str
+    keeps: bool
+    lost: int
+    refused: dict[str, int]
+
+
+class OutboxStatus(ServiceAnswer, frozen=True):
+    """Ops of this node that wait for the coordinator, and the time of the oldest."""
+
+    ops: int
+    since_ms: int | None
+    coordinator: str | None
+    coordinator_is_away: bool
+    ops_max: int
+
+
+class KeptStatus(ServiceAnswer, frozen=True):
+    """Requests that this home kept while the database was away: how many wait, since when, and how many were refused
+    when they were sent.
+    """
+
+    waiting: int
+    since_ms: int | None
+    refused: int
+
+
+class ReplicaStatus(ServiceAnswer, frozen=True):
+    """The local copy that answers reads: up to which op it has the log, and when that was all. `error` says why it
+    cannot follow the store now.
+    """
+
+    path: str
+    ops: int
+    followed_ms: int
+    error: str | None
+
+
+class NodeStatus(ServiceAnswer, frozen=True):
+    node: str
+    name: str | None
+    user: str
+    home: str
+    availability: AvailabilityShown
+    ops: int
+    clock: str
+    chain_head: str
+    rebuilding: bool
+    jobs: dict[str, int]
+    workers: list[WorkerStatus]
+    dead_workers: list[WorkerStatus]
+    workers_elsewhere: list[NodeWorkersStatus]
+    servers: list[ServerStatus]
+    waiting_ops: int
+    offered_ops: int
+    refusals: dict[str, int]
+    schedules: list[str]
+    over_quota: list[QuotaRefusals]
+    programs: dict[str, str]
+    unknown_ops: int
+    unknown_grants: list[str]
+    held_ops: int
+    held_until_ms: int | None
+    coordinator: str | None
+    coordinator_is_quiet: bool
+    peers: list[PeerStatus]
+    breakers: list[BreakerStatus]
+    buses: list[BusStatus]
+    outbox: OutboxStatus
+    kept: KeptStatus
+    replica: ReplicaStatus | None
+
+
+def status(service: Service) -> NodeStatus:
+    log, home = service.runtime.log, service.runtime.home
+    with service.read() as session:
+        head = session.head()
+        refused = session.refusal_counts()
+        workers = _workers(service, session)
+        delegations = log.permissions_reader.read(session, head.permissions_state).delegations
+        node = coordinator(log, session)
+        waiting = refused.pop(int(Reason.WAITING), 0)
+        refused.pop(int(Reason.OFFERED), None)
+        refusals = {BY_NUMBER[number].sentence: count for number, count in sorted(refused.items())}
+        over = [(node_text(int.from_bytes(each.node, "big")), each) for each in session.over_quota().values()]
+        return NodeStatus(
+            node=node_text(log.node),
+            name=names(log.permissions(session)).get(log.node),
+            user=log.user,
+            home=str(home.path),
+            availability=availability_of_all(service, session).get(log.node, AvailabilityShown()),
+            ops=session.op_count(),
+            clock=hlc_text(Hlc(head.wall, head.logical, log.node)),
+            chain_head=f"{head.seq}:{head.chain.hex()}",
+            rebuilding=head.rebuilding is not None,
+            jobs=_counts(session),
+            workers=[each for each in workers if each.state != WorkerState.DIED.value],
+            dead_workers=[each for each in workers if each.state == WorkerState.DIED.value],
+            workers_elsewhere=_elsewhere(service, session),
+            servers=[ServerStatus(*msgspec.structs.astuple(each)) for each in running_servers(home.processes)],
+            waiting_ops=waiting,
+            offered_ops=session.open_offers(Reason.OFFERED),
+            refusals=refusals,
+            schedules=[each.name for each in session.schedules()],
+            over_quota=[QuotaRefusals(other, each.wall, each.ops) for other, each in over],
+            programs={node_text(other): how for other, how in differences(session).items()},
+            unknown_ops=refused.get(int(Reason.UNKNOWN_VARIANT), 0),
+            unknown_grants=sorted(unknown_of(delegations)),
+            held_ops=session.held()[0],
+            held_until_ms=session.held()[1],
+            coordinator=None if node is None else node_text(node),
+            coordinator_is_quiet=silence(log, session) is not None,
+            peers=[PeerStatus(each.address, each.state, each.detail, each.seen or None) for each in session.peers()],
+            breakers=breakers_of(session, home),
+            buses=[BusStatus(*msgspec.structs.astuple(each)) for each in running_buses(home.processes)],
+            outbox=_outbox(service, session),
+            kept=KeptStatus(*((0, None, 0) if service.runtime.spool is None else service.runtime.spool.state())),
+            replica=None if service.runtime.replica is None else ReplicaStatus(*service.runtime.replica.state),
+        )
+
+
+def breakers_of(session: Session, home: Home) -> list[BreakerStatus]:
+    now = int(time.time() * 1000)
+    of_peers = [
+        BreakerStatus(
+            f"peer {address}",
+            None,
+            each.state.value,
+            each.failures,
+            each.error,
+            each.since_ms,
+            now + each.wait_ms(now) if each.opened_ms is not None else None,
+        )
+        for address, each in sorted(breakers(session).items())
+        if each.failures
+    ]
+    of_stores = [
+        BreakerStatus("the store", each.pid, each.state, each.failures, each.error, each.since_ms, each.next_ms)
+        for each in store_troubles(home.processes)
+    ]
+    return of_stores + of_peers
+
+
+def _outbox(service: Service, session: Session) -> OutboxStatus:
+    found = outbox(service.runtime.log, session)
+    node = None if found.coordinator is None else node_text(found.coordinator)
+    return OutboxStatus(found.ops, found.since_ms, node, found.is_away, OUTBOX_OPS_MAX)
+
+
+def _workers(service: Service, session: Session) -> list[WorkerStatus]:
+    log, liveness = service.runtime.log, service.runtime.liveness()
+    now = max(session.head().wall, log.physical())
+    called = names(log.permissions(session))
+    held: dict[int, list[str]] = {}
+    for entry in session.claimed():
+        if entry.worker is not None:
+            held.setdefault(entry.worker, []).append(ulid_text(entry.job.id))
+    return [
+        WorkerStatus(
+            each.pid,
+            node_text(node),
+            called.get(node),
+            [kind for worker in read_serving(each.serves) for kind in worker.kinds],
+            held.get(each.number, []),
+            each.started,
+            each.beat,
+            standing(liveness, each, now).value,
+            whereabouts(each.place, liveness.place),
+        )
+        for each in session.workers()
+        # Rows of earlier versions name no node: they are this node's.
+        for node in (int.from_bytes(each.node, "big") or log.node,)
+    ]
+
+
+def _elsewhere(service: Service, session: Session) -> list[NodeWorkersStatus]:
+    log = service.runtime.log
+    called, now = names(log.permissions(session)), log.physical()
+    availability = availability_of_all(service, session)
+    return [
+        NodeWorkersStatus(
+            node_text(each.node),
+            called.get(each.node),
+            kinds,
+            each.heard_ms,
+            each.grade(now).value,
+            is_away(each, now),
+            availability.get(each.node, AvailabilityShown()),
+        )
+        for each in known_nodes(session, service.runtime.liveness(), log)[1:]
+        if (kinds := sorted({kind for worker in each.workers for kind in worker.kinds}))
+    ]
+
+
+def _counts(session: Session) -> dict[str, int]:
+    """The number of jobs in each state that people distinguish, in the order of a job's life."""
+    counts = dict.fromkeys(COUNTED, 0)
+    for (stage, outcome), count in session.counts().items():
+        counts[counted_as(stage, outcome)] += count
+    return counts

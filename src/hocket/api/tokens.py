@@ -1,0 +1,262 @@
+"""Tokens of programs: how a program that is no node uses this node over HTTP. A token grants no more than this node may
+do itself, and ends when it expires or is revoked. The store keeps its hash, so it is shown only once. A program speaks
+as the agent that has the token's name, or as one of that agent's own (`ci/build` of `ci`).
+"""
+
+import hmac
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from hocket.api import Service, ServiceAnswer
+from hocket.api.operation import InShell, operation
+from hocket.api.program import Program
+from hocket.api.views import Line, Pairs, Table, View, ago, moment
+from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, StoreError, Usage
+from hocket.kernel.capabilities import Grant, grant_of, held_grants
+from hocket.kernel.decoding import decode_json
+from hocket.kernel.ids import content_hash
+from hocket.kernel.jws import base64url
+from hocket.kernel.ucan import ROOT, Capability
+from hocket.mesh.grants import parse_grants, words
+from hocket.mesh.tickets import PREFIX, STORE_PREFIX
+from hocket.node.variables import MESH_TOKEN
+from hocket.store import Session, TokenRow
+
+TOKENS_MAX = 1_000
+SECRET_BYTES = 32
+ID_BYTES = 6
+LIFETIME_MS_MAX = 100 * 365 * 86_400_000
+# A use is noted again after this long.
+USED_AGAIN_MS = 60_000
+# A secret that the operator chose must be hard to guess.
+CHOSEN_CHARS_MIN = 32
+CHOSEN = "HOCKET_TOKEN"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TOKEN = re.compile(r"hkt_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
+
+
+class UnknownToken(HocketError):
+    """The token is not one of this node's, or is no longer in force."""
+
+    exit_code = 4
+
+
+class TokenShown(ServiceAnswer, frozen=True):
+    """`state` is active, expired or revoked; `id` is the public part of the token, after `hkt_`."""
+
+    name: str
+    id: str
+    state: str
+    may: list[str]
+    made_ms: int
+    expires_ms: int | None
+    revoked_ms: int | None
+    used_ms: int | None
+
+
+class TokenMade(TokenShown, frozen=True):
+    """`token` is the secret. Nothing shows it again."""
+
+    token: str
+
+
+def _show_made(made: TokenMade) -> Iterator[View]:
+    yield Line(made.token)
+    pairs = [("name", made.name), ("may", "; ".join(made.may)), ("expires", moment(made.expires_ms) or "never")]
+    yield Pairs(pairs)
+
+
+@operation(
+    "create_token",
+    "POST",
+    command="token create",
+    show=_show_made,
+    examples=(
+        "hocket token create ci --may lock:acquire:file:src/ --expires 30d",
+        "hocket token create planner --may inbox:write --may inbox:claim:planner --may mesh:read",
+    ),
+)
+def create(
+    service: Service,
+    name: Annotated[str, Meta(description="The token's name, and its agent's.")],
+    may: Annotated[
+        Sequence[str],
+        Meta(description="resource:action[:prefix], or `all`; may be repeated."),
+        InShell("--may", metavar="GRANT"),
+    ] = (),
+    lifetime_ms: Annotated[
+        int,
+        Meta(description="How long it is valid, like 30d; default: ever."),
+        InShell("--expires", metavar="DURATION", form="duration"),
+    ]
+    | None = None,
+) -> TokenMade:
+    """Create a token and print it. Nothing prints it again: the node keeps only its hash.
+
+    A grant is written as for `hocket invite`, such as lock:acquire:file:src/, inbox:write:team/, row:write:memories/,
+    mesh:read. A token grants only what --may names, and never more than this node may do itself. The program speaks as
+    the agent NAME, or as NAME/anything. It sends the token in the header `Authorization: Bearer TOKEN`.
+    """
+    service.check_writer()
+    if _NAME.fullmatch(name) is None or name.lower() == "all":
+        raise Usage(
+            f"bad name {name!r}: the name of a token has 1 to 64 letters, digits, dots and dashes, begins with a letter"
+            " or digit, and is not `all`"
+        )
+    if lifetime_ms is not None and not 0 < lifetime_ms <= LIFETIME_MS_MAX:
+        raise Usage("a token expires after more than no time and at most 100 years; leave out --expires for never")
+    capabilities = parse_grants(may, of_node=False)
+    id, now = os.urandom(ID_BYTES).hex(), service.runtime.log.physical()
+    token = f"hkt_{id}_{base64url(os.urandom(SECRET_BYTES)).decode()}"
+    made = TokenRow(
+        *(name, id, content_hash(token.encode()), msgspec.json.encode(capabilities), now),
+        None if lifetime_ms is None else now + lifetime_ms,
+    )
+    with service.runtime.store.write() as session:
+        known = session.tokens()
+        if any(each.name == name and _state(each, now) == "active" for each in known):
+            raise Conflict(f"the token {name} is in force; revoke it first, or choose another name")
+        if len(known) >= TOKENS_MAX and name not in {each.name for each in known}:
+            raise Conflict(f"this node has {TOKENS_MAX} tokens, and no more fit; use the name of one that has ended")
+        if beyond := _beyond(service, session, capabilities):
+            raise NotAuthorised(f"this node itself may not {'; '.join(words(beyond))}; a token cannot grant more")
+        session.put_token(made)
+    return TokenMade(**msgspec.structs.asdict(_shown(made, now)), token=token)
+
+
+def _show(shown: Iterable[TokenShown]) -> Iterator[View]:
+    now = int(time.time() * 1000)
+    rows = [
+        (
+            *(each.name, each.state, each.id, moment(each.expires_ms) or "never"),
+            *("never" if each.used_ms is None else ago(each.used_ms, now), "; ".join(each.may)),
+        )
+        for each in shown
+    ]
+    yield Table(("name", "state", "id", "expires", "last used", "may"), rows, "no tokens")
+
+
+@operation(
+    "list_tokens",
+    "GET",
+    command="token list",
+    show=_show,
+    examples=("hocket token list", "hocket token list --json | jq '.[] | select(.state == \"active\").name'"),
+)
+def listing(service: Service) -> list[TokenShown]:
+    """List the tokens: what each may do, until when, and when it was last used."""
+    now = service.runtime.log.physical()
+    with service.read() as session:
+        return [_shown(each, now) for each in session.tokens()]
+
+
+@operation(
+    "revoke_token",
+    "POST",
+    command="token revoke",
+    show=lambda shown: [Line(f"the token {shown.name} is revoked")],
+    examples=("hocket token revoke ci",),
+)
+def revoke(service: Service, name: Annotated[str, Meta(description="The token's name.")]) -> TokenShown:
+    """Revoke a token. The server refuses it from the next request on."""
+    service.check_writer()
+    now = service.runtime.log.physical()
+    with service.runtime.store.write() as session:
+        found = next((each for each in session.tokens() if each.name == name), None)
+        if found is None:
+            raise NotFound(f"no token {name!r}; `hocket token list` lists them")
+        if found.revoked is None:
+            session.end_row("tokens", found)
+            found = found._replace(revoked=now)
+            session.put_token(found)
+    return _shown(found, now)
+
+
+def recognise(service: Service, text: str, chosen: str | None = None) -> Program:
+    """The program that shows this token. `chosen` is a secret that the operator has set for programs that may do all
+    that this node may. Raises UnknownToken.
+    """
+    log = service.runtime.log
+    now = log.physical()
+    if chosen is not None and hmac.compare_digest(content_hash(text.encode()), content_hash(chosen.encode())):
+        with service.runtime.store.read() as session:
+            return Program(CHOSEN, None, _held(service, session, ROOT, now))
+    form = _TOKEN.fullmatch(text)
+    if form is None:
+        raise UnknownToken("the token is malformed; make one with `hocket token create`")
+    with service.runtime.store.read() as session:
+        row = session.token(form[1])
+        # A wrong id takes as long as a wrong secret.
+        is_right = hmac.compare_digest(content_hash(text.encode()), bytes(32) if row is None else row.hash)
+        if row is None or not is_right:
+            raise UnknownToken("this node does not know the token")
+        if (state := _state(row, now)) != "active":
+            raise UnknownToken(f"the token {row.name} is {state}")
+        held = _held(service, session, decode_json(row.grants, tuple[Capability, ...]), now)
+    if row.used is None or now - row.used >= USED_AGAIN_MS:
+        _note_use(service, row, now)
+    return Program(row.name, row.name, held)
+
+
+def chosen_token(environment: dict[str, str]) -> str | None:
+    """The secret that the operator has set for programs, in either variable. A token of `hocket token create` is not
+    one: it is there for a program that this process starts, and maybe for another node. Nor is an invitation.
+    """
+    for name in (CHOSEN, MESH_TOKEN):
+        text = environment.get(name, "").strip()
+        if text and not text.startswith(("hkt_", PREFIX, STORE_PREFIX)):
+            return _checked_secret(name, text)
+    return None
+
+
+def check_mesh_token(text: str) -> None:
+    """Raises Usage if this can be neither an invitation nor a secret for programs."""
+    if not text.startswith(("hkt_", PREFIX, STORE_PREFIX)):
+        _checked_secret(MESH_TOKEN, text)
+
+
+def _checked_secret(name: str, text: str) -> str:
+    if len(text) < CHOSEN_CHARS_MIN or not text.isascii() or not text.isprintable() or " " in text:
+        raise Usage(
+            f"{name} must have at least {CHOSEN_CHARS_MIN} printable ASCII characters and no space; make one with"
+            " `openssl rand -hex 32`, or unset it"
+        )
+    return text
+
+
+def _held(service: Service, session: Session, capabilities: Sequence[Capability], now: int) -> tuple[Grant, ...]:
+    """What the capabilities grant now: what this node may no longer do, its programs may not do either."""
+    log = service.runtime.log
+    own = log.permissions(session).authority.grants(log.node, now)
+    return tuple(own if capabilities is ROOT else held_grants(capabilities, own))
+
+
+def _beyond(service: Service, session: Session, capabilities: Sequence[Capability]) -> list[Capability]:
+    held = _held(service, session, capabilities, service.runtime.log.physical())
+    return [each for each in capabilities if grant_of(each) not in held]
+
+
+def _note_use(service: Service, row: TokenRow, now: int) -> None:
+    with suppress(StoreError), service.runtime.store.write() as session:
+        found = session.token(row.id)
+        if found is not None:
+            session.put_token(found._replace(used=now))
+
+
+def _state(row: TokenRow, now: int) -> str:
+    if row.revoked is not None:
+        return "revoked"
+    return "expired" if row.expires is not None and row.expires <= now else "active"
+
+
+def _shown(row: TokenRow, now: int) -> TokenShown:
+    may = words(decode_json(row.grants, tuple[Capability, ...]))
+    return TokenShown(row.name, row.id, _state(row, now), may, row.made, row.expires, row.revoked, row.used)

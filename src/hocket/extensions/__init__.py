@@ -1,0 +1,79 @@
+"""The extensions of this program, a folder each, and their records. The core names none of them."""
+
+from hocket.kernel.extension import Extension, register
+
+register(
+    Extension(
+        "command",
+        commands={
+            "run": ("extensions.command.run_command:app", "Run a command as a job, with a proof of what ran."),
+            "proof": ("extensions.command.proof_commands:proof_app", "Show, verify and export proofs of execution."),
+            "manifest": (
+                "extensions.command.proof_commands:manifest_app",
+                "Check a command manifest; print its content id or canonical form.",
+            ),
+        },
+    ),
+    Extension(
+        "git",
+        commands={
+            "git": ("extensions.git.commands:app", "Use a git repository as a job queue: submit, work, verify."),
+        },
+    ),
+    Extension(
+        "tempo",
+        commands={
+            "beat": (
+                "extensions.tempo.beat_commands:beat_app",
+                "Show which beat it is, as the frame that a pulse sends.",
+            ),
+            "score": (
+                "extensions.tempo.beat_commands:score_app",
+                "Check the score of a task: beats for phases and waits, retries, escalations.",
+            ),
+            "promise": (
+                "extensions.tempo.beat_commands:promise_app",
+                "Promise help to an agent that has asked for it, within some beats.",
+            ),
+            "secret": (
+                "extensions.tempo.beat_commands:secret_app",
+                "Print keys and tokens of a project and role that change on each downbeat.",
+            ),
+            "ucxl": (
+                "extensions.tempo.beat_commands:ucxl_app",
+                "Parse a UCXL address and show the time that it means.",
+            ),
+            "pulse": (
+                "extensions.tempo.pulse_commands:pulse_app",
+                "Send the beats of a cluster, or stand by to take over.",
+            ),
+            "reverb": (
+                "extensions.tempo.pulse_commands:reverb_app",
+                "Report what agents do, bar by bar, on the bus and on the log.",
+            ),
+            "report": (
+                "extensions.tempo.report_commands:report_app",
+                "Show the windows that reverb has reported, with key figures and alarms.",
+            ),
+            "replay": (
+                "extensions.tempo.report_commands:replay_app",
+                "Play a reported window again: its ops and messages by the beat.",
+            ),
+        },
+    ),
+    Extension(
+        "cost",
+        commands={
+            "cost": ("extensions.cost.commands:app", "Show what jobs used and cost."),
+        },
+    ),
+    Extension(
+        "sim",
+        commands={
+            "sim": (
+                "extensions.sim.commands:app",
+                "Simulate a mesh with faults, from a seed, and check that nothing was lost or held twice.",
+            ),
+        },
+    ),
+)

@@ -1,0 +1,184 @@
+"""Proofs of execution on the log: finding the proof of a job, and checking it against everything else that is known
+about the job. The kernel checks a proof in itself.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from hocket.errors import Failed, HocketError
+from hocket.extensions.command.execution import Execution, Stream
+from hocket.extensions.command.manifest import BadManifest, Manifest, content_id, parse_manifest
+from hocket.extensions.command.proof import PROOF_TYPE, BadProof, Proof, check, decode_proof
+from hocket.kernel.ids import content_hash, hash_text, node_id, node_text, ulid_text
+from hocket.kernel.ops import decode
+from hocket.kernel.roster import Job, Outcome
+from hocket.kernel.vocabulary import AcceptWork, FailWork, ScheduleJob
+from hocket.store import Artifact, ArtifactSession, OpSession, Session
+from hocket.work import artifacts
+from hocket.work.artifacts import Fetch
+from hocket.work.blobs import Blobs, Damaged
+
+# Jobs whose holder a git repository decides; the repository counts the fences in their proofs.
+GIT_KIND = "hocket.git"
+OUTPUT_TYPE = "hocket.output"
+STREAM_TYPES = {"stdout": "hocket.stdout", "stderr": "hocket.stderr"}
+NOTHING = content_hash(b"")
+
+
+class Examined(NamedTuple):
+    """What is wrong with a proof, and what could not be checked."""
+
+    problems: list[str]
+    notes: list[str]
+
+
+def find_proof(session: Session, blobs: Blobs, job: Job, fetch: Fetch | None = None) -> Proof | None:
+    """The proof of the job's last run; None if there is none that can be read here. Ignores proofs from nodes other
+    than the one that held the job.
+    """
+    for artifact in reversed(_by_the_holder(session, job)):
+        try:
+            return decode_proof(artifacts.content(session, blobs, artifact, fetch))
+        except (HocketError, BadProof):
+            continue
+    return None
+
+
+def need_proof(session: Session, blobs: Blobs, job: Job, fetch: Fetch | None = None) -> Proof:
+    """The proof of the job's last run. Raises Failed with the reason if there is none."""
+    found = _by_the_holder(session, job) or _of_type(session, job, PROOF_TYPE)
+    if not found:
+        state = job.state.name.lower() if job.outcome is None else job.outcome.name.lower()
+        raise Failed(f"job {ulid_text(job.id)} ({job.kind}, {state}) has no proof; only ended commands have one")
+    try:
+        return decode_proof(artifacts.content(session, blobs, found[-1], fetch))
+    except BadProof as error:
+        raise Failed(f"artifact {ulid_text(found[-1].id)} of job {ulid_text(job.id)} is not a proof: {error}") from None
+
+
+def _by_the_holder(session: Session, job: Job) -> list[Artifact]:
+    """Proofs that were put on the log by the node whose claim was the last to end."""
+    holder = _holder(session, job)
+    found = _of_type(session, job, PROOF_TYPE)
+    return [each for each in found if artifacts.creation_of(session, each)[0].node_id == holder]
+
+
+def examine(session: Session, blobs: Blobs, job: Job, proof: Proof, fetch: Fetch | None = None) -> Examined:
+    """Checks a proof against the log: the command, the worker and its claim, and every file that it names. Files that
+    are here are hashed again; the others are fetched if possible.
+    """
+    try:
+        execution = check(proof)
+    except BadProof as error:
+        return Examined([str(error)], [])
+    examined = Examined([], [])
+    examined.problems.extend(_about_the_command(session, job, execution))
+    examined.problems.extend(_about_the_claim(session, job, execution, proof.worker))
+    for name, size, hash, type in _named(execution):
+        found = [each for each in _of_type(session, job, type) if each.hash == hash]
+        if not found:
+            examined.problems.append(f"{name} is {hash_text(hash)}, but no artifact of the job has that hash")
+        elif found[-1].size != size:
+            examined.problems.append(f"{name} has {size} bytes in the proof and {found[-1].size} on the log")
+        else:
+            _look_at(session, blobs, name, found[-1], fetch, examined)
+    examined.problems.extend(_left_out(session, job, execution))
+    return examined
+
+
+def _about_the_command(session: Session, job: Job, execution: Execution) -> Iterator[str]:
+    manifest = _manifest(session, job)
+    if isinstance(manifest, str):
+        yield manifest
+        return
+    expected = content_id(manifest)
+    if execution.content_id != expected:
+        yield f"the proof is of {hash_text(execution.content_id)}, the job asks for {hash_text(expected)}"
+    if execution.argv != manifest.argv:
+        yield "the proof names another command line than the job"
+    if execution.inputs != tuple(each.hash for each in manifest.inputs or ()):
+        yield "the proof names other inputs than the job"
+
+
+def _manifest(session: OpSession, job: Job) -> Manifest | str:
+    row = session.op(job.schedule_op)
+    payload = None if row is None else decode(row.body).payload
+    if not isinstance(payload, ScheduleJob):
+        return f"the request of job {ulid_text(job.id)} is not on this log"
+    try:
+        return parse_manifest(msgspec.json.decode(payload.payload))
+    except (BadManifest, msgspec.MsgspecError, RecursionError) as error:
+        return f"job {ulid_text(job.id)} is not a command: {error}"
+
+
+def _about_the_claim(session: Session, job: Job, execution: Execution, worker: bytes) -> Iterator[str]:
+    if execution.job != ulid_text(job.id):
+        yield f"the proof is of job {execution.job}, not of {ulid_text(job.id)}"
+    if execution.fence != job.fence and job.kind != GIT_KIND:
+        yield f"the proof was made under fence {execution.fence}, the job's last claim has fence {job.fence}"
+    holder, node = _holder(session, job), node_id(worker)
+    if holder is None:
+        yield f"no claim on job {ulid_text(job.id)} has ended"
+    elif node != holder:
+        yield f"the proof is by node {node_text(node)}, but node {node_text(holder)} held the job"
+    if job.outcome is Outcome.SUCCEEDED and (execution.exit_code != 0 or execution.timed_out):
+        yield "the job succeeded, but the proof says that the command did not"
+
+
+def _holder(session: OpSession, job: Job) -> int | None:
+    """The node whose claim was the last to end; for a job that will be retried, the node whose run failed."""
+    if job.outcome is not None or job.error_op is None:
+        return job.claimer if job.outcome is not None else None
+    row = session.op(job.error_op)
+    payload = None if row is None else decode(row.body).payload
+    if isinstance(payload, AcceptWork):
+        row = session.op(payload.offer)
+        payload = None if row is None else decode(row.body).payload
+    return payload.claimer if isinstance(payload, FailWork) else None
+
+
+def _named(execution: Execution) -> Iterator[tuple[str, int, bytes, str]]:
+    """Every file in a proof: its name, size and hash, and the type of its artifact. An empty stream has none."""
+    for each in execution.outputs:
+        yield f"the output {each.path!r}", each.size, each.hash, OUTPUT_TYPE
+    for name, type in STREAM_TYPES.items():
+        stream: Stream | None = getattr(execution, name)
+        if stream is not None and (stream.size, stream.hash) != (0, NOTHING):
+            yield name, stream.size, stream.hash, type
+
+
+def _left_out(session: Session, job: Job, execution: Execution) -> Iterator[str]:
+    """Outputs that the job's completion names and the proof does not."""
+    proven = {each.hash for each in execution.outputs}
+    for artifact in _of_type(session, job, OUTPUT_TYPE):
+        if artifact.id in job.artifacts and artifact.hash not in proven:
+            yield f"the job's artifact {ulid_text(artifact.id)} is not in the proof"
+
+
+def _look_at(
+    session: Session, blobs: Blobs, name: str, artifact: Artifact, fetch: Fetch | None, examined: Examined
+) -> None:
+    """Hashes a file's bytes, wherever they are."""
+    if session.is_evicted(artifact.id):
+        examined.notes.append(f"{name} was evicted; its bytes were not checked")
+        return
+    inline = artifacts.creation_of(session, artifact)[1].content_inline
+    try:
+        if inline is not None:
+            if content_hash(inline) != artifact.hash:
+                examined.problems.append(f"{name}: artifact {ulid_text(artifact.id)} does not match its hash")
+        elif blobs.has(artifact.hash):
+            for _ in blobs.chunks(artifact.hash):
+                pass
+        else:
+            artifacts.content(session, blobs, artifact, fetch)
+    except Damaged as error:
+        examined.problems.append(f"{name}: {error}")
+    except HocketError as error:
+        examined.notes.append(f"{name} was not checked: {error}")
+
+
+def _of_type(session: ArtifactSession, job: Job, type: str) -> list[Artifact]:
+    return [each for each in session.artifacts_of_job(job.id) if each.type == type]

@@ -1,0 +1,1 @@
+"""What jobs use and cost: rate cards, budgets and their caps."""

@@ -1,0 +1,146 @@
+"""The caps of a job. A budget travels in the policy envelope; a worker asks here whether a run may go on."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+
+from hocket.extensions.tempo.beats.phases import PHASE_NAMES
+from hocket.extensions.tempo.beats.score import WAIT_BEATS_MAX, WAITS, Score
+from hocket.extensions.tempo.beats.tempo import BAR_LEN_DEFAULT, BAR_LEN_MAX, Tempo, beat_at
+from hocket.kernel.decoding import convert
+
+# The most bars that a budget's hard end may be away.
+BARS_MAX = 100_000
+ACCOUNT_CHARS_MAX = 256
+# The label of workers that have a rate card. A job that is capped by its price needs it.
+RATES_LABEL = "rates"
+
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
+Account = Annotated[str, msgspec.Meta(min_length=1, max_length=ACCOUNT_CHARS_MAX, pattern=r"\A[^\x00-\x1f\x7f]+\Z")]
+Measured = Literal["cpu_sec", "gpu_sec", "accel_sec", "mem_gbs", "disk_io_mb", "net_egress_mb", "storage_gbh", "cost"]
+MEASURED: tuple[Measured, ...] = get_args(Measured)
+_HARD_END = r"bar\+([0-9]{1,9})"
+
+
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The caps of a job, over all its runs: `max_bu` beats, and `max_cost` in the currency of the worker's rate card.
+    `per_beat` has ceilings for one beat of a run. `charge_to` is the account that pays. `phase_caps` and
+    `wait_caps` are ceilings for the beats of its score, and after `hard_end` bars, counted from that of the submit,
+    the job ends.
+    """
+
+    max_bu: Annotated[int, msgspec.Meta(ge=1, le=2**31)] | None = None
+    max_cost: Positive | None = None
+    per_beat: dict[Measured, Positive] = {}
+    charge_to: Account | None = None
+    phase_caps: dict[Literal["plan", "work", "review"], Annotated[int, msgspec.Meta(ge=1, le=BAR_LEN_MAX)]] = {}
+    wait_caps: dict[Literal["help", "io"], Annotated[int, msgspec.Meta(ge=0, le=WAIT_BEATS_MAX)]] = {}
+    hard_end: Annotated[int, msgspec.Meta(ge=1, le=BARS_MAX)] | None = None
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether a worker needs a rate card to keep it."""
+        return self.max_cost is not None or "cost" in self.per_beat
+
+    @property
+    def caps(self) -> bool:
+        return self.max_bu is not None or self.max_cost is not None or bool(self.per_beat)
+
+
+def parse_budget(value: object) -> Budget:
+    """From decoded YAML or JSON, with or without the name `budget` around it. A hard end is written like bar+2. Raises
+    ValueError.
+    """
+    if not isinstance(value, Mapping):
+        return convert(value, Budget)
+    inner = value["budget"] if value.keys() == {"budget"} else value
+    members: Any = dict(inner) if isinstance(inner, Mapping) else inner
+    if isinstance(members, dict) and isinstance(end := members.get("hard_end"), str):
+        if (found := re.fullmatch(_HARD_END, end.strip())) is None:
+            raise ValueError(f"hard_end {end!r}; write it like bar+2")
+        members["hard_end"] = int(found[1])
+    return convert(members, Budget)
+
+
+def read_budget(text: bytes) -> Budget:
+    """From YAML or JSON. Raises ValueError."""
+    from hocket.kernel.yaml_subset import read_text  # few budgets are in files
+
+    return parse_budget(read_text(text))
+
+
+def capped_score(score: Score | None, budget: Budget | None) -> Score | None:
+    """The score within the caps of the budget. A job without a score has one phrase of the phases that are capped."""
+    if budget is None:
+        return score
+    if score is None:
+        if not budget.phase_caps:
+            return None
+        caps: dict[str, int] = {str(name): beats for name, beats in budget.phase_caps.items()}
+        allowed = {name: caps[name] for name in PHASE_NAMES if name in caps}
+        beats = sum(allowed.values())
+        score = Score(max(BAR_LEN_DEFAULT, beats), allowed, dict.fromkeys(WAITS, beats), 1)
+    phases = {name: min(beats, budget.phase_caps.get(name, beats)) for name, beats in score.phases.items()}  # type: ignore[call-overload]
+    waits = {name: min(beats, budget.wait_caps.get(name, beats)) for name, beats in score.wait_budget.items()}  # type: ignore[call-overload]
+    return msgspec.structs.replace(score, phases=phases, wait_budget=waits)
+
+
+def hard_end_ms(tempo: Tempo, budget: Budget | None, submitted_ms: int) -> float:
+    """When a job ends that was submitted then, whatever it does."""
+    if budget is None or budget.hard_end is None:
+        return math.inf
+    return beat_at(tempo, submitted_ms).window_ms + budget.hard_end * tempo.bar_ms
+
+
+def cap_of_waits(budget: Budget | None, kind: str) -> str:
+    """How the error of a spent wait begins: with the cap of the budget, if there is one."""
+    is_capped = budget is not None and kind in budget.wait_caps
+    return f"over its budget wait_caps.{kind}: " if is_capped else ""
+
+
+def cap_of_phases(budget: Budget | None) -> str:
+    """How the error of a phrase that has overrun begins."""
+    return "over its budget phase_caps: " if budget is not None and budget.phase_caps else ""
+
+
+def over_budget(budget: Budget, beats: int, cost: float | None, currency: str = "") -> str | None:
+    """Why a job must stop that has used so many beats and cost so much; None if it may go on."""
+    if budget.max_bu is not None and beats > budget.max_bu:
+        return f"over its budget max_bu: it has used {beats} beats, and may use {budget.max_bu}"
+    if budget.max_cost is not None and cost is not None and cost > budget.max_cost:
+        return f"over its budget max_cost: it has cost {cost:.6g} {currency}, and may cost {budget.max_cost:g}"
+    return None
+
+
+def time_cap(budget: Budget, spent_beats: int, beat_ms: int, beat_cost: float) -> tuple[float, str]:
+    """How many seconds a run may go on by its beats alone, and the error of one that goes on for longer."""
+    beats = math.inf if budget.max_bu is None else float(budget.max_bu)
+    error = f"over its budget max_bu: it may use {budget.max_bu} beats"
+    if budget.max_cost is not None and beat_cost > 0 and (affordable := budget.max_cost / beat_cost) < beats:
+        # A cap of a whole number of beats must not lose one to rounding.
+        beats = math.floor(affordable + 1e-9)
+        error = f"over its budget max_cost: it may cost {budget.max_cost:g}, {beats:g} beats at {beat_cost:g}"
+    return max(0.0, beats - spent_beats) * beat_ms / 1000, error
+
+
+class BeatCaps:
+    """Watches what a run uses in each beat. Call `over` with the run's totals as often as they are measured."""
+
+    def __init__(self, caps: Mapping[Measured, float], beat_ms: int) -> None:
+        self._caps, self._beat_ms = caps, beat_ms
+        self._beat = 0
+        self._base = self._last = dict.fromkeys(MEASURED, 0.0)
+
+    def over(self, wall_ms: float, used: Mapping[Measured, float]) -> str | None:
+        """Why the run must stop; None if it may go on."""
+        beat = int(wall_ms // self._beat_ms)
+        if beat != self._beat:
+            self._beat, self._base = beat, self._last
+        self._last = dict(used)
+        for name, cap in self._caps.items():
+            if (found := used[name] - self._base[name]) > cap:
+                return f"over its budget per_beat.{name}: it has used {found:.6g} in one beat, and may use {cap:g}"
+        return None
