@@ -18,14 +18,14 @@ from hocket.mesh.wire import Reply
 from hocket.work import artifacts
 from hocket.work.blobs import BLOB_BYTES_MAX, Blobs
 
-PART_BYTES = 4 * 1024 * 1024
+BLOB_PART_BYTES = 4 * 1024 * 1024
 # How long a peer may take for one part.
 PART_S = 30.0
 
 
-def answer(log: Log, blobs: Blobs, to: PeerReader, query: str) -> Reply:
+def answer_blob(log: Log, blobs: Blobs, to: PeerReader, query: str) -> Reply:
     """Part of a blob. A caller that may not have the blob gets the same answer as if it were not here."""
-    asked = _asked(query)
+    asked = _asked_part(query)
     if asked is None:
         return Reply(400)
     hash, start = asked
@@ -43,11 +43,11 @@ def answer(log: Log, blobs: Blobs, to: PeerReader, query: str) -> Reply:
             return to.authority.reading(to.node, op.payload, op.timestamp.wall, kind, to.now_ms) == ()
 
         readable = artifacts.is_readable(session, hash, may_read)
-    part = blobs.part(hash, start, PART_BYTES) if readable else None
+    part = blobs.part(hash, start, BLOB_PART_BYTES) if readable else None
     return Reply(404) if part is None else Reply(200, {"content-type": wire.OCTETS}, part)
 
 
-def _asked(query: str) -> tuple[bytes, int] | None:
+def _asked_part(query: str) -> tuple[bytes, int] | None:
     try:
         values = dict(parse_qsl(query, max_num_fields=4))
         start = values.get("from", "0")
@@ -59,11 +59,11 @@ def _asked(query: str) -> tuple[bytes, int] | None:
     return hash, int(start)
 
 
-async def fetch(clients: Sequence[Client], hash: bytes, size: int) -> bytes:
+async def fetch_blob(clients: Sequence[Client], hash: bytes, size: int) -> bytes:
     """Fetches a whole blob from the first client that has it. Raises Unreachable if none does."""
     for client in clients:
         try:
-            parts = await _parts(client, hash, min(size, BLOB_BYTES_MAX))
+            parts = await _blob_parts(client, hash, min(size, BLOB_BYTES_MAX))
         except (Unreachable, Refused, TimeoutError):
             continue
         if parts is not None and content_hash(parts) == hash:
@@ -71,7 +71,7 @@ async def fetch(clients: Sequence[Client], hash: bytes, size: int) -> bytes:
     raise Unreachable(f"no reachable node has {hash_text(hash)}")
 
 
-async def _parts(client: Client, hash: bytes, size: int) -> bytes | None:
+async def _blob_parts(client: Client, hash: bytes, size: int) -> bytes | None:
     data = bytearray()
     await client.meet()
     while True:

@@ -31,7 +31,7 @@ from hocket.work.serving import Serving, read_serving, serving_text
 
 JOBS, PRESENCE, RESULTS = "jobs", "presence", "results"
 # How often a node looks whether it has something else to say about its workers.
-LOOK_S = 1.0
+PRESENCE_LOOK_S = 1.0
 # Presence that comes within this time is stored together: the first if some of it is new, the second if not.
 GATHER_S = 0.2
 STEADY_S = 1.0
@@ -86,7 +86,7 @@ class BusSharing:
     async def _tell_presence(self) -> None:
         while True:
             await self._tell()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(PRESENCE_LOOK_S)
 
     async def _tell(self) -> None:
         workers = serving_text(await look(self._access, self._own))

@@ -18,7 +18,7 @@ from hocket.log import Log
 DELEGATIONS_PER_ISSUER_MAX = 256
 
 
-def read(op: Op | Malformed) -> Delegation | None:
+def introduction_in(op: Op | Malformed) -> Delegation | None:
     """The delegation by which an op introduces its own author."""
     if isinstance(op, Malformed) or not isinstance(op.payload, DelegateUcan):
         return None
@@ -29,13 +29,13 @@ def read(op: Op | Malformed) -> Delegation | None:
     return delegation if delegation.node == op.node_id else None
 
 
-def is_known(log: Log, delegation: Delegation) -> bool:
+def is_introduced(log: Log, delegation: Delegation) -> bool:
     """Whether the node needs no introduction, because it can identify itself with a token."""
     with log.store.read() as session:
         return delegation.node.to_bytes(8, "big") in session.nodes()
 
 
-def fault(log: Log, delegation: Delegation, now_s: int) -> str | None:
+def introduction_fault(log: Log, delegation: Delegation, now_s: int) -> str | None:
     """Why an introduction is not accepted, in words for the operator; None if it is."""
     with log.store.read() as session:
         permissions = log.permissions(session)

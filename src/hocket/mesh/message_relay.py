@@ -24,7 +24,7 @@ LISTENERS_MAX = 256
 LISTENERS_OF_NODE_MAX = 4
 # Messages that are handed to a peer in one request.
 BATCH_MAX = 32
-BODY_BYTES_MAX = 4 * 1024 * 1024
+RELAYED_BYTES_MAX = 4 * 1024 * 1024
 BATCH_BYTES_MAX = 1024 * 1024
 # Messages within this time of a request go into the next one, so that they leave room for others.
 GAP_S = 0.02

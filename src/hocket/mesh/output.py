@@ -139,7 +139,7 @@ def wanted_in(changes: Changes) -> frozenset[bytes]:
     return frozenset(key for family, key in changes.subjects if family == OUTPUT and key)
 
 
-def answer(log: Log, output: OutputFiles, to: PeerReader, asked: AskedOutput) -> tuple[Reply, bool]:
+def answer_output(log: Log, output: OutputFiles, to: PeerReader, asked: AskedOutput) -> tuple[Reply, bool]:
     """The output that this node has, and whether another node must be asked for more. A caller that may not read it
     gets the same answer as if there were no such job.
     """
@@ -156,7 +156,7 @@ def answer(log: Log, output: OutputFiles, to: PeerReader, asked: AskedOutput) ->
     return Reply(200, {}, encode_part(part, is_done)), not is_here
 
 
-def keep(log: Log, output: OutputFiles, sender: int, asked: AskedOutput, body: bytes, is_wanted: bool) -> Reply:
+def keep_output(log: Log, output: OutputFiles, sender: int, asked: AskedOutput, body: bytes, is_wanted: bool) -> Reply:
     """Copies output that a node pushes: only of jobs that it holds or held, and only while it is wanted."""
     log.settle()
     try:

@@ -188,7 +188,7 @@ class PeerExchange:
             theirs = None
         elif client.knows is not None and client.knows != self._knows:
             self._knows = client.knows
-            await programs.heard(self._access, node, client.knows, self._emit)
+            await programs.note_program(self._access, node, client.knows, self._emit)
         if node is not None:
             await self._note_offset(node)
         if first is not None and out is not None and theirs is not None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hocket.events import Emit
 
 
-async def heard(access: NodeAccess, node: int, knows: Knowledge, emit: "Emit") -> None:
+async def note_program(access: NodeAccess, node: int, knows: Knowledge, emit: "Emit") -> None:
     """Stores what a node's program knows, and tells the operator if that is new and differs from this program."""
     key, text = node.to_bytes(8, "big"), knowledge_text(knows)
     if await look(access, lambda session: session.programs().get(key)) == text:
@@ -27,7 +27,7 @@ async def heard(access: NodeAccess, node: int, knows: Knowledge, emit: "Emit") -
         emit(ProgramDiffers(node_text(node), difference))
 
 
-def differences(session: PeerSession) -> dict[int, str]:
+def program_differences(session: PeerSession) -> dict[int, str]:
     """The nodes whose programs differ from this one, and how."""
     found = {node: sentence(read_knowledge(knows)) for node, knows in session.programs().items()}
     return {int.from_bytes(node, "big"): said for node, said in found.items() if said is not None}

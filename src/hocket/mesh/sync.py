@@ -142,7 +142,7 @@ class Exchanges:
 
     async def fetch(self, hash: bytes, size: int) -> bytes:
         """Fetches a blob from any peer that has it. Raises Unreachable if no reachable peer does."""
-        return await blobs.fetch(await self._clients(), hash, size)
+        return await blobs.fetch_blob(await self._clients(), hash, size)
 
     async def output(self, asked: AskedOutput) -> FarOutput | None:
         """The next part of a job's output, as far as a peer has it. None if no peer can be reached or knows the job."""
