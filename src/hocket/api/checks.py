@@ -38,7 +38,7 @@ from hocket.log.lost_past import own_history
 from hocket.log.outbox import OUTBOX_OPS_MAX, waiting
 from hocket.log.ownership import writers
 from hocket.log.permissions import Permissions, PermissionsReader
-from hocket.mesh.recovery import BEHIND_SENTENCE
+from hocket.mesh.incoming import BEHIND_SENTENCE
 from hocket.node import variables
 from hocket.node.bus_settings import bus_settings
 from hocket.node.home import Home, exposure, key_owner

@@ -12,8 +12,7 @@ from hocket.kernel.knowledge import unknown_of
 from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.log.outbox import OUTBOX_OPS_MAX
 from hocket.mesh.names import names
-from hocket.mesh.peers import breakers, coordinator, outbox, silence
-from hocket.mesh.programs import program_differences
+from hocket.mesh.peers import breakers, coordinator, outbox, program_differences, silence
 from hocket.node.home import Home
 from hocket.node.running import running_buses, running_servers
 from hocket.node.store_breaker import store_troubles

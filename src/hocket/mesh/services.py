@@ -10,17 +10,16 @@ from hocket.events import Emit, ignore
 from hocket.events.nodes import JoinRefused
 from hocket.kernel.keys import SigningKey
 from hocket.mesh import enrolment, peers, tickets
+from hocket.mesh.bus_sharing import MessageRelay
 from hocket.mesh.gate import Gate
+from hocket.mesh.gate_requests import UsedTokens
 from hocket.mesh.http import HttpTransport
 from hocket.mesh.loop import SyncLoop
-from hocket.mesh.message_relay import MessageRelay
 from hocket.mesh.output import OutputPushes
 from hocket.mesh.peers import Trust
-from hocket.mesh.quotas import Quotas
-from hocket.mesh.rate_limit import Buckets
+from hocket.mesh.quotas import Buckets, Quotas
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.sync_lock import SyncLock
-from hocket.mesh.used_tokens import UsedTokens
 from hocket.mesh.window_tokens import WindowTokens
 from hocket.mesh.wire import Reply, Request, look, note
 from hocket.work.blobs import Blobs

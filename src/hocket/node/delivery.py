@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hocket.cancelling import end_tasks
 from hocket.errors import HocketError
 from hocket.mesh import peers
-from hocket.mesh.message_delivery import DirectDelivery
+from hocket.mesh.sync import DirectDelivery
 from hocket.mesh.sync_lock import SyncLock
 from hocket.mesh.waiting import DELIVERS
 from hocket.node.runtime import Runtime
