@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from weakref import WeakSet
 
-NAME = "sync.turn"
+SYNC_TURN = "sync.turn"
 # A forked child would share these locks, and keep them after this process has ended.
 _TAKEN: "WeakSet[SyncLock]" = WeakSet()
 
@@ -20,7 +20,7 @@ class SyncLock:
         _TAKEN.add(self)
 
     @classmethod
-    def take(cls, directory: Path, name: str = NAME) -> "SyncLock | None":
+    def take(cls, directory: Path, name: str = SYNC_TURN) -> "SyncLock | None":
         """None if another process has it. The file is never removed: a removed file could be locked twice."""
         directory.mkdir(mode=0o700, exist_ok=True)
         fd = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -35,7 +35,7 @@ class SyncLock:
     def is_taken(directory: Path) -> bool:
         """Whether a process of this node syncs now."""
         try:
-            fd = os.open(directory / NAME, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(directory / SYNC_TURN, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return False
         try:
