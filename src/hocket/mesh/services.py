@@ -19,13 +19,13 @@ from hocket.mesh.output import OutputPushes
 from hocket.mesh.peers import Trust
 from hocket.mesh.quotas import Buckets, Quotas
 from hocket.mesh.sync import Exchanges
-from hocket.mesh.sync_lock import SyncLock
 from hocket.mesh.window_tokens import WindowTokens
 from hocket.mesh.wire import Reply, Request, look, note
 from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
 from hocket.work.output_files import OutputFiles
+from hocket.work.processes import ProcessTurn
 
 # How long the settings for checking peers' certificates are cached.
 TRUST_S = 2.0
@@ -83,7 +83,7 @@ class MeshServices:
             self.access,
             self.exchanges,
             self._environment,
-            lambda: SyncLock.take(self._processes),
+            lambda: ProcessTurn.take(self._processes),
             emit=self._emit,
             wanted=self._wanted,
             carry=None if self.relay is None else self._carry,
