@@ -48,8 +48,8 @@ from hocket.node.shared_store import check_sharing
 from hocket.store import Session, WakeUp, backend
 from hocket.store import open as open_store
 from hocket.store.blobs import BlobPlace
+from hocket.store.file_lock import lock_holder
 from hocket.store.intake import REFUSALS_KEPT
-from hocket.store.lock_holder import lock_holder
 from hocket.work.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
 
 PYTHON_MIN = (3, 11)
