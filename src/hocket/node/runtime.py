@@ -376,10 +376,10 @@ class Runtime:
 
     def wait_reader(self, session: Session, here: Sequence[Serving] = (), *, is_connected: bool = False) -> WaitReader:
         """Says of many jobs what they wait for."""
-        from hocket.mesh.sync_lock import SyncLock
         from hocket.mesh.waiting import WaitReader
+        from hocket.work.processes import ProcessTurn
 
-        is_in_touch = is_connected or SyncLock.is_taken(self.home.processes)
+        is_in_touch = is_connected or ProcessTurn.is_taken(self.home.processes)
         return WaitReader(self.log, session, self.liveness(), is_in_touch, here)
 
     def verify(self, expected: tuple[int, bytes] | None = None, progress: Progress = _no_progress) -> Audit:
