@@ -38,7 +38,7 @@ from hocket.log.lost_past import own_history
 from hocket.log.outbox import OUTBOX_OPS_MAX, waiting
 from hocket.log.ownership import writers
 from hocket.log.permissions import Permissions, PermissionsReader
-from hocket.mesh.recovery import BEHIND_SENTENCE
+from hocket.mesh.incoming import BEHIND_SENTENCE
 from hocket.node import variables
 from hocket.node.bus_settings import bus_settings
 from hocket.node.home import Home, exposure, key_owner
@@ -48,8 +48,8 @@ from hocket.node.shared_store import check_sharing
 from hocket.store import Session, WakeUp, backend
 from hocket.store import open as open_store
 from hocket.store.blobs import BlobPlace
+from hocket.store.file_lock import lock_holder
 from hocket.store.intake import REFUSALS_KEPT
-from hocket.store.lock_holder import lock_holder
 from hocket.work.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
 
 PYTHON_MIN = (3, 11)

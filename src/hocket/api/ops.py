@@ -21,7 +21,7 @@ from hocket.log.archive import export_ops, import_ops
 from hocket.log.audit import Audit
 from hocket.log.lost_past import rewind
 from hocket.log.rebuild import Rebuilt
-from hocket.mesh.recovery import recover
+from hocket.mesh.incoming import recover
 from hocket.node.runtime import Progress
 from hocket.store import OpRow, Session
 from hocket.work.derivation import Derivation, DerivationPass, DonePass, done_passes, missing, repeated

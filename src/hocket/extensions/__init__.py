@@ -22,6 +22,7 @@ register(
     ),
     Extension(
         "tempo",
+        members={"score": "extensions.tempo.beats.score:score_of"},
         commands={
             "beat": (
                 "extensions.tempo.beat_commands:beat_app",
@@ -63,6 +64,8 @@ register(
     ),
     Extension(
         "cost",
+        members={"budget": "extensions.cost.budgets:budget_of"},
+        submits={"budget": "extensions.cost.node_costs:check_budgets"},
         commands={
             "cost": ("extensions.cost.commands:app", "Show what jobs used and cost."),
         },

@@ -6,14 +6,24 @@ loaded when its part is used.
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+Places = Mapping[str, str]
+_NONE: Places = MappingProxyType({})
 
 
 class Extension(NamedTuple):
-    """What the program needs to know about an extension. `commands` has, for each, its place and a sentence of help."""
+    """What the program needs to know about an extension: for each seam, the places by the names that the seam has.
+
+    `commands` have for each a sentence of help besides. `members` are those of a job's policy: a place gives the value
+    from what people write (the value itself, plain data, or the bytes of a file), and raises ValueError. `submits` are
+    called with a runtime and drafts before jobs with such a member are submitted.
+    """
 
     name: str
     commands: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    members: Places = _NONE
+    submits: Places = _NONE
 
 
 _EXTENSIONS: dict[str, Extension] = {}
@@ -30,3 +40,19 @@ def extensions() -> tuple[Extension, ...]:
     """The extensions of this program, which register themselves when they are first asked for."""
     import_module(_PROGRAM)
     return tuple(_EXTENSIONS.values())
+
+
+def loaded(place: str) -> Any:
+    """What has this place in the package `hocket`."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"hocket.{module}"), name)
+
+
+def parts(seam: str, name: str) -> list[Any]:
+    """What the extensions have under this name at a seam, loaded."""
+    return [loaded(places[name]) for each in extensions() if name in (places := getattr(each, seam))]
+
+
+def part(seam: str, name: str) -> Any:
+    """What an extension has under this name at a seam."""
+    return parts(seam, name)[0]

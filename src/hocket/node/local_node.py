@@ -240,7 +240,7 @@ class LocalNode:
         """Opens the message bus. Without a server for it, the connections to other nodes carry it; call this before
         they are made. Work goes on without a bus that cannot be opened.
         """
-        from hocket.mesh.message_relay import MessageRelay
+        from hocket.mesh.bus_sharing import MessageRelay
 
         try:
             bus = await self.message_bus(emit, settings)

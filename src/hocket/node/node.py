@@ -39,7 +39,7 @@ from hocket.extensions.command import request
 from hocket.extensions.command.request import CommandRequest
 from hocket.extensions.cost import node_costs as reports
 from hocket.extensions.cost.costs import CostRow, Costs, CostsBy
-from hocket.extensions.cost.node_costs import check_budgets, estimate_of, rates_of
+from hocket.extensions.cost.node_costs import estimate_of, rates_of
 from hocket.extensions.cost.rate_card import Estimate
 from hocket.extensions.tempo.policy_file import tempo_policy
 from hocket.extensions.tempo.window_secret import ProjectSecret, project_secret
@@ -129,7 +129,7 @@ class Node(LocalNode):
         if not isinstance(job, JobType | str):
             blobs, secrets = self.runtime.blobs, self.runtime.secrets
             packed = await self.call(lambda: request.pack(job, blobs))
-            await self._check_budgets([packed.draft])
+            await self._check([packed.draft])
             job_id = await self.run(lambda tx: request.submit(tx, blobs, secrets, packed))
             self.wrote()
             return Handle(self, job_id, created=True)
@@ -163,7 +163,7 @@ class Node(LocalNode):
 
     async def _submit(self, types: list[JobType], drafts: list[Draft], submit: SubmitDrafts) -> list[Handle]:
         async def write() -> list[Submitted]:
-            await self._check_budgets(drafts)
+            await self._check(drafts)
             return await self.run(lambda tx: submit(tx, drafts), beside=True)
 
         cited = _chain(len(drafts)) if submit is chains.submit else ()
@@ -186,9 +186,9 @@ class Node(LocalNode):
         self.wrote(to)
         return made
 
-    async def _check_budgets(self, drafts: list[Draft]) -> None:
-        if any(each.policy.budget is not None for each in drafts):
-            await self.call(lambda: check_budgets(self.runtime, drafts))
+    async def _check(self, drafts: list[Draft]) -> None:
+        if checks := self.runtime.submit_checks(drafts):
+            await self.call(lambda: [check() for check in checks])
 
     async def cost(self, job_id: str) -> CostRow:
         """What a job used and cost so far, by this node's rate card."""

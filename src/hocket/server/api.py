@@ -20,7 +20,7 @@ from hocket.api.programs import KeptAnswer, TooManyKeys, UnknownToken
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, Unreachable, Usage
 from hocket.kernel.ids import content_hash
 from hocket.mesh import wire
-from hocket.mesh.rate_limit import Buckets
+from hocket.mesh.quotas import Buckets
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
 from hocket.server import openapi
