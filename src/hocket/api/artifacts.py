@@ -9,8 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from hocket.api import ListPage, Service, ServiceAnswer
-from hocket.api.operation import ULID, InShell, OverHttp, TokenNeed, operation
-from hocket.api.pages import PAGE_MAX, After
+from hocket.api.operation import PAGE_MAX, ULID, After, InShell, OverHttp, TokenNeed, operation
 from hocket.api.views import Line, Pairs, Table, Terminal, View, moment
 from hocket.errors import Usage
 from hocket.kernel.decoding import convert

@@ -9,8 +9,19 @@ import msgspec
 from msgspec import Meta
 
 from hocket.api import ListPage, Service, ServiceAnswer
-from hocket.api.operation import ULID, InShell, TokenNeed, operation
-from hocket.api.pages import ANSWER_BYTES, PAGE_DEFAULT, PAGE_MAX, STEP, After, Limit, json_size
+from hocket.api.operation import (
+    ANSWER_BYTES,
+    PAGE_DEFAULT,
+    PAGE_MAX,
+    STEP,
+    ULID,
+    After,
+    InShell,
+    Limit,
+    TokenNeed,
+    json_size,
+    operation,
+)
 from hocket.api.views import Line, Table, View, moment
 from hocket.bus.changes import about
 from hocket.errors import Conflict, NotFound, StoreAway, Unreachable, Usage

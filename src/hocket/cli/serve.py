@@ -135,12 +135,12 @@ async def _serve(
         services = node.services(emit)
         await node.relay_messages(emit, servers)
         from hocket.api import Service, peers
-        from hocket.api.tokens import chosen_token
+        from hocket.api.programs import chosen_token
+        from hocket.server.api import Api
         from hocket.server.monitoring.monitor import Monitor
         from hocket.server.openai import routes as chat_routes
+        from hocket.server.routes import ROUTES
         from hocket.server.running import Server
-        from hocket.server.v1.api import Api
-        from hocket.server.v1.table import ROUTES
         from hocket.work.supervision import supervised
 
         ended = asyncio.Event()
