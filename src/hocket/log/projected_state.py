@@ -30,7 +30,6 @@ from hocket.log.registers import RouteRegister
 from hocket.log.unstored_ops import UnstoredOps
 from hocket.store import Head, Session
 
-_COUNTS = 0
 
 
 def _is_settled() -> bool:

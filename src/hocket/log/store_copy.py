@@ -16,7 +16,7 @@ from hocket.store import OpRow, Session, Store
 from hocket.store.unlogged import KEPT, OF_NODE
 
 # So many ops are copied in one transaction.
-STEP = 500
+COPY_STEP = 500
 _DELEGATION = number_of(DelegateUcan)
 
 
@@ -53,7 +53,7 @@ class StoreCopy:
             done = there.head()
             copied = there.entry(done.seq)
         chain = self._meeting_point(session, copied)
-        rows = session.stored_entries(done.seq, STEP) if head.seq > done.seq else []
+        rows = session.stored_entries(done.seq, COPY_STEP) if head.seq > done.seq else []
         if rows:
             self._verify(session, rows, done.seq, chain)
             copy_in(self._log, rows)
