@@ -14,7 +14,7 @@ from hocket.extensions.command.streams import Kept
 from hocket.kernel.quota import Quota
 from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import CreateArtifact
-from hocket.log.output_quota import output_key
+from hocket.log.limits import output_key
 from hocket.mesh import membership
 from hocket.mesh.quotas import FULL_RETRY_S
 from hocket.node.run_services import run_services

@@ -17,7 +17,7 @@ from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan, IngestEvidence
 from hocket.log import Admission
 from hocket.log.intake import Intake
-from hocket.log.op_costs import SLICE_STEP
+from hocket.log.limits import SLICE_STEP
 from hocket.mesh import membership, wire
 from hocket.mesh.gate_requests import Turns
 from hocket.mesh.quotas import BURST_S, FULL_RETRY_S, WORK_MS_PER_S, Quotas

@@ -10,11 +10,11 @@ import pytest
 import hocket
 from hocket import store as stores
 from hocket.errors import StoreMoved
-from hocket.log import outbox, request_deadlines
+from hocket.log import outbox
+from hocket.log.archive import copy_unlogged
 from hocket.log.intake import BEHIND
 from hocket.log.lost_past import SET_ASIDE
 from hocket.log.outbox import SHARED
-from hocket.log.store_copy import copy_unlogged
 from hocket.log.transaction import GAPS, NEWCOMER
 from hocket.mesh.peer_exchange import READING
 from hocket.mesh.peers import ADDRESS, BREAKERS, TRUST
@@ -83,7 +83,7 @@ def test_every_setting_of_a_node_is_known() -> None:
         for name in re.findall(r"(?:node_meta\([^\n]*?, |own_meta\()([A-Z_]+)[,)]", file.read_text())
     }
     values = {ADDRESS, BEHIND, BREAKERS, GAPS, HOME, NEWCOMER, READING, SET_ASIDE, SHARED, TRUST, outbox._DELIVERED}
-    values |= {request_deadlines._OFFSETS}
+    values |= {outbox._OFFSETS}
     names = {"ADDRESS", "BEHIND", "BREAKERS", "HOME", "READING", "SET_ASIDE", "SHARED", "TRUST", "_DELIVERED"}
     assert used == names | {"_OFFSETS", "GAPS", "NEWCOMER"} and values == {*OF_NODE}
 

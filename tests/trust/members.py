@@ -19,7 +19,7 @@ from hocket.kernel.ops import decode as read_op
 from hocket.kernel.rules import HOCKET, Rules, encode_rules
 from hocket.kernel.ucan import ROOT, Capability, issue, read
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload
-from hocket.log import RULES, Admission, Log, Transaction, author_check, naming, permissions, registers
+from hocket.log import RULES, Admission, Log, Transaction, author_check, citations, permissions, registers
 from hocket.log.rebuild import rebuild, roster_digest
 from hocket.store import MEMORY, JobEntry, Session, Store
 from hocket.store import open as open_store
@@ -45,7 +45,7 @@ def remembering() -> Iterator[None]:
         patch.setattr(ops, "verify", _verified)
         for room in (author_check, permissions, registers):
             patch.setattr(room, "read_ucan", _read)
-        patch.setattr(naming, "decode", decode)
+        patch.setattr(citations, "decode", decode)
         yield
 
 

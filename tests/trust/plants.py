@@ -16,7 +16,7 @@ from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import ReportFork
-from hocket.log import author_check, intake, job_projector, ownership, permissions, projection, registers
+from hocket.log import author_check, intake, job_projector, permissions, projection, registers
 from hocket.mesh import names
 from hocket.work import accepting, jobs
 from tests.trust import judge
@@ -157,7 +157,7 @@ def open_completions_are_not_accepted(patch: pytest.MonkeyPatch) -> None:
 
 
 def anybody_evicts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ownership.Ownership, "_eviction_fault", lambda self, op, artifact_id, permissions: None)
+    patch.setattr(permissions.Ownership, "_eviction_fault", lambda self, op, artifact_id, permissions: None)
 
 
 def late_ops_are_taken_in(patch: pytest.MonkeyPatch) -> None:

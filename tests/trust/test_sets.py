@@ -17,7 +17,7 @@ from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import CancelJob, ClaimWork, CompleteJob, RouteKind, ScheduleJob, Telemetry, YieldWork
 from hocket.log import set_judges
-from hocket.log.op_drafts import WrittenOp
+from hocket.log.set_judges import WrittenOp
 from hocket.log.transaction import Transaction
 from hocket.store import Session
 from hocket.work import jobs

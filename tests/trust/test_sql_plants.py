@@ -10,14 +10,7 @@ import pytest
 from hocket.kernel.ids import content_hash
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.roster import Job
-from hocket.log import (
-    checked_registers,
-    job_check,
-    job_projector,
-    permissions,
-    state_check,
-    store_check,
-)
+from hocket.log import job_check, job_projector, permissions, state_check, store_check
 from hocket.store import JobEntry, Stage
 from hocket.work import authorship
 from tests.trust import test_sql_job_rows as rows
@@ -132,7 +125,7 @@ def reasons_are_believed(patch: pytest.MonkeyPatch) -> None:
 
 
 def registers_are_believed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(checked_registers.CheckedRegisters, "_checked", lambda self, session, check, fresh, rows: rows)
+    patch.setattr(permissions.CheckedRegisters, "_checked", lambda self, session, check, fresh, rows: rows)
 
 
 def designations_need_no_grant(patch: pytest.MonkeyPatch) -> None:
@@ -144,12 +137,12 @@ def designations_need_no_grant(patch: pytest.MonkeyPatch) -> None:
 
 def revocations_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        checked_registers.CheckedRegisters, "_with_lost", lambda self, session, check, revocations, stored: revocations
+        permissions.CheckedRegisters, "_with_lost", lambda self, session, check, revocations, stored: revocations
     )
 
 
 def revocations_are_not_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(checked_registers.RevocationFile, "add", lambda self, revocations: None)
+    patch.setattr(permissions.RevocationFile, "add", lambda self, revocations: None)
 
 
 def authors_are_those_of_the_row(patch: pytest.MonkeyPatch) -> None:

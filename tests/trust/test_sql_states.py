@@ -28,7 +28,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import CreateArtifact
 from hocket.log import state_check
-from hocket.log.artifact_register import artifact_of
+from hocket.log.registers import artifact_of
 from hocket.log.state_check import KEPT_FROM_OPS
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.membership import revoke

@@ -36,8 +36,7 @@ from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import RULES
 from hocket.log.lost_past import own_history
 from hocket.log.outbox import OUTBOX_OPS_MAX, waiting
-from hocket.log.ownership import writers
-from hocket.log.permissions import Permissions, PermissionsReader
+from hocket.log.permissions import Permissions, PermissionsReader, writers
 from hocket.mesh.incoming import BEHIND_SENTENCE
 from hocket.node import variables
 from hocket.node.bus_settings import bus_settings

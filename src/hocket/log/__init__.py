@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from hocket.kernel.signing import OpSigner
     from hocket.log.admitting import Admitter, Decide, Received
     from hocket.log.audit import AuditFinding
-    from hocket.log.checked_registers import RevocationFile
     from hocket.log.intake import Admission
-    from hocket.log.op_costs import WorkCharge
+    from hocket.log.limits import WorkCharge
     from hocket.log.parallel import Helpers
+    from hocket.log.permissions import RevocationFile
     from hocket.log.projection import Projection
     from hocket.log.sealing import LogEnd, Sealer
     from hocket.log.state_check import CheckedStates
@@ -81,7 +81,7 @@ def load() -> None:
         "author_check",
         "intake",
         "links",
-        "output_quota",
+        "limits",
         "sealing",
     ):
         import_module(f"{__name__}.{name}")

@@ -16,7 +16,7 @@ from hocket.kernel.ops import Op, decode, verify_op
 from hocket.kernel.postcard import Malformed
 from hocket.log.author_check import AuthorCheck
 from hocket.log.intake import Admission, Intake, add
-from hocket.log.op_costs import Slice, WorkCharge
+from hocket.log.limits import Slice, WorkCharge
 
 if TYPE_CHECKING:
     from hocket.kernel.clock import Hlc

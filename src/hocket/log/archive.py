@@ -1,14 +1,24 @@
-"""A log as a file: the postcard sequence of its ops, which any Likewise software can read. Export and import both
-stream, so a log may have any size.
+"""Copies of a log: as a file, and in another store.
+
+A file is the postcard sequence of its ops, which any Likewise software can read. Export and import both stream, so a
+log may have any size. A copy into another store has each op with its number and its signature. It verifies the ops on
+the way, reads back what it has written, and folds them as ops from elsewhere are folded. Every step is one transaction,
+so a copy that was killed goes on where it ended. Ops that bear only this node's mark are signed in the copy, so the
+links there can be others.
 """
 
-from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import BinaryIO, NamedTuple
 
-from hocket.errors import StoreError
+from hocket.errors import Conflict, StoreError
 from hocket.kernel.ops import MAX_OP_BYTES, Op, read_op
 from hocket.kernel.postcard import Malformed, Reader, write_varint
+from hocket.kernel.vocabulary import DelegateUcan, number_of
 from hocket.log import Admission, Log
+from hocket.log.audit import Auditor
+from hocket.log.citations import keyed
+from hocket.store import OpRow, Session, Store
+from hocket.store.unlogged import KEPT, OF_NODE
 
 BATCH = 1_000
 CHUNK = 4 * MAX_OP_BYTES
@@ -71,3 +81,120 @@ class OpReader:
                 raise Malformed("bytes follow the last op")
         except Malformed as error:
             yield buffer[start : start + 16], error
+
+
+# So many ops are copied in one transaction.
+COPY_STEP = 500
+_DELEGATION = number_of(DelegateUcan)
+
+
+class CopyProgress(NamedTuple):
+    """`ops` of the source's `of` are in the copy."""
+
+    ops: int
+    of: int
+
+
+def origin(session: Session) -> bytes:
+    """What tells logs apart: the link of the first op. Empty for an empty log."""
+    first = session.stored_entries(0, 1)
+    return first[0].chain if first and first[0].seq == 1 else b""
+
+
+class StoreCopy:
+    """`log` is that of the copy, which has the rules of the source already."""
+
+    def __init__(self, source: Store, log: Log, shown: str) -> None:
+        self._source, self._log, self._shown = source, log, shown
+        self._auditor = Auditor(log.user, log.signer, log.rules.bounds is not None)
+        self._has_met = False
+
+    def step(self) -> CopyProgress:
+        """Copies the next ops, if there are any."""
+        with self._source.read() as session:
+            return self.step_in(session)
+
+    def step_in(self, session: Session) -> CopyProgress:
+        """Copies the next ops within a transaction of the source."""
+        head = session.head()
+        with self._log.store.read() as there:
+            done = there.head()
+            copied = there.entry(done.seq)
+        chain = self._meeting_point(session, copied)
+        rows = session.stored_entries(done.seq, COPY_STEP) if head.seq > done.seq else []
+        if rows:
+            self._verify(session, rows, done.seq, chain)
+            copy_in(self._log, rows)
+        return CopyProgress(rows[-1].seq if rows else done.seq, head.seq)
+
+    def _meeting_point(self, session: Session, copied: OpRow | None) -> bytes:
+        """The link, in the source, of the last op that is in the copy. Raises Conflict if the copy is one of another
+        log, or of another history of this one.
+        """
+        if copied is None:
+            return bytes(32)
+        last = session.entry(copied.seq)
+        if last is None or last.id != copied.id:
+            raise Conflict(f"{self._shown} is a copy of another log; choose another place for the copy, or remove it")
+        return last.chain
+
+    def _verify(self, session: Session, rows: Sequence[OpRow], after: int, chain: bytes) -> None:
+        auditor = self._auditor
+        if not self._has_met or any(row.variant == _DELEGATION for row in rows):
+            auditor.meet(session)
+            self._has_met = True
+        auditor.resume(after, chain)
+        auditor.take(session, rows)
+        if auditor.findings:
+            found = auditor.findings[0]
+            raise StoreError(
+                f"op {found.seq} was not copied: {found.what}; `hocket log verify` shows all that is wrong"
+            )
+
+
+def copy_in(log: Log, rows: Sequence[OpRow]) -> None:
+    """Takes ops over from another store of the same log, in their order there."""
+    rows = [row._replace(body=log.signed(row.body)) for row in rows]
+    ops = [keyed(row) for row in rows]
+    with log.store.write() as session:
+        if session.head().seq + 1 != rows[0].seq:
+            return  # another process was faster
+        tx = log.begin(session)
+        tx.lock_permissions_for(op.payload for op in ops)
+        session.order_ops()
+        tx.projection.prepare(ops)
+        for row, op in zip(rows, ops, strict=True):
+            tx.hear(op.timestamp)
+            tx.admit(op, row.body)
+        tx.projection.settle()
+        tx.close(log.append_received)
+        written = session.stored_entries(rows[0].seq - 1, len(rows))
+        if [_copied(row) for row in written] != [_copied(row) for row in rows]:
+            raise StoreError(
+                f"the ops from number {rows[0].seq} on were not stored as they are; nothing of them was kept"
+            )
+
+
+def _copied(row: OpRow) -> tuple[int, bytes, bytes, bytes]:
+    return row.seq, row.id, row.hlc, row.body
+
+
+def copy_unlogged(source: Session, target: Session, node: int, marks: Mapping[str, bytes]) -> None:
+    """Replaces what the target has on no log by what the source has, for this node. `marks` are settings of the
+    target's own.
+    """
+    author = node.to_bytes(8, "big")
+    settings = {key: source.node_meta(author, key) for key in OF_NODE}
+    for table in KEPT:
+        rows = source.unlogged(table)
+        target.put_unlogged(table, (row for row in rows if table != "meta" or not _is_of_node(row[0])))
+    for key, value in settings.items():
+        if value is not None:
+            target.set_node_meta(author, key, value)
+    for key, value in marks.items():
+        target.set_meta(key, value)
+
+
+def _is_of_node(key: str) -> bool:
+    """Whether a setting is a node's. Stores that nodes share name the node, others do not."""
+    return key.partition(" ")[0] in OF_NODE

@@ -33,10 +33,10 @@ from hocket.kernel.vocabulary import (
     discriminant,
     number_of,
 )
-from hocket.log.checked_registers import CheckedRegisters
-from hocket.log.naming import ID_BYTES, long_key
+from hocket.log.citations import ID_BYTES, long_key
 from hocket.log.parallel import Helpers, in_parallel
-from hocket.log.schedule_register import scheduled
+from hocket.log.permissions import CheckedRegisters
+from hocket.log.registers import scheduled
 from hocket.log.sealing import link
 from hocket.log.store_check import SessionCheck, StoreCheck
 from hocket.store import NO_SEAL, Head, JobEntry, OpRow, Session, Store

@@ -1,24 +1,198 @@
 """What an op depends on: whether every op that it cites is on the log, is earlier, and counts. Citations that lead out
-of a job are stored by id, so that a change of the cited op reaches the citing one. Ops here name what they cite by key:
-see `naming`.
+of a job are stored by id, so that a change of the cited op reaches the citing one.
+
+Which op an id means: where ids are bound, an id means one op. In a strict mesh any node can use any id, so an op is
+known by its author and its id: the first op to arrive is stored under its id, and another author's op with the same id
+under a longer key, the id and the author. A key has 16 or 24 bytes; the first 16 are always the id. The order of
+arrival decides only the key. If several ops have a cited id, the citation means the citing author's own op, or the
+earliest by HLC if the author has none. So no other node can come between an author and its own ops. `Citations` takes
+ops that name what they cite by key.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from hocket.kernel.arbitration import Standings
+from hocket.kernel.bundles import facts_of, read_facts
 from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import dependencies
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import ACCEPTANCES, JOB, Subject, subject_of
 from hocket.kernel.vocabulary import Payload, ScheduleJob, number_of
-from hocket.log.memory import Memory
-from hocket.log.naming import ID_BYTES
-from hocket.log.unstored_ops import UnstoredOps
 from hocket.store import Artifact, JobEntry, OpRow, Session
 
 _COUNTS = 0
 _ACCEPTANCES = tuple(number_of(each) for each in ACCEPTANCES)
+
+
+ID_BYTES = 16
+
+
+def long_key(op: Op) -> bytes:
+    return op.id + op.node_id.to_bytes(8, "big")
+
+
+def keyed(row: OpRow) -> Op:
+    """The op of a row, under its key."""
+    if row.bundle is not None and row.place is not None and row.body:
+        return read_facts(row.bundle)[row.place].op
+    op = decode(row.body)
+    return op if len(row.id) == ID_BYTES else replace(op, id=row.id)
+
+
+def is_taken(session: Session, op_id: bytes) -> bool:
+    """Whether an op on the log has this id, or is about a job that has it."""
+    return bool(session.ops_named(op_id) or session.jobs_written_of((op_id,)))
+
+
+class Namesake(NamedTuple):
+    """One of several ops with the same id."""
+
+    at: Hlc
+    key: bytes
+    subject: Subject | None
+    reason: int
+
+
+# The most answers of a sort that are kept from one transaction to the next.
+LASTING_MAX = 256
+Clearable = dict[Any, Any] | set[Any] | list[Any]
+
+
+class Memory(NamedTuple):
+    """What a part of a projection knows of one transaction, and what stays true until the log changes. If the first of
+    `passing` is empty after a transaction that was stored, then so are the others.
+    """
+
+    passing: tuple[Clearable, ...]
+    lasting: tuple[Clearable, ...] = ()
+
+
+class UnstoredOps:
+    """The ops of one transaction that are not stored yet: each by its key, with its reason, 0 if it counts; and its
+    subject. The facts of a set are taken out of their bundle when somebody asks for them, which is rare.
+    """
+
+    def __init__(self) -> None:
+        self._ops: dict[bytes, tuple[Op, int]] = {}
+        self._subjects: dict[bytes, Subject | None] = {}
+        self._about: dict[Subject, list[bytes]] = {}
+        # The longer keys of ops that share their id with another author's op.
+        self._long: dict[bytes, list[bytes]] = {}
+        # The facts of sets that are still in their bundles, and those that are ops and have no entry in `_about` yet.
+        self._bundled: dict[bytes, tuple[Op, int]] = {}
+        self._unlisted: list[bytes] = []
+        self.changed: dict[bytes, int] = {}
+        """The new reasons of ops that had another one before."""
+        known = self._ops, self._subjects, self._about, self._long, self._unlisted, self.changed
+        self.memories = Memory(known), Memory((self._bundled,))
+
+    @property
+    def ops(self) -> dict[bytes, tuple[Op, int]]:
+        self._take_out()
+        return self._ops
+
+    def get(self, op_id: bytes) -> tuple[Op, int] | None:
+        if op_id in self._bundled:
+            self._take_out()
+        return self._ops.get(op_id)
+
+    def reason(self, op_id: bytes) -> int | None:
+        """The reason of one of these ops."""
+        found = self._ops.get(op_id) or self._bundled.get(op_id)
+        return None if found is None else found[1]
+
+    def subject(self, op_id: bytes) -> Subject | None:
+        """What one of these ops is about."""
+        self._take_out()
+        if op_id not in self._subjects:
+            self._list()
+        return self._subjects[op_id]
+
+    def put(self, op: Op, reason: int, subject: Subject | None = None) -> None:
+        """`subject` is what the op is about, if the caller knows."""
+        before = self.reason(op.id)
+        if before is None:
+            self._enter(op, subject or subject_of(op.payload))
+        elif before != reason:
+            self.changed[op.id] = reason
+        self._ops[op.id] = (op, reason)
+
+    def _enter(self, op: Op, subject: Subject | None) -> None:
+        self._subjects[op.id] = subject
+        if subject is not None:
+            self._about.setdefault(subject, []).append(op.id)
+        if len(op.id) > 16:
+            self._long.setdefault(op.id[:16], []).append(op.id)
+
+    def put_set(self, bundle: Op, fact_ids: list[bytes], reason: int) -> None:
+        """Facts of a bundle."""
+        self._bundled.update(dict.fromkeys(fact_ids, (bundle, reason)))
+
+    def put_fact(self, op: Op, reason: int) -> None:
+        """A fact of a set that is an op already."""
+        self._ops[op.id] = (op, reason)
+        self._unlisted.append(op.id)
+
+    def _take_out(self) -> None:
+        if self._bundled:
+            bundled = self._bundled.copy()
+            self._bundled.clear()
+            for bundle in {id(each): each for each, _ in bundled.values()}.values():
+                for op, _ in facts_of(bundle):
+                    if op.id in bundled:
+                        self.put_fact(op, bundled[op.id][1])
+
+    def _list(self) -> None:
+        for op_id in self._unlisted:
+            op, _ = self._ops[op_id]
+            self._enter(op, subject_of(op.payload))
+        self._unlisted.clear()
+
+    def about(self, subject: Subject) -> list[tuple[Op, int]]:
+        self._take_out()
+        self._list()
+        return [self._ops[op_id] for op_id in self._about.get(subject, ())]
+
+    def named(self, op_id: bytes) -> list[tuple[Op, int]]:
+        """The ops with this id."""
+        return [found for key in (op_id, *self._long.get(op_id, ())) if (found := self.get(key)) is not None]
+
+
+class Naming:
+    """`fresh` are the ops of the transaction that are not stored yet."""
+
+    def __init__(self, session: Session, fresh: UnstoredOps, is_strict: bool) -> None:
+        self._session, self._fresh, self._is_strict = session, fresh, is_strict
+
+    def namesakes(self, op_id: bytes) -> list[Namesake]:
+        """The ops with this id."""
+        found = {
+            row.id: Namesake(unpack(row.hlc), row.id, row.subject, row.reason) for row in self._session.ops_named(op_id)
+        }
+        for op, reason in self._fresh.named(op_id):
+            found[op.id] = Namesake(op.timestamp, op.id, subject_of(op.payload), reason)
+        return list(found.values())
+
+    def key(self, name: bytes, citing: Op) -> bytes:
+        """The key of the op that `citing` means by a name; the name itself if no op has it."""
+        if not self._is_strict:
+            return name
+        name = name[:ID_BYTES]
+        found = self.namesakes(name)
+        earlier = [each for each in found if each.at < citing.timestamp and each.reason != Reason.INTEGRITY] or found
+        own = [each for each in earlier if each.at.node == citing.node_id]
+        meant = min(own or earlier, default=None)
+        return name if meant is None else meant.key
+
+    def resolved(self, op: Op) -> Op:
+        """The op with the keys of the ops that it cites."""
+        if not self._is_strict or not op.causal_deps:
+            return op
+        return replace(op, causal_deps=tuple(self.key(dep, op) for dep in op.causal_deps))
 
 
 def names_others(payload: Payload) -> bool:

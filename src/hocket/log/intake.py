@@ -20,8 +20,8 @@ from hocket.kernel.schedules import is_tick
 from hocket.kernel.subjects import ACCEPTANCES, JOB, subject_of
 from hocket.kernel.vocabulary import Bundle, DelegateUcan, Payload, ReportFork, Sanitised, number_of
 from hocket.log.author_check import CURABLE, SIGNED
+from hocket.log.citations import long_key
 from hocket.log.limits import Limits
-from hocket.log.naming import long_key
 from hocket.log.outbox import SHARED
 from hocket.log.transaction import Transaction
 from hocket.store import LateOp
@@ -89,7 +89,7 @@ class Intake:
     ) -> None:
         self.tx = self._tx = tx
         facts = [fact for raw, op in expected for fact, _ in _facts(raw, op)]
-        self._limits = Limits(tx, sender, is_vouched, facts)
+        self._limits = Limits(tx.projection, tx.node, sender, is_vouched, facts)
         self._limit = limit
         self._is_vouched, self._is_operator = is_vouched, sender is None
         self._known = _known(tx, [op.id for _, op in expected])

@@ -18,9 +18,9 @@ from hocket.kernel.roster import Job, State, new_job
 from hocket.kernel.schedules import tick_fault
 from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, Sanitised, ScheduleJob
-from hocket.log.naming import ID_BYTES
+from hocket.log.citations import ID_BYTES
 from hocket.log.permissions import Permissions
-from hocket.log.schedule_register import could_be_newest
+from hocket.log.registers import could_be_newest
 from hocket.store import JobEntry, OpRow, Session, Stage
 from hocket.store.row_check import BundledOp, ReadyJob
 

@@ -17,11 +17,10 @@ from hocket.kernel.roster import JOBS, Job, Outcome, State
 from hocket.kernel.schedules import tick_fault
 from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, ScheduleJob, SetSchedule, discriminant, number_of
+from hocket.log.citations import Memory
 from hocket.log.job_check import shown
-from hocket.log.memory import Memory
 from hocket.log.projectors import Engine
-from hocket.log.registers import RouteRegister
-from hocket.log.schedule_register import could_be_newest
+from hocket.log.registers import RouteRegister, could_be_newest
 from hocket.store import JobEntry, RowCheck, Session, Stage
 
 _CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))

@@ -1,20 +1,32 @@
-"""How much of each author a log takes in. When an author sends its own ops, another check compares its rate and its
-total with its quota, before verification; this module caps what other nodes pass on. The cap is a multiple of the
-author's quota, because this node should admit what others have admitted: otherwise nodes would differ. An author's ops
-form one chain, so the cap cuts that chain at the same place on every node.
+"""What each author may use of a log: how many ops and bytes others may pass on, what the outputs of its jobs cost, and
+how much time of a write transaction its ops take.
+
+When an author sends its own ops, another check compares its rate and its total with its quota, before verification;
+`Limits` caps what other nodes pass on. The cap is a multiple of the author's quota, because this node should admit what
+others have admitted: otherwise nodes would differ. An author's ops form one chain, so the cap cuts that chain at the
+same place on every node.
+
+A node that runs a job of another node writes the outputs on its own log, where it has no quota itself; so their bytes
+count against the quota of the node that submitted the job. They are counted apart from what that node has written:
+every node that gets the log cuts an author at the same op, and outputs of its jobs on one node must not move that.
+
+A transaction that admits ops of members ends after a while, so that other writers go in between.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from hocket.kernel.bundles import Fact
-from hocket.kernel.entitlement import ceiling
+from hocket.kernel.entitlement import ceiling, payers, quota_of, sharing
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job
 from hocket.kernel.rules import Bounds
 from hocket.kernel.subjects import ACCEPTANCES, Subject, subject_of
-from hocket.kernel.vocabulary import number_of
-from hocket.log.transaction import Transaction
-from hocket.store import WrittenTotals
+from hocket.kernel.vocabulary import CreateArtifact, number_of
+from hocket.log.permissions import Permissions
+from hocket.log.projection import Projection
+from hocket.store import IntakeSession, OpSession, Session, WrittenTotals
 
 # When others pass on an author's ops, up to this multiple of its quota is admitted.
 HANDED_ON_FACTOR = 4
@@ -28,15 +40,17 @@ class Limits:
     on ops of an author that do not count on a job applies only to what the author itself sends.
     """
 
-    def __init__(self, tx: Transaction, sender: int | None, is_vouched: bool, expected: Sequence[Op]) -> None:
+    def __init__(
+        self, projection: Projection, node: int, sender: int | None, is_vouched: bool, expected: Sequence[Op]
+    ) -> None:
         """`expected` are all ops that may be admitted."""
-        self._tx, self._expected = tx, expected
-        self._permissions = tx.projection.permissions
+        self._projection, self._expected = projection, expected
+        self._permissions = projection.permissions
         self._bounds = self._permissions.rules.bounds or Bounds()
         self._is_operator = sender is None
         # The author whose ops are checked one by one.
         self._watched = None if is_vouched else sender
-        self._free = {tx.node}
+        self._free = {node}
         self._room: dict[int, WrittenTotals] = {}
         self._taken: dict[int, WrittenTotals] = {}
         self._idle: dict[Subject, bool] = {}
@@ -69,9 +83,9 @@ class Limits:
 
     def _room_of(self, author: int) -> WrittenTotals:
         """How much room an author had before this batch, by the permissions in force."""
-        if self._permissions is not self._tx.projection.permissions:
+        if self._permissions is not self._projection.permissions:
             # An author's first op is the delegation that says what it may store.
-            self._permissions = self._tx.projection.permissions
+            self._permissions = self._projection.permissions
             self._room.clear()
         if author not in self._room:
             self._room[author] = self._find_room(author)
@@ -82,7 +96,7 @@ class Limits:
         if quota.ops is None and quota.bytes is None and author != self._watched:
             self._free.add(author)
         node = author.to_bytes(8, "big")
-        has = self._tx.session.written((node,)).get(node, _NOTHING)
+        has = self._projection.session.written((node,)).get(node, _NOTHING)
         ops = _UNBOUNDED if quota.ops is None else quota.ops * HANDED_ON_FACTOR
         size = _UNBOUNDED if quota.bytes is None else quota.bytes * HANDED_ON_FACTOR
         return WrittenTotals(ops - has.ops, size - has.bytes)
@@ -94,7 +108,7 @@ class Limits:
         if subject.key not in self._busy_keys():
             return False
         if subject not in self._idle:
-            count = self._tx.session.idle_ops(subject, op.node_id.to_bytes(8, "big"), _ACCEPTANCES)
+            count = self._projection.session.idle_ops(subject, op.node_id.to_bytes(8, "big"), _ACCEPTANCES)
             self._idle[subject] = count >= self._bounds.idle_ops
         return self._idle[subject]
 
@@ -105,5 +119,146 @@ class Limits:
         if self._busy is None:
             subjects = (subject_of(op.payload) for op in self._expected if op.node_id == self._watched)
             keys = {subject.key for subject in subjects if subject is not None}
-            self._busy = self._tx.session.keys_of_many_ops(list(keys), self._bounds.idle_ops)
+            self._busy = self._projection.session.keys_of_many_ops(list(keys), self._bounds.idle_ops)
         return self._busy
+
+
+T = TypeVar("T")
+
+# How long such a transaction goes on, and after how many ops the time is looked at.
+SLICE_S = 0.25
+SLICE_STEP = 8
+
+
+class WorkCharge(Protocol):
+    """Who is charged, and what follows from it."""
+
+    def is_costly(self, author: int) -> bool:
+        """Whether the ops of this author are admitted apart from those of others, and after them."""
+
+    def charge(self, work: Mapping[int, float]) -> bool:
+        """Charges each author with these seconds of a transaction that has just ended. False: the rest must wait."""
+
+
+class Slice:
+    """One transaction of a batch. `taken` counts the ops that it has admitted or refused."""
+
+    def __init__(self, stopwatch: Callable[[], float], is_bounded: bool) -> None:
+        self._stopwatch, self._is_bounded = stopwatch, is_bounded
+        self._began = self._at = stopwatch()
+        self._spent: dict[int, float] = {}
+        self.taken = 0
+
+    def begin(self) -> None:
+        """The store is ours from here on."""
+        self._began = self._at = self._stopwatch()
+
+    def steps(self, ops: Sequence[T]) -> Iterator[Sequence[T]]:
+        """The ops in parts, until the time is up."""
+        size = SLICE_STEP if self._is_bounded else len(ops)
+        while self.taken < len(ops):
+            step = ops[self.taken : self.taken + size]
+            self.taken += len(step)
+            yield step
+            if self._is_bounded and self._stopwatch() - self._began > SLICE_S:
+                return
+
+    def note(self, author: int) -> None:
+        """The time since the last note was for an op of this author."""
+        now = self._stopwatch()
+        self._spent[author] = self._spent.get(author, 0.0) + now - self._at
+        self._at = now
+
+    def work(self) -> dict[int, float]:
+        """The seconds of each author. What was done for all ops together is shared out in proportion."""
+        total, noted = self._stopwatch() - self._began, sum(self._spent.values())
+        return {author: spent * (total / noted) for author, spent in self._spent.items()} if noted > 0 else {}
+
+
+def output_key(node: int) -> bytes:
+    """Under which the store counts the outputs of jobs that a node has submitted."""
+    return node.to_bytes(8, "big") + b"o"
+
+
+def submitter(session: OpSession, job: Job) -> int:
+    """The node that submitted a job, or set the schedule of which the job is a tick."""
+    set_by = job.policy.set_by()
+    row = None if set_by is None else session.op(set_by)
+    return job.scheduled.node if row is None else int.from_bytes(row.hlc[12:], "big")
+
+
+def charged(
+    session: OpSession, op: Op, size: int, job: Callable[[bytes], Job | None]
+) -> tuple[bytes, WrittenTotals] | None:
+    """Who is charged for an op of this node's own, and how much; None if nobody is."""
+    payload = op.payload
+    found = job(payload.source_job) if type(payload) is CreateArtifact and payload.source_job is not None else None
+    if found is None or (node := submitter(session, found)) == op.node_id:
+        return None
+    assert isinstance(payload, CreateArtifact)
+    return output_key(node), WrittenTotals(1, max(size, payload.size_bytes))
+
+
+def add_charges(session: IntakeSession, charges: Iterable[tuple[bytes, WrittenTotals] | None]) -> None:
+    totals: dict[bytes, WrittenTotals] = {}
+    for each in charges:
+        if each is not None:
+            ops, size = totals.get(each[0], WrittenTotals())
+            totals[each[0]] = WrittenTotals(ops + each[1].ops, size + each[1].bytes)
+    for key, total in totals.items():
+        session.add_written(key, total)
+
+
+def add_written(
+    session: Session,
+    node: int,
+    written: Iterable[tuple[Op, int]],
+    sets: Iterable[tuple[bytes, WrittenTotals]],
+    job: Callable[[bytes], Job | None],
+) -> None:
+    """Adds up what other authors have written, each op with its size or many at once, and the outputs of their jobs
+    that this node has written. This node has no quota on its own log.
+    """
+    add_charges(
+        session,
+        [
+            *sets,
+            *(
+                charged(session, op, size, job)
+                if op.node_id == node
+                else (op.node_id.to_bytes(8, "big"), WrittenTotals(1, size))
+                for op, size in written
+            ),
+        ],
+    )
+
+
+def stored_totals(session: IntakeSession, nodes: Iterable[int]) -> dict[int, WrittenTotals]:
+    """What each of these nodes has written here, with the bytes of the outputs of its jobs."""
+    keys = {node: (node.to_bytes(8, "big"), output_key(node)) for node in nodes}
+    found = session.written(key for pair in keys.values() for key in pair)
+    nothing = WrittenTotals()
+    return {
+        node: WrittenTotals(found.get(own, nothing).ops, found.get(own, nothing).bytes + found.get(out, nothing).bytes)
+        for node, (own, out) in keys.items()
+    }
+
+
+def stored_bytes(session: IntakeSession, nodes: Iterable[int]) -> int:
+    """What these nodes have written here, and the outputs of their jobs."""
+    return sum(each.bytes for each in stored_totals(session, nodes).values())
+
+
+def output_room(session: Session, permissions: Permissions, job: Job, now_ms: int) -> int | None:
+    """How many bytes the quota of a job's submitter leaves for outputs here; None if it has no quota."""
+    node = submitter(session, job)
+    if not permissions.delegations or permissions.is_trusted(node, now_ms):
+        return None
+    authority, bounds = permissions.authority, permissions.rules.bounds or Bounds()
+    sharers = sharing(authority, permissions.delegations)
+    rooms = [
+        quota.bytes - stored_bytes(session, sharers.get(payer, {payer}))
+        for payer in payers(authority, node, now_ms)
+        if (quota := quota_of(authority, payer, now_ms, bounds)).bytes is not None
+    ]
+    return max(0, min(rooms)) if rooms else None

@@ -7,23 +7,42 @@ nor about the permissions. Two things still stand: an op that the arbiter accept
 a replaced coordinator, the history that its successor's designation pins.
 """
 
+import os
 import time
 from bisect import bisect
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
+from hocket.errors import StoreError
+from hocket.kernel import schedules
 from hocket.kernel.authority import Authority, Revocation, Standing, counting_revocations
 from hocket.kernel.clock import U32_MAX, Hlc, pack, unpack
-from hocket.kernel.ids import content_hash, node_text
+from hocket.kernel.forks import read_fork
+from hocket.kernel.ids import content_hash, node_text, ulid_text
 from hocket.kernel.ops import NO_ID, Op, decode, link_to, pin_to, pinned_time
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Rules
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import VARIANTS, ClaimWork, CompleteJob, Payload, ReportFork, RevokeRoot, RevokeUcan
-from hocket.log.checked_registers import CheckedRegisters, RegisterRows, RevocationFile
-from hocket.store import Coordinator, Session
+from hocket.kernel.vocabulary import (
+    VARIANTS,
+    ClaimWork,
+    ClearSchedule,
+    CompleteJob,
+    CreateArtifact,
+    DelegateUcan,
+    DesignateCoordinator,
+    EvictArtifact,
+    Payload,
+    ReportFork,
+    RevokeRoot,
+    RevokeUcan,
+    SetSchedule,
+)
+from hocket.store import Artifact, Coordinator, Delegated, Fork, JobEntry, Revoked, RowCheck, Session
 
 # The ops of a derivation job, if its kind marks it as one.
 _DERIVING = (ClaimWork, CompleteJob)
@@ -247,6 +266,134 @@ class Permissions:
         return {(each.node, each.cid) for each in self.delegations if self.authority.fault(each) is None}
 
 
+HLC_BYTES = 20
+_Row = Delegated | Revoked | Coordinator | Fork
+
+
+class RegisterRows(NamedTuple):
+    """`designations` are the ops of the coordinators; none in a store of one node, which entered only good ones."""
+
+    delegations: list[Delegated]
+    revocations: list[Revoked]
+    coordinators: list[Coordinator]
+    forks: list[Fork]
+    designations: dict[bytes, Op]
+
+
+class RevocationFile:
+    """The revocations that the processes of a home have seen in a store that nodes share, one on a line. Without a path
+    nothing is kept.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+
+    def read(self) -> list[Revoked]:
+        try:
+            lines = () if self._path is None else self._path.read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self._path} cannot be read: {error}") from error
+        found = []
+        for line in lines:
+            with suppress(ValueError):  # a process was killed while it wrote the line
+                op_id, cid, hlc, root = line.split()
+                found.append(Revoked(bytes.fromhex(op_id), bytes.fromhex(cid), bytes.fromhex(hlc), int(root)))
+        return [each for each in found if len(each.hlc) == HLC_BYTES]
+
+    def add(self, revocations: Iterable[Revoked]) -> None:
+        text = "".join(f"{each.op_id.hex()} {each.cid.hex()} {each.hlc.hex()} {each.root}\n" for each in revocations)
+        if self._path is None or not text:
+            return
+        try:
+            with open(os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as file:
+                file.write(text)
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be written: {error}") from error
+
+
+class CheckedRegisters:
+    """The rows from which permissions are made. In a store that nodes share, a row counts if the op that it names says
+    the same and is the one that its author signed. Such a store may also lose a revocation; a home keeps those that its
+    processes have seen.
+    """
+
+    def __init__(self, kept: RevocationFile | None = None) -> None:
+        self._kept = kept or RevocationFile()
+        self._revocations = {each.op_id: each for each in self._kept.read()}
+
+    @property
+    def revocations_seen(self) -> int:
+        return len(self._revocations)
+
+    def read(self, session: Session, fresh: Iterable[Op]) -> RegisterRows:
+        """`fresh` are ops of the transaction that are not stored yet."""
+        rows = RegisterRows(session.delegations(), session.revocations(), session.coordinators(), session.forks(), {})
+        check = session.row_check
+        return rows if check is None else self._checked(session, check, fresh, rows)
+
+    def _checked(self, session: Session, check: RowCheck, fresh: Iterable[Op], rows: RegisterRows) -> RegisterRows:
+        ops = {op.id: op for op in fresh}
+        everything: list[_Row] = [*rows.delegations, *rows.revocations, *rows.coordinators, *rows.forks]
+        missing = [each.op_id for each in everything if each.op_id not in ops]
+        stored = {row.id: decode(row.body) for row in session.ops_by_id(missing)}
+        ops |= stored
+
+        made = {op_id: row_of(op) for op_id, op in ops.items()}
+
+        def is_sound(table: str, row: _Row) -> bool:
+            if made.get(row.op_id) == row:
+                return True
+            check.refuse(table, ulid_text(row.op_id[:16].ljust(16, b"\0")), "no op of its author says so")
+            return False
+
+        good = RegisterRows(
+            [each for each in rows.delegations if is_sound("delegations", each)],
+            [each for each in rows.revocations if is_sound("revocations", each)],
+            [each for each in rows.coordinators if is_sound("coordinators", each)],
+            [each for each in rows.forks if is_sound("forks", each)],
+            {each.op_id: ops[each.op_id] for each in rows.coordinators if each.op_id in ops},
+        )
+        # An op that revokes does so, whatever its row says.
+        others = [made.get(each.op_id) for each in rows.revocations if each not in good.revocations]
+        good.revocations.extend(each for each in others if isinstance(each, Revoked))
+        return good._replace(revocations=self._with_lost(session, check, good.revocations, stored))
+
+    def _with_lost(
+        self, session: Session, check: RowCheck, revocations: list[Revoked], stored: dict[bytes, Op]
+    ) -> list[Revoked]:
+        """Adds those that were stored before, unless another op of the same author and time has come: then none of the
+        two counts.
+        """
+        here = {each.op_id for each in revocations}
+        for lost in [each for each in self._revocations.values() if each.op_id not in here]:
+            if len(session.ops_at(lost.hlc)) > 1:
+                del self._revocations[lost.op_id]
+            else:
+                check.refuse("revocations", ulid_text(lost.op_id[:16]), "it was there and is gone; it still counts")
+                revocations.append(lost)
+        new = [each for each in revocations if each.op_id in stored and each.op_id not in self._revocations]
+        self._kept.add(new)
+        self._revocations.update((each.op_id, each) for each in new)
+        return sorted(revocations, key=lambda each: each.hlc)
+
+
+def row_of(op: Op) -> _Row | None:
+    """The row that an op enters in one of these registers."""
+    hlc, payload = pack(op.timestamp), op.payload
+    if isinstance(payload, DelegateUcan):
+        return Delegated(op.id, payload.ucan_cid, hlc, payload.ucan_bytes)
+    if isinstance(payload, RevokeUcan | RevokeRoot):
+        return Revoked(op.id, payload.ucan_cid, hlc, int(isinstance(payload, RevokeRoot)))
+    if isinstance(payload, DesignateCoordinator):
+        # A pin looks back, so no later arrival may change whether it counts.
+        pin = None if op.cited else op.pin
+        return Coordinator(hlc, op.id, payload.coordinator.to_bytes(8, "big"), pin)
+    forked = read_fork(payload) if isinstance(payload, ReportFork) else None
+    return None if forked is None else Fork(op.id, forked.node.to_bytes(8, "big"), pack(forked.since))
+
+
 class PermissionsReader:
     """Reads the permissions of a session, once for each of their states. `latest` is what it read last, for callers
     that may not touch the store. `revocations` are those that were seen before in a store that nodes share.
@@ -396,3 +543,88 @@ def trace(op_id: bytes) -> int:
     the ops.
     """
     return int.from_bytes(content_hash(op_id)[:8], "big", signed=True)
+
+
+_SCHEDULES = (SetSchedule, ClearSchedule)
+Cite = Callable[[bytes, bytes], None]
+
+
+class Ownership:
+    """Schedules and artifacts belong to a node, and not every other node may undo them. A capability lets a node write
+    such ops at all; this decides whether it may write this one about that schedule or artifact. The answer depends on
+    earlier ops alone. Those dependencies are stored, so that the op is judged again when one changes.
+
+    `known` returns an op, `entry` a job, `artifact` an artifact; `cite` records that an op depends on another op, a job
+    or an artifact.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        known: Callable[[bytes], Op | None],
+        entry: Callable[[bytes], JobEntry | None],
+        artifact: Callable[[bytes], Artifact | None],
+        cite: Cite,
+    ) -> None:
+        self._session, self._known, self._entry, self._artifact, self._cite = session, known, entry, artifact, cite
+
+    def fault(self, op: Op, permissions: Permissions) -> Reason | None:
+        if isinstance(op.payload, _SCHEDULES):
+            return self._schedule_fault(op, op.payload.name, permissions)
+        if isinstance(op.payload, EvictArtifact) and permissions.delegations:
+            return self._eviction_fault(op, op.payload.artifact_id, permissions)
+        return None
+
+    def _schedule_fault(self, op: Op, name: str, permissions: Permissions) -> Reason | None:
+        before = self._session.schedule_before(name, pack(op.timestamp))
+        return schedules.change_fault(
+            op,
+            None if before is None else self._known(before.op),
+            lambda kind: permissions.may_schedule(op.node_id, kind, op.timestamp.wall),
+        )
+
+    def _eviction_fault(self, op: Op, artifact_id: bytes, permissions: Permissions) -> Reason | None:
+        """An artifact's time to live is in its own op. After it, any node that may write artifacts may evict the
+        artifact. Before that, only the node that wrote it, the node whose job made it, and the owner may.
+        """
+        self._cite(artifact_id, op.id)
+        artifact = self._artifact(artifact_id)
+        creation = None if artifact is None else self._known(artifact.op_id)
+        if creation is None or creation.timestamp > op.timestamp:
+            return Reason.WAITING
+        assert artifact is not None
+        wall = op.timestamp.wall
+        if op.node_id == creation.node_id or (artifact.expires is not None and wall >= artifact.expires):
+            return None
+        assert isinstance(creation.payload, CreateArtifact)
+        job_id = creation.payload.source_job
+        if job_id is not None and self._submitter(op, job_id) == op.node_id:
+            return None
+        return None if permissions.authority.is_owner(op.node_id, wall) else Reason.OTHERS_ARTIFACT
+
+    def _submitter(self, op: Op, job_id: bytes) -> int | None:
+        """The node that submitted the job; for a tick, the node that set the schedule."""
+        self._cite(job_id, op.id)
+        entry = self._entry(job_id)
+        if entry is None or entry.job.scheduled > op.timestamp:
+            return None
+        asked = self._known(entry.job.policy.set_by() or entry.job.schedule_op)
+        return None if asked is None else asked.node_id
+
+
+def founder(session: Session) -> int | None:
+    """The node with which the log begins, which may be one of another user's mesh; None if the log is empty."""
+    first = session.stored_entries(0, 1)
+    if not first or first[0].seq != 1:
+        return None
+    payload = decode(first[0].body).payload
+    return read_ucan(payload.ucan_bytes).node if isinstance(payload, DelegateUcan) else 0
+
+
+def writers(session: Session, permissions: Permissions) -> set[int]:
+    """The founder, and every node that was ever told to share its store."""
+    began = founder(session)
+    if began is None:
+        return set()
+    shares = permissions.authority.shares.items()
+    return {began} | {node for node, each in shares if node_text(began) in {share.store for share in each}}

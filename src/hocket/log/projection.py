@@ -1,57 +1,256 @@
 """The engine that keeps the projections equal to the log inside one transaction. It applies the newest op about a
 subject in place. After a late op, or when a dependency of an op begins or ceases to count, it refolds the subject and
-every subject that depends on it. It judges an op without a subject alone and enters it in a register.
+every subject that depends on it. It judges an op without a subject alone and enters it in a register. It knows the
+states that the transaction has read or made, its ops that are not stored yet, and the permissions, and answers what the
+rules, the projectors and the registers ask about the rest of the log. It is made once for each writing session and
+begins again for each transaction, because to make one costs more than most transactions do.
 
 The engine knows no family: the kernel has the rules, and the projectors and registers store the results.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property, partial
+from itertools import chain
+from typing import Any, cast
 
+from hocket.families.availability.facts import AVAILABILITY, Availability
+from hocket.families.kinds.facts import KIND
 from hocket.kernel import arbitration
-from hocket.kernel.bundles import Fact
-from hocket.kernel.clock import pack
+from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.kinds import names_of as kind_names
 from hocket.kernel.ops import Op
+from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.subjects import ACCEPTANCES, JOB, Subject, names_of, subject_of
-from hocket.kernel.vocabulary import ReportFork, RevokeRoot, ScheduleJob, Unknown
-from hocket.log.citations import names_others
-from hocket.log.memory import Memory
-from hocket.log.naming import ID_BYTES, keyed
-from hocket.log.ownership import Ownership
-from hocket.log.permissions import PermissionsReader, trace
-from hocket.log.projected_state import ProjectedState
-from hocket.log.projectors import Projector, Register, is_known
-from hocket.log.registers import CoordinatorRegister, GrantRegister
-from hocket.log.schedule_register import ScheduleRegister
-from hocket.store import Session
-
-if TYPE_CHECKING:
-    from hocket.log.set_judges import Judge
+from hocket.kernel.vocabulary import ReportFork, RevokeRoot, Unknown, discriminant
+from hocket.log.citations import (
+    ID_BYTES,
+    LASTING_MAX,
+    Citations,
+    Clearable,
+    Memory,
+    Naming,
+    UnstoredOps,
+    keyed,
+    names_others,
+)
+from hocket.log.job_projector import JobProjector
+from hocket.log.permissions import Ownership, Permissions, PermissionsReader, trace
+from hocket.log.projectors import Projector, Projectors, Register, SubjectProjector, family_names, is_known
+from hocket.log.registers import ArtifactRegister, CoordinatorRegister, GrantRegister, RouteRegister, ScheduleRegister
+from hocket.store import Head, Session
 
 _COUNTS = 0
 _UNAUTHORISED = tuple(map(int, UNAUTHORISED))
 
 
-class Projection(ProjectedState):
-    """As of one transaction."""
+def _is_settled() -> bool:
+    return False
+
+
+class Projection:
+    """Call `begin` first, for each transaction."""
 
     def __init__(self, session: Session, permissions_reader: PermissionsReader) -> None:
+        self.session = self._session = session
+        self.permissions_reader = permissions_reader
+        self.now = self.permissions_state = 0
+        self._physical: int | Callable[[], int] = 0
+        self.settle_log: Callable[[], bool] = _is_settled
+        self._fresh = UnstoredOps()
+        self._defaults: dict[str, Policy] = {}
+        self.is_strict = permissions_reader.rules.is_strict
+        self.is_bound = permissions_reader.rules.bounds is not None
+        self._naming = Naming(session, self._fresh, self.is_strict)
+        self._artifacts = ArtifactRegister(session, self, self.is_bound)
+        self._routes = RouteRegister(session, self)
+        self.jobs = JobProjector(session, self, self._routes, self._folded_anew)
+        self.citations = Citations(
+            session,
+            self._fresh,
+            self.jobs.entry,
+            self._artifacts.artifact,
+            self.arbiter,
+            lambda: self.settle_log(),
+            self.is_strict,
+        )
         # What must be judged again, each once: subjects, and ops without one. For a subject: whether to judge also the
         # ops that no delegation allowed, because the permissions have changed.
         self._again: OrderedDict[Subject, bool] = OrderedDict()
         self._doubted: OrderedDict[bytes, None] = OrderedDict()
-        super().__init__(session, permissions_reader)
-        self._remember(Memory((self._again,)))
-        self._remember(Memory((self._doubted,)))
+        # What is cleared after each transaction, and when the log has changed.
+        self._passing: list[tuple[Clearable, ...]] = []
+        self._firsts: list[Clearable] = []
+        self._lasting: list[Clearable] = [self._defaults]
+        parts = self._artifacts.memory, self.citations.memory, self.jobs.memory
+        for memory in (*self._fresh.memories, *parts, Memory((self._again,)), Memory((self._doubted,))):
+            self._remember(memory)
+        self.projectors = Projectors(session, self, self.jobs, self._remember)
+        self._kinds = cast(SubjectProjector, self.projectors[KIND])
+        # Whether ops have come in late, or the permissions have changed: then stored states may be those of before.
+        self._is_changing = False
+        # The op that was just found to be allowed.
+        self._allowed: Op | None = None
+        # Whether a transaction has begun and not ended: then it was undone.
+        self._is_open = False
+        # The end of the log that the last transaction left.
+        self._left: Head | None = None
         self._grants, self._schedules = GrantRegister(session), ScheduleRegister(session, self)
         self._coordinators = CoordinatorRegister(session, self, self.projectors)
         registers: tuple[Register, ...] = (self._coordinators, self._routes, self._artifacts, self._schedules)
         self._registers = {payload: register for register in registers for payload in register.payloads}
         known = lambda op_id: self.known(op_id)[0]  # noqa: E731
         self._ownership = Ownership(session, known, self.jobs.entry, self._artifacts.artifact, self.citations.cite)
+
+    def begin(
+        self,
+        now: int,
+        permissions_state: int,
+        *,
+        physical: Callable[[], int] | None = None,
+        settle: Callable[[], bool] = _is_settled,
+        head: Head | None = None,
+    ) -> None:
+        """A transaction begins. `permissions_state` is the number of the permissions in force. `settle` folds what is
+        on the log but not in the projections yet; it gives False when there is nothing. `physical` is the machine's own
+        clock, if it decides. With the `head` that the last transaction has left, nobody else has written since.
+        """
+        if self._is_open or head is None or head is not self._left:
+            self._clear()
+        if permissions_state != self.permissions_state or self._session.row_check is not None:
+            self.__dict__.pop("permissions", None)
+        self._is_open, self._is_changing, self._allowed = True, False, None
+        self.now, self._physical = now, now if physical is None else physical
+        self.permissions_state = permissions_state
+        self.settle_log = settle
+
+    def end(self, head: Head) -> None:
+        """The transaction has stored everything, and leaves this end of the log. Frees its ops and its states."""
+        if (check := self._session.row_check) is not None:
+            check.wrote_jobs(self.jobs.written())
+        if any(self._firsts):
+            for passing in self._passing:
+                if passing[0]:
+                    for known in passing:
+                        known.clear()
+        self._is_open, self._left, self.settle_log = False, head, _is_settled
+
+    def _remember(self, memory: Memory) -> None:
+        self._passing.append(memory.passing)
+        self._firsts.append(memory.passing[0])
+        self._lasting += memory.lasting
+
+    def _clear(self) -> None:
+        """The last transaction was undone, or others may have written since."""
+        for known in (*self._lasting, *chain(*self._passing)):
+            known.clear()
+        self.jobs.log_changed()
+        self._routes.log_changed()
+        self.__dict__.pop("permissions", None)
+
+    @property
+    def physical(self) -> int:
+        """The reading of the machine's own clock: read once, when it is first needed."""
+        if not isinstance(self._physical, int):
+            self._physical = self._physical()
+        return self._physical
+
+    @cached_property
+    def permissions(self) -> Permissions:
+        """Read again when they have changed."""
+        fresh = [op for op, _ in self._fresh.ops.values()]
+        return self.permissions_reader.read(self._session, self.permissions_state, fresh)
+
+    # What the rules ask.
+
+    def refusal(self, op: Op, word: str) -> Reason | None:
+        return None if op is self._allowed else self.permissions.refusal(op, word)
+
+    def arbiter(self, at: Hlc) -> int | None:
+        return self.permissions.arbiter(at)
+
+    def is_overtaken(self, at: Hlc) -> bool:
+        return self.permissions.is_overtaken(at)
+
+    def offered(self, op_id: bytes, subject: Subject) -> Op | None:
+        op, _ = self.known(op_id)
+        return op if op is not None and subject_of(op.payload) == subject else None
+
+    # What projectors and registers ask.
+
+    def known(self, op_id: bytes) -> tuple[Op | None, int]:
+        if (fresh := self._fresh.get(op_id)) is not None:
+            return fresh
+        row = self.citations.row(op_id)
+        return (None, _COUNTS) if row is None else (keyed(row), row.reason)
+
+    def offered_since(self, at: Hlc) -> set[Subject]:
+        """The subjects of mere offers that are later."""
+        families = [name for name in family_names() if not self.projectors[name].family.is_open(None)]
+        stored = {
+            subject for name in families for subject in self._session.subjects_offered(name, Reason.OFFERED, pack(at))
+        }
+        fresh = {
+            self._fresh.subject(op.id)
+            for op, reason in self._fresh.ops.values()
+            if reason == Reason.OFFERED and op.timestamp > at
+        }
+        return stored | {subject for subject in fresh if subject is not None and subject.family in families}
+
+    def counting(self, variants: tuple[int, ...]) -> Iterator[Op]:
+        for row in self._session.ops_of_variants(variants):
+            if row.reason == _COUNTS:
+                yield keyed(row)
+        for op, reason in list(self._fresh.ops.values()):
+            if reason == _COUNTS and discriminant(op.payload) in variants:
+                yield op
+
+    def flush(self) -> None:
+        """Writes what has changed, so that the store's queries see it."""
+        self._artifacts.flush()
+        if self._kinds.is_changed:
+            self._defaults.clear()
+        for projector in self.projectors.in_order:
+            projector.flush()
+
+    def defaults(self, kind: str) -> Policy:
+        if self._kinds.is_changed:
+            self._defaults.clear()
+        policy = self._defaults.get(kind)
+        if policy is None:
+            definitions = (self._kinds.state(name.encode()) for name in kind_names(kind))
+            policy = next((each.policy for each in definitions if each is not None), DEFAULT)
+            if len(self._defaults) >= LASTING_MAX:
+                self._defaults.clear()
+            self._defaults[kind] = policy
+        return policy
+
+    def defined_at(self, kind: str) -> Hlc | None:
+        """When the options of a kind were defined; None if they were not."""
+        definitions = (self._kinds.state(name.encode()) for name in kind_names(kind))
+        return next((each.defined for each in definitions if each is not None), None)
+
+    def availability(self, node: int) -> Availability:
+        state = self.projectors[AVAILABILITY].state(node.to_bytes(8, "big"))
+        return Availability.ACTIVE if state is None else state.availability
+
+    # What the transaction asks.
+
+    def reason(self, op_id: bytes) -> int:
+        """Whether an op of this transaction counts: 0, or why it does not."""
+        reason = self._fresh.reason(op_id)
+        assert reason is not None
+        return reason
+
+    @property
+    def changed(self) -> dict[bytes, int]:
+        """The new reasons of ops of this transaction that had another one before."""
+        return self._fresh.changed
+
+    def standing(self, op_id: bytes) -> tuple[int, Subject | None]:
+        """The reason of an op of this transaction, and what the op is about."""
+        return self.reason(op_id), self._fresh.subject(op_id)
 
     def ask_again(self, subject: Subject, permissions: bool = False) -> None:
         self._again[subject] = permissions or self._again.get(subject, False)
@@ -125,7 +324,7 @@ class Projection(ProjectedState):
                 self._fresh.put(op, _COUNTS)
                 self._grants.introduce(op)
                 self._enact(op)
-                self._enter(op)
+                self._record(op, True)
                 self.settle()
             return reason
         projector = self.projectors[subject.family]
@@ -180,35 +379,20 @@ class Projection(ProjectedState):
             while self._doubted:
                 self._judge(self._doubted.popitem(last=False)[0])
 
-    def judge_of_received(self, facts: Sequence[Fact]) -> "Judge | None":
-        """Judges the facts of a bundle that has just arrived and is later than all ops of its author here. None if each
-        must be judged by itself.
+    def arrived_in_set(self, judge: tuple[Callable[..., bool], int], op: Op, key: bytes) -> bool:
+        """Takes in a fact about this job as `arrived` would, if it is plain for a judge of sets, which see in
+        `set_judges`. False, and nothing has changed, if not.
         """
-        from hocket.log import set_judges
-
-        first, last = facts[0].op, facts[-1].op.timestamp
-        payload = first.payload
-        if isinstance(payload, ScheduleJob):
-            kind = payload.kind
-        else:
-            job_id = getattr(payload, "job_id", None)
-            job = None if job_id is None else self.jobs.state(job_id)
-            if job is None:
-                return None
-            kind = job.kind
-        return set_judges.judge_of(self, self.jobs, first, last, kind, is_own=False)
-
-    def arrived_in_set(self, judge: "Judge", op: Op, key: bytes) -> bool:
-        """Takes in a fact about this job as `arrived` would, if it is plain. False, and nothing has changed, if not."""
+        applies, reason = judge
         if self._again and Subject(JOB, key) in self._again:
             return False
         citing = self.citations.citing
         if citing(op.id) or any(map(citing, names_of(op.payload))):
             return False  # those ops must be judged again
-        if not judge.applies(op.payload, op.cited, op.id, op.timestamp):
+        if not applies(op.payload, op.cited, op.id, op.timestamp):
             return False
         self._is_changing = True
-        self._fresh.put_fact(op, judge.reason)
+        self._fresh.put_fact(op, reason)
         self.jobs.not_new(key)
         return True
 
@@ -258,7 +442,7 @@ class Projection(ProjectedState):
             return self._in_place(projector, subject, projector.state(subject.key), op)
         reason = self._verdict(op)
         if reason == _COUNTS and not self._coordinators.has(op):
-            self._enter(op)
+            self._record(op, True)
         return reason
 
     def _in_place(self, projector: Projector[Any], subject: Subject, state: Any, op: Op) -> int:
@@ -327,7 +511,7 @@ class Projection(ProjectedState):
             if type(op.payload) in self._grants.payloads and self._grants.repeal(op):
                 self.permissions_changed(op)
             if before == _COUNTS:
-                self._strike(op)
+                self._record(op, False)
         self._leaners(op)
 
     def _stands_alone(self, op: Op) -> bool:
@@ -368,10 +552,8 @@ class Projection(ProjectedState):
         if reason == before:
             return
         self._set_reason(op, reason)
-        if reason == _COUNTS:
-            self._enter(op)
-        elif before == _COUNTS:
-            self._strike(op)
+        if _COUNTS in (reason, before):
+            self._record(op, reason == _COUNTS)
         self._leaners(op)
 
     def _refold(self, subject: Subject, permissions: bool) -> None:
@@ -424,14 +606,10 @@ class Projection(ProjectedState):
             self._session.set_reasons([(reason, op.id)])
             self.citations.changed(op.id)
 
-    def _enter(self, op: Op) -> None:
+    def _record(self, op: Op, counts: bool) -> None:
+        """Enters an op in its register, or removes the entry of one that no longer counts."""
         if (register := self._registers.get(type(op.payload))) is not None:
-            register.enter(op)
-
-    def _strike(self, op: Op) -> None:
-        """Removes the entry of an op that no longer counts."""
-        if (register := self._registers.get(type(op.payload))) is not None:
-            register.strike(op)
+            (register.enter if counts else register.strike)(op)
 
     # The permissions.
 

@@ -19,8 +19,7 @@ from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.vocabulary import AcceptOffer, Payload
-from hocket.log.citations import Citations
-from hocket.log.memory import LASTING_MAX, Memory
+from hocket.log.citations import LASTING_MAX, Citations, Memory
 from hocket.log.permissions import Permissions
 from hocket.store import Session, SubjectRow
 
@@ -269,3 +268,27 @@ class SubjectProjector:
                 self._session.put_subject(SubjectRow(subject, pack(last), self.family.encode(state)))
         self.touched |= self._dirty
         self._dirty.clear()
+
+
+class Projectors(dict[str, Projector[Any]]):
+    """The projectors by their families, each made with the first subject of its family."""
+
+    def __init__(
+        self, session: Session, engine: Engine, jobs: Projector[Any], remember: Callable[[Memory], None]
+    ) -> None:
+        super().__init__({JOB: jobs})
+        self._session, self._engine, self._remember = session, engine, remember
+        self.in_order: list[Projector[Any]] = [jobs]
+        """Those that are made, in the order in which a transaction stores what has changed."""
+
+    def __missing__(self, family: str) -> Projector[Any]:
+        made = self[family] = self._new(family)
+        self._remember(made.memory)
+        self.in_order = [self[name] for name in family_names() if name in self]
+        return made
+
+    def _new(self, family: str) -> Projector[Any]:
+        if (load := FAMILIES[family].projector) is None:
+            return SubjectProjector(self._session, self._engine, family)
+        made: Projector[Any] = load()(self._session, self._engine)
+        return made

@@ -16,10 +16,9 @@ from hocket.kernel.family import FAMILIES
 from hocket.kernel.roster import Job
 from hocket.kernel.subjects import JOB
 from hocket.kernel.vocabulary import CreateArtifact, DesignateCoordinator, ReportFork, number_of
-from hocket.log.naming import ID_BYTES, keyed
-from hocket.log.output_quota import add_charges, charged
-from hocket.log.ownership import writers
-from hocket.log.permissions import Permissions, PermissionsReader
+from hocket.log.citations import ID_BYTES, keyed
+from hocket.log.limits import add_charges, charged
+from hocket.log.permissions import Permissions, PermissionsReader, writers
 from hocket.log.projection import Projection
 from hocket.log.registers import GrantRegister
 from hocket.store import Head, OpRow, Session, Store, WrittenTotals

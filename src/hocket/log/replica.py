@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hocket.errors import Conflict, StoreError
 from hocket.kernel.row_mac import RowMac
 from hocket.log import Log
-from hocket.log.store_copy import StoreCopy, copy_unlogged, origin
+from hocket.log.archive import StoreCopy, copy_unlogged, origin
 from hocket.store import RowChecks, Session, Store
 from hocket.store.row_macs import EndedMacs
 from hocket.store.unlogged import REPLICA

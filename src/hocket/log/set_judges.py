@@ -1,22 +1,35 @@
-"""The lane of plain jobs: facts of one author and one type about jobs of one kind that are written, or received, as one
-bundle. What has the same answer for all of them is asked once; then each is applied to its job without an op of its
+"""How facts of one author and one type about jobs of one kind are written, or received, as one bundle. In the lane of
+plain jobs, what has the same answer for all of them is asked once; then each is applied to its job without an op of its
 own. It leaves the same rows as the fold. Everything that a set does not share goes the way of a single op.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from hocket.families.availability.facts import Availability
-from hocket.kernel.clock import Hlc
+from hocket.kernel.bundles import BundleDraft, Fact
+from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.policy import readable_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, new_job, plain_acceptance, plain_claim, plain_completion
-from hocket.kernel.vocabulary import AcceptWork, ClaimWork, CompleteJob, ScheduleJob
+from hocket.kernel.subjects import JOB
+from hocket.kernel.vocabulary import (
+    AcceptWork,
+    Bundle,
+    ClaimWork,
+    CompleteJob,
+    Payload,
+    ScheduleJob,
+    discriminant,
+    number_of,
+)
 from hocket.log.job_projector import JobProjector
+from hocket.log.projection import Projection
 from hocket.log.projectors import Engine
+from hocket.store import NewOp
 
 _COUNTS = 0
 # Applies a fact by its payload, what it cites, its id and its time. False if the fact must be judged by itself: then
@@ -63,6 +76,18 @@ def judge_of(
     if isinstance(payload, AcceptWork):
         return Judge(_judge_of_acceptances(engine, jobs, kind, may_end), _COUNTS)
     return Judge(_judge_of_completions(jobs, kind), _COUNTS) if may_end else None
+
+
+def judge_of_received(projection: Projection, facts: Sequence[Fact]) -> Judge | None:
+    """Judges the facts of a bundle that has just arrived and is later than all ops of its author here. None if each
+    must be judged by itself.
+    """
+    first, last = facts[0].op, facts[-1].op.timestamp
+    payload, job_id = first.payload, getattr(first.payload, "job_id", None)
+    if isinstance(payload, ScheduleJob):
+        return judge_of(projection, projection.jobs, first, last, payload.kind, is_own=False)
+    job = None if job_id is None else projection.jobs.state(job_id)
+    return None if job is None else judge_of(projection, projection.jobs, first, last, job.kind, is_own=False)
 
 
 def _judge_of_new_jobs(jobs: JobProjector, first: Op, payload: ScheduleJob, is_own: bool) -> Applies | None:
@@ -154,3 +179,96 @@ def _newer(jobs: JobProjector, job_id: bytes, kind: str, at: Hlc) -> Job | None:
     """A job of that kind on which every op is earlier."""
     entry = jobs.entry(job_id)
     return None if entry is None or entry.job.kind != kind or at <= entry.job.last else entry.job
+
+
+_SCHEDULE_JOB = number_of(ScheduleJob)
+_SETTLED = 1
+# A payload, and what its op depends on.
+Asked = tuple[Payload, tuple[bytes, ...]]
+
+
+class WrittenOp(NamedTuple):
+    """An op of this node that was written. An offer waits for the arbiter's word."""
+
+    id: bytes
+    is_offer: bool
+
+
+class OpDraft(NamedTuple):
+    """An op of this transaction. `body` is the whole op: signed if it was received, marked if it is this node's own. A
+    bundle is followed by its facts, which have a `place` in it.
+    """
+
+    op: Op
+    body: bytes
+    is_received: bool
+    place: int | None = None
+
+    @property
+    def id(self) -> bytes:
+        return self.op.id
+
+    @property
+    def hlc(self) -> bytes:
+        return pack(self.op.timestamp)
+
+    @property
+    def is_op(self) -> bool:
+        """Whether it is a fact or an op by itself, and no bundle."""
+        return type(self.op.payload) is not Bundle
+
+
+class BundleFacts(NamedTuple):
+    """What became of the first payloads of those that were asked for, as many as found room. `drafts` are the facts
+    that were written, those of `set_ids` by a judge of sets, with that `reason`; `last` is the time of the last one.
+    """
+
+    answers: list[WrittenOp | Reason]
+    drafts: list[OpDraft | NewOp]
+    set_ids: list[bytes]
+    last: Hlc
+    reason: int
+
+
+def write_facts(projection: Projection, draft: BundleDraft, asked: Sequence[Asked], kind: str | None) -> BundleFacts:
+    """Puts facts with payloads of one type about jobs of one kind into a bundle, and applies them."""
+    answers, drafts, set_ids, last = list[WrittenOp | Reason](), list[OpDraft | NewOp](), list[bytes](), draft.at
+    number, judge = discriminant(asked[0][0]), _judge(projection, draft, asked[0], kind)
+    applies, reason = judge or (_applies_none, 0)
+    is_new, is_offer = number == _SCHEDULE_JOB, reason == Reason.OFFERED
+    for payload, deps in asked:
+        at = draft.at
+        fact_id = draft.name(deps, payload, at)
+        if fact_id is None:
+            break
+        if applies(payload, deps, fact_id, at):
+            key = fact_id if is_new else payload.job_id  # type: ignore[union-attr]
+            drafts.append(NewOp(fact_id, pack(at), number, JOB, key, reason, _SETTLED, b"", draft.count))
+            answers.append(WrittenOp(fact_id, is_offer))
+            set_ids.append(fact_id)
+        else:
+            op, body = draft.fact(deps, payload, at)
+            if isinstance(op.payload, ScheduleJob) and op.payload.job_id == fact_id:
+                projection.jobs.expect_new(fact_id)
+            refused = projection.newest(op)
+            if refused is not None:
+                answers.append(refused)
+                continue
+            answers.append(WrittenOp(fact_id, projection.reason(fact_id) == Reason.OFFERED))
+            drafts.append(OpDraft(op, body, False, draft.count))
+        draft.keep()
+        last = at
+    return BundleFacts(answers, drafts, set_ids, last, reason)
+
+
+def _applies_none(payload: Payload, cited: tuple[bytes, ...], fact_id: bytes, at: Hlc) -> bool:
+    """For facts that must be judged one by one."""
+    return False
+
+
+def _judge(projection: Projection, draft: BundleDraft, first: Asked, kind: str | None) -> Judge | None:
+    """Judges facts like the first. None if each must be judged by itself."""
+    (payload, deps), at = first, draft.at
+    if kind is None or draft.name(deps, payload, at) is None:
+        return None
+    return judge_of(projection, projection.jobs, draft.fact(deps, payload, at).op, draft.end, kind)

@@ -29,12 +29,10 @@ from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import Subject, subject_of
 from hocket.kernel.vocabulary import CreateArtifact
-from hocket.log.artifact_register import artifact_of
-from hocket.log.citations import Citations
-from hocket.log.naming import Naming, keyed
+from hocket.log.citations import Citations, Naming, UnstoredOps, keyed
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.projectors import rules_of
-from hocket.log.unstored_ops import UnstoredOps
+from hocket.log.registers import artifact_of
 from hocket.store import Artifact, OpRow, Session
 
 # How many bytes of states a process remembers.

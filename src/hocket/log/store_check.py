@@ -26,11 +26,11 @@ from hocket.kernel.vocabulary import (
     discriminant,
 )
 from hocket.log.author_check import binding_fault, op_fault
+from hocket.log.citations import ID_BYTES, long_key
 from hocket.log.job_check import JobCheck
 from hocket.log.job_check import digest as _digest
 from hocket.log.job_check import remember as _remember
 from hocket.log.job_check import shown as _shown
-from hocket.log.naming import ID_BYTES, long_key
 from hocket.log.parallel import Helpers, in_parallel
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.state_check import CheckedStates, SessionStates, StateCheck

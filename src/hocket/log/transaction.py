@@ -46,14 +46,13 @@ from hocket.kernel.vocabulary import (
     discriminant,
     number_of,
 )
-from hocket.log.naming import ID_BYTES, is_taken, keyed
-from hocket.log.op_drafts import Asked, OpDraft, WrittenOp, write_facts
-from hocket.log.outbox import OutboxBound
+from hocket.log.citations import ID_BYTES, is_taken, keyed
+from hocket.log.outbox import OutboxBound, is_out_of_touch, request_deadline
 from hocket.log.projection import Projection
 from hocket.log.projectors import FOLLOWED_UP, follow_up
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
-from hocket.log.request_deadlines import is_out_of_touch, request_deadline
 from hocket.log.sealing import LogEnd, signed
+from hocket.log.set_judges import Asked, OpDraft, WrittenOp, judge_of_received, write_facts
 from hocket.store import Head, NewOp, Refusal, Session, WrittenTotals
 from hocket.store.ops import fact_body
 
@@ -546,7 +545,7 @@ class Transaction:
         self._drafts.append(draft)
         facts = read_facts(body)
         is_latest = op.node_id != self.node and draft.hlc > self.latest_of(op.node_id)[0]
-        judge = self.projection.judge_of_received(facts) if is_latest else None
+        judge = judge_of_received(self.projection, facts) if is_latest else None
         if judge is None:
             for place, each in enumerate(facts):
                 self._admit(OpDraft(*each, True, place), op.id)
@@ -605,7 +604,7 @@ class Transaction:
             settled, (wall, logical) = now.settled, max(now[:2], (wall, logical))
         last, chain, seal = append(session, now, ops)
         if self._counted or self._counted_sets:
-            from hocket.log.output_quota import add_written
+            from hocket.log.limits import add_written
 
             add_written(session, self.node, self._counted, self._counted_sets, projection.jobs.state)
         if self._refusals:

@@ -23,9 +23,8 @@ from hocket.kernel.rules import Bounds
 from hocket.kernel.ucan import ROOT, Capability, Delegation, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload, RevokeUcan, RouteKind
 from hocket.log import Log, Transaction
-from hocket.log.output_quota import stored_totals
-from hocket.log.ownership import founder
-from hocket.log.permissions import Permissions
+from hocket.log.limits import stored_totals
+from hocket.log.permissions import Permissions, founder
 from hocket.mesh.names import HERE, ID_DIGITS_MIN, likeness, names
 from hocket.store import OpSession, OverQuota, RegisterSession, Session, WrittenTotals
 from hocket.work.members import routes_in_force

@@ -24,7 +24,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Bounds
 from hocket.log import Admission, Log
 from hocket.log.author_check import CURABLE
-from hocket.log.output_quota import stored_totals
+from hocket.log.limits import stored_totals
 from hocket.log.permissions import Permissions
 from hocket.store import IntakeSession, OverQuota, WrittenTotals
 

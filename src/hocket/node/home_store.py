@@ -93,7 +93,7 @@ def put_rules(home: Home, store: Store, rules: Rules) -> None:
     """
     from hocket.kernel.ids import node_id
     from hocket.kernel.rules import decode_kept_rules, encode_rules
-    from hocket.log.ownership import founder
+    from hocket.log.permissions import founder
 
     with store.write() as session:
         kept = session.meta(RULES)

@@ -18,7 +18,7 @@ from hocket.families.inbox.requests import content_of, default_agent
 from hocket.kernel.ids import node_text, parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.roster import Job
-from hocket.log.output_quota import output_room
+from hocket.log.limits import output_room
 from hocket.node.inbox import Inbox, ReceivedMessage, message_id_of
 from hocket.node.requests import ProgramNode
 from hocket.node.runtime import Runtime

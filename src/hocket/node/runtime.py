@@ -20,10 +20,9 @@ from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
 from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
 from hocket.kernel.rules import HOCKET, SKEW_MS_DEFAULT, STRICT, Rules, decode_kept_rules, encode_rules
 from hocket.log import RULES, Log
-from hocket.log.checked_registers import RevocationFile
 from hocket.log.machine_clock import MachineClock, SteadyWall
 from hocket.log.parallel import HelperThreads
-from hocket.log.permissions import PermissionsReader
+from hocket.log.permissions import PermissionsReader, RevocationFile
 from hocket.node.home import Home, Remembered, default_home, read_user_key
 from hocket.node.home_store import bus_of, check_whole, opened_store, replica_in
 from hocket.node.shared_store import check_database, check_rules, checked_states, ended_rows
@@ -252,7 +251,7 @@ class Runtime:
         from hocket.kernel.capabilities import sharing
         from hocket.kernel.ucan import ROOT, issue
         from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
-        from hocket.log.ownership import founder
+        from hocket.log.permissions import founder
         from hocket.log.transaction import NEWCOMER
         from hocket.node.shared_store import check_sharing
 

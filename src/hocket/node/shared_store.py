@@ -19,7 +19,7 @@ from hocket.kernel.ids import content_hash, node_id, node_text
 from hocket.kernel.row_mac import MAC_BYTES
 from hocket.kernel.rules import encode_rules
 from hocket.log import RULES
-from hocket.log.ownership import founder
+from hocket.log.permissions import founder
 
 if TYPE_CHECKING:
     from hocket.kernel.rules import Rules

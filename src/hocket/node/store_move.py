@@ -16,8 +16,8 @@ from hocket.errors import Conflict, Usage
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.row_mac import RowMac
 from hocket.log import Log
-from hocket.log.ownership import writers
-from hocket.log.store_copy import StoreCopy, copy_unlogged, origin
+from hocket.log.archive import StoreCopy, copy_unlogged, origin
+from hocket.log.permissions import writers
 from hocket.node.home import Home
 from hocket.node.home_store import blob_place, check_idle, log_in
 from hocket.node.running import running_servers

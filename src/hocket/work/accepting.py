@@ -11,7 +11,7 @@ from hocket.kernel.roster import Job, State
 from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import AcceptOffer, AcceptWork, ClaimWork, CompleteJob, ExpireWork
 from hocket.log import Transaction
-from hocket.log.request_deadlines import is_given_up
+from hocket.log.outbox import is_given_up
 from hocket.work.claiming import NO_LIMITS, limits_of, turn
 from hocket.work.jobs import call_off_dependents, stamp
 

@@ -18,7 +18,7 @@ from hocket.kernel import roster
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import State
 from hocket.kernel.vocabulary import ClaimWork
-from hocket.log import Log, Transaction, op_costs
+from hocket.log import Log, Transaction, limits
 from hocket.log.intake import Intake
 from hocket.mesh.quotas import Quotas
 from hocket.node.rows import RowTable
@@ -173,7 +173,7 @@ def version_compared_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
 
 def work_is_not_charged(patch: pytest.MonkeyPatch) -> None:
     """A member's batch is admitted in one go, however long it takes."""
-    patch.setattr(op_costs, "SLICE_S", float("inf"))
+    patch.setattr(limits, "SLICE_S", float("inf"))
     patch.setattr(Quotas, "charge", lambda *_: None)
 
 

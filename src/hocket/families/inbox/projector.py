@@ -29,10 +29,10 @@ from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import AcceptOffer
-from hocket.log.memory import Memory
-from hocket.log.projected_state import ProjectedState
+from hocket.log.citations import Memory
+from hocket.log.outbox import is_given_up
+from hocket.log.projection import Projection
 from hocket.log.projectors import Engine, is_wrong
-from hocket.log.request_deadlines import is_given_up
 from hocket.store import DeliveryStage, QueuedDelivery, Session
 
 # How many deliveries whose time has come, and messages to groups, one transaction looks at.
@@ -240,7 +240,7 @@ class MessageProjector:
         return next(iter(self._session.deliveries_of_thread(queue, thread, 1)), None)
 
 
-def messages_of(projection: ProjectedState) -> MessageProjector:
+def messages_of(projection: Projection) -> MessageProjector:
     """The messages as a transaction sees them."""
     return cast(MessageProjector, projection.projectors[MESSAGE])
 

@@ -19,7 +19,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.subjects import Subject
 from hocket.log import Transaction
-from hocket.log.request_deadlines import DECIDED_MS
+from hocket.log.outbox import DECIDED_MS
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess
 

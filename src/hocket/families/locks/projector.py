@@ -18,9 +18,9 @@ from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import ACCEPTANCES, Subject, subject_of
-from hocket.log.memory import Memory
+from hocket.log.citations import Memory
+from hocket.log.outbox import is_given_up
 from hocket.log.projectors import Engine, SubjectProjector
-from hocket.log.request_deadlines import is_given_up
 from hocket.store import Session, SubjectRow
 from hocket.store.subjects import LOCK_QUEUE
 
