@@ -223,7 +223,6 @@ _PARTICIPANT_WORDS = frozenset(
         *("email", "emails", "mail", "phone", "phones", "who", "whom"),
     }
 )
-_NAME_WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
 
 
