@@ -14,7 +14,7 @@ from hocket.families.locks.rules import Agent, Hold, live
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import decode
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted
 from hocket.store import OpRow, Session
 
 # How many locks of an agent, keys of a lock and kinds of a worker are shown.

@@ -13,10 +13,10 @@ from hocket.api.agent_holdings import Holdings, few, lock_holdings, message_hold
 from hocket.api.nodes import Within
 from hocket.api.operation import InShell, TokenNeed, operation
 from hocket.api.views import Line, Table, View, ago
+from hocket.families.jobs.rules import Job
 from hocket.families.locks.rules import NAME_CHARS_MAX, Agent
 from hocket.kernel.ids import node_text
-from hocket.kernel.plurals import counted
-from hocket.kernel.roster import Job
+from hocket.kernel.texts import counted
 from hocket.work.liveness import BEAT_S, grade
 from hocket.work.presence import (
     DOING_CHARS_MAX,

@@ -16,7 +16,7 @@ from hocket.errors import Usage
 from hocket.extensions.tempo.beats.placing import BeatPlace
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import hash_text, parse_ulid, ulid_text
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted
 from hocket.store import Artifact, Session
 from hocket.store.blobs import ClearedBlobs
 from hocket.work import artifacts

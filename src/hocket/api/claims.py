@@ -8,16 +8,15 @@ from hocket.api import Service, ServiceAnswer
 from hocket.api.jobs import READ, JobText
 from hocket.api.operation import operation
 from hocket.api.views import Line, View, moment
+from hocket.families.jobs.rendezvous import may_try_at
+from hocket.families.jobs.rules import Job, State
 from hocket.kernel.clock import unpack
-from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import BY_NUMBER, Reason
-from hocket.kernel.rendezvous import may_try_at
-from hocket.kernel.roster import Job, State
-from hocket.kernel.subjects import JOB, Subject
+from hocket.kernel.texts import counted, span
 from hocket.kernel.vocabulary import (
+    JOB,
     AcceptWork,
     ClaimWork,
     ExpireWork,
@@ -25,6 +24,7 @@ from hocket.kernel.vocabulary import (
     PostponeWork,
     RetryJob,
     ScheduleJob,
+    Subject,
     YieldWork,
 )
 from hocket.store import OpRow, Session

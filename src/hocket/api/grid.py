@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 
 from hocket.api import Service, ServiceAnswer
 from hocket.api.claims import MAKES_READY
-from hocket.kernel.candidates import EPOCH_MS, Candidates, epoch_at, node_of
+from hocket.families.jobs.candidates import EPOCH_MS, Candidates, epoch_at, node_of
+from hocket.families.jobs.rendezvous import ClaimPeriod, Expectation, RankedSpell, expectations
+from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import unpack
 from hocket.kernel.ids import node_text
-from hocket.kernel.kinds import covers
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.roster import Job
-from hocket.kernel.shares import ClaimPeriod, Expectation, RankedSpell, expectations
-from hocket.kernel.subjects import JOB, Subject
-from hocket.kernel.vocabulary import AcceptWork, ClaimWork
+from hocket.kernel.policy import covers
+from hocket.kernel.vocabulary import JOB, AcceptWork, ClaimWork, Subject
 from hocket.store import JobFilter, OpRow, Session, Stage
 from hocket.work.claim_order import is_ranked
 from hocket.work.claim_tally import MINUTE_MS

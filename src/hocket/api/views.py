@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hocket.kernel.durations import span
+from hocket.kernel.texts import span
 
 
 class Line(NamedTuple):

@@ -9,7 +9,7 @@ from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.output import emit, say, table
 from hocket.cli.settings import open_runtime
 from hocket.errors import Failed, NotAuthorised, Usage
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted
 
 if TYPE_CHECKING:
     from hocket.api.derivations import PassLine

@@ -16,8 +16,7 @@ from hocket.cli.files import private_file
 from hocket.cli.output import console, emit, notice, on_terminal, progress, say
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Failed, StoreError, Usage
-from hocket.kernel.plurals import counted
-from hocket.kernel.safe_text import clean
+from hocket.kernel.texts import clean, counted
 
 app = new_app()
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.output import on_terminal
 from hocket.cli.settings import open_service
-from hocket.kernel.safe_text import clean
+from hocket.kernel.texts import clean
 
 app = new_app()
 

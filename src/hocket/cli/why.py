@@ -6,8 +6,7 @@ from hocket.api.views import moment
 from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.output import emit, say
 from hocket.cli.settings import open_service
-from hocket.kernel.durations import span
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted, span
 
 app = new_app()
 

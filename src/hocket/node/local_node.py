@@ -25,8 +25,8 @@ from hocket.events import Emit, ignore
 from hocket.events.nodes import StoreRowRefused
 from hocket.events.workers import StepFailed
 from hocket.extensions.command.secret_handover import HandOver
+from hocket.families.jobs.rules import Job
 from hocket.families.locks.processes import LockProcesses, LockSweep
-from hocket.kernel.roster import Job
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
 from hocket.mesh.waiting import Waiting

@@ -13,10 +13,9 @@ from hocket.errors import Usage
 from hocket.extensions.cost.budgets import Budget, parse_budget, read_budget
 from hocket.extensions.tempo.beats.phases import BeatsLong, parse_length
 from hocket.extensions.tempo.beats.score import Score, parse_score, read_score
-from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.placement import check_labels
-from hocket.kernel.policy import DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_policy
+from hocket.kernel.policy import DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_labels, check_policy
+from hocket.kernel.texts import duration_ms
 from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, check_kind
 from hocket.work.json_values import encode_json
 from hocket.work.tracing import current_trace

@@ -12,7 +12,7 @@ from hocket.extensions.command.execution import DEVICES_MAX, Amount, Count, Devi
 from hocket.extensions.cost.budgets import Measured
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import content_hash
-from hocket.kernel.kinds import covers
+from hocket.kernel.policy import covers
 from hocket.kernel.yaml_subset import BadText, read_text
 
 # 15 beats a minute.

@@ -15,9 +15,9 @@ from hocket.bus.messages import ANNOUNCED_S_MAX, MessageBus
 from hocket.bus.subject_names import subject_name
 from hocket.errors import HocketError
 from hocket.extensions.git.addresses import is_address
-from hocket.kernel.backoff import RetryPolicy
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import hash_text
+from hocket.kernel.retrying import RetryPolicy
 from hocket.node.home import Home
 from hocket.work.environment import Environment
 

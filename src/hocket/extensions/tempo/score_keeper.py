@@ -25,7 +25,7 @@ from hocket.extensions.tempo.beats.score import (
     wait_end,
 )
 from hocket.extensions.tempo.beats.tempo import BPM_DEFAULT, Beat, Tempo, next_beat
-from hocket.kernel.roster import Job
+from hocket.families.jobs.rules import Job
 
 # The cluster of a job whose worker has no tempo: its score's own.
 ALONE = "local"

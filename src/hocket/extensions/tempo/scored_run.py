@@ -23,11 +23,11 @@ from hocket.extensions.tempo.beats.score import (
 )
 from hocket.extensions.tempo.run_tempo import RunTempo
 from hocket.families.inbox.facts import SendMessage
+from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import wall_text
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID
-from hocket.kernel.plurals import counted
-from hocket.kernel.roster import Job
+from hocket.kernel.texts import counted
 from hocket.work.retrying import Fatal
 from hocket.work.run_outputs import RunOutput, RunOutputs
 

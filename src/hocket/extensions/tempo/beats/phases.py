@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hocket.extensions.tempo.beats.tempo import Tempo, beat_at, next_beat
-from hocket.kernel.durations import duration_ms
+from hocket.kernel.texts import duration_ms
 
 REST = "rest"
 PHASE_NAMES = ("plan", "work", "review")

@@ -19,7 +19,7 @@ from hocket.extensions.tempo.beats.tempo import (
     Tempo,
     make_tempo,
 )
-from hocket.kernel.canonical import canonical_plain
+from hocket.kernel.jws import canonical_plain
 
 HYSTERESIS_PCT_DEFAULT = 10
 
