@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from hocket.extensions.command.allowance import refusal
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey
 from hocket.log import Log, Transaction
@@ -143,7 +144,7 @@ def test_a_text_about_workers_is_bounded_and_an_unreadable_one_names_none() -> N
 )
 def test_which_commands_a_worker_allows(argv: list[str], served: Serving, may: bool) -> None:
     payload = msgspec.json.encode({"command": argv, "args": [], "timeout": 60})
-    assert served.allows(payload) is may
+    assert (refusal(payload, [served], "a") is None) is may
     assert served.allows(b"not a manifest") is served.allow_any
 
 
