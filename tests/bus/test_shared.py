@@ -16,6 +16,7 @@ from hocket.bus.shared import SharedBus
 from hocket.errors import StoreError
 from hocket.kernel.subjects import JOB
 from hocket.store import NOTE_BYTES_MAX, Store, WakeUp
+from hocket.store.postgres.listening import PostgresListener
 from tests.postgres_server import prepared, server
 
 pytestmark = pytest.mark.touches("VX-01")
@@ -30,10 +31,8 @@ class Machine:
 
     def __init__(self, address: str, processes: Path, origin: bytes) -> None:
         processes.mkdir(exist_ok=True)
-        listener = stores.listener(address)
-        assert listener is not None
         self.store: Store = stores.open(address)
-        self.bus = SharedBus(Pipes(processes), listener, origin)
+        self.bus = SharedBus(Pipes(processes), PostgresListener(address, None), origin)
 
     def listen(self, topics: Changes = ANYTHING) -> Subscription:
         """Waits until it listens, which tells it ANYTHING. A later subscription is not told."""

@@ -51,7 +51,7 @@ LOADED = (
     "hocket.server.monitoring.monitor",
     "hocket.server.openai",
     "hocket.server.running",
-    "hocket.server.v1.table",
+    "hocket.server.routes",
     "hocket.store.postgres",
     "hocket.store.sqlite",
     "hocket.work.cron_times",

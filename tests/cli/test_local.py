@@ -192,10 +192,10 @@ def test_what_the_program_writes_is_for_its_owner_alone(hocket: Program) -> None
 def test_a_crash_log_holds_no_secret(hocket: Program) -> None:
     script = """
 import sys
-import hocket.cli, hocket.cli.app
+import hocket.cli
 def crash(arguments):
     raise RuntimeError("about " + sys.argv[1])
-hocket.cli.app.run = crash
+hocket.cli.run = crash
 sys.argv = ["hocket", *sys.argv[1:]]
 hocket.cli.main()
 """

@@ -6,7 +6,7 @@ import pytest
 
 from hocket.errors import Usage
 from hocket.kernel.quota import Quota
-from hocket.mesh.quota_text import parse_quota, quota_words, size_words
+from hocket.mesh.grants import parse_quota, quota_words, size_words
 from hocket.node.runtime import Runtime
 from hocket.store import OverQuota
 

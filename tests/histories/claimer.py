@@ -24,7 +24,7 @@ from hocket.node.node import Node
 from hocket.store import Session
 from hocket.work import claiming, jobs
 from hocket.work.jobs import Held, Offer
-from hocket.work.pending_decisions import Decision, decided
+from hocket.work.pending_decisions import Decision
 from tests.histories.guarded import Guarded
 from tests.histories.recording import NOT_ASKED, Recorder
 
@@ -73,8 +73,7 @@ class Claimer:
             return claims.wanted[0].offer if claims.wanted else None
 
         call = self._recorder.call("acquire", keys=[key], agent=self._recorder.client, bound=True)
-        said = await self._node.run(request)
-        decision = (await self._node.consult([said]))[0] if isinstance(said, Offer) else said
+        decision = await self._decision(await self._node.run(request))
         if isinstance(decision, Job):
             self._recorder.answer(call, decision.fence, decision.deadline)
             return decision
@@ -111,12 +110,14 @@ class Claimer:
 
     async def _decided(self, what: str, key: str, fence: int, request: Callable[[Transaction], jobs.Result]) -> bool:
         call = self._recorder.call(what, keys=[key], agent=self._recorder.client, fence=fence)
-        decision: Decision
-        (decision,) = await decided(self._node, lambda tx: [request(tx)])
+        decision = await self._decision(await self._node.run(request))
         is_done = isinstance(decision, Job)
         if decision is not Reason.NOT_ACCEPTED:
             self._recorder.answer(call, is_done, decision.deadline if isinstance(decision, Job) else None)
         return is_done
+
+    async def _decision(self, result: jobs.Result | None) -> Decision | None:
+        return (await self._node.consult([result]))[0] if isinstance(result, Offer) else result
 
 
 async def run(home: str, directory: str, lease_ms: str) -> None:

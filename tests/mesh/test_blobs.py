@@ -10,7 +10,7 @@ import pytest
 from hocket.errors import Unreachable
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ucan import Capability
-from hocket.mesh import blobs, wire
+from hocket.mesh import output, wire
 from hocket.work import artifacts
 from hocket.work.run_outputs import contain
 from tests.mesh.world import WORKER, Place, enrolled, world
@@ -26,7 +26,7 @@ def put(place: Place, data: bytes = LARGE) -> bytes:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blobs, "PART_BYTES", 100_000)
+    monkeypatch.setattr(output, "BLOB_PART_BYTES", 100_000)
 
 
 @pytest.mark.req("LW-29")

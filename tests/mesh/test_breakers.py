@@ -11,9 +11,8 @@ from hocket.events import Event
 from hocket.events.workers import BreakerClosed, BreakerOpened, BreakerProbing
 from hocket.kernel.breaker import BreakerState
 from hocket.mesh import peers, wire
-from hocket.mesh.breakers import GuardedTransport
 from hocket.mesh.peers import find
-from hocket.mesh.sync import Exchanges
+from hocket.mesh.sync import Exchanges, GuardedTransport
 from hocket.mesh.wire import Reply, Request
 from hocket.node.runtime import Runtime
 from tests.mesh.world import Place, run, until

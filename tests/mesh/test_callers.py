@@ -12,8 +12,8 @@ from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import (
     IngestEvidence,
 )
-from hocket.mesh import used_tokens, wire
-from hocket.mesh.used_tokens import UsedTokens
+from hocket.mesh import gate_requests, wire
+from hocket.mesh.gate_requests import UsedTokens
 from hocket.server.running import Server
 from tests.mesh.world import Guest, Place, ask, introduced, received, revoke, run, since
 
@@ -131,7 +131,7 @@ def test_a_token_works_once_at_all_servers_of_a_home_and_after_a_restart(tmp_pat
 def test_the_file_of_used_tokens_is_bounded_and_forgets_only_what_has_expired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(used_tokens, "RECORDS_MAX", 10)
+    monkeypatch.setattr(gate_requests, "RECORDS_MAX", 10)
     one, two = UsedTokens(tmp_path), UsedTokens(tmp_path)
     sizes = []
     for second in range(200):

@@ -12,7 +12,7 @@ from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import encode_sequence
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan
-from hocket.mesh import introductions, peers, wire
+from hocket.mesh import incoming, peers, wire
 from tests.mesh.world import WORKER, Guest, Place, ask, delegation, introduced, revoke, run, since
 
 READ = (Capability("Job", "Read", {}),)
@@ -92,7 +92,7 @@ def test_a_known_node_needs_no_introduction(tmp_path: Path, is_revoked: bool):
 
 
 def test_one_issuer_brings_in_only_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(introductions, "DELEGATIONS_PER_ISSUER_MAX", 5)
+    monkeypatch.setattr(incoming, "DELEGATIONS_PER_ISSUER_MAX", 5)
 
     async def test(a: Place) -> None:
         inviter, other = Guest(7), Guest(6)
@@ -110,7 +110,7 @@ def test_one_issuer_brings_in_only_so_many(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_log_that_is_full_of_authors_goes_on_with_those_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Past the number of authors that a frontier holds every request for ops failed."""
-    for module in (frontiers, introductions):
+    for module in (frontiers, incoming):
         monkeypatch.setattr(module, "AUTHORS_MAX", 4)
 
     async def test(a: Place, b: Place) -> None:
@@ -178,7 +178,7 @@ def test_made_up_authors_in_a_frontier_are_not_remembered(tmp_path: Path):
 
 def test_a_long_query_counts_as_many_requests(tmp_path: Path):
     from hocket.kernel.clock import Hlc
-    from hocket.mesh.rate_limit import Buckets
+    from hocket.mesh.quotas import Buckets
 
     async def test(a: Place) -> None:
         reader = Guest(7)

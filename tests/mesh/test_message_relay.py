@@ -18,7 +18,7 @@ from hocket.kernel.envelope import PROCESS_BYTES, Drop, Envelope, read_envelope,
 from hocket.kernel.ids import node_text
 from hocket.kernel.postcard import BYTES, encode, seq
 from hocket.mesh import membership, wire
-from hocket.mesh.message_relay import BATCH_MAX, LISTENERS_OF_NODE_MAX, MessageRelay
+from hocket.mesh.bus_sharing import BATCH_MAX, LISTENERS_OF_NODE_MAX, MessageRelay
 from hocket.mesh.wire import Request
 from hocket.node.message_bus import NodeMessages
 from tests.mesh.test_relayed_work import machines

@@ -18,7 +18,7 @@ from hocket.kernel.backoff import PEER_RETRIES
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.ops import NO_ID, decode, encode, encode_sequence, sign
 from hocket.kernel.ucan import Capability
-from hocket.mesh import loop, message_delivery, wire
+from hocket.mesh import loop, sync, wire
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.wire import Reply, Request, Transport
 from tests.mesh.world import WORKER, Guest, Place, ask, enrolled, joined, run, until
@@ -85,15 +85,15 @@ def test_a_message_is_delivered_at_once_to_the_node_that_it_is_for(tmp_path: Pat
 def test_after_three_tries_the_next_exchange_brings_the_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert message_delivery.RETRY_S == (0.5, 1.0, 2.0)
-    monkeypatch.setattr(message_delivery, "RETRY_S", (0.01, 0.02, 0.04))
+    assert sync.RETRY_S == (0.5, 1.0, 2.0)
+    monkeypatch.setattr(sync, "RETRY_S", (0.01, 0.02, 0.04))
 
     async def test(a: Place, b: Place) -> None:
         await know_each_other(a, b)
         a.exchanges.transport = recording = Recording(a.transport, wire.DELIVER)
         a.exchanges._peers.clear()
         sent = await a.node.send(at(b), "hello")
-        assert not await message_delivery.DirectDelivery(a.node, a.exchanges).deliver_all([b.id])
+        assert not await sync.DirectDelivery(a.node, a.exchanges).deliver_all([b.id])
         assert recording.paths.count(wire.DELIVER) == 3
         assert message(b, sent) is None
         await a.exchanges.visit(b.address)
@@ -108,7 +108,7 @@ def test_three_tries_go_out_although_the_receivers_breaker_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the place of the receiver something counts requests, and answers each with an error."""
-    monkeypatch.setattr(message_delivery, "RETRY_S", (0.01, 0.02, 0.04))
+    monkeypatch.setattr(sync, "RETRY_S", (0.01, 0.02, 0.04))
     requests = 0
 
     async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -128,7 +128,7 @@ def test_three_tries_go_out_although_the_receivers_breaker_is_open(
         port = int(address.rpartition(":")[2])
         async with await asyncio.start_server(count, "127.0.0.1", port):
             await a.node.send(at(b), "hello")
-            assert not await message_delivery.DirectDelivery(a.node, a.exchanges).deliver(b.id)
+            assert not await sync.DirectDelivery(a.node, a.exchanges).deliver(b.id)
         await b.serve()
         assert requests == 3
 
@@ -141,7 +141,7 @@ def test_a_message_waits_for_a_receiver_that_is_offline(tmp_path: Path) -> None:
         await know_each_other(a, b)
         await b.stop_serving()
         sent = await a.node.send(at(b), "are you there?")
-        assert not await message_delivery.DirectDelivery(a.node, a.exchanges).deliver(b.id)
+        assert not await sync.DirectDelivery(a.node, a.exchanges).deliver(b.id)
         # It comes back at another address, and asks.
         await b.serve()
         await b.exchanges.visit(a.address)

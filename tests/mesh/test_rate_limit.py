@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.mesh.rate_limit import DebtBuckets, Draw
+from hocket.mesh.quotas import DebtBuckets, Draw
 
 BURST_S = 10.0
 # Quarters are exact, so that the sums below are.

@@ -22,7 +22,7 @@ from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import CancelJob
 from hocket.log import Transaction
 from hocket.log.lost_past import own_history, rewind
-from hocket.mesh import op_pages, peer_exchange, wire
+from hocket.mesh import gate_requests, peer_exchange, wire
 from hocket.node.runtime import Runtime
 from hocket.store import OpRow
 from hocket.work import claiming, jobs
@@ -292,7 +292,7 @@ def test_what_others_have_is_never_taken_off_the_log(
 ) -> None:
     """A second history of a node whose key was stolen is a fork, and no reason to rewrite the first."""
     monkeypatch.setattr(peer_exchange, "SHARED_S", 0.0)
-    monkeypatch.setattr(op_pages, "SHARED_S", 0.0)
+    monkeypatch.setattr(gate_requests, "SHARED_S", 0.0)
 
     async def scene() -> None:
         async with mesh(tmp_path, victim, "whole") as here:

@@ -14,12 +14,12 @@ from hocket.errors import Usage
 from hocket.mesh import peers
 from hocket.mesh.peer_exchange import Exchanged
 from hocket.mesh.sync import Exchanges
-from hocket.mesh.sync_lock import SyncLock
 from hocket.node import delivery
 from hocket.node.handles import SyncHandle
 from hocket.node.node import Node, SyncNode
 from hocket.node.opening import delivery as delivery_of
 from hocket.node.runtime import Runtime
+from hocket.work.processes import ProcessTurn
 
 THREAD = "hocket-delivery"
 
@@ -120,8 +120,8 @@ def test_a_program_that_wrote_nothing_sends_nothing(runtime: Runtime, silent: st
 
 def test_where_another_process_syncs_the_program_leaves_it_to_that(runtime: Runtime, silent: str) -> None:
     befriend(runtime, silent)
-    other = SyncLock.take(runtime.home.processes)
-    assert other is not None and SyncLock.is_taken(runtime.home.processes)
+    other = ProcessTurn.take(runtime.home.processes)
+    assert other is not None and ProcessTurn.is_taken(runtime.home.processes)
     said: list[str] = []
     for state in (peers.OK, peers.UNREACHABLE):
         with runtime.store.write() as session:
@@ -131,7 +131,7 @@ def test_where_another_process_syncs_the_program_leaves_it_to_that(runtime: Runt
         sending.close()
     assert said == ["it is down; what was written waits here, and is sent when it answers"]
     other.close()
-    assert not SyncLock.is_taken(runtime.home.processes)
+    assert not ProcessTurn.is_taken(runtime.home.processes)
 
 
 def test_without_the_packages_for_it_the_program_is_told(

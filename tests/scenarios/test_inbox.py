@@ -21,7 +21,7 @@ from hocket.families.inbox.requests import MessageDraft
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import number_of
 from hocket.mesh import wire
-from hocket.mesh.breakers import GuardedTransport
+from hocket.mesh.sync import GuardedTransport
 from hocket.mesh.wire import Reply, Request
 from hocket.node.runtime import Runtime
 from tests.mesh.world import Place

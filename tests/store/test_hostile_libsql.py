@@ -365,7 +365,9 @@ def test_a_server_may_continue_at_another_path(turning: Hostile) -> None:
         turning.act = saying(content)
         with store.read() as session:
             assert session.meta("a") == session.meta("b") == b"1"
-            assert [heard["path"] for heard in turning.heard[-2:]] == ["/v3/pipeline", "/sticky/v3/pipeline"]
+        # The stream that opened the store may still be sending a ROLLBACK that it does not wait for.
+        reads = [heard["path"] for heard in turning.heard if "SELECT value FROM meta" in json.dumps(heard)]
+        assert reads[-2:] == ["/v3/pipeline", "/sticky/v3/pipeline"]
         turning.act = None
 
 

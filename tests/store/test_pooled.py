@@ -14,6 +14,7 @@ from hocket.bus.shared import SharedBus
 from hocket.log.audit import verify
 from hocket.store import WakeUp
 from hocket.store.postgres import PostgresStore
+from hocket.store.postgres.listening import PostgresListener
 from tests.log.roster.world import READER, introduction, new_log
 from tests.postgres_relay import Relay
 from tests.postgres_server import prepared, server
@@ -61,8 +62,7 @@ def test_everything_works_although_each_transaction_has_another_session(pooled: 
 
 
 def test_notes_go_out_through_a_pooler_and_are_heard_past_it(address: str, pooled: str, tmp_path: Path) -> None:
-    through, past = stores.listener(pooled), stores.listener(pooled, address)
-    assert through is not None and past is not None
+    through, past = PostgresListener(pooled, None), PostgresListener(pooled, address)
     with closing(through):
         assert through.open() is WakeUp.POLLING
     with closing(stores.open(pooled)) as store, closing(SharedBus(Pipes(tmp_path), past, b"there---")) as bus:
@@ -75,9 +75,7 @@ def test_notes_go_out_through_a_pooler_and_are_heard_past_it(address: str, poole
 
 
 def test_a_process_that_cannot_listen_polls_and_does_not_try_again(pooled: str, tmp_path: Path) -> None:
-    through = stores.listener(pooled)
-    assert through is not None
-    with closing(SharedBus(Pipes(tmp_path), through, b"here----")) as bus:
+    with closing(SharedBus(Pipes(tmp_path), PostgresListener(pooled, None), b"here----")) as bus:
         heard = bus.subscribe(ANYTHING)
         assert bus._thread is not None
         bus._thread.join(PATIENCE_S)

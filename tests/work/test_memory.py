@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 import hocket
-from hocket.mesh.sync_lock import SyncLock
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.work.processes import ProcessLock, is_held
+from hocket.work.processes import ProcessLock, ProcessTurn, is_held
 from tests.mesh.world import PATIENCE_S, WORKER, enrolled, world
 
 JOBS = 300
@@ -75,7 +74,7 @@ def test_a_lock_that_was_closed_is_forgotten(tmp_path: Path) -> None:
 
 @pytest.mark.touches("LW-28")
 def test_the_right_to_sync_that_was_given_up_is_forgotten(tmp_path: Path) -> None:
-    lock = SyncLock.take(tmp_path)
+    lock = ProcessTurn.take(tmp_path)
     assert lock is not None
     lock.close()
     kept = weakref.ref(lock)

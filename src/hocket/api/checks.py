@@ -22,7 +22,7 @@ from hocket.kernel.authority import Authority
 from hocket.kernel.breaker import BreakerState
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.durations import span
-from hocket.kernel.extension import loaded
+from hocket.kernel.extension import named_parts
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.ops import decode
 from hocket.kernel.plurals import counted
@@ -36,7 +36,7 @@ from hocket.log.lost_past import own_history
 from hocket.log.outbox import OUTBOX_OPS_MAX, waiting
 from hocket.log.ownership import writers
 from hocket.log.permissions import Permissions, PermissionsReader
-from hocket.mesh.recovery import BEHIND_SENTENCE
+from hocket.mesh.incoming import BEHIND_SENTENCE
 from hocket.node import variables
 from hocket.node.bus_settings import bus_settings
 from hocket.node.home import Home, exposure, key_owner
@@ -46,8 +46,8 @@ from hocket.node.shared_store import check_sharing
 from hocket.store import Session, WakeUp, backend
 from hocket.store import open as open_store
 from hocket.store.blobs import BlobPlace
+from hocket.store.file_lock import lock_holder
 from hocket.store.intake import REFUSALS_KEPT
-from hocket.store.lock_holder import lock_holder
 from hocket.work.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
 
 PYTHON_MIN = (3, 11)
@@ -82,7 +82,7 @@ def examine(home: Home) -> Findings:
         return
     yield from _guarded("keys", lambda: _keys(home))
     yield from _guarded("disk", lambda: _disk(home))
-    for name, look in loaded("checks").items():
+    for name, look in named_parts("checks").items():
         yield from _guarded(name, partial(look, home))
     yield from _guarded("environment", _environment)
     yield from _guarded("bus", lambda: _bus(home))

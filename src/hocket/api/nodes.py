@@ -24,10 +24,9 @@ from hocket.kernel.plurals import counted
 from hocket.kernel.quota import Quota
 from hocket.kernel.roster import KIND_LENGTH_MAX
 from hocket.mesh import membership
-from hocket.mesh.grants import parse_action, words
+from hocket.mesh.grants import parse_action, quota_words, size_words, words
 from hocket.mesh.membership import Member, Revocation
 from hocket.mesh.names import likeness, why_not
-from hocket.mesh.quota_text import quota_words, size_words
 from hocket.node.home import Ask
 from hocket.store import Session
 from hocket.work.hardware import this_machine

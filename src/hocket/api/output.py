@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from hocket.api import Service
 from hocket.bus.changes import OUTPUT, about
 from hocket.errors import Unreachable, Usage
-from hocket.kernel.extension import ExtensionKind, extension_kind, load_part
+from hocket.kernel.extension import ExtensionKind, extension_kind, loaded
 from hocket.kernel.ids import ulid_text
 from hocket.mesh.output import AskedOutput, FarOutput, holders
 from hocket.node.node import Node
@@ -109,7 +109,7 @@ class _Reading:
             return None
         with self._service.read() as session:
             blobs, fetch = self._service.runtime.blobs, self._service.fetch
-            printed: bytes | None = load_part(self._kind.printed)(session, blobs, self._job_id, self._stream, fetch)
+            printed: bytes | None = loaded(self._kind.printed)(session, blobs, self._job_id, self._stream, fetch)
             return printed
 
     def _parts(self, is_here: bool) -> Iterator[bytes]:

@@ -12,8 +12,7 @@ from hocket.kernel.knowledge import unknown_of
 from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.log.outbox import OUTBOX_OPS_MAX
 from hocket.mesh.names import names
-from hocket.mesh.peers import breakers, coordinator, outbox, silence
-from hocket.mesh.programs import differences
+from hocket.mesh.peers import breakers, coordinator, outbox, program_differences, silence
 from hocket.node.home import Home
 from hocket.node.running import running_buses, running_servers
 from hocket.node.store_breaker import store_troubles
@@ -199,7 +198,7 @@ def status(service: Service) -> NodeStatus:
             refusals=refusals,
             schedules=[each.name for each in session.schedules()],
             over_quota=[QuotaRefusals(other, each.wall, each.ops) for other, each in over],
-            programs={node_text(other): how for other, how in differences(session).items()},
+            programs={node_text(other): how for other, how in program_differences(session).items()},
             unknown_ops=refused.get(int(Reason.UNKNOWN_VARIANT), 0),
             unknown_grants=sorted(unknown_of(delegations)),
             held_ops=session.held()[0],

@@ -116,8 +116,7 @@ def _invite(
     from hocket.api import peers
     from hocket.kernel.extension import extension_kinds
     from hocket.kernel.quota import NO_QUOTA
-    from hocket.mesh.grants import parse_grants, words
-    from hocket.mesh.quota_text import parse_quota, quota_words
+    from hocket.mesh.grants import parse_grants, parse_quota, quota_words, words
 
     rules = [rule.strip() for rule in grants.sanitize.split(",")] if grants.sanitize else []
     is_strict = service.runtime.log.rules.is_strict
@@ -201,7 +200,7 @@ def _draw(token: str) -> None:
 
 def _list() -> None:
     from hocket.api import peers
-    from hocket.mesh.quota_text import quota_words
+    from hocket.mesh.grants import quota_words
 
     with open_service() as service:
         shown = peers.invitations(service)

@@ -131,7 +131,7 @@ def _bounds(rules: "Rules", **texts: str | None) -> "Bounds | None":
     from msgspec.structs import replace
 
     from hocket.kernel.quota import filled
-    from hocket.mesh.quota_text import parse_quota
+    from hocket.mesh.grants import parse_quota
 
     given = {name: parse_quota(text) for name, text in texts.items() if text is not None}
     if not given:
@@ -193,7 +193,7 @@ def _fields(rules: "Rules") -> list[tuple[str, object]]:
         return [*pairs, ("extensions", "none: a strict Likewise v0.1 mesh")]
     bounds: list[tuple[str, object]] = []
     if rules.bounds is not None:
-        from hocket.mesh.quota_text import quota_words
+        from hocket.mesh.grants import quota_words
 
         bounds = [
             ("late bound", span(rules.bounds.late_ms)),

@@ -17,7 +17,7 @@ from hocket.cli.output import emit, fields
 from hocket.cli.settings import open_runtime
 from hocket.errors import Usage
 from hocket.extensions.tempo.beat_commands import PolicyOption, needed_policy
-from hocket.kernel.extension import loaded
+from hocket.kernel.extension import named_parts
 from hocket.work.event_logging import log_event, logged
 
 if TYPE_CHECKING:
@@ -135,12 +135,12 @@ async def _serve(
         services = node.services(emit)
         await node.relay_messages(emit, servers)
         from hocket.api import Service, peers
-        from hocket.api.tokens import chosen_token
+        from hocket.api.programs import chosen_token
+        from hocket.server.api import Api
         from hocket.server.monitoring.monitor import Monitor
         from hocket.server.openai import routes as chat_routes
+        from hocket.server.routes import ROUTES
         from hocket.server.running import Server
-        from hocket.server.v1.api import Api
-        from hocket.server.v1.table import ROUTES
         from hocket.work.supervision import supervised
 
         ended = asyncio.Event()
@@ -158,7 +158,7 @@ async def _serve(
             keeping = asyncio.create_task(
                 supervised("the exchange with peers", lambda: services.loop().run(), emit, node.environment)
             )
-            watch = loaded("watches")
+            watch = named_parts("watches")
             watching = [asyncio.create_task(watch[name](node, each, emit)) for name, each in watched]
             try:
                 await node.call(lambda: peers.note_address(Service(runtime), told))

@@ -25,7 +25,7 @@ from hocket.events.workers import KindsNotClaimable, WorkerStarted, WorkerStoppi
 from hocket.extensions.cost.node_costs import rates_of
 from hocket.extensions.tempo.beats.policy import TempoPolicy
 from hocket.extensions.tempo.policy_file import tempo_policy
-from hocket.kernel.extension import extension_kinds, load_part
+from hocket.kernel.extension import extension_kinds, loaded
 from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
@@ -248,7 +248,7 @@ class Shift:
         with stopped_by_signals(self._signalled) as received, self._counter(await self._served(node)):
             served = [each for each in self._parts if self._options.handlers.find(each.kind) is not None]
             places = {each.kind: each.server for each in extension_kinds()}
-            servers = [load_part(places[each.kind])(node, worker, each) for each in served if places[each.kind]]
+            servers = [loaded(places[each.kind])(node, worker, each) for each in served if places[each.kind]]
             self._options.finished = functools.partial(self._finished, servers)
             async with monitoring, node.in_touch(self._emit), AsyncExitStack() as stack:
                 for server in servers:

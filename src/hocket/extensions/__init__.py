@@ -41,6 +41,7 @@ register(
     ),
     Extension(
         "tempo",
+        members={"score": "extensions.tempo.beats.score:score_of"},
         commands={
             "beat": (
                 "extensions.tempo.beat_commands:beat_app",
@@ -82,6 +83,8 @@ register(
     ),
     Extension(
         "cost",
+        members={"budget": "extensions.cost.budgets:budget_of"},
+        submits={"budget": "extensions.cost.node_costs:check_budgets"},
         commands={
             "cost": ("extensions.cost.commands:app", "Show what jobs used and cost."),
         },

@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
+    Places = Mapping[str, str]
+
+
+_NONE: Mapping[str, Any] = {}
+
 
 class ExtensionKind:
     """A kind whose jobs print to stdout and stderr; `printed` gives what the log has of a stream. If workers serve the
@@ -33,25 +38,31 @@ class ExtensionKind:
 
 
 class Extension:
-    """What the program needs to know about an extension. `commands` has, for each, its place and a sentence of help,
-    and `shortcuts` what may run a command before the program is loaded. `tasks` run beside every process that keeps a
-    node up, and `watches` beside a server, for each value of its option of that name; `checks` are for `hocket doctor`.
-    `proof` finds the proof of a job.
+    """What the program needs to know about an extension: for each seam, the places by the names that the seam has.
+
+    `commands` have for each a sentence of help besides, and `shortcuts` may run a command before the program is loaded.
+    `members` are those of a job's policy: a place gives the value from what people write (the value itself, plain data,
+    or the bytes of a file), and raises ValueError. `submits` are called with a runtime and drafts before jobs with such
+    a member are submitted. `tasks` run beside every process that keeps a node up, and `watches` beside a server, for
+    each value of its option of that name. `checks` are for `hocket doctor`, and `proof` finds the proof of a job.
     """
 
     def __init__(
         self,
         name: str,
         *,
-        commands: Mapping[str, tuple[str, str]] = {},
-        shortcuts: Mapping[str, str] = {},
+        commands: Mapping[str, tuple[str, str]] = _NONE,
+        shortcuts: Places = _NONE,
+        members: Places = _NONE,
+        submits: Places = _NONE,
         kinds: Sequence[ExtensionKind] = (),
-        tasks: Mapping[str, str] = {},
-        watches: Mapping[str, str] = {},
-        checks: Mapping[str, str] = {},
+        tasks: Places = _NONE,
+        watches: Places = _NONE,
+        checks: Places = _NONE,
         proof: str = "",
     ) -> None:
-        self.name, self.commands, self.shortcuts, self.kinds = name, commands, shortcuts, kinds
+        self.name, self.commands, self.shortcuts = name, commands, shortcuts
+        self.members, self.submits, self.kinds = members, submits, kinds
         self.tasks, self.watches, self.checks, self.proof = tasks, watches, checks, proof
 
 
@@ -71,15 +82,25 @@ def extensions() -> tuple[Extension, ...]:
     return tuple(_EXTENSIONS.values())
 
 
-def load_part(place: str) -> Any:
-    """What has this place."""
+def loaded(place: str) -> Any:
+    """What has this place in the package `hocket`."""
     module, _, name = place.partition(":")
     return getattr(__import__(f"hocket.{module}", fromlist=[name]), name)
 
 
-def loaded(field: str) -> dict[str, Any]:
-    """What the extensions have in a field that maps names to places."""
-    return {name: load_part(place) for each in extensions() for name, place in getattr(each, field).items()}
+def parts(seam: str, name: str) -> list[Any]:
+    """What the extensions have under this name at a seam, loaded."""
+    return [loaded(places[name]) for each in extensions() if name in (places := getattr(each, seam))]
+
+
+def part(seam: str, name: str) -> Any:
+    """What an extension has under this name at a seam."""
+    return parts(seam, name)[0]
+
+
+def named_parts(seam: str) -> dict[str, Any]:
+    """Everything that extensions have at a seam, loaded, by its name."""
+    return {name: loaded(place) for each in extensions() for name, place in getattr(each, seam).items()}
 
 
 def extension_kinds() -> Iterator[ExtensionKind]:

@@ -25,22 +25,25 @@ from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.rules import rules_hash
 from hocket.log import Transaction
 from hocket.log.lost_past import rewind
-from hocket.mesh import introductions, message_relay, presence, programs, wire
-from hocket.mesh.blobs import answer as answer_blob
-from hocket.mesh.gate_requests import Caller, RequestRefused, Turns, asked_page, at_once, check_type, json_reply
+from hocket.mesh import bus_sharing, incoming, peers, presence, wire
+from hocket.mesh.bus_sharing import MessageRelay
+from hocket.mesh.gate_requests import (
+    Caller,
+    OpPages,
+    RequestRefused,
+    Turns,
+    UsedTokens,
+    asked_page,
+    at_once,
+    check_type,
+    json_reply,
+)
 from hocket.mesh.hint_stream import HintStreams
-from hocket.mesh.incoming import Pushed
-from hocket.mesh.message_delivery import stored_messages
-from hocket.mesh.message_relay import MessageRelay
-from hocket.mesh.op_pages import OpPages
+from hocket.mesh.incoming import Pushed, recover
 from hocket.mesh.outgoing import PeerReader, order_ops
-from hocket.mesh.output import AskedOutput, read_query
-from hocket.mesh.output import answer as answer_output
-from hocket.mesh.output import keep as keep_output
-from hocket.mesh.quotas import BatchWork, Quotas
-from hocket.mesh.rate_limit import Buckets
-from hocket.mesh.recovery import recover
-from hocket.mesh.used_tokens import UsedTokens
+from hocket.mesh.output import AskedOutput, answer_blob, answer_output, keep_output, read_query
+from hocket.mesh.quotas import BatchWork, Buckets, Quotas
+from hocket.mesh.sync import stored_messages
 from hocket.mesh.window_tokens import WINDOW_HELP, WindowTokens, is_of_window
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.work.accepting import accept
@@ -263,7 +266,7 @@ class Gate:
         knows = request.headers.get(wire.KNOWS)
         if knows is not None and self._programs.get(caller.node) != knows:
             self._programs[caller.node] = knows
-            await programs.heard(self._access, caller.node, read_knowledge(knows), self._emit)
+            await peers.note_program(self._access, caller.node, read_knowledge(knows), self._emit)
         return caller
 
     def _unknown(self, reason: str, node: int | None = None, detail: str = "") -> RequestRefused:
@@ -385,7 +388,7 @@ class Gate:
     async def _post_messages(self, request: Request) -> Reply:
         async with self._called(request) as caller:
             relay = self._relay_for(caller)
-            body = (await request.whole(message_relay.BODY_BYTES_MAX)).body
+            body = (await request.whole(bus_sharing.RELAYED_BYTES_MAX)).body
             if not await relay.receive(body):
                 raise RequestRefused(400, "a body that has no messages", caller.node)
             return self._proved(caller, Reply(200))
@@ -442,12 +445,12 @@ class Gate:
         check_type(request, None)
         request = await request.whole(INTRODUCTION_BYTES_MAX)
         received = list(read_sequence(request.body))
-        if len(received) != 1 or (delegation := introductions.read(received[0][1])) is None:
+        if len(received) != 1 or (delegation := incoming.introduction_in(received[0][1])) is None:
             raise RequestRefused(400, "a body that is not an introduction")
         log, now_s = self._access.log, self._environment.physical_ms() // 1000
-        if await self._access.call(lambda: introductions.is_known(log, delegation)):
+        if await self._access.call(lambda: incoming.is_introduced(log, delegation)):
             return Reply(204)
-        fault = await self._access.call(lambda: introductions.fault(log, delegation, now_s))
+        fault = await self._access.call(lambda: incoming.introduction_fault(log, delegation, now_s))
         if fault is None:
             await self._access.call(lambda: log.admit(received, sender=delegation.node))
         else:
@@ -476,12 +479,12 @@ class Gate:
             accept(tx, ops)
 
         meter = self._quotas.meter(log, caller.node)
-        pushed = Pushed(body, caller.reader, introductions.all_authors(log), meter, log.node)
+        pushed = Pushed(body, caller.reader, incoming.all_authors(log), meter, log.node)
         costs = BatchWork(self._quotas, log, meter, lambda: self._turns.is_awaited(caller.node))
         admission = log.admit(pushed, decide, sender=caller.node, costs=costs, decide_held=accept)
         if admission.branch is not None:
             rewind(log, admission.branch)
-            pushed = Pushed(body, caller.reader, introductions.all_authors(log), meter, log.node)
+            pushed = Pushed(body, caller.reader, incoming.all_authors(log), meter, log.node)
             admission = log.admit(pushed, decide, sender=caller.node, costs=costs, decide_held=accept)
             self._is_recovering = True
         if self._is_recovering:

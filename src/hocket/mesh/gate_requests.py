@@ -7,22 +7,34 @@ wait for it.
 """
 
 import asyncio
+import fcntl
 import heapq
-from collections import Counter
+import os
+import struct
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from hocket.kernel.authority import Standing
-from hocket.kernel.frontier import Frontier, parse_frontier
+from hocket.kernel.bearer import LEEWAY_S, NONCES_MAX, Bearer, Nonces
+from hocket.kernel.clock import Hlc
+from hocket.kernel.frontier import Frontier, encode_frontier, frontier_text, parse_frontier
+from hocket.kernel.ids import content_hash, digest
+from hocket.kernel.ops import encode_sequence
 from hocket.kernel.postcard import Malformed
+from hocket.log.lost_past import note_shared, ops_there
 from hocket.mesh import wire
-from hocket.mesh.outgoing import PAGE_OPS_MAX, PeerReader
+from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, PeerReader, may_have, page
 from hocket.mesh.wire import Reply, Request
+from hocket.work.environment import Environment
+from hocket.work.node_access import NodeAccess
 
 PAGE_OPS_DEFAULT = 1_000
 
@@ -134,3 +146,172 @@ class Turns:
                 turn.set_result(None)
                 return
         self._free += 1
+
+
+# The ops that a caller of the gate gets, page by page, and what the gate remembers about that: how far it has
+# searched for a reader that may not have all ops, and how far others have this node's own.
+
+# How often it is noted how far a caller has this node's own ops.
+SHARED_S = 60.0
+# The gate remembers how far it has searched for this many restricted readers, and for this many of each reader's last
+# answers.
+SCANNED_MAX = 1_000
+SCANNED_PER_NODE_MAX = 16
+
+
+class OpPages:
+    """`gave` is told what a node has received."""
+
+    def __init__(self, access: NodeAccess, environment: Environment, gave: Callable[[int, Frontier], None]) -> None:
+        self._access, self._environment, self._gave = access, environment, gave
+        self._scanned: OrderedDict[int, OrderedDict[bytes, Frontier]] = OrderedDict()
+        self._scanning = threading.Lock()
+        self._shared_at = 0.0
+
+    def answer(self, caller: Caller, since: Frontier, limit: int) -> Reply:
+        """A caller that has an op of this node which this node does not know is told that this node lacks all of its
+        own ops: then the caller gives them back.
+        """
+        log, own = self._access.log, self._access.log.node
+        with log.store.read() as session:
+            # Whether an op exists that the caller may not read, the answer does not tell.
+            known = ops_there(session, since[own]) if own in since and log.rules.bounds is not None else None
+            has_lost = known is not None and not may_have(session, caller.reader, known)
+        if known is not None and not has_lost:
+            self._note_shared(since[own])
+        made = self._page(caller, since, limit, has_lost)
+        if made.whole:
+            # A reader's frontier proves nothing about authors that are not on this log.
+            self._gave(caller.node, {n: at for n, at in made.scanned.items() if n in made.ours})
+        try:
+            headers = {"content-type": wire.OCTETS, wire.NEXT_FRONTIER: frontier_text(made.seen)}
+            if made.whole:
+                whole = caller.reader.reads_everything
+                told = made.ours if whole else {n: at for n, at in made.ours.items() if n == caller.node}
+                if has_lost:
+                    told = told | {own: Hlc(0, 0, own)}
+                headers[wire.FRONTIER] = frontier_text(told)
+        except Malformed as error:
+            raise RequestRefused(
+                507, "more authors on the log than an answer can name", caller.node, str(error)
+            ) from None
+        return Reply(200, headers, encode_sequence(made.bodies))
+
+    def _note_shared(self, at: Hlc) -> None:
+        """Notes now and then how far others have this node's own ops."""
+        if self._environment.monotonic() >= self._shared_at:
+            self._shared_at = self._environment.monotonic() + SHARED_S
+            with self._access.log.store.write() as session:
+                note_shared(session, at)
+
+    def _page(self, caller: Caller, since: Frontier, limit: int, without_own: bool) -> Page:
+        """For a reader that may not have all ops, the gate remembers how far it has searched; the reader is not
+        told.
+        """
+        to, log = caller.reader, self._access.log
+        if to.reads_everything:
+            return page(log, to, since, limit=limit, without_own=without_own)
+        known = self._scanned.get(to.node)
+        before = None if known is None else known.get(_state(since, caller))
+        made = page(log, to, since, limit=limit, before=before, without_own=without_own)
+        with self._scanning:
+            mine = self._scanned.pop(to.node, OrderedDict())
+            self._scanned[to.node] = mine
+            # Only the differences: most of a frontier is what the reader sent.
+            mine[_state(made.seen, caller)] = {n: at for n, at in made.scanned.items() if made.seen.get(n) != at}
+            if len(mine) > SCANNED_PER_NODE_MAX:
+                mine.popitem(last=False)
+            if len(self._scanned) > SCANNED_MAX:
+                self._scanned.popitem(last=False)
+        return made
+
+
+def _state(frontier: Frontier, caller: Caller) -> bytes:
+    """The permissions are a part of the key, because they decide what a reader with this frontier may have."""
+    return content_hash(encode_frontier(frontier) + caller.permissions.to_bytes(16, "big", signed=True))
+
+
+# Which bearer tokens were used already, at any server of a home and before a restart. A file in the home has a record
+# for each; the servers append to it under an OS lock, and read what others have appended. It outlives every process,
+# but not the last moments before a power failure: a server refuses tokens that were issued before it started anyway.
+
+NAME = "tokens.used"
+# The file is written anew, without the tokens that have expired, when it has this many records more than it had then.
+RECORDS_MAX = NONCES_MAX
+# When the token expires, its node, and a hash of its nonce.
+_RECORD = struct.Struct(">QQ16s")
+# How often the file was written anew, and how many records it had then.
+_HEADER = struct.Struct(">QQ")
+
+
+class UsedTokens:
+    """Without a directory the tokens are remembered in this process alone."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._nonces = Nonces()
+        self._path = None if directory is None else directory / NAME
+        self._fd = -1
+        self._rewritten, self._read_to = 0, _HEADER.size
+
+    def use(self, bearer: Bearer, now_s: int) -> bool:
+        """Whether the token is used for the first time. Call this after the token was accepted."""
+        record = (bearer.expires, bearer.node, digest(bearer.nonce.encode(), 16))
+        if self._path is None:
+            return self._is_new(record, now_s)
+        with self._locked(self._path) as fd:
+            rewritten, records = self._catch_up(fd, now_s)
+            if not self._is_new(record, now_s):
+                return False
+            os.pwrite(fd, _RECORD.pack(*record), self._read_to)
+            self._read_to += _RECORD.size
+            if self._read_to > _HEADER.size + (records + RECORDS_MAX) * _RECORD.size:
+                self._rewrite(fd, rewritten + 1, now_s)
+            return True
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _is_new(self, record: tuple[int, int, bytes], now_s: int) -> bool:
+        expires, node, nonce = record
+        return self._nonces.use(node, nonce.hex(), expires, now_s)
+
+    @contextmanager
+    def _locked(self, path: Path) -> Iterator[int]:
+        if self._fd < 0:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            yield self._fd
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _catch_up(self, fd: int, now_s: int) -> tuple[int, int]:
+        """Reads what other servers have appended. Returns the header."""
+        head = os.pread(fd, _HEADER.size, 0)
+        if len(head) < _HEADER.size:
+            os.pwrite(fd, _HEADER.pack(0, 0), 0)
+            return 0, 0
+        rewritten, records = _HEADER.unpack(head)
+        if rewritten != self._rewritten:
+            self._rewritten, self._read_to = rewritten, _HEADER.size
+        if size := os.fstat(fd).st_size - self._read_to:
+            for record in _records(os.pread(fd, size, self._read_to)):
+                self._is_new(record, now_s)
+                self._read_to += _RECORD.size
+        return rewritten, records
+
+    def _rewrite(self, fd: int, rewritten: int, now_s: int) -> None:
+        whole = os.pread(fd, self._read_to - _HEADER.size, _HEADER.size)
+        kept = [each for each in _records(whole) if each[0] + LEEWAY_S > now_s]
+        content = b"".join(_RECORD.pack(*each) for each in kept)
+        os.pwrite(fd, _HEADER.pack(rewritten, len(kept)) + content, 0)
+        self._rewritten, self._read_to = rewritten, _HEADER.size + len(content)
+        os.ftruncate(fd, self._read_to)
+
+
+def _records(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """A last record that was cut off is left out, and overwritten by the next."""
+    yield from _RECORD.iter_unpack(data[: len(data) - len(data) % _RECORD.size])

@@ -19,12 +19,11 @@ from hocket.kernel.rules import rules_hash
 from hocket.mesh import peers
 from hocket.mesh.bus_sharing import BusSharing
 from hocket.mesh.client import is_paused_by
-from hocket.mesh.message_delivery import DirectDelivery
 from hocket.mesh.outgoing import order_ops
 from hocket.mesh.output import wanted_in
 from hocket.mesh.peer_exchange import Exchanged
 from hocket.mesh.peers import WaitingOps
-from hocket.mesh.sync import Exchanges
+from hocket.mesh.sync import DirectDelivery, Exchanges
 from hocket.mesh.wire import look
 from hocket.store import Peer
 from hocket.work.environment import Closing, Environment

@@ -22,12 +22,11 @@ from hocket.log.lost_past import note_shared, ops_there, own_history, rewind
 from hocket.log.outbox import note_delivered
 from hocket.log.request_deadlines import OFFSET_MS_MIN, known_offset, note_offset
 from hocket.log.transaction import GAPS
-from hocket.mesh import introductions, outgoing, peers, programs
+from hocket.mesh import incoming, outgoing, peers
 from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Client, PeerAnswer, PushCounts, Refused
-from hocket.mesh.incoming import Received, is_brought, is_own
+from hocket.mesh.incoming import Received, is_brought, is_own, recover
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
 from hocket.mesh.quotas import BatchWork, Quotas
-from hocket.mesh.recovery import recover
 from hocket.mesh.wire import look, note
 from hocket.store import Session
 from hocket.work.accepting import accept
@@ -188,7 +187,7 @@ class PeerExchange:
             theirs = None
         elif client.knows is not None and client.knows != self._knows:
             self._knows = client.knows
-            await programs.heard(self._access, node, client.knows, self._emit)
+            await peers.note_program(self._access, node, client.knows, self._emit)
         if node is not None:
             await self._note_offset(node)
         if first is not None and out is not None and theirs is not None:
@@ -388,7 +387,7 @@ class PeerExchange:
 
             by = None if sender is None else outgoing.reader(log, sender)
             meter = None if sender is None else self._quotas.meter(log, sender)
-            authors = introductions.all_authors(log)
+            authors = incoming.all_authors(log)
 
             def received() -> Iterator[Received]:
                 """Ops are decoded while earlier ones are verified."""

@@ -4,7 +4,7 @@ what people see of them, including the coordinator's silence.
 
 import ipaddress
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -15,10 +15,17 @@ from hocket.kernel.breaker import Breaker
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.frontier import Frontier, decode_frontier, encode_frontier
+from hocket.kernel.ids import node_text
+from hocket.kernel.knowledge import Knowledge, knowledge_text, read_knowledge, sentence
 from hocket.kernel.postcard import Malformed
 from hocket.log import Log
 from hocket.log.outbox import waiting
+from hocket.mesh.wire import look, note
 from hocket.store import PEER_NEW, PEER_OK, LocalSession, Peer, PeerSession, Session
+from hocket.work.node_access import NodeAccess
+
+if TYPE_CHECKING:
+    from hocket.events import Emit
 
 ADDRESS_CHARS_MAX = 512
 PEERS_MAX = 1_000
@@ -246,3 +253,26 @@ def silence(log: Log, session: Session) -> Silence | None:
 
 def is_revoked(authority: Authority, node: bytes | None, now_ms: int) -> bool:
     return node is not None and authority.standing(int.from_bytes(node, "big"), now_ms) is Standing.REVOKED
+
+
+# What the programs of other nodes know, as each node reports it. It tells operators which nodes to upgrade; nothing
+# else depends on it.
+
+
+async def note_program(access: NodeAccess, node: int, knows: Knowledge, emit: "Emit") -> None:
+    """Stores what a node's program knows, and tells the operator if that is new and differs from this program."""
+    key, text = node.to_bytes(8, "big"), knowledge_text(knows)
+    if await look(access, lambda session: session.programs().get(key)) == text:
+        return
+    await note(access, lambda session: session.set_program(key, text))
+    difference = sentence(knows)
+    if difference is not None:
+        from hocket.events.nodes import ProgramDiffers
+
+        emit(ProgramDiffers(node_text(node), difference))
+
+
+def program_differences(session: PeerSession) -> dict[int, str]:
+    """The nodes whose programs differ from this one, and how."""
+    found = {node: sentence(read_knowledge(knows)) for node, knows in session.programs().items()}
+    return {int.from_bytes(node, "big"): said for node, said in found.items() if said is not None}

@@ -10,23 +10,22 @@ from hocket.events import Emit, ignore
 from hocket.events.nodes import JoinRefused
 from hocket.kernel.keys import SigningKey
 from hocket.mesh import enrolment, peers, tickets
+from hocket.mesh.bus_sharing import MessageRelay
 from hocket.mesh.gate import Gate
+from hocket.mesh.gate_requests import UsedTokens
 from hocket.mesh.http import HttpTransport
 from hocket.mesh.loop import SyncLoop
-from hocket.mesh.message_relay import MessageRelay
 from hocket.mesh.output import OutputPushes
 from hocket.mesh.peers import Trust
-from hocket.mesh.quotas import Quotas
-from hocket.mesh.rate_limit import Buckets
+from hocket.mesh.quotas import Buckets, Quotas
 from hocket.mesh.sync import Exchanges
-from hocket.mesh.sync_lock import SyncLock
-from hocket.mesh.used_tokens import UsedTokens
 from hocket.mesh.window_tokens import WindowTokens
 from hocket.mesh.wire import Reply, Request, look, note
 from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
 from hocket.work.output_files import OutputFiles
+from hocket.work.processes import ProcessTurn
 
 # How long the settings for checking peers' certificates are cached.
 TRUST_S = 2.0
@@ -84,7 +83,7 @@ class MeshServices:
             self.access,
             self.exchanges,
             self._environment,
-            lambda: SyncLock.take(self._processes),
+            lambda: ProcessTurn.take(self._processes),
             emit=self._emit,
             wanted=self._wanted,
             carry=None if self.relay is None else self._carry,

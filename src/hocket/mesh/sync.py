@@ -4,25 +4,32 @@ output. `peer_exchange` is the exchange with one peer; `loop` decides when to sy
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import closing, suppress
 
+from hocket.breakers import refusal, transition
+from hocket.bus.changes import Changes, about
 from hocket.errors import CircuitOpen, HocketError, StoreError, Unreachable
 from hocket.events import Emit, ignore
 from hocket.events.nodes import PeerChanged, PeerPaused
-from hocket.kernel.ids import node_text
+from hocket.families.inbox.facts import MESSAGE, SendMessage
+from hocket.families.inbox.rules import read_address
+from hocket.kernel.breaker import Breaker, BreakerState
+from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.keys import SigningKey
+from hocket.kernel.ops import Op, decode, read_sequence
 from hocket.kernel.postcard import Malformed
+from hocket.kernel.vocabulary import number_of
 from hocket.log import Log
-from hocket.mesh import blobs, peers
-from hocket.mesh.breakers import GuardedTransport
+from hocket.mesh import peers
 from hocket.mesh.client import Busy, Client, Paused, Refused
-from hocket.mesh.output import AskedOutput, FarOutput, fetch_output
+from hocket.mesh.output import AskedOutput, FarOutput, fetch_blob, fetch_output
 from hocket.mesh.peer_exchange import Exchanged, PeerExchange
 from hocket.mesh.presence import PresenceSharing
 from hocket.mesh.quotas import Quotas
 from hocket.mesh.window_tokens import WindowTokens
-from hocket.mesh.wire import Transport, look, note
-from hocket.store import Peer, Session
+from hocket.mesh.wire import Reply, Request, Transport, look, note
+from hocket.store import OpSession, Peer, Session
 from hocket.work.environment import Environment
 from hocket.work.liveness import BEAT_S
 from hocket.work.node_access import NodeAccess
@@ -142,7 +149,7 @@ class Exchanges:
 
     async def fetch(self, hash: bytes, size: int) -> bytes:
         """Fetches a blob from any peer that has it. Raises Unreachable if no reachable peer does."""
-        return await blobs.fetch(await self._clients(), hash, size)
+        return await fetch_blob(await self._clients(), hash, size)
 
     async def output(self, asked: AskedOutput) -> FarOutput | None:
         """The next part of a job's output, as far as a peer has it. None if no peer can be reached or knows the job."""
@@ -206,3 +213,192 @@ class Exchanges:
 def _coordinator(log: Log, session: Session) -> tuple[int | None, str | None]:
     node = peers.coordinator(log, session)
     return node, None if node is None else peers.address_of(session, node)
+
+
+# A circuit breaker for each peer, around every request to it. The processes of a node share it through their store:
+# when one of them has found that a peer does not answer, the others do not wait for it, and only one of them probes.
+# A failure is a request without an answer, or an answer that says that the server or a proxy before it is broken.
+# Every other answer is a success, refusals included.
+
+BROKEN = frozenset((500, 502, 504))
+
+
+class GuardedTransport:
+    """A transport that asks the breaker of an address before each request. Streams of hints are not guarded: a node
+    listens only to a peer that has just answered. Use it on one event loop.
+    """
+
+    def __init__(self, transport: Transport, access: NodeAccess, environment: Environment, emit: Emit) -> None:
+        self._transport, self._access, self._environment, self._emit = transport, access, environment, emit
+        self._known: dict[str, Breaker] = {}
+
+    async def send(self, address: str, request: Request) -> Reply:
+        """Raises CircuitOpen if no request may go out now."""
+        call = await self._admit(address)
+        try:
+            reply = await self._transport.send(address, request)
+        except Unreachable as error:
+            await self._fail(address, call, str(error))
+            raise
+        except BaseException:
+            if self._known[address].probe_ms is not None:
+                await self._change(address, lambda breaker: breaker.abandoned(call))
+            raise
+        if reply.status in BROKEN:
+            await self._fail(address, call, f"{address} answered with status {reply.status}")
+        elif self._known[address].failures:
+            await self._change(address, lambda breaker: breaker.succeeded(call))
+        return reply
+
+    def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[Changes]:
+        return self._transport.hints(address, headers)
+
+    async def blame(self, address: str, error: str) -> None:
+        """Counts a failure of a peer that the caller has stopped waiting for."""
+        await self._change(address, lambda breaker: breaker.failed(breaker.call, self._now_ms(), error))
+
+    async def hasten(self, address: str) -> None:
+        """Lets the next request out, whatever came before."""
+        known = self._known.get(address)
+        if known is None:
+            known = self._known[address] = await look(self._access, lambda session: peers.breaker(session, address))
+        if known.state is BreakerState.CLOSED:
+            return
+        await self._change(address, lambda breaker: breaker.hastened(self._now_ms()))
+
+    async def _admit(self, address: str) -> int:
+        known = self._known.get(address)
+        if known is None or known.state is not BreakerState.CLOSED:
+            known = await look(self._access, lambda session: peers.breaker(session, address))
+            self._known[address] = known
+        if known.wait_ms(self._now_ms()):
+            raise refusal(_named(address), known, self._now_ms())
+        if known.state is BreakerState.CLOSED:
+            return known.call
+        now_ms = self._now_ms()
+        call: int | None = None
+
+        def admit(breaker: Breaker) -> Breaker:
+            nonlocal call
+            admitted = breaker.admit(now_ms)
+            call = admitted.call
+            return admitted.breaker
+
+        await self._change(address, admit)
+        if call is None:  # another process was faster
+            raise refusal(_named(address), self._known[address], now_ms)
+        return call
+
+    async def _fail(self, address: str, call: int, error: str) -> None:
+        await self._change(address, lambda breaker: breaker.failed(call, self._now_ms(), error))
+
+    async def _change(self, address: str, change: Callable[[Breaker], Breaker]) -> None:
+        def changed(session: Session) -> tuple[Breaker, Breaker]:
+            before = peers.breaker(session, address)
+            after = change(before)
+            if after != before:
+                peers.set_breaker(session, address, after)
+            return before, after
+
+        before = self._known.get(address, Breaker())
+        after = change(before)
+        with suppress(StoreError):  # then this process alone knows
+            before, after = await note(self._access, changed)
+        self._known[address] = after
+        if (event := transition(_named(address), before, after)) is not None:
+            self._emit(event)
+
+    def _now_ms(self) -> int:
+        return self._environment.physical_ms()
+
+
+def _named(address: str) -> str:
+    return f"peer {address}"
+
+
+# Brings messages to the nodes that they are for, as soon as they are on the log: a push to the receiver's node, three
+# times at most. A message that could not be delivered so is on the log all the same, and the next exchange brings it.
+
+# How long to wait after each try that failed. After the last one the exchange takes over.
+RETRY_S = (0.5, 1.0, 2.0)
+# A hint can be lost, so the log is looked at again after this long.
+LOOK_AGAIN_S = 2.0
+STEP_OPS = 1_000
+_SEND = number_of(SendMessage)
+
+
+class DirectDelivery:
+    """Cancel `run` to end it."""
+
+    def __init__(self, access: NodeAccess, exchanges: "Exchanges") -> None:
+        self._access, self._exchanges = access, exchanges
+        self._wanted: set[int] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Delivers every message of this node for another one that is written from now on, by any of its processes."""
+        try:
+            with closing(self._access.listen(about(MESSAGE))) as changes:
+                seq = await look(self._access, lambda session: session.head().seq)
+                while True:
+                    await changes.wait(LOOK_AGAIN_S)
+                    found, seq = await look(self._access, lambda session, seq=seq: self._receivers(session, seq))  # type: ignore[misc]
+                    for node in found:
+                        self._wanted.add(node)
+                        if node not in self._tasks:
+                            self._tasks[node] = asyncio.create_task(self._deliver(node))
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+
+    async def deliver_all(self, nodes: Collection[int]) -> bool:
+        """Whether there were messages for some nodes, and each of these has them now."""
+        return bool(nodes) and all(await asyncio.gather(*map(self.deliver, nodes)))
+
+    async def deliver(self, node: int) -> bool:
+        """Whether the node has every message for it that is on the log. False also if its address is not known."""
+        address = await look(self._access, lambda session: peers.address_of(session, node))
+        if address is None:
+            return False
+        for wait in RETRY_S:
+            try:
+                await self._exchanges.deliver(address)
+            except HocketError:
+                await asyncio.sleep(wait)
+            else:
+                return True
+        return False
+
+    async def _deliver(self, node: int) -> None:
+        try:
+            while node in self._wanted:
+                self._wanted.discard(node)
+                await self.deliver(node)
+        finally:
+            del self._tasks[node]
+
+    def _receivers(self, session: OpSession, seq: int) -> tuple[set[int], int]:
+        """The nodes that messages on the log after this number are for, and the log's last number."""
+        own, found = self._access.log.node, set[int]()
+        while rows := session.entries_after(seq, STEP_OPS):
+            seq = rows[-1].seq
+            mine = [row for row in rows if row.variant == _SEND and row.hlc[12:] == own.to_bytes(8, "big")]
+            found.update(node for row in mine if (node := _receiver(decode(row.body))) not in (None, own))
+        return found, seq
+
+
+def _receiver(op: Op) -> int | None:
+    assert isinstance(op.payload, SendMessage)
+    address = read_address(op.payload.to)
+    return None if address is None else address.node
+
+
+def stored_messages(log: Log, body: bytes) -> list[str]:
+    """Which messages of a push are on this node's log."""
+    ops = [op for _, op in read_sequence(body) if isinstance(op, Op)]
+    sent = [(op.id, op.payload.message_id) for op in ops if isinstance(op.payload, SendMessage)]
+    with log.store.read() as session:
+        return [ulid_text(message_id) for op_id, message_id in sent if session.op(op_id) is not None]

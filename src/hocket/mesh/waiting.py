@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hocket.families.availability.requests import unavailable
 from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.durations import span
-from hocket.kernel.extension import extension_kind, load_part
+from hocket.kernel.extension import extension_kind, loaded
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.placement import lacking
@@ -225,7 +225,7 @@ class WaitReader:
             return None
         if any(is_own(self._session, each.node, row.body) for each in nodes):
             return None
-        refusal: str | None = load_part(kind.refusal)(payload.payload, self._workers(job, nodes), self._list(nodes))
+        refusal: str | None = loaded(kind.refusal)(payload.payload, self._workers(job, nodes), self._list(nodes))
         return refusal
 
     def _name(self, node: int) -> str:

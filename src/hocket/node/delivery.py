@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from hocket.cancelling import end_tasks
 from hocket.errors import HocketError
 from hocket.mesh import peers
-from hocket.mesh.message_delivery import DirectDelivery
-from hocket.mesh.sync_lock import SyncLock
+from hocket.mesh.sync import DirectDelivery
 from hocket.mesh.waiting import DELIVERS
 from hocket.node.runtime import Runtime
 from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import Session
+from hocket.work.processes import ProcessTurn
 from hocket.work.troubles import described
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Delivery:
         """Exchanges ops and presence with the coordinator, for `REFRESH_S` at most, unless another process of this node
         syncs. Returns why that was not possible; empty if it was.
         """
-        if SyncLock.is_taken(self._runtime.home.processes):
+        if ProcessTurn.is_taken(self._runtime.home.processes):
             return self._failing()
         deadline = time.monotonic() + REFRESH_S
         self.start()
@@ -193,7 +193,7 @@ class Delivery:
         await asyncio.sleep(0)  # the loop may be about to begin
         with runtime.store.read() as session:
             targets, known = self._targets(session), session.peers()
-        if not self._syncing.is_on and SyncLock.is_taken(runtime.home.processes):
+        if not self._syncing.is_on and ProcessTurn.is_taken(runtime.home.processes):
             # Another process of this node syncs, and has seen that there is something to send.
             bad = [each for each in known if each.address in targets and each.state not in (peers.OK, peers.NEW)]
             if len(bad) < len(targets):

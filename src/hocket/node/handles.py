@@ -7,7 +7,7 @@ from typing import TypeVar as AnyTypeVar
 
 from hocket.bus.changes import Changes, about
 from hocket.errors import Failed, Usage
-from hocket.kernel.extension import extensions, load_part
+from hocket.kernel.extension import extensions, loaded
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.parts import Part
 from hocket.kernel.roster import Outcome
@@ -121,7 +121,7 @@ def proof_of(session: Session, blobs: Blobs, job_id: bytes) -> bytes:
     job = _entry(session, job_id).job
     for extension in extensions():
         if extension.proof:
-            proof: bytes = load_part(extension.proof)(session, blobs, job)
+            proof: bytes = loaded(extension.proof)(session, blobs, job)
             return proof
     raise Failed("this program has no extension that proves what ran")
 

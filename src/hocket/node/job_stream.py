@@ -29,7 +29,7 @@ from hocket.kernel.parts import (
 )
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.subjects import JOB
-from hocket.mesh.rate_limit import Buckets
+from hocket.mesh.quotas import Buckets
 from hocket.node.handles import ending_of
 from hocket.node.requests import ProgramNode, StreamNews
 from hocket.store import Session, Stage

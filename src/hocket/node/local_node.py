@@ -26,7 +26,7 @@ from hocket.events import Emit, ignore
 from hocket.events.nodes import StoreRowRefused
 from hocket.events.workers import StepFailed
 from hocket.families.locks.processes import LockProcesses, LockSweep
-from hocket.kernel.extension import loaded
+from hocket.kernel.extension import named_parts
 from hocket.kernel.roster import Job
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
@@ -241,7 +241,7 @@ class LocalNode:
         """Opens the message bus. Without a server for it, the connections to other nodes carry it; call this before
         they are made. Work goes on without a bus that cannot be opened.
         """
-        from hocket.mesh.message_relay import MessageRelay
+        from hocket.mesh.bus_sharing import MessageRelay
 
         try:
             bus = await self.message_bus(emit, settings)
@@ -302,7 +302,7 @@ class LocalNode:
             "the sweep of locks": locks.run,
             "telling nodes that share the store": presence.run,
             "sending kept requests": self._send_kept,
-        } | {name: make(self, emit) for name, make in loaded("tasks").items()}
+        } | {name: make(self, emit) for name, make in named_parts("tasks").items()}
         async with AsyncExitStack() as stack:
             for name, run in tasks.items():
                 await stack.enter_async_context(_beside(supervised(name, run, emit, self.environment)))

@@ -37,13 +37,13 @@ from hocket.errors import Failed, StoreAway, Unreachable, Usage
 from hocket.events import Emit, ignore, sentences
 from hocket.extensions.cost import node_costs as reports
 from hocket.extensions.cost.costs import CostRow, Costs, CostsBy
-from hocket.extensions.cost.node_costs import check_budgets, estimate_of, rates_of
+from hocket.extensions.cost.node_costs import estimate_of, rates_of
 from hocket.extensions.cost.rate_card import Estimate
 from hocket.extensions.tempo.policy_file import tempo_policy
 from hocket.extensions.tempo.window_secret import ProjectSecret, project_secret
 from hocket.extensions.tempo.worker_tempo import hold_length, in_tempo
 from hocket.families.inbox import requests as messages
-from hocket.kernel.extension import extension_kinds, load_part
+from hocket.kernel.extension import extension_kinds, loaded
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.parts import Part
 from hocket.kernel.policy import DEFAULT
@@ -119,7 +119,7 @@ def worker_parts(
     """
     with ExitStack() as stack:
         places = [each.worker for each in extension_kinds() if each.worker]
-        yield [stack.enter_context(load_part(each)(runtime, emit, allow, allow_any, allow_env)) for each in places]
+        yield [stack.enter_context(loaded(each)(runtime, emit, allow, allow_any, allow_env)) for each in places]
 
 
 def _chain(count: int) -> list[range]:
@@ -138,7 +138,7 @@ class Node(LocalNode):
         """Submits one job. The members of its payload are the handler's arguments. A `command` has none."""
         if not isinstance(job, JobType | str):
             prepared = await self.call(lambda: job.prepared(self.runtime))
-            await self._check_budgets([prepared.draft])
+            await self._check([prepared.draft])
             job_id = await self.run(lambda tx: prepared.submit(tx, self.runtime))
             self.wrote()
             return Handle(self, job_id, created=True)
@@ -172,7 +172,7 @@ class Node(LocalNode):
 
     async def _submit(self, types: list[JobType], drafts: list[Draft], submit: SubmitDrafts) -> list[Handle]:
         async def write() -> list[Submitted]:
-            await self._check_budgets(drafts)
+            await self._check(drafts)
             return await self.run(lambda tx: submit(tx, drafts), beside=True)
 
         cited = _chain(len(drafts)) if submit is chains.submit else ()
@@ -195,9 +195,9 @@ class Node(LocalNode):
         self.wrote(to)
         return made
 
-    async def _check_budgets(self, drafts: list[Draft]) -> None:
-        if any(each.policy.budget is not None for each in drafts):
-            await self.call(lambda: check_budgets(self.runtime, drafts))
+    async def _check(self, drafts: list[Draft]) -> None:
+        if checks := self.runtime.submit_checks(drafts):
+            await self.call(lambda: [check() for check in checks])
 
     async def cost(self, job_id: str) -> CostRow:
         """What a job used and cost so far, by this node's rate card."""

@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 
 from hocket.errors import Conflict
-from hocket.mesh.sync_lock import SyncLock
-from hocket.work.processes import ProcessLock, notes
+from hocket.work.processes import ProcessLock, ProcessTurn, notes
 
 _SERVER = "server"
 _TURN = "serve.turn"
@@ -29,11 +28,11 @@ def announce_server(directory: Path, name: str, address: str, now_ms: int) -> Pr
     return lock
 
 
-def only_server(directory: Path) -> SyncLock:
+def only_server(directory: Path) -> ProcessTurn:
     """Reserves the place of this home's one server. Raises Conflict if another process has it: invitations would name
     one server, and other nodes would use the other.
     """
-    lock = SyncLock.take(directory, _TURN)
+    lock = ProcessTurn.take(directory, _TURN)
     if lock is not None:
         return lock
     running = [f" at {each.address}, process {each.pid}" for each in running_servers(directory)]

@@ -8,13 +8,14 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from hocket.errors import Conflict, StoreError, Usage
+from hocket.kernel.extension import extensions, parts
 from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
 from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
 from hocket.kernel.rules import HOCKET, SKEW_MS_DEFAULT, STRICT, Rules, decode_kept_rules, encode_rules
@@ -368,10 +369,10 @@ class Runtime:
 
     def wait_reader(self, session: Session, here: Sequence[Serving] = (), *, is_connected: bool = False) -> WaitReader:
         """Says of many jobs what they wait for."""
-        from hocket.mesh.sync_lock import SyncLock
         from hocket.mesh.waiting import WaitReader
+        from hocket.work.processes import ProcessTurn
 
-        is_in_touch = is_connected or SyncLock.is_taken(self.home.processes)
+        is_in_touch = is_connected or ProcessTurn.is_taken(self.home.processes)
         return WaitReader(self.log, session, self.liveness(), is_in_touch, here)
 
     def verify(self, expected: tuple[int, bytes] | None = None, progress: Progress = _no_progress) -> Audit:
@@ -477,6 +478,12 @@ class Runtime:
         from hocket.work.liveness import machine_liveness
 
         return machine_liveness(self.home.processes, time.monotonic)
+
+    def submit_checks(self, drafts: Sequence[Draft]) -> list[Callable[[], None]]:
+        """What extensions check before these jobs are submitted. A check raises what is wrong."""
+        names = {name for each in extensions() for name in each.submits}
+        named = [name for name in names if any(getattr(each.policy, name) is not None for each in drafts)]
+        return [partial(check, self, drafts) for name in named for check in parts("submits", name)]
 
     @cached_property
     def home_beat_ms(self) -> int | None:

@@ -13,6 +13,11 @@ _PUT_PRESENCE = (
     insert("presence", "node, said, heard, seen") + " ON CONFLICT (node) DO UPDATE"
     " SET said = excluded.said, heard = excluded.heard, seen = excluded.seen WHERE excluded.heard >= presence.heard"
 )
+# One statement for all nodes: a server hears of many with every heartbeat.
+_TOUCH_PRESENCE = (
+    "UPDATE presence SET heard = new.value ->> '$[0]', seen = json_remove(new.value, '$[0]')"
+    " FROM json_each(?) AS new WHERE node = unhex(new.key) AND heard < new.value ->> '$[0]'"
+)
 _PUT_AGENT = upsert("agents", _AGENT, "node, name")
 _PUT_PROGRESS = upsert("progress", "job, node, fence, note", "job")
 _RUNNING = "FROM progress JOIN jobs ON jobs.id = progress.job AND jobs.fence = progress.fence AND jobs.stage = 3"
@@ -68,10 +73,8 @@ class PresenceSession(Statements):
         """These nodes have said the same again: for each, when that was heard and when its agents were seen. A node
         that is not known, or was heard later, is left as it is.
         """
-        self._many(
-            "UPDATE presence SET heard = ?1, seen = ?2 WHERE node = ?3 AND heard < ?1",
-            [(heard, self._stored_numbers(seen), node) for node, (heard, *seen) in times.items()],
-        )
+        by_node = json.dumps({node.hex(): list(each) for node, each in times.items()})
+        self._put(_TOUCH_PRESENCE, (by_node,))
 
     def _stored_numbers(self, numbers: Sequence[int]) -> Any:
         """A column of numbers, for a database that has no arrays."""

@@ -3,7 +3,12 @@ From then on the process counts by a clock of its machine that nobody can set. S
 the time, however wrong the clocks of their machines are.
 """
 
-from hocket.store.machine_time import machine_s
+import time
+
+
+def machine_s() -> float:
+    """Seconds that also pass while the machine sleeps, where the system counts them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class ServerClock:
@@ -15,6 +20,6 @@ class ServerClock:
     def __call__(self) -> float:
         return machine_s() + self._offset_s
 
-    def told(self, server_ms: int) -> None:
+    def set(self, server_ms: int) -> None:
         """The server has just told its time."""
         self._offset_s = server_ms / 1000 - machine_s()

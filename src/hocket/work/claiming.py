@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from hocket.extensions.cost.rate_card import BEAT_MS_DEFAULT
+from hocket.kernel.durations import BEAT_MS_DEFAULT
 from hocket.kernel.policy import DEFAULT, LEASE_MS_MAX, Policy, Rate
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, retry_rest_ms

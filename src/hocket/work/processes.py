@@ -15,21 +15,38 @@ from hocket.kernel.decoding import decode_json
 
 T = TypeVar("T")
 
+# The locks of this process. A forked child would share them: they would make this process look alive after its end, and
+# nobody else could take them. They are registered together: what is registered stays for the life of the process, also
+# after its lock was closed.
+_HELD: "WeakSet[_FileLock]" = WeakSet()
+SYNC_TURN = "sync.turn"
 
-# The locks of this process. A forked child would share them and make this process look alive after its end. They are
-# registered together: what is registered stays for the life of the process, also after its lock was closed.
-_HELD: "WeakSet[ProcessLock]" = WeakSet()
+
+class _FileLock:
+    """A file that is locked until `close` or the end of the process. Raises BlockingIOError if another one has it."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise
+        _HELD.add(self)
+
+    def _let_go(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
-class ProcessLock:
-    """This process's sign of life. The file stays locked until `close` or the end of the process."""
+class ProcessLock(_FileLock):
+    """This process's sign of life."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        directory.mkdir(mode=0o700, exist_ok=True)
-        self.path = lock_path(directory, name)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _HELD.add(self)
+        super().__init__(lock_path(directory, name))
 
     @property
     def fd(self) -> int:
@@ -40,10 +57,25 @@ class ProcessLock:
         self.path.unlink(missing_ok=True)
         self._let_go()
 
-    def _let_go(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+
+class ProcessTurn(_FileLock):
+    """What only one process of a node does at a time: sync with the peers, or what else the name stands for."""
+
+    @classmethod
+    def take(cls, directory: Path, name: str = SYNC_TURN) -> "ProcessTurn | None":
+        """None if another process has it. The file is never removed: a removed file could be locked twice."""
+        try:
+            return cls(directory / name)
+        except BlockingIOError:
+            return None
+
+    @staticmethod
+    def is_taken(directory: Path) -> bool:
+        """Whether a process of this node syncs now."""
+        return bool(_is_locked(directory / SYNC_TURN))
+
+    def close(self) -> None:
+        self._let_go()
 
 
 def _let_all_go() -> None:
@@ -62,10 +94,12 @@ def is_held(directory: Path, name: str) -> bool | None:
     """Whether a process holds the lock of that name. None if there is no such file, or locks do not work here. A name
     from a store that nodes share may be anything.
     """
-    if "/" in name or "\0" in name:
-        return None
+    return None if "/" in name or "\0" in name else _is_locked(lock_path(directory, name))
+
+
+def _is_locked(path: Path) -> bool | None:
     try:
-        fd = os.open(lock_path(directory, name), os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
     try:

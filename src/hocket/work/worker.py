@@ -22,13 +22,13 @@ from hocket.events import Emit, ignore
 from hocket.events.jobs import KindsNotDefined
 from hocket.events.nodes import CoordinatorUnknown
 from hocket.events.workers import AvailabilityChanged, BatchFailed, StoreUnavailable, WorkerDeclaredDead
-from hocket.extensions.cost.budgets import RATES_LABEL
 from hocket.extensions.cost.rate_card import RateCard
 from hocket.extensions.tempo.beats.promise_record import weighed
 from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.kernel.backoff import STORE_RETRIES
 from hocket.kernel.candidates import worker_id
 from hocket.kernel.placement import check_labels
+from hocket.kernel.policy import RATES_LABEL
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rendezvous import WEIGHT_MAX, WEIGHT_MIN, is_weight
 from hocket.kernel.roster import Job

@@ -24,8 +24,7 @@ from hocket.store.row_check import RowChecks
 from hocket.store.row_macs import EndedMacs, RowMacs
 from hocket.store.server_clock import ServerClock
 from hocket.store.sqlite import ReadPool
-from hocket.store.sqlite.ops import HEAD, head_of
-from hocket.store.sqlite.statements import damaged
+from hocket.store.sqlite.session import HEAD, damaged, head_of
 
 # How long a process looks for the answer after a connection broke during a commit.
 COMMIT_CHECK_S = 30.0
@@ -45,7 +44,7 @@ class LibsqlStore:
         try:
             check_and_migrate(writer, address.shown, create)
             writer.begin_read()
-            self.server_clock.told(next(iter(writer.execute(*_SERVER_MS)))[0])
+            self.server_clock.set(next(iter(writer.execute(*_SERVER_MS)))[0])
             writer.roll_back()
         except BaseException as error:
             writer.close()
@@ -108,7 +107,7 @@ class LibsqlStore:
                 time.sleep(PAUSE_S * random.uniform(0.5, 1))
         if not heads:
             raise damaged("it has lost the end of its log")
-        self.server_clock.told(now_ms)
+        self.server_clock.set(now_ms)
         self._session.row_check = None if self._row_checks is None else self._row_checks.within(self._session)
         self._session.begun(head_of(heads[0]), (self._author, last[0][0] if last else bytes(16)))
         return self._session

@@ -136,7 +136,7 @@ class PostgresStore:
 
     def _begin(self, author: bytes | None = None, at_end: bool = False) -> PostgresSession:
         begun = self._beginning.begun(self._writer.ask(self._beginning.statements(author, at_end)))
-        self.server_clock.told(begun.server_ms)
+        self.server_clock.set(begun.server_ms)
         session = self._write_session
         if session is None or session.connection is not self._writer:
             session = PostgresSession(self._writer, self.address.schema, is_writer=True, macs=self.macs)
@@ -151,7 +151,7 @@ class PostgresStore:
     def _ask_time(self, connection: Connection) -> None:
         row = connection.execute(f"SELECT {SERVER_MS}").fetchone()
         assert row is not None
-        self.server_clock.told(row[0])
+        self.server_clock.set(row[0])
 
     def commit(self, session: PostgresSession) -> None:
         """A note goes out in the same message, after the commit and not in it: transactions that notify commit one at a

@@ -2,7 +2,7 @@
 from those that all stores share.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from psycopg import errors
@@ -200,6 +200,12 @@ class PostgresSession(PostgresOps, PostgresJobs, Session):
     def _put_artifacts(self, artifacts: Sequence[Artifact]) -> None:
         for some in pages(artifacts):
             self._put(_ADD_ARTIFACTS, columns(_ARTIFACT, some))
+
+    def touch_presence(self, times: Mapping[bytes, Sequence[int]]) -> None:
+        self._many(
+            "UPDATE presence SET heard = ?1, seen = ?2 WHERE node = ?3 AND heard < ?1",
+            [(heard, seen, node) for node, (heard, *seen) in times.items()],
+        )
 
     def _stored_numbers(self, numbers: Sequence[int]) -> Any:
         return list(numbers)

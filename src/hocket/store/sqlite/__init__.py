@@ -1,6 +1,6 @@
 """The default store: one SQLite file in WAL mode with `synchronous=FULL`, shared by every process of a node. A commit
 is on the disk when it returns. SQLite's lock, taken at the start of a transaction, lets one writer in at a time. A
-process that finds it taken sleeps until the writer wakes it (`write_hints`), because SQLite's own waiting lets some
+process that finds it taken sleeps until the writer wakes it (`file_lock`), because SQLite's own waiting lets some
 processes starve.
 """
 
@@ -17,11 +17,11 @@ import apsw
 from hocket.errors import StoreAway, StoreError, StoreLocked, StoreMoved
 from hocket.kernel.row_mac import RowMac
 from hocket.store.disk import is_full
+from hocket.store.file_lock import WriteHints
 from hocket.store.migration import Migration
 from hocket.store.row_check import RowChecks
 from hocket.store.row_macs import EndedMacs, RowMacs
 from hocket.store.sqlite.session import MOVED_TO, SqliteSession
-from hocket.store.sqlite.write_hints import WriteHints
 
 T = TypeVar("T")
 
@@ -466,7 +466,7 @@ def _explain(path: str, error: BaseException) -> None:
 
 
 def _locked(path: str) -> str:
-    from hocket.store.lock_holder import lock_holder
+    from hocket.store.file_lock import lock_holder
 
     holder = lock_holder(path)
     if holder is None:

@@ -1,11 +1,40 @@
-"""The session of the SQLite store: the statements that differ from those that all stores share."""
+"""The session of the SQLite store: how SQLite runs statements, on one connection; the statements that differ from those
+that all stores share; and what a write session remembers from one transaction to the next.
+"""
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from heapq import merge
+from itertools import islice
+from operator import itemgetter
+from typing import Any, Protocol
+
+import apsw
+
+from hocket.errors import StoreError
+from hocket.kernel.clock import pack
 from hocket.kernel.subjects import Subject
+from hocket.store.job_columns import (
+    CHECKED_COLUMNS,
+    CHECKED_READY_COLUMNS,
+    JOB_COLUMNS,
+    MOVED_COLUMNS,
+    PRIORITY,
+    READY_COLUMNS,
+    SCHEDULED,
+    bundles_of,
+    job_entries,
+    job_row,
+    moved_row,
+    ready_jobs,
+)
+from hocket.store.jobs import IsLeft, JobEntry, Stage
+from hocket.store.ops import OP_COLUMNS, EndSeal, Head, NewOp, OpRow, SealedOp
 from hocket.store.row_check import RowCheck
-from hocket.store.row_macs import MAC_TABLES
+from hocket.store.row_macs import MAC_TABLES, RowMacs
 from hocket.store.session import Session
-from hocket.store.sqlite.jobs import SqliteJobs
-from hocket.store.sqlite.statements import UNREADABLE
+from hocket.store.statements import SQLITE, Row
 from hocket.store.unlogged import MOVED
 
 # How the error of a trigger begins that refuses a write to a moved store. The address follows.
@@ -13,10 +42,340 @@ MOVED_TO = "this store was moved to "
 # How many states a writer remembers, and how large each may be.
 STATES_REMEMBERED = 64
 STATE_BYTES_REMEMBERED = 4_096
+CLAIMED_REMEMBERED = 4_096
+# SQLite takes at most 32,766 values in a statement.
+VALUES_MAX = 30_000
+
+# The errors of a good statement if the schema or the text in the file is damaged.
+UNREADABLE = (apsw.SQLError, UnicodeDecodeError)
+HEAD = "SELECT wall, logical, seq, chain, settled, unsettled, rebuilding, law, last, mark, signed, signature FROM head"
+_PUT_HEAD = (
+    "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ?, law = ?,"
+    " last = ?, mark = ?, signed = ?, signature = ? WHERE one = 1"
+)
+_ADD_OP = (
+    "INSERT INTO ops (seq, id, hlc, variant, family, key, reason, settled, body, place, chain)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_COLUMNS = JOB_COLUMNS.split(", ")
+# Not REPLACE: the row stays in its place.
+_PUT_JOB = (
+    f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES ({', '.join('?' * len(_COLUMNS))}) ON CONFLICT (id) DO UPDATE SET "
+    + ", ".join(f"{column} = excluded.{column}" for column in _COLUMNS[1:])
+)
+_MOVE_JOB = f"UPDATE jobs SET {' = ?, '.join(MOVED_COLUMNS.split(', '))} = ? WHERE id = ?"
+_JOB, _CHECKED_JOB = (f"SELECT {columns} FROM jobs WHERE id = ?" for columns in (JOB_COLUMNS, CHECKED_COLUMNS))
+_END = "SELECT kind, outcome FROM jobs WHERE id = ? AND outcome IS NOT NULL"
+_ADD_ENDED = (
+    "INSERT INTO finished (kind, outcome, jobs) VALUES (?, ?, ?)"
+    " ON CONFLICT (kind, outcome) DO UPDATE SET jobs = jobs + excluded.jobs"
+)
 
 
-class SqliteSession(SqliteJobs, Session):
-    row_check: RowCheck | None
+class SqliteConnection(Protocol):
+    """What the statements use of a connection: of apsw's, or of one to a server that runs SQLite."""
+
+    @property
+    def in_transaction(self) -> bool: ...
+    def execute(self, statements: str, bindings: Any = ..., /) -> Any: ...
+    def executemany(self, statements: str, sequenceofbindings: Any, /) -> Any: ...
+    def total_changes(self) -> int: ...
+
+
+def damaged(how: str) -> StoreError:
+    return StoreError(f"the database is damaged ({how}); restore a backup")
+
+
+@lru_cache
+def _in(sql: str, size: int) -> str:
+    return sql.format(f"IN ({', '.join('?' * size)})")
+
+
+class SqliteSession(Session):
+    """`is_writer` is for the session of write transactions, which exclude every other writer."""
+
+    dialect = SQLITE
+
+    def __init__(self, connection: SqliteConnection, is_writer: bool = False, macs: RowMacs | None = None) -> None:
+        self._is_writer = is_writer
+        self._macs = RowMacs() if macs is None else macs
+        self._connection = connection
+        self._sql = connection.execute
+        self._head: Head | None = None
+        self._head_version = -1
+        self._head_seen = False
+        # Jobs that this connection has written as claimed, while no other connection writes: the process that claims a
+        # job also ends it.
+        self._claimed: dict[bytes, JobEntry] = {}
+        # States that this connection has written, while no other connection writes: a lock is released where it was
+        # acquired.
+        self._states: dict[Subject, bytes] = {}
+        # The number of the last op that the transaction has added.
+        self._last_added: int | None = None
+        # Jobs that the transaction knows to have no outcome.
+        self._unended: set[bytes] = set()
+        # Which ready jobs the last caller that said so has left to others.
+        self._is_left: IsLeft | None = None
+        self.row_check: RowCheck | None = None
+
+    def _rows(self, sql: str, *values: Any) -> list[Row]:
+        rows: list[Row] = self._sql(sql, values).fetchall()
+        return rows
+
+    def _one(self, sql: str, *values: Any) -> Any:
+        row = self._sql(sql, values).fetchone()
+        return None if row is None else row[0]
+
+    def _column(self, sql: str, *values: Any) -> list[Any]:
+        return [row[0] for row in self._sql(sql, values)]
+
+    def _put(self, sql: str, values: Sequence[Any] = ()) -> None:
+        self._sql(sql, values)
+
+    def _many(self, sql: str, rows: Iterable[Sequence[Any]]) -> Any:
+        return self._connection.executemany(sql, rows)
+
+    def _among(self, sql: str, values: Sequence[bytes] | Sequence[str] | Sequence[int], *others: Any) -> list[Row]:
+        rows: list[Row] = []
+        size = VALUES_MAX if others else 1_000
+        for start in range(0, len(values), size):
+            part = values[start : start + size]
+            rows += self._rows(_in(sql, len(part)), *part, *others)
+        return rows
+
+    # The log.
+
+    def head(self) -> Head:
+        """The head. A write transaction reads it only if another connection has written since this one last did."""
+        head = self._head
+        if head is None or not self._head_seen:
+            version = self._data_version()
+            if head is None or version != self._head_version:
+                head = self._stored_head()
+                self._claimed.clear()
+                self._states.clear()
+            if self._is_writer:
+                self._head, self._head_version, self._head_seen = head, version, True
+        return head
+
+    def _stored_head(self) -> Head:
+        try:
+            row = self._sql(HEAD).fetchone()
+        except UNREADABLE as error:
+            raise damaged(str(error)) from error
+        if row is None or type(row[2]) is not int or type(row[3]) is not bytes:
+            raise damaged("it has lost the end of its log")
+        return head_of(row)
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._is_writer and self._connection.in_transaction
+
+    def _data_version(self) -> int:
+        """Changes with each commit, also of another connection."""
+        assert isinstance(self._connection, apsw.Connection)
+        return self._connection.data_version("main")
+
+    def lock_end(self) -> Head:
+        return self.head()
+
+    def put_head(self, head: Head) -> None:
+        self._sql(_PUT_HEAD, (*head[:9], *head.seal))
+        self._head, self._head_seen = head, True
+
+    def committed(self) -> None:
+        """The head that this transaction read or wrote stays current until another connection's commit changes the
+        version. A transaction that did not read it does not know.
+        """
+        if self._head_seen:
+            self._head_version = self._data_version()
+        else:
+            self._head = None
+        self._head_seen = False
+        self._last_added = None
+        self._unlock()
+
+    def undone(self) -> None:
+        self._head, self._head_seen = None, False
+        self._last_added = None
+        self._unlock()
+
+    def _unlock(self) -> None:
+        self._author, self._has_permissions = None, False
+        self._unended.clear()
+
+    def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes]) -> int:
+        last = self.head().seq if self._last_added is None else self._last_added
+        seqs = range(last + 1, last + len(ops) + 1)
+        self._many(_ADD_OP, [(seq, *op, link) for seq, op, link in zip(seqs, ops, links, strict=True)])
+        self._last_added = last + len(ops)
+        return self._last_added
+
+    def seal_ops(self, ops: Sequence[SealedOp]) -> None:
+        self._many("UPDATE ops SET body = ?, chain = ? WHERE seq = ?", [(body, chain, seq) for seq, body, chain in ops])
+
+    def drop_ops(self, first: int) -> None:
+        super().drop_ops(first)
+        self._last_added = None
+
+    def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]:
+        return self._stored("WHERE seq > ? AND settled = 0 ORDER BY seq LIMIT ?", after, -1 if limit is None else limit)
+
+    def mark_settled(self, seqs: Sequence[int]) -> None:
+        if seqs:
+            self._sql("UPDATE ops SET settled = 1 WHERE seq BETWEEN ? AND ? AND settled = 0", (seqs[0], seqs[-1]))
+
+    def order_ops(self) -> None:
+        self._sql("CREATE INDEX IF NOT EXISTS ops_by_author ON ops (substr(hlc, 13), hlc)")
+
+    def cited_among(self, deps: Sequence[bytes]) -> set[bytes]:
+        if self._one("SELECT 1 FROM cites LIMIT 1") is None:
+            return set()  # as in most logs: only ops that wait or came late are there
+        return super().cited_among(deps)
+
+    def _stored_after(self, which: str, seq: int, limit: int) -> list[OpRow]:
+        rows = super()._stored_after(which, seq, limit)
+        # Readers of the log continue after the last row; a damaged file without order must not make that an endless
+        # loop.
+        if any(later.seq <= earlier for later, earlier in zip(rows, (seq, *(row.seq for row in rows)), strict=False)):
+            raise damaged("its ops are out of order")
+        return rows
+
+    def _next_of(self, which: str, after: Mapping[bytes, bytes], limit: int) -> Iterable[Row]:
+        sql = f"SELECT {OP_COLUMNS} FROM ops WHERE substr(hlc, 13) = ? AND hlc > ? AND {which} ORDER BY hlc LIMIT ?"
+        authors = self._each(sql, [(node, hlc, limit) for node, hlc in after.items()])
+        return islice(merge(*authors, key=itemgetter(2)), limit)
+
+    def _each(self, sql: str, values: Sequence[Sequence[Any]]) -> list[Iterable[Any]]:
+        """The rows for each of the values. They are read when they are needed."""
+        assert isinstance(self._connection, apsw.Connection)
+        return [self._connection.cursor().execute(sql, each) for each in values]
+
+    def _stored(self, tail: str, *values: Any) -> list[OpRow]:
+        try:
+            return super()._stored(tail, *values)
+        except UNREADABLE as error:
+            raise damaged(str(error)) from error
+
+    def set_reasons(self, reasons: Iterable[tuple[int, bytes]]) -> None:
+        self._many("UPDATE ops SET reason = ? WHERE id = ? AND settled = 1", reasons)
+
+    def frontier(self) -> dict[bytes, bytes]:
+        return dict(
+            self._sql(
+                """WITH RECURSIVE authors(node) AS (
+                       SELECT min(substr(hlc, 13)) FROM ops
+                       UNION ALL SELECT (SELECT min(substr(hlc, 13)) FROM ops WHERE substr(hlc, 13) > node)
+                       FROM authors WHERE node IS NOT NULL)
+                   SELECT node, (SELECT max(hlc) FROM ops WHERE substr(hlc, 13) = node)
+                   FROM authors WHERE node IS NOT NULL"""
+            )
+        )
+
+    # The roster and the queue.
+
+    def job(self, job_id: bytes) -> JobEntry | None:
+        if self._head_seen and job_id in self._claimed:
+            return self._claimed[job_id]
+        return next(iter(self._jobs("WHERE id = ?", job_id)), None)
+
+    def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]:
+        claimed = self._claimed if self._head_seen else {}
+        known = [claimed[job_id] for job_id in job_ids if job_id in claimed]
+        sought = [(job_id,) for job_id in job_ids if job_id not in claimed]
+        rows = self._many(_CHECKED_JOB if self.row_check else _JOB, sought)
+        return known + job_entries(rows, self.row_check)
+
+    def put_jobs(self, entries: Sequence[JobEntry]) -> None:
+        self._count_finished(entries)
+        self._many(_PUT_JOB, [job_row(entry) for entry in entries])
+        self._remember_claimed(entries)
+
+    def move_jobs(self, entries: Sequence[JobEntry]) -> None:
+        self._count_finished(entries)
+        self._many(_MOVE_JOB, [moved_row(entry) for entry in entries])
+        self._remember_claimed(entries)
+
+    def _remember_claimed(self, entries: Sequence[JobEntry]) -> None:
+        for entry in entries if self._is_writer else ():
+            if entry.stage is Stage.CLAIMED and len(self._claimed) < CLAIMED_REMEMBERED:
+                self._claimed[entry.job.id] = entry
+            else:
+                self._claimed.pop(entry.job.id, None)
+
+    def _count_finished(self, entries: Sequence[JobEntry]) -> None:
+        """Keeps count of the jobs that have ended: adds the new ends, subtracts the old ones."""
+        unended, claimed = self._unended, self._claimed if self._head_seen else {}
+        unsure = [(job_id,) for entry in entries if (job_id := entry.job.id) not in unended and job_id not in claimed]
+        ended = [entry.job for entry in entries if entry.job.outcome is not None]
+        added = Counter([(job.kind, int(job.outcome or 0)) for job in ended])
+        added.subtract([tuple(row) for row in self._many(_END, unsure)])
+        self._add_finished(added)
+        unended.update([entry.job.id for entry in entries])
+        unended.difference_update([job.id for job in ended])
+
+    def _add_finished(self, added: Mapping[tuple[str, int], int]) -> None:
+        for end, count in added.items():
+            if count:
+                self._sql(_ADD_ENDED, (*end, count))
+
+    def _uncount(self, job_id: bytes) -> None:
+        self._claimed.pop(job_id, None)
+        self._unended.discard(job_id)
+        self._add_finished({tuple(row): -1 for row in self._rows(_END, job_id)})
+
+    def promote(self, now: int) -> None:
+        self._sql("UPDATE jobs SET stage = 0 WHERE stage = 1 AND ready_at <= ?", (now,))
+
+    def _ready(
+        self, kind: str, limit: int, after: JobEntry | None, others: str = ""
+    ) -> list[tuple[JobEntry, bytes | None]]:
+        found: list[tuple[JobEntry, bytes | None]] = []
+        place = None if after is None else (after.job.policy.priority, pack(after.job.scheduled))
+        while wanted := limit - len(found):
+            rows = self._stored_ready(kind, wanted, place, others)
+            found += ready_jobs(rows, self.row_check, self._bundles(bundles_of(rows)))
+            if len(rows) < wanted:
+                break
+            place = rows[-1][PRIORITY], rows[-1][SCHEDULED]
+        return found
+
+    def _stored_ready(
+        self, kind: str, limit: int, place: tuple[int, bytes] | None, others: str
+    ) -> list[tuple[Any, ...]]:
+        beyond = ""
+        values: tuple[object, ...] = ()
+        if place is not None:
+            beyond = "AND j.priority <= ? AND (j.priority < ? OR j.scheduled > ?)"
+            values = (place[0], *place)
+        columns = READY_COLUMNS if self.row_check is None else CHECKED_READY_COLUMNS
+        rows = self._sql(
+            f"""SELECT {columns} FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
+                WHERE j.stage = 0 AND j.kind = ? {beyond} {others} ORDER BY j.priority DESC, j.scheduled LIMIT ?""",
+            (kind, *values, limit),
+        )
+        return list(rows)
+
+    def take_ready(
+        self, kind: str, limit: int, after: JobEntry | None = None, is_left: IsLeft | None = None
+    ) -> list[tuple[JobEntry, bytes | None]]:
+        self.lock_subjects(())
+        found = self._ready(kind, limit, after) if is_left is None else self._not_left(kind, limit, after, is_left)
+        self._unended.update(entry.job.id for entry, _ in found)
+        return found
+
+    def _not_left(
+        self, kind: str, limit: int, after: JobEntry | None, is_left: IsLeft
+    ) -> list[tuple[JobEntry, bytes | None]]:
+        """Ready jobs without those that the caller leaves to others. SQLite calls it for each row that it passes."""
+        if self._is_left is None:
+            # Once: each registration makes SQLite prepare every statement again.
+            assert isinstance(self._connection, apsw.Connection)
+            self._connection.create_scalar_function("is_left", lambda *job: self._is_left and self._is_left(*job), 2)
+        self._is_left = is_left
+        return self._ready(kind, limit, after, "AND NOT is_left(j.id, j.fence)")
+
+    # Subjects, settings and rows beside the log.
 
     def subject_state(self, subject: Subject) -> bytes | None:
         if self._head_seen and subject in self._states:
@@ -75,3 +434,7 @@ class SqliteSession(SqliteJobs, Session):
             for act in ("INSERT", "UPDATE", "DELETE"):
                 trigger = f"CREATE TRIGGER moved_{act}_{table} BEFORE {act} ON {table}"
                 self._sql(f"{trigger} BEGIN SELECT RAISE(ABORT, '{told}'); END")
+
+
+def head_of(row: tuple[Any, ...]) -> Head:
+    return Head._make((*row[:9], EndSeal(*row[9:])))
