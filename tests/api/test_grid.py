@@ -9,7 +9,7 @@ import pytest
 
 import hocket
 from hocket.api import Service
-from hocket.api.grid import _Counts, grid
+from hocket.api.claims import _Counts, grid
 from hocket.families.jobs.candidates import worker_id
 from hocket.families.jobs.rendezvous import EXPECTED_MIN
 from hocket.kernel.clock import Hlc

@@ -7,10 +7,11 @@ from hocket.extensions.tempo.beats.file_fields import BadField
 from hocket.extensions.tempo.beats.messages import BeatFrame, StatusClaim, batch_decoder, from_json, make_frame, to_json
 from hocket.extensions.tempo.beats.policy import TempoPolicy, make_policy, policy_hash, policy_json, read_policy
 from hocket.extensions.tempo.beats.reverb import BarWindows, WindowContent, content_parts, decode_content
-from hocket.extensions.tempo.beats.score import Score, parse_score, phrase_phases, read_score, score_json
+from hocket.extensions.tempo.beats.score import parse_score, phrase_phases, read_score, score_json
 from hocket.extensions.tempo.beats.tempo import beat_at, timeline
 from hocket.extensions.tempo.beats.ucxl import BadAddress, UcxlAddress, parse_ucxl, ucxl_text
 from hocket.kernel.clock import Hlc, hlc_text
+from hocket.kernel.policy import Score
 from hocket.kernel.postcard import Malformed
 from tests.fuzz.mutate import JSON_WORDS, Damage, Sample, by_punctuation
 from tests.fuzz.target import Target

@@ -9,13 +9,12 @@ import msgspec
 from msgspec import Meta
 
 from hocket.api import ListPage, Service, ServiceAnswer
-from hocket.api.operation import ULID, InShell, OverHttp, TokenNeed, operation
-from hocket.api.pages import PAGE_MAX, After
+from hocket.api.operation import PAGE_MAX, ULID, After, InShell, OverHttp, TokenNeed, operation
 from hocket.api.views import Line, Pairs, Table, Terminal, View, moment
 from hocket.errors import Usage
-from hocket.extensions.tempo.beats.placing import BeatPlace
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import hash_text, parse_ulid, ulid_text
+from hocket.kernel.ops import BeatPlace
 from hocket.kernel.texts import counted
 from hocket.store import Artifact, Session
 from hocket.store.blobs import ClearedBlobs

@@ -9,12 +9,22 @@ import msgspec
 from msgspec import Meta
 
 from hocket.api import ListPage, Service, ServiceAnswer
-from hocket.api.operation import ULID, InShell, TokenNeed, operation
-from hocket.api.pages import ANSWER_BYTES, PAGE_DEFAULT, PAGE_MAX, STEP, After, Limit, json_size
+from hocket.api.operation import (
+    ANSWER_BYTES,
+    PAGE_DEFAULT,
+    PAGE_MAX,
+    STEP,
+    ULID,
+    After,
+    InShell,
+    Limit,
+    TokenNeed,
+    json_size,
+    operation,
+)
 from hocket.api.views import Line, Table, View, moment
 from hocket.bus.changes import about
 from hocket.errors import Conflict, NotFound, StoreAway, Unreachable, Usage
-from hocket.extensions.tempo.beats.placing import BeatPlace
 from hocket.families.inbox import requests as inbox
 from hocket.families.inbox.facts import MESSAGE
 from hocket.families.inbox.projector import messages_of
@@ -31,7 +41,7 @@ from hocket.families.inbox.rules import (
     read_address,
 )
 from hocket.kernel.ids import node_text, parse_ulid, ulid_prefix_range, ulid_text
-from hocket.kernel.ops import Op
+from hocket.kernel.ops import BeatPlace, Op
 from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX
 from hocket.kernel.reasons import Reason
 from hocket.log import Transaction

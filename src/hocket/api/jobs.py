@@ -16,10 +16,10 @@ from hocket.api.operation import ULID, Arguments, InShell, OverHttp, TokenNeed, 
 from hocket.api.views import Line, Pairs, Table, Terminal, View, moment
 from hocket.bus.changes import about
 from hocket.errors import Unreachable, Usage
-from hocket.extensions.tempo.beats.placing import BeatPlace
 from hocket.families.jobs.rules import KIND_LENGTH_MAX, Outcome
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import parse_ulid, ulid_text
+from hocket.kernel.ops import BeatPlace
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.store import JobEntry, JobFilter, OpRow, Session, Stage
 from hocket.work.job_states import STATE_WORDS, JobState
@@ -483,10 +483,8 @@ def submit(service: Service, drafts: "Sequence[Draft]") -> "list[Submitted]":
     runtime = service.runtime
 
     def write() -> "list[Submitted]":
-        if any(each.policy.budget is not None for each in drafts):
-            from hocket.extensions.cost.node_costs import check_budgets  # it loads more than a submit needs
-
-            check_budgets(runtime, drafts)
+        for check in runtime.submit_checks(drafts):
+            check()
         return runtime.submit(drafts)
 
     if runtime.spool is None:

@@ -7,8 +7,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from hocket.api import ListPage, Service, ServiceAnswer
-from hocket.api.operation import ULID, InShell, TokenNeed, operation
-from hocket.api.pages import PAGE_DEFAULT, After, Limit
+from hocket.api.operation import PAGE_DEFAULT, ULID, After, InShell, Limit, TokenNeed, operation
 from hocket.api.views import Line, Pairs, Table, View, moment
 from hocket.errors import NotFound, Usage
 from hocket.families.rows import requests as rows

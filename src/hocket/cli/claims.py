@@ -19,7 +19,7 @@ from hocket.kernel.texts import counted
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from hocket.api.grid import GridKind, GridShare
+    from hocket.api.claims import GridKind, GridShare
 
 claims_app = new_app()
 
@@ -158,7 +158,7 @@ def grid(
       hocket grid --watch
       hocket grid --kind acme. --window 1h --json
     """
-    from hocket.api.grid import grid
+    from hocket.api.claims import grid
 
     window_s = seconds(window, "--window")
     assert window_s is not None

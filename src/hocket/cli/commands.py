@@ -77,6 +77,6 @@ def app_of(command: str) -> App:
 def begin() -> None:
     """Runs before every command."""
     if any(name.startswith("HOCKET_") and name != "HOCKET_HOME" for name in os.environ):
-        from hocket.cli.variable_check import check_variables
+        from hocket.cli.environment import check_variables
 
         check_variables()

@@ -12,7 +12,7 @@ from hocket.errors import Failed, NotAuthorised, Usage
 from hocket.kernel.texts import counted
 
 if TYPE_CHECKING:
-    from hocket.api.derivations import PassLine
+    from hocket.api.ops import PassLine
     from hocket.node.runtime import Runtime
     from hocket.work.derivation import Derivation
 
@@ -49,7 +49,7 @@ def derive(
       hocket derive graph.py --check        (on any node of the mesh)
     """
     from hocket.api import Service
-    from hocket.api.derivations import PassVerdict, passes
+    from hocket.api.ops import PassVerdict, passes
     from hocket.work.derivation import registered
     from hocket.work.handlers import load
 

@@ -20,9 +20,7 @@ Declaration = tuple[str, Any, Any]
 
 
 class OperationCommand:
-    """Typer and `plain_lines` read its `declarations`, which are the name, the annotation and the default of each
-    parameter, as they read a function's.
-    """
+    """Its `declarations`, the name, annotation and default of each parameter, are read as a function's."""
 
     def __init__(self, operation: Operation[..., Any]) -> None:
         self._operation = operation

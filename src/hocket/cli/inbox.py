@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hocket.api import inbox as messages
-from hocket.api.pages import PAGE_MAX
+from hocket.api.operation import PAGE_MAX
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.derived import OperationCommand, add_operations, draw
 from hocket.cli.options import Agent, checked_agent, milliseconds

@@ -13,7 +13,7 @@ from hocket.errors import Usage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hocket.extensions.tempo.beats.score import Score
+    from hocket.kernel.policy import Score
 
 PAYLOAD_READ_MAX = 8 * 1024 * 1024
 
@@ -187,12 +187,13 @@ def _score(file: str | None) -> "Score | None":
     if file is None:
         return None
     from hocket.cli.files import read_file
-    from hocket.extensions.tempo.beats.file_fields import FILE_BYTES_MAX, BadField
-    from hocket.extensions.tempo.beats.score import read_score
+    from hocket.kernel.extension import part
+    from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
 
     try:
-        return read_score(read_file(file, FILE_BYTES_MAX))
-    except BadField as error:
+        score: Score = part("members", "score")(read_file(file, TEXT_BYTES_MAX))
+        return score
+    except ValueError as error:
         raise Usage(f"{'standard input' if file == '-' else file}: {error}") from None
 
 
@@ -207,12 +208,12 @@ def _budget(params: "Mapping[str, Any]", directory: str = "") -> "dict[str, Any]
     import msgspec
 
     from hocket.cli.files import read_file
-    from hocket.extensions.cost.budgets import read_budget
+    from hocket.kernel.extension import part
     from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
 
     data = read_file(str(Path(directory, params["budget_file"])), TEXT_BYTES_MAX)
     try:
-        return dict(msgspec.to_builtins(read_budget(data))) | named
+        return dict(msgspec.to_builtins(part("members", "budget")(data))) | named
     except ValueError as error:
         raise Usage(f"bad budget in {params['budget_file']}: {error}") from None
 

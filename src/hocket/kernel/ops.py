@@ -14,11 +14,11 @@ tempo has its beat there.
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from hocket.kernel.clock import U32_MAX, Hlc
+from hocket.kernel.clock import U32_MAX, Hlc, hlc_text, wall_text
 from hocket.kernel.ids import digest, make_ulid
 from hocket.kernel.jws import SIGNATURE_BEGINS, SIGNATURE_END_CHARS, detached, detached_prefix, open_detached
 from hocket.kernel.keys import SigningKey, verify
@@ -135,6 +135,25 @@ class BeatMark(NamedTuple):
 
     window_ms: int
     beat_index: int
+
+
+class BeatPlace(msgspec.Struct, frozen=True):
+    """A beat and its window, as people and programs read them, with a time in it."""
+
+    beat_index: int
+    window: str
+    hlc: str
+
+
+def stamp_of(op: Op) -> BeatPlace | None:
+    """The stamp that an op bears, and so the message or the artifact that it makes."""
+    mark = op.beat
+    return None if mark is None else BeatPlace(mark.beat_index, wall_text(mark.window_ms), hlc_text(op.timestamp))
+
+
+def stamp_json(op: Op) -> dict[str, Any] | None:
+    stamp = stamp_of(op)
+    return None if stamp is None else msgspec.structs.asdict(stamp)
 
 
 def link_to(previous: bytes) -> bytes:

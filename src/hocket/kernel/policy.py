@@ -7,16 +7,15 @@ spans jobs (unique keys, concurrency, rates).
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec.structs import replace
 
-from hocket.extensions.cost.budgets import RATES_LABEL, Budget
-from hocket.extensions.tempo.beats.phases import HOLD_BEATS_MAX
-from hocket.extensions.tempo.beats.score import Score, checked_score
 from hocket.kernel.decoding import convert, decode_json
+from hocket.kernel.extension import part
 from hocket.kernel.ids import parse_ulid
+from hocket.kernel.texts import HOLD_BEATS_MAX
 
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 30 * 24 * 3600 * 1000
@@ -29,6 +28,19 @@ POLICY_BYTES_MAX = 64 * 1024
 CLAIM_TIMEOUT_MS_MIN = 10
 # How long each rank waits for the claim of the rank before it.
 CLAIM_TIMEOUT_MS = 5_000
+BAR_LEN_MAX = 256
+WAIT_BEATS_MAX = 10_000
+PHRASES_MAX = 16
+# The most bars that a budget's hard end may be away.
+BARS_MAX = 100_000
+ACCOUNT_CHARS_MAX = 256
+# The label of workers that have a rate card. A job that is capped by its price needs it.
+RATES_LABEL = "rates"
+
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
+Account = Annotated[str, msgspec.Meta(min_length=1, max_length=ACCOUNT_CHARS_MAX, pattern=r"\A[^\x00-\x1f\x7f]+\Z")]
+Measured = Literal["cpu_sec", "gpu_sec", "accel_sec", "mem_gbs", "disk_io_mb", "net_egress_mb", "storage_gbh", "cost"]
+MEASURED: tuple[Measured, ...] = get_args(Measured)
 # A W3C traceparent.
 TRACE = r"\A00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z"
 # A worker has labels, like `gpu=a100`, and a job may need some of them.
@@ -39,6 +51,46 @@ LABEL = r"\A[A-Za-z0-9_.-]+(=[A-Za-z0-9_.:/+-]+)?\Z"
 Millis = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Delay = Annotated[int, msgspec.Meta(ge=0, le=DELAY_MS_MAX)]
 Label = Annotated[str, msgspec.Meta(pattern=LABEL, max_length=LABEL_LENGTH_MAX)]
+
+
+class Score(msgspec.Struct, frozen=True):
+    """How many beats a job has. `tempo` is a hint that the cluster may override. `phases` has at least one phase, in
+    their order. The extension that reads scores checks them.
+    """
+
+    bar_len: int
+    phases: dict[str, int]
+    wait_budget: dict[str, int]
+    max_phrases: int
+    on_wait_exhausted: tuple[str, ...] = ()
+    on_overrun: tuple[str, ...] = ()
+    tempo: int | None = None
+    ucxl: str = ""
+
+
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The caps of a job, over all its runs: `max_bu` beats, and `max_cost` in the currency of the worker's rate card.
+    `per_beat` has ceilings for one beat of a run. `charge_to` is the account that pays. `phase_caps` and
+    `wait_caps` are ceilings for the beats of its score, and after `hard_end` bars, counted from that of the submit,
+    the job ends.
+    """
+
+    max_bu: Annotated[int, msgspec.Meta(ge=1, le=2**31)] | None = None
+    max_cost: Positive | None = None
+    per_beat: dict[Measured, Positive] = {}
+    charge_to: Account | None = None
+    phase_caps: dict[Literal["plan", "work", "review"], Annotated[int, msgspec.Meta(ge=1, le=BAR_LEN_MAX)]] = {}
+    wait_caps: dict[Literal["help", "io"], Annotated[int, msgspec.Meta(ge=0, le=WAIT_BEATS_MAX)]] = {}
+    hard_end: Annotated[int, msgspec.Meta(ge=1, le=BARS_MAX)] | None = None
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether a worker needs a rate card to keep it."""
+        return self.max_cost is not None or "cost" in self.per_beat
+
+    @property
+    def caps(self) -> bool:
+        return self.max_bu is not None or self.max_cost is not None or bool(self.per_beat)
 
 
 class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,7 +180,7 @@ def decode_policy(envelope: bytes) -> Policy:
     policy.dependencies()
     policy.set_by()
     if policy.score is not None:
-        policy = msgspec.structs.replace(policy, score=checked_score(policy.score))
+        policy = msgspec.structs.replace(policy, score=part("members", "score")(policy.score))
     return policy
 
 

@@ -1,8 +1,9 @@
 """How values are written for people, and read from them: counts, durations (`500ms`, `30s`, `5m`, `1h30m`, `2d`; a bare
-number is seconds), and foreign text, which is made safe to show.
+number is seconds), lengths in beats of a cluster's tempo, and foreign text, which is made safe to show.
 """
 
 import re
+from typing import NamedTuple
 
 # ASCII control characters except tab and line feed, those of Latin-1, all characters that are invisible or change the
 # direction of text, and halves of characters, which no terminal can show.
@@ -10,6 +11,10 @@ _UNSAFE = (
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
     "\ufeff\ufff9-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
+# 15 beats a minute.
+BEAT_MS_DEFAULT = 4_000
+HOLD_BEATS_MAX = 100_000
+_BEATS = r"([0-9]{1,9})b"
 _ONE_LINE = str.maketrans("\t\n", "  ")
 
 
@@ -57,6 +62,22 @@ def duration_ms(text: str | int | float) -> int:
     if cleaned and "".join(match.group(0) for match in re.finditer(_PART, cleaned)) == cleaned:
         return round(sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, cleaned)))
     raise ValueError(f"not a duration: {text!r}; write it like 500ms, 30s, 5m or 1h30m")
+
+
+class BeatsLong(NamedTuple):
+    """A length in beats, as opposed to one in milliseconds."""
+
+    beats: int
+
+
+def parse_length(text: str | int | float) -> BeatsLong | int:
+    """`4b` is beats; everything else is a duration, in milliseconds. ValueError names the value."""
+    found = re.fullmatch(_BEATS, str(text).strip().lower())
+    if found is None:
+        return duration_ms(text)
+    if not 1 <= int(found[1]) <= HOLD_BEATS_MAX:
+        raise ValueError(f"not a length in beats: {text!r}; write 1b to {HOLD_BEATS_MAX}b")
+    return BeatsLong(int(found[1]))
 
 
 def span(ms: int) -> str:

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from hocket.errors import Conflict, StoreError, Usage
 from hocket.kernel.capabilities import OURS, knowledge_text, named_in, payloads, read_knowledge
+from hocket.kernel.extension import extensions, parts
 from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
 from hocket.kernel.rules import HOCKET, SKEW_MS_DEFAULT, STRICT, Rules, decode_kept_rules, encode_rules
 from hocket.log import RULES, Log
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from hocket.extensions.command.secrets import Secrets
     from hocket.extensions.tempo.beats.policy import TempoPolicy
     from hocket.extensions.tempo.beats.tempo import TempoChange, Timeline
     from hocket.extensions.tempo.promise_watch import PromiseWatch
@@ -280,12 +280,6 @@ class Runtime:
 
         return OutputFiles(self.home.output)
 
-    @cached_property
-    def secrets(self) -> Secrets:
-        from hocket.extensions.command.secrets import Secrets
-
-        return Secrets(self.home.secrets)
-
     @property
     def blobs(self) -> Blobs:
         with self._blobs_lock:
@@ -484,6 +478,12 @@ class Runtime:
         from hocket.work.liveness import machine_liveness
 
         return machine_liveness(self.home.processes, time.monotonic)
+
+    def submit_checks(self, drafts: Sequence[Draft]) -> list[Callable[[], None]]:
+        """What extensions check before these jobs are submitted. A check raises what is wrong."""
+        names = {name for each in extensions() for name in each.submits}
+        named = [name for name in names if any(getattr(each.policy, name) is not None for each in drafts)]
+        return [partial(check, self, drafts) for name in named for check in parts("submits", name)]
 
     @cached_property
     def home_beat_ms(self) -> int | None:

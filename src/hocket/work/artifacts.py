@@ -10,10 +10,9 @@ from contextlib import nullcontext
 from typing import Any
 
 from hocket.errors import Conflict, NotAuthorised, NotFound, Unreachable, Usage
-from hocket.extensions.tempo.beats.placing import stamp_json
 from hocket.kernel.clock import hlc_text
 from hocket.kernel.ids import content_hash, hash_text, node_text, ulid_prefix_range, ulid_text
-from hocket.kernel.ops import NO_ID, Op, decode
+from hocket.kernel.ops import NO_ID, Op, decode, stamp_json
 from hocket.kernel.reasons import Reason
 from hocket.kernel.snapshot import SNAPSHOT_TYPE
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload

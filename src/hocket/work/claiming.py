@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from hocket.extensions.cost.rate_card import BEAT_MS_DEFAULT
 from hocket.families.jobs.rules import Job, retry_rest_ms
 from hocket.kernel.policy import DEFAULT, LEASE_MS_MAX, Policy, Rate
 from hocket.kernel.reasons import Reason
+from hocket.kernel.texts import BEAT_MS_DEFAULT
 from hocket.kernel.vocabulary import ClaimWork, Subject
 from hocket.log import SETTLE_STEP, Transaction
 from hocket.store import IsLeft, JobEntry

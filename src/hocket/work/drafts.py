@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hocket.errors import Usage
-from hocket.extensions.cost.budgets import Budget, parse_budget, read_budget
-from hocket.extensions.tempo.beats.phases import BeatsLong, parse_length
-from hocket.extensions.tempo.beats.score import Score, parse_score, read_score
+from hocket.kernel.extension import part
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.policy import DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_labels, check_policy
-from hocket.kernel.texts import duration_ms
+from hocket.kernel.texts import BeatsLong, duration_ms, parse_length
 from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, check_kind
 from hocket.work.json_values import encode_json
 from hocket.work.tracing import current_trace
@@ -136,20 +134,10 @@ def _after(value: Any) -> tuple[str, ...]:
     return ids
 
 
-def _score(value: Any) -> Score | None:
-    if value is None or isinstance(value, Score):
-        return value
-    if isinstance(value, PathLike):
-        return read_score(_content(value))
-    return parse_score(value if isinstance(value, dict) and "score" in value else {"score": value})
-
-
-def _budget(value: Any) -> Budget | None:
-    if value is None or isinstance(value, Budget):
-        return value
-    if isinstance(value, PathLike):
-        return read_budget(_content(value))
-    return parse_budget(value)
+def _of_extension(name: str, value: Any) -> dict[str, Any]:
+    """A member of the policy whose extension reads it, from a value or a file."""
+    content = _content(value) if isinstance(value, PathLike) else value
+    return {name: None if value is None else part("members", name)(content)}
 
 
 def _content(file: PathLike[str]) -> bytes:
@@ -178,8 +166,8 @@ _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "claim": lambda value: {"claim": value},
     "sticky": lambda value: {"sticky": value},
     "claim_timeout": lambda value: {"claim_timeout_ms": duration_ms(value)},
-    "budget": lambda value: {"budget": _budget(value)},
-    "score": lambda value: {"score": _score(value)},
+    "budget": lambda value: _of_extension("budget", value),
+    "score": lambda value: _of_extension("score", value),
 }
 
 

@@ -7,9 +7,7 @@ from datetime import datetime
 from os import PathLike
 from typing import Any, Literal, Protocol, TypedDict
 
-from hocket.extensions.cost.budgets import Budget
-from hocket.extensions.tempo.beats.score import Score
-from hocket.kernel.policy import Rate
+from hocket.kernel.policy import Budget, Rate, Score
 
 Duration = str | int | float
 

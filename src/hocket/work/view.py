@@ -8,13 +8,11 @@ from typing import Any
 import msgspec
 
 from hocket.errors import Failed, NotFound, Usage
-from hocket.extensions.tempo.beats.placing import stamp_json
-from hocket.extensions.tempo.beats.score import DEGRADED_TYPE
 from hocket.families.jobs.parts import RESULT_TYPE, WHOLE_BYTES_TYPE, WHOLE_TYPES, decode_whole, joined
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.clock import hlc_text, unpack
 from hocket.kernel.ids import node_text, ulid_ending, ulid_prefix_range, ulid_text
-from hocket.kernel.ops import Op, decode
+from hocket.kernel.ops import Op, decode, stamp_json
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.vocabulary import (
@@ -51,6 +49,9 @@ DEPTH_MAX = 100
 ENDING_CHARS_MIN = 4
 ENDING_ODDS = 1_000
 ULID_CHARS = 26
+
+# The type of the artifacts that say what a run did when its beats ran out.
+DEGRADED_TYPE = "hocket.degraded"
 
 
 def find(session: Session, text: str) -> JobEntry:

@@ -22,14 +22,13 @@ from hocket.events import Emit, ignore
 from hocket.events.jobs import KindsNotDefined
 from hocket.events.nodes import CoordinatorUnknown
 from hocket.events.workers import AvailabilityChanged, BatchFailed, StoreUnavailable, WorkerDeclaredDead
-from hocket.extensions.cost.budgets import RATES_LABEL
 from hocket.extensions.cost.rate_card import RateCard
 from hocket.extensions.tempo.beats.promise_record import weighed
 from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.jobs.candidates import worker_id
 from hocket.families.jobs.rendezvous import WEIGHT_MAX, WEIGHT_MIN, is_weight
 from hocket.families.jobs.rules import Job
-from hocket.kernel.policy import check_labels
+from hocket.kernel.policy import RATES_LABEL, check_labels
 from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import STORE_RETRIES
 from hocket.log import Transaction

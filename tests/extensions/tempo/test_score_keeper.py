@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.extensions.cost.budgets import Budget
 from hocket.extensions.tempo.beat_source import LocalBeats
 from hocket.extensions.tempo.beats.policy import make_policy
-from hocket.extensions.tempo.beats.score import Score, phrase_phases
+from hocket.extensions.tempo.beats.score import phrase_phases
 from hocket.extensions.tempo.score_keeper import ScoreKeeper, keeper_alone
 from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc
-from hocket.kernel.policy import Policy
+from hocket.kernel.policy import Budget, Policy, Score
 
 BEAT_MS = 4_000
 SCORE = Score(8, {"plan": 2, "work": 4, "review": 2}, {"help": 2, "io": 1}, 3)

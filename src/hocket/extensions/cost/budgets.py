@@ -3,51 +3,17 @@
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Any
 
 import msgspec
 
 from hocket.extensions.tempo.beats.phases import PHASE_NAMES
-from hocket.extensions.tempo.beats.score import WAIT_BEATS_MAX, WAITS, Score
-from hocket.extensions.tempo.beats.tempo import BAR_LEN_DEFAULT, BAR_LEN_MAX, Tempo, beat_at
+from hocket.extensions.tempo.beats.score import WAITS
+from hocket.extensions.tempo.beats.tempo import BAR_LEN_DEFAULT, Tempo, beat_at
 from hocket.kernel.decoding import convert
+from hocket.kernel.policy import MEASURED, Budget, Measured, Score
 
-# The most bars that a budget's hard end may be away.
-BARS_MAX = 100_000
-ACCOUNT_CHARS_MAX = 256
-# The label of workers that have a rate card. A job that is capped by its price needs it.
-RATES_LABEL = "rates"
-
-Positive = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
-Account = Annotated[str, msgspec.Meta(min_length=1, max_length=ACCOUNT_CHARS_MAX, pattern=r"\A[^\x00-\x1f\x7f]+\Z")]
-Measured = Literal["cpu_sec", "gpu_sec", "accel_sec", "mem_gbs", "disk_io_mb", "net_egress_mb", "storage_gbh", "cost"]
-MEASURED: tuple[Measured, ...] = get_args(Measured)
 _HARD_END = r"bar\+([0-9]{1,9})"
-
-
-class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The caps of a job, over all its runs: `max_bu` beats, and `max_cost` in the currency of the worker's rate card.
-    `per_beat` has ceilings for one beat of a run. `charge_to` is the account that pays. `phase_caps` and
-    `wait_caps` are ceilings for the beats of its score, and after `hard_end` bars, counted from that of the submit,
-    the job ends.
-    """
-
-    max_bu: Annotated[int, msgspec.Meta(ge=1, le=2**31)] | None = None
-    max_cost: Positive | None = None
-    per_beat: dict[Measured, Positive] = {}
-    charge_to: Account | None = None
-    phase_caps: dict[Literal["plan", "work", "review"], Annotated[int, msgspec.Meta(ge=1, le=BAR_LEN_MAX)]] = {}
-    wait_caps: dict[Literal["help", "io"], Annotated[int, msgspec.Meta(ge=0, le=WAIT_BEATS_MAX)]] = {}
-    hard_end: Annotated[int, msgspec.Meta(ge=1, le=BARS_MAX)] | None = None
-
-    @property
-    def is_priced(self) -> bool:
-        """Whether a worker needs a rate card to keep it."""
-        return self.max_cost is not None or "cost" in self.per_beat
-
-    @property
-    def caps(self) -> bool:
-        return self.max_bu is not None or self.max_cost is not None or bool(self.per_beat)
 
 
 def parse_budget(value: object) -> Budget:
@@ -63,6 +29,13 @@ def parse_budget(value: object) -> Budget:
             raise ValueError(f"hard_end {end!r}; write it like bar+2")
         members["hard_end"] = int(found[1])
     return convert(members, Budget)
+
+
+def budget_of(value: object) -> Budget:
+    """From a budget, from decoded JSON, or from a file. Raises ValueError."""
+    if isinstance(value, Budget):
+        return value
+    return read_budget(value) if isinstance(value, bytes) else parse_budget(value)
 
 
 def read_budget(text: bytes) -> Budget:

@@ -9,14 +9,12 @@ from typing import Annotated
 import msgspec
 
 from hocket.extensions.command.execution import DEVICES_MAX, Amount, Count, DeviceClass, Resources
-from hocket.extensions.cost.budgets import Measured
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import content_hash
-from hocket.kernel.policy import covers
+from hocket.kernel.policy import Measured, covers
+from hocket.kernel.texts import BEAT_MS_DEFAULT
 from hocket.kernel.yaml_subset import BadText, read_text
 
-# 15 beats a minute.
-BEAT_MS_DEFAULT = 4_000
 BEAT_MS_MIN, BEAT_MS_MAX = 10, 3_600_000
 CURRENCY_CHARS_MAX = 16
 CLASSES_MAX = 1_000

@@ -4,8 +4,9 @@ without a tempo, asks nothing.
 
 from typing import Protocol
 
-from hocket.extensions.tempo.beats.score import PhrasePlace, Score
+from hocket.extensions.tempo.beats.score import PhrasePlace
 from hocket.extensions.tempo.beats.tempo import Beat, Tempo
+from hocket.kernel.policy import Score
 
 
 class RunTempo(Protocol):

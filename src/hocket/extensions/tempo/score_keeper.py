@@ -17,7 +17,6 @@ from hocket.extensions.tempo.beats.policy import make_policy
 from hocket.extensions.tempo.beats.score import (
     WAITS,
     PhrasePlace,
-    Score,
     Waits,
     fitted_score,
     phrase_phases,
@@ -26,6 +25,7 @@ from hocket.extensions.tempo.beats.score import (
 )
 from hocket.extensions.tempo.beats.tempo import BPM_DEFAULT, Beat, Tempo, next_beat
 from hocket.families.jobs.rules import Job
+from hocket.kernel.policy import Score
 
 # The cluster of a job whose worker has no tempo: its score's own.
 ALONE = "local"

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from hocket.errors import StoreError, Usage
-from hocket.extensions.tempo.beats.phases import BeatsLong, Phases, hold_end, parse_length
+from hocket.extensions.tempo.beats.phases import Phases, hold_end
 from hocket.extensions.tempo.beats.policy import TempoPolicy
 from hocket.extensions.tempo.beats.tempo import Tempo
 from hocket.extensions.tempo.policy_file import home_timeline, tempo_policy
@@ -17,6 +17,7 @@ from hocket.families.jobs.candidates import worker_id
 from hocket.families.locks.requests import Length
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import LEASE_MS_MIN
+from hocket.kernel.texts import BeatsLong, parse_length
 from hocket.node.runtime import Runtime
 from hocket.store import JobFilter, Session, Stage
 from hocket.work.supervision import supervised

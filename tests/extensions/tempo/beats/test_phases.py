@@ -6,17 +6,16 @@ from hypothesis import strategies as st
 
 from hocket.extensions.tempo.beats.phases import (
     REST,
-    BeatsLong,
     PhaseSpan,
     fitted,
     hold_end,
     next_boundary,
-    parse_length,
     phase_at,
     phases_of_names,
     spans,
 )
 from hocket.extensions.tempo.beats.tempo import BPM_MAX, BPM_MIN, Tempo, beat_at, is_downbeat, make_tempo
+from hocket.kernel.texts import BeatsLong, parse_length
 
 PHASES = {"plan": 2, "work": 4, "review": 2}
 NAMES = ("plan", "work", "review", "publish")

@@ -13,7 +13,6 @@ from hocket.extensions.tempo.beats.phases import PHASE_NAMES
 from hocket.extensions.tempo.beats.promises import promise_outcome, promise_times, reply_due
 from hocket.extensions.tempo.beats.score import (
     NextStep,
-    Score,
     ScoreEvent,
     Waits,
     escalate,
@@ -26,6 +25,7 @@ from hocket.extensions.tempo.beats.score import (
     wait_end,
 )
 from hocket.extensions.tempo.beats.tempo import is_downbeat, make_tempo
+from hocket.kernel.policy import Score
 
 # Section 5 of the document.
 SCORE = b"""\

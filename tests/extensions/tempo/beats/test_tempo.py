@@ -8,7 +8,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hocket.extensions.tempo.beats.tempo import (
-    BAR_LEN_MAX,
     BPM_MAX,
     BPM_MIN,
     CHANGES_MAX,
@@ -26,6 +25,7 @@ from hocket.extensions.tempo.beats.tempo import (
     next_downbeat,
     timeline,
 )
+from hocket.kernel.policy import BAR_LEN_MAX
 
 # The addendum's example: 15 beats a minute, bars of 8, and the third beat of a bar.
 AT = 1_756_865_547_183

@@ -2,19 +2,15 @@
 the downbeat on; beats that are left over at the end of the bar are rest.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hocket.extensions.tempo.beats.tempo import Tempo, beat_at, next_beat
-from hocket.kernel.texts import duration_ms
 
 REST = "rest"
 PHASE_NAMES = ("plan", "work", "review")
 # In a list of phases, work counts twice: with bars of 8 beats that is the document's 2, 4 and 2.
 _WEIGHTS = {"work": 2}
-HOLD_BEATS_MAX = 100_000
-_BEATS = r"([0-9]{1,9})b"
 
 Phases = Mapping[str, int]
 """How many beats each phase has, in their order."""
@@ -71,22 +67,6 @@ def redistributed(phases: Phases, policy_phases: Phases) -> dict[str, int] | Non
     if any((phases[name] > 0) != (beats > 0) or phases[name] < 0 for name, beats in policy_phases.items()):
         return None
     return {name: phases[name] for name in policy_phases}
-
-
-class BeatsLong(NamedTuple):
-    """A length in beats, as opposed to one in milliseconds."""
-
-    beats: int
-
-
-def parse_length(text: str | int | float) -> BeatsLong | int:
-    """`4b` is beats; everything else is a duration, in milliseconds. ValueError names the value."""
-    found = re.fullmatch(_BEATS, str(text).strip().lower())
-    if found is None:
-        return duration_ms(text)
-    if not 1 <= int(found[1]) <= HOLD_BEATS_MAX:
-        raise ValueError(f"not a length in beats: {text!r}; write 1b to {HOLD_BEATS_MAX}b")
-    return BeatsLong(int(found[1]))
 
 
 def hold_end(tempo: Tempo, phases: Phases, beats: int, now_ms: int) -> int:

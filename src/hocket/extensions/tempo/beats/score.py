@@ -10,33 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from hocket.extensions.tempo.beats.phases import PHASE_NAMES, fitted
-from hocket.extensions.tempo.beats.tempo import BAR_LEN_DEFAULT, BAR_LEN_MAX, BPM_MAX, BPM_MIN
+from hocket.extensions.tempo.beats.tempo import BAR_LEN_DEFAULT, BPM_MAX, BPM_MIN
+from hocket.kernel.policy import BAR_LEN_MAX, PHRASES_MAX, WAIT_BEATS_MAX, Score
 
 if TYPE_CHECKING:
     from hocket.extensions.tempo.beats.file_fields import Fields
 
 WAITS = ("help", "io")
-# The type of the artifacts that say what a run did when its beats ran out.
-DEGRADED_TYPE = "hocket.degraded"
-WAIT_BEATS_MAX = 10_000
-PHRASES_MAX = 16
 ACTIONS_MAX = 16
 _NAMED = "(?:emit|fallback):[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _PLAIN = ("checkpoint", "defer:next-phrase")
 _ACTIONS = "write emit:NAME, fallback:NAME, checkpoint or defer:next-phrase"
-
-
-class Score(msgspec.Struct, frozen=True):
-    """`tempo` is a hint that the cluster may override. `phases` has at least one phase, in the order of PHASE_NAMES."""
-
-    bar_len: int
-    phases: dict[str, int]
-    wait_budget: dict[str, int]
-    max_phrases: int
-    on_wait_exhausted: tuple[str, ...] = ()
-    on_overrun: tuple[str, ...] = ()
-    tempo: int | None = None
-    ucxl: str = ""
 
 
 def read_score(text: bytes) -> Score:
@@ -67,9 +51,15 @@ def score_json(score: Score) -> dict[str, Any]:
     return {"score": found} | ({"ucxl": score.ucxl} if score.ucxl else {})
 
 
-def checked_score(score: Score) -> Score:
-    """A score from another program, as a file would give it. Raises BadField."""
-    return parse_score(score_json(score))
+def score_of(value: object) -> Score:
+    """From a score, which another program may have made, from decoded JSON, with or without the name `score` around it,
+    or from a file. Raises BadField.
+    """
+    if isinstance(value, bytes):
+        return read_score(value)
+    if isinstance(value, Score):
+        return parse_score(score_json(value))
+    return parse_score(value if isinstance(value, dict) and "score" in value else {"score": value})
 
 
 def _file(fields: "Fields") -> Score:

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from hocket.kernel.policy import BAR_LEN_MAX
+
 BPM_MIN = 1
 BPM_MAX = 1_200
 BPM_DEFAULT = 15
-BAR_LEN_MAX = 256
 BAR_LEN_DEFAULT = 8
 # How many changes of tempo a timeline remembers.
 CHANGES_MAX = 256

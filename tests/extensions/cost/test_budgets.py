@@ -5,17 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.extensions.cost.budgets import (
-    MEASURED,
-    BeatCaps,
-    Budget,
-    Measured,
-    over_budget,
-    parse_budget,
-    read_budget,
-    time_cap,
-)
-from hocket.kernel.policy import Policy, decode_policy, encode_policy
+from hocket.extensions.cost.budgets import BeatCaps, over_budget, parse_budget, read_budget, time_cap
+from hocket.kernel.policy import MEASURED, Budget, Measured, Policy, decode_policy, encode_policy
 
 
 @pytest.mark.touches("BB-14")

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from hocket.extensions.command.execution import Resources
 from hocket.extensions.cost.rate_card import (
-    BEAT_MS_DEFAULT,
     BadRateCard,
     RateCard,
     ResourceUse,
@@ -21,6 +20,7 @@ from hocket.extensions.cost.rate_card import (
     unpriced_devices,
     usage_of,
 )
+from hocket.kernel.texts import BEAT_MS_DEFAULT
 
 FIELDS = {
     "currency": "EUR",
