@@ -126,13 +126,6 @@ def add_operations(app: App, *operations: Operation[..., Any]) -> None:
         app.command(operation.command.rpartition(" ")[2])(OperationCommand(operation))
 
 
-def app_of_operation(operation: Operation[..., Any]) -> App:
-    """The command of one operation that is in no group."""
-    app = App()
-    app.command()(OperationCommand(operation))
-    return app
-
-
 def perform(operation: Operation[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
     """Does it for a command that is more than one operation, and prints the answer."""
     with open_service() as service:

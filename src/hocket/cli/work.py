@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.api import Service, nodes, peers
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.declarations import Argument, Option
 from hocket.cli.log_lines import LogLines, start_logging
 from hocket.cli.monitoring import MetricsOption, monitored
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
@@ -53,10 +53,7 @@ AHEAD_MAX = 1_000
 # How often a worker checks whether its node was revoked.
 RIGHTS_S = 5.0
 
-app = new_app()
 
-
-@app.command()
 def work(
     modules: Annotated[
         list[str] | None,
