@@ -129,14 +129,14 @@ def inbox(
         if follow:
             for each in messages.follow(service, agent or default_agent(), claim, lease_ms):
                 emit(each)
-                draw(messages.messages_table([each]))
+                draw(messages.show_messages([each]))
                 sys.stdout.flush()
         if claim is None:
             found = messages.listing(service, agent, limit).items
         else:
             found = messages.claim(service, agent or default_agent(), claim, lease_ms)
     emit(found)
-    draw(messages.messages_table(found))
+    draw(messages.show_messages(found))
 
 
 def ack(id: MessageId, agent: Agent = None) -> None:
