@@ -10,21 +10,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Literal
 
 from hocket.api import ServiceAnswer
 from hocket.api.status import breakers_of
 from hocket.errors import Conflict, HocketError, StoreError, Usage
 from hocket.events.nodes import NodeForked
-from hocket.extensions.command import sandbox
-from hocket.extensions.command.allowance import Allowance, configured
-from hocket.extensions.command.node_runner import secret_paths
-from hocket.extensions.command.sandbox_probe import look_inside
 from hocket.families.availability.requests import unavailable
 from hocket.kernel.authority import Authority
 from hocket.kernel.breaker import BreakerState
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.durations import span
+from hocket.kernel.extension import named_parts
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.ops import decode
 from hocket.kernel.plurals import counted
@@ -84,7 +82,8 @@ def examine(home: Home) -> Findings:
         return
     yield from _guarded("keys", lambda: _keys(home))
     yield from _guarded("disk", lambda: _disk(home))
-    yield from _guarded("commands", lambda: _commands(home))
+    for name, look in named_parts("checks").items():
+        yield from _guarded(name, partial(look, home))
     yield from _guarded("environment", _environment)
     yield from _guarded("bus", lambda: _bus(home))
     if not home.processes.exists():
@@ -165,32 +164,6 @@ def _disk(home: Home) -> Findings:
         yield Check("ok", "disk", f"{free // MIB} MiB free")
     else:
         yield Check("bad" if free < DISK_BAD else "warn", "disk", f"only {free // MIB} MiB free; free some space")
-
-
-def _commands(home: Home) -> Findings:
-    """Whether the configuration allows other nodes more than the owner may have meant."""
-    allowance = configured(home.configuration)
-    warnings = [*allowance.warnings()]
-    if allowance.is_empty:
-        yield Check("ok", "commands", "the configuration allows no commands of other nodes")
-    elif not warnings:
-        yield Check("ok", "commands", "commands of other nodes run in a sandbox, and no pattern allows everything")
-    yield from (Check("warn", "commands", each) for each in warnings)
-    if allowance.sandbox != "off" and sandbox.available():
-        yield from _guarded("sandbox", lambda: _sandbox(home, allowance))
-
-
-def _sandbox(home: Home, allowance: Allowance) -> Findings:
-    """What a command of another node could reach here, tried from inside."""
-    hidden = secret_paths(home, allowance.hide)
-    try:
-        sight = look_inside(allowance.paths, hidden, allowance.network)
-    except Usage as error:
-        yield Check("warn", "sandbox", str(error))
-        return
-    network = "the network" if allowance.network else "no network"
-    yield Check("ok", "sandbox", f"a command of another node sees {network}, and can read {', '.join(sight.shown)}")
-    yield from (Check("warn", "sandbox", each) for each in sight.warnings(allowance.network))
 
 
 def _file_system(home: Home) -> Findings:

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from hocket.extensions.command.secrets import Secrets
     from hocket.extensions.tempo.beats.policy import TempoPolicy
     from hocket.extensions.tempo.beats.tempo import TempoChange, Timeline
     from hocket.extensions.tempo.promise_watch import PromiseWatch
@@ -280,12 +279,6 @@ class Runtime:
         from hocket.work.output_files import OutputFiles
 
         return OutputFiles(self.home.output)
-
-    @cached_property
-    def secrets(self) -> Secrets:
-        from hocket.extensions.command.secrets import Secrets
-
-        return Secrets(self.home.secrets)
 
     @property
     def blobs(self) -> Blobs:

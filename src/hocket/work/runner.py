@@ -577,7 +577,7 @@ class Run:
         self.cost = meter.guard.cost(usage) if self.cost is None else self.cost
         record = UsageRecord(meter.guard.beat_ms, usage)
         with suppress(Usage):  # the run has ended, or made too many outputs
-            self.products.evidence(msgspec.json.encode(record), USAGE_TYPE)
+            self.products.evidence(msgspec.json.encode(record), USAGE_TYPE, is_free=True)
 
     def _end_phrase(self, state: str) -> None:
         assert self.scored is not None
