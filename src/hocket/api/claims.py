@@ -113,17 +113,14 @@ def _show(told: ClaimsExplained) -> Iterator[View]:
         yield Line("  no node has tried it")
 
 
-@operation(
-    "explain_claims",
-    "GET /v1/jobs/{job}/claims",
-    READ,
-    command="claims explain",
-    show=_show,
-    examples=("hocket claims explain 01J9ZC", "hocket claims explain 01J9ZC --json | jq '.ranking[0].worker'"),
-)
+@operation("explain_claims", "GET /v1/jobs/{job}/claims", READ, command="claims explain", show=_show)
 def explain(service: Service, job: JobText) -> ClaimsExplained:
     """Explain which workers may claim a job, in which order and from when on, and which nodes have tried. The ranking
     is by the workers that this node knows now: for a job that was claimed long ago they may have been others.
+
+    \b
+      hocket claims explain 01J9ZC
+      hocket claims explain 01J9ZC --json | jq '.ranking[0].worker'
     """
     service.check("Mesh", "Read")
     log = service.runtime.log

@@ -140,10 +140,7 @@ def _weights(workers: "Collection[str]", given: "Collection[str]") -> dict[str, 
 # How often a watched table is drawn again.
 DRAW_S = 2.0
 
-grid_app = new_app()
 
-
-@grid_app.command()
 def grid(
     kind: Annotated[str | None, Option("--kind", metavar="KIND", help="Only this kind; `acme.` for all.")] = None,
     window: Annotated[str, Option("--window", metavar="DURATION", help="Count the claims of this last time.")] = "10m",

@@ -4,7 +4,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from hocket.api.views import moment
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.declarations import Argument, Option
 from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, notice, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
@@ -15,10 +15,7 @@ if TYPE_CHECKING:
     from hocket.api import Service
     from hocket.kernel.ucan import Capability
 
-app = new_app()
 
-
-@app.command()
 def invite(
     name: Annotated[str | None, Argument(metavar="NAME", help="The new node's name.", show_default=False)] = None,
     worker: Annotated[

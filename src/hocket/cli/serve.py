@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.cancelling import end_tasks
-from hocket.cli.declarations import Option, new_app
+from hocket.cli.declarations import Option
 from hocket.cli.log_lines import start_logging
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 PORT = 7315
 
-app = new_app()
 
-
-@app.command()
 def serve(
     host: Annotated[
         str, Option("--host", metavar="HOST", help="The interface to listen on; 0.0.0.0 for all.")

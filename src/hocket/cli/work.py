@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.api import Service, nodes, peers
 from hocket.cli import INTERRUPTED
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.declarations import Argument, Option
 from hocket.cli.log_lines import LogLines, start_logging
 from hocket.cli.monitoring import MetricsOption, monitored
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
@@ -50,10 +50,7 @@ AHEAD_MAX = 1_000
 # How often a worker checks whether its node was revoked.
 RIGHTS_S = 5.0
 
-app = new_app()
 
-
-@app.command()
 def work(
     modules: Annotated[
         list[str] | None,
