@@ -11,7 +11,7 @@ from contextlib import closing
 
 import msgspec
 
-from hocket.api.checks import Check, Findings
+from hocket.api.checks import Findings
 from hocket.errors import Usage
 from hocket.extensions.command import sandbox
 from hocket.extensions.command.allowance import configured
@@ -154,10 +154,10 @@ def check_commands(home: Home) -> Findings:
     allowance = configured(home.configuration)
     warnings = [*allowance.warnings()]
     if allowance.is_empty:
-        yield Check("ok", "commands", "the configuration allows no commands of other nodes")
+        yield ("ok", "the configuration allows no commands of other nodes")
     elif not warnings:
-        yield Check("ok", "commands", "commands of other nodes run in a sandbox, and no pattern allows everything")
-    yield from (Check("warn", "commands", each) for each in warnings)
+        yield ("ok", "commands of other nodes run in a sandbox, and no pattern allows everything")
+    yield from (("warn", each) for each in warnings)
 
 
 def check_sandbox(home: Home) -> Findings:
@@ -172,11 +172,11 @@ def check_sandbox(home: Home) -> Findings:
     try:
         sight = look_inside(allowance.paths, hidden, allowance.network)
     except Usage as error:
-        yield Check("warn", "sandbox", str(error))
+        yield ("warn", str(error))
         return
     network = "the network" if allowance.network else "no network"
-    yield Check("ok", "sandbox", f"a command of another node sees {network}, and can read {', '.join(sight.shown)}")
-    yield from (Check("warn", "sandbox", each) for each in sight.warnings(allowance.network))
+    yield ("ok", f"a command of another node sees {network}, and can read {', '.join(sight.shown)}")
+    yield from (("warn", each) for each in sight.warnings(allowance.network))
 
 
 def _top(path: str) -> str:
