@@ -47,7 +47,7 @@ def _show(painted: Painted) -> Iterator[View]:
 WRITE = TokenNeed("Row", "Write", lambda service, asked: [asked["what"]])
 
 
-@operation("paint", "POST /v1/things/{what}/paint", WRITE, command="things paint", show=_show, examples=("hocket x",))
+@operation("paint", "POST /v1/things/{what}/paint", WRITE, command="things paint", show=_show)
 def paint(
     service: Service,
     what: Annotated[str, Meta(min_length=1, description="The thing.")],
@@ -59,6 +59,9 @@ def paint(
     """Paint a thing.
 
     It has no effect.
+
+    \b
+      hocket x
     """
     return Painted(what, colour, coats, service.agent(agent), lasts_ms)
 

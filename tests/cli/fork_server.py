@@ -47,7 +47,7 @@ LOADED = (
     "hocket.node.kept_requests",
     "hocket.node.local_node",
     "hocket.extensions.git.pending_jobs",
-    "hocket.server.local_client",
+    "hocket.extensions.command.local_client",
     "hocket.server.monitoring.monitor",
     "hocket.server.openai",
     "hocket.server.running",

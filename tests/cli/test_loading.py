@@ -21,7 +21,13 @@ NEVER = {
         "hocket.kernel.yaml_subset",
     ),
     *("hocket.log.intake", "hocket.log.author_check", "hocket.log.audit", "hocket.log.store_check"),
-    *("hocket.log.replica", "hocket.log.rebuild", "hocket.log.archive", "hocket.kernel.sanitise", "hocket.kernel.geo"),
+    *(
+        "hocket.log.replica",
+        "hocket.log.rebuild",
+        "hocket.log.archive",
+        "hocket.kernel.sanitise",
+        "hocket.kernel.sanitise",
+    ),
     *(
         "hocket.store.postgres",
         "hocket.store.libsql",
@@ -35,10 +41,10 @@ WRITING = {"hashlib", "hocket.log.transaction", "hocket.log.projection", "hocket
 # The most modules of Hocket that a command loads. Eleven are the records and the payloads of families, by which ops are
 # decoded.
 MOST = {
-    "jobs": 134,
-    "show": 132,
+    "jobs": 135,
+    "show": 133,
     "status": 178,
-    "submit test.echo": 155,
+    "submit test.echo": 156,
     "send editor hello": 173,
     "inbox": 173,
     "lock list": 163,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from hocket.extensions.command.local_client import HELLO
 from hocket.node.home import Home
-from hocket.server.local_client import HELLO
 from tests.cli.conftest import PATIENCE_S, PROGRAM, Program, until
 
 NOBODY = 65534

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
+from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import content_hash
 from hocket.kernel.policy import Policy, encode_policy
-from hocket.kernel.roster import Job
-from hocket.log import job_check, job_projector, permissions, state_check, store_check
+from hocket.log import (
+    job_check,
+    job_projector,
+    permissions,
+    state_check,
+    store_check,
+)
 from hocket.store import JobEntry, Stage
 from hocket.work import authorship
 from tests.trust import test_sql_job_rows as rows

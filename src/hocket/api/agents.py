@@ -2,7 +2,6 @@
 so is who holds a lock, waits for one, or reads messages, according to the log.
 """
 
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple
@@ -12,8 +11,9 @@ from msgspec import Meta
 from hocket.api import Service, ServiceAnswer
 from hocket.api.nodes import Within
 from hocket.api.operation import InShell, TokenNeed, operation
-from hocket.api.views import Line, Table, View, ago
+from hocket.api.views import Line, View, seen, table
 from hocket.families.inbox.rules import read_address
+from hocket.families.jobs.rules import Job
 from hocket.families.locks.decisions import read_scope, subject
 from hocket.families.locks.facts import LOCK, RenewLocks
 from hocket.families.locks.requests import moment
@@ -21,8 +21,7 @@ from hocket.families.locks.rules import NAME_CHARS_MAX, Agent, Hold, live
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import node_text, ulid_ms
 from hocket.kernel.ops import decode
-from hocket.kernel.plurals import counted
-from hocket.kernel.roster import Job
+from hocket.kernel.texts import counted
 from hocket.store import OpRow, Session
 from hocket.work.liveness import BEAT_S, grade
 from hocket.work.presence import (
@@ -129,14 +128,7 @@ def _show_beat(agent: AgentShown) -> Iterator[View]:
     yield Line(f"{agent.name}: {agent.doing or 'is there'}")
 
 
-@operation(
-    "beat",
-    "POST /v1/agents",
-    READ,
-    command="agents beat",
-    show=_show_beat,
-    examples=('hocket agents beat editor --doing "reviews src/lib.rs" --every 5m',),
-)
+@operation("beat", "POST /v1/agents", READ, command="agents beat", show=_show_beat)
 def beat(
     service: Service,
     name: Annotated[
@@ -156,6 +148,9 @@ def beat(
 ) -> AgentShown:
     """Say what an agent of this node does. Other nodes hear of it with this node's next heartbeat. What an agent does
     is never written on the log, and a week after its last word the agent is forgotten.
+
+    \b
+      hocket agents beat editor --doing "reviews src/lib.rs" --every 5m
     """
     service.check_writer()
     log, said = service.runtime.log, AgentSaid(service.agent(name), doing, every_ms)
@@ -168,16 +163,17 @@ def beat(
     return _shown(log.node, names, said, now_ms, now_ms)
 
 
-def _show_agents(shown: Iterable[AgentShown]) -> Iterator[View]:
-    now = int(time.time() * 1000)
-    yield Table(
-        ("name", "node", "grade", "seen", "doing"),
-        [
-            (each.name, each.node_name or each.node, each.grade, ago(min(now, each.last_seen_ms), now), each.doing)
-            for each in shown
-        ],
-        "no agents; `hocket agents beat NAME` tells of one",
-    )
+_show_agents = table(
+    AgentShown,
+    "no agents; `hocket agents beat NAME` tells of one",
+    {
+        "name": "name",
+        "node": lambda each: each.node_name or each.node,
+        "grade": "grade",
+        "seen": seen("last_seen_ms"),
+        "doing": "doing",
+    },
+)
 
 
 @operation("list_agents", "GET /v1/agents", READ, key=lambda each: f"{each.node} {each.name}", show=_show_agents)

@@ -17,19 +17,17 @@ from hocket.api import Service, ServiceAnswer
 from hocket.api.jobs import READ, JobText
 from hocket.api.operation import operation
 from hocket.api.views import Line, View, moment
-from hocket.kernel.candidates import EPOCH_MS, Candidates, epoch_at, node_of
+from hocket.families.jobs.candidates import EPOCH_MS, Candidates, epoch_at, node_of
+from hocket.families.jobs.rendezvous import ClaimPeriod, Expectation, RankedSpell, expectations, may_try_at
+from hocket.families.jobs.rules import Job, State
 from hocket.kernel.clock import unpack
-from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text, ulid_text
-from hocket.kernel.kinds import covers
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.plurals import counted
+from hocket.kernel.policy import covers
 from hocket.kernel.reasons import BY_NUMBER, Reason
-from hocket.kernel.rendezvous import may_try_at
-from hocket.kernel.roster import Job, State
-from hocket.kernel.shares import ClaimPeriod, Expectation, RankedSpell, expectations
-from hocket.kernel.subjects import JOB, Subject
+from hocket.kernel.texts import counted, span
 from hocket.kernel.vocabulary import (
+    JOB,
     AcceptWork,
     ClaimWork,
     ExpireWork,
@@ -37,6 +35,7 @@ from hocket.kernel.vocabulary import (
     PostponeWork,
     RetryJob,
     ScheduleJob,
+    Subject,
     YieldWork,
 )
 from hocket.store import JobFilter, OpRow, Session, Stage
@@ -114,17 +113,14 @@ def _show(told: ClaimsExplained) -> Iterator[View]:
         yield Line("  no node has tried it")
 
 
-@operation(
-    "explain_claims",
-    "GET /v1/jobs/{job}/claims",
-    READ,
-    command="claims explain",
-    show=_show,
-    examples=("hocket claims explain 01J9ZC", "hocket claims explain 01J9ZC --json | jq '.ranking[0].worker'"),
-)
+@operation("explain_claims", "GET /v1/jobs/{job}/claims", READ, command="claims explain", show=_show)
 def explain(service: Service, job: JobText) -> ClaimsExplained:
     """Explain which workers may claim a job, in which order and from when on, and which nodes have tried. The ranking
     is by the workers that this node knows now: for a job that was claimed long ago they may have been others.
+
+    \b
+      hocket claims explain 01J9ZC
+      hocket claims explain 01J9ZC --json | jq '.ranking[0].worker'
     """
     service.check("Mesh", "Read")
     log = service.runtime.log

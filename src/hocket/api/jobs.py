@@ -16,17 +16,17 @@ from hocket.api.operation import ULID, Arguments, InShell, OverHttp, TokenNeed, 
 from hocket.api.views import Line, Pairs, Table, Terminal, View, moment
 from hocket.bus.changes import about
 from hocket.errors import Unreachable, Usage
+from hocket.families.jobs.rules import KIND_LENGTH_MAX, Outcome
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import BeatPlace
-from hocket.kernel.roster import KIND_LENGTH_MAX, Outcome
-from hocket.kernel.subjects import JOB, Subject
+from hocket.kernel.vocabulary import JOB, Subject
 from hocket.store import JobEntry, JobFilter, OpRow, Session, Stage
 from hocket.work.job_states import STATE_WORDS, JobState
 from hocket.work.progress import newest_notes
 
 if TYPE_CHECKING:
-    from hocket.kernel.parts import Part
+    from hocket.families.jobs.parts import Part
     from hocket.mesh.waiting import Waiting
     from hocket.node.node import Node
     from hocket.node.requests import StreamNews
@@ -405,16 +405,14 @@ def _fields(shown: JobDetails, names: dict[str, str]) -> list[tuple[str, object]
     return pairs
 
 
-@operation(
-    "show_job",
-    "GET /v1/jobs/{job}",
-    READ,
-    command="show",
-    show=_show,
-    examples=("hocket show 01J9ZC", "hocket show 01J9ZC --json | jq .result"),
-)
+@operation("show_job", "GET /v1/jobs/{job}", READ, command="show", show=_show)
 def show(service: Service, job: JobText) -> JobDetails:
-    """Show everything about one job: state, payload, result, error with traceback, and its ops."""
+    """Show everything about one job: state, payload, result, error with traceback, and its ops.
+
+    \b
+      hocket show 01J9ZC
+      hocket show 01J9ZC --json | jq .result
+    """
     service.refresh()
     details, waits_for = service.runtime.show(job), None
     service.check("Job", "Read", details["kind"])

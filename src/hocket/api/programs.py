@@ -10,8 +10,7 @@ not reach the coordinator, is not done again either.
 import hmac
 import os
 import re
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Annotated, NamedTuple
 
@@ -20,7 +19,7 @@ from msgspec import Meta
 
 from hocket.api import Program, Service, ServiceAnswer
 from hocket.api.operation import InShell, operation
-from hocket.api.views import Line, Pairs, Table, View, ago, moment
+from hocket.api.views import Line, Pairs, View, at, moment, seen, table
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, StoreError, Usage
 from hocket.kernel.capabilities import Grant, grant_of, held_grants
 from hocket.kernel.decoding import decode_json
@@ -77,16 +76,7 @@ def _show_made(made: TokenMade) -> Iterator[View]:
     yield Pairs(pairs)
 
 
-@operation(
-    "create_token",
-    "POST",
-    command="token create",
-    show=_show_made,
-    examples=(
-        "hocket token create ci --may lock:acquire:file:src/ --expires 30d",
-        "hocket token create planner --may inbox:write --may inbox:claim:planner --may mesh:read",
-    ),
-)
+@operation("create_token", "POST", command="token create", show=_show_made)
 def create(
     service: Service,
     name: Annotated[str, Meta(description="The token's name, and its agent's.")],
@@ -107,6 +97,10 @@ def create(
     A grant is written as for `hocket invite`, such as lock:acquire:file:src/, inbox:write:team/, row:write:memories/,
     mesh:read. A token grants only what --may names, and never more than this node may do itself. The program speaks as
     the agent NAME, or as NAME/anything. It sends the token in the header `Authorization: Bearer TOKEN`.
+
+    \b
+      hocket token create ci --may lock:acquire:file:src/ --expires 30d
+      hocket token create planner --may inbox:write --may inbox:claim:planner --may mesh:read
     """
     service.check_writer()
     if _NAME.fullmatch(name) is None or name.lower() == "all":
@@ -135,41 +129,42 @@ def create(
     return TokenMade(**msgspec.structs.asdict(_shown(made, now)), token=token)
 
 
-def _show(shown: Iterable[TokenShown]) -> Iterator[View]:
-    now = int(time.time() * 1000)
-    rows = [
-        (
-            *(each.name, each.state, each.id, moment(each.expires_ms) or "never"),
-            *("never" if each.used_ms is None else ago(each.used_ms, now), "; ".join(each.may)),
-        )
-        for each in shown
-    ]
-    yield Table(("name", "state", "id", "expires", "last used", "may"), rows, "no tokens")
-
-
-@operation(
-    "list_tokens",
-    "GET",
-    command="token list",
-    show=_show,
-    examples=("hocket token list", "hocket token list --json | jq '.[] | select(.state == \"active\").name'"),
+_show = table(
+    TokenShown,
+    "no tokens",
+    {
+        "name": "name",
+        "state": "state",
+        "id": "id",
+        "expires": at("expires_ms", "never"),
+        "last used": seen("used_ms"),
+        "may": lambda each: "; ".join(each.may),
+    },
 )
+
+
+@operation("list_tokens", "GET", command="token list", show=_show)
 def listing(service: Service) -> list[TokenShown]:
-    """List the tokens: what each may do, until when, and when it was last used."""
+    """List the tokens: what each may do, until when, and when it was last used.
+
+    \b
+      hocket token list
+      hocket token list --json | jq '.[] | select(.state == "active").name'
+    """
     now = service.runtime.log.physical()
     with service.read() as session:
         return [_shown(each, now) for each in session.tokens()]
 
 
 @operation(
-    "revoke_token",
-    "POST",
-    command="token revoke",
-    show=lambda shown: [Line(f"the token {shown.name} is revoked")],
-    examples=("hocket token revoke ci",),
+    "revoke_token", "POST", command="token revoke", show=lambda shown: [Line(f"the token {shown.name} is revoked")]
 )
 def revoke(service: Service, name: Annotated[str, Meta(description="The token's name.")]) -> TokenShown:
-    """Revoke a token. The server refuses it from the next request on."""
+    """Revoke a token. The server refuses it from the next request on.
+
+    \b
+      hocket token revoke ci
+    """
     service.check_writer()
     now = service.runtime.log.physical()
     with service.runtime.store.write() as session:

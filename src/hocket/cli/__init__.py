@@ -59,13 +59,10 @@ _answer = _AnswerForm()
 
 def _run(arguments: list[str]) -> int:
     _answer.is_json = "--json" in arguments[: arguments.index("--") if "--" in arguments else None]
-    if arguments[:1] == ["run"]:
-        from hocket.server.local_client import ask_worker
-
-        code = ask_worker(arguments[1:])
-        if code is not None:
-            # A worker ran the command, so this process has nothing to shut down.
-            os._exit(_flushed(code))
+    code = _by_shortcut(arguments)
+    if code is not None:
+        # A worker ran the command, so this process has nothing to shut down.
+        os._exit(_flushed(code))
     from hocket.errors import HocketError
 
     for stream in (sys.stdout, sys.stderr):
@@ -91,6 +88,17 @@ def _run(arguments: list[str]) -> int:
             _debug(error)
             return _fail(f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 5)
         return _crash(error)
+
+
+def _by_shortcut(arguments: list[str]) -> int | None:
+    """The exit code of a command that an extension can run before the program is loaded; None if it must be loaded."""
+    from hocket.kernel.extension import extensions, loaded
+
+    for each in extensions():
+        if place := each.shortcuts.get(arguments[0] if arguments else ""):
+            code: int | None = loaded(place)(arguments[1:])
+            return code
+    return None
 
 
 def run(arguments: list[str]) -> int:
@@ -136,7 +144,7 @@ def _usage(error: Exception, message: str) -> str:
 
 
 def _fail(sentence: str, code: int) -> int:
-    from hocket.kernel.safe_text import clean
+    from hocket.kernel.texts import clean
 
     shown = clean(sentence)
     if len(shown) > SENTENCE_CHARS_MAX:

@@ -16,14 +16,13 @@ A transaction that admits ops of members ends after a while, so that other write
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from hocket.families.jobs.rules import Job
+from hocket.kernel.authority import ceiling, payers, quota_of, sharing
 from hocket.kernel.bundles import Fact
-from hocket.kernel.entitlement import ceiling, payers, quota_of, sharing
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
 from hocket.kernel.rules import Bounds
-from hocket.kernel.subjects import ACCEPTANCES, Subject, subject_of
-from hocket.kernel.vocabulary import CreateArtifact, number_of
+from hocket.kernel.vocabulary import ACCEPTANCES, CreateArtifact, Subject, number_of, subject_of
 from hocket.log.permissions import Permissions
 from hocket.log.projection import Projection
 from hocket.store import IntakeSession, OpSession, Session, WrittenTotals

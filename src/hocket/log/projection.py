@@ -18,12 +18,21 @@ from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.kinds.facts import KIND
 from hocket.kernel import arbitration
 from hocket.kernel.clock import Hlc, pack
-from hocket.kernel.kinds import names_of as kind_names
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy
+from hocket.kernel.policy import names_of as kind_names
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.subjects import ACCEPTANCES, JOB, Subject, names_of, subject_of
-from hocket.kernel.vocabulary import ReportFork, RevokeRoot, Unknown, discriminant
+from hocket.kernel.vocabulary import (
+    ACCEPTANCES,
+    JOB,
+    ReportFork,
+    RevokeRoot,
+    Subject,
+    Unknown,
+    discriminant,
+    names_of,
+    subject_of,
+)
 from hocket.log.citations import (
     ID_BYTES,
     LASTING_MAX,

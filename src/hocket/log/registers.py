@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import ulid_ms
-from hocket.kernel.kinds import names_of
 from hocket.kernel.ops import Op, pinned_time
+from hocket.kernel.policy import names_of
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
+    JOB,
     NAMES,
     ClearSchedule,
     CreateArtifact,
@@ -26,7 +26,9 @@ from hocket.kernel.vocabulary import (
     RevokeUcan,
     RouteKind,
     SetSchedule,
+    Subject,
     number_of,
+    subject_of,
 )
 from hocket.log.citations import Memory
 from hocket.log.permissions import row_of

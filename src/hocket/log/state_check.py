@@ -27,8 +27,7 @@ from hocket.kernel.family import FAMILIES
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import Subject, subject_of
-from hocket.kernel.vocabulary import CreateArtifact
+from hocket.kernel.vocabulary import CreateArtifact, Subject, subject_of
 from hocket.log.citations import Citations, Naming, UnstoredOps, keyed
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.projectors import rules_of

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 from hocket.errors import Usage
-from hocket.kernel.kinds import covers, of_kind
-from hocket.kernel.placement import lacking
-from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, Policy
+from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, Policy, covers, lacking, of_kind
 from hocket.store import Session
 from hocket.work.drafts import encode_payload, lease_members, policy, said
 from hocket.work.job_options import Duration, JobOptions
@@ -53,6 +51,8 @@ class JobType(Generic[P, R_co]):
     """The members of the policy that were chosen, even if they have Hocket's default."""
     keeps_budget: bool = False
     """Whether its function keeps the budgets of its jobs itself, because it measures what they use."""
+    is_isolated: bool = False
+    """Whether its function runs each job in processes of their own."""
     wants: Callable[[Session, bytes], bool] | None = None
     """Which jobs of the kind a worker accepts, judged from the log and the encoded ScheduleJob; None for all."""
     signature: HandlerSignature | None = field(default=None, compare=False, repr=False)

@@ -15,15 +15,14 @@ from hocket.bus.changes import IDLE, Changes, about
 from hocket.errors import StoreError
 from hocket.events import Emit, listens
 from hocket.events.jobs import JobClaimed, JobRunsAlone, LeaseLost, RunStarted
-from hocket.extensions.command.request import KIND
 from hocket.extensions.cost.budget_guard import BudgetGuard, beat_in_force
 from hocket.extensions.cost.costs import spent_on
 from hocket.extensions.cost.rate_card import RateCard
 from hocket.extensions.cost.run_meter import RunMeter
-from hocket.kernel.backoff import backoff_ms
-from hocket.kernel.kinds import run_options
+from hocket.families.jobs.rules import RETURN_REST_MS, RETURN_REST_MS_MAX, UNSTARTED, Job
+from hocket.kernel.policy import run_options
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import RETURN_REST_MS, RETURN_REST_MS_MAX, UNSTARTED, Job
+from hocket.kernel.retrying import backoff_ms
 from hocket.work import lease, progress
 from hocket.work.batch import Batch
 from hocket.work.checkpoints import interval_s
@@ -334,8 +333,9 @@ class HeldJobs:
         return len(self.runs) < self._runner.slots
 
     def isolates(self, kind: str) -> bool:
-        """Whether a job of that kind runs in a process of its own if it must be alone. A command always does."""
-        return kind == KIND or self._runner.isolates(kind)
+        """Whether a job of that kind runs in a process of its own if it must be alone."""
+        job_type = self._handlers.find(kind)
+        return (job_type is not None and job_type.is_isolated) or self._runner.isolates(kind)
 
     def shortest_lease_s(self) -> float:
         """The shortest lease that is held; infinity for none. Any thread may call this."""

@@ -14,18 +14,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hocket.errors import Failed, Usage
-from hocket.extensions.command.proof import PROOF_TYPE
-from hocket.extensions.cost.rate_card import USAGE_TYPE
 from hocket.extensions.tempo.run_tempo import RunTempo
 from hocket.families.inbox.facts import SendMessage
+from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc
-from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import content_hash, parse_ulid
 from hocket.kernel.ops import artifact_id
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.postcard import encode as encode_value
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
+from hocket.kernel.texts import duration_ms
 from hocket.kernel.vocabulary import (
     PAYLOAD,
     AddEntityAlias,
@@ -139,9 +137,11 @@ class RunOutputs:
         check_type(type)
         return self._keep(content, type, check_ttl(ttl), check_inputs(inputs), is_evidence=False).id
 
-    def evidence(self, content: bytes | PathLike[str], type: str) -> Evidence:
-        """Adds an artifact of one of our own types that records what the run did. It is kept even if the run fails."""
-        return self._keep(content, type, None, (), is_evidence=True)
+    def evidence(self, content: bytes | PathLike[str], type: str, *, is_free: bool = False) -> Evidence:
+        """Adds an artifact of one of our own types that records what the run did. It is kept even if the run fails. It
+        counts towards the submitter's quota unless it `is_free`.
+        """
+        return self._keep(content, type, None, (), is_evidence=True, is_free=is_free)
 
     @property
     def kept_bytes(self) -> int:
@@ -176,9 +176,14 @@ class RunOutputs:
         return INLINE_BYTES_MAX if room is None else max(0, min(INLINE_BYTES_MAX, left))
 
     def _keep(
-        self, content: bytes | PathLike[str], type: str, ttl_ms: int | None, inputs: Ids, is_evidence: bool
+        self,
+        content: bytes | PathLike[str],
+        type: str,
+        ttl_ms: int | None,
+        inputs: Ids,
+        is_evidence: bool,
+        is_free: bool = False,
     ) -> Evidence:
-        is_free = type in (PROOF_TYPE, USAGE_TYPE)
         kept = contain(self.kit.blobs, content, INLINE_BYTES_MAX if is_free else self._inline_max)
         try:
             if not is_free:

@@ -19,11 +19,11 @@ from hocket.errors import NotAuthorised, Usage
 from hocket.extensions.cost.rate_card import USAGE_TYPE, ResourceUse, UsageRecord
 from hocket.extensions.tempo.context import TempoContext
 from hocket.extensions.tempo.scored_run import PhraseEnded, ScoredRun
+from hocket.families.jobs.rules import Job
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import schedule_payload
-from hocket.kernel.plurals import counted
-from hocket.kernel.roster import Job
+from hocket.kernel.texts import counted
 from hocket.kernel.vocabulary import Payload
 from hocket.log import Transaction
 from hocket.work import chains
@@ -577,7 +577,7 @@ class Run:
         self.cost = meter.guard.cost(usage) if self.cost is None else self.cost
         record = UsageRecord(meter.guard.beat_ms, usage)
         with suppress(Usage):  # the run has ended, or made too many outputs
-            self.products.evidence(msgspec.json.encode(record), USAGE_TYPE)
+            self.products.evidence(msgspec.json.encode(record), USAGE_TYPE, is_free=True)
 
     def _end_phrase(self, state: str) -> None:
         assert self.scored is not None
