@@ -24,9 +24,6 @@ from hocket.extensions.command import request
 from hocket.extensions.command.job import Commands
 from hocket.extensions.command.node_runner import command_runner
 from hocket.extensions.command.run_command import parse
-from hocket.extensions.cost.node_costs import rates_of
-from hocket.extensions.tempo.beats.policy import TempoPolicy
-from hocket.extensions.tempo.policy_file import tempo_policy
 from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
@@ -188,17 +185,13 @@ def work(
                 known = ", ".join(sorted([*(each.kind for each in found), commands.job_type().kind]))
                 raise Usage(f"--kinds {unmatched[0]} matches no handler; there are {known}")
             slots = concurrency or processes or 4
-            rates = rates_of(runtime.home)
-            options = WorkerOptions(
-                handlers, slots, until_idle, grace_s, ahead, label or (), weight=weight, rates=rates
-            )
-            options.weighs_promises = weigh_promises
+            options = WorkerOptions(handlers, slots, until_idle, grace_s, ahead, label or (), weight=weight)
+            options.settings = {"tempo": tempo, "weighs_promises": weigh_promises}
             if served := Handlers(found):
                 # Without a process that can import them, jobs that must be alone take the whole worker.
                 with nullcontext() if processes else suppress(Usage):
                     options.processes = handler_processes(runtime, processes or 0, served)
-            policy = tempo_policy(runtime.home, tempo)
-            shift = Shift(runtime, options, commands, lines, servers, metrics, policy)
+            shift = Shift(runtime, options, commands, lines, servers, metrics)
             with catching(lines.show_print):
                 asyncio.run(shift.run())
     shift.replace_process()
@@ -216,10 +209,8 @@ class Shift:
         lines: LogLines,
         servers: BusSettings | None = None,
         metrics: str | None = None,
-        tempo: TempoPolicy | None = None,
     ) -> None:
         self._runtime = runtime
-        self._tempo = tempo
         self._metrics = metrics
         self._servers = servers
         self._commands = commands
@@ -240,7 +231,7 @@ class Shift:
         try:
             if self._servers is not None:
                 await node.message_bus(self._emit, self._servers)
-            async with node.worker(self._options, self._commands, self._tempo) as self._worker:
+            async with node.worker(self._options, self._commands) as self._worker:
                 await self._work(node, self._worker, monitoring)
         finally:
             await node.finish()

@@ -15,15 +15,25 @@ _NONE: Places = MappingProxyType({})
 class Extension(NamedTuple):
     """What the program needs to know about an extension: for each seam, the places by the names that the seam has.
 
-    `commands` have for each a sentence of help besides. `members` are those of a job's policy: a place gives the value
-    from what people write (the value itself, plain data, or the bytes of a file), and raises ValueError. `submits` are
-    called with a runtime and drafts before jobs with such a member are submitted.
+    `commands` have a sentence of help besides. `members` are those of a job's policy: a place gives the value from what
+    people write (the value itself, plain data, or the bytes of a file), and raises ValueError. `submits` are called
+    with a runtime and drafts before jobs with such a member are submitted, and `pacers` make the pacers of their runs.
+    `context` and `node` have what methods of a handler's context and of a node call. `runtime` is called with each
+    runtime that opens, and `worker` gives a context manager round each worker, of a node and its options, if a file in
+    the home, a variable or a setting of the worker with the extension's name switches the extension on.
     """
 
     name: str
     commands: Mapping[str, tuple[str, str]] = MappingProxyType({})
     members: Places = _NONE
     submits: Places = _NONE
+    pacers: Places = _NONE
+    context: Places = _NONE
+    node: Places = _NONE
+    file: str = ""
+    variable: str = ""
+    runtime: str = ""
+    worker: str = ""
 
 
 _EXTENSIONS: dict[str, Extension] = {}

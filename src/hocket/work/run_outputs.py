@@ -5,18 +5,16 @@ have happened.
 """
 
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 
 from hocket.errors import Failed, Usage
-from hocket.extensions.command.proof import PROOF_TYPE
-from hocket.extensions.cost.rate_card import USAGE_TYPE
-from hocket.extensions.tempo.run_tempo import RunTempo
 from hocket.families.inbox.facts import SendMessage
 from hocket.kernel.clock import Hlc
 from hocket.kernel.durations import duration_ms
@@ -80,9 +78,9 @@ class RunServices(NamedTuple):
     `audited` is whether every model call must be recorded. Any thread may call them, even one that can be interrupted
     anywhere, so none of them touches the store in the caller's thread. `read` runs a query, and `node` gives a node for
     a handler, async or not. `output` keeps what the handler prints and logs, if it is kept. `stream` sends the parts of
-    a result that are there to those who follow the job. `tempo` gives the beats of a run, if it has any, and
-    `ask_help` asks an agent for help and waits for it. `room` is how many bytes the outputs of a job may have, None if
-    there is no limit. `beat_ms` is one beat of the cluster's tempo, None without a tempo.
+    a result that are there to those who follow the job. `room` is how many bytes the outputs of a job may have, None if
+    there is no limit. `clock_ms` is the node's clock in milliseconds. `pacers` make what paces every run of this
+    process, and `beat_ms` is one beat of the cluster's tempo, None without a tempo.
     """
 
     blobs: Blobs
@@ -94,9 +92,9 @@ class RunServices(NamedTuple):
     node: Callable[[bool], Any] = _unavailable
     output: OutputFiles | None = None
     stream: Callable[[RunParts], None] = lambda parts: None
-    tempo: Callable[[Job], RunTempo | None] = lambda job: None
-    ask_help: Callable[[str, Any, RunTempo], Coroutine[Any, Any, Any]] = lambda to, body, tempo: _unavailable(to)
     room: Callable[[Job], int | None] = lambda job: None
+    clock_ms: Callable[[], int] = lambda: 0
+    pacers: Mapping[str, Callable[..., Any]] = MappingProxyType({})
     beat_ms: Callable[[], int | None] = lambda: None
 
 
@@ -139,9 +137,11 @@ class RunOutputs:
         check_type(type)
         return self._keep(content, type, check_ttl(ttl), check_inputs(inputs), is_evidence=False).id
 
-    def evidence(self, content: bytes | PathLike[str], type: str) -> Evidence:
-        """Adds an artifact of one of our own types that records what the run did. It is kept even if the run fails."""
-        return self._keep(content, type, None, (), is_evidence=True)
+    def evidence(self, content: bytes | PathLike[str], type: str, *, is_free: bool = False) -> Evidence:
+        """Adds an artifact of one of our own types that records what the run did. It is kept even if the run fails. One
+        that is free takes nothing from the submitter's quota.
+        """
+        return self._keep(content, type, None, (), is_evidence=True, is_free=is_free)
 
     @property
     def kept_bytes(self) -> int:
@@ -176,9 +176,14 @@ class RunOutputs:
         return INLINE_BYTES_MAX if room is None else max(0, min(INLINE_BYTES_MAX, left))
 
     def _keep(
-        self, content: bytes | PathLike[str], type: str, ttl_ms: int | None, inputs: Ids, is_evidence: bool
+        self,
+        content: bytes | PathLike[str],
+        type: str,
+        ttl_ms: int | None,
+        inputs: Ids,
+        is_evidence: bool,
+        is_free: bool = False,
     ) -> Evidence:
-        is_free = type in (PROOF_TYPE, USAGE_TYPE)
         kept = contain(self.kit.blobs, content, INLINE_BYTES_MAX if is_free else self._inline_max)
         try:
             if not is_free:

@@ -219,12 +219,14 @@ class Commands:
         )
         if products.kit.beat_ms() is not None and (guard.watches or execution.charge is not None):
             record = UsageRecord(guard.beat_ms, usage_of(ended.resources, guard.beat_ms))
-            products.evidence(msgspec.json.encode(record), USAGE_TYPE)
+            products.evidence(msgspec.json.encode(record), USAGE_TYPE, is_free=True)
         if execution.charge is not None:
             set_cost(ctx, execution.charge.cost)
         self.listeners.tell_end(ctx.job_id, execution)
         proof = prove(execution, self._premises.key)
-        return Performed(execution, ended, proof, products.evidence(encode_proof(proof), PROOF_TYPE).id, left_out)
+        return Performed(
+            execution, ended, proof, products.evidence(encode_proof(proof), PROOF_TYPE, is_free=True).id, left_out
+        )
 
     def _guard(self, job: Job, tempo_ms: int | None) -> BudgetGuard:
         """Raises Failed if the job's budget is used up already, or cannot be kept here."""
