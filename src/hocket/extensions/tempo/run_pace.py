@@ -46,7 +46,7 @@ from hocket.kernel.roster import Job
 from hocket.work.handlers import JobType
 from hocket.work.jobs import RESULT_BYTES_MAX
 from hocket.work.json_values import encode_json
-from hocket.work.pacing import Ending, Limit, MakePacer, Pacer, RunEnded
+from hocket.work.pacing import Ending, Limit, Pacer, RunEnded
 from hocket.work.retrying import Fatal
 from hocket.work.run_outputs import RunOutput, RunOutputs, RunServices
 from hocket.work.runner import NO_FALLBACK, Run
@@ -364,19 +364,22 @@ def _awaitable(awaited: Any) -> Awaitable[Any]:
     return asyncio.wrap_future(awaited) if isinstance(awaited, concurrent.futures.Future) else awaited
 
 
-def pacing(keeper: Callable[[Job], ScoreKeeper | None], promises: Any = None) -> MakePacer:
+class Pacing:
     """Paces runs by the keepers that their jobs get."""
 
-    def make(job: Job, job_type: JobType, services: RunServices, outputs: Callable[[], RunOutputs]) -> Pace | None:
-        kept = keeper(job)
-        return None if kept is None else Pace(kept, job, job_type, outputs, promises)
+    def __init__(self, keeper: Callable[[Job], ScoreKeeper | None], promises: Any = None) -> None:
+        self._keeper, self.promises = keeper, promises
 
-    return make
+    def __call__(
+        self, job: Job, job_type: JobType, services: RunServices, outputs: Callable[[], RunOutputs]
+    ) -> Pacer | None:
+        keeper = self._keeper(job)
+        return None if keeper is None else Pace(keeper, job, job_type, outputs, self.promises)
 
 
 def paced_alone(job: Job, job_type: JobType, services: RunServices, outputs: Callable[[], RunOutputs]) -> Pacer | None:
     """In a process without a tempo."""
-    return pacing(lambda job: keeper_alone(job, services.clock_ms))(job, job_type, services, outputs)
+    return Pacing(lambda job: keeper_alone(job, services.clock_ms))(job, job_type, services, outputs)
 
 
 def pace_twin(

@@ -53,7 +53,7 @@ async def in_tempo(node: "LocalNode", options: WorkerOptions) -> AsyncIterator[N
         return
     from hocket.extensions.tempo.node_tempo import heard_beats
     from hocket.extensions.tempo.promises import PromiseWatch, answered_at, may_tell
-    from hocket.extensions.tempo.run_pace import EXTENSION, pacing
+    from hocket.extensions.tempo.run_pace import EXTENSION, Pacing
     from hocket.extensions.tempo.status_claims import StatusClaims
     from hocket.extensions.tempo.tempo_messages import TempoMessages
 
@@ -82,7 +82,7 @@ async def in_tempo(node: "LocalNode", options: WorkerOptions) -> AsyncIterator[N
             ("hearing of promises", watch.hear),
         ]
         runtime, own_beat_ms = node.runtime, node.runtime.beat_ms
-        runtime.pacers[EXTENSION], options.emit = pacing(claims.keeper, watch), claims.listening(emit)
+        runtime.pacers[EXTENSION], options.emit = Pacing(claims.keeper, watch), claims.listening(emit)
         runtime.beat_ms = lambda: beats_now().tempo.beat_ms
         if options.settings.get("weighs_promises"):
             # A weight that changes by little all the time would only make others rank anew.
