@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.subject import Result
+from hocket.extensions.command.local_client import SUFFIX
 from hocket.node.runtime import Runtime
-from hocket.server.local_client import SUFFIX
 
 HOCKET = str(Path(sys.executable).parent / "hocket")
 TRUE = shutil.which("true") or "/bin/true"

@@ -38,31 +38,8 @@ ORDER = [
 EXTENSION_FACES = ("admin", "commands", "run_command", "access", "hook")
 # Modules of the core that still name an extension. Take one out when it no longer does; add none.
 NAMED_EXTENSIONS: dict[str, set[str]] = {
-    "command": {
-        "api/checks.py",
-        "api/output.py",
-        "cli/invite.py",
-        "cli/lock_run.py",
-        "cli/work.py",
-        "mesh/output.py",
-        "mesh/presence.py",
-        "mesh/waiting.py",
-        "node/handles.py",
-        "node/local_node.py",
-        "node/node.py",
-        "node/runtime.py",
-        "server/following.py",
-        "server/local_server.py",
-        "work/held_jobs.py",
-        "work/serving.py",
-    },
     "cost": {
         "api/top.py",
-        "server/local_server.py",
-    },
-    "git": {
-        "cli/serve.py",
-        "node/local_node.py",
     },
     "tempo": {
         "api/top.py",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hocket.testing
-from hocket.api import Principal, Service, artifacts, jobs, nodes, ops, peers, schedules, tokens
+from hocket.api import Principal, Service, artifacts, jobs, nodes, ops, peers, programs, schedules
 from hocket.api.peers import NewInvitation
 from hocket.errors import NotAuthorised
 from hocket.extensions.git import keys as git_keys
@@ -51,8 +51,8 @@ COMMANDS: dict[Callable[..., Any], tuple[Any, ...]] = {
     ops.take_in: (BytesIO(),),
     git_keys.add: (KEY, "a server"),
     git_keys.remove: (KEY,),
-    tokens.create: ("ci", ["mesh:read"]),
-    tokens.revoke: ("ci",),
+    programs.create: ("ci", ["mesh:read"]),
+    programs.revoke: ("ci",),
 }
 
 
@@ -70,7 +70,7 @@ def test_no_command_is_taken_from_a_principal_of_another_node(command: Callable[
 
 
 @pytest.mark.parametrize(
-    "module", [artifacts, git_keys, jobs, nodes, ops, peers, schedules, tokens], ids=lambda each: each.__name__
+    "module", [artifacts, git_keys, jobs, nodes, ops, peers, schedules, programs], ids=lambda each: each.__name__
 )
 def test_every_function_that_writes_is_among_the_commands(module: ModuleType) -> None:
     """What writes begins with the check; and whatever runs a transaction writes."""

@@ -9,7 +9,7 @@ import pytest
 
 import hocket
 from hocket.api import Service
-from hocket.api.grid import _Counts, grid
+from hocket.api.claims import _Counts, grid
 from hocket.kernel.candidates import worker_id
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text

@@ -9,23 +9,21 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from hocket.api import ListPage, Service, ServiceAnswer, tokens
+from hocket.api import ListPage, Service, ServiceAnswer, programs
 from hocket.api.admin import Admin, AsyncAdmin, Method
-from hocket.api.operation import InShell, TokenNeed, operation
-from hocket.api.pages import After, Limit
+from hocket.api.operation import After, InShell, Limit, TokenNeed, operation
 from hocket.api.views import Line, Table, View
-from hocket.cli.declarations import App
+from hocket.cli.declarations import App, call, chosen
 from hocket.cli.derived import add_operations
-from hocket.cli.plain_lines import call, chosen
 from hocket.cli.settings import settings
 from hocket.errors import Conflict
 from hocket.mesh import wire
 from hocket.mesh.wire import Reply, Request
 from hocket.node.node import Node, SyncNode
 from hocket.node.runtime import Runtime
-from hocket.server.v1.api import STATUSES, Api, ApiError
-from hocket.server.v1.openapi import describe
-from hocket.server.v1.routes import route_of
+from hocket.server.api import STATUSES, Api, ApiError
+from hocket.server.openapi import describe
+from hocket.server.routes import route_of
 
 Colour = Annotated[Literal["light-red", "blue"], Meta(description="The colour.")]
 
@@ -49,7 +47,7 @@ def _show(painted: Painted) -> Iterator[View]:
 WRITE = TokenNeed("Row", "Write", lambda service, asked: [asked["what"]])
 
 
-@operation("paint", "POST /v1/things/{what}/paint", WRITE, command="things paint", show=_show, examples=("hocket x",))
+@operation("paint", "POST /v1/things/{what}/paint", WRITE, command="things paint", show=_show)
 def paint(
     service: Service,
     what: Annotated[str, Meta(min_length=1, description="The thing.")],
@@ -61,6 +59,9 @@ def paint(
     """Paint a thing.
 
     It has no effect.
+
+    \b
+      hocket x
     """
     return Painted(what, colour, coats, service.agent(agent), lasts_ms)
 
@@ -145,7 +146,7 @@ async def ask(api: Api, method: str, path: str, body: object, query: str = "", t
 
 
 def test_it_is_a_route(runtime: Runtime) -> None:
-    token = tokens.create(Service(runtime), "painter", ["row:write:door", "mesh:read"]).token
+    token = programs.create(Service(runtime), "painter", ["row:write:door", "mesh:read"]).token
 
     async def test() -> None:
         node = Node(runtime)

@@ -8,8 +8,7 @@ import pytest
 
 import hocket
 import hocket.testing
-from hocket.api import Service, agents, inbox, locks, nodes, status
-from hocket.api.program import Program
+from hocket.api import Program, Service, agents, inbox, locks, nodes, status
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.families.locks.requests import moment
 from hocket.mesh.grants import parse_grants

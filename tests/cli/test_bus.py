@@ -73,7 +73,7 @@ def test_missing_credentials_are_one_sentence(hocket: Program) -> None:
 
 
 def test_crash_logs_have_no_password_of_a_bus() -> None:
-    from hocket.cli.redaction import redacted
+    from hocket.cli.environment import redacted
 
     said = redacted(
         "nats://me:SECRET@a:1,tls://me:SE@CRET@b and SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY"

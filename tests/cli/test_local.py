@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from hocket.extensions.command.local_client import HELLO
 from hocket.node.home import Home
-from hocket.server.local_client import HELLO
 from tests.cli.conftest import PATIENCE_S, PROGRAM, Program, until
 
 NOBODY = 65534
@@ -192,10 +192,10 @@ def test_what_the_program_writes_is_for_its_owner_alone(hocket: Program) -> None
 def test_a_crash_log_holds_no_secret(hocket: Program) -> None:
     script = """
 import sys
-import hocket.cli, hocket.cli.app
+import hocket.cli
 def crash(arguments):
     raise RuntimeError("about " + sys.argv[1])
-hocket.cli.app.run = crash
+hocket.cli.run = crash
 sys.argv = ["hocket", *sys.argv[1:]]
 hocket.cli.main()
 """

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from hocket.cli.commands import app_of
-from hocket.cli.declarations import COMMON, App, Command, CommandContext, parameters_of
-from hocket.cli.plain_lines import NotPlain, chosen, declared
+from hocket.cli.declarations import COMMON, App, Command, CommandContext, NotPlain, chosen, declared, parameters_of
 from hocket.cli.settings import settings
 from hocket.errors import Usage
 

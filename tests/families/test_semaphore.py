@@ -12,13 +12,12 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from hocket.api import Service, ServiceAnswer, tokens
+from hocket.api import Service, ServiceAnswer, programs
 from hocket.api.admin import Admin, Method
 from hocket.api.operation import InShell, TokenNeed, operation
 from hocket.api.views import Line
-from hocket.cli.declarations import App
+from hocket.cli.declarations import App, call, chosen
 from hocket.cli.derived import add_operations
-from hocket.cli.plain_lines import call, chosen
 from hocket.cli.settings import settings
 from hocket.errors import Conflict
 from hocket.kernel.arbitration import SubjectRules
@@ -40,8 +39,8 @@ from hocket.mesh.grants import parse_grants, words
 from hocket.mesh.wire import Reply, Request
 from hocket.node.node import Node, SyncNode
 from hocket.node.runtime import Runtime
-from hocket.server.v1.api import Api
-from hocket.server.v1.routes import route_of
+from hocket.server.api import Api
+from hocket.server.routes import route_of
 from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import INTRODUCTIONS, KEYS, NODES, NOW, USER, Script, new_log, sent
 from tests.log.test_families import Node as LogNode
@@ -282,7 +281,7 @@ def test_programs_reach_it_from_python_and_the_shell(
 
 
 def test_programs_reach_it_over_http(runtime: Runtime) -> None:
-    token = tokens.create(Service(runtime), "miner", ["semaphore:acquire:gpu"]).token
+    token = programs.create(Service(runtime), "miner", ["semaphore:acquire:gpu"]).token
 
     async def test() -> None:
         node = Node(runtime)

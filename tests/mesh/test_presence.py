@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from hocket.extensions.command.allowance import refusal
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey
 from hocket.log import Log, Transaction
@@ -143,8 +144,8 @@ def test_a_text_about_workers_is_bounded_and_an_unreadable_one_names_none() -> N
 )
 def test_which_commands_a_worker_allows(argv: list[str], served: Serving, may: bool) -> None:
     payload = msgspec.json.encode({"command": argv, "args": [], "timeout": 60})
-    assert served.allows(payload) is may
-    assert served.allows(b"not a manifest") is served.allow_any
+    assert (refusal(payload, [served], "a") is None) is may
+    assert (refusal(b"not a manifest", [served], "a") is None) is served.allow_any
 
 
 def test_an_exchange_goes_on_when_presence_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

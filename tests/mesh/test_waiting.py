@@ -37,7 +37,7 @@ def submit(place: Place, name: str = "acme.render", **options: Any) -> bytes:
 def submit_command(place: Place, *argv: str, network: bool = False) -> bytes:
     runtime = place.runtime
     packed = request.pack(command(*argv, network=network), runtime.blobs)
-    return place.log.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed))
+    return place.log.run(lambda tx: packed.submit(tx, runtime))
 
 
 def waiting(place: Place, job_id: bytes, *, is_connected: bool = False) -> Waiting:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from hocket.api import Service, tokens
+from hocket.api import Service, programs
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import DEFAULT
 from hocket.mesh.membership import members
@@ -38,7 +38,7 @@ def test_a_node_with_narrow_rights_does_its_work_and_touches_nothing_of_others(t
     joined = nodes.join("fourth", nodes.invite("fourth"), address)
     administer(nodes.address, narrow_rights("gpu_worker", joined.log.node))
     with Service(nodes.second) as service:
-        theirs = tokens.create(service, "ci", ["mesh:read"])
+        theirs = programs.create(service, "ci", ["mesh:read"])
     job_id = nodes.founder.submit([Draft("acme.render", b"{}", DEFAULT)])[0].job_id
     joined.submit([Draft("acme.other", b"{}", DEFAULT)])
     for _ in range(2):
@@ -52,7 +52,7 @@ def test_a_node_with_narrow_rights_does_its_work_and_touches_nothing_of_others(t
         with again.read() as session:
             assert {"founder", "fourth"} <= {each.name for each in members(again.log, session)}
         with Service(again) as service:
-            assert tokens.recognise(service, tokens.create(service, "mine", ["mesh:read"]).token).name == "mine"
+            assert programs.recognise(service, programs.create(service, "mine", ["mesh:read"]).token).name == "mine"
     founder = nodes.founder.log.node.to_bytes(8, "big")
     with psycopg.connect(address, autocommit=True) as sql:
         sql.execute("SET search_path = hocket")

@@ -10,10 +10,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from hocket.api import Service, idempotency, tokens
+from hocket.api import Service, programs
 from hocket.api.checks import examine
-from hocket.api.idempotency import KeptAnswer
-from hocket.api.tokens import UnknownToken
+from hocket.api.programs import KeptAnswer, UnknownToken
 from hocket.errors import Conflict, HocketError
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.row_mac import RowMac
@@ -76,8 +75,8 @@ def why_refused(served: Served, token: str) -> str:
 @pytest.mark.req("LW-48")
 def test_a_token_of_a_sharer_does_not_open_the_server_of_another_node(nodes: Sharers) -> None:
     with Service(nodes.third) as service, serving(nodes.founder.home.path) as served:
-        token = tokens.create(service, "mine", ["mesh:read"]).token
-        assert tokens.recognise(service, token).name == "mine"
+        token = programs.create(service, "mine", ["mesh:read"]).token
+        assert programs.recognise(service, token).name == "mine"
         assert "does not know" in why_refused(served, token)
         revoke(nodes.founder.log, node_text(nodes.third.log.node))
         assert "does not know" in why_refused(served, token)
@@ -92,8 +91,8 @@ def test_a_token_that_a_sharer_inserts_for_another_node_opens_nothing(nodes: Sha
         passed_off(nodes, "tokens")
         assert "does not know" in why_refused(served, SECRET)
         with Service(nodes.founder) as service:
-            assert tokens.listing(service) == []
-            good = tokens.create(service, "good", ["mesh:read"]).token
+            assert programs.listing(service) == []
+            good = programs.create(service, "good", ["mesh:read"]).token
         assert served.ask("GET", NODES, good).status == 200
 
 
@@ -101,8 +100,8 @@ def test_a_token_that_a_sharer_inserts_for_another_node_opens_nothing(nodes: Sha
 @pytest.mark.parametrize("column", ["grants", "expires", "hash", "name", "made"])
 def test_a_token_that_a_sharer_has_altered_is_no_longer_one(nodes: Sharers, column: str) -> None:
     with Service(nodes.founder) as service:
-        token = tokens.create(service, "narrow", ["mesh:read"], 60_000).token
-        assert tokens.recognise(service, token).may("Mesh", "Read")
+        token = programs.create(service, "narrow", ["mesh:read"], 60_000).token
+        assert programs.recognise(service, token).may("Mesh", "Read")
         known = f"{token[:17]}{'A' * 43}"
         altered = {
             "grants": msgspec.json.encode(parse_grants(["all"])),
@@ -114,7 +113,7 @@ def test_a_token_that_a_sharer_has_altered_is_no_longer_one(nodes: Sharers, colu
         raw(nodes.third.store, f"UPDATE tokens SET {column} = ?", altered[column])
         for each in (token, known):
             with pytest.raises(UnknownToken):
-                tokens.recognise(service, each)
+                programs.recognise(service, each)
 
 
 @pytest.mark.req("LW-48")
@@ -122,10 +121,10 @@ def test_the_mac_of_one_row_is_not_that_of_another(nodes: Sharers) -> None:
     """Nor that of a row of another table, or of another node."""
     with Service(nodes.founder) as service:
         for name in ("one", "two"):
-            tokens.create(service, name, ["mesh:read"])
+            programs.create(service, name, ["mesh:read"])
         (macs,) = raw(nodes.third.store, "SELECT min(name), max(mac) FROM tokens WHERE name = 'one'")
         raw(nodes.third.store, "UPDATE tokens SET mac = ? WHERE name = 'two'", macs[1])
-        assert [each.name for each in tokens.listing(service)] == ["one"]
+        assert [each.name for each in programs.listing(service)] == ["one"]
 
 
 @pytest.mark.req("LW-48")
@@ -178,15 +177,15 @@ def put_back(nodes: Sharers, table: str, rows: list[tuple[object, ...]]) -> None
 @pytest.mark.req("LW-48")
 def test_a_revoked_token_is_not_one_again_when_a_sharer_puts_its_row_back(nodes: Sharers) -> None:
     with Service(nodes.founder) as service:
-        token = tokens.create(service, "ci", ["mesh:read"]).token
+        token = programs.create(service, "ci", ["mesh:read"]).token
         before = kept_rows(nodes, "tokens")
         with serving(nodes.founder.home.path) as served:
             assert served.ask("GET", NODES, token).status == 200
-            tokens.revoke(service, "ci")
+            programs.revoke(service, "ci")
             assert "is revoked" in why_refused(served, token)
             put_back(nodes, "tokens", before)
             assert "does not know" in why_refused(served, token)
-        assert tokens.listing(service) == []
+        assert programs.listing(service) == []
 
 
 @pytest.mark.req("LW-48")
@@ -207,13 +206,15 @@ def test_an_invitation_that_was_used_or_cancelled_is_not_open_again_when_a_share
 @pytest.mark.req("LW-48")
 def test_an_answer_that_a_sharer_has_altered_is_not_given_again(nodes: Sharers) -> None:
     with Service(nodes.founder) as service:
-        assert idempotency.begin(service, "ci", "4711", b"request") is None
-        idempotency.keep(service, "ci", "4711", b"request", KeptAnswer(200, b"fence 1"))
-        assert idempotency.begin(service, "ci", "4711", b"request") == KeptAnswer(200, b"fence 1")
+        assert programs.KeyedRequest(service, "ci", "4711", b"request").begin() is None
+        programs.KeyedRequest(service, "ci", "4711", b"request").keep(KeptAnswer(200, b"fence 1"))
+        assert programs.KeyedRequest(service, "ci", "4711", b"request").begin() == KeptAnswer(200, b"fence 1")
         raw(nodes.third.store, "UPDATE answers SET body = ?", b"fence 2")
-        assert idempotency.begin(service, "ci", "4711", b"request") is None
+        assert programs.KeyedRequest(service, "ci", "4711", b"request").begin() is None
     with Service(nodes.third) as service:
-        assert idempotency.begin(service, "ci", "4711", b"request") is None, "each node has answers of its own"
+        assert programs.KeyedRequest(service, "ci", "4711", b"request").begin() is None, (
+            "each node has answers of its own"
+        )
 
 
 @pytest.mark.req("LW-48")
@@ -302,10 +303,10 @@ def test_rows_from_before_macs_are_made_anew_in_a_store_that_nodes_share(nodes: 
     raw(nodes.third.store, "UPDATE tokens SET of_node = ?, mac = ?", b"", b"")
     with Service(nodes.founder) as service:
         with pytest.raises(UnknownToken):
-            tokens.recognise(service, SECRET)
+            programs.recognise(service, SECRET)
         (found,) = [each for each in examine(nodes.founder.home) if each.check == "rows beside the log"]
         assert found.verdict == "warn" and "make the tokens anew with `hocket token create`" in found.says
-        assert tokens.recognise(service, tokens.create(service, "ci", ["mesh:read"]).token).name == "ci"
+        assert programs.recognise(service, programs.create(service, "ci", ["mesh:read"]).token).name == "ci"
 
 
 @pytest.mark.req("LW-48")

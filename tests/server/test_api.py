@@ -13,15 +13,13 @@ import aiohttp
 import msgspec
 import pytest
 
-from hocket.api import Service, idempotency, tokens
-from hocket.api.operation import TokenNeed
-from hocket.api.pages import PAGE_MAX, page_of
+from hocket.api import Service, programs
+from hocket.api.operation import PAGE_MAX, TokenNeed, page_of
 from hocket.errors import Conflict, Failed, NotFound, StoreError, Unreachable, Usage
 from hocket.node.node import Node
-from hocket.server.v1 import api as api_module
-from hocket.server.v1.api import STATUSES, Api
-from hocket.server.v1.routes import ApiCall, ApiRoute, find
-from hocket.server.v1.table import ROUTES
+from hocket.server import api as api_module
+from hocket.server.api import STATUSES, Api
+from hocket.server.routes import ROUTES, ApiCall, ApiRoute, find
 from tests.mesh.world import Place, world
 from tests.server.served import Served
 from tests.server.test_tokens import made
@@ -115,7 +113,7 @@ async def asking(directory: Path) -> AsyncIterator[Asker]:
         things, service = Things(), Service(a.runtime)
         node = Node(a.runtime)
         api = Api(node, lambda *each: told.append(each), routes=things.routes())
-        token = tokens.create(service, "ci", ["row:write", "mesh:read"]).token
+        token = programs.create(service, "ci", ["row:write", "mesh:read"]).token
         await a.serve(api=api)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             asker = Asker(a, things, api, session, token)
@@ -225,7 +223,7 @@ def test_a_repeated_request_with_a_key_is_done_once(tmp_path: Path):
         status, answer, _ = await ask("POST", "/v1/things/a", {"size": 2}, Idempotency_Key="k1")
         assert status == 409 and "another request" in answer["message"]
         # A key belongs to its token.
-        other = tokens.create(Service(ask.place.runtime), "cd", ["row:write"]).token
+        other = programs.create(Service(ask.place.runtime), "cd", ["row:write"]).token
         assert (await ask("POST", "/v1/things/a", {"size": 1}, other, Idempotency_Key="k1"))[1]["count"] == 2
         assert (await ask("POST", "/v1/things/a", {"size": 1}))[1]["count"] == 3
 
@@ -266,18 +264,18 @@ def test_a_request_that_did_nothing_may_be_repeated_and_one_of_unknown_outcome_m
 def test_keys_are_kept_for_a_day_and_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import hocket.testing
 
-    monkeypatch.setattr(idempotency, "KEYS_PER_PROGRAM_MAX", 2)
-    answer = idempotency.KeptAnswer(201, b"{}")
+    monkeypatch.setattr(programs, "KEYS_PER_PROGRAM_MAX", 2)
+    answer = programs.KeptAnswer(201, b"{}")
     with hocket.testing.node() as node:
         service = Service(node.runtime)
-        assert idempotency.begin(service, "ci", "a", b"1") is None
-        idempotency.keep(service, "ci", "a", b"1", answer)
-        assert idempotency.begin(service, "ci", "b", b"1") is None
-        with pytest.raises(idempotency.TooManyKeys):
-            idempotency.begin(service, "ci", "c", b"1")
-        assert idempotency.begin(service, "ci", "a", b"1") == answer
+        assert programs.KeyedRequest(service, "ci", "a", b"1").begin() is None
+        programs.KeyedRequest(service, "ci", "a", b"1").keep(answer)
+        assert programs.KeyedRequest(service, "ci", "b", b"1").begin() is None
+        with pytest.raises(programs.TooManyKeys):
+            programs.KeyedRequest(service, "ci", "c", b"1").begin()
+        assert programs.KeyedRequest(service, "ci", "a", b"1").begin() == answer
         node.clock.advance(86_401)
-        assert idempotency.begin(service, "ci", "a", b"1") is None
+        assert programs.KeyedRequest(service, "ci", "a", b"1").begin() is None
 
 
 def test_many_requests_wait_at_once_and_hold_up_nobody(tmp_path: Path):
@@ -330,7 +328,7 @@ def test_a_program_has_only_so_many_requests_at_once(tmp_path: Path, monkeypatch
                 await asyncio.sleep(0.01)
         status, answer, headers = await ask("GET", "/v1/nodes")
         assert (status, answer["error"], headers["retry-after"]) == (429, "too_many", "1")
-        other = tokens.create(Service(ask.place.runtime), "cd", ["mesh:read"]).token
+        other = programs.create(Service(ask.place.runtime), "cd", ["mesh:read"]).token
         assert (await ask("GET", "/v1/nodes", token=other))[0] == 200
         ask.things.woken.set()
         await asyncio.gather(*waiting)

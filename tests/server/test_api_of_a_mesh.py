@@ -6,8 +6,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from hocket.api import Service, tokens
-from hocket.server.v1.api import Api
+from hocket.api import Service, programs
+from hocket.server.api import Api
 from tests.mesh.world import Place, run
 
 
@@ -23,7 +23,7 @@ def test_a_program_uses_either_node_of_a_mesh_and_is_told_when_the_coordinator_i
             await place.stop_serving()
             await place.serve(port=port, api=api)
         heads = [
-            {"Authorization": f"Bearer {tokens.create(Service(place.runtime), name, ['all']).token}"}
+            {"Authorization": f"Bearer {programs.create(Service(place.runtime), name, ['all']).token}"}
             for place, name in ((a, "editor"), (b, "tester"))
         ]
         async with aiohttp.ClientSession() as session:

@@ -17,8 +17,9 @@ from hocket.kernel.ops import encode_sequence
 from hocket.mesh import enrolment, services, wire
 from hocket.mesh import gate as gates
 from hocket.mesh.wire import Reply, Request
-from hocket.server import app, connections, listening
-from hocket.server.listening import Connections, address_of
+from hocket.server import app, connections
+from hocket.server import connections as listening
+from hocket.server.connections import Connections, address_of
 from hocket.server.running import Server
 from tests.mesh.world import Guest, Place, introduced, run, until
 

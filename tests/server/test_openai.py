@@ -10,13 +10,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from hocket.api import Service, jobs, tokens
+from hocket.api import Service, jobs, programs
 from hocket.api.jobs import JobQuery
 from hocket.node.runtime import Runtime
 from hocket.server import openai
-from hocket.server.v1.api import STATUSES, ApiError
-from hocket.server.v1.openapi import describe
-from hocket.server.v1.table import ROUTES
+from hocket.server.api import STATUSES, ApiError
+from hocket.server.openapi import describe
+from hocket.server.routes import ROUTES
 from tests.cli.fork_server import start_command
 from tests.server.served import PATIENCE_S, ROOT, Answer, Served, environment, serving
 
@@ -69,8 +69,8 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chat]:
     handlers = root / "handlers.py"
     handlers.write_text(HANDLERS)
     with Runtime.init(root / "home", name="box") as runtime:
-        token = tokens.create(Service(runtime), "chatter", ["job:schedule:test."]).token
-        weak = tokens.create(Service(runtime), "reader", ["job:schedule:other."]).token
+        token = programs.create(Service(runtime), "chatter", ["job:schedule:test."]).token
+        weak = programs.create(Service(runtime), "reader", ["job:schedule:other."]).token
     worker = start_command(["--home", str(root / "home"), "work", str(handlers)], environment({}), ROOT)
     try:
         with serving(root / "home", "--openai", KIND) as served:
@@ -193,13 +193,13 @@ def test_without_a_worker_the_answer_is_that_none_began(tmp_path: Path, monkeypa
     """The server's own sweep ends the job."""
     from hocket.mesh.wire import Request
     from hocket.node.node import Node
-    from hocket.server.v1.api import Api
+    from hocket.server.api import Api
 
     monkeypatch.setattr(openai, "BEGIN_S", 0.2)
 
     async def body() -> None:
         with Runtime.init(tmp_path / "home") as runtime:
-            token = tokens.create(Service(runtime), "chatter", ["all"]).token
+            token = programs.create(Service(runtime), "chatter", ["all"]).token
             node = Node(runtime)
             api = Api(node, routes=openai.routes(KIND))
             asked = {"model": KIND, "messages": [{"role": "user", "content": "x"}], "stream": True}

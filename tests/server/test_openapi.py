@@ -14,14 +14,14 @@ from hypothesis import settings
 from schemathesis import Case
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-from hocket.api import Service, tokens
+from hocket.api import Service, programs
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
+from hocket.server import api
+from hocket.server.api import STATUSES, ApiError
+from hocket.server.openapi import describe
+from hocket.server.routes import ROUTES
 from hocket.server.running import Server
-from hocket.server.v1 import api
-from hocket.server.v1.api import STATUSES, ApiError
-from hocket.server.v1.openapi import describe
-from hocket.server.v1.table import ROUTES
 from tests.effort import IS_SOAK
 from tests.server.served import PATIENCE_S, Served
 
@@ -47,7 +47,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         patch.setattr(api, "BURST", 1e9)
         started: Future[str] = Future()
         over = threading.Event()
-        token = tokens.create(Service(runtime), "tester", ["all"]).token
+        token = programs.create(Service(runtime), "tester", ["all"]).token
 
         async def serve() -> None:
             node = Node(runtime)

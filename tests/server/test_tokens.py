@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 import hocket.testing
-from hocket.api import Service, tokens
-from hocket.api.tokens import UnknownToken, chosen_token, recognise
+from hocket.api import Service, programs
+from hocket.api.programs import UnknownToken, chosen_token, recognise
 from hocket.errors import Conflict, NotAuthorised, NotFound, Usage
 from hocket.kernel.capabilities import Grant, held_grants
 from hocket.kernel.ucan import Capability
@@ -25,7 +25,7 @@ NODES = "/v1/nodes"
 
 def made(home: Path, name: str, *may: str, lifetime_ms: int | None = None) -> str:
     with Service(Runtime.open(home)) as service:
-        return tokens.create(service, name, may, lifetime_ms).token
+        return programs.create(service, name, may, lifetime_ms).token
 
 
 def refused(served: Served, token: str | None, **headers: str) -> str:
@@ -111,12 +111,12 @@ def test_a_token_without_the_grant_is_refused_with_the_grant_that_it_lacks(serve
 def test_a_token_expires():
     with hocket.testing.node() as node:
         service = Service(node.runtime)
-        token = tokens.create(service, "short", ["mesh:read"], 60_000).token
+        token = programs.create(service, "short", ["mesh:read"], 60_000).token
         assert recognise(service, token).name == "short"
         node.clock.advance(61)
         with pytest.raises(UnknownToken, match="the token short is expired"):
             recognise(service, token)
-        assert [each.state for each in tokens.listing(service)] == ["expired"]
+        assert [each.state for each in programs.listing(service)] == ["expired"]
 
 
 def test_the_hash_of_a_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch):
@@ -128,10 +128,10 @@ def test_the_hash_of_a_token_is_compared_in_constant_time(monkeypatch: pytest.Mo
         compared.append((one, other))
         return real(one, other)
 
-    monkeypatch.setattr(tokens, "hmac", SimpleNamespace(compare_digest=compare))
+    monkeypatch.setattr(programs, "hmac", SimpleNamespace(compare_digest=compare))
     with hocket.testing.node() as node:
         service = Service(node.runtime)
-        token = tokens.create(service, "ci", ["mesh:read"]).token
+        token = programs.create(service, "ci", ["mesh:read"]).token
         recognise(service, token)
         for wrong in (token[:-1] + ("A" if token[-1] != "A" else "B"), "hkt_" + "0" * 12 + token[16:]):
             with pytest.raises(UnknownToken, match="does not know"):
@@ -142,41 +142,41 @@ def test_the_hash_of_a_token_is_compared_in_constant_time(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["", "all", "a b", "-x", "a/b", "x" * 65, "ü", "a\n"])
 def test_a_bad_name(name: str):
     with hocket.testing.node() as node, pytest.raises(Usage, match="bad name"):
-        tokens.create(Service(node.runtime), name, ["mesh:read"])
+        programs.create(Service(node.runtime), name, ["mesh:read"])
 
 
 @pytest.mark.parametrize("may", [[], ["nope"], ["lock:nope"], ["lock:acquire:a*"], ["mesh:read:x"]])
 def test_a_bad_grant(may: list[str]):
     with hocket.testing.node() as node, pytest.raises(Usage, match="grant"):
-        tokens.create(Service(node.runtime), "ci", may)
+        programs.create(Service(node.runtime), "ci", may)
 
 
-@pytest.mark.parametrize("lifetime", [0, -1, tokens.LIFETIME_MS_MAX + 1])
+@pytest.mark.parametrize("lifetime", [0, -1, programs.LIFETIME_MS_MAX + 1])
 def test_a_bad_lifetime(lifetime: int):
     with hocket.testing.node() as node, pytest.raises(Usage, match="expires after"):
-        tokens.create(Service(node.runtime), "ci", ["mesh:read"], lifetime)
+        programs.create(Service(node.runtime), "ci", ["mesh:read"], lifetime)
 
 
 def test_a_name_in_use_and_an_unknown_name():
     with hocket.testing.node() as node:
         service = Service(node.runtime)
-        tokens.create(service, "ci", ["mesh:read"])
+        programs.create(service, "ci", ["mesh:read"])
         with pytest.raises(Conflict, match="in force"):
-            tokens.create(service, "ci", ["mesh:read"])
+            programs.create(service, "ci", ["mesh:read"])
         with pytest.raises(NotFound):
-            tokens.revoke(service, "cd")
+            programs.revoke(service, "cd")
 
 
 def test_only_so_many_tokens_fit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tokens, "TOKENS_MAX", 2)
+    monkeypatch.setattr(programs, "TOKENS_MAX", 2)
     with hocket.testing.node() as node:
         service = Service(node.runtime)
-        tokens.create(service, "a", ["mesh:read"])
-        tokens.create(service, "b", ["mesh:read"])
+        programs.create(service, "a", ["mesh:read"])
+        programs.create(service, "b", ["mesh:read"])
         with pytest.raises(Conflict, match="no more fit"):
-            tokens.create(service, "c", ["mesh:read"])
-        tokens.revoke(service, "a")
-        tokens.create(service, "a", ["mesh:read"])
+            programs.create(service, "c", ["mesh:read"])
+        programs.revoke(service, "a")
+        programs.create(service, "a", ["mesh:read"])
 
 
 GRANTS: list[tuple[str, tuple[str, str, tuple[str, ...]], bool]] = [
@@ -202,7 +202,7 @@ GRANTS: list[tuple[str, tuple[str, str, tuple[str, ...]], bool]] = [
 def test_what_a_grant_admits(may: str, wanted: tuple[str, str, tuple[str, ...]], is_allowed: bool):
     with hocket.testing.node() as node:
         service = Service(node.runtime)
-        program = recognise(service, tokens.create(service, "ci", [may]).token)
+        program = recognise(service, programs.create(service, "ci", [may]).token)
         assert program.may(*wanted) == is_allowed
 
 
@@ -226,10 +226,10 @@ def test_a_token_grants_no_more_than_its_node_may(tmp_path: Path):
         try:
             service = Service(b.runtime)
             with pytest.raises(NotAuthorised, match="this node itself may not acquire locks with key file:\\*"):
-                tokens.create(service, "wide", ["lock:acquire:file:"])
+                programs.create(service, "wide", ["lock:acquire:file:"])
             with pytest.raises(NotAuthorised, match="do everything"):
-                tokens.create(service, "wide", ["all"])
-            token = tokens.create(service, "narrow", ["lock:acquire:file:src/lib/"]).token
+                programs.create(service, "wide", ["all"])
+            token = programs.create(service, "narrow", ["lock:acquire:file:src/lib/"]).token
             assert recognise(service, token).may("Lock", "Acquire", ("file:src/lib/a",))
             chosen = recognise(service, "x" * 40, "x" * 40)
             assert chosen.may("Lock", "Acquire", ("file:src/",)) and not chosen.may("Lock", "Acquire", ("file:",))
@@ -243,13 +243,13 @@ def test_a_token_grants_no_more_than_its_node_may(tmp_path: Path):
     ("name", "agent"), [(None, "ci"), ("ci", "ci"), ("ci/build", "ci/build")], ids=["none", "its own", "below its own"]
 )
 def test_a_program_speaks_for_its_own_agents(name: str | None, agent: str):
-    assert tokens.Program("ci", "ci", ()).agent_named(name) == agent
+    assert programs.Program("ci", "ci", ()).agent_named(name) == agent
 
 
 @pytest.mark.parametrize("name", ["cd", "cia", "", "all", "c", "ci2/x"])
 def test_a_program_does_not_speak_for_others(name: str):
     with pytest.raises(NotAuthorised, match="speaks for the agent ci"):
-        tokens.Program("ci", "ci", ()).agent_named(name)
+        programs.Program("ci", "ci", ()).agent_named(name)
 
 
 @pytest.mark.touches("VX-17")

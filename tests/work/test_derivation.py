@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.api import Service
-from hocket.api.derivations import PassVerdict, passes
+from hocket.api.ops import PassVerdict, passes
 from hocket.errors import Usage
 from hocket.kernel.ids import content_hash
 from hocket.kernel.vocabulary import AddEntityAlias, CreateEntity, IngestEvidence, Payload

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from hocket.errors import NotAuthorised
+from hocket.kernel.capabilities import Grant
 from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text
 from hocket.mesh.names import names
@@ -18,7 +19,6 @@ from hocket.node.runtime import Runtime
 from hocket.store import Session
 
 if TYPE_CHECKING:
-    from hocket.api.program import Program
     from hocket.node.delivery import Delivery
     from hocket.node.node import SyncNode
     from hocket.work.artifacts import Fetch
@@ -31,6 +31,28 @@ class Principal(msgspec.Struct, frozen=True):
 
     node: int
     agent: str | None = None
+
+
+class Program(NamedTuple):
+    """A program that has shown its token, and what it may do now. One without an `agent` speaks for any agent."""
+
+    name: str
+    agent: str | None
+    grants: tuple[Grant, ...]
+
+    def may(self, resource: str, action: str, words: tuple[str, ...] = (), scope: str | None = None) -> bool:
+        return any(grant.admits(resource, action, words, scope) for grant in self.grants)
+
+    def may_some(self, resource: str, action: str) -> bool:
+        """Whether it may do this to something."""
+        return any(grant.covers(resource, action) for grant in self.grants)
+
+    def agent_named(self, name: str | None) -> str:
+        """The agent for which a request of this program is done. Raises NotAuthorised if that is another's."""
+        own = self.name if self.agent is None else self.agent
+        if name is None or name == own or self.agent is None or name.startswith(f"{own}/"):
+            return own if name is None else name
+        raise NotAuthorised(f"this token speaks for the agent {own} and for {own}/…, not for {name!r}")
 
 
 class ListPage(msgspec.Struct, Generic[T], frozen=True):
@@ -59,7 +81,7 @@ class Service:
         principal: Principal | None = None,
         warn: Callable[[str], None] = lambda sentence: None,
         node: "SyncNode | None" = None,
-        program: "Program | None" = None,
+        program: Program | None = None,
     ) -> None:
         self.runtime = runtime
         self.principal = principal or Principal(runtime.log.node)
@@ -75,7 +97,7 @@ class Service:
             self._warn(f"this was read from the replica {state.path}, which is {age} old: {state.error}")
         self.runtime.close()
 
-    def acting_as(self, principal: Principal, program: "Program | None" = None) -> "Service":
+    def acting_as(self, principal: Principal, program: Program | None = None) -> "Service":
         """Returns a service of this node for another principal, which may be a program with a token."""
         return Service(self.runtime, principal, self._warn, self._connected, program)
 

@@ -6,7 +6,7 @@ the other interfaces get.
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from hocket.api import Service, agents, artifacts, jobs, kinds, nodes, schedules, status, tokens
+from hocket.api import Service, agents, artifacts, jobs, kinds, nodes, programs, schedules, status
 from hocket.api.agents import AgentShown
 from hocket.api.jobs import JobsPage
 from hocket.api.nodes import LiveNode
@@ -136,7 +136,7 @@ class _Methods:
     artifact = Method(artifacts.show)
     evict = Method(artifacts.evict)
     kinds = Method(kinds.listing)
-    tokens = Method(tokens.listing)
+    tokens = Method(programs.listing)
     content = Method(_content)
     artifacts = Method(artifacts.page)
     schedule = Method(_schedule)

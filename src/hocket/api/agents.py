@@ -1,22 +1,28 @@
 """The agents of the mesh: who they are, where, what they do, and when they were last seen. Workers are agents, too, and
-so is who holds a lock, waits for one, or reads messages.
+so is who holds a lock, waits for one, or reads messages, according to the log.
 """
 
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
 from hocket.api import Service, ServiceAnswer
-from hocket.api.agent_holdings import Holdings, few, lock_holdings, message_holdings
 from hocket.api.nodes import Within
 from hocket.api.operation import InShell, TokenNeed, operation
-from hocket.api.views import Line, Table, View, ago
-from hocket.families.locks.rules import NAME_CHARS_MAX, Agent
-from hocket.kernel.ids import node_text
+from hocket.api.views import Line, View, seen, table
+from hocket.families.inbox.rules import read_address
+from hocket.families.locks.decisions import read_scope, subject
+from hocket.families.locks.facts import LOCK, RenewLocks
+from hocket.families.locks.requests import moment
+from hocket.families.locks.rules import NAME_CHARS_MAX, Agent, Hold, live
+from hocket.kernel.clock import Hlc, pack, unpack
+from hocket.kernel.ids import node_text, ulid_ms
+from hocket.kernel.ops import decode
 from hocket.kernel.plurals import counted
 from hocket.kernel.roster import Job
+from hocket.store import OpRow, Session
 from hocket.work.liveness import BEAT_S, grade
 from hocket.work.presence import (
     DOING_CHARS_MAX,
@@ -29,6 +35,75 @@ from hocket.work.presence import (
     known_nodes,
 )
 from hocket.work.presence import beat as agent_beat
+
+# How many locks of an agent, keys of a lock and kinds of a worker are shown.
+SHOWN = 3
+# How many leased messages are looked at.
+MESSAGES_MAX = 10_000
+
+
+class AgentHolding(NamedTuple):
+    """A lock or messages of an agent. The agent was last seen when it asked or renewed, and has time until `until_ms`
+    to do so again.
+    """
+
+    doing: str
+    seen_ms: int
+    until_ms: int
+
+
+Holdings = Mapping[Agent, Sequence[AgentHolding]]
+
+
+def lock_holdings(session: Session, now_ms: int) -> Holdings:
+    found: defaultdict[Agent, list[AgentHolding]] = defaultdict(list)
+    for key in sorted(session.subjects_since(LOCK, b"")):
+        scope = key.decode()
+        state = read_scope(session, scope)
+        if state is None:
+            continue
+        where, holds = f" in {scope}" if scope else "", live(state, now_ms)
+        since = pack(Hlc(min((hold.since for hold in holds), default=now_ms), 0, 0))
+        ops = session.ops_about(subject(scope), after=since) if holds else []
+        for hold in holds:
+            doing = f"holds {few(hold.keys)}{where} until {moment(hold.deadline)}"
+            found[hold.node, hold.agent].append(AgentHolding(doing, _renewed(hold, ops), hold.deadline))
+        for wait in state.waits:
+            if wait.until >= now_ms:
+                doing = f"waits for {few(wait.keys)}{where}"
+                found[wait.node, wait.agent].append(AgentHolding(doing, ulid_ms(wait.op), wait.until))
+    return found
+
+
+def message_holdings(session: Session, now_ms: int) -> Holdings:
+    leases: defaultdict[Agent, list[tuple[int, int]]] = defaultdict(list)
+    for row in session.deliveries_resting(MESSAGES_MAX):
+        message, address = session.message(row.message_id), read_address(row.queue)
+        assert message is not None and address is not None
+        delivery = message.delivery(address.name, address.node or 0)
+        if delivery.is_held(now_ms) and delivery.op is not None:
+            leases[delivery.node, delivery.agent].append((ulid_ms(delivery.op), delivery.until))
+    return {
+        agent: [AgentHolding(f"reads {counted(len(each), 'message')}", max(each)[0], max(until for _, until in each))]
+        for agent, each in leases.items()
+    }
+
+
+def few(texts: Sequence[str], between: str = ", ") -> str:
+    return between.join((*texts[:SHOWN], *(["…"] if len(texts) > SHOWN else [])))
+
+
+def _renewed(hold: Hold, ops: Iterable[OpRow]) -> int:
+    """When its holder last asked for the lock or renewed it. `ops` are those about its scope."""
+    for row in sorted(ops, key=lambda row: row.hlc, reverse=True):
+        at = unpack(row.hlc)
+        if at.wall < hold.since:
+            break
+        payload = decode(row.body).payload if at.node == hold.node else None
+        if isinstance(payload, RenewLocks) and (payload.agent, payload.fence) == (hold.agent, hold.fence):
+            return at.wall
+    return hold.since
+
 
 WORKER = "worker"
 # What an agent does, and when it was last seen.
@@ -53,14 +128,7 @@ def _show_beat(agent: AgentShown) -> Iterator[View]:
     yield Line(f"{agent.name}: {agent.doing or 'is there'}")
 
 
-@operation(
-    "beat",
-    "POST /v1/agents",
-    READ,
-    command="agents beat",
-    show=_show_beat,
-    examples=('hocket agents beat editor --doing "reviews src/lib.rs" --every 5m',),
-)
+@operation("beat", "POST /v1/agents", READ, command="agents beat", show=_show_beat)
 def beat(
     service: Service,
     name: Annotated[
@@ -80,6 +148,9 @@ def beat(
 ) -> AgentShown:
     """Say what an agent of this node does. Other nodes hear of it with this node's next heartbeat. What an agent does
     is never written on the log, and a week after its last word the agent is forgotten.
+
+    \b
+      hocket agents beat editor --doing "reviews src/lib.rs" --every 5m
     """
     service.check_writer()
     log, said = service.runtime.log, AgentSaid(service.agent(name), doing, every_ms)
@@ -92,16 +163,17 @@ def beat(
     return _shown(log.node, names, said, now_ms, now_ms)
 
 
-def _show_agents(shown: Iterable[AgentShown]) -> Iterator[View]:
-    now = int(time.time() * 1000)
-    yield Table(
-        ("name", "node", "grade", "seen", "doing"),
-        [
-            (each.name, each.node_name or each.node, each.grade, ago(min(now, each.last_seen_ms), now), each.doing)
-            for each in shown
-        ],
-        "no agents; `hocket agents beat NAME` tells of one",
-    )
+_show_agents = table(
+    AgentShown,
+    "no agents; `hocket agents beat NAME` tells of one",
+    {
+        "name": "name",
+        "node": lambda each: each.node_name or each.node,
+        "grade": "grade",
+        "seen": seen("last_seen_ms"),
+        "doing": "doing",
+    },
+)
 
 
 @operation("list_agents", "GET /v1/agents", READ, key=lambda each: f"{each.node} {each.name}", show=_show_agents)

@@ -9,8 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from hocket.api import ListPage, Service, ServiceAnswer
-from hocket.api.operation import ULID, InShell, OverHttp, TokenNeed, operation
-from hocket.api.pages import PAGE_MAX, After
+from hocket.api.operation import PAGE_MAX, ULID, After, InShell, OverHttp, TokenNeed, operation
 from hocket.api.views import Line, Pairs, Table, Terminal, View, moment
 from hocket.errors import Usage
 from hocket.kernel.decoding import convert
@@ -109,14 +108,7 @@ def _may_read(service: Service, session: Session, artifact: Artifact) -> bool:
     return entry is not None and service.may("Artifact", "Read", entry.job.kind)
 
 
-@operation(
-    "list_artifacts",
-    "GET /v1/artifacts",
-    READ,
-    command="artifacts list",
-    show=_show_page,
-    examples=("hocket artifacts list", "hocket artifacts list --job 01J9ZC --json"),
-)
+@operation("list_artifacts", "GET /v1/artifacts", READ, command="artifacts list", show=_show_page)
 def page(
     service: Service,
     job: Annotated[
@@ -134,7 +126,12 @@ def page(
     ] = 50,
     after: Annotated[After, InShell(metavar="ID", help="Begin after this artifact.")] | None = None,
 ) -> ListPage[ArtifactBrief]:
-    """List artifacts, oldest first: id, type, size, where the content is, the job, and when it may be evicted."""
+    """List artifacts, oldest first: id, type, size, where the content is, the job, and when it may be evicted.
+
+    \b
+      hocket artifacts list
+      hocket artifacts list --job 01J9ZC --json
+    """
     start = bytes(16) if after is None else _id(after)
     job_id = None if job is None else service.runtime.find(job)
     with service.read() as session:
@@ -157,16 +154,13 @@ def _id(text: str) -> bytes:
         raise Usage(f"{text!r} is not an artifact id: {error}") from None
 
 
-@operation(
-    "show_artifact",
-    "GET /v1/artifacts/{id}",
-    READ,
-    command="artifacts show",
-    show=_show,
-    examples=("hocket artifacts show 01J9ZD",),
-)
+@operation("show_artifact", "GET /v1/artifacts/{id}", READ, command="artifacts show", show=_show)
 def show(service: Service, id: ArtifactText) -> ArtifactDetails:
-    """Show everything about one artifact except its content."""
+    """Show everything about one artifact except its content.
+
+    \b
+      hocket artifacts show 01J9ZD
+    """
     with service.read() as session:
         found = artifacts.find(session, id)
         if not _may_read(service, session, found):
@@ -187,7 +181,6 @@ def content(service: Service, prefix: str) -> ArtifactContent:
     "POST",
     command="artifacts put",
     show=lambda kept: [Line(f"stored {counted(kept.size, 'byte')} as {kept.artifact_id}")],
-    examples=("hocket artifacts put texture.png --type acme.texture --ttl 7d",),
 )
 def put(
     service: Service,
@@ -202,7 +195,11 @@ def put(
     ]
     | None = None,
 ) -> ArtifactKept:
-    """Store a file as an artifact that belongs to no job."""
+    """Store a file as an artifact that belongs to no job.
+
+    \b
+      hocket artifacts put texture.png --type acme.texture --ttl 7d
+    """
     service.check_writer()
     check_type(type)
     ttl_ms = check_ttl(ttl)
@@ -212,15 +209,13 @@ def put(
     return ArtifactKept(ulid_text(artifact_id), hash_text(kept.hash), kept.size)
 
 
-@operation(
-    "evict_artifact",
-    "POST",
-    command="artifacts evict",
-    show=lambda gone: [Line(f"evicted {gone.artifact_id}")],
-    examples=("hocket artifacts evict 01J9ZD",),
-)
+@operation("evict_artifact", "POST", command="artifacts evict", show=lambda gone: [Line(f"evicted {gone.artifact_id}")])
 def evict(service: Service, id: ArtifactText) -> ArtifactEvicted:
-    """Record on the log that an artifact's content is gone, on every node. This cannot be undone."""
+    """Record on the log that an artifact's content is gone, on every node. This cannot be undone.
+
+    \b
+      hocket artifacts evict 01J9ZD
+    """
     service.check_writer()
     runtime = service.runtime
     with service.read() as session:

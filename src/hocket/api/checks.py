@@ -10,21 +10,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Literal
 
 from hocket.api import ServiceAnswer
 from hocket.api.status import breakers_of
 from hocket.errors import Conflict, HocketError, StoreError, Usage
 from hocket.events.nodes import NodeForked
-from hocket.extensions.command import sandbox
-from hocket.extensions.command.allowance import Allowance, configured
-from hocket.extensions.command.node_runner import secret_paths
-from hocket.extensions.command.sandbox_probe import look_inside
 from hocket.families.availability.requests import unavailable
 from hocket.kernel.authority import Authority
 from hocket.kernel.breaker import BreakerState
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.durations import span
+from hocket.kernel.extension import named_parts
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.ops import decode
 from hocket.kernel.plurals import counted
@@ -68,23 +66,28 @@ TWINS = (
 )
 
 
+Verdict = Literal["ok", "warn", "bad"]
+
+
 class Check(ServiceAnswer, frozen=True):
-    verdict: Literal["ok", "warn", "bad"]
+    verdict: Verdict
     check: str
     says: str
 
 
-Findings = Iterator[Check]
+# What a check finds; a check of several things names each.
+Findings = Iterator[tuple[Verdict, str] | Check]
 
 
-def examine(home: Home) -> Findings:
+def examine(home: Home) -> Iterator[Check]:
     yield from _guarded("python", _python)
     yield from _guarded("home", lambda: _home(home))
     if not home.path.is_dir():
         return
     yield from _guarded("keys", lambda: _keys(home))
     yield from _guarded("disk", lambda: _disk(home))
-    yield from _guarded("commands", lambda: _commands(home))
+    for name, look in named_parts("checks").items():
+        yield from _guarded(name, partial(look, home))
     yield from _guarded("environment", _environment)
     yield from _guarded("bus", lambda: _bus(home))
     if not home.processes.exists():
@@ -97,10 +100,15 @@ def examine(home: Home) -> Findings:
         yield Check("warn", "crash log", f"a command crashed; read {home.path / 'crash.log'}, then remove it")
 
 
-def _guarded(check: str, look: Callable[[], Findings]) -> Findings:
-    """The findings of one check. A check that raises yields a finding, too."""
+def _guarded(check: str, look: Callable[[], Findings], fine: str = "") -> Iterator[Check]:
+    """The findings of one check. A check that raises yields a finding, too; one without findings is `fine`."""
     try:
-        yield from look()
+        found = False
+        for each in look():
+            found = True
+            yield each if isinstance(each, Check) else Check(each[0], check, each[1])
+        if fine and not found:
+            yield Check("ok", check, fine)
     except HocketError as error:
         yield Check("bad", check, str(error))
     except Exception as error:
@@ -110,9 +118,9 @@ def _guarded(check: str, look: Callable[[], Findings]) -> Findings:
 def _python() -> Findings:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < PYTHON_MIN:
-        yield Check("bad", "python", f"{version} is too old; Hocket needs {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer")
+        yield ("bad", f"{version} is too old; Hocket needs {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer")
     else:
-        yield Check("ok", "python", version)
+        yield ("ok", version)
 
 
 def _environment() -> Findings:
@@ -120,29 +128,27 @@ def _environment() -> Findings:
     for switch in (variables.MESH_ENABLED, variables.DB_CIRCUIT_BREAKER):
         variables.is_on(switch)
     names = [name for name in variables.ALL if variables.given(name) is not None]
-    yield Check("ok", "environment", f"{', '.join(names)} set" if names else "no variable of a node is set")
+    yield ("ok", f"{', '.join(names)} set" if names else "no variable of a node is set")
 
 
 def _bus(home: Home) -> Findings:
     """The servers that carry messages, if any are set, and the connections of running processes to them."""
     settings = bus_settings(home)
     if settings is not None:
-        yield Check("ok", "bus", f"messages go over {settings}")
+        yield ("ok", f"messages go over {settings}")
     for each in running_buses(home.processes):
         if not each.is_connected:
-            yield Check("warn", "bus", f"{each.server} is away for process {each.pid}: {each.detail}")
+            yield ("warn", f"{each.server} is away for process {each.pid}: {each.detail}")
         elif each.detail or not each.keeps:
-            yield Check(
-                "warn", "bus", f"{each.server}: {each.detail or 'it keeps no announcements; turn on JetStream'}"
-            )
+            yield ("warn", f"{each.server}: {each.detail or 'it keeps no announcements; turn on JetStream'}")
 
 
 def _home(home: Home) -> Findings:
     home.check()
-    yield Check("ok", "home", str(home.path))
+    yield ("ok", str(home.path))
     for path in home.exposed():
         mode = path.lstat().st_mode & 0o777
-        yield Check("warn", "home", f"other users can access {path} (mode {mode:04o}); the next command stops that")
+        yield ("warn", f"other users can access {path} (mode {mode:04o}); the next command stops that")
 
 
 def _keys(home: Home) -> Findings:
@@ -150,47 +156,21 @@ def _keys(home: Home) -> Findings:
         whose = key_owner(path)
         exposed = exposure(path)
         if exposed is not None:
-            yield Check("bad", "keys", exposed)
+            yield ("bad", exposed)
         elif path.name == "user.key" and home.user_did() != whose:
-            yield Check("bad", "keys", f"{path} is not the key of this home's user; restore the right one")
+            yield ("bad", f"{path} is not the key of this home's user; restore the right one")
         else:
             locked = path.name == "user.key" and home.is_locked()
             said = "locked" if locked else "there, and only its owner can read it"
-            yield Check("ok", "keys", f"{path.name} is {said}")
+            yield ("ok", f"{path.name} is {said}")
 
 
 def _disk(home: Home) -> Findings:
     free = shutil.disk_usage(home.path).free
     if free >= DISK_LOW:
-        yield Check("ok", "disk", f"{free // MIB} MiB free")
+        yield ("ok", f"{free // MIB} MiB free")
     else:
-        yield Check("bad" if free < DISK_BAD else "warn", "disk", f"only {free // MIB} MiB free; free some space")
-
-
-def _commands(home: Home) -> Findings:
-    """Whether the configuration allows other nodes more than the owner may have meant."""
-    allowance = configured(home.configuration)
-    warnings = [*allowance.warnings()]
-    if allowance.is_empty:
-        yield Check("ok", "commands", "the configuration allows no commands of other nodes")
-    elif not warnings:
-        yield Check("ok", "commands", "commands of other nodes run in a sandbox, and no pattern allows everything")
-    yield from (Check("warn", "commands", each) for each in warnings)
-    if allowance.sandbox != "off" and sandbox.available():
-        yield from _guarded("sandbox", lambda: _sandbox(home, allowance))
-
-
-def _sandbox(home: Home, allowance: Allowance) -> Findings:
-    """What a command of another node could reach here, tried from inside."""
-    hidden = secret_paths(home, allowance.hide)
-    try:
-        sight = look_inside(allowance.paths, hidden, allowance.network)
-    except Usage as error:
-        yield Check("warn", "sandbox", str(error))
-        return
-    network = "the network" if allowance.network else "no network"
-    yield Check("ok", "sandbox", f"a command of another node sees {network}, and can read {', '.join(sight.shown)}")
-    yield from (Check("warn", "sandbox", each) for each in sight.warnings(allowance.network))
+        yield ("bad" if free < DISK_BAD else "warn", f"only {free // MIB} MiB free; free some space")
 
 
 def _file_system(home: Home) -> Findings:
@@ -206,45 +186,49 @@ def _file_system(home: Home) -> Findings:
             try:
                 fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                yield Check("ok", "locks and pipes", "the file system supports both")
+                yield ("ok", "the file system supports both")
             else:
-                yield Check("bad", "locks and pipes", "file locks do not work here; put the home on a local disk")
+                yield ("bad", "file locks do not work here; put the home on a local disk")
         finally:
             os.close(first)
             os.close(second)
     except OSError as error:
-        yield Check("bad", "locks and pipes", f"{error.strerror}; put the home on a local disk")
+        yield ("bad", f"{error.strerror}; put the home on a local disk")
     finally:
         path.unlink(missing_ok=True)
 
 
 def _database(home: Home) -> Findings:
     if home.server is None:
-        yield from _guarded("write lock", lambda: _write_lock(home))
+        yield from _guarded("write lock", lambda: _write_lock(home), "no process keeps the others from writing")
     store = open_store(home.store_address)
     try:
         with suppress(HocketError):  # the check of the keys says why
             store.mac_rows(RowMac(home.node_key()))
         with store.read() as session:
             damage = session.damage()
-            yield from (Check("bad", "database", f"damaged: {what}; restore a backup") for what in damage)
+            yield from (("bad", f"damaged: {what}; restore a backup") for what in damage)
             if not damage:
-                yield Check("ok", "database", f"opens and is intact, {counted(session.op_count(), 'op')}")
+                yield ("ok", f"opens and is intact, {counted(session.op_count(), 'op')}")
             now_ms = round((store.server_clock or time.time)() * 1000)
             if home.server is None:
-                yield from _guarded("first op", lambda: _first_op(home, session))
+                yield from _guarded("first op", lambda: _first_op(home, session), "the keys match the first op")
             else:
                 yield from _guarded("store", lambda: _sharing(home, session, now_ms))
-            yield from _guarded("rows beside the log", lambda: _macs(session))
+            yield from _guarded(
+                "rows beside the log", lambda: _macs(session), "this node has written all that are its own"
+            )
             yield from _guarded("integrity", lambda: _integrity(session))
             yield from _guarded("history", lambda: _history(home, session))
-            yield from _guarded("waiting ops", lambda: _waiting(session))
-            yield from _guarded("outbox", lambda: _outbox(home, session))
-            yield from _guarded("breakers", lambda: _breakers(home, session))
-            yield from _guarded("clock", lambda: _clock(session, now_ms))
+            yield from _guarded("waiting ops", lambda: _waiting(session), "none has waited for long")
+            yield from _guarded(
+                "outbox", lambda: _outbox(home, session), "no op has waited for the coordinator for long"
+            )
+            yield from _guarded("breakers", lambda: _breakers(home, session), "none is open")
+            yield from _guarded("clock", lambda: _clock(session, now_ms), "not behind the log's")
             yield from _guarded("workers", lambda: _workers(home, session, now_ms))
-            yield from _guarded("work", lambda: _availability(home, session))
-            yield from _guarded("rebuild", lambda: _rebuild(session))
+            yield from _guarded("work", lambda: _availability(home, session), "this node takes new jobs")
+            yield from _guarded("rebuild", lambda: _rebuild(session), "no unfinished rebuild")
     finally:
         store.close()
     if (server := home.server) is not None:
@@ -255,25 +239,24 @@ def _wake_ups(server: str) -> Findings:
     """How processes learn of changes that other machines commit."""
     database = backend(server)
     if database.listener is None:
-        yield Check("ok", "wake-ups", f"polling, because {database.name} sends no notifications")
+        yield ("ok", f"polling, because {database.name} sends no notifications")
         return
     direct = variables.listen_address()
     listener = database.listener(server, direct)
     try:
         way = listener.open()
     except StoreError as error:
-        yield Check("warn", "wake-ups", f"polling: {error}")
+        yield ("warn", f"polling: {error}")
         return
     finally:
         listener.close()
     if way is WakeUp.LISTENING:
         how = "on the store's own address" if direct is None else f"past the pooler, on {variables.STORE_LISTEN}"
-        yield Check("ok", "wake-ups", f"listening {how}")
+        yield ("ok", f"listening {how}")
     else:
         whose = "the store's address" if direct is None else variables.STORE_LISTEN
-        yield Check(
+        yield (
             "warn",
-            "wake-ups",
             f"polling, because {whose} leads to a pooler; set {variables.STORE_LISTEN} to an address of the database"
             " itself",
         )
@@ -289,9 +272,7 @@ def _write_lock(home: Home) -> Findings:
     if holder is not None:
         says = f"{holder}, holds the write lock, and nothing can be written" if holder.is_stopped else ""
         says = says or f"{holder} has held the write lock for {LOCKED_S:.0f} seconds"
-        yield Check("bad", "write lock", f"{says}; {holder.remedy}")
-    else:
-        yield Check("ok", "write lock", "no process keeps the others from writing")
+        yield ("bad", f"{says}; {holder.remedy}")
 
 
 def _macs(session: Session) -> Findings:
@@ -302,12 +283,10 @@ def _macs(session: Session) -> Findings:
         forged = [each.key for each in found if each.table == table and not each.is_old]
         if old:
             which = f"{counted(len(old), 'row')} of {table} {_some(old)} from before rows had MACs"
-            yield Check("warn", "rows beside the log", f"{which}, which no node believes; {_ANEW.get(table, _DROP)}")
+            yield ("warn", f"{which}, which no node believes; {_ANEW.get(table, _DROP)}")
         if forged:
             which = f"{counted(len(forged), 'row')} of {table} {_some(forged)} that this node has not written"
-            yield Check("bad", "rows beside the log", f"{which} and does not believe; find out who writes to the store")
-    if not found:
-        yield Check("ok", "rows beside the log", "this node has written all that are its own")
+            yield ("bad", f"{which} and does not believe; find out who writes to the store")
 
 
 _DROP = "they can be deleted"
@@ -328,11 +307,11 @@ def _integrity(session: Session) -> Findings:
     """Nodes with two histories, and ops of one author with the same timestamp."""
     count = session.refusal_counts().get(Reason.INTEGRITY, 0)
     for node in {fork.node for fork in session.forks()}:
-        yield Check("bad", "integrity", str(NodeForked(node_text(int.from_bytes(node, "big")))))
+        yield ("bad", str(NodeForked(node_text(int.from_bytes(node, "big")))))
     if count:
-        yield Check("bad", "integrity", f"{TWINS.format(count=count)}; `hocket log` marks them")
+        yield ("bad", f"{TWINS.format(count=count)}; `hocket log` marks them")
     else:
-        yield Check("ok", "integrity", "no two ops of one author share a timestamp")
+        yield ("ok", "no two ops of one author share a timestamp")
 
 
 def _history(home: Home, session: Session) -> Findings:
@@ -341,18 +320,17 @@ def _history(home: Home, session: Session) -> Findings:
     history, recent = own_history(session, node), int(time.time() * 1000) - CAME_BACK_MS
     came_back = [each for each in session.refusals(REFUSALS_KEPT) if each.reason == Reason.TWIN and each.wall > recent]
     if history.is_behind:
-        yield Check("bad", "history", BEHIND_SENTENCE)
+        yield ("bad", BEHIND_SENTENCE)
     elif came_back:
-        yield Check(
+        yield (
             "warn",
-            "history",
             f"{len(came_back)} ops of this node came back from other nodes: the home was restored from a backup, or"
             " another copy of it is in use; if so, stop one of them",
         )
     else:
-        yield Check("ok", "history", "nothing of this node's own is known to be lost")
+        yield ("ok", "nothing of this node's own is known to be lost")
     if history.has_set_aside:
-        yield Check("warn", "history", "ops written after a restore wait to be written again; run `hocket sync`")
+        yield ("warn", "ops written after a restore wait to be written again; run `hocket sync`")
 
 
 def _availability(home: Home, session: Session) -> Findings:
@@ -361,9 +339,7 @@ def _availability(home: Home, session: Session) -> Findings:
     if state is not None:
         reason = f" ({state.reason})" if state.reason else ""
         how = f"{state.availability.name.lower()}{reason}, for {span(int(time.time() * 1000) - state.at.wall)}"
-        yield Check("warn", "work", f"this node is {how}, and takes no new jobs; `hocket resume here` ends that")
-    else:
-        yield Check("ok", "work", "this node takes new jobs")
+        yield ("warn", f"this node is {how}, and takes no new jobs; `hocket resume here` ends that")
 
 
 def _waiting(session: Session) -> Findings:
@@ -371,14 +347,11 @@ def _waiting(session: Session) -> Findings:
     now = max(session.head().wall, int(time.time() * 1000))
     waited = [now - unpack(row.hlc).wall for row in session.ops_refused_for((int(Reason.WAITING),))]
     if old := [each for each in waited if each > WAITING_MS_MAX]:
-        yield Check(
+        yield (
             "warn",
-            "waiting ops",
             f"{len(old)} ops wait for ops that have not come, the oldest for {span(max(old))}: a node has lost some of"
             " its ops, or one that has them is away; check `hocket peers list` here and `hocket doctor` there",
         )
-    else:
-        yield Check("ok", "waiting ops", "none has waited for long")
 
 
 def _outbox(home: Home, session: Session) -> Findings:
@@ -388,9 +361,7 @@ def _outbox(home: Home, session: Session) -> Findings:
     found = waiting(session, node, coordinator)
     if found.since_ms is not None and now - found.since_ms > WAITING_MS_MAX:
         says = f"{counted(found.ops, 'op')} of at most {OUTBOX_OPS_MAX:,} wait for the coordinator, the oldest for"
-        yield Check("warn", "outbox", f"{says} {span(now - found.since_ms)}; check `hocket peers list`")
-    else:
-        yield Check("ok", "outbox", "no op has waited for the coordinator for long")
+        yield ("warn", f"{says} {span(now - found.since_ms)}; check `hocket peers list`")
 
 
 def _permissions(home: Home, session: Session) -> Permissions:
@@ -404,9 +375,7 @@ def _breakers(home: Home, session: Session) -> Findings:
     found = [each for each in breakers_of(session, home) if each.state != BreakerState.CLOSED]
     for each in found:
         whose = each.what if each.process is None else f"{each.what} in process {each.process}"
-        yield Check("warn", "breakers", f"{whose} is {each.state} after {each.failures} failures: {each.error}")
-    if not found:
-        yield Check("ok", "breakers", "none is open")
+        yield ("warn", f"{whose} is {each.state} after {each.failures} failures: {each.error}")
 
 
 def _sharing(home: Home, session: Session, now_ms: int) -> Findings:
@@ -415,12 +384,12 @@ def _sharing(home: Home, session: Session, now_ms: int) -> Findings:
     try:
         check_sharing(session, node, permissions, now_ms)
     except Conflict as error:
-        yield Check("bad", "store", str(error))
+        yield ("bad", str(error))
     else:
         count, where = len(writers(session, permissions)), backend(home.server or home.database).name
         shared = f", shared by {counted(count, 'node')}" if count > 1 else ""
         blobs = ", with their blobs" if blob_place(session) is BlobPlace.STORE else ""
-        yield Check("ok", "store", f"in {where}{shared}{blobs}")
+        yield ("ok", f"in {where}{shared}{blobs}")
 
 
 def _first_op(home: Home, session: Session) -> Findings:
@@ -428,30 +397,25 @@ def _first_op(home: Home, session: Session) -> Findings:
     row = session.entry(1)
     payload = None if row is None else decode(row.body).payload
     if not isinstance(payload, DelegateUcan):
-        yield Check("bad", "first op", "the log does not begin with a delegation; restore a backup")
+        yield ("bad", "the log does not begin with a delegation; restore a backup")
         return
     delegation = read_ucan(payload.ucan_bytes)
     known = [read_ucan(each.token) for each in session.delegations()]
     if delegation.node != node_id(home.node_key().public):
-        yield Check("bad", "first op", "node.key does not belong to this log; restore the right key")
+        yield ("bad", "node.key does not belong to this log; restore the right key")
     elif Authority(home.user_did(), [delegation, *known], ()).fault(delegation) is not None:
         whose = "user.key does not belong to this log's user" if home.has_user_key() else "user.did names another user"
-        yield Check("bad", "first op", f"{whose}; restore the right one")
-    else:
-        yield Check("ok", "first op", "the keys match the first op")
+        yield ("bad", f"{whose}; restore the right one")
 
 
 def _clock(session: Session, now_ms: int) -> Findings:
     behind = session.head().wall - now_ms
     if behind > CLOCK_BEHIND_MS_MAX:
-        yield Check(
+        yield (
             "warn",
-            "clock",
             f"the log has times up to {span(behind)} ahead of this machine's clock; if the clock is right now, leave"
             f" it: time here runs at half speed until it has caught up, in at most {span(2 * behind)}; else set it",
         )
-    else:
-        yield Check("ok", "clock", "not behind the log's")
 
 
 def _workers(home: Home, session: Session, now_ms: int) -> Findings:
@@ -463,21 +427,19 @@ def _workers(home: Home, session: Session, now_ms: int) -> Findings:
     count = Counter(stand.values())
     if died := count[WorkerState.DIED]:
         left = f"{died} died and left {counted(held[WorkerState.DIED], 'job')} behind"
-        yield Check("warn", "workers", f"{left}; the next worker returns them to the queue")
+        yield ("warn", f"{left}; the next worker returns them to the queue")
     for each in workers:
         if stand[each.number] is WorkerState.SILENT:
             which = f"process {each.pid} {whereabouts(each.place, liveness.place)}".strip()
             then = f"a worker that runs here for {SILENT_S:.0f} s returns its jobs to the queue"
-            yield Check("warn", "workers", f"{which} has been silent for {span(now - each.beat)}; {then}")
+            yield ("warn", f"{which} has been silent for {span(now - each.beat)}; {then}")
     if count[WorkerState.RUNNING] == len(workers):
-        yield Check("ok", "workers", f"{len(workers)} running, none died" if workers else "none running, none died")
+        yield ("ok", f"{len(workers)} running, none died" if workers else "none running, none died")
 
 
 def _rebuild(session: Session) -> Findings:
     if session.head().rebuilding is not None:
-        yield Check("bad", "rebuild", "a rebuild is running or was interrupted; run `hocket log rebuild` to finish it")
-    else:
-        yield Check("ok", "rebuild", "no unfinished rebuild")
+        yield ("bad", "a rebuild is running or was interrupted; run `hocket log rebuild` to finish it")
 
 
 def user_of(home: Home) -> str:

@@ -5,7 +5,7 @@ far other nodes have this node's ops, and how ranked jobs spread. `hocket.server
 from collections import Counter
 
 from hocket.api import Service, ServiceAnswer
-from hocket.api.grid import GridKind, grid
+from hocket.api.claims import GridKind, grid
 from hocket.kernel.ids import node_text
 from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.mesh.peers import outbox

@@ -2,16 +2,27 @@
 
 import base64
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from hocket.api import ListPage, Service, ServiceAnswer
-from hocket.api.operation import ULID, InShell, TokenNeed, operation
-from hocket.api.pages import ANSWER_BYTES, PAGE_DEFAULT, PAGE_MAX, STEP, After, Limit, json_size
-from hocket.api.views import Line, Table, View, moment
+from hocket.api.operation import (
+    ANSWER_BYTES,
+    PAGE_DEFAULT,
+    PAGE_MAX,
+    STEP,
+    ULID,
+    After,
+    InShell,
+    Limit,
+    TokenNeed,
+    json_size,
+    operation,
+)
+from hocket.api.views import Line, at, table
 from hocket.bus.changes import about
 from hocket.errors import Conflict, NotFound, StoreAway, Unreachable, Usage
 from hocket.families.inbox import requests as inbox
@@ -106,29 +117,21 @@ CLAIM = TokenNeed("Inbox", "Claim", lambda service, asked: [service.agent(asked[
 RETRY = TokenNeed("Inbox", "Claim", is_judged_later=True)
 
 
-def _show_messages(page: ListPage[MessageShown]) -> Iterator[View]:
-    yield messages_table(page.items)
-
-
-def messages_table(messages: Iterable[MessageShown]) -> Table:
-    return Table(
-        ("id", "from", "to", "state", "tries", "sent", "lease until", "type", "body"),
-        [
-            (
-                each.id,
-                each.sender,
-                each.to,
-                each.state,
-                each.tries,
-                moment(each.sent_ms),
-                moment(each.lease_until) or "-",
-                each.type or "-",
-                _short(each),
-            )
-            for each in messages
-        ],
-        "no messages",
-    )
+show_messages = table(
+    MessageShown,
+    "no messages",
+    {
+        "id": "id",
+        "from": "sender",
+        "to": "to",
+        "state": "state",
+        "tries": "tries",
+        "sent": at("sent_ms"),
+        "lease until": at("lease_until", "-"),
+        "type": lambda each: each.type or "-",
+        "body": lambda each: _short(each),
+    },
+)
 
 
 def _short(message: MessageShown) -> str:
@@ -293,16 +296,13 @@ def list_messages(
     return listing(service, service.agent(agent), limit, after)
 
 
-@operation(
-    "list_dead_messages",
-    "GET /v1/inbox/dead",
-    READ_ANY,
-    command="dead list",
-    show=_show_messages,
-    examples=("hocket dead list --json",),
-)
+@operation("list_dead_messages", "GET /v1/inbox/dead", READ_ANY, command="dead list", show=show_messages)
 def dead(service: Service, limit: Limit = PAGE_MAX, after: After | None = None) -> ListPage[MessageShown]:
-    """List the messages that were tried too often or expired unclaimed, as far as you may read them."""
+    """List the messages that were tried too often or expired unclaimed, as far as you may read them.
+
+    \b
+      hocket dead list --json
+    """
     log = service.runtime.log
     if service.principal.node == log.node:
         log.run(lambda tx: messages_of(tx.projection).move_due())
@@ -420,14 +420,17 @@ def nack(
     RETRY,
     command="dead retry",
     show=lambda shown: [Line(f"message {shown.id} is {shown.state} again")],
-    examples=("hocket dead retry 01JC8M…",),
 )
 def retry(
     service: Service,
     message: MessageId,
     reason: Annotated[MessageReason, InShell(metavar="TEXT", help="Why it will work now.")] = "",
 ) -> MessageShown:
-    """Deliver a dead message again, with all its tries. One that has expired must be sent anew."""
+    """Deliver a dead message again, with all its tries. One that has expired must be sent anew.
+
+    \b
+      hocket dead retry 01JC8M…
+    """
     service.check_writer()
     found = show(service, message)
     service.check("Inbox", "Claim", found.to)
@@ -437,18 +440,15 @@ def retry(
     return show(service, found.id)
 
 
-@operation(
-    "show_thread",
-    "GET /v1/inbox/{message}/thread",
-    READ_ANY,
-    command="thread",
-    show=_show_messages,
-    examples=("hocket thread 01JC8M…",),
-)
+@operation("show_thread", "GET /v1/inbox/{message}/thread", READ_ANY, command="thread", show=show_messages)
 def thread(
     service: Service, message: MessageId, limit: Limit = PAGE_MAX, after: After | None = None
 ) -> ListPage[MessageShown]:
-    """Show the thread of a message, in the order in which its messages were sent, as far as you may read it."""
+    """Show the thread of a message, in the order in which its messages were sent, as far as you may read it.
+
+    \b
+      hocket thread 01JC8M…
+    """
     found, beyond = parse_ulid(find(service, message)), b"" if after is None else message_id_of(after)
     with service.read() as session:
         first = session.message(found)

@@ -405,16 +405,14 @@ def _fields(shown: JobDetails, names: dict[str, str]) -> list[tuple[str, object]
     return pairs
 
 
-@operation(
-    "show_job",
-    "GET /v1/jobs/{job}",
-    READ,
-    command="show",
-    show=_show,
-    examples=("hocket show 01J9ZC", "hocket show 01J9ZC --json | jq .result"),
-)
+@operation("show_job", "GET /v1/jobs/{job}", READ, command="show", show=_show)
 def show(service: Service, job: JobText) -> JobDetails:
-    """Show everything about one job: state, payload, result, error with traceback, and its ops."""
+    """Show everything about one job: state, payload, result, error with traceback, and its ops.
+
+    \b
+      hocket show 01J9ZC
+      hocket show 01J9ZC --json | jq .result
+    """
     service.refresh()
     details, waits_for = service.runtime.show(job), None
     service.check("Job", "Read", details["kind"])

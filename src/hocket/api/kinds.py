@@ -1,13 +1,12 @@
 """The options of kinds, as workers have defined them."""
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from hocket.api import Service, ServiceAnswer
 from hocket.api.operation import TokenNeed, operation
-from hocket.api.views import Table, View, moment
+from hocket.api.views import at, json_text, table
 from hocket.families.kinds.facts import KIND
 from hocket.families.kinds.rules import KINDS
 from hocket.kernel.ids import node_text
@@ -26,16 +25,16 @@ class KindShown(ServiceAnswer, frozen=True):
     defined_ms: int
 
 
-def _show(shown: Iterable[KindShown]) -> Iterator[View]:
-    rows = [
-        (
-            each.kind,
-            msgspec.json.encode(each.options).decode() if each.options else "-",
-            *(each.author_name or each.author, moment(each.defined_ms)),
-        )
-        for each in shown
-    ]
-    yield Table(("kind", "options", "defined by", "since"), rows, "no kind has options")
+_show = table(
+    KindShown,
+    "no kind has options",
+    {
+        "kind": "kind",
+        "options": lambda each: json_text(each.options) if each.options else "-",
+        "defined by": lambda each: each.author_name or each.author,
+        "since": at("defined_ms"),
+    },
+)
 
 
 @operation(
@@ -45,7 +44,6 @@ def _show(shown: Iterable[KindShown]) -> Iterator[View]:
     command="kinds",
     key=lambda each: each.kind,
     show=_show,
-    examples=("hocket kinds", "hocket kinds --json | jq '.[] | select(.kind == \"acme.render\").options'"),
 )
 def listing(service: Service) -> list[KindShown]:
     """List the kinds whose handlers have options: which, and which node defined them. A job of the kind has these
@@ -54,6 +52,10 @@ def listing(service: Service) -> list[KindShown]:
     A worker that starts defines the kinds that it serves, if their options have changed and its node may: the owner's
     nodes may, others with a grant like `--may job:define:acme.`. A kind that ends with a dot stands for every kind
     below it that is not listed.
+
+    \b
+      hocket kinds
+      hocket kinds --json | jq '.[] | select(.kind == "acme.render").options'
     """
     with service.read() as session:
         names = {member.node: member.name for member in membership.members(service.runtime.log, session)}

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from hocket.api import Service, ServiceAnswer
 from hocket.api.operation import Arguments, InShell, OverHttp, TokenNeed, operation
-from hocket.api.views import Line, Table, View, moment
+from hocket.api.views import Line, Table, View, at, moment, table
 from hocket.errors import Usage
 from hocket.families.locks import requests as locks
 from hocket.families.locks.decisions import read_scope
@@ -144,24 +144,20 @@ def _show_broken(ended: Iterable[LockShown]) -> Iterator[View]:
         yield Line(f"{', '.join(each.keys)} taken from {each.agent} on {each.holder} (fence {each.fence})")
 
 
-def _show_list(shown: Iterable[LockShown]) -> Iterator[View]:
-    yield Table(
-        ("key", "scope", "mode", "agent", "node", "fence", "since", "until"),
-        [
-            (
-                ", ".join(each.keys),
-                each.scope,
-                each.mode,
-                each.agent,
-                each.holder,
-                each.fence,
-                moment(each.since_ms),
-                moment(each.expires_ms),
-            )
-            for each in shown
-        ],
-        "no locks",
-    )
+_show_list = table(
+    LockShown,
+    "no locks",
+    {
+        "key": lambda each: ", ".join(each.keys),
+        "scope": "scope",
+        "mode": "mode",
+        "agent": "agent",
+        "node": "holder",
+        "fence": "fence",
+        "since": at("since_ms"),
+        "until": at("expires_ms"),
+    },
+)
 
 
 def _show_state(state: LockState) -> Iterator[View]:
@@ -183,11 +179,6 @@ def _show_state(state: LockState) -> Iterator[View]:
     command="lock acquire",
     creates=True,
     show=lambda shown: [Line(shown.fence)],
-    examples=(
-        "hocket lock acquire file:src/lib.rs --agent editor --lease 30s",
-        "hocket lock acquire file:src/lib.rs --agent editor --lease 4b",
-        "fence=$(hocket lock acquire build --agent ci --wait 1m)",
-    ),
 )
 async def acquire(
     service: Service,
@@ -209,6 +200,11 @@ async def acquire(
     ends unless it is renewed. An agent that no longer waits leaves the queue.
 
     In a key `*` stands for any text without a slash and `**` for any text. Two keys conflict if they overlap.
+
+    \b
+      hocket lock acquire file:src/lib.rs --agent editor --lease 30s
+      hocket lock acquire file:src/lib.rs --agent editor --lease 4b
+      fence=$(hocket lock acquire build --agent ci --wait 1m)
     """
     from hocket.node.locks import lock_client
 
@@ -224,7 +220,6 @@ async def acquire(
     HOLD,
     command="lock renew",
     show=lambda shown: [Line(f"{shown.key} is yours until {moment(shown.expires_ms)}")],
-    examples=("hocket lock renew file:src/lib.rs --fence 7 --agent editor --lease 1m",),
 )
 def renew(
     service: Service,
@@ -236,6 +231,9 @@ def renew(
 ) -> LockShown:
     """Keep a lock for longer, together with everything that was acquired with it. If the agent does not hold it under
     this fence, this is refused as a conflict (exit code 3, status 409).
+
+    \b
+      hocket lock renew file:src/lib.rs --fence 7 --agent editor --lease 1m
     """
     service.check_writer()
     scope, key, name = checked_scope(scope), checked_key(key), checked_agent(service.agent(agent))
@@ -270,14 +268,7 @@ def release_all(service: Service, agent: str, *, scope: str | None = None) -> li
     return held
 
 
-@operation(
-    "break_lock",
-    "POST /v1/locks/{key}/break",
-    BREAK,
-    command="lock break",
-    show=_show_broken,
-    examples=('hocket lock break file:src/lib.rs --reason "the agent hangs"',),
-)
+@operation("break_lock", "POST /v1/locks/{key}/break", BREAK, command="lock break", show=_show_broken)
 def break_(
     service: Service,
     key: LockKey,
@@ -290,6 +281,9 @@ def break_(
 ) -> list[LockShown]:
     """Take a lock away from its holder: end every hold on a key, of any agent. A pattern may end several. The owner's
     nodes may do this, others with a grant like `--may lock:break:file:`, which must allow every key of a hold.
+
+    \b
+      hocket lock break file:src/lib.rs --reason "the agent hangs"
     """
     service.check_writer()
     if not reason.strip() or len(reason) > REASON_CHARS_MAX:
@@ -301,16 +295,13 @@ def break_(
     return [_shown(hold, scope, called) for hold in broken]
 
 
-@operation(
-    "show_lock",
-    "GET /v1/locks/{key}",
-    READ_ONE,
-    command="lock show",
-    show=_show_state,
-    examples=("hocket lock show file:src/lib.rs",),
-)
+@operation("show_lock", "GET /v1/locks/{key}", READ_ONE, command="lock show", show=_show_state)
 def show(service: Service, key: LockKey, scope: LockScope = "") -> LockState:
-    """Show who holds a key, or keys that overlap it, and who waits for it, in order."""
+    """Show who holds a key, or keys that overlap it, and who waits for it, in order.
+
+    \b
+      hocket lock show file:src/lib.rs
+    """
     scope, key, now = checked_scope(scope), checked_key(key), service.runtime.log.reading().wall
     with service.read() as session:
         state = read_scope(session, scope)
@@ -329,13 +320,16 @@ def show(service: Service, key: LockKey, scope: LockScope = "") -> LockState:
     command="lock list",
     key=lambda each: f"{each.scope} {each.fence:020}",
     show=_show_list,
-    examples=("hocket lock list",),
 )
 def listing(
     service: Service,
     scope: Annotated[LockScope, InShell(metavar="REPO", help="Only the locks of this scope.")] | None = None,
 ) -> list[LockShown]:
-    """List the locks that are held now, of one scope or of all."""
+    """List the locks that are held now, of one scope or of all.
+
+    \b
+      hocket lock list
+    """
     now = service.runtime.log.reading().wall
     with service.read() as session:
         called = service.names(session)

@@ -2,7 +2,6 @@
 ops wait for a decision.
 """
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Annotated
@@ -12,7 +11,7 @@ from msgspec import Meta
 
 from hocket.api import Service, ServiceAnswer
 from hocket.api.operation import InShell, TokenNeed, operation
-from hocket.api.views import Line, Pairs, Table, View, ago, moment
+from hocket.api.views import Line, Pairs, Table, View, ago, moment, now_ms, seen, table
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.families.availability.facts import Availability
 from hocket.families.availability.requests import set_availability, unavailable
@@ -248,25 +247,22 @@ def _show_resumed(done: AvailabilitySet) -> Iterator[View]:
     yield Line(f"{done.called} takes new jobs{' again' if done.changed else '; it was not drained'}")
 
 
-def _show_nodes(shown: Iterable[NodeShown]) -> Iterator[View]:
-    now = int(time.time() * 1000)
-    yield Table(
-        ("name", "id", "standing", "roles", "seen", "expires", "may", "stored"),
-        [
-            (
-                (each.name or "-") + (" (here)" if each.here else ""),
-                each.node,
-                each.standing + (f" ({each.availability})" if each.availability.state != "active" else ""),
-                ", ".join(each.roles),
-                ago(each.seen_ms, now) if each.seen_ms else "never",
-                ago(each.expires_ms, now) if each.expires_ms else "-",
-                "; ".join(each.may),
-                _stored(each, now),
-            )
-            for each in shown
-        ],
-        "no nodes",
-    )
+_show_nodes = table(
+    NodeShown,
+    "no nodes",
+    {
+        "name": lambda each: (each.name or "-") + (" (here)" if each.here else ""),
+        "id": "node",
+        "standing": lambda each: (
+            each.standing + (f" ({each.availability})" if each.availability.state != "active" else "")
+        ),
+        "roles": lambda each: ", ".join(each.roles),
+        "seen": seen("seen_ms"),
+        "expires": lambda each: ago(each.expires_ms, now_ms()) if each.expires_ms else "-",
+        "may": lambda each: "; ".join(each.may),
+        "stored": lambda each: _stored(each, now_ms()),
+    },
+)
 
 
 def _stored(shown: NodeShown, now: int) -> str:
@@ -279,28 +275,23 @@ def _stored(shown: NodeShown, now: int) -> str:
     return stored + (f"; over its quota {ago(over.last_ms, now)}, {over.ops:,} ops refused" if over else "")
 
 
-def _show_live(shown: "Iterable[LiveNode]") -> Iterator[View]:
-    now = int(time.time() * 1000)
-    yield Table(
-        ("name", "id", "grade", "heard", "work", "runs", "cpus", "memory", "gpus", "models", "labels"),
-        [
-            (
-                (each.name or "-") + (" (here)" if each.here else ""),
-                each.node,
-                each.grade,
-                ago(min(now, each.last_seen_ms), now) if each.last_seen_ms else "never",
-                "-" if each.availability.state == "active" else each.availability,
-                counted(each.running, "job") if each.running else "-",
-                each.capabilities.cpus or "-",
-                size_words(each.capabilities.memory_bytes) if each.capabilities.memory_bytes else "-",
-                ", ".join(each.capabilities.gpus),
-                ", ".join(each.capabilities.models),
-                ", ".join(each.labels),
-            )
-            for each in shown
-        ],
-        "no nodes",
-    )
+_show_live = table(
+    LiveNode,
+    "no nodes",
+    {
+        "name": lambda each: (each.name or "-") + (" (here)" if each.here else ""),
+        "id": "node",
+        "grade": "grade",
+        "heard": seen("last_seen_ms"),
+        "work": lambda each: "-" if each.availability.state == "active" else each.availability,
+        "runs": lambda each: counted(each.running, "job") if each.running else "-",
+        "cpus": lambda each: each.capabilities.cpus or "-",
+        "memory": lambda each: size_words(each.capabilities.memory_bytes) if each.capabilities.memory_bytes else "-",
+        "gpus": lambda each: ", ".join(each.capabilities.gpus),
+        "models": lambda each: ", ".join(each.capabilities.models),
+        "labels": lambda each: ", ".join(each.labels),
+    },
+)
 
 
 @operation("list_nodes", "GET /v1/nodes", READ, key=lambda each: each.node, show=_show_nodes)
@@ -389,9 +380,13 @@ def _show_identity(shown: Identity) -> Iterator[View]:
     )
 
 
-@operation("whoami", "GET", command="whoami", show=_show_identity, examples=("hocket whoami",))
+@operation("whoami", "GET", command="whoami", show=_show_identity)
 def identity(service: Service) -> Identity:
-    """Show this node, its user, its standing, and what it may do."""
+    """Show this node, its user, its standing, and what it may do.
+
+    \b
+      hocket whoami
+    """
     home, log = service.runtime.home, service.runtime.log
     here = next((each for each in listing(service) if each.here), None)
     if here is None:
@@ -460,9 +455,7 @@ def not_claimable(service: Service, kinds: Iterable[str]) -> list[str]:
     "GET /v1/routes",
     READ,
     key=lambda each: each.kind,
-    show=lambda routes: [
-        Table(("kind", "node", "id"), [(each.kind, each.name or "-", each.node) for each in routes], "no routes")
-    ],
+    show=table(Route, "no routes", {"kind": "kind", "node": lambda each: each.name or "-", "id": "node"}),
 )
 def routes(service: Service) -> list[Route]:
     """List the routes in force: kinds whose jobs all go to one node."""
@@ -544,47 +537,36 @@ def designate(service: Service, node: str) -> CoordinatorSet:
     return CoordinatorSet(member.id, member.name, previous, done.hears, reads_every_kind)
 
 
-@operation(
-    "drain_node",
-    "POST /v1/nodes/{node}/drain",
-    WRITE,
-    command="drain",
-    show=_show_drained,
-    examples=('hocket drain gpu-box --reason "new disk"', "hocket drain here"),
-)
+@operation("drain_node", "POST /v1/nodes/{node}/drain", WRITE, command="drain", show=_show_drained)
 def drain(service: Service, node: NodeText, reason: AvailabilityReason = "") -> AvailabilitySet:
     """Let a node finish the jobs that it runs and take no new ones, until it is resumed. The owner may drain every
     node, and each node itself. A coordinator that drains goes on deciding claims.
+
+    \b
+      hocket drain gpu-box --reason "new disk"
+      hocket drain here
     """
     return _set_availability(service, node, Availability.DRAINING, reason)
 
 
-@operation(
-    "quarantine_node",
-    "POST /v1/nodes/{node}/quarantine",
-    WRITE,
-    command="quarantine",
-    show=_show_quarantined,
-    examples=('hocket quarantine gpu-box --reason "wrong results"',),
-)
+@operation("quarantine_node", "POST /v1/nodes/{node}/quarantine", WRITE, command="quarantine", show=_show_quarantined)
 def quarantine(service: Service, node: NodeText, reason: AvailabilityReason = "") -> AvailabilitySet:
     """Take all work from a node: it returns the jobs that it runs and gets no new ones, until it is resumed. If it
     does not hear of it, its leases end and are not renewed; its results no longer count. Only the owner may.
+
+    \b
+      hocket quarantine gpu-box --reason "wrong results"
     """
     return _set_availability(service, node, Availability.QUARANTINED, reason)
 
 
-@operation(
-    "resume_node",
-    "POST /v1/nodes/{node}/resume",
-    WRITE,
-    command="resume",
-    show=_show_resumed,
-    examples=("hocket resume gpu-box",),
-)
+@operation("resume_node", "POST /v1/nodes/{node}/resume", WRITE, command="resume", show=_show_resumed)
 def resume(service: Service, node: NodeText, reason: AvailabilityReason = "") -> AvailabilitySet:
     """Let a node take new jobs again that was drained or quarantined. A node that another one has drained or
     quarantined cannot resume itself, unless it is the owner's.
+
+    \b
+      hocket resume gpu-box
     """
     return _set_availability(service, node, Availability.ACTIVE, reason)
 
@@ -604,10 +586,7 @@ def _set_availability(service: Service, node: str, availability: Availability, r
     return AvailabilitySet(member.id, member.name, shown, running, changed, is_coordinator)
 
 
-def _show_late(waiting: Iterable[LateOps]) -> Iterator[View]:
-    now = int(time.time() * 1000)
-    rows = [(each.name, each.ops, ago(each.received_ms, now)) for each in waiting]
-    yield Table(("node", "ops", "came"), rows, "no ops wait for a decision")
+_show_late = table(LateOps, "no ops wait for a decision", {"node": "name", "ops": "ops", "came": seen("received_ms")})
 
 
 @operation("list_late_ops", "GET", show=_show_late)

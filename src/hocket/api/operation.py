@@ -1,7 +1,9 @@
 """Declares what a node can be asked to do, once for every face. The parameters of a function are the request, its
 return type is the answer, its docstring the help. From these come a command, a route over HTTP and methods for Python.
+Lists go over HTTP in pages.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import NoneType, UnionType
@@ -21,13 +23,15 @@ from typing import (
     overload,
 )
 
-from msgspec import Meta
+import msgspec
+from msgspec import Meta, Struct
 
-from hocket.api import Service
+from hocket.api import ListPage, Service
 from hocket.api.views import View
 
 if TYPE_CHECKING:
     from hocket.node.node import Node
+
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -39,6 +43,8 @@ ULID = "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"
 # also be in beats.
 Form = Literal["json", "duration", "length"]
 REQUIRED: Any = object()
+# Stands in a docstring before the examples of its command.
+EXAMPLES = "\n\n\b\n"
 # The flag of a coroutine's code, `inspect.CO_COROUTINE`: short commands do not load `inspect`.
 _COROUTINE = 0x80
 
@@ -141,32 +147,24 @@ class TokenNeed(NamedTuple):
 
 
 class Operation(Generic[P, A]):
-    """`name` names the operation for programs, `route` is its method and path over HTTP, and `command` the words of its
-    command. An operation that `creates` something can be repeated under a key. `key` gives the place of an item in an
-    answer that is a list, which goes over HTTP in pages. `show` gets the answer, and if it takes two arguments the
-    names of nodes by their ids. Whether it changes anything follows from its method. Without a
-    path, and so without a need, it is no part of the HTTP API.
+    """A function that is declared as one. `waits` is whether it is a coroutine. Whether it changes anything follows
+    from its method. Without a path, and so without a need, it is no part of the HTTP API.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        route: str,
-        need: TokenNeed | None,
-        *,
-        command: str | None,
-        creates: bool,
-        key: Callable[[Any], str] | None,
-        show: Callable[..., Iterable[View]],
-        examples: Sequence[str],
-    ) -> None:
-        self.function, self.name, self.need, self.command = function, name, need, command
-        self.method, _, self.path = route.partition(" ")
-        self.creates, self.key, self.show, self.examples = creates, key, show, examples
+    def __init__(self, function: Callable[..., Any], declared: "operation") -> None:
+        self.function = function
+        self.name, self.need, self.command, self.creates = (
+            declared.name,
+            declared.need,
+            declared.command,
+            declared.creates,
+        )
+        self.key, self.show = declared.key, declared.show
+        self.method, _, self.path = declared.route.partition(" ")
         self.__name__, self.__module__ = function.__name__, function.__module__
         self.waits = bool(function.__code__.co_flags & _COROUTINE)
-        self.help = _sentences(function.__doc__ or "")
+        self.__doc__ = _dedented(function.__doc__ or "")
+        self.help = self.__doc__.partition(EXAMPLES)[0]
 
     @property
     def names_nodes(self) -> bool:
@@ -197,36 +195,81 @@ class Operation(Generic[P, A]):
         return answer
 
 
-class _Declaration:
-    def __init__(self, *args: Any, **more: Any) -> None:
-        self._args, self._more = args, more
+class operation(Struct, frozen=True):
+    """Declares the decorated function as an operation. It takes a Service, which knows who asks. A coroutine, which may
+    wait long, also takes the Node on whose loop it runs.
+
+    `name` names the operation for programs, `route` is its method and path over HTTP, or only the method, and `command`
+    the words of its command. An operation that `creates` something can be repeated under a key. `key` gives the place
+    of an item in an answer that is a list, which goes over HTTP in pages. `show` gets the answer, and if it takes two
+    arguments the names of nodes by their ids.
+    """
+
+    name: str
+    route: str
+    need: TokenNeed | None = None
+    command: str | None = None
+    creates: bool = False
+    key: Callable[[Any], str] | None = None
+    show: Callable[..., Iterable[View]] = lambda answer: ()
 
     @overload
     def __call__(self, function: "Callable[Concatenate[Service, Node, P], Awaitable[A]]", /) -> Operation[P, A]: ...
     @overload
     def __call__(self, function: Callable[Concatenate[Service, P], A], /) -> Operation[P, A]: ...
     def __call__(self, function: Callable[..., Any], /) -> Operation[..., Any]:
-        return Operation(function, *self._args, **self._more)
+        return Operation(function, self)
 
 
-def operation(
-    name: str,
-    route: str,
-    need: TokenNeed | None = None,
-    *,
-    command: str | None = None,
-    creates: bool = False,
-    key: Callable[[Any], str] | None = None,
-    show: Callable[..., Iterable[View]] = lambda answer: (),
-    examples: Sequence[str] = (),
-) -> _Declaration:
-    """Declares the decorated function as an operation. It takes a Service, which knows who asks. A coroutine, which may
-    wait long, also takes the Node on whose loop it runs. A route that is only a method, GET or POST, declares no path.
-    """
-    return _Declaration(name, route, need, command=command, creates=creates, key=key, show=show, examples=examples)
-
-
-def _sentences(doc: str) -> str:
+def _dedented(doc: str) -> str:
     """A docstring without its indentation."""
-    first, _, rest = doc.strip().partition("\n")
-    return "\n".join([first, *(line.strip() for line in rest.split("\n"))]).rstrip()
+    return "\n".join(line.removeprefix("    ") for line in doc.split("\n")).rstrip()
+
+
+PAGE_MAX = 1_000
+PAGE_DEFAULT = 100
+# An answer gets no more items once they have this many bytes; so many are read at a time.
+ANSWER_BYTES = 4 * 1024 * 1024
+STEP = 16
+
+FetchPage = Callable[[int, str | None], ListPage[T]]
+
+Limit = Annotated[
+    int,
+    Meta(ge=1, le=PAGE_MAX, description="The most items of one page."),
+    InShell(metavar="N", help="How many at most."),
+]
+After = Annotated[
+    str,
+    Meta(min_length=1, max_length=1024, description="`next` of the page before."),
+    InShell(metavar="KEY", help="Begin after this key."),
+]
+
+
+def page_of(items: Iterable[T], key: Callable[[T], str], limit: int, after: str | None) -> ListPage[T]:
+    """Part of a list that the service gives as a whole, in the order of the key. Items with one key are numbered."""
+    places: list[tuple[str, T]] = []
+    same: Counter[str] = Counter()
+    for each in items:
+        place = key(each)
+        places.append((f"{place} {same[place]}" if same[place] else place, each))
+        same[place] += 1
+    left = sorted(((place, each) for place, each in places if after is None or place > after), key=lambda pair: pair[0])
+    return ListPage([each for _, each in left[:limit]], left[limit - 1][0] if len(left) > limit else None)
+
+
+def bounded_page(fetch: FetchPage[T], limit: int, after: str | None, step: int = STEP) -> ListPage[T]:
+    """A page that ends early if its items are large, so that no answer takes much memory."""
+    items: list[T] = []
+    size = 0
+    while limit > 0 and size < ANSWER_BYTES:
+        page = fetch(min(step, limit), after)
+        items += page.items
+        size, limit, after = size + json_size(page.items), limit - step, page.next
+        if after is None:
+            break
+    return ListPage(items, after)
+
+
+def json_size(items: Iterable[object]) -> int:
+    return sum(len(msgspec.json.encode(each)) for each in items)

@@ -1,14 +1,18 @@
-"""The ops of the log: list and follow them, verify, rebuild, export, import, and change the rules that judge them."""
+"""The ops of the log: list and follow them, verify, rebuild, export, import, and change the rules that judge them;
+and the passes of derivations over them.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from typing import BinaryIO
 
 import msgspec
 
-from hocket.api import Service
+from hocket.api import Service, ServiceAnswer
 from hocket.api.jobs import OpLine, op_lines
 from hocket.bus.changes import LOG, about
 from hocket.events import ignore
+from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.kinds import covers
 from hocket.kernel.rules import Rules
 from hocket.kernel.subjects import JOB, Subject
@@ -20,6 +24,7 @@ from hocket.log.rebuild import Rebuilt
 from hocket.mesh.incoming import recover
 from hocket.node.runtime import Progress
 from hocket.store import OpRow, Session
+from hocket.work.derivation import Derivation, DerivationPass, DonePass, done_passes, missing, repeated
 
 LIMIT_MAX = 1_000_000
 FOLLOW_STEP = 1_000
@@ -119,3 +124,62 @@ def take_in(service: Service, source: BinaryIO) -> Admission:
             admitted = import_ops(log, source)
     recover(log, ignore)
     return admitted
+
+
+class PassVerdict(StrEnum):
+    same = "same"
+    differs = "differs"
+    missing = "missing"
+
+
+class PassLine(ServiceAnswer, frozen=True):
+    """A pass of a derivation: how many ops the function read and derived. `verdict` and `detail` are what a repetition
+    on this node gave, if there was one.
+    """
+
+    derivation: str
+    job_id: str
+    node: str | None
+    read: int
+    derived: int
+    verdict: PassVerdict | None = None
+    detail: str = ""
+
+
+def passes(service: Service, wanted: Sequence[Derivation], check: bool = False) -> list[PassLine]:
+    """The passes of these derivations, oldest first. With `check` each is repeated here, over the same ops and from
+    what the pass before it kept.
+    """
+    with service.read() as session:
+        return [line for each in wanted for line in _lines(session, each, check)]
+
+
+def _lines(session: Session, made: Derivation, check: bool) -> list[PassLine]:
+    lines: list[PassLine] = []
+    before: DonePass | None = None
+    for done in done_passes(session, made):
+        job, record = done.job, done.record
+        verdict, detail = _verdict(session, made, record, before) if check else (None, "")
+        # The claim of a job that has ended names its last holder.
+        node = None if job.claimer is None else node_text(job.claimer)
+        lines.append(PassLine(made.name, ulid_text(job.id), node, record.read, record.derived, verdict, detail))
+        before = done
+    return lines
+
+
+def _verdict(
+    session: Session, made: Derivation, record: DerivationPass, before: DonePass | None
+) -> tuple[PassVerdict, str]:
+    if record.previous != (None if before is None else ulid_text(before.job.id)):
+        return PassVerdict.missing, "the pass before it is not here"
+    if absent := missing(session, record):
+        return PassVerdict.missing, f"ops of node {node_text(absent)} that it has read are not here yet"
+    again = repeated(session, made, record, {} if before is None else before.record.memory).record
+    if again.inputs != record.inputs:
+        return PassVerdict.differs, f"{again.read} ops count here, and {record.read} did then"
+    if (again.outputs, again.memory) != (record.outputs, record.memory):
+        return (
+            PassVerdict.differs,
+            f"the function derives {again.derived} other ops here: it is not pure, or was changed",
+        )
+    return PassVerdict.same, ""

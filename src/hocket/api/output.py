@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from hocket.api import Service
 from hocket.bus.changes import OUTPUT, about
 from hocket.errors import Unreachable, Usage
-from hocket.extensions.command.outcome import printed
-from hocket.extensions.command.proofs import GIT_KIND
-from hocket.extensions.command.request import KIND
+from hocket.kernel.extension import ExtensionKind, extension_kind, loaded
 from hocket.kernel.ids import ulid_text
 from hocket.mesh.output import AskedOutput, FarOutput, holders
 from hocket.node.node import Node
@@ -39,11 +37,11 @@ def output(service: Service, job: str, *, stderr: bool = False, follow: bool = F
     """The output of a job's last run, and with `follow` all that comes until the job ends."""
     with service.read() as session:
         found = view.find(session, job).job
-    is_command = found.kind in (KIND, GIT_KIND)
-    if stderr and not is_command:
+    kind = extension_kind(found.kind)
+    if stderr and kind is None:
         raise Usage(f"job {job} is not a command: the output of a handler is one stream; leave out --stderr")
-    stream = HANDLER if not is_command else "stderr" if stderr else "stdout"
-    with closing(_Reading(service, found.id, stream)) as reading:
+    stream = HANDLER if kind is None else "stderr" if stderr else "stdout"
+    with closing(_Reading(service, found.id, stream, kind)) as reading:
         yield from reading.chunks(follow)
 
 
@@ -60,8 +58,8 @@ class _Place(NamedTuple):
 class _Reading:
     """How far the output of one job was read: `shown` bytes of the run with this `fence`."""
 
-    def __init__(self, service: Service, job_id: bytes, stream: str) -> None:
-        self._service, self._job_id, self._stream = service, job_id, stream
+    def __init__(self, service: Service, job_id: bytes, stream: str, kind: ExtensionKind | None) -> None:
+        self._service, self._job_id, self._stream, self._kind = service, job_id, stream, kind
         self._peers = _Peers(service)
         self._fence = self._shown = 0
         self._is_over = self._is_done_there = False
@@ -107,11 +105,12 @@ class _Reading:
 
     def _kept(self) -> bytes | None:
         """What the log has of a command that has ended."""
-        if self._stream == HANDLER:
+        if self._kind is None:
             return None
         with self._service.read() as session:
             blobs, fetch = self._service.runtime.blobs, self._service.fetch
-            return printed(session, blobs, self._job_id, self._stream, fetch)
+            printed: bytes | None = loaded(self._kind.printed)(session, blobs, self._job_id, self._stream, fetch)
+            return printed
 
     def _parts(self, is_here: bool) -> Iterator[bytes]:
         while (part := self._next(is_here)) is not None:

@@ -7,9 +7,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from hocket.api import ListPage, Service, ServiceAnswer
-from hocket.api.operation import ULID, InShell, TokenNeed, operation
-from hocket.api.pages import PAGE_DEFAULT, After, Limit
-from hocket.api.views import Line, Pairs, Table, View, moment
+from hocket.api.operation import PAGE_DEFAULT, ULID, After, InShell, Limit, TokenNeed, operation
+from hocket.api.views import Line, Pairs, View, at, json_text, moment, table
 from hocket.errors import NotFound, Usage
 from hocket.families.rows import requests as rows
 from hocket.families.rows.requests import (
@@ -127,7 +126,7 @@ def _show_row(row: RowShown) -> Iterator[View]:
     waiting = f"{row.conflicts} wait for a decision: hocket conflicts list"
     yield Pairs(
         [
-            ("value", value_text(row.value)),
+            ("value", json_text(row.value)),
             ("version", row.version),
             ("written by", author(row)),
             ("written at", moment(row.written_ms)),
@@ -144,23 +143,31 @@ def _show_write(written: RowWritten) -> Iterator[View]:
     yield Line(f"{row.table}/{row.key} {how}: version {row.version}")
 
 
-def _show_rows(page: ListPage[RowShown]) -> Iterator[View]:
-    yield Table(
-        ("key", "value", "version", "written by", "conflicts"),
-        [(each.key, value_text(each.value), each.version, author(each), each.conflicts or "-") for each in page.items],
-        "no rows",
-    )
+_show_rows = table(
+    RowShown,
+    "no rows",
+    {
+        "key": "key",
+        "value": lambda each: json_text(each.value),
+        "version": "version",
+        "written by": lambda each: author(each),
+        "conflicts": lambda each: each.conflicts or "-",
+    },
+)
 
 
-def _show_conflicts(page: ListPage[ConflictShown]) -> Iterator[View]:
-    yield Table(
-        ("id", "row", "state", "strategy", "written by", "at"),
-        [
-            (each.id, f"{each.table}/{each.key}", each.state, each.strategy, author(each), moment(each.at_ms))
-            for each in page.items
-        ],
-        "no conflicts",
-    )
+_show_conflicts = table(
+    ConflictShown,
+    "no conflicts",
+    {
+        "id": "id",
+        "row": "row",
+        "state": "state",
+        "strategy": "strategy",
+        "written by": lambda each: author(each),
+        "at": at("at_ms"),
+    },
+)
 
 
 def _show_conflict(conflict: ConflictShown) -> Iterator[View]:
@@ -171,24 +178,22 @@ def _show_conflict(conflict: ConflictShown) -> Iterator[View]:
             ("strategy", conflict.strategy),
             ("written by", author(conflict)),
             ("at", moment(conflict.at_ms)),
-            ("base", value_text(conflict.base)),
-            ("left", "deleted" if conflict.left_deletes else value_text(conflict.left)),
-            ("right", "deleted" if conflict.right_deletes else value_text(conflict.right)),
+            ("base", json_text(conflict.base)),
+            ("left", "deleted" if conflict.left_deletes else json_text(conflict.left)),
+            ("right", "deleted" if conflict.right_deletes else json_text(conflict.right)),
             ("version", conflict.version),
         ]
     )
 
 
-@operation(
-    "get_row",
-    "GET /v1/rows/{table}/{key}",
-    READ_ONE,
-    command="rows get",
-    show=_show_row,
-    examples=("hocket rows get memories sky", "hocket rows get memories sky --json | jq -r .version"),
-)
+@operation("get_row", "GET /v1/rows/{table}/{key}", READ_ONE, command="rows get", show=_show_row)
 def get(service: Service, table: TableName, key: RowKey) -> RowShown:
-    """Show a row: its value and its version, and who wrote it."""
+    """Show a row: its value and its version, and who wrote it.
+
+    \b
+      hocket rows get memories sky
+      hocket rows get memories sky --json | jq -r .version
+    """
     with service.runtime.store.read() as session:
         row = rows.find(session, table, key)
         if row is None:
@@ -196,17 +201,7 @@ def get(service: Service, table: TableName, key: RowKey) -> RowShown:
         return _row(service, session, row)
 
 
-@operation(
-    "put_row",
-    "PUT /v1/rows/{table}/{key}",
-    WRITE,
-    command="rows put",
-    show=_show_write,
-    examples=(
-        """hocket rows put memories sky '{"colour": "blue"}' --agent editor""",
-        'hocket rows put memories sky @sky.json --version "$version"',
-    ),
-)
+@operation("put_row", "PUT /v1/rows/{table}/{key}", WRITE, command="rows put", show=_show_write)
 def put(
     service: Service,
     table: TableName,
@@ -223,18 +218,15 @@ def put(
     default: what is stored stays, and your write is not made. take-left: your write replaces what is stored.
     defer-to-agent: what is stored stays until the agent has decided, which gets a message. manual: the same without a
     message. A value that is not stored is a conflict: exit code 3, status 409.
+
+    \b
+      hocket rows put memories sky '{"colour": "blue"}' --agent editor
+      hocket rows put memories sky @sky.json --version "$version"
     """
     return _write(service, table, key, row_value(value), version, strategy, agent)
 
 
-@operation(
-    "delete_row",
-    "DELETE /v1/rows/{table}/{key}",
-    WRITE,
-    command="rows delete",
-    show=_show_write,
-    examples=('hocket rows delete memories sky --version "$version"',),
-)
+@operation("delete_row", "DELETE /v1/rows/{table}/{key}", WRITE, command="rows delete", show=_show_write)
 def delete(
     service: Service,
     table: TableName,
@@ -243,18 +235,15 @@ def delete(
     strategy: RowStrategy = "take-right",
     agent: RowAgent | None = None,
 ) -> RowWritten:
-    """Delete a row. It is a write: if the row has changed since the version, the strategy decides."""
+    """Delete a row. It is a write: if the row has changed since the version, the strategy decides.
+
+    \b
+      hocket rows delete memories sky --version "$version"
+    """
     return _write(service, table, key, None, version, strategy, agent)
 
 
-@operation(
-    "list_rows",
-    "GET /v1/rows/{table}",
-    READ_MANY,
-    command="rows list",
-    show=_show_rows,
-    examples=("hocket rows list memories", "hocket rows list memories sky/ --json"),
-)
+@operation("list_rows", "GET /v1/rows/{table}", READ_MANY, command="rows list", show=_show_rows)
 def listing(
     service: Service,
     table: TableName,
@@ -262,7 +251,12 @@ def listing(
     limit: Limit = PAGE_DEFAULT,
     after: After | None = None,
 ) -> ListPage[RowShown]:
-    """List the rows of a table, in the order of their keys."""
+    """List the rows of a table, in the order of their keys.
+
+    \b
+      hocket rows list memories
+      hocket rows list memories sky/ --json
+    """
     with service.runtime.store.read() as session:
         found = rows.listed(session, table, prefix, after or "", limit + 1)
         shown = [_row(service, session, row) for row in found[:limit]]
@@ -277,14 +271,7 @@ def watch(service: Service, table: str, prefix: str = "") -> Iterator[RowShown]:
         yield shown
 
 
-@operation(
-    "list_conflicts",
-    "GET /v1/conflicts",
-    READ_CONFLICTS,
-    command="conflicts list",
-    show=_show_conflicts,
-    examples=("hocket conflicts list --open",),
-)
+@operation("list_conflicts", "GET /v1/conflicts", READ_CONFLICTS, command="conflicts list", show=_show_conflicts)
 def conflicts(
     service: Service,
     open_only: Annotated[bool, Meta(description="Only those that wait for a decision."), InShell("--open")] = False,
@@ -293,6 +280,9 @@ def conflicts(
 ) -> ListPage[ConflictShown]:
     """List the recorded conflicts, by row, as far as you may read the rows. A page has those of at most `limit` rows.
     Of those that need no decision, a row keeps the newest.
+
+    \b
+      hocket conflicts list --open
     """
     with service.runtime.store.read() as session:
         found, last = rows.conflicts(session, after or "", limit)
@@ -301,15 +291,14 @@ def conflicts(
 
 
 @operation(
-    "show_conflict",
-    "GET /v1/conflicts/{conflict}",
-    READ_CONFLICTS,
-    command="conflicts show",
-    show=_show_conflict,
-    examples=("hocket conflicts show 01M7HVJG9XMYB0FTGAN132HCK0",),
+    "show_conflict", "GET /v1/conflicts/{conflict}", READ_CONFLICTS, command="conflicts show", show=_show_conflict
 )
 def conflict(service: Service, conflict: ConflictId) -> ConflictShown:
-    """Show a conflict: the value of the write, the stored value, and the value that both began with."""
+    """Show a conflict: the value of the write, the stored value, and the value that both began with.
+
+    \b
+      hocket conflicts show 01M7HVJG9XMYB0FTGAN132HCK0
+    """
     with service.runtime.store.read() as session:
         shown = _conflict(service, session, rows.conflict(session, _id(conflict)))
     service.check("Row", "Read", shown.row)
@@ -322,10 +311,6 @@ def conflict(service: Service, conflict: ConflictId) -> ConflictShown:
     RESOLVE,
     command="conflicts resolve",
     show=lambda written: [Line(f"{written.row.table}/{written.row.key} resolved: version {written.row.version}")],
-    examples=(
-        "hocket conflicts resolve 01M7HVJG9XMYB0FTGAN132HCK0 --take left",
-        """hocket conflicts resolve 01M7HVJG9XMYB0FTGAN132HCK0 '{"colour": "grey"}'""",
-    ),
 )
 def resolve(
     service: Service,
@@ -345,6 +330,10 @@ def resolve(
 ) -> RowWritten:
     """End a conflict: the row gets the value, or that of one side. If the row has changed since the conflict, this is
     refused as a conflict (exit code 3, status 409): look at the row, and give its version.
+
+    \b
+      hocket conflicts resolve 01M7HVJG9XMYB0FTGAN132HCK0 --take left
+      hocket conflicts resolve 01M7HVJG9XMYB0FTGAN132HCK0 '{"colour": "grey"}'
     """
     service.check_writer()
     if (take is None) == (value is UNSET):
@@ -410,7 +399,3 @@ def _id(text: str) -> bytes:
 def author(written: RowShown | ConflictShown) -> str:
     node = written.node_name or written.node
     return f"{written.agent}@{node}" if written.agent else node
-
-
-def value_text(value: object) -> str:
-    return msgspec.json.encode(value).decode()

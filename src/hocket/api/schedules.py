@@ -1,7 +1,5 @@
 """Schedules: set, list, remove."""
 
-import time
-from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -9,7 +7,7 @@ from msgspec import Meta
 
 from hocket.api import Service, ServiceAnswer
 from hocket.api.operation import TokenNeed, operation
-from hocket.api.views import Line, Table, View, moment
+from hocket.api.views import Line, at, now_ms, table
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import decode_policy
 from hocket.log import Transaction
@@ -40,18 +38,20 @@ class ScheduleRemoved(ServiceAnswer, frozen=True):
     removed: bool = True
 
 
-def _show(shown: Iterable[ScheduleShown]) -> Iterator[View]:
-    yield Table(
-        ("name", "cron", "timezone", "kind", "next tick", "last tick", "author", "allowed"),
-        [
-            (
-                *(each.name, each.cron, each.timezone, each.kind, moment(each.next_ms), moment(each.last_ms)),
-                *(each.author_name or each.author, "yes" if each.allowed else "no"),
-            )
-            for each in shown
-        ],
-        "no schedules",
-    )
+_show = table(
+    ScheduleShown,
+    "no schedules",
+    {
+        "name": "name",
+        "cron": "cron",
+        "timezone": "timezone",
+        "kind": "kind",
+        "next tick": at("next_ms"),
+        "last tick": at("last_ms"),
+        "author": lambda each: each.author_name or each.author,
+        "allowed": lambda each: "yes" if each.allowed else "no",
+    },
+)
 
 
 @operation(
@@ -61,11 +61,13 @@ def _show(shown: Iterable[ScheduleShown]) -> Iterator[View]:
     command="cron list",
     key=lambda each: each.name,
     show=_show,
-    examples=("hocket cron list",),
 )
 def listing(service: Service) -> list[ScheduleShown]:
     """List the schedules: when they tick, who set them, and whether that node may still schedule such jobs. If not, the
     schedule submits no jobs.
+
+    \b
+      hocket cron list
     """
     with service.read() as session:
         return [each for each in _shown(service, session) if service.may("Job", "Read", each.kind)]
@@ -85,12 +87,15 @@ def add(service: Service, plan: NewSchedule) -> ScheduleShown | None:
     TokenNeed("Job", "Schedule", is_judged_later=True),
     command="cron remove",
     show=lambda done: [Line(f"schedule {done.name} removed")],
-    examples=("hocket cron remove nightly",),
 )
 def remove(
     service: Service, name: Annotated[str, Meta(min_length=1, max_length=256, description="The schedule's name.")]
 ) -> ScheduleRemoved:
-    """Remove a schedule. Jobs that it submitted stay."""
+    """Remove a schedule. Jobs that it submitted stay.
+
+    \b
+      hocket cron remove nightly
+    """
     service.check_writer()
 
     def removed(tx: Transaction) -> None:
@@ -116,7 +121,7 @@ def _shown(service: Service, session: Session) -> list[ScheduleShown]:
             each.kind,
             view.readable(each.payload),
             msgspec.to_builtins(decode_policy(each.policy)),
-            cron.next_tick(each, int(time.time() * 1000)),
+            cron.next_tick(each, now_ms()),
             each.last_tick,
             node_text(each.author),
             names.get(each.author),

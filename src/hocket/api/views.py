@@ -1,7 +1,9 @@
 """How an answer is shown to people, whatever the face: lines, names with their values, and tables."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 from hocket.kernel.durations import span
 
@@ -37,6 +39,40 @@ class Terminal(NamedTuple):
 
 
 View = Line | Pairs | Table | Terminal
+T = TypeVar("T")
+
+
+def table(
+    of: type[T], empty: str, columns: Mapping[str, str | Callable[[T], object]], *, is_cut: bool = False
+) -> Callable[[Any], list[View]]:
+    """Shows a list, or a page of one, as a table. A column has the name of a member, or a function of an item."""
+    cells = [attrgetter(cell) if isinstance(cell, str) else cell for cell in columns.values()]
+
+    def show(answer: Any) -> list[View]:
+        items = getattr(answer, "items", answer)
+        return [Table(tuple(columns), [tuple(cell(each) for cell in cells) for each in items], empty, is_cut)]
+
+    return show
+
+
+def at(member: str, otherwise: str | None = None) -> Callable[[Any], object]:
+    """The time in a member."""
+    return lambda each: moment(getattr(each, member)) or otherwise
+
+
+def seen(member: str) -> Callable[[Any], str]:
+    """How long ago the time in a member was."""
+    return lambda each: ago(min(ms, now_ms()), now_ms()) if (ms := getattr(each, member)) else "never"
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def json_text(value: object) -> str:
+    from msgspec.json import encode
+
+    return encode(value).decode()
 
 
 def moment(ms: int | None) -> str | None:

@@ -1,5 +1,5 @@
 """The entry point of the command line. It chooses the exit code and prints at most one sentence of error on stderr; no
-traceback reaches the user. `app` lists the commands; each group has a file of its own.
+traceback reaches the user. `commands` lists the commands; each group has a file of its own.
 """
 
 import os
@@ -7,8 +7,11 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from collections.abc import Callable
+    from typing import Any, NoReturn
 
+# Set by a shell that asks for completions.
+COMPLETION = "_HOCKET_COMPLETE"
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 CRASH_LOG_BYTES_MAX = 1024 * 1024
@@ -56,13 +59,10 @@ _answer = _AnswerForm()
 
 def _run(arguments: list[str]) -> int:
     _answer.is_json = "--json" in arguments[: arguments.index("--") if "--" in arguments else None]
-    if arguments[:1] == ["run"]:
-        from hocket.server.local_client import ask_worker
-
-        code = ask_worker(arguments[1:])
-        if code is not None:
-            # A worker ran the command, so this process has nothing to shut down.
-            os._exit(_flushed(code))
+    code = _by_shortcut(arguments)
+    if code is not None:
+        # A worker ran the command, so this process has nothing to shut down.
+        os._exit(_flushed(code))
     from hocket.errors import HocketError
 
     for stream in (sys.stdout, sys.stderr):
@@ -75,8 +75,6 @@ def _run(arguments: list[str]) -> int:
         # An endpoint that is away must not fill the terminal.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     try:
-        from hocket.cli.app import run
-
         return run(arguments)
     except HocketError as error:
         _debug(error)
@@ -90,6 +88,52 @@ def _run(arguments: list[str]) -> int:
             _debug(error)
             return _fail(f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 5)
         return _crash(error)
+
+
+def _by_shortcut(arguments: list[str]) -> int | None:
+    """The exit code of a command that an extension can run before the program is loaded; None if it must be loaded."""
+    from hocket.kernel.extension import extensions, loaded
+
+    for each in extensions():
+        if place := each.shortcuts.get(arguments[0] if arguments else ""):
+            code: int | None = loaded(place)(arguments[1:])
+            return code
+    return None
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command and returns its exit code: a plain line as it stands, and every other through typer. Raises
+    errors.
+    """
+    from hocket.cli.declarations import NotPlain, call
+
+    try:
+        steps = _plain_steps(arguments)
+    except NotPlain:
+        from hocket.cli.typer_program import run_typer
+
+        return run_typer(arguments)
+    try:
+        for function, values in steps:
+            call(function, values)
+    except EOFError:  # the answer to a question
+        raise KeyboardInterrupt from None
+    return 0
+
+
+def _plain_steps(arguments: list[str]) -> "list[tuple[Callable[..., Any], dict[str, Any]]]":
+    """What a plain command line runs, in this order. Raises NotPlain for every other line."""
+    from hocket.cli.commands import COMMANDS, app_of, begin
+    from hocket.cli.declarations import NotPlain, chosen, read
+
+    words, own = list(arguments), []
+    while words and words[0].startswith("-"):
+        own.append(words.pop(0))
+        if own[-1] == "--home" and words:
+            own.append(words.pop(0))
+    if COMPLETION in os.environ or not words or words[0] not in COMMANDS:
+        raise NotPlain
+    return [(begin, read(begin, own)), *chosen(app_of(words[0]), words[1:])]
 
 
 def _usage(error: Exception, message: str) -> str:
@@ -127,7 +171,7 @@ def _crash(error: Exception) -> int:
     import traceback
 
     sentence = f"internal error: {type(error).__name__}: {error}".rstrip(": ")
-    from hocket.cli.redaction import redacted
+    from hocket.cli.environment import redacted
 
     sentence = redacted(sentence)
     text = "".join(traceback.format_exception(error))
@@ -144,7 +188,7 @@ def _keep(text: str) -> str | None:
     import time
 
     try:
-        from hocket.cli.redaction import redacted, redacted_words
+        from hocket.cli.environment import redacted, redacted_words
         from hocket.cli.settings import settings
         from hocket.node.home import Home, default_home
 

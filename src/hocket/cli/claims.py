@@ -19,7 +19,7 @@ from hocket.kernel.plurals import counted
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from hocket.api.grid import GridKind, GridShare
+    from hocket.api.claims import GridKind, GridShare
 
 claims_app = new_app()
 
@@ -140,10 +140,7 @@ def _weights(workers: "Collection[str]", given: "Collection[str]") -> dict[str, 
 # How often a watched table is drawn again.
 DRAW_S = 2.0
 
-grid_app = new_app()
 
-
-@grid_app.command()
 def grid(
     kind: Annotated[str | None, Option("--kind", metavar="KIND", help="Only this kind; `acme.` for all.")] = None,
     window: Annotated[str, Option("--window", metavar="DURATION", help="Count the claims of this last time.")] = "10m",
@@ -158,7 +155,7 @@ def grid(
       hocket grid --watch
       hocket grid --kind acme. --window 1h --json
     """
-    from hocket.api.grid import grid
+    from hocket.api.claims import grid
 
     window_s = seconds(window, "--window")
     assert window_s is not None

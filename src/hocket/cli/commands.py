@@ -4,79 +4,83 @@ the commands of extensions. A place in `api` is that of an operation.
 """
 
 import os
+from types import FunctionType
 
 from hocket.cli.declarations import App, loaded
 from hocket.kernel.extension import extensions
 
 COMMANDS = {
-    "init": ("init:app", "Create a home: keys, database, and the node's first op."),
-    "submit": ("submit:app", "Submit a job, or many from a file."),
-    "work": ("work:app", "Run a worker with the handlers of Python modules."),
-    "logs": ("logs:app", "Show the output of a command or handler, ended or running."),
-    "jobs": ("jobs:app", "List jobs, newest first."),
+    "init": ("keys:init", "Create a home: keys, database, and the node's first op."),
+    "submit": ("submit:submit", "Submit a job, or many from a file."),
+    "work": ("work:work", "Run a worker with the handlers of Python modules."),
+    "logs": ("outputs:logs", "Show the output of a command or handler, ended or running."),
+    "jobs": ("jobs:jobs", "List jobs, newest first."),
     "show": ("api.jobs:show", "Show everything about one job."),
-    "cancel": ("job:cancel_app", "Cancel a pending or running job, or many."),
-    "retry": ("job:retry_app", "Retry a failed or cancelled job, or many."),
+    "cancel": ("jobs:cancel", "Cancel a pending or running job, or many."),
+    "retry": ("jobs:retry", "Retry a failed or cancelled job, or many."),
     "kinds": ("api.kinds:listing", "List the options of kinds, which their jobs have by default."),
-    "artifacts": ("artifacts:app", "List, read, store and evict artifacts."),
+    "artifacts": ("outputs:app", "List, read, store and evict artifacts."),
     "rows": ("rows:rows_app", "Read, write and watch rows that several agents share."),
     "conflicts": ("rows:conflicts_app", "List, show and resolve conflicts of rows."),
-    "why": ("why:app", "Trace an output to its model, prompt, context and evidence."),
-    "send": ("inbox:send_app", "Send a message to an agent, a group of agents, or all."),
-    "ask": ("inbox:ask_app", "Send a message to an agent, and wait for the reply."),
-    "reply": ("inbox:reply_app", "Answer a message that you hold, and acknowledge it."),
-    "inbox": ("inbox:inbox_app", "List or claim the messages of an agent."),
-    "ack": ("inbox:ack_app", "Acknowledge a message that you hold."),
-    "nack": ("inbox:nack_app", "Return a message that you hold, to be delivered again."),
+    "why": ("outputs:why", "Trace an output to its model, prompt, context and evidence."),
+    "send": ("inbox:send", "Send a message to an agent, a group of agents, or all."),
+    "ask": ("inbox:ask", "Send a message to an agent, and wait for the reply."),
+    "reply": ("inbox:reply", "Answer a message that you hold, and acknowledge it."),
+    "inbox": ("inbox:inbox", "List or claim the messages of an agent."),
+    "ack": ("inbox:ack", "Acknowledge a message that you hold."),
+    "nack": ("inbox:nack", "Return a message that you hold, to be delivered again."),
     "dead": ("inbox:dead_app", "List and retry messages that could not be delivered."),
     "thread": ("api.inbox:thread", "Show the messages of a thread."),
     "claims": ("claims:claims_app", "Show how jobs find their workers: explain a job, rank workers."),
-    "derive": ("derive:app", "Run pure functions over the ops of the log, or repeat them and compare."),
-    "grid": ("claims:grid_app", "Show how ranked jobs spread over the workers, live."),
-    "top": ("top:app", "Watch the mesh: beat, nodes, holds, queue, alarms, cost."),
-    "invite": ("invite:app", "Invite another machine: prints a token for it."),
-    "join": ("join:app", "Join a mesh with an invitation token."),
-    "nodes": ("nodes:nodes_app", "List the nodes of the mesh, what each may do, and which are alive."),
+    "derive": ("log:derive", "Run pure functions over the ops of the log, or repeat them and compare."),
+    "grid": ("claims:grid", "Show how ranked jobs spread over the workers, live."),
+    "top": ("top:top", "Watch the mesh: beat, nodes, holds, queue, alarms, cost."),
+    "invite": ("invite:invite", "Invite another machine: prints a token for it."),
+    "join": ("join:join", "Join a mesh with an invitation token."),
+    "nodes": ("nodes:nodes", "List the nodes of the mesh, what each may do, and which are alive."),
     "agents": ("nodes:agents_app", "List agents and what they do, or say what one does."),
     "drain": ("api.nodes:drain", "Let a node finish its jobs and take no new ones."),
     "quarantine": ("api.nodes:quarantine", "Take all work from a node."),
     "resume": ("api.nodes:resume", "Let a drained or quarantined node take jobs again."),
     "whoami": ("api.nodes:identity", "Show this node, its user, and what it may do."),
-    "may": ("nodes:may_app", "Check whether a node may do something, and which delegations grant it."),
-    "revoke": ("nodes:revoke_app", "Revoke all rights of a node."),
-    "route": ("nodes:route_app", "Send all jobs of a kind to one node."),
-    "coordinator": ("nodes:coordinator_app", "Show the node that decides claims, or designate another."),
+    "may": ("nodes:may", "Check whether a node may do something, and which delegations grant it."),
+    "revoke": ("nodes:revoke", "Revoke all rights of a node."),
+    "route": ("nodes:route", "Send all jobs of a kind to one node."),
+    "coordinator": ("nodes:coordinator", "Show the node that decides claims, or designate another."),
     "rules": ("rules:app", "Show or change the mesh rules, which every node must share."),
     "keys": ("keys:app", "Show, back up, restore and lock the user's key; reissue the root delegation."),
-    "serve": ("serve:app", "Run the server that other nodes connect to, and sync with peers."),
+    "serve": ("serve:serve", "Run the server that other nodes connect to, and sync with peers."),
     "token": ("token:app", "Create, list and revoke the tokens of programs that use this node over HTTP."),
     "peers": ("peers:peers_app", "List, add, remove and find the nodes that this node syncs with."),
-    "sync": ("peers:sync_app", "Sync with the peers once, now."),
+    "sync": ("peers:sync", "Sync with the peers once, now."),
     "lock": ("lock:app", "Lock files and other things that several agents use."),
     "cron": ("cron:app", "Submit jobs on a schedule."),
     "log": ("log:app", "Read, verify, rebuild, export and import the log."),
     "store": ("store:app", "Migrate the node's store, or move it to a database server or back."),
-    "status": ("status:status_app", "Show the state of this node."),
-    "doctor": ("status:doctor_app", "Check this node for problems and suggest fixes."),
+    "status": ("status:status", "Show the state of this node."),
+    "doctor": ("status:doctor", "Check this node for problems and suggest fixes."),
 }
 for _extension in extensions():
     COMMANDS.update(_extension.commands)
 
 
 def app_of(command: str) -> App:
-    """The app of a command; of one that is an operation, made from that."""
-    place = COMMANDS[command][0]
-    if not place.startswith("api."):
-        app: App = loaded(place)
-        return app
-    from hocket.cli.derived import app_of_operation
+    """The app of a command. A place may be that of an app, of a function, or of an operation."""
+    found = loaded(COMMANDS[command][0])
+    if isinstance(found, App):
+        return found
+    if not isinstance(found, FunctionType):
+        from hocket.cli.derived import OperationCommand
 
-    return app_of_operation(loaded(place))
+        found = OperationCommand(found)
+    app = App()
+    app.command()(found)
+    return app
 
 
 def begin() -> None:
     """Runs before every command."""
     if any(name.startswith("HOCKET_") and name != "HOCKET_HOME" for name in os.environ):
-        from hocket.cli.variable_check import check_variables
+        from hocket.cli.environment import check_variables
 
         check_variables()

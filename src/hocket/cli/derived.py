@@ -2,7 +2,7 @@
 answer.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
@@ -20,17 +20,14 @@ Declaration = tuple[str, Any, Any]
 
 
 class OperationCommand:
-    """Typer and `plain_lines` read its `declarations`, which are the name, the annotation and the default of each
-    parameter, as they read a function's.
-    """
+    """Its `declarations`, the name, annotation and default of each parameter, are read as a function's."""
 
     def __init__(self, operation: Operation[..., Any]) -> None:
         self._operation = operation
         self._spelled = [_Spelled(each) for each in operation.parameters]
         self.__name__ = self.__qualname__ = operation.name
         self.__module__ = operation.function.__module__
-        examples = "\n".join(f"  {each}" for each in operation.examples)
-        self.__doc__ = f"{operation.help}\n\n\b\n{examples}" if examples else operation.help
+        self.__doc__ = operation.__doc__
 
     @property
     def declarations(self) -> list[Declaration]:
@@ -127,13 +124,6 @@ def add_operations(app: App, *operations: Operation[..., Any]) -> None:
         app.command(operation.command.rpartition(" ")[2])(OperationCommand(operation))
 
 
-def app_of_operation(operation: Operation[..., Any]) -> App:
-    """The command of one operation that is in no group."""
-    app = App()
-    app.command()(OperationCommand(operation))
-    return app
-
-
 def perform(operation: Operation[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
     """Does it for a command that is more than one operation, and prints the answer."""
     with open_service() as service:
@@ -151,19 +141,19 @@ def show(operation: Operation[..., Any], answer: Any, *named: dict[str, str]) ->
     emit(answer.items if isinstance(answer, ListPage) else answer)
     if isinstance(answer, ServiceAnswer):
         answer.ensure()
-    for view in operation.show(answer, *named):
-        draw(view)
+    draw(operation.show(answer, *named))
     if isinstance(answer, ListPage) and answer.next is not None and not settings.as_json:
         notice(f"there are more: continue with --after {answer.next!r}")
 
 
-def draw(view: View) -> None:
-    match view:
-        case Terminal(terminal, pipe):
-            draw(terminal if on_terminal() else pipe)
-        case Line(text, style, lines):
-            say(text, style, lines=lines)
-        case Pairs(pairs):
-            fields(pairs)
-        case Table(columns, rows, empty, is_cut):
-            table(columns, rows, empty, is_cut=is_cut)
+def draw(views: Iterable[View]) -> None:
+    for view in views:
+        match view:
+            case Terminal(terminal, pipe):
+                draw([terminal if on_terminal() else pipe])
+            case Line(text, style, lines):
+                say(text, style, lines=lines)
+            case Pairs(pairs):
+                fields(pairs)
+            case Table(columns, rows, empty, is_cut):
+                table(columns, rows, empty, is_cut=is_cut)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hocket.api import inbox as messages
-from hocket.api.pages import PAGE_MAX
+from hocket.api.operation import PAGE_MAX
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.derived import OperationCommand, add_operations, draw
 from hocket.cli.options import Agent, checked_agent, milliseconds
@@ -13,12 +13,11 @@ from hocket.cli.output import emit, say
 from hocket.cli.settings import open_service, spool_for
 from hocket.errors import StoreAway, Usage
 
-send_app, ask_app, reply_app, inbox_app, ack_app, nack_app, dead_app = (new_app() for _ in range(7))
+dead_app = new_app()
 
 MessageId = Annotated[str, Argument(metavar="ID", help="The message's id, or its beginning.")]
 
 
-@send_app.command()
 def send(
     to: Annotated[str, Argument(metavar="TO", help="An agent, agent@node, a group like team/, or all.")],
     body: Annotated[str, Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
@@ -59,7 +58,6 @@ def send(
     say(shown.id)
 
 
-@ask_app.command()
 def ask(
     to: Annotated[str, Argument(metavar="TO", help="An agent, agent@node, a group like team/, or all.")],
     body: Annotated[str, Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
@@ -79,7 +77,6 @@ def ask(
     say(shown.body if shown.body is not None else shown.body_base64, lines=True)
 
 
-@reply_app.command()
 def reply(
     id: MessageId,
     body: Annotated[str, Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
@@ -99,7 +96,6 @@ def reply(
     say(shown.id)
 
 
-@inbox_app.command()
 def inbox(
     agent: Annotated[
         str | None,
@@ -133,17 +129,16 @@ def inbox(
         if follow:
             for each in messages.follow(service, agent or default_agent(), claim, lease_ms):
                 emit(each)
-                draw(messages.messages_table([each]))
+                draw(messages.show_messages([each]))
                 sys.stdout.flush()
         if claim is None:
             found = messages.listing(service, agent, limit).items
         else:
             found = messages.claim(service, agent or default_agent(), claim, lease_ms)
     emit(found)
-    draw(messages.messages_table(found))
+    draw(messages.show_messages(found))
 
 
-@ack_app.command()
 def ack(id: MessageId, agent: Agent = None) -> None:
     """Acknowledge a message that you hold: it is processed, and is not delivered again. Only its holder can do that,
     while the lease lasts; for anybody else the exit code is 3.
@@ -159,7 +154,6 @@ def ack(id: MessageId, agent: Agent = None) -> None:
     say(f"message {found} acknowledged")
 
 
-@nack_app.command()
 def nack(
     id: MessageId,
     delay: Annotated[str, Option("--delay", metavar="DURATION", help="Deliver it again only after this.")] = "0s",

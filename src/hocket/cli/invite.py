@@ -4,7 +4,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from hocket.api.views import moment
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.declarations import Argument, Option
 from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, notice, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
@@ -15,10 +15,7 @@ if TYPE_CHECKING:
     from hocket.api import Service
     from hocket.kernel.ucan import Capability
 
-app = new_app()
 
-
-@app.command()
 def invite(
     name: Annotated[str | None, Argument(metavar="NAME", help="The new node's name.", show_default=False)] = None,
     worker: Annotated[
@@ -114,7 +111,7 @@ def _invite(
     import msgspec
 
     from hocket.api import peers
-    from hocket.extensions.command.request import KIND
+    from hocket.kernel.extension import extension_kinds
     from hocket.kernel.quota import NO_QUOTA
     from hocket.mesh.grants import parse_grants, parse_quota, quota_words, words
 
@@ -164,7 +161,8 @@ def _invite(
         say("it may claim jobs but not complete them, so it will claim none; grant job:complete too", "warn")
     if rules and any(each.resource in ("Job", "Ops") and each.action in ("Claim", "*") for each in capabilities):
         say("it will not run jobs whose payload these rules change, because it never sees the whole payload", "warn")
-    if KIND.startswith(grants.worker) and not _reads_all_artifacts(capabilities):
+    served = [each.kind for each in extension_kinds() if each.worker]
+    if any(each.startswith(grants.worker) for each in served) and not _reads_all_artifacts(capabilities):
         say("it cannot read command inputs, because they belong to no job; grant artifact:read if it must", "warn")
     store = " --store ADDRESS" if grants.share else ""
     say(f"on the other machine: hocket --home DIR join TOKEN{store}", "dim")

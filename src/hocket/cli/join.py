@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.api.views import moment
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.declarations import Argument, Option
 from hocket.cli.output import emit, fields, say
 from hocket.cli.settings import settings
 from hocket.errors import Unreachable, Usage
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 TOKEN_READ_MAX = 16 * 1024
 
-app = new_app()
 
-
-@app.command()
 def join(
     token: Annotated[
         str | None,

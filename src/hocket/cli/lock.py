@@ -89,7 +89,7 @@ def release(
 add_operations(app, locks.listing, locks.show, locks.break_)
 
 
-@app.command(cls="lock_command:RunCommand")
+@app.command(cls="typer_program:RunCommand")
 def run(
     context: CommandContext,
     keys: Annotated[
@@ -122,8 +122,8 @@ def run(
     """
     import typer
 
-    from hocket.cli.lock_command import COMMAND
     from hocket.cli.lock_run import run_locked
+    from hocket.cli.typer_program import COMMAND
 
     options: LockOptions = {"ttl": lease or ttl, "shared": shared, "wait": wait or 0, "scope": scope}
     raise typer.Exit(run_locked(keys, context.meta[COMMAND], agent, options))

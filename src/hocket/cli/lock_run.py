@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from hocket.cli.settings import open_runtime, warn
 from hocket.errors import Usage
-from hocket.extensions.command.bare_interpreter import bare_interpreter
-from hocket.extensions.command.bound_command import OWN, SHARED, STOP
 from hocket.families.locks.requests import LockLost
 from hocket.node.node import Node
 from hocket.node.opening import delivery
 from hocket.node.signals import stopped_by_signals
+from hocket.work.bare_interpreter import bare_interpreter
+from hocket.work.bound_command import OWN, SHARED, STOP
 
 if TYPE_CHECKING:
     from hocket.node.locks import LockOptions
@@ -79,7 +79,7 @@ async def _start(
     reading, report = os.pipe()
     passed = (leash.far_end, report, *(() if lock is None else (lock,)))
     settings = (str(leash.far_end), str(report), SHARED if is_on_terminal else OWN, str(GRACE_S))
-    words = bare_interpreter("bound_command", *settings, *command)
+    words = bare_interpreter("work.bound_command", *settings, *command)
     try:
         try:
             process = await asyncio.create_subprocess_exec(

@@ -7,8 +7,8 @@ from hocket.api import agents as agent_operations
 from hocket.api import nodes as operations
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.derived import add_operations, perform
+from hocket.cli.keys import PassphraseFile, known
 from hocket.cli.output import confirmed, emit, notice, on_terminal, say
-from hocket.cli.passphrases import PassphraseFile, known
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, Usage
 from hocket.kernel.durations import duration_ms
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NO = 4
 
-nodes_app, agents_app, may_app, revoke_app, route_app, coordinator_app = (new_app() for _ in range(6))
+agents_app = new_app()
 
 NodeArgument = Annotated[str, Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")]
 MaybeNode = Annotated[str | None, Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")]
@@ -36,7 +36,6 @@ def _stale_ms(text: str | None) -> int | None:
         raise Usage(f"--stale: {error}") from None
 
 
-@nodes_app.command()
 def nodes(
     live: Annotated[
         bool, Option("--live", help="How alive each node is, by its heartbeats, and what its machine has.")
@@ -88,7 +87,6 @@ def agents(context: CommandContext, stale: StaleOption = None) -> None:
 add_operations(agents_app, agent_operations.beat)
 
 
-@may_app.command()
 def may(
     node: NodeArgument,
     action: Annotated[
@@ -107,7 +105,6 @@ def may(
         sys.exit(_NO)
 
 
-@revoke_app.command()
 def revoke(
     node: NodeArgument,
     yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False,
@@ -160,7 +157,6 @@ def _explain(planned: "Revoking") -> None:
         say(f"{each.called} ({each.node}) loses the rights that it holds through this node")
 
 
-@route_app.command()
 def route(
     kind: Annotated[
         str | None,
@@ -188,7 +184,6 @@ def route(
         perform(operations.route, kind, node)
 
 
-@coordinator_app.command()
 def coordinator(
     node: MaybeNode = None,
     show: Annotated[bool, Option("--show", help="Show the current coordinator.")] = False,

@@ -17,115 +17,43 @@ if TYPE_CHECKING:
 
 PAYLOAD_READ_MAX = 8 * 1024 * 1024
 
-# The options of a job, in the order in which help lists them.
+# The options of a job, in the order in which help lists them: name, type, what its value is called, help.
+_JOB: tuple[tuple[str, Any, str | None, str], ...] = (
+    ("priority", int, "N", "Higher runs sooner; default 0."),
+    ("after", list[str], "JOB", "Start when that job has succeeded; may be repeated."),
+    ("not_before", str, "TIME", "Start no earlier: ISO-8601, +30s from now, or milliseconds since 1970."),
+    ("retries", int, "N", "How often to retry a failed job."),
+    ("lease", str, "DURATION", "How long a claim lasts unless renewed: 30s, or 4b in beats."),
+    ("timeout", str, "DURATION", "How long one run may take before it fails; 0: no limit."),
+    ("ttl", str, "DURATION", "Cancel it if no worker has begun it within this time, like 30s."),
+    ("unique", str, "KEY", "Allow only one active job of this kind and key."),
+    ("unique_for", str, "DURATION", "Also for this long after the job was submitted."),
+    ("concurrency", int, "N", "How many jobs of this kind run at once."),
+    ("rate", str, "N/TIME", "How many of this kind may start per time: 10/s, 100/5m."),
+    ("backoff", str, "DURATION", "Wait before the first retry; doubles each time."),
+    ("backoff_max", str, "DURATION", "The longest wait between two tries."),
+    ("open", bool, None, "Any node may claim it without asking the coordinator; two nodes may run it."),
+    ("needs", list[str], "LABEL", "Only workers with this label: gpu, or gpu=a100; may be repeated."),
+    ("claim", str, "HOW", "How it finds its worker: first, rendezvous (by rank) or sticky."),
+    ("sticky", str, "MEMBER", "For --claim sticky: the member of the payload that is the key."),
+    ("claim_timeout", str, "DURATION", "How long each rank waits for the one before; 5s."),
+    ("max_cost", float, "AMOUNT", "Stop it when it has cost this much, by the worker's rate card."),
+    ("max_bu", int, "N", "Stop it when all its runs have used so many beats."),
+    ("per_beat", list[str], "NAME=AMOUNT", "Stop it if one beat uses more: cpu_sec=8, cost=0.1; may be repeated."),
+    ("phase_cap", list[str], "PHASE=BEATS", "The most beats of plan, work or review; may be repeated."),
+    ("wait_cap", list[str], "WAIT=BEATS", "The most beats of waits for help or io; may be repeated."),
+    ("hard_end", str, "bar+N", "End it on the Nth downbeat after its submit."),
+    ("charge_to", str, "ACCOUNT", "The account that pays for it."),
+    ("budget_file", str, "FILE", "Its caps, as a YAML block `budget:`; the options above go first."),
+    ("score_file", str, "FILE", "Its beats: phases, waits, tries. See `hocket score check`."),
+)
+_FLAGS = {"open": "--open/--no-open", "budget_file": "--budget", "score_file": "--score"}
 JOB: dict[str, Any] = {
-    "priority": Annotated[int | None, Option("--priority", metavar="N", help="Higher runs sooner; default 0.")],
-    "after": Annotated[
-        list[str] | None,
-        Option("--after", metavar="JOB", help="Start when that job has succeeded; may be repeated."),
-    ],
-    "not_before": Annotated[
-        str | None,
-        Option(
-            "--not-before",
-            metavar="TIME",
-            help="Start no earlier: ISO-8601, +30s from now, or milliseconds since 1970.",
-        ),
-    ],
-    "retries": Annotated[int | None, Option("--retries", metavar="N", help="How often to retry a failed job.")],
-    "lease": Annotated[
-        str | None,
-        Option("--lease", metavar="DURATION", help="How long a claim lasts unless renewed: 30s, or 4b in beats."),
-    ],
-    "timeout": Annotated[
-        str | None,
-        Option("--timeout", metavar="DURATION", help="How long one run may take before it fails; 0: no limit."),
-    ],
-    "ttl": Annotated[
-        str | None,
-        Option("--ttl", metavar="DURATION", help="Cancel it if no worker has begun it within this time, like 30s."),
-    ],
-    "unique": Annotated[
-        str | None,
-        Option("--unique", metavar="KEY", help="Allow only one active job of this kind and key."),
-    ],
-    "unique_for": Annotated[
-        str | None, Option("--unique-for", metavar="DURATION", help="Also for this long after the job was submitted.")
-    ],
-    "concurrency": Annotated[
-        int | None, Option("--concurrency", metavar="N", help="How many jobs of this kind run at once.")
-    ],
-    "rate": Annotated[
-        str | None, Option("--rate", metavar="N/TIME", help="How many of this kind may start per time: 10/s, 100/5m.")
-    ],
-    "backoff": Annotated[
-        str | None,
-        Option("--backoff", metavar="DURATION", help="Wait before the first retry; doubles each time."),
-    ],
-    "backoff_max": Annotated[
-        str | None, Option("--backoff-max", metavar="DURATION", help="The longest wait between two tries.")
-    ],
-    "open": Annotated[
-        bool | None,
-        Option(
-            "--open/--no-open",
-            help="Any node may claim it without asking the coordinator; two nodes may run it.",
-            show_default=False,
-        ),
-    ],
-    "needs": Annotated[
-        list[str] | None,
-        Option("--needs", metavar="LABEL", help="Only workers with this label: gpu, or gpu=a100; may be repeated."),
-    ],
-    "claim": Annotated[
-        str | None,
-        Option("--claim", metavar="HOW", help="How it finds its worker: first, rendezvous (by rank) or sticky."),
-    ],
-    "sticky": Annotated[
-        str | None,
-        Option("--sticky", metavar="MEMBER", help="For --claim sticky: the member of the payload that is the key."),
-    ],
-    "claim_timeout": Annotated[
-        str | None,
-        Option("--claim-timeout", metavar="DURATION", help="How long each rank waits for the one before; 5s."),
-    ],
-    "max_cost": Annotated[
-        float | None,
-        Option("--max-cost", metavar="AMOUNT", help="Stop it when it has cost this much, by the worker's rate card."),
-    ],
-    "max_bu": Annotated[
-        int | None,
-        Option("--max-bu", metavar="N", help="Stop it when all its runs have used so many beats."),
-    ],
-    "per_beat": Annotated[
-        list[str] | None,
-        Option(
-            "--per-beat",
-            metavar="NAME=AMOUNT",
-            help="Stop it if one beat uses more: cpu_sec=8, cost=0.1; may be repeated.",
-        ),
-    ],
-    "phase_cap": Annotated[
-        list[str] | None,
-        Option("--phase-cap", metavar="PHASE=BEATS", help="The most beats of plan, work or review; may be repeated."),
-    ],
-    "wait_cap": Annotated[
-        list[str] | None,
-        Option("--wait-cap", metavar="WAIT=BEATS", help="The most beats of waits for help or io; may be repeated."),
-    ],
-    "hard_end": Annotated[
-        str | None,
-        Option("--hard-end", metavar="bar+N", help="End it on the Nth downbeat after its submit."),
-    ],
-    "charge_to": Annotated[str | None, Option("--charge-to", metavar="ACCOUNT", help="The account that pays for it.")],
-    "budget_file": Annotated[
-        str | None,
-        Option("--budget", metavar="FILE", help="Its caps, as a YAML block `budget:`; the options above go first."),
-    ],
-    "score_file": Annotated[
-        str | None,
-        Option("--score", metavar="FILE", help="Its beats: phases, waits, tries. See `hocket score check`."),
-    ],
+    name: Annotated[
+        kind | None,
+        Option(_FLAGS.get(name, f"--{name.replace('_', '-')}"), metavar=metavar, help=help, show_default=False),
+    ]
+    for name, kind, metavar, help in _JOB
 }
 _BUDGET = ("max_cost", "max_bu", "per_beat", "phase_cap", "wait_cap", "hard_end", "budget_file", "charge_to")
 _OF_SCHEDULES = ("priority", "retries", "lease", "timeout", "concurrency", "rate", "backoff", "backoff_max", "needs")

@@ -149,10 +149,6 @@ def _file(path: Path | None) -> str | None:
     return str(path.absolute())
 
 
-sync_app = new_app()
-
-
-@sync_app.command()
 def sync(
     peer: Annotated[
         str | None, Option("--peer", metavar="ADDRESS", help="Sync only with this peer, even if it is paused.")

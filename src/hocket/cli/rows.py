@@ -6,6 +6,7 @@ import sys
 from typing import Annotated
 
 from hocket.api import rows
+from hocket.api.views import json_text
 from hocket.cli.declarations import Argument, new_app
 from hocket.cli.derived import add_operations
 from hocket.cli.output import emit, say
@@ -43,7 +44,7 @@ def watch(
     with open_service() as service:
         for row in rows.watch(service, table, prefix):
             emit(row)
-            value = "deleted" if row.deleted else rows.value_text(row.value)
+            value = "deleted" if row.deleted else json_text(row.value)
             say(f"{row.key}  {value}  {row.version}  {rows.author(row)}")
             sys.stdout.flush()
 

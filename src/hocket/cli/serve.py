@@ -10,30 +10,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.cancelling import end_tasks
-from hocket.cli.declarations import Option, new_app
+from hocket.cli.declarations import Option
 from hocket.cli.log_lines import start_logging
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
 from hocket.cli.settings import open_runtime
 from hocket.errors import Usage
-from hocket.events import Emit
 from hocket.extensions.tempo.beat_commands import PolicyOption, needed_policy
+from hocket.kernel.extension import named_parts
 from hocket.work.event_logging import log_event, logged
 
 if TYPE_CHECKING:
     from hocket.extensions.tempo.beats.policy import TempoPolicy
     from hocket.mesh.gate import Gate
     from hocket.node.bus_settings import BusSettings
-    from hocket.node.node import Node
     from hocket.node.runtime import Runtime
     from hocket.server.running import Server
 
 PORT = 7315
 
-app = new_app()
 
-
-@app.command()
 def serve(
     host: Annotated[
         str, Option("--host", metavar="HOST", help="The interface to listen on; 0.0.0.0 for all.")
@@ -102,8 +98,9 @@ def serve(
             raise Usage("--policy is for --pulse; give both, or neither")
         beats = needed_policy(runtime.home, policy) if pulse else None
         servers = bus_settings(runtime.home, bus)
+        watched = [("git", each) for each in git or ()]
         asyncio.run(
-            _serve(runtime, host, port, known, cert, key, proxy or [], announce, servers, openai, beats, git or [])
+            _serve(runtime, host, port, known, cert, key, proxy or [], announce, servers, openai, beats, watched)
         )
 
 
@@ -119,7 +116,7 @@ async def _serve(
     servers: "BusSettings | None",
     openai: str | None,
     policy: "TempoPolicy | None",
-    repositories: list[str],
+    watched: list[tuple[str, str]],
 ) -> None:
     from hocket.extensions.tempo.node_tempo import pulsing
     from hocket.node.node import Node
@@ -135,12 +132,12 @@ async def _serve(
         services = node.services(emit)
         await node.relay_messages(emit, servers)
         from hocket.api import Service, peers
-        from hocket.api.tokens import chosen_token
+        from hocket.api.programs import chosen_token
+        from hocket.server.api import Api
         from hocket.server.monitoring.monitor import Monitor
         from hocket.server.openai import routes as chat_routes
+        from hocket.server.routes import ROUTES
         from hocket.server.running import Server
-        from hocket.server.v1.api import Api
-        from hocket.server.v1.table import ROUTES
         from hocket.work.supervision import supervised
 
         ended = asyncio.Event()
@@ -158,7 +155,8 @@ async def _serve(
             keeping = asyncio.create_task(
                 supervised("the exchange with peers", lambda: services.loop().run(), emit, node.environment)
             )
-            watching = [asyncio.create_task(_watched(node, each, emit)) for each in repositories]
+            watch = named_parts("watches")
+            watching = [asyncio.create_task(watch[name](node, each, emit)) for name, each in watched]
             try:
                 await node.call(lambda: peers.note_address(Service(runtime), told))
                 name, now_ms = node.environment.name("server"), node.environment.physical_ms()
@@ -178,14 +176,6 @@ async def _serve(
         raise Usage(f"serving needs {error.name}; install hocket[server]") from None
     finally:
         await node.finish()
-
-
-async def _watched(node: "Node", repository: str, emit: Emit) -> None:
-    from hocket.extensions.git.announcements import GitWatch
-    from hocket.work.supervision import supervised
-
-    watch = GitWatch(node.runtime.home, node.log.user, node.message_bus, node.environment, repository)
-    await supervised(f"watching {repository}", watch.run, emit, node.environment)
 
 
 def _say(runtime: "Runtime", address: str, server: "Server") -> None:

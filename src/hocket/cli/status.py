@@ -6,7 +6,6 @@ from typing import Any
 from hocket.api.status import BreakerStatus, BusStatus, NodeStatus, WorkerStatus
 from hocket.api.status import status as node_status
 from hocket.api.views import ago
-from hocket.cli.declarations import new_app
 from hocket.cli.output import emit, fields, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Failed
@@ -18,10 +17,7 @@ from hocket.work.liveness import WorkerState
 # The most job ids that are shown for one worker.
 SHOWN_MAX = 3
 
-status_app = new_app()
 
-
-@status_app.command()
 def status() -> None:
     """Show the state of this node: identity, log, jobs, workers, schedules, and refused ops.
 
@@ -155,10 +151,6 @@ def _fields(shown: NodeStatus) -> list[tuple[str, object]]:
     return pairs
 
 
-doctor_app = new_app()
-
-
-@doctor_app.command()
 def doctor() -> None:
     """Check this node for problems and suggest fixes. Exit code 1 if a check fails.
 

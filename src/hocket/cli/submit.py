@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.declarations import Argument, Option
 from hocket.cli.options import JobOptions, job_options, payload, seconds
 from hocket.cli.output import emit, emit_line, say
 from hocket.cli.settings import open_service, spool_for
@@ -14,10 +14,7 @@ if TYPE_CHECKING:
     from hocket.cli.streaming import WaitLine
     from hocket.work.jobs import Draft
 
-app = new_app()
 
-
-@app.command()
 def submit(
     kind: Annotated[str | None, Argument(metavar="KIND", help="Like acme.render.", show_default=False)] = None,
     data: Annotated[

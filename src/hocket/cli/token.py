@@ -1,6 +1,6 @@
 """`hocket token`: the tokens of programs that use this node over HTTP."""
 
-from hocket.api import tokens
+from hocket.api import programs
 from hocket.cli.declarations import new_app
 from hocket.cli.derived import add_operations
 
@@ -18,4 +18,4 @@ def token_group() -> None:
     """
 
 
-add_operations(app, tokens.create, tokens.listing, tokens.revoke)
+add_operations(app, programs.create, programs.listing, programs.revoke)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from hocket.cli.declarations import Option, new_app
+from hocket.cli.declarations import Option
 from hocket.cli.output import Row, console, emit, lines_drawn, on_terminal
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
@@ -27,10 +27,7 @@ DRAW_S_MIN = 0.2
 FRAME_LINES = 12
 LIST_LINES_MIN = 3
 
-app = new_app()
 
-
-@app.command()
 def top(
     once: Annotated[bool, Option("--once", help="Print one frame and end; also into a pipe.")] = False,
     policy: PolicyOption = None,

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from hocket.cli.commands import COMMANDS, app_of, begin
@@ -93,3 +93,15 @@ def run_typer(arguments: list[str]) -> int:
     if not arguments:
         return 2
     return code if isinstance(code, int) else 0
+
+
+COMMAND = "hocket.command"
+
+
+class RunCommand(TyperCommand):
+    """Takes what stands after `--` as the command, whatever it looks like."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[COMMAND] = args[end + 1 :]
+        return super().parse_args(ctx, args[:end])

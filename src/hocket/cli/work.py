@@ -6,11 +6,13 @@ import asyncio
 import functools
 import os
 import sys
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.api import Service, nodes, peers
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli import INTERRUPTED
+from hocket.cli.declarations import Argument, Option
 from hocket.cli.log_lines import LogLines, start_logging
 from hocket.cli.monitoring import MetricsOption, monitored
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
@@ -20,26 +22,22 @@ from hocket.cli.settings import settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
 from hocket.events import Emit
 from hocket.events.workers import KindsNotClaimable, WorkerStarted, WorkerStopping
-from hocket.extensions.command import request
-from hocket.extensions.command.job import Commands
-from hocket.extensions.command.node_runner import command_runner
-from hocket.extensions.command.run_command import parse
+from hocket.kernel.extension import extension_kinds, loaded
 from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.safe_text import clean
 from hocket.node.bus_settings import BusSettings, bus_settings
 from hocket.node.home import ENVIRONMENT
-from hocket.node.node import Node, handler_processes
+from hocket.node.node import Node, handler_processes, worker_parts
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
-from hocket.server.local_client import INTERRUPTED
-from hocket.server.local_server import LocalServer
 from hocket.work.event_logging import log_event
 from hocket.work.handlers import Handlers, load
 from hocket.work.output_capture import catching
 from hocket.work.process_plan import PROCESSES_MAX
 from hocket.work.runner import Run
+from hocket.work.serving import WorkerPart
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
@@ -50,10 +48,7 @@ AHEAD_MAX = 1_000
 # How often a worker checks whether its node was revoked.
 RIGHTS_S = 5.0
 
-app = new_app()
 
-
-@app.command()
 def work(
     modules: Annotated[
         list[str] | None,
@@ -179,10 +174,11 @@ def work(
         servers = bus_settings(runtime.home, bus)
         if modules and not any(each.function is not None for each in found):
             raise Usage(f"no handlers in {', '.join(modules)}; decorate a function with @hocket.job(kind)")
-        with command_runner(runtime, log_event, allow, allow_any, allow_env) as commands:
-            handlers = Handlers([*found, commands.job_type()], kinds or ())
+        with worker_parts(runtime, log_event, allow, allow_any, allow_env) as parts:
+            types = [*found, *(each.job_type() for each in parts)]
+            handlers = Handlers(types, kinds or ())
             if unmatched := handlers.unmatched():
-                known = ", ".join(sorted([*(each.kind for each in found), commands.job_type().kind]))
+                known = ", ".join(sorted(each.kind for each in types))
                 raise Usage(f"--kinds {unmatched[0]} matches no handler; there are {known}")
             slots = concurrency or processes or 4
             options = WorkerOptions(handlers, slots, until_idle, grace_s, ahead, label or (), weight=weight)
@@ -191,7 +187,7 @@ def work(
                 # Without a process that can import them, jobs that must be alone take the whole worker.
                 with nullcontext() if processes else suppress(Usage):
                     options.processes = handler_processes(runtime, processes or 0, served)
-            shift = Shift(runtime, options, commands, lines, servers, metrics)
+            shift = Shift(runtime, options, parts, lines, servers, metrics)
             with catching(lines.show_print):
                 asyncio.run(shift.run())
     shift.replace_process()
@@ -205,7 +201,7 @@ class Shift:
         self,
         runtime: Runtime,
         options: WorkerOptions,
-        commands: Commands,
+        parts: Sequence[WorkerPart],
         lines: LogLines,
         servers: BusSettings | None = None,
         metrics: str | None = None,
@@ -213,7 +209,7 @@ class Shift:
         self._runtime = runtime
         self._metrics = metrics
         self._servers = servers
-        self._commands = commands
+        self._parts = parts
         self._options = options
         self._emit: Emit = log_event
         self._lines = lines
@@ -231,17 +227,20 @@ class Shift:
         try:
             if self._servers is not None:
                 await node.message_bus(self._emit, self._servers)
-            async with node.worker(self._options, self._commands) as self._worker:
+            async with node.worker(self._options, self._parts) as self._worker:
                 await self._work(node, self._worker, monitoring)
         finally:
             await node.finish()
 
     async def _work(self, node: Node, worker: Worker, monitoring: AbstractAsyncContextManager[object]) -> None:
         with stopped_by_signals(self._signalled) as received, self._counter(await self._served(node)):
-            door = LocalServer(node, worker, self._commands, parse, node.environment.name("commands"))
-            self._options.finished = functools.partial(self._finished, door)
-            runs_commands = self._options.handlers.find(request.KIND) is not None
-            async with monitoring, node.in_touch(self._emit), door if runs_commands else nullcontext():
+            served = [each for each in self._parts if self._options.handlers.find(each.kind) is not None]
+            places = {each.kind: each.server for each in extension_kinds()}
+            servers = [loaded(places[each.kind])(node, worker, each) for each in served if places[each.kind]]
+            self._options.finished = functools.partial(self._finished, servers)
+            async with monitoring, node.in_touch(self._emit), AsyncExitStack() as stack:
+                for server in servers:
+                    await stack.enter_async_context(server)
                 watching = asyncio.create_task(self._watch_rights(worker))
                 await worker.run()
                 watching.cancel()
@@ -267,7 +266,7 @@ class Shift:
 
     async def _served(self, node: Node) -> list[str]:
         """The kinds that this worker really serves: those of its handlers that its node may claim. It says which it may
-        not, except commands, which every worker would run.
+        not, except kinds of extensions, which every worker would run.
         """
         kinds = self._options.handlers.kinds()
         worker = self._worker
@@ -280,7 +279,7 @@ class Shift:
         if denied is None:
             return kinds
         served = [each for each in kinds if each not in denied]
-        if told := [each for each in denied if each != request.KIND or not served]:
+        if told := [each for each in denied if not served or each not in {part.kind for part in self._parts}]:
             log_event(KindsNotClaimable(tuple(told)))
         return served
 
@@ -303,8 +302,9 @@ class Shift:
         self._lines.write = lambda line: status.console.print(line, markup=False)
         return status
 
-    def _finished(self, door: LocalServer, run: Run, outcome: Job | Reason) -> None:
-        door.finished(run, outcome)
+    def _finished(self, servers: Iterable[Any], run: Run, outcome: Job | Reason) -> None:
+        for each in servers:
+            each.finished(run, outcome)
         self._failed_jobs += isinstance(outcome, Job) and outcome.outcome is Outcome.FAILED
         if self._status is not None:
             self._status.update(self._sum())

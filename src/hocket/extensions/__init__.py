@@ -1,6 +1,6 @@
 """The extensions of this program, a folder each, and their records. The core names none of them."""
 
-from hocket.kernel.extension import Extension, register
+from hocket.kernel.extension import Extension, ExtensionKind, register
 
 register(
     Extension(
@@ -13,12 +13,31 @@ register(
                 "Check a command manifest; print its content id or canonical form.",
             ),
         },
+        shortcuts={"run": "extensions.command.local_client:ask_worker"},
+        kinds=(
+            ExtensionKind(
+                "hocket.run",
+                printed="extensions.command.outcome:printed",
+                worker="extensions.command.node_runner:command_runner",
+                server="extensions.command.run_command:local_server",
+                refusal="extensions.command.allowance:refusal",
+            ),
+        ),
+        tasks={"handing over secrets": "extensions.command.secret_handover:handing_over"},
+        checks={
+            "commands": "extensions.command.sandbox_probe:check_commands",
+            "sandbox": "extensions.command.sandbox_probe:check_sandbox",
+        },
+        proof="extensions.command.proofs:proof_file",
     ),
     Extension(
         "git",
         commands={
             "git": ("extensions.git.commands:app", "Use a git repository as a job queue: submit, work, verify."),
         },
+        kinds=(ExtensionKind("hocket.git", printed="extensions.command.outcome:printed", counts_fences=True),),
+        tasks={"announcing git jobs": "extensions.git.pending_jobs:announcing"},
+        watches={"git": "extensions.git.announcements:watching"},
     ),
     Extension(
         "tempo",

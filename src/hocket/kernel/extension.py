@@ -1,39 +1,86 @@
 """An extension: a feature that few programs need, in a folder of its own that the core does not name. An `Extension`
 record tells the program what it brings. Places in the record are names, `extensions.cost.commands:app`: a module is
-loaded when its part is used.
+loaded when its part is used. `hocket run` reads the records before anything else, so this imports nothing.
 """
 
-from collections.abc import Mapping
-from importlib import import_module
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from __future__ import annotations
 
-Places = Mapping[str, str]
-_NONE: Places = MappingProxyType({})
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+    Places = Mapping[str, str]
 
 
-class Extension(NamedTuple):
-    """What the program needs to know about an extension: for each seam, the places by the names that the seam has.
+_NONE: Mapping[str, Any] = {}
 
-    `commands` have a sentence of help besides. `members` are those of a job's policy: a place gives the value from what
-    people write (the value itself, plain data, or the bytes of a file), and raises ValueError. `submits` are called
-    with a runtime and drafts before jobs with such a member are submitted, and `pacers` make the pacers of their runs.
-    `context` and `node` have what methods of a handler's context and of a node call. `runtime` is called with each
-    runtime that opens, and `worker` gives a context manager round each worker, of a node and its options, if a file in
-    the home, a variable or a setting of the worker with the extension's name switches the extension on.
+
+class ExtensionKind:
+    """A kind whose jobs print to stdout and stderr; `printed` gives what the log has of a stream. If workers serve the
+    kind without a handler of the program's, `worker` makes the `WorkerPart` that does, and `server` the server that
+    `hocket work` runs beside it; `refusal` says why workers do not run a job of another node. The runs of a kind that
+    `counts_fences` have fences of their own, and not those of the log.
     """
 
-    name: str
-    commands: Mapping[str, tuple[str, str]] = MappingProxyType({})
-    members: Places = _NONE
-    submits: Places = _NONE
-    pacers: Places = _NONE
-    context: Places = _NONE
-    node: Places = _NONE
-    file: str = ""
-    variable: str = ""
-    runtime: str = ""
-    worker: str = ""
+    def __init__(
+        self,
+        kind: str,
+        *,
+        printed: str,
+        worker: str = "",
+        server: str = "",
+        refusal: str = "",
+        counts_fences: bool = False,
+    ) -> None:
+        self.kind, self.printed, self.worker, self.server = kind, printed, worker, server
+        self.refusal, self.counts_fences = refusal, counts_fences
+
+
+class Extension:
+    """What the program needs to know about an extension: for each seam, the places by the names that the seam has.
+
+    `commands` have for each a sentence of help besides, and `shortcuts` may run a command before the program is loaded.
+    `members` are those of a job's policy: a place gives the value from what people write (the value itself, plain data,
+    or the bytes of a file), and raises ValueError. `submits` are called with a runtime and drafts before jobs with such
+    a member are submitted. `tasks` run beside every process that keeps a node up, and `watches` beside a server, for
+    each value of its option of that name. `checks` are for `hocket doctor`, and `proof` finds the proof of a job.
+
+    `pacers` make the pacers of the runs of jobs with such a member. `context` and `node` have what methods of a
+    handler's context and of a node call. A `file` in the home, a `variable` or a setting of a worker with the
+    extension's name switches it on: then `runtime` is called with each runtime that opens, and `worker` gives a context
+    manager, of a node and its options, round each worker. A file of the home that `request_proofs` name adds a second
+    proof to the requests between nodes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        commands: Mapping[str, tuple[str, str]] = _NONE,
+        shortcuts: Places = _NONE,
+        members: Places = _NONE,
+        submits: Places = _NONE,
+        kinds: Sequence[ExtensionKind] = (),
+        tasks: Places = _NONE,
+        watches: Places = _NONE,
+        checks: Places = _NONE,
+        proof: str = "",
+        pacers: Places = _NONE,
+        context: Places = _NONE,
+        node: Places = _NONE,
+        file: str = "",
+        variable: str = "",
+        runtime: str = "",
+        worker: str = "",
+        request_proofs: Places = _NONE,
+    ) -> None:
+        self.name, self.commands, self.shortcuts = name, commands, shortcuts
+        self.members, self.submits, self.kinds = members, submits, kinds
+        self.tasks, self.watches, self.checks, self.proof = tasks, watches, checks, proof
+        self.pacers, self.context, self.node = pacers, context, node
+        self.file, self.variable, self.runtime, self.worker = file, variable, runtime, worker
+        self.request_proofs = request_proofs
 
 
 _EXTENSIONS: dict[str, Extension] = {}
@@ -48,14 +95,14 @@ def register(*extensions: Extension) -> None:
 
 def extensions() -> tuple[Extension, ...]:
     """The extensions of this program, which register themselves when they are first asked for."""
-    import_module(_PROGRAM)
+    __import__(_PROGRAM)
     return tuple(_EXTENSIONS.values())
 
 
 def loaded(place: str) -> Any:
     """What has this place in the package `hocket`."""
     module, _, name = place.partition(":")
-    return getattr(import_module(f"hocket.{module}"), name)
+    return getattr(__import__(f"hocket.{module}", fromlist=[name]), name)
 
 
 def parts(seam: str, name: str) -> list[Any]:
@@ -66,3 +113,16 @@ def parts(seam: str, name: str) -> list[Any]:
 def part(seam: str, name: str) -> Any:
     """What an extension has under this name at a seam."""
     return parts(seam, name)[0]
+
+
+def named_parts(seam: str) -> dict[str, Any]:
+    """Everything that extensions have at a seam, loaded, by its name."""
+    return {name: loaded(place) for each in extensions() for name, place in getattr(each, seam).items()}
+
+
+def extension_kinds() -> Iterator[ExtensionKind]:
+    return (kind for each in extensions() for kind in each.kinds)
+
+
+def extension_kind(kind: str) -> ExtensionKind | None:
+    return next((each for each in extension_kinds() if each.kind == kind), None)

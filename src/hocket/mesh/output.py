@@ -17,9 +17,8 @@ import msgspec
 
 from hocket.bus.changes import OUTPUT, Changes
 from hocket.errors import HocketError, Unreachable
-from hocket.extensions.command.proofs import GIT_KIND, NOTHING, STREAM_TYPES
-from hocket.extensions.command.request import KIND
 from hocket.kernel.decoding import decode_json
+from hocket.kernel.extension import extension_kind
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.postcard import Malformed
@@ -35,7 +34,7 @@ from hocket.store import Session, Stage
 from hocket.work import artifacts
 from hocket.work.blobs import BLOB_BYTES_MAX, Blobs
 from hocket.work.node_access import NodeAccess
-from hocket.work.output_files import HANDLER, STREAMS, OutputFiles, OutputPart
+from hocket.work.output_files import HANDLER, STREAM_TYPES, STREAMS, OutputFiles, OutputPart
 
 PART_BYTES = 256 * 1024
 # A wish counts for this long; whoever reads repeats it.
@@ -98,7 +97,7 @@ def decode_part(body: bytes) -> FarOutput:
 
 
 def streams_of(job: Job) -> Sequence[str]:
-    return tuple(STREAM_TYPES) if job.kind in (KIND, GIT_KIND) else (HANDLER,)
+    return (HANDLER,) if extension_kind(job.kind) is None else tuple(STREAM_TYPES)
 
 
 def holders(session: Session, job: Job) -> set[int]:
@@ -111,7 +110,7 @@ def holders(session: Session, job: Job) -> set[int]:
 
 def may_read(to: PeerReader, job: Job) -> bool:
     """Whether a node may read the job's artifacts as they are."""
-    artifact = CreateArtifact(NO_ID, STREAM_TYPES["stdout"], job.id, (), NOTHING, b"", None, None, 0, None)
+    artifact = CreateArtifact(NO_ID, STREAM_TYPES["stdout"], job.id, (), content_hash(b""), b"", None, None, 0, None)
     return to.authority.reading(to.node, artifact, to.now_ms, job.kind, to.now_ms) == ()
 
 
@@ -178,8 +177,10 @@ def keep_output(log: Log, output: OutputFiles, sender: int, asked: AskedOutput, 
 
 
 def _fits(part: OutputPart, asked: AskedOutput, job: Job) -> bool:
-    """Whether a pushed part can be of a run of the job. A git repository counts fences of its own."""
-    return (part.fence, part.start) == asked[2:] and (part.fence <= job.fence or job.kind == GIT_KIND)
+    """Whether a pushed part can be of a run of the job."""
+    kind = extension_kind(job.kind)
+    has_own_fences = kind is not None and kind.counts_fences
+    return (part.fence, part.start) == asked[2:] and (part.fence <= job.fence or has_own_fences)
 
 
 # The node that runs the job.

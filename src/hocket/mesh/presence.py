@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from hocket.errors import HocketError
-from hocket.extensions.command.request import KIND
 from hocket.kernel.authority import Standing
 from hocket.kernel.capabilities import Grant, grant_of
 from hocket.kernel.decoding import decode_json
+from hocket.kernel.extension import extension_kinds
 from hocket.kernel.ids import node_text, parse_node, parse_ulid
 from hocket.kernel.sanitise import sanitised
 from hocket.kernel.vocabulary import ReportProgress
@@ -225,9 +225,10 @@ def _readable(to: PeerReader, workers: tuple[Serving, ...]) -> tuple[Serving, ..
         return workers
     prefixes = {prefix for limit in limits for prefix in limit or ()}
     found = [(each, _within(each.kinds, prefixes)) for each in workers]
+    limited = {each.kind for each in extension_kinds() if each.refusal}
     return tuple(
         msgspec.structs.replace(each, kinds=kinds, claimed=())
-        if KIND in kinds
+        if not limited.isdisjoint(kinds)
         else Serving(kinds, labels=each.labels, id=each.id, weight=each.weight)
         for each, kinds in found
         if kinds

@@ -8,12 +8,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-import msgspec
-
-from hocket.extensions.command import KIND
 from hocket.families.availability.requests import unavailable
 from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.durations import span
+from hocket.kernel.extension import extension_kind, loaded
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.placement import lacking
@@ -178,19 +176,8 @@ class WaitReader:
             missing = min((lacking(job.policy.needs, each.labels) for each in self._workers(job, able)), key=len)
             sentence = f"no worker of {job.kind} on {self._list(able)} has the label {' and '.join(missing)}"
             return Waiting(WaitReason.NO_WORKER, sentence)
-        if job.kind == KIND and not self._allowing(job, able):
-            from hocket.extensions.command.allowance import OBSTACLES, Obstacle
-
-            sentence = f"the worker on {self._list(able)} does not allow this command; start it there with --allow"
-            workers = self._workers(job, able)
-            payload = self._command(job) or b""
-            if obstacle := next((each.refuses for each in workers if each.refuses in OBSTACLES), None):
-                why = OBSTACLES[Obstacle(obstacle)]
-                sentence = f"the worker on {self._list(able)} runs no commands of other nodes: {why}"
-            elif any(msgspec.structs.replace(each, network=True).allows(payload) for each in workers):
-                sentence = f"the worker on {self._list(able)} gives commands of other nodes no network"
-            return Waiting(WaitReason.NOT_ALLOWED, sentence)
-        return None
+        refusal = self._refusal(job, able)
+        return None if refusal is None else Waiting(WaitReason.NOT_ALLOWED, refusal)
 
     def _limit(self, job: Job) -> Waiting:
         """A limit of the kind, or no free slot."""
@@ -228,22 +215,18 @@ class WaitReader:
             not permissions.delegations or permissions.authority.may(node, "Job", "Claim", kind, self._now) is not None
         )
 
-    def _allowing(self, job: Job, nodes: Iterable[NodePresence]) -> list[NodePresence]:
-        """The nodes that run this command: their own, or one that a worker of theirs allows."""
-        row, payload = self._session.op(job.schedule_op), self._command(job)
-        if row is None or payload is None:
-            return list(nodes)
-        return [
-            each
-            for each in nodes
-            if is_own(self._session, each.node, row.body)
-            or any(worker.covers(job.kind) and worker.allows(payload) for worker in each.workers)
-        ]
-
-    def _command(self, job: Job) -> bytes | None:
-        row = self._session.op(job.schedule_op)
+    def _refusal(self, job: Job, nodes: Sequence[NodePresence]) -> str | None:
+        """Why the workers of these nodes do not run a job of an extension's kind; None if one does, or has submitted
+        the job itself.
+        """
+        kind, row = extension_kind(job.kind), self._session.op(job.schedule_op)
         payload = None if row is None else decode(row.body).payload
-        return payload.payload if isinstance(payload, ScheduleJob) else None
+        if kind is None or not kind.refusal or row is None or not isinstance(payload, ScheduleJob):
+            return None
+        if any(is_own(self._session, each.node, row.body) for each in nodes):
+            return None
+        refusal: str | None = loaded(kind.refusal)(payload.payload, self._workers(job, nodes), self._list(nodes))
+        return refusal
 
     def _name(self, node: int) -> str:
         return HERE if node == self._log.node else self._names.get(node) or node_text(node)

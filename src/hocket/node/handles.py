@@ -7,8 +7,7 @@ from typing import TypeVar as AnyTypeVar
 
 from hocket.bus.changes import Changes, about
 from hocket.errors import Failed, Usage
-from hocket.extensions.command.proof import encode_proof
-from hocket.extensions.command.proofs import need_proof
+from hocket.kernel.extension import extensions, loaded
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.parts import Part
 from hocket.kernel.roster import Outcome
@@ -119,7 +118,12 @@ def _entry(session: JobSession, job_id: bytes) -> JobEntry:
 
 
 def proof_of(session: Session, blobs: Blobs, job_id: bytes) -> bytes:
-    return encode_proof(need_proof(session, blobs, _entry(session, job_id).job))
+    job = _entry(session, job_id).job
+    for extension in extensions():
+        if extension.proof:
+            proof: bytes = loaded(extension.proof)(session, blobs, job)
+            return proof
+    raise Failed("this program has no extension that proves what ran")
 
 
 def _news(progress: Progress) -> StreamNews:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import (
     AbstractContextManager,
+    AsyncExitStack,
     asynccontextmanager,
     closing,
     contextmanager,
@@ -24,8 +25,8 @@ from hocket.errors import Unreachable, Usage
 from hocket.events import Emit, ignore
 from hocket.events.nodes import StoreRowRefused
 from hocket.events.workers import StepFailed
-from hocket.extensions.command.secret_handover import HandOver
 from hocket.families.locks.processes import LockProcesses, LockSweep
+from hocket.kernel.extension import named_parts
 from hocket.kernel.roster import Job
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
@@ -289,22 +290,22 @@ class LocalNode:
     @asynccontextmanager
     async def _tasks(self, emit: Emit) -> AsyncIterator[None]:
         maintenance = Maintenance(self, self.environment, emit)
-        hand_over = HandOver(self, self.runtime.secrets, emit)
         sweep = SweepLoop(self, self.environment, emit)
         clock = ClockWatch(self, self.environment, self.runtime.machine_clock, emit)
         locks = LockSweep(self, self.environment, emit)
         presence = SharedPresence(self, self.environment)
         await sweep.look()
-        async with (
-            _beside(supervised("the sweep of leases and schedules", sweep.run, emit, self.environment)),
-            _beside(supervised("the maintenance of this node", maintenance.run, emit, self.environment)),
-            _beside(supervised("handing over secrets", hand_over.run, emit, self.environment)),
-            _beside(supervised("comparing clocks", clock.run, emit, self.environment)),
-            _beside(supervised("the sweep of locks", locks.run, emit, self.environment)),
-            _beside(supervised("telling nodes that share the store", presence.run, emit, self.environment)),
-            _beside(supervised("announcing git jobs", self.announce_git_jobs, emit, self.environment)),
-            _beside(supervised("sending kept requests", self._send_kept, emit, self.environment)),
-        ):
+        tasks = {
+            "the sweep of leases and schedules": sweep.run,
+            "the maintenance of this node": maintenance.run,
+            "comparing clocks": clock.run,
+            "the sweep of locks": locks.run,
+            "telling nodes that share the store": presence.run,
+            "sending kept requests": self._send_kept,
+        } | {name: make(self, emit) for name, make in named_parts("tasks").items()}
+        async with AsyncExitStack() as stack:
+            for name, run in tasks.items():
+                await stack.enter_async_context(_beside(supervised(name, run, emit, self.environment)))
             yield
 
     async def _send_kept(self) -> None:
@@ -316,12 +317,6 @@ class LocalNode:
 
                 await self.call(lambda: send_kept_if_in_touch(self.runtime))
             await asyncio.sleep(KEPT_LOOK_S)
-
-    async def announce_git_jobs(self) -> None:
-        """Announces the git jobs that this home has submitted, until they are claimed."""
-        from hocket.extensions.git.pending_jobs import GitAnnouncing
-
-        await GitAnnouncing(self.runtime.home, self.log.user, self.message_bus, self.environment).run()
 
     @asynccontextmanager
     async def in_touch(self, emit: Emit) -> AsyncIterator[None]:

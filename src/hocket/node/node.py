@@ -34,10 +34,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 from hocket.bus.changes import ANYTHING, Changes
 from hocket.errors import Failed, StoreAway, Unreachable, Usage
 from hocket.events import Emit, ignore, sentences
-from hocket.extensions.command import request
-from hocket.extensions.command.request import CommandRequest
 from hocket.families.inbox import requests as messages
-from hocket.kernel.extension import loaded, part
+from hocket.kernel.extension import extension_kinds, loaded, part
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.parts import Part
 from hocket.kernel.policy import DEFAULT
@@ -64,7 +62,7 @@ from hocket.node.kept_requests import keep_jobs, keep_message, send_kept
 from hocket.node.local_node import LOOK_AGAIN_S, LocalNode
 from hocket.node.locks import HeldLock, LockOptions, NodeLock, for_threads
 from hocket.node.process_loop import INLINE, on_loop, process_loop
-from hocket.node.requests import Blocking, StreamNews, drafts_of, each, id_of, kept, now, pairs_of
+from hocket.node.requests import Blocking, JobRequest, StreamNews, drafts_of, each, id_of, kept, now, pairs_of
 from hocket.node.rows import RowTable, SyncRowTable
 from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
@@ -80,12 +78,11 @@ from hocket.work.pending_decisions import Decision
 from hocket.work.process_plan import ProcessPlan, plan
 from hocket.work.roster_queries import RosterAsk, claimable, overdue
 from hocket.work.run_outputs import RunServices
-from hocket.work.serving import Serving, serving
+from hocket.work.serving import Serving, WorkerPart, serving
 from hocket.work.tracing import tracer
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
-    from hocket.extensions.command.job import Commands
     from hocket.node.requests import Pairs, Step
 
 T = TypeVar("T")
@@ -104,6 +101,18 @@ def handler_processes(runtime: Runtime, count: int, handlers: Handlers) -> Proce
     return plan(count, "hocket.node.handler_process", runtime.home.path, handlers.served())
 
 
+@contextmanager
+def worker_parts(
+    runtime: Runtime, emit: Emit, allow: Iterable[str] | None, allow_any: bool, allow_env: Iterable[str] | None
+) -> Iterator[list[WorkerPart]]:
+    """What extensions add to a worker of this node. Of the jobs of other nodes they run those that the home's
+    configuration or these patterns allow, with variables of these names.
+    """
+    with ExitStack() as stack:
+        places = [each.worker for each in extension_kinds() if each.worker]
+        yield [stack.enter_context(loaded(each)(runtime, emit, allow, allow_any, allow_env)) for each in places]
+
+
 def _chain(count: int) -> list[range]:
     """Which of so many jobs each comes after, by their places: the one before it."""
     return [range(max(0, at - 1), at) for at in range(count)]
@@ -115,14 +124,13 @@ class Node(LocalNode):
     @overload
     async def submit(self, job: JobType[P, R], /, *args: P.args, **payload: P.kwargs) -> Handle[R]: ...
     @overload
-    async def submit(self, job: str | CommandRequest, /, **payload: Any) -> Handle[Any]: ...
-    async def submit(self, job: JobType[Any, Any] | str | CommandRequest, /, *args: Any, **payload: Any) -> Handle[Any]:
+    async def submit(self, job: str | JobRequest, /, **payload: Any) -> Handle[Any]: ...
+    async def submit(self, job: JobType[Any, Any] | str | JobRequest, /, *args: Any, **payload: Any) -> Handle[Any]:
         """Submits one job. The members of its payload are the handler's arguments. A `command` has none."""
         if not isinstance(job, JobType | str):
-            blobs, secrets = self.runtime.blobs, self.runtime.secrets
-            packed = await self.call(lambda: request.pack(job, blobs))
-            await self._check([packed.draft])
-            job_id = await self.run(lambda tx: request.submit(tx, blobs, secrets, packed))
+            prepared = await self.call(lambda: job.prepared(self.runtime))
+            await self._check([prepared.draft])
+            job_id = await self.run(lambda tx: prepared.submit(tx, self.runtime))
             self.wrote()
             return Handle(self, job_id, created=True)
         job_type = named_kind(job)
@@ -343,17 +351,17 @@ class Node(LocalNode):
             options = (
                 {"concurrency": processes} | options | {"processes": handler_processes(self.runtime, processes, served)}
             )
-        commands, emit = None, logged(events if notice is None else sentences(notice, also=events))
+        emit = logged(events if notice is None else sentences(notice, also=events))
         with ExitStack() as stack:
+            parts: list[WorkerPart] = []
             if allow is not None or allow_any:
                 # It loads 40 modules, and most programs' workers run no commands.
-                from hocket.extensions.command.node_runner import command_runner
-
-                commands = stack.enter_context(command_runner(self.runtime, emit, allow, allow_any, allow_env))
-                served = served.plus(commands.job_type())
+                parts = stack.enter_context(worker_parts(self.runtime, emit, allow, allow_any, allow_env))
+            for each_part in parts:
+                served = served.plus(each_part.job_type())
             settings = {"tempo": tempo, "weighs_promises": weighs_promises}
             chosen = WorkerOptions(served, emit=emit, settings=settings, **options)
-            async with self.worker(chosen, commands) as worker:
+            async with self.worker(chosen, parts) as worker:
                 if signals:
                     stack.enter_context(stopped_by_signals(worker.stop))
                 stack.enter_context(catching())
@@ -365,13 +373,13 @@ class Node(LocalNode):
         return worker
 
     @asynccontextmanager
-    async def worker(self, options: WorkerOptions, commands: "Commands | None" = None) -> AsyncIterator[Worker]:
-        """Puts a worker together: with the messages between nodes, with what it tells others about its handlers and the
-        commands that it runs, and with what extensions add. Run it inside the block.
+    async def worker(self, options: WorkerOptions, parts: Iterable[WorkerPart] = ()) -> AsyncIterator[Worker]:
+        """Puts a worker together: with the messages between nodes, with what it tells others about its handlers and
+        these parts, and with what extensions add. Run it inside the block.
         """
         options.messages = options.messages or await self.mesh_messages(options.emit)
         if options.serving is None:
-            options.serving = serving(options.handlers.topics(), None if commands is None else commands.allowance)
+            options.serving = serving(options.handlers.topics(), parts)
         async with AsyncExitStack() as stack:
             for extension in switched_on(self.runtime.home, options.settings):
                 if extension.worker:
@@ -551,8 +559,8 @@ class SyncNode:
     @overload
     def submit(self, job: JobType[P, R], /, *args: P.args, **payload: P.kwargs) -> SyncHandle[R]: ...
     @overload
-    def submit(self, job: str | CommandRequest, /, **payload: Any) -> SyncHandle[Any]: ...
-    def submit(self, job: JobType[Any, Any] | str | CommandRequest, /, *args: Any, **payload: Any) -> SyncHandle[Any]:
+    def submit(self, job: str | JobRequest, /, **payload: Any) -> SyncHandle[Any]: ...
+    def submit(self, job: JobType[Any, Any] | str | JobRequest, /, *args: Any, **payload: Any) -> SyncHandle[Any]:
         """Submits one job. The members of its payload are the handler's arguments. A `command` has none."""
         return SyncHandle(now(self._target.submit(job, *args, **payload)))
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hocket.bus.signed import SignedMessages
     from hocket.kernel.parts import Part
     from hocket.kernel.roster import Job
+    from hocket.log import Transaction
     from hocket.mesh.waiting import Waiting
     from hocket.node.delivery import Delivery
     from hocket.node.runtime import Runtime
@@ -29,6 +30,20 @@ if TYPE_CHECKING:
 
     Pairs = Iterable[tuple[JobType | str, dict[str, Any]]]
     Step = tuple[JobType | str, dict[str, Any]] | JobType | str
+
+
+class PreparedJob(Protocol):
+    """A job that is ready for the log."""
+
+    @property
+    def draft(self) -> Draft: ...
+    def submit(self, tx: Transaction, runtime: Runtime) -> bytes: ...
+
+
+class JobRequest(Protocol):
+    """A job that is submitted with more than its payload, like the files of a command."""
+
+    def prepared(self, runtime: Runtime) -> PreparedJob: ...
 
 
 class StreamNews(NamedTuple):

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from hocket.extensions.command.secrets import Secrets
     from hocket.families.locks.requests import Length
     from hocket.log import Transaction
     from hocket.log.audit import Audit
@@ -254,12 +253,6 @@ class Runtime:
         from hocket.work.output_files import OutputFiles
 
         return OutputFiles(self.home.output)
-
-    @cached_property
-    def secrets(self) -> Secrets:
-        from hocket.extensions.command.secrets import Secrets
-
-        return Secrets(self.home.secrets)
 
     @property
     def blobs(self) -> Blobs:

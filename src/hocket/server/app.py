@@ -15,11 +15,11 @@ from hocket.errors import StoreError
 from hocket.mesh.gate import Gate
 from hocket.mesh.peers import is_loopback
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
-from hocket.server.listening import Connections, address_of
+from hocket.server.api import Api
+from hocket.server.connections import Connections, address_of
 from hocket.server.monitoring.host_check import names_this_machine
 from hocket.server.monitoring.monitor import METRICS, Monitor
-from hocket.server.v1.api import Api
-from hocket.server.v1.routes import PREFIX
+from hocket.server.routes import PREFIX
 
 # The most bytes of request bodies in memory at once, of all callers and of one address; beyond that, callers are told
 # to come back later.

@@ -20,7 +20,7 @@ from hocket.kernel.parts import Part
 from hocket.mesh.wire import Reply
 from hocket.node.handles import Handle, JobCancelled
 from hocket.node.node import Node
-from hocket.server.v1.routes import ApiCall, ApiRoute
+from hocket.server.routes import ApiCall, ApiRoute
 from hocket.work.handlers import kind as job_kind
 
 # How long a request waits for a worker to begin its job, and for its whole answer.

@@ -19,11 +19,10 @@ from hocket.errors import Unreachable, Usage
 from hocket.log import load as load_log
 from hocket.mesh.gate import Gate
 from hocket.mesh.peers import is_loopback
+from hocket.server.api import Api
 from hocket.server.app import web_app
-from hocket.server.connections import BoundedProtocol
-from hocket.server.listening import BoundedListener, Connections
+from hocket.server.connections import BoundedListener, BoundedProtocol, Connections
 from hocket.server.monitoring.monitor import Monitor
-from hocket.server.v1.api import Api
 
 KEEP_ALIVE_S = 75
 STOP_S = 5

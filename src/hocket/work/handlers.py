@@ -53,6 +53,8 @@ class JobType(Generic[P, R_co]):
     """The members of the policy that were chosen, even if they have Hocket's default."""
     keeps_budget: bool = False
     """Whether its function keeps the budgets of its jobs itself, because it measures what they use."""
+    is_isolated: bool = False
+    """Whether its function runs each job in processes of their own."""
     wants: Callable[[Session, bytes], bool] | None = None
     """Which jobs of the kind a worker accepts, judged from the log and the encoded ScheduleJob; None for all."""
     signature: HandlerSignature | None = field(default=None, compare=False, repr=False)

@@ -15,7 +15,6 @@ from hocket.bus.changes import IDLE, Changes, about
 from hocket.errors import StoreError
 from hocket.events import Emit, listens
 from hocket.events.jobs import JobClaimed, JobRunsAlone, LeaseLost, RunStarted
-from hocket.extensions.command.request import KIND
 from hocket.kernel.backoff import backoff_ms
 from hocket.kernel.kinds import run_options
 from hocket.kernel.reasons import Reason
@@ -326,8 +325,9 @@ class HeldJobs:
         return len(self.runs) < self._runner.slots
 
     def isolates(self, kind: str) -> bool:
-        """Whether a job of that kind runs in a process of its own if it must be alone. A command always does."""
-        return kind == KIND or self._runner.isolates(kind)
+        """Whether a job of that kind runs in a process of its own if it must be alone."""
+        job_type = self._handlers.find(kind)
+        return (job_type is not None and job_type.is_isolated) or self._runner.isolates(kind)
 
     def shortest_lease_s(self) -> float:
         """The shortest lease that is held; infinity for none. Any thread may call this."""

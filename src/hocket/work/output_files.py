@@ -16,6 +16,8 @@ from typing import NamedTuple
 # The streams: what a handler prints and logs, and the two of a command.
 HANDLER = "handler"
 STREAMS = (HANDLER, "stdout", "stderr")
+# The artifacts that keep what a command printed.
+STREAM_TYPES = {"stdout": "hocket.stdout", "stderr": "hocket.stderr"}
 
 HEAD_BYTES = 256 * 1024
 RING_BYTES = 768 * 1024

@@ -138,8 +138,8 @@ class RunOutputs:
         return self._keep(content, type, check_ttl(ttl), check_inputs(inputs), is_evidence=False).id
 
     def evidence(self, content: bytes | PathLike[str], type: str, *, is_free: bool = False) -> Evidence:
-        """Adds an artifact of one of our own types that records what the run did. It is kept even if the run fails. One
-        that is free takes nothing from the submitter's quota.
+        """Adds an artifact of one of our own types that records what the run did. It is kept even if the run fails. It
+        counts towards the submitter's quota unless it `is_free`.
         """
         return self._keep(content, type, None, (), is_evidence=True, is_free=is_free)
 

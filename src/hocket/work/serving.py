@@ -3,18 +3,16 @@ node decides by this who holds a job. It lets a node say which worker could take
 `members` knows by it which workers are ranked for a job.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from hocket.errors import Usage
-from hocket.extensions.command import KIND
 from hocket.kernel.decoding import decode_json
 from hocket.work.claim_tally import Tally
 
 if TYPE_CHECKING:
-    from hocket.extensions.command.allowance import Allowance
+    from hocket.work.handlers import JobType
 
 # The longest text about the workers of one node. What does not fit is left out.
 TEXT_CHARS_MAX = 16_384
@@ -49,31 +47,23 @@ class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
     def ranked(self, id: str, weight: float, since_ms: int = 0) -> "Serving":
         return msgspec.structs.replace(self, id=id, weight=weight, since_ms=since_ms)
 
-    def allows(self, payload: bytes) -> bool:
-        """Whether it runs the command in this payload for another node."""
-        from hocket.extensions.command.allowance import Allowance, read_pattern
-        from hocket.extensions.command.manifest import BadManifest, parse_manifest
 
-        try:
-            patterns = tuple(map(read_pattern, self.allow))
-            manifest = parse_manifest(msgspec.json.decode(payload))
-        except (BadManifest, Usage, msgspec.MsgspecError, RecursionError):
-            return self.allow_any
-        allowance = Allowance(patterns, self.allow_any, self.variables, "off", network=self.network, as_root=True)
-        return not self.refuses and allowance.allows(manifest)
+class WorkerPart(Protocol):
+    """What an extension adds to a worker: its jobs, and what other nodes are told about them."""
+
+    kind: str
+    limit: Callable[[Serving], Serving]
+
+    def job_type(self) -> "JobType": ...
 
 
-def serving(kinds: Iterable[str], allowance: "Allowance | None" = None) -> Serving:
-    """What a worker of these kinds runs. As root, or without a sandbox that its owner requires, it runs no commands of
-    others.
-    """
-    named = tuple(sorted(kinds))
-    if allowance is None or KIND not in named or allowance.is_empty:
-        return Serving(named)
-    if obstacle := allowance.obstacle():
-        return Serving(named, refuses=obstacle)
-    patterns = tuple(each.text for each in allowance.patterns)
-    return Serving(named, patterns, allowance.anything, allowance.variables, allowance.network)
+def serving(kinds: Iterable[str], parts: Iterable[WorkerPart] = ()) -> Serving:
+    """What a worker of these kinds runs, with these parts."""
+    found = Serving(tuple(sorted(kinds)))
+    for each in parts:
+        if each.kind in found.kinds:
+            found = each.limit(found)
+    return found
 
 
 def without_tallies(workers: Iterable[Serving]) -> list[Serving]:

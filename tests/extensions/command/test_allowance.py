@@ -9,7 +9,7 @@ from hocket.errors import Usage
 from hocket.extensions.command import sandbox
 from hocket.extensions.command.allowance import AS_ROOT, PROCESSES_MAX, Allowance, configured, read_pattern
 from hocket.extensions.command.manifest import Manifest, parse_manifest
-from hocket.work.serving import Serving, serving
+from hocket.work.serving import Serving
 
 
 @pytest.fixture(autouse=True)
@@ -196,7 +196,7 @@ def test_no_command_of_another_node_runs_as_root_unless_the_owner_says_so(
         assert [*allowed.warnings()][-1] == (
             "commands of other nodes do not run: the worker runs as root; run it as a user of its own"
         )
-        assert serving(["hocket.run"], allowed) == Serving(("hocket.run",), refuses="root")
+        assert allowed.limit(Serving(("hocket.run",))) == Serving(("hocket.run",), refuses="root")
         permitted = allowed._replace(as_root=True)
         assert permitted.allows(asked("make", "test"))
         assert "commands of other nodes run as root" in [*permitted.warnings()][-1]

@@ -8,7 +8,7 @@ import pytest
 import hocket
 from hocket.errors import Failed, Usage
 from hocket.extensions.command.sealed_secrets import seal, unseal
-from hocket.extensions.command.secrets import KEPT_S_MAX, Handed, Secrets
+from hocket.extensions.command.secrets import KEPT_S_MAX, Handed, Secrets, secrets_of
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.node.node import SyncNode
@@ -40,7 +40,7 @@ def test_secrets_from_python(node: SyncNode, monkeypatch: pytest.MonkeyPatch) ->
     script = "test \"$MINE$OTHER\" = 'from herealso' || exit 3"
     named = node.submit(hocket.command("sh", "-c", script, secrets={"MINE": "from here", "OTHER": "also"}))
     taken = node.submit(hocket.command("sh", "-c", 'test "$MINE" = "from here"', secrets=["MINE"]))
-    secrets = node.runtime.secrets
+    secrets = secrets_of(node.runtime.home)
     assert {*secrets.job_ids()} == {parse_ulid(named.job_id), parse_ulid(taken.job_id)}
     node.work([], allow=(), until_idle=True)
     assert named.result(timeout=10)["exit_code"] == taken.result(timeout=10)["exit_code"] == 0
@@ -62,12 +62,12 @@ def test_secrets_from_python(node: SyncNode, monkeypatch: pytest.MonkeyPatch) ->
 def test_what_cannot_be_a_secret_is_said(node: SyncNode, secrets: "dict[str, str] | list[str]", sentence: str) -> None:
     with pytest.raises(Usage, match=sentence):
         node.submit(hocket.command("true", env={"B": "1"}, secrets=secrets))
-    assert node.runtime.secrets.is_empty()
+    assert secrets_of(node.runtime.home).is_empty()
 
 
 def test_secrets_go_when_their_job_has_ended_or_their_time_is_up(node: SyncNode) -> None:
     handle = node.submit(hocket.command("true", secrets={"A": "1"}))
-    secrets, now = node.runtime.secrets, (node.runtime.home.secrets / handle.job_id).stat().st_mtime
+    secrets, now = secrets_of(node.runtime.home), (node.runtime.home.secrets / handle.job_id).stat().st_mtime
     with node.runtime.read() as session:
         secrets.sweep(session, now + KEPT_S_MAX - 1)
         assert secrets.job_ids() == [parse_ulid(handle.job_id)]

@@ -16,6 +16,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
+import msgspec
+
 from hocket.errors import Usage
 from hocket.extensions.command import sandbox
 from hocket.extensions.command.manifest import (
@@ -24,12 +26,15 @@ from hocket.extensions.command.manifest import (
     ON_NAME,
     OUTPUTS_NAME,
     SANDBOX_NAME,
+    BadManifest,
     Manifest,
     Sandbox,
+    parse_manifest,
 )
 from hocket.extensions.command.orders import PASSED_ON
 from hocket.extensions.command.running import ResourceLimits
 from hocket.extensions.command.secrets import SECRETS_NAME, secret_names
+from hocket.work.serving import Serving
 
 _WILD = re.compile(r"[*?\[]")
 _VERSION = re.compile(r"[-0-9.]+$")
@@ -201,6 +206,17 @@ class Allowance(NamedTuple):
             variables=(*self.variables, *variables),
         )
 
+    def limit(self, serving: Serving) -> Serving:
+        """What other nodes are told about a worker with this allowance."""
+        if self.is_empty:
+            return serving
+        if obstacle := self.obstacle():
+            return msgspec.structs.replace(serving, refuses=obstacle)
+        allow = tuple(each.text for each in self.patterns)
+        return msgspec.structs.replace(
+            serving, allow=allow, allow_any=self.anything, variables=self.variables, network=self.network
+        )
+
     def warnings(self) -> Iterator[str]:
         """What an owner may not have meant, as sentences."""
         if self.is_empty:
@@ -225,6 +241,28 @@ class Allowance(NamedTuple):
 
     def _may_set(self, name: str) -> bool:
         return any(fnmatchcase(name, each) for each in self.variables)
+
+
+def refusal(payload: bytes, workers: Sequence[Serving], nodes: str) -> str | None:
+    """Why none of the workers on these nodes runs a command of another node, in a sentence; None if one does."""
+    if any(_is_allowed(each, payload) for each in workers):
+        return None
+    if obstacle := next((each.refuses for each in workers if each.refuses in OBSTACLES), None):
+        return f"the worker on {nodes} runs no commands of other nodes: {OBSTACLES[Obstacle(obstacle)]}"
+    if any(_is_allowed(msgspec.structs.replace(each, network=True), payload) for each in workers):
+        return f"the worker on {nodes} gives commands of other nodes no network"
+    return f"the worker on {nodes} does not allow this command; start it there with --allow"
+
+
+def _is_allowed(worker: Serving, payload: bytes) -> bool:
+    """Whether a worker, by what it tells others, runs the command in this payload for another node."""
+    try:
+        patterns = tuple(map(read_pattern, worker.allow))
+        manifest = parse_manifest(msgspec.json.decode(payload))
+    except (BadManifest, Usage, msgspec.MsgspecError, RecursionError):
+        return worker.allow_any
+    allowance = Allowance(patterns, worker.allow_any, worker.variables, "off", network=worker.network, as_root=True)
+    return not worker.refuses and allowance.allows(manifest)
 
 
 def _fits(pattern: str, argument: str) -> bool:

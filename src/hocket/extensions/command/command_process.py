@@ -11,8 +11,8 @@ import marshal
 import os
 import resource
 
-from hocket.extensions.command import fd_passing
-from hocket.extensions.command.process import die_with_parent, forgo_new_rights, keep_to_own_sockets
+from hocket.work.bare_interpreter import receive_fds, send_fds
+from hocket.work.process_tree import die_with_parent, forgo_new_rights, keep_to_own_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class CommandProcess:
         """Makes it become the command. If that fails, returns the step and the error number. Raises OSError if the
         process has died.
         """
-        fd_passing.send(self._line, len(order).to_bytes(_SIZE_BYTES, "big"), streams)
+        send_fds(self._line, len(order).to_bytes(_SIZE_BYTES, "big"), streams)
         self._line.sendall(order)
         # The other end closes automatically when the program begins.
         said = self._line.recv(COMPLAINT_BYTES_MAX)
@@ -67,7 +67,7 @@ def _become(line: _socket.socket, supervisor: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), 0)
         _rehearse()
-        head, streams = fd_passing.receive(line, _SIZE_BYTES)
+        head, streams = receive_fds(line, _SIZE_BYTES)
         if not head:
             os._exit(0)
         order = _order(line, int.from_bytes(head, "big"))

@@ -15,11 +15,10 @@ import select
 import sys
 import time
 
-from hocket.extensions.command import fd_passing
 from hocket.extensions.command.metering import LOOK_MAX_S
-from hocket.extensions.command.process import adopt_orphans, name_process, watch_parent
-from hocket.extensions.command.process_tree import REST_S, Tree
 from hocket.extensions.command.supervisor import supervise
+from hocket.work.bare_interpreter import receive_fds
+from hocket.work.process_tree import REST_S, Tree, adopt_orphans, name_process, watch_parent
 
 # How long supervisors may take to end when the worker has died, and when it has closed the connection.
 ORPHANED_S = 3.0
@@ -59,7 +58,7 @@ class ForkServer:
                 self._clear()
 
     def _hear(self) -> None:
-        message, fds = fd_passing.receive(self._line, _MESSAGE_BYTES_MAX)
+        message, fds = receive_fds(self._line, _MESSAGE_BYTES_MAX)
         if not message:
             self._close(CLOSING_S)
         elif message == b"fork" and len(fds) == 1:

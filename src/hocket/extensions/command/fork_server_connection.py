@@ -8,8 +8,7 @@ import subprocess
 import threading
 from contextlib import suppress
 
-from hocket.extensions.command import fd_passing
-from hocket.extensions.command.bare_interpreter import bare_interpreter
+from hocket.work.bare_interpreter import bare_interpreter, send_fds
 
 # How long the fork server may take for an order, or to end when no command runs.
 ANSWER_S = 30.0
@@ -28,7 +27,7 @@ class ForkServerConnection:
         self._preparing = threading.Lock()
         try:
             self.process = subprocess.Popen(
-                bare_interpreter("fork_server", str(theirs.fileno()), str(os.getpid())),
+                bare_interpreter("extensions.command.fork_server", str(theirs.fileno()), str(os.getpid())),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -59,7 +58,7 @@ class ForkServerConnection:
         control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         control.settimeout(ANSWER_S)
         with suppress(OSError):
-            fd_passing.send(self._socket, b"fork", [theirs.fileno()])
+            send_fds(self._socket, b"fork", [theirs.fileno()])
         theirs.close()
         return control
 

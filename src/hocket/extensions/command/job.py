@@ -27,7 +27,7 @@ from hocket.extensions.command.gpus import Gpus
 from hocket.extensions.command.manifest import ON_NAME, BadManifest, Manifest, content_id, parse_manifest
 from hocket.extensions.command.orders import CommandLimits, RunTerms, order_for
 from hocket.extensions.command.proof import PROOF_TYPE, Proof, encode_proof, prove
-from hocket.extensions.command.proofs import NOTHING, OUTPUT_TYPE, STREAM_TYPES
+from hocket.extensions.command.proofs import NOTHING, OUTPUT_TYPE
 from hocket.extensions.command.request import KIND
 from hocket.extensions.command.running import ResourceLimits
 from hocket.extensions.command.secret_handover import sealed_since
@@ -51,7 +51,7 @@ from hocket.work.artifacts import Fetch
 from hocket.work.authorship import is_own
 from hocket.work.blobs import Blobs, chunks_of
 from hocket.work.handlers import JobType
-from hocket.work.output_files import OutputFiles
+from hocket.work.output_files import STREAM_TYPES, OutputFiles
 from hocket.work.run_outputs import INLINE_BYTES_MAX, RunOutputs
 from hocket.work.runner import Context, claim_of, job_of, products_of, schedule_of, set_cost
 
@@ -107,9 +107,11 @@ class LeftOut(NamedTuple):
 class Commands:
     """Runs command jobs. Close it when no more will come."""
 
+    kind = KIND
+
     def __init__(self, premises: Premises, allowance: Allowance) -> None:
         self._premises = premises
-        self.allowance = allowance
+        self.allowance, self.limit = allowance, allowance.limit
         gpus = Gpus.find()
         priced = None if premises.rates is None else premises.rates.rate_gpu_sec or {}
         unpriced = () if gpus is None or priced is None else (name for name in gpus.classes if name not in priced)
@@ -145,7 +147,9 @@ class Commands:
                 return False
             return is_own(session, self._premises.node, schedule) or self._allows(payload.payload)
 
-        return JobType(KIND, function=self.serve, give_up_on=(OverBudget,), keeps_budget=True, wants=wants)
+        return JobType(
+            KIND, function=self.serve, give_up_on=(OverBudget,), keeps_budget=True, is_isolated=True, wants=wants
+        )
 
     def _is_for_here(self, payload: bytes) -> bool:
         """Whether a command names no node to run on, or this one."""
@@ -224,9 +228,8 @@ class Commands:
             set_cost(ctx, execution.charge.cost)
         self.listeners.tell_end(ctx.job_id, execution)
         proof = prove(execution, self._premises.key)
-        return Performed(
-            execution, ended, proof, products.evidence(encode_proof(proof), PROOF_TYPE, is_free=True).id, left_out
-        )
+        kept = products.evidence(encode_proof(proof), PROOF_TYPE, is_free=True)
+        return Performed(execution, ended, proof, kept.id, left_out)
 
     def _guard(self, job: Job, tempo_ms: int | None) -> BudgetGuard:
         """Raises Failed if the job's budget is used up already, or cannot be kept here."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from hocket.events import Emit, ignore
 from hocket.extensions.command.allowance import configured
 from hocket.extensions.command.job import Commands, Premises
+from hocket.extensions.command.secrets import secrets_of
 from hocket.extensions.cost.node_costs import rates_of
 from hocket.node import variables
 from hocket.node.bus_settings import credentials_path
@@ -58,7 +59,7 @@ def command_runner(
         key,
         runtime.log.node,
         runs,
-        runtime.secrets,
+        secrets_of(runtime.home),
         runtime.blobs,
         runtime.read,
         fetch_for(runtime),

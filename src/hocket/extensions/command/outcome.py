@@ -5,7 +5,7 @@ from typing import NamedTuple
 from hocket.errors import HocketError
 from hocket.extensions.command.execution import Execution, Stream
 from hocket.extensions.command.proof import read_envelope
-from hocket.extensions.command.proofs import STREAM_TYPES, find_proof
+from hocket.extensions.command.proofs import find_proof
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.roster import Job
 from hocket.kernel.roster import Outcome as Ended
@@ -13,6 +13,7 @@ from hocket.store import Session, Stage
 from hocket.work import artifacts, view
 from hocket.work.artifacts import Fetch
 from hocket.work.blobs import Blobs
+from hocket.work.output_files import STREAM_TYPES
 
 TIMED_OUT, NOT_STARTED, BY_SIGNAL = 124, 127, 128
 

@@ -10,7 +10,7 @@ import msgspec
 from hocket.errors import Failed, HocketError
 from hocket.extensions.command.execution import Execution, Stream
 from hocket.extensions.command.manifest import BadManifest, Manifest, content_id, parse_manifest
-from hocket.extensions.command.proof import PROOF_TYPE, BadProof, Proof, check, decode_proof
+from hocket.extensions.command.proof import PROOF_TYPE, BadProof, Proof, check, decode_proof, encode_proof
 from hocket.kernel.ids import content_hash, hash_text, node_id, node_text, ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.roster import Job, Outcome
@@ -19,11 +19,11 @@ from hocket.store import Artifact, ArtifactSession, OpSession, Session
 from hocket.work import artifacts
 from hocket.work.artifacts import Fetch
 from hocket.work.blobs import Blobs, Damaged
+from hocket.work.output_files import STREAM_TYPES
 
 # Jobs whose holder a git repository decides; the repository counts the fences in their proofs.
 GIT_KIND = "hocket.git"
 OUTPUT_TYPE = "hocket.output"
-STREAM_TYPES = {"stdout": "hocket.stdout", "stderr": "hocket.stderr"}
 NOTHING = content_hash(b"")
 
 
@@ -56,6 +56,10 @@ def need_proof(session: Session, blobs: Blobs, job: Job, fetch: Fetch | None = N
         return decode_proof(artifacts.content(session, blobs, found[-1], fetch))
     except BadProof as error:
         raise Failed(f"artifact {ulid_text(found[-1].id)} of job {ulid_text(job.id)} is not a proof: {error}") from None
+
+
+def proof_file(session: Session, blobs: Blobs, job: Job) -> bytes:
+    return encode_proof(need_proof(session, blobs, job))
 
 
 def _by_the_holder(session: Session, job: Job) -> list[Artifact]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hocket.errors import Usage
 from hocket.extensions.command import KIND as KIND
@@ -20,7 +20,7 @@ from hocket.extensions.command.manifest import (
     canonical,
     parse_manifest,
 )
-from hocket.extensions.command.secrets import SECRETS_NAME, Secrets, check_values, named_values
+from hocket.extensions.command.secrets import SECRETS_NAME, check_values, named_values, secrets_of
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import hash_text
 from hocket.kernel.policy import DEFAULT, Policy
@@ -31,6 +31,9 @@ from hocket.work.drafts import policy
 from hocket.work.job_options import Duration
 from hocket.work.jobs import Draft
 from hocket.work.written_outputs import Content
+
+if TYPE_CHECKING:
+    from hocket.node.runtime import Runtime
 
 INPUT_TYPE = "hocket.input"
 TIMEOUT_S_DEFAULT = 3_600
@@ -51,6 +54,9 @@ class CommandRequest(NamedTuple):
     policy: Policy = DEFAULT
     secrets: Mapping[str, str] = {}
     on: str | None = None
+
+    def prepared(self, runtime: "Runtime") -> "PackedRequest":
+        return pack(self, runtime.blobs)
 
 
 def command(
@@ -105,6 +111,15 @@ class PackedRequest(NamedTuple):
     def draft(self) -> Draft:
         return Draft(KIND, canonical(self.manifest), self.policy)
 
+    def submit(self, tx: Transaction, runtime: "Runtime") -> bytes:
+        """Puts the inputs and the job on the log together; returns the job's id."""
+        submitted = jobs.submit(tx, [self.draft])[0]
+        for content in self.contents:
+            artifacts.put(tx, runtime.blobs, INPUT_TYPE, content, None, submitted.job_id)
+        if self.secrets and submitted.created:
+            secrets_of(runtime.home).keep(submitted.job_id, self.secrets)
+        return submitted.job_id
+
 
 def pack(request: CommandRequest, blobs: Blobs) -> PackedRequest:
     """Reads the inputs and writes the manifest. Raises Usage with the name of the bad field."""
@@ -138,16 +153,6 @@ def pack(request: CommandRequest, blobs: Blobs) -> PackedRequest:
         return PackedRequest(parse_manifest(asked), contents, request.policy, request.secrets)
     except BadManifest as error:
         raise Usage(str(error)) from None
-
-
-def submit(tx: Transaction, blobs: Blobs, secrets: Secrets, packed: PackedRequest) -> bytes:
-    """Puts the inputs and the job on the log together; returns the job's id."""
-    submitted = jobs.submit(tx, [packed.draft])[0]
-    for content in packed.contents:
-        artifacts.put(tx, blobs, INPUT_TYPE, content, None, submitted.job_id)
-    if packed.secrets and submitted.created:
-        secrets.keep(submitted.job_id, packed.secrets)
-    return submitted.job_id
 
 
 def named_inputs(given: Iterable[str], directory: Path) -> dict[str, Path]:

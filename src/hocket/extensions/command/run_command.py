@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from hocket.api import Service
     from hocket.cli.streaming import WaitLine
     from hocket.events import Event
+    from hocket.extensions.command.following import Following
+    from hocket.extensions.command.job import Commands
+    from hocket.extensions.command.local_server import Asked, LocalServer
     from hocket.extensions.command.outcome import CommandOutcome
     from hocket.extensions.command.request import PackedRequest
     from hocket.node.node import Node
     from hocket.node.runtime import Runtime
-    from hocket.server.following import Following
-    from hocket.server.local_server import Asked
+    from hocket.work.worker import Worker
 
 # A command that no worker allows is given up after so many looks, a second apart.
 REFUSED_LOOKS = 3
@@ -90,11 +92,10 @@ def run(
     """
     asked = read(context.params, Path.cwd(), dict(os.environ))
     with open_service() as service:
-        from hocket.extensions.command import request
         from hocket.extensions.cost.node_costs import check_budgets
 
         runtime, target = service.runtime, None if on is None else _target(service, on)
-        packed = request.pack(asked.request._replace(on=target), runtime.blobs)
+        packed = asked.request._replace(on=target).prepared(runtime)
         check_budgets(runtime, [packed.draft])
         if asked.warning:
             notice(asked.warning)
@@ -109,6 +110,13 @@ def run(
     if ended.sentence:
         notice(ended.sentence)
     raise typer.Exit(ended.code)
+
+
+def local_server(node: "Node", worker: "Worker", commands: "Commands") -> "LocalServer":
+    """The server beside a worker that runs the commands of this program without loading it."""
+    from hocket.extensions.command.local_server import LocalServer
+
+    return LocalServer(node, worker, commands, parse, node.environment.name("commands"))
 
 
 def parse(words: list[str], directory: Path, environment: dict[str, str]) -> "Asked":
@@ -129,9 +137,9 @@ def _command() -> Any:
 
 
 def read(params: dict[str, Any], directory: Path, environment: dict[str, str]) -> "Asked":
+    from hocket.extensions.command.local_server import Asked
     from hocket.extensions.command.request import command, named_inputs
     from hocket.extensions.command.secrets import named_values
-    from hocket.server.local_server import Asked
 
     if not params["command"]:
         raise Usage("name a command, like `hocket run -- make test`")
@@ -194,7 +202,7 @@ def _detached(runtime: "Runtime", packed: "PackedRequest") -> None:
     from hocket.extensions.command import request
     from hocket.kernel.ids import ulid_text
 
-    job_id = ulid_text(runtime.log.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed)))
+    job_id = ulid_text(runtime.log.run(lambda tx: packed.submit(tx, runtime)))
     emit({"job_id": job_id})
     say(f"submitted {request.KIND} {job_id}")
     deliver(runtime)
@@ -207,13 +215,12 @@ async def _attached(
     from contextlib import ExitStack
 
     from hocket.cli.streaming import WaitLine
-    from hocket.extensions.command import request
+    from hocket.extensions.command.following import Following
     from hocket.extensions.command.node_runner import command_runner
     from hocket.extensions.cost.node_costs import price
     from hocket.kernel.ids import ulid_text
     from hocket.node.node import Node
     from hocket.node.signals import stopped_by_signals
-    from hocket.server.following import Following
     from hocket.work import jobs
     from hocket.work.handlers import Handlers
     from hocket.work.serving import Serving
@@ -222,7 +229,7 @@ async def _attached(
     node = Node(runtime)
     stack = ExitStack()
     commands = stack.enter_context(command_runner(runtime))
-    job_id = await node.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed))
+    job_id = await node.run(lambda tx: packed.submit(tx, runtime))
     name = ulid_text(job_id)
     line = WaitLine(name)
 

@@ -15,11 +15,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hocket.extensions.command import fd_passing
 from hocket.extensions.command.fork_server_connection import ForkServerConnection, hang_up
 from hocket.extensions.command.gpus import ASK_S, GpuMeter, Gpus
 from hocket.extensions.command.streams import Keeping, Kept
 from hocket.extensions.command.supervisor import MESSAGE_BYTES_MAX
+from hocket.work.bare_interpreter import send_fds
 
 READ_BYTES = 65_536
 # Output left in a pipe is read after the command's end, but only this much: another process may hold the pipe.
@@ -103,7 +103,7 @@ class Running:
             os.set_blocking(fd, False)
         try:
             head, *parts = _parts(self.order, self.gpus is not None)
-            fd_passing.send(control, head, [out_end.fileno(), err_end.fileno()])
+            send_fds(control, head, [out_end.fileno(), err_end.fileno()])
             for part in parts:
                 control.send(part, _socket.MSG_NOSIGNAL)
             self._is_given = True

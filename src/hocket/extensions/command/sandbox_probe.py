@@ -11,10 +11,14 @@ from contextlib import closing
 
 import msgspec
 
+from hocket.api.checks import Findings
 from hocket.errors import Usage
 from hocket.extensions.command import sandbox
+from hocket.extensions.command.allowance import configured
+from hocket.extensions.command.node_runner import secret_paths
 from hocket.extensions.command.sandbox_mounts import OPTIONAL, SYSTEM
 from hocket.kernel.decoding import decode_json
+from hocket.node.home import Home
 
 # How many files below the owner's paths are looked at for keys, and how many findings of a kind are reported.
 FILES_MAX = 20_000
@@ -140,6 +144,39 @@ def look_inside(paths: tuple[str, ...], hidden: tuple[str, ...], has_network: bo
     if any(_top(path) == top for path in (*SYSTEM, OPTIONAL, *paths)):
         return sight
     return msgspec.structs.replace(sight, shown=[path for path in sight.shown if path != top])
+
+
+# What `hocket doctor` checks.
+
+
+def check_commands(home: Home) -> Findings:
+    """Whether the configuration allows other nodes more than the owner may have meant."""
+    allowance = configured(home.configuration)
+    warnings = [*allowance.warnings()]
+    if allowance.is_empty:
+        yield ("ok", "the configuration allows no commands of other nodes")
+    elif not warnings:
+        yield ("ok", "commands of other nodes run in a sandbox, and no pattern allows everything")
+    yield from (("warn", each) for each in warnings)
+
+
+def check_sandbox(home: Home) -> Findings:
+    """What a command of another node could reach here, tried from inside."""
+    try:
+        allowance = configured(home.configuration)
+    except Usage:
+        return  # the check of commands says why
+    if allowance.sandbox == "off" or not sandbox.available():
+        return
+    hidden = secret_paths(home, allowance.hide)
+    try:
+        sight = look_inside(allowance.paths, hidden, allowance.network)
+    except Usage as error:
+        yield ("warn", str(error))
+        return
+    network = "the network" if allowance.network else "no network"
+    yield ("ok", f"a command of another node sees {network}, and can read {', '.join(sight.shown)}")
+    yield from (("warn", each) for each in sight.warnings(allowance.network))
 
 
 def _top(path: str) -> str:

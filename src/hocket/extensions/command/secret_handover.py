@@ -5,19 +5,20 @@ the sealed data; only the claimer can open it. The claimer fetches the blob as i
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError
 from hocket.events import Emit
 from hocket.events.jobs import SecretsNotHandedOver
 from hocket.events.workers import StoreUnavailable
-from hocket.extensions.command.secrets import Handed, Secrets
+from hocket.extensions.command.secrets import Handed, Secrets, secrets_of
 from hocket.kernel.clock import unpack
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
 from hocket.log.job_check import sound_job
+from hocket.node.local_node import LocalNode
 from hocket.store import Artifact, Session, Stage
 from hocket.work import artifacts
 from hocket.work.node_access import NodeAccess
@@ -47,6 +48,10 @@ def sealed_since(session: Session, claim: bytes, author: int) -> Iterator[Artifa
                 if op.node_id == author:
                     yield each
         after = found[-1].id
+
+
+def handing_over(node: LocalNode, emit: Emit) -> Callable[[], Coroutine[Any, Any, None]]:
+    return HandOver(node, secrets_of(node.runtime.home), emit).run
 
 
 class _Need(NamedTuple):

@@ -17,6 +17,7 @@ from hocket.store import JobSession, Stage
 
 if TYPE_CHECKING:
     from hocket.extensions.command.manifest import Manifest
+    from hocket.node.home import Home
 
 # The manifest's variable that lists the names of the secret variables, separated by colons.
 SECRETS_NAME = "HOCKET_SECRETS"
@@ -121,6 +122,10 @@ class Secrets:
 
     def _place(self, job_id: bytes) -> Path:
         return self._directory / ulid_text(job_id)
+
+
+def secrets_of(home: "Home") -> Secrets:
+    return Secrets(home.secrets)
 
 
 def check_values(values: Mapping[str, str]) -> None:

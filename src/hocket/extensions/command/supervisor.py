@@ -14,11 +14,10 @@ import resource
 import select
 import time
 
-from hocket.extensions.command import fd_passing
 from hocket.extensions.command.command_process import CommandProcess
 from hocket.extensions.command.metering import LOOK_ADVANCE_S, LOOK_MAX_S, LOOK_S, LOOK_SHARE, UsageMeter
-from hocket.extensions.command.process import adopt_orphans, name_process, watch_parent
-from hocket.extensions.command.process_tree import Process, Tree
+from hocket.work.bare_interpreter import receive_fds
+from hocket.work.process_tree import Process, Tree, adopt_orphans, name_process, watch_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -294,7 +293,7 @@ def _order(control: _socket.socket) -> tuple[bytes, list[int]]:
     """The order, and where the command's stdout and stderr go. It comes in several messages; the first has the total
     length. Empty if the worker dies before the last.
     """
-    head, streams = fd_passing.receive(control, MESSAGE_BYTES_MAX)
+    head, streams = receive_fds(control, MESSAGE_BYTES_MAX)
     size = int.from_bytes(head, "big")
     parts = bytearray()
     while len(parts) < size:

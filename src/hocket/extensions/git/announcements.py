@@ -7,8 +7,9 @@ pushed there with plain git. Workers also list the refs.
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from typing import Any
 
 from hocket.bus.messages import ANNOUNCED_S_MAX, MessageBus
 from hocket.cancelling import end_tasks
@@ -16,7 +17,14 @@ from hocket.errors import HocketError
 from hocket.events import Emit, ignore
 from hocket.extensions.git import hints, jobs
 from hocket.extensions.git.opening import open_plane
-from hocket.extensions.git.pending_jobs import AGAIN, ANNOUNCE_S, PendingGitJobs, announce_pending, pending_subject
+from hocket.extensions.git.pending_jobs import (
+    AGAIN,
+    ANNOUNCE_S,
+    PendingGitJobs,
+    announce_pending,
+    announcing,
+    pending_subject,
+)
 from hocket.extensions.git.plane import Plane
 from hocket.node.bus_settings import BusSettings
 from hocket.node.home import Home
@@ -77,6 +85,15 @@ class GitWatch:
         return [job for job, order in orders.items() if not isinstance(order, str)]
 
 
+def watching(
+    node: LocalNode, repository: str, emit: Emit, settings: BusSettings | None = None
+) -> Coroutine[Any, Any, None]:
+    """Watches a repository for as long as it runs."""
+    bus = lambda: node.message_bus(emit, settings)  # noqa: E731
+    watch = GitWatch(node.runtime.home, node.log.user, bus, node.environment, repository)
+    return supervised(f"watching {repository}", watch.run, emit, node.environment)
+
+
 # However many jobs are announced, a worker lists the refs once in this time because of them.
 HEARD_S = 0.5
 WAIT_S = 1.0
@@ -125,11 +142,9 @@ def hearing(
 
     async def run() -> None:
         node = LocalNode(runtime)
-        tasks = [asyncio.create_task(supervised("announcing git jobs", node.announce_git_jobs, emit, node.environment))]
+        tasks = [asyncio.create_task(supervised("announcing git jobs", announcing(node, emit), emit, node.environment))]
         if repository is not None:
-            bus = lambda: node.message_bus(emit, settings)  # noqa: E731
-            watch = GitWatch(runtime.home, runtime.log.user, bus, node.environment, repository)
-            tasks.append(asyncio.create_task(supervised(f"watching {repository}", watch.run, emit, node.environment)))
+            tasks.append(asyncio.create_task(watching(node, repository, emit, settings)))
         try:
             await listen(node)
         finally:

@@ -5,20 +5,23 @@ they announce each again, at growing intervals and also after a restart, until a
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from hocket.bus.messages import ANNOUNCED_S_MAX, MessageBus
 from hocket.bus.subject_names import subject_name
 from hocket.errors import HocketError
+from hocket.events import Emit
 from hocket.extensions.git.addresses import is_address
 from hocket.kernel.backoff import RetryPolicy
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import hash_text
 from hocket.node.home import Home
+from hocket.node.local_node import LocalNode
 from hocket.work.environment import Environment
 
 # Jobs that are noted; more push out the oldest.
@@ -128,6 +131,11 @@ async def announce_pending(messages: MessageBus, cluster: str, content_id: bytes
                 return True
         await asyncio.sleep(LOOK_S)
     return False
+
+
+def announcing(node: LocalNode, emit: Emit) -> Callable[[], Coroutine[Any, Any, None]]:
+    """Announces the git jobs that this home has submitted, until they are claimed."""
+    return GitAnnouncing(node.runtime.home, node.log.user, node.message_bus, node.environment).run
 
 
 class GitAnnouncing:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hocket.api import Service
-from hocket.api.tokens import UnknownToken, recognise
+from hocket.api.programs import UnknownToken, recognise
 from hocket.errors import Conflict, HocketError, NotAuthorised, Usage
 from hocket.extensions.tempo.beats.policy import TempoPolicy
 from hocket.extensions.tempo.beats.tempo import BPM_MAX

@@ -5,6 +5,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from hocket.cli import INTERRUPTED
 from hocket.cli.declarations import new_app
 from hocket.cli.log_lines import start_logging
 from hocket.cli.monitoring import MetricsOption, monitored
@@ -19,7 +20,6 @@ from hocket.node.bus_settings import BusSettings, bus_settings
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
-from hocket.server.local_client import INTERRUPTED
 from hocket.work.supervision import supervised
 
 if TYPE_CHECKING:

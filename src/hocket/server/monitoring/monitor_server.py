@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 from hocket.errors import HocketError, Usage
 from hocket.extensions.tempo.pulse_admin import PulseAdmin, refusal
 from hocket.mesh.wire import Reply, Request
-from hocket.server.listening import Connections
+from hocket.server.connections import Connections
 from hocket.server.monitoring.host_check import names_this_machine
 from hocket.server.monitoring.monitor import METRICS, Monitor
 from hocket.server.running import AppServer, bound_listener

@@ -11,7 +11,7 @@ everything is undone, and the request runs again.
 
 import time
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -58,6 +58,8 @@ _UNCHANGED = (
 _HAS_WORKER = " AND EXISTS (SELECT 1 FROM workers WHERE number = ?)"
 
 
+# A process locks its author in each transaction, and the same subjects often.
+@lru_cache(maxsize=1_024)
 def lock_key(schema: str, *names: bytes) -> int:
     """The number of an advisory lock. All programs that use the database share these numbers."""
     name = b"\0".join((b"hocket", schema.encode(), *names))

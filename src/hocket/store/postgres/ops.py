@@ -10,7 +10,7 @@ from hocket.store.ops import OP_COLUMNS, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns, unnested
 from hocket.store.postgres.statements import PostgresStatements, damaged
 from hocket.store.row_check import RowCheck
-from hocket.store.statements import Row
+from hocket.store.statements import Row, insert
 
 HEAD = "SELECT wall, logical, seq, chain, settled, unsettled, rebuilding, law FROM head"
 _PUT_HEAD = (
@@ -18,8 +18,11 @@ _PUT_HEAD = (
     " law = ?, sealed = ?"  # older programs want `sealed` to be the number of ops
 )
 _TYPES = (Bytes, Bytes, Numbers, Texts, Bytes, Numbers, Numbers, Bytes, Numbers, Bytes)
+_COLUMNS = "seq, id, hlc, variant, family, key, reason, settled, body, place, chain"
+# For one op, as a single submit writes it. Arrays of one value cost the server and this process more than the row.
+_ADD_OP = insert("ops", _COLUMNS)
 _ADD_OPS = f"""
-    INSERT INTO ops (seq, id, hlc, variant, family, key, reason, settled, body, place, chain)
+    INSERT INTO ops ({_COLUMNS})
     SELECT ? + number, id, hlc, variant, family, key, reason, settled, body, place, chain
     FROM {unnested(_TYPES)}
         WITH ORDINALITY AS new (id, hlc, variant, family, key, reason, settled, body, place, chain, number)"""
@@ -88,8 +91,11 @@ class PostgresOps(PostgresStatements, OpSession, LockSession):
         self._check_end()
         last = self.head().seq if self._last_added is None else self._last_added[0]
         if ops:
-            rows = [(*op, link) for op, link in zip(ops, links, strict=True)]
-            self._put(_ADD_OPS, (last, *columns(_TYPES, rows)))
+            if len(ops) == 1:
+                self._put(_ADD_OP, (last + 1, *ops[0], *links))
+            else:
+                rows = [(*op, link) for op, link in zip(ops, links, strict=True)]
+                self._put(_ADD_OPS, (last, *columns(_TYPES, rows)))
             self._last_added = last + len(ops), ops[-1].id
         return last + len(ops)
 

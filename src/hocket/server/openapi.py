@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from hocket.api.idempotency import KEY_CHARS_MAX
+from hocket.api.programs import KEY_CHARS_MAX
 from hocket.kernel.version import __version__
 from hocket.mesh import wire
-from hocket.server.v1.routes import ApiRoute
+from hocket.server.routes import ApiRoute
 
 _REF = "#/components/schemas/{name}"
 # The errors of every route, and those of a route that takes a body.

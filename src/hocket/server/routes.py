@@ -12,10 +12,23 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from hocket.api import ListPage, Service, ServiceAnswer
-from hocket.api.operation import Operation, TokenNeed
-from hocket.api.pages import PAGE_DEFAULT, After, Limit, bounded_page, page_of
-from hocket.api.program import Program
+from hocket.api import (
+    ListPage,
+    Program,
+    Service,
+    ServiceAnswer,
+    agents,
+    artifacts,
+    claims,
+    inbox,
+    jobs,
+    kinds,
+    locks,
+    nodes,
+    rows,
+    schedules,
+)
+from hocket.api.operation import PAGE_DEFAULT, After, Limit, Operation, TokenNeed, bounded_page, page_of
 from hocket.errors import HocketError, Usage
 from hocket.kernel.decoding import convert, decode_json
 from hocket.node.node import Node
@@ -226,3 +239,14 @@ def _read(read: Callable[[], T], what: str) -> T:
 
 def _lowered(text: str) -> str:
     return text[:1].lower() + text[1:]
+
+
+# The modules whose operations are routes, if they have a path.
+MODULES = (locks, inbox, rows, nodes, agents, jobs, claims, artifacts, kinds, schedules)
+
+ROUTES: tuple[ApiRoute, ...] = tuple(
+    route_of(each)
+    for module in MODULES
+    for each in vars(module).values()
+    if isinstance(each, Operation) and each.path and each.__module__ == module.__name__
+)

@@ -1,18 +1,125 @@
-"""`hocket why`: traces an output back to its model, prompt, context and evidence."""
+"""What jobs leave. `hocket artifacts` lists, reads, stores, evicts and deletes artifacts. `hocket why` traces an output
+back to its model, prompt, context and evidence. `hocket logs` shows what a command or a handler printed, and what a
+handler logged, here or on another node; on a terminal, control characters are escaped: the job may be another node's.
+"""
 
+import sys
+from codecs import getincrementaldecoder
+from pathlib import Path
 from typing import Annotated, Any
 
+from hocket.api import artifacts
 from hocket.api.views import moment
 from hocket.cli.declarations import Argument, Option, new_app
-from hocket.cli.output import emit, say
-from hocket.cli.settings import open_service
+from hocket.cli.derived import add_operations
+from hocket.cli.files import write_file
+from hocket.cli.output import emit, on_terminal, say
+from hocket.cli.settings import open_service, settings
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
+from hocket.kernel.safe_text import clean
 
 app = new_app()
 
+IdArgument = Annotated[str, Argument(metavar="ID", help="An artifact id, or a unique beginning of one.")]
+
+
+@app.callback()
+def artifacts_group() -> None:
+    """Outputs of jobs besides their results, and files that people stored. The log holds small content; the home holds
+    larger content under its hash.
+
+    \b
+      hocket artifacts list --job 01J9ZC
+      hocket artifacts get 01J9ZD -o frame.png
+    """
+
+
+add_operations(app, artifacts.page, artifacts.show)
+
 
 @app.command()
+def get(
+    id: IdArgument,
+    output: Annotated[
+        Path | None, Option("--output", "-o", metavar="FILE", help="The file to write; default standard output.")
+    ] = None,
+) -> None:
+    """Write the content of an artifact. --json requires -o and reports where the content went.
+
+    \b
+      hocket artifacts get 01J9ZD -o frame.png
+      hocket artifacts get 01J9ZD | tar x
+    """
+    from hocket.errors import Usage
+
+    if output is None and (settings.as_json or on_terminal()):
+        raise Usage("give -o FILE; a terminal cannot show the content of an artifact")
+    with open_service() as service:
+        found = artifacts.content(service, id)
+    if output is None:
+        sys.stdout.buffer.write(found.data)
+        return
+    write_file(output, found.data)
+    emit({"artifact_id": found.artifact_id, "size": len(found.data), "file": str(output)})
+    say(f"{counted(len(found.data), 'byte')} written to {output}")
+
+
+add_operations(app, artifacts.put, artifacts.evict)
+
+
+@app.command()
+def gc() -> None:
+    """Delete unused blobs: those of evicted artifacts, and those that no op has named for an hour.
+
+    \b
+      hocket artifacts gc
+    """
+    with open_service() as service:
+        cleared = artifacts.clear(service)
+    emit({"blobs": cleared.blobs, "freed_bytes": cleared.bytes})
+    say(f"deleted {counted(cleared.blobs, 'blob')}, {counted(cleared.bytes, 'byte')} freed")
+
+
+def logs(
+    job: Annotated[str, Argument(metavar="JOB", help="The job id, or a unique beginning of it.")],
+    follow: Annotated[bool, Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
+    stderr: Annotated[bool, Option("--stderr", help="Show a command's stderr instead of its stdout.")] = False,
+    raw: Annotated[bool, Option("--raw", help="Keep colours and control characters on a terminal, too.")] = False,
+) -> None:
+    """Show the output of a command, or what a handler printed and logged. A pipe gets the exact bytes.
+
+    \b
+      hocket logs 01J9ZC
+      hocket logs 01J9ZC --follow --stderr
+
+    The output of a command that has ended is on the log. All other output is kept where the job runs, for a while: its
+    beginning and its end, if it is long. If that is another node, this node asks its peers for it.
+    """
+    from hocket.api.output import output
+
+    with open_service() as service:
+        show = _raw if raw or not on_terminal() else _Safe()
+        for chunk in output(service, job, stderr=stderr, follow=follow):
+            sys.stdout.buffer.write(show(chunk))
+            sys.stdout.buffer.flush()
+
+
+def _raw(chunk: bytes) -> bytes:
+    return chunk
+
+
+class _Safe:
+    """Makes chunks of output safe to show, including characters that span two chunks."""
+
+    def __init__(self) -> None:
+        self._decoder = getincrementaldecoder("utf-8")("backslashreplace")
+
+    def __call__(self, chunk: bytes) -> bytes:
+        # Both \n and \r\n end a line.
+        return clean(self._decoder.decode(chunk).replace("\r\n", "\n"), lines=True).encode()
+
+
 def why(
     id: Annotated[str, Argument(metavar="JOB|CLAIM|ARTIFACT", help="An id, or a unique beginning of one.")],
     full: Annotated[bool, Option("--full", help="Show whole prompts and outputs.")] = False,

@@ -1,23 +1,25 @@
-"""Tokens of programs: how a program that is no node uses this node over HTTP. A token grants no more than this node may
-do itself, and ends when it expires or is revoked. The store keeps its hash, so it is shown only once. A program speaks
-as the agent that has the token's name, or as one of that agent's own (`ci/build` of `ci`).
+"""Programs: how a program that is no node uses this node over HTTP, with a token. A token grants no more than this node
+may do itself, and ends when it expires or is revoked. The store keeps its hash, so it is shown only once. A program
+speaks as the agent that has the token's name, or as one of that agent's own (`ci/build` of `ci`).
+
+A program may mark a request with a key, so that it can repeat it without doing it twice: the answer is kept for a day
+and given again to a request with the same key. A request whose outcome is not known, because the server died or could
+not reach the coordinator, is not done again either.
 """
 
 import hmac
 import os
 import re
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from hocket.api import Service, ServiceAnswer
+from hocket.api import Program, Service, ServiceAnswer
 from hocket.api.operation import InShell, operation
-from hocket.api.program import Program
-from hocket.api.views import Line, Pairs, Table, View, ago, moment
+from hocket.api.views import Line, Pairs, View, at, moment, seen, table
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, StoreError, Usage
 from hocket.kernel.capabilities import Grant, grant_of, held_grants
 from hocket.kernel.decoding import decode_json
@@ -27,7 +29,7 @@ from hocket.kernel.ucan import ROOT, Capability
 from hocket.mesh.grants import parse_grants, words
 from hocket.mesh.tickets import PREFIX, STORE_PREFIX
 from hocket.node.variables import MESH_TOKEN
-from hocket.store import Session, TokenRow
+from hocket.store import AnswerRow, Session, TokenRow
 
 TOKENS_MAX = 1_000
 SECRET_BYTES = 32
@@ -74,16 +76,7 @@ def _show_made(made: TokenMade) -> Iterator[View]:
     yield Pairs(pairs)
 
 
-@operation(
-    "create_token",
-    "POST",
-    command="token create",
-    show=_show_made,
-    examples=(
-        "hocket token create ci --may lock:acquire:file:src/ --expires 30d",
-        "hocket token create planner --may inbox:write --may inbox:claim:planner --may mesh:read",
-    ),
-)
+@operation("create_token", "POST", command="token create", show=_show_made)
 def create(
     service: Service,
     name: Annotated[str, Meta(description="The token's name, and its agent's.")],
@@ -104,6 +97,10 @@ def create(
     A grant is written as for `hocket invite`, such as lock:acquire:file:src/, inbox:write:team/, row:write:memories/,
     mesh:read. A token grants only what --may names, and never more than this node may do itself. The program speaks as
     the agent NAME, or as NAME/anything. It sends the token in the header `Authorization: Bearer TOKEN`.
+
+    \b
+      hocket token create ci --may lock:acquire:file:src/ --expires 30d
+      hocket token create planner --may inbox:write --may inbox:claim:planner --may mesh:read
     """
     service.check_writer()
     if _NAME.fullmatch(name) is None or name.lower() == "all":
@@ -132,41 +129,42 @@ def create(
     return TokenMade(**msgspec.structs.asdict(_shown(made, now)), token=token)
 
 
-def _show(shown: Iterable[TokenShown]) -> Iterator[View]:
-    now = int(time.time() * 1000)
-    rows = [
-        (
-            *(each.name, each.state, each.id, moment(each.expires_ms) or "never"),
-            *("never" if each.used_ms is None else ago(each.used_ms, now), "; ".join(each.may)),
-        )
-        for each in shown
-    ]
-    yield Table(("name", "state", "id", "expires", "last used", "may"), rows, "no tokens")
-
-
-@operation(
-    "list_tokens",
-    "GET",
-    command="token list",
-    show=_show,
-    examples=("hocket token list", "hocket token list --json | jq '.[] | select(.state == \"active\").name'"),
+_show = table(
+    TokenShown,
+    "no tokens",
+    {
+        "name": "name",
+        "state": "state",
+        "id": "id",
+        "expires": at("expires_ms", "never"),
+        "last used": seen("used_ms"),
+        "may": lambda each: "; ".join(each.may),
+    },
 )
+
+
+@operation("list_tokens", "GET", command="token list", show=_show)
 def listing(service: Service) -> list[TokenShown]:
-    """List the tokens: what each may do, until when, and when it was last used."""
+    """List the tokens: what each may do, until when, and when it was last used.
+
+    \b
+      hocket token list
+      hocket token list --json | jq '.[] | select(.state == "active").name'
+    """
     now = service.runtime.log.physical()
     with service.read() as session:
         return [_shown(each, now) for each in session.tokens()]
 
 
 @operation(
-    "revoke_token",
-    "POST",
-    command="token revoke",
-    show=lambda shown: [Line(f"the token {shown.name} is revoked")],
-    examples=("hocket token revoke ci",),
+    "revoke_token", "POST", command="token revoke", show=lambda shown: [Line(f"the token {shown.name} is revoked")]
 )
 def revoke(service: Service, name: Annotated[str, Meta(description="The token's name.")]) -> TokenShown:
-    """Revoke a token. The server refuses it from the next request on."""
+    """Revoke a token. The server refuses it from the next request on.
+
+    \b
+      hocket token revoke ci
+    """
     service.check_writer()
     now = service.runtime.log.physical()
     with service.runtime.store.write() as session:
@@ -260,3 +258,59 @@ def _state(row: TokenRow, now: int) -> str:
 def _shown(row: TokenRow, now: int) -> TokenShown:
     may = words(decode_json(row.grants, tuple[Capability, ...]))
     return TokenShown(row.name, row.id, _state(row, now), may, row.made, row.expires, row.revoked, row.used)
+
+
+KEPT_MS = 86_400_000
+KEYS_PER_PROGRAM_MAX = 10_000
+KEY_CHARS_MAX = 255
+
+
+class KeptAnswer(NamedTuple):
+    status: int
+    body: bytes
+
+
+class TooManyKeys(Conflict):
+    """A program has used too many keys within a day."""
+
+
+class KeyedRequest:
+    """A request that a program has marked with a key. `content` is a hash of everything that the request says."""
+
+    def __init__(self, service: Service, program: str, key: str, content: bytes) -> None:
+        self._runtime, self._program, self._key, self._content = service.runtime, program, key, content
+
+    def begin(self) -> KeptAnswer | None:
+        """The answer to an earlier request with this key; None if this is the first one. Raises Conflict if the key
+        stands for another request, or if its outcome is not known.
+        """
+        key = self._key
+        if not 0 < len(key) <= KEY_CHARS_MAX or not key.isascii() or not key.isprintable():
+            raise Usage(f"an Idempotency-Key has 1 to {KEY_CHARS_MAX} printable ASCII characters")
+        now = self._runtime.log.physical()
+        with self._runtime.store.write() as session:
+            session.drop_answers(now - KEPT_MS)
+            known = session.answer(self._program, key)
+            if known is None:
+                if session.answer_count(self._program) >= KEYS_PER_PROGRAM_MAX:
+                    raise TooManyKeys(f"this token has used {KEYS_PER_PROGRAM_MAX} keys within a day, and no more fit")
+                session.put_answer(AnswerRow(self._program, key, self._content, None, None, now))
+                return None
+        if known.request != self._content:
+            raise Conflict(f"the Idempotency-Key {key!r} was used for another request; take a new one")
+        if known.status is None:
+            raise Conflict(
+                f"the first request with the Idempotency-Key {key!r} has not ended, or its outcome is not known;"
+                " look whether it was done before you take a new key"
+            )
+        return KeptAnswer(known.status, known.body or b"")
+
+    def keep(self, answer: KeptAnswer) -> None:
+        row = AnswerRow(self._program, self._key, self._content, *answer, self._runtime.log.physical())
+        with self._runtime.store.write() as session:
+            session.put_answer(row)
+
+    def forget(self) -> None:
+        """The request did nothing, so it may be tried again."""
+        with self._runtime.store.write() as session:
+            session.drop_answer(self._program, self._key)

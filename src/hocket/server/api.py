@@ -14,20 +14,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hocket.api import Principal, Service, idempotency, tokens
-from hocket.api.idempotency import KeptAnswer, TooManyKeys
+from hocket.api import Principal, Program, Service, programs
 from hocket.api.operation import TokenNeed
-from hocket.api.program import Program
-from hocket.api.tokens import UnknownToken
+from hocket.api.programs import KeptAnswer, TooManyKeys, UnknownToken
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, Unreachable, Usage
 from hocket.kernel.ids import content_hash
 from hocket.mesh import wire
 from hocket.mesh.quotas import Buckets
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
-from hocket.server.v1 import openapi
-from hocket.server.v1.routes import BODY_BYTES_MAX, PREFIX, ApiCall, ApiRoute, BadContentType, find
-from hocket.server.v1.table import ROUTES
+from hocket.server import openapi
+from hocket.server.routes import BODY_BYTES_MAX, PREFIX, ROUTES, ApiCall, ApiRoute, BadContentType, find
 
 RATE_PER_S = 200.0
 BURST = 400.0
@@ -196,7 +193,7 @@ class Api:
                 raise UnknownToken(
                     "send a token in the header `Authorization: Bearer TOKEN`; `hocket token create` makes one"
                 )
-            return await self._read(lambda: tokens.recognise(self._service, token.strip(), self._chosen))
+            return await self._read(lambda: programs.recognise(self._service, token.strip(), self._chosen))
         except UnknownToken as error:
             if wait := self._strangers.take(request.address):
                 raise TooBusy("too many requests without a good token from this address", wait) from None
@@ -235,8 +232,8 @@ class Api:
         self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, key: str
     ) -> Reply:
         """A request whose outcome is not known keeps its key, and so is not done again."""
-        service, name, asked = self._service, call.program.name, _hash(request)
-        kept = await self._write(lambda: idempotency.begin(service, name, key, asked))
+        keyed = programs.KeyedRequest(self._service, call.program.name, key, _hash(request))
+        kept = await self._write(keyed.begin)
         if kept is not None:
             return Reply(kept.status, {**_HEADERS, "idempotent-replayed": "true"}, kept.body)
         try:
@@ -244,10 +241,9 @@ class Api:
         except Unreachable:
             raise
         except HocketError:
-            await self._write(lambda: idempotency.forget(service, name, key))
+            await self._write(keyed.forget)
             raise
-        answer = KeptAnswer(reply.status, reply.body)
-        await self._write(lambda: idempotency.keep(service, name, key, asked, answer))
+        await self._write(lambda: keyed.keep(KeptAnswer(reply.status, reply.body)))
         return reply
 
     async def _wait(self, request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -11,8 +11,7 @@ import os
 import select
 import time
 
-from hocket.extensions.command.process import adopt_orphans, die_with_parent, name_process
-from hocket.extensions.command.process_tree import Tree
+from hocket.work.process_tree import Tree, adopt_orphans, die_with_parent, name_process
 
 # What the leash carries: the command and everything below it must end.
 STOP = b"s"

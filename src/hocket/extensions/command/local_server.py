@@ -12,19 +12,9 @@ from typing import NamedTuple
 
 from hocket.errors import HocketError
 from hocket.extensions.command import request
+from hocket.extensions.command.following import Following
 from hocket.extensions.command.job import Commands
-from hocket.extensions.command.outcome import CommandOutcome
-from hocket.extensions.command.request import CommandRequest, PackedRequest
-from hocket.extensions.cost.node_costs import check_budgets
-from hocket.kernel.ids import ulid_text
-from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
-from hocket.kernel.safe_text import clean
-from hocket.log import Transaction
-from hocket.node.delivery import TELL_S
-from hocket.node.node import Node
-from hocket.server.following import Following
-from hocket.server.local_client import (
+from hocket.extensions.command.local_client import (
     END,
     HELLO,
     LENGTH_BYTES,
@@ -36,6 +26,16 @@ from hocket.server.local_client import (
     SUFFIX,
     peer_user,
 )
+from hocket.extensions.command.outcome import CommandOutcome
+from hocket.extensions.command.request import CommandRequest, PackedRequest
+from hocket.extensions.cost.node_costs import check_budgets
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job
+from hocket.kernel.safe_text import clean
+from hocket.log import Transaction
+from hocket.node.delivery import TELL_S
+from hocket.node.node import Node
 from hocket.work import jobs
 from hocket.work.runner import Run
 from hocket.work.worker import Worker
@@ -149,8 +149,7 @@ class LocalServer:
 
     def _submit(self, tx: Transaction, packed: PackedRequest) -> bytes | None:
         """None, and nothing is submitted, if this worker may not run commands: they are routed to another node, say."""
-        runtime = self._node.runtime
-        return request.submit(tx, runtime.blobs, runtime.secrets, packed) if tx.admits(request.KIND) else None
+        return packed.submit(tx, self._node.runtime) if tx.admits(request.KIND) else None
 
     async def _pack(self, asked: CommandRequest) -> PackedRequest:
         """Packs a request; off the event loop only if it has files."""
