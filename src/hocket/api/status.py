@@ -6,9 +6,9 @@ import msgspec
 
 from hocket.api import Service, ServiceAnswer
 from hocket.api.nodes import AvailabilityShown, availability_of_all
+from hocket.kernel.capabilities import unknown_of
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text, ulid_text
-from hocket.kernel.knowledge import unknown_of
 from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.log.outbox import OUTBOX_OPS_MAX
 from hocket.mesh.names import names

@@ -11,8 +11,7 @@ from hocket.cli.keys import PassphraseFile, known
 from hocket.cli.output import confirmed, emit, notice, on_terminal, say
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, Usage
-from hocket.kernel.durations import duration_ms
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted, duration_ms
 
 if TYPE_CHECKING:
     from hocket.api import Service

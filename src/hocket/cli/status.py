@@ -9,9 +9,8 @@ from hocket.api.views import ago
 from hocket.cli.output import emit, fields, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Failed
-from hocket.kernel.breaker import BreakerState
-from hocket.kernel.durations import span
-from hocket.kernel.plurals import counted
+from hocket.kernel.retrying import BreakerState
+from hocket.kernel.texts import counted, span
 from hocket.work.liveness import WorkerState
 
 # The most job ids that are shown for one worker.

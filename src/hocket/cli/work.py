@@ -22,11 +22,10 @@ from hocket.cli.settings import settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
 from hocket.events import Emit
 from hocket.events.workers import KindsNotClaimable, WorkerStarted, WorkerStopping
+from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.extension import extension_kinds, loaded
-from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, Outcome
-from hocket.kernel.safe_text import clean
+from hocket.kernel.texts import clean, counted
 from hocket.node.bus_settings import BusSettings, bus_settings
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import Node, handler_processes, worker_parts

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hocket.errors import HocketError, Usage
+from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc
 from hocket.kernel.extension import loaded
-from hocket.kernel.roster import Job
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import Node, SyncNode, handler_node
 from hocket.node.process_loop import process_loop

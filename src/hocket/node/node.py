@@ -35,11 +35,11 @@ from hocket.bus.changes import ANYTHING, Changes
 from hocket.errors import Failed, StoreAway, Unreachable, Usage
 from hocket.events import Emit, ignore, sentences
 from hocket.families.inbox import requests as messages
+from hocket.families.jobs.parts import Part
+from hocket.families.jobs.rules import Job
 from hocket.kernel.extension import extension_kinds, loaded, part
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.parts import Part
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.roster import Job
 from hocket.log import Transaction
 from hocket.mesh.waiting import Waiting
 from hocket.node import handles

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from hocket.kernel.roster import Job
+from hocket.families.jobs.rules import Job
 from hocket.log.output_quota import output_room
 from hocket.node.runtime import Runtime
 from hocket.store import Session

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from hocket.errors import Conflict, StoreError, Usage
-from hocket.kernel.durations import BeatsLong, parse_length
+from hocket.kernel.capabilities import OURS, knowledge_text, named_in, payloads, read_knowledge
 from hocket.kernel.extension import extensions, loaded, part, parts
 from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
-from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
 from hocket.kernel.rules import HOCKET, SKEW_MS_DEFAULT, STRICT, Rules, decode_kept_rules, encode_rules
+from hocket.kernel.texts import BeatsLong, parse_length
 from hocket.log import RULES, Log
 from hocket.log.checked_registers import RevocationFile
 from hocket.log.machine_clock import MachineClock, SteadyWall

@@ -15,10 +15,10 @@ from hocket.bus.changes import IDLE, Changes, about
 from hocket.errors import StoreError
 from hocket.events import Emit, listens
 from hocket.events.jobs import JobClaimed, JobRunsAlone, LeaseLost, RunStarted
-from hocket.kernel.backoff import backoff_ms
-from hocket.kernel.kinds import run_options
+from hocket.families.jobs.rules import RETURN_REST_MS, RETURN_REST_MS_MAX, UNSTARTED, Job
+from hocket.kernel.policy import run_options
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import RETURN_REST_MS, RETURN_REST_MS_MAX, UNSTARTED, Job
+from hocket.kernel.retrying import backoff_ms
 from hocket.work import lease, progress
 from hocket.work.batch import Batch
 from hocket.work.checkpoints import interval_s

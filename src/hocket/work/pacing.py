@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from hocket.families.jobs.rules import Job
 from hocket.kernel.extension import extensions, loaded
-from hocket.kernel.roster import Job
 from hocket.work.handlers import JobType
 from hocket.work.run_outputs import RunOutputs, RunServices
 

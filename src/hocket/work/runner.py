@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Generic
 import msgspec
 
 from hocket.errors import NotAuthorised
+from hocket.families.jobs.rules import Job
 from hocket.kernel.extension import part
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Beat, schedule_payload
-from hocket.kernel.plurals import counted
-from hocket.kernel.roster import Job
+from hocket.kernel.texts import counted
 from hocket.kernel.vocabulary import Payload
 from hocket.log import Transaction
 from hocket.work import chains

@@ -18,8 +18,8 @@ from hocket.errors import Usage
 from hocket.extensions.cost.budget_guard import BudgetGuard, beat_in_force
 from hocket.extensions.cost.costs import spent_on
 from hocket.extensions.cost.rate_card import USAGE_TYPE, RateCard, ResourceUse, UsageRecord, beats_used
+from hocket.families.jobs.rules import Job
 from hocket.kernel.decoding import convert
-from hocket.kernel.roster import Job
 from hocket.work.handlers import JobType
 from hocket.work.pacing import Ending, Limit, MakePacer, Pacer
 from hocket.work.run_outputs import RunOutputs, RunServices

@@ -37,12 +37,12 @@ from hocket.extensions.tempo.beats.score import (
 )
 from hocket.extensions.tempo.beats.tempo import BPM_DEFAULT, Tempo, next_beat
 from hocket.families.inbox.facts import SendMessage
+from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import wall_text
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID, Beat
-from hocket.kernel.plurals import counted
 from hocket.kernel.policy import Score
-from hocket.kernel.roster import Job
+from hocket.kernel.texts import counted
 from hocket.work.handlers import JobType
 from hocket.work.jobs import RESULT_BYTES_MAX
 from hocket.work.json_values import encode_json

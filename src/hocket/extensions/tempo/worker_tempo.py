@@ -12,7 +12,7 @@ from hocket.errors import StoreError, Usage
 from hocket.extensions.tempo.beats.phases import Phases, hold_end
 from hocket.extensions.tempo.beats.tempo import Tempo
 from hocket.extensions.tempo.policy_file import home_timeline, tempo_policy
-from hocket.kernel.candidates import worker_id
+from hocket.families.jobs.candidates import worker_id
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import LEASE_MS_MIN
 from hocket.node.runtime import Runtime
