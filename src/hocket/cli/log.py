@@ -15,7 +15,7 @@ from hocket.api.jobs import OpLine, rejected
 from hocket.api.ops import LIMIT_MAX
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.derived import perform
-from hocket.cli.files import private_file
+from hocket.cli.options import private_file
 from hocket.cli.output import console, emit, notice, on_terminal, progress, say, table
 from hocket.cli.settings import open_runtime, open_service, settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage

@@ -12,7 +12,7 @@ from hocket.api import artifacts
 from hocket.api.views import moment
 from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.derived import add_operations
-from hocket.cli.files import write_file
+from hocket.cli.options import write_file
 from hocket.cli.output import emit, on_terminal, say
 from hocket.cli.settings import open_service, settings
 from hocket.kernel.durations import span

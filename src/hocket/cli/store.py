@@ -1,12 +1,13 @@
-"""`hocket store`: the database behind a node."""
+"""`hocket store`: the database behind a node. `hocket doctor` checks a home and what it depends on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
 from hocket.cli.declarations import Argument, Option, new_app
-from hocket.cli.output import Progress, emit, notice, on_terminal, progress, say
+from hocket.cli.output import Progress, emit, notice, on_terminal, progress, say, table
 from hocket.cli.settings import settings
+from hocket.errors import Failed
 from hocket.kernel.plurals import counted
 from hocket.store.blobs import BlobPlace
 
@@ -100,3 +101,21 @@ def _progress() -> Iterator[Progress]:
             say(f"copied {done} of {counted(total, 'op')}")
 
     yield tell
+
+
+def doctor() -> None:
+    """Check this node for problems and suggest fixes. Exit code 1 if a check fails.
+
+    \b
+      hocket doctor
+      hocket --home /srv/render doctor --json
+    """
+    from hocket.api.checks import examine
+    from hocket.node.home import Home, default_home
+
+    findings = list(examine(Home(settings.home or default_home())))
+    emit(findings)
+    table(("", "check", "finding"), [(each.verdict, each.check, each.says) for each in findings], "")
+    bad = sum(each.verdict == "bad" for each in findings)
+    if bad:
+        raise Failed(f"{bad} of {len(findings)} checks {'is' if bad == 1 else 'are'} bad")

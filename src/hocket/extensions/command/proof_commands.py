@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.cli.declarations import Argument, Option, new_app
-from hocket.cli.files import read_file, write_file
+from hocket.cli.options import read_file, write_file
 from hocket.cli.output import emit, fields, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Failed, NotAuthorised, Usage
