@@ -28,10 +28,10 @@ _NO = 4
 
 agents_app = new_app()
 
-NodeArgument = Annotated[str, Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")]
-MaybeNode = Annotated[str | None, Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")]
+NodeArgument = Annotated[str, Argument("NODE", "A node's name, the beginning of its id, or `here`.")]
+MaybeNode = Annotated[str | None, Argument("NODE", "A node's name, the beginning of its id, or `here`.")]
 StaleOption = Annotated[
-    str | None, Option("--stale", metavar="DURATION", help="Only those that were heard within this time, like 1m.")
+    str | None, Option("--stale", "DURATION", "Only those that were heard within this time, like 1m.")
 ]
 
 
@@ -95,10 +95,8 @@ add_operations(agents_app, agent_operations.beat)
 
 def may(
     node: NodeArgument,
-    action: Annotated[
-        str, Argument(metavar="ACTION", help="claim, complete, schedule, or resource:action like artifact:write.")
-    ],
-    kind: Annotated[str | None, Argument(metavar="[KIND]", help="The kind of job, for job actions.")] = None,
+    action: Annotated[str, Argument("ACTION", "claim, complete, schedule, or resource:action like artifact:write.")],
+    kind: Annotated[str | None, Argument("[KIND]", "The kind of job, for job actions.")] = None,
 ) -> None:
     """Check whether a node may do something now. If yes, print the delegations that grant it, the user's first (exit
     code 0); if no, exit code 4.
@@ -165,8 +163,7 @@ def _explain(planned: "Revoking") -> None:
 
 def route(
     kind: Annotated[
-        str | None,
-        Argument(metavar="KIND", help="The full kind, or a prefix with its dot, like acme.", show_default=False),
+        str | None, Argument("KIND", "The full kind, or a prefix with its dot, like acme.", show_default=False)
     ] = None,
     node: MaybeNode = None,
     clear: Annotated[bool, Option("--clear", help="Remove the route; any authorised node may run them.")] = False,
@@ -211,7 +208,7 @@ def coordinator(
 
 peers_app = new_app()
 
-Address = Annotated[str, Argument(metavar="ADDRESS", help="Like http://192.168.1.7:7315.")]
+Address = Annotated[str, Argument("ADDRESS", "Like http://192.168.1.7:7315.")]
 
 
 @peers_app.callback()
@@ -227,10 +224,8 @@ def peers_group() -> None:
 @peers_app.command()
 def add(
     address: Address,
-    ca: Annotated[Path | None, Option("--ca", metavar="FILE", help="The CA of its certificate.")] = None,
-    pin: Annotated[
-        str | None, Option("--pin", metavar="SHA256", help="The fingerprint of the one certificate to trust.")
-    ] = None,
+    ca: Annotated[Path | None, Option("--ca", "FILE", "The CA of its certificate.")] = None,
+    pin: Annotated[str | None, Option("--pin", "SHA256", "The fingerprint of the one certificate to trust.")] = None,
 ) -> None:
     """Add a peer. `hocket sync` then syncs with it at once.
 
@@ -314,7 +309,7 @@ def resume(address: Address) -> None:
 
 @peers_app.command()
 def find(
-    seconds: Annotated[float, Option("--seconds", metavar="N", min=0.1, max=60.0, help="How long to search.")] = 3.0,
+    seconds: Annotated[float, Option("--seconds", "N", "How long to search.", min=0.1, max=60.0)] = 3.0,
 ) -> None:
     """Find servers on the local network that were started with `hocket serve --announce`.
 
@@ -349,9 +344,7 @@ def _file(path: Path | None) -> str | None:
 
 
 def sync(
-    peer: Annotated[
-        str | None, Option("--peer", metavar="ADDRESS", help="Sync only with this peer, even if it is paused.")
-    ] = None,
+    peer: Annotated[str | None, Option("--peer", "ADDRESS", "Sync only with this peer, even if it is paused.")] = None,
 ) -> None:
     """Sync with the peers once, now: pull the ops that they have, push the ops that they lack.
 

@@ -53,8 +53,7 @@ _JOB: tuple[tuple[str, Any, str | None, str], ...] = (
 _FLAGS = {"open": "--open/--no-open", "budget_file": "--budget", "score_file": "--score"}
 JOB: dict[str, Any] = {
     name: Annotated[
-        kind | None,
-        Option(_FLAGS.get(name, f"--{name.replace('_', '-')}"), metavar=metavar, help=help, show_default=False),
+        kind | None, Option(_FLAGS.get(name, f"--{name.replace('_', '-')}"), metavar, help, show_default=False)
     ]
     for name, kind, metavar, help in _JOB
 }
@@ -77,10 +76,7 @@ def checked_agent(name: str | None) -> str | None:
 Agent = Annotated[
     str | None,
     Option(
-        "--agent",
-        metavar="NAME",
-        callback=checked_agent,
-        help="The agent that you act for. Default: $HOCKET_AGENT, else your user.",
+        "--agent", "NAME", "The agent that you act for. Default: $HOCKET_AGENT, else your user.", callback=checked_agent
     ),
 ]
 
@@ -95,9 +91,9 @@ StateOption = Annotated[
     str | None,
     Option(
         "--state",
-        metavar="STATE",
+        "STATE",
+        "Only jobs in this state: pending (or ready, delayed, blocked), running, succeeded, failed, cancelled.",
         callback=_job_state,
-        help="Only jobs in this state: pending (or ready, delayed, blocked), running, succeeded, failed, cancelled.",
     ),
 ]
 
@@ -218,14 +214,12 @@ class LogFormat(StrEnum):
 
 
 VerboseOption = Annotated[
-    int, Option("--verbose", "-v", count=True, help="Also log the start and end of each job; -vv logs everything.")
+    int, Option("--verbose -v", count=True, help="Also log the start and end of each job; -vv logs everything.")
 ]
-QuietOption = Annotated[int, Option("--quiet", "-q", count=True, help="Log only warnings and errors; -qq only errors.")]
+QuietOption = Annotated[int, Option("--quiet -q", count=True, help="Log only warnings and errors; -qq only errors.")]
 BusOption = Annotated[
     str | None,
-    Option(
-        "--bus", metavar="URL", help="The NATS servers for messages, like nats://a:4222,nats://b:4222; or $HOCKET_BUS."
-    ),
+    Option("--bus", "URL", "The NATS servers for messages, like nats://a:4222,nats://b:4222; or $HOCKET_BUS."),
 ]
 LogFormatOption = Annotated[
     LogFormat | None,

@@ -27,7 +27,7 @@ def store() -> None:
 @app.command()
 def migrate(
     address: Annotated[
-        str | None, Argument(metavar="ADDRESS", help="postgresql://user@host/database, or a file; default: the home's.")
+        str | None, Argument("ADDRESS", "postgresql://user@host/database, or a file; default: the home's.")
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the SQL, and change nothing.")] = False,
 ) -> None:
@@ -55,8 +55,8 @@ def migrate(
 
 @app.command()
 def move(
-    source: Annotated[str, Argument(metavar="FROM", help="The home's store: its file, or postgresql://...")],
-    target: Annotated[str, Argument(metavar="TO", help="The new store, empty: postgresql://..., or the file.")],
+    source: Annotated[str, Argument("FROM", "The home's store: its file, or postgresql://...")],
+    target: Annotated[str, Argument("TO", "The new store, empty: postgresql://..., or the file.")],
     blobs: Annotated[
         BlobPlace | None,
         Option("--blobs", help="Where nodes of the new store keep large content; default: where they did."),

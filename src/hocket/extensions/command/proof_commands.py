@@ -158,7 +158,7 @@ def export(
         Format, Option("--format", help="in-toto: a Statement in a DSSE envelope; hocket: our own file.")
     ] = Format.IN_TOTO,
     output: Annotated[
-        Path | None, Option("--output", "-o", metavar="FILE", help="The file to write; default standard output.")
+        Path | None, Option("--output -o", metavar="FILE", help="The file to write; default standard output.")
     ] = None,
 ) -> None:
     """Export a proof. Checks its signatures first; needs no key.
