@@ -11,8 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from bench.subject import Result
-from hocket.kernel.candidates import worker_id
-from hocket.kernel.rendezvous import rank, rank_weighted, turn_of
+from hocket.families.jobs.candidates import worker_id
+from hocket.families.jobs.rendezvous import rank, rank_weighted, turn_of
 
 
 def rankings(home: Path, workers: int, hashes: int) -> Result:

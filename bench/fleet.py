@@ -20,7 +20,7 @@ from pathlib import Path
 
 import hocket
 from bench import meter
-from hocket.kernel.candidates import EPOCH_MS
+from hocket.families.jobs.candidates import EPOCH_MS
 from hocket.mesh import peers
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime

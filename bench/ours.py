@@ -14,8 +14,8 @@ import apsw
 import hocket
 from bench import crew, meter
 from bench.subject import Result
+from hocket.families.jobs.rules import Job
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs

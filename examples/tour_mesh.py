@@ -24,7 +24,7 @@ import msgspec
 import tour_mesh_jobs as jobs
 
 import hocket
-from hocket.kernel.roster import Job
+from hocket.families.jobs.rules import Job
 
 HERE = Path(__file__).resolve().parent
 PATIENCE_S = 40.0

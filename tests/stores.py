@@ -12,7 +12,7 @@ import psycopg
 
 from hocket import store
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.row_mac import RowMac
+from hocket.kernel.signing import RowMac
 from hocket.store import MEMORY, Store
 from hocket.store.libsql import LibsqlStore
 from hocket.store.libsql.connection import LibsqlConnection

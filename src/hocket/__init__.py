@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from hocket.errors import Conflict, HocketError, NotAuthorised, StaleFence, StoreError, Unreachable, Usage
     from hocket.extensions.command.request import command
     from hocket.extensions.tempo.scored_run import WaitExhausted
+    from hocket.families.jobs.parts import Part
     from hocket.families.rows.requests import RowConflict
     from hocket.guard.asgi import FenceMiddleware
     from hocket.guard.database import fenced
     from hocket.guard.files import fenced_file
-    from hocket.kernel.parts import Part
     from hocket.node.handles import Handle, JobCancelled, JobFailed, SyncHandle
     from hocket.node.node import Node, SyncNode
     from hocket.node.opening import init, open, open_sync
@@ -73,7 +73,7 @@ _ROOMS = {
     "guard.asgi": ("FenceMiddleware",),
     "guard.database": ("fenced",),
     "guard.files": ("fenced_file",),
-    "kernel.parts": ("Part",),
+    "families.jobs.parts": ("Part",),
     "node.handles": ("Handle", "JobCancelled", "JobFailed", "SyncHandle"),
     "node.node": ("Node", "SyncNode"),
     "node.opening": ("init", "open", "open_sync"),

@@ -1,4 +1,4 @@
-"""A circuit breaker for the calls of one process, safe for threads and for tasks. `kernel.breaker` decides; this keeps
+"""A circuit breaker for the calls of one process, safe for threads and for tasks. `kernel.retrying` decides; this keeps
 the state, reads the clock and emits an event at each change of state.
 
     with breaker.guard(Unreachable):
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hocket.errors import CircuitOpen
-from hocket.kernel.breaker import OPEN_MS, Breaker, BreakerState
+from hocket.kernel.retrying import OPEN_MS, Breaker, BreakerState
 
 if TYPE_CHECKING:
     from hocket.events import Emit, Event

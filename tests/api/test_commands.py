@@ -16,8 +16,8 @@ from hocket.api.peers import NewInvitation
 from hocket.errors import NotAuthorised
 from hocket.extensions.git import keys as git_keys
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.quota import NO_QUOTA
 from hocket.kernel.rules import HOCKET
+from hocket.kernel.ucan import NO_QUOTA
 from hocket.mesh.peers import Trust
 from hocket.work.cron import NewSchedule
 

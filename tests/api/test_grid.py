@@ -10,12 +10,12 @@ import pytest
 import hocket
 from hocket.api import Service
 from hocket.api.claims import _Counts, grid
-from hocket.kernel.candidates import worker_id
+from hocket.families.jobs.candidates import worker_id
+from hocket.families.jobs.rendezvous import EXPECTED_MIN
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.shares import EXPECTED_MIN
 from hocket.kernel.vocabulary import ClaimWork, ScheduleJob
 from hocket.node.runtime import Runtime
 from hocket.store import OpRow

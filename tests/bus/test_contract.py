@@ -13,7 +13,7 @@ from hocket.bus.changes import ANYTHING, GIT, NOTHING, Changes, about
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
 from hocket.bus.pipes import Pipes
-from hocket.kernel.subjects import JOB
+from hocket.kernel.vocabulary import JOB
 
 pytestmark = pytest.mark.touches("LW-40")
 

@@ -30,10 +30,10 @@ from hocket.errors import Usage
 from hocket.events import Event
 from hocket.events.nodes import BusAway, BusConnected, MessagesDropped
 from hocket.events.workers import BreakerOpened
-from hocket.kernel.backoff import RetryPolicy
 from hocket.kernel.envelope import SEALED_BYTES_MAX, Drop
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
+from hocket.kernel.retrying import RetryPolicy
 from tests.bus.nats_server import NatsServer, connected, free_port, two_halves
 
 pytestmark = pytest.mark.touches("GR-05")

@@ -16,7 +16,7 @@ import hocket
 from hocket.bus import pipes
 from hocket.bus.changes import ANYTHING, LOG, NOTHING, Changes, about
 from hocket.bus.pipes import Pipes
-from hocket.kernel.subjects import JOB
+from hocket.kernel.vocabulary import JOB
 
 pytestmark = pytest.mark.touches("LW-18")
 
@@ -193,7 +193,7 @@ PUBLISH = """
 import sys, pathlib
 from hocket.bus.pipes import Pipes
 from hocket.bus.changes import about
-from hocket.kernel.subjects import JOB
+from hocket.kernel.vocabulary import JOB
 bus = Pipes(pathlib.Path(sys.argv[1]))
 for n in range(int(sys.argv[3])):
     bus.publish(about(JOB, sys.argv[2].encode() * (1 + n % 40)))

@@ -14,7 +14,7 @@ from hocket.bus.changes import ANYTHING, LOG, NOTHING, Changes, about
 from hocket.bus.pipes import Pipes
 from hocket.bus.shared import SharedBus
 from hocket.errors import StoreError
-from hocket.kernel.subjects import JOB
+from hocket.kernel.vocabulary import JOB
 from hocket.store import NOTE_BYTES_MAX, Store, WakeUp
 from hocket.store.postgres.listening import PostgresListener
 from tests.postgres_server import prepared, server

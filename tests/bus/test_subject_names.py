@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from hocket.bus.messages import BusMessage, check_message, check_pattern, is_match
 from hocket.bus.subject_names import NAME_CHARS_MAX, read_subject, subject_name, subject_pattern
+from hocket.families.jobs.rules import KIND_LENGTH_MAX
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.roster import KIND_LENGTH_MAX
 
 CLUSTER = "did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK"
 TEXTS = st.text(max_size=40).filter(lambda text: not any("\ud800" <= each <= "\udfff" for each in text))

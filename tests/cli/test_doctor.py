@@ -11,7 +11,7 @@ import pytest
 from hocket.api import checks
 from hocket.kernel.ids import node_id
 from hocket.kernel.reasons import Reason
-from hocket.kernel.row_mac import RowMac
+from hocket.kernel.signing import RowMac
 from hocket.node.home import Home
 from hocket.store import Place, WorkerRow
 from hocket.store import open as open_store

@@ -21,7 +21,13 @@ NEVER = {
         "hocket.kernel.yaml_subset",
     ),
     *("hocket.log.intake", "hocket.log.author_check", "hocket.log.audit", "hocket.log.store_check"),
-    *("hocket.log.replica", "hocket.log.rebuild", "hocket.log.archive", "hocket.kernel.sanitise", "hocket.kernel.geo"),
+    *(
+        "hocket.log.replica",
+        "hocket.log.rebuild",
+        "hocket.log.archive",
+        "hocket.kernel.sanitise",
+        "hocket.kernel.sanitise",
+    ),
     *(
         "hocket.store.postgres",
         "hocket.store.libsql",

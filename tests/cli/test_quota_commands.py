@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import Usage
-from hocket.kernel.quota import Quota
+from hocket.kernel.ucan import Quota
 from hocket.mesh.grants import parse_quota, quota_words, size_words
 from hocket.node.runtime import Runtime
 from hocket.store import OverQuota

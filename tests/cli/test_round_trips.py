@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hocket.families.jobs.rules import Job
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.roster import Job
 from hocket.log import Log, Transaction
 from hocket.node.runtime import Runtime
 from hocket.store.local import Place, WorkerRow

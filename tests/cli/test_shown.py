@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hocket import open as open_node
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import Policy
-from hocket.kernel.safe_text import clean, clean_json
+from hocket.kernel.texts import clean, clean_json
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from hocket.bus import process_messages
 from hocket.bus.messages import BusMessage
 from hocket.bus.subject_names import SubjectName, read_subject, subject_name
-from hocket.kernel.candidates import node_of, worker_id
+from hocket.families.jobs.candidates import node_of, worker_id
+from hocket.families.jobs.parts import Part, PartsInOrder, PartsMessage, decode_message, encode_message
 from hocket.kernel.clock import Hlc
 from hocket.kernel.envelope import Drop, Envelope, Seen, open_envelope, seal
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.parts import Part, PartsInOrder, PartsMessage, decode_message, encode_message
 from hocket.kernel.postcard import Malformed
 from hocket.work.claim_messages import SAID_AT_ONCE_MAX, WORKER_ID_CHARS_MAX, ClaimSaid, read_claims_said
 from tests.fuzz.mutate import Damage, Sample

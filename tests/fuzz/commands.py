@@ -17,7 +17,7 @@ from hocket.extensions.command.manifest import (
     read_manifest,
 )
 from hocket.extensions.command.proof import BadProof, check, decode_proof, encode_proof, envelope, prove, read_envelope
-from hocket.kernel.canonical import canonical_json
+from hocket.kernel.jws import canonical_json
 from hocket.kernel.keys import SigningKey
 from tests.fuzz import mutate
 from tests.fuzz.mutate import JSON_WORDS, Damage, JsonDamage, by_punctuation, repeated

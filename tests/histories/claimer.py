@@ -16,9 +16,9 @@ from pathlib import Path
 import hocket
 from hocket.errors import HocketError
 from hocket.events import ignore
+from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
 from hocket.log import Transaction
 from hocket.node.node import Node
 from hocket.store import Session

@@ -19,8 +19,7 @@ from hocket.families.locks.rules import LOCKS, Scope
 from hocket.kernel.arbitration import FoldContext
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.subjects import Subject
-from hocket.kernel.vocabulary import AcceptOffer
+from hocket.kernel.vocabulary import AcceptOffer, Subject
 from hocket.node.runtime import Runtime
 from hocket.store import Session
 from hocket.testing.linearizability import falling_fences

@@ -15,7 +15,7 @@ import hocket
 from hocket.errors import HocketError, Unreachable
 from hocket.families.locks.requests import Granted, LockHeld, LockLost, wanted
 from hocket.families.locks.rules import Hold
-from hocket.kernel import breaker
+from hocket.kernel import retrying as breaker
 from hocket.node.locks import lock_client
 from hocket.node.node import Node
 from tests.histories.guarded import Guarded

@@ -16,11 +16,11 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.delegation_graph import CHAIN_MAX
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey, did_key
-from hocket.kernel.needs import Need, need_of
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import STRICT
 from hocket.kernel.sanitise import parse_rule
 from hocket.kernel.ucan import ROOT, Capability, Delegation, issue, read
+from hocket.kernel.vocabulary import JUDGED
 from tests.kernel import naive_authority as naive
 from tests.kernel.naive_authority import ID, PLACE, USER, cid, did, payloads
 
@@ -59,7 +59,8 @@ def test_every_payload_has_its_place() -> None:
     for op in payloads("a"):
         inner = op.payload if isinstance(op, v.Sanitised) else op
         resource, action = PLACE[type(inner).__name__]
-        assert need_of(op) == (Need(resource, action) if action else None)
+        need = JUDGED[type(inner)]
+        assert need.action == (action or None) and (not action or need.resource == resource)
 
 
 @pytest.mark.req("LW-24")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel import backoff
-from hocket.kernel.backoff import PEER_RETRIES, RETRY_S_MAX, RetryPolicy, backoff_ms
+from hocket.kernel import retrying as backoff
 from hocket.kernel.policy import DELAY_MS_MAX
+from hocket.kernel.retrying import PEER_RETRIES, RETRY_S_MAX, RetryPolicy, backoff_ms
 
 failures = st.one_of(st.integers(-5, 70), st.integers(0, 2**80))
 delays = st.integers(0, DELAY_MS_MAX)

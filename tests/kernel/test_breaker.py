@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel.breaker import FAILURES_MAX, OPEN_MS, PROBE_MS_MAX, Breaker, BreakerState
+from hocket.kernel.retrying import FAILURES_MAX, OPEN_MS, PROBE_MS_MAX, Breaker, BreakerState
 
 
 def failing(breaker: Breaker, times: int, now_ms: int = 0) -> Breaker:

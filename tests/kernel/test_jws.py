@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel.canonical import canonical_json
-from hocket.kernel.jws import TOKEN_BYTES_MAX, compact, detached, open_compact, open_detached
+from hocket.kernel.jws import TOKEN_BYTES_MAX, canonical_json, compact, detached, open_compact, open_detached
 from hocket.kernel.keys import SigningKey, verify
 from hocket.kernel.postcard import Malformed
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel.knowledge import (
+from hocket.kernel.capabilities import (
     OURS,
     TEXT_CHARS_MAX,
     knowledge_text,

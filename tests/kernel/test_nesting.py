@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel.nesting import NESTING_MAX, is_too_deep
+from hocket.kernel.jws import NESTING_MAX, is_too_deep
 
 values = st.recursive(
     st.none() | st.text(alphabet='a"\\[]{}\n\u00e4') | st.integers(),

@@ -1,6 +1,6 @@
 import pytest
 
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted
 
 
 @pytest.mark.parametrize(

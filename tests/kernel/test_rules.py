@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from hocket.kernel.ids import content_hash
 from hocket.kernel.postcard import U64, Malformed, encode
-from hocket.kernel.quota import Quota
 from hocket.kernel.rules import (
     HOCKET,
     STRICT,
@@ -20,6 +19,7 @@ from hocket.kernel.rules import (
     encode_rules,
     rules_hash,
 )
+from hocket.kernel.ucan import Quota
 from hocket.kernel.vocabulary import EXTENSIONS, NAMES
 
 pytestmark = pytest.mark.touches("LW-30")

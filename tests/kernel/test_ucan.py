@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel.canonical import canonical_json
 from hocket.kernel.ids import content_hash, node_id
-from hocket.kernel.jws import base64url, compact
+from hocket.kernel.jws import base64url, canonical_json, compact
 from hocket.kernel.keys import SigningKey, did_key, key_text
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.ucan import CAPABILITIES_MAX, PROOFS_MAX, ROOT, Capability, issue, read

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.kernel import vocabulary as v
-from hocket.kernel.kinds import of_kind
-from hocket.kernel.policy import Policy
+from hocket.kernel.policy import Policy, of_kind
 from hocket.kernel.postcard import Malformed, UnknownVariant, decode, encode
-from hocket.kernel.subjects import Subject, subject_of
+from hocket.kernel.vocabulary import Subject, subject_of
 from tests.kernel import second
 
 pytestmark = pytest.mark.touches("LW-03", "LW-04", "LW-20")

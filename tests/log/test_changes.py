@@ -14,7 +14,7 @@ from hocket.bus.memory import MemoryBus
 from hocket.families.locks.facts import LOCK, LOCK_WAIT, AcquireLocks, LeaveQueue, LockMode, ReleaseLocks
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
-from hocket.kernel.subjects import JOB
+from hocket.kernel.vocabulary import JOB
 from hocket.log import Transaction
 from hocket.store import Place, WorkerRow
 from hocket.testing import MemorySyncNode

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import StoreError
+from hocket.families.jobs.rules import State
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.ids import node_id
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import State
 from hocket.kernel.rules import STRICT, UNBOUND, Rules, encode_rules
 from hocket.kernel.vocabulary import RouteKind, ScheduleJob, Unknown
 from hocket.log import RULES, Log

@@ -12,8 +12,7 @@ from hocket.bus.changes import ANYTHING, LOG, Changes
 from hocket.bus.memory import MemoryBus
 from hocket.errors import Conflict, StoreError, Usage
 from hocket.kernel.policy import Policy
-from hocket.kernel.subjects import JOB
-from hocket.kernel.vocabulary import RouteKind
+from hocket.kernel.vocabulary import JOB, RouteKind
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify
 from hocket.log.committer import Committer

@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from hocket.kernel.family import FAMILIES
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID, SELF_NAMED
-from hocket.kernel.subjects import ABOUT, JOB, subject_of
 from hocket.kernel.ucan import ROOT, issue
-from hocket.kernel.vocabulary import AcceptOffer, DesignateCoordinator, RevokeUcan
+from hocket.kernel.vocabulary import ABOUT, JOB, AcceptOffer, DesignateCoordinator, RevokeUcan, subject_of
 from hocket.log import Log
 from hocket.log.audit import verify
 from hocket.log.projectors import family_names, rules_of

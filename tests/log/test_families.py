@@ -19,9 +19,8 @@ from hocket.kernel.ops import Op, decode
 from hocket.kernel.postcard import BYTES, U64
 from hocket.kernel.postcard import struct as fields
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import Subject
 from hocket.kernel.ucan import ROOT, issue
-from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordinator, RevokeUcan
+from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordinator, RevokeUcan, Subject
 from hocket.log import Log
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild

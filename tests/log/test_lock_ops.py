@@ -12,9 +12,8 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, make_ulid
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import Subject
 from hocket.kernel.ucan import Capability, issue
-from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordinator
+from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordinator, Subject
 from hocket.log import Log
 from hocket.log.audit import verify
 from hocket.log.projection import Projection

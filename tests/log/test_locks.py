@@ -7,8 +7,7 @@ from typing import Any, cast
 import pytest
 
 from hocket.kernel.policy import Policy, Rate
-from hocket.kernel.subjects import JOB, Subject
-from hocket.kernel.vocabulary import CancelJob, ClaimWork, RouteKind, ScheduleJob
+from hocket.kernel.vocabulary import JOB, CancelJob, ClaimWork, RouteKind, ScheduleJob, Subject
 from hocket.log import Log, Transaction
 from hocket.store import JobEntry, Session, Store, WorkerRow
 from hocket.store import Place as WorkerPlace

@@ -28,9 +28,8 @@ from hocket.kernel.keys import did_key
 from hocket.kernel.ops import NO_ID, Op, bind, link_to
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import Subject
 from hocket.kernel.ucan import ROOT, issue
-from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, RevokeUcan, RouteKind, ScheduleJob
+from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, RevokeUcan, RouteKind, ScheduleJob, Subject
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from hocket.bus.changes import ANYTHING, CLAIM, LOG, about
+from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.capabilities import sharing
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_id
@@ -15,11 +16,10 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, encode
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.rules import STRICT, UNBOUND, Extensions, Rules, encode_rules
-from hocket.kernel.subjects import JOB
 from hocket.kernel.ucan import ROOT, Capability, issue, read
 from hocket.kernel.vocabulary import (
+    JOB,
     AcceptWork,
     ClaimWork,
     CompleteJob,

@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from hocket.families.jobs.rules import tick_id, tick_policy
 from hocket.kernel.ids import derived_ulid, node_id, ulid_ms, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy, decode_policy, encode_policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.schedules import tick_id, tick_policy
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import ClearSchedule, RevokeUcan, ScheduleJob, SetSchedule
 from hocket.log import Log

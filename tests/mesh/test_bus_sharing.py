@@ -10,7 +10,7 @@ import pytest
 
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.bus.subject_names import subject_name
-from hocket.kernel.candidates import worker_id
+from hocket.families.jobs.candidates import worker_id
 from hocket.kernel.envelope import read_envelope
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction

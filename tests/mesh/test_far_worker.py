@@ -19,12 +19,11 @@ import pytest
 
 import hocket
 from hocket.bus.changes import LOG, about
+from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.bundles import Bundle, facts_of
 from hocket.kernel.ops import Op, read_sequence
-from hocket.kernel.roster import Job, Outcome
-from hocket.kernel.subjects import JOB
 from hocket.kernel.ucan import Capability
-from hocket.kernel.vocabulary import AcceptWork, ClaimWork, number_of
+from hocket.kernel.vocabulary import JOB, AcceptWork, ClaimWork, number_of
 from hocket.mesh import wire
 from hocket.mesh.outgoing import readable, reader
 from hocket.mesh.wire import Reply, Request

@@ -11,13 +11,13 @@ import pytest
 from hocket.errors import Unreachable
 from hocket.events import ignore
 from hocket.families.inbox.rules import DeliveryState
+from hocket.families.jobs.rules import State
 from hocket.families.locks.decisions import read_scope
 from hocket.families.locks.facts import AcquireLocks
 from hocket.families.locks.processes import LockProcesses, LockSweep
 from hocket.families.locks.rules import Scope
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.ops import decode
-from hocket.kernel.roster import State
 from hocket.log import request_deadlines
 from hocket.log.request_deadlines import known_offset
 from hocket.work import claiming

@@ -14,9 +14,9 @@ from hocket.bus.changes import Changes
 from hocket.errors import Conflict, NotAuthorised, Unreachable, Usage
 from hocket.families.inbox.facts import SendMessage
 from hocket.families.inbox.rules import Message
-from hocket.kernel.backoff import PEER_RETRIES
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.ops import NO_ID, decode, encode, encode_sequence, sign
+from hocket.kernel.retrying import PEER_RETRIES
 from hocket.kernel.ucan import Capability
 from hocket.mesh import loop, sync, wire
 from hocket.mesh.grants import parse_grants

@@ -11,8 +11,8 @@ from hocket.extensions.command.execution import Stream
 from hocket.extensions.command.job import LeftOut, _left_out, _outputs, _stream
 from hocket.extensions.command.proofs import NOTHING, OUTPUT_TYPE
 from hocket.extensions.command.streams import Kept
-from hocket.kernel.quota import Quota
-from hocket.kernel.roster import Job
+from hocket.families.jobs.rules import Job
+from hocket.kernel.ucan import Quota
 from hocket.kernel.vocabulary import CreateArtifact
 from hocket.log.output_quota import output_key
 from hocket.mesh import membership

@@ -10,10 +10,9 @@ import pytest
 from hocket.events import sentences
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import Op, encode_sequence
-from hocket.kernel.quota import NO_QUOTA, Quota
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import READERS_DEFAULT
-from hocket.kernel.ucan import Capability, issue
+from hocket.kernel.ucan import NO_QUOTA, Capability, Quota, issue
 from hocket.kernel.vocabulary import DelegateUcan, IngestEvidence
 from hocket.log import Admission
 from hocket.log.intake import Intake

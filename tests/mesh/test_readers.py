@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from hocket.bus.changes import ANYTHING, LOG, about
 from hocket.kernel.frontier import Frontier, parse_frontier
 from hocket.kernel.ops import NO_ID, decode, encode_sequence
-from hocket.kernel.subjects import JOB
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import (
+    JOB,
     CancelJob,
     CreateArtifact,
     EvictArtifact,

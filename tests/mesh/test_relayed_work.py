@@ -13,7 +13,7 @@ import pytest
 import hocket
 from hocket.bus.messages import MessageQueue
 from hocket.bus.subject_names import subject_name, subject_pattern
-from hocket.kernel.parts import Part
+from hocket.families.jobs.parts import Part
 from hocket.node.node import Node
 from hocket.work.claim_messages import CLAIMS, PASSES, read_claims_said
 from tests.cli.conftest import Program

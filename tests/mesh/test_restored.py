@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from hocket.api.checks import Check, examine
+from hocket.families.jobs.rules import Outcome
 from hocket.kernel.clock import Hlc, just_before, pack, unpack
 from hocket.kernel.frontier import parse_frontier
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Outcome
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import CancelJob
 from hocket.log import Transaction

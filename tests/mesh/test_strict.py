@@ -12,8 +12,8 @@ from typing import Any, get_origin, get_type_hints
 
 import pytest
 
+from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.rules import STRICT, rules_hash
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import EXTENSIONS, VARIANTS, CreateArtifact, FailWork

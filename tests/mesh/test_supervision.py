@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.kernel.backoff import RetryPolicy
+from hocket.kernel.retrying import RetryPolicy
 from hocket.mesh.peer_exchange import Exchanged
 from hocket.work import supervision
 from tests.mesh.world import Place, run, until

@@ -17,9 +17,8 @@ from hocket.kernel.frontier import Frontier, frontier_text
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import NO_ID, Op, bind, decode, encode, link_to, read_sequence, sign
-from hocket.kernel.quota import NO_QUOTA, Quota
 from hocket.kernel.rules import rules_hash
-from hocket.kernel.ucan import Capability, issue
+from hocket.kernel.ucan import NO_QUOTA, Capability, Quota, issue
 from hocket.kernel.vocabulary import CreateArtifact, DelegateUcan
 from hocket.log.rebuild import roster_digest
 from hocket.mesh import enrolment, peers, wire

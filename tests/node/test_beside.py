@@ -11,12 +11,11 @@ from typing import TypeVar
 
 import pytest
 
+from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import DEFAULT, Policy, Rate
-from hocket.kernel.roster import Job, Outcome, State
-from hocket.kernel.subjects import Subject
-from hocket.kernel.vocabulary import ClaimWork, RouteKind, ScheduleJob
+from hocket.kernel.vocabulary import ClaimWork, RouteKind, ScheduleJob, Subject
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import LockMisuse, MustBeAlone, Stage

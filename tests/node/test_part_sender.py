@@ -7,9 +7,9 @@ import pytest
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.bus.messages import MessageQueue
 from hocket.bus.signed import SignedMessages
+from hocket.families.jobs.parts import encode_wanted
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.parts import encode_wanted
 from hocket.node import job_stream
 from hocket.node.job_stream import PartSender, parts_subject, wanted_subject
 from hocket.work.parts import RunParts

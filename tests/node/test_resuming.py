@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hocket.families.jobs.rules import Job
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
 from hocket.log import Log
 from hocket.node.runtime import Runtime
 from hocket.work import jobs

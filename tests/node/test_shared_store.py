@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import Conflict, Usage
+from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID, decode, link_to
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, Outcome, State
 from hocket.log.audit import verify
 from hocket.log.lost_past import rewind
 from hocket.log.machine_clock import MachineClock

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hocket
-from hocket.kernel.parts import PART_BYTES_MAX, Part
+from hocket.families.jobs.parts import PART_BYTES_MAX, Part
 from hocket.node.message_bus import NodeMessages
 from hocket.node.node import Node
 from hocket.node.process_loop import on_loop, process_loop

@@ -10,7 +10,7 @@ import pytest
 
 import hocket
 import hocket.testing
-from hocket.kernel.backoff import backoff_ms
+from hocket.kernel.retrying import backoff_ms
 from hocket.work import cron
 
 seen: list[object] = []

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.vocabulary import NAMES
 from hocket.log.rebuild import roster_digest
 from hocket.node.runtime import Runtime
@@ -116,7 +116,7 @@ class Process:
 
 
 BRIEFLY = """
-import hocket.kernel.breaker as breaker
+import hocket.kernel.retrying as breaker
 import hocket.node.delivery as delivery
 breaker.OPEN_MS = 2_000
 delivery.REFRESH_S = 30.0

@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 from hocket.bus.changes import ANYTHING, NOTHING, Changes, about
 from hocket.errors import Unreachable, Usage
-from hocket.kernel.subjects import JOB
+from hocket.kernel.vocabulary import JOB
 from hocket.mesh import peers, wire
 from hocket.mesh.http import HttpTransport
 from hocket.mesh.peers import Trust

@@ -7,7 +7,7 @@ import pytest
 
 from hocket.families.availability.facts import AVAILABILITY
 from hocket.families.kinds.facts import KIND, DefineKind
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.store.local import Place, WorkerRow
 from hocket.store.postgres import PostgresStore
 from hocket.store.postgres.beginning import SUBJECTS_MAX, UNASKED_MAX

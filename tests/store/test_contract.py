@@ -17,15 +17,15 @@ import pytest
 from msgspec.structs import replace
 
 from hocket import store as contract
+from hocket.families.jobs.rendezvous import seed_in
+from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.families.locks.facts import LOCK
 from hocket.families.rows.facts import ROW
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import Policy
-from hocket.kernel.rendezvous import seed_in
-from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.rules import HOCKET, encode_rules
-from hocket.kernel.subjects import JOB, Subject
+from hocket.kernel.vocabulary import JOB, Subject
 from hocket.log import RULES, Log
 from hocket.log.audit import verify
 from hocket.store import (

@@ -9,10 +9,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from hocket.families.jobs.rules import Job
 from hocket.families.kinds.facts import DefineKind
 from hocket.kernel.ops import decode, link_to
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.roster import Job
 from hocket.log import Log, Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import OpRow, Outdated

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hocket.families.locks.facts import LOCK
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.store import Session, SubjectRow
 from hocket.store.sqlite import SqliteStore
 from hocket.store.sqlite.session import STATE_BYTES_REMEMBERED, STATES_REMEMBERED

@@ -20,7 +20,7 @@ from hocket.families.rows.facts import ROW, PutRow, Strategy
 from hocket.families.rows.rules import RowState
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.log import Transaction
 from tests.trust.sharer import SharedMesh
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from hocket.kernel import arbitration, capabilities, delegation_graph, schedules
+from hocket.families.jobs import rules as schedules
+from hocket.kernel import arbitration, capabilities, delegation_graph
 from hocket.kernel.arbitration import FoldContext
 from hocket.kernel.clock import Hlc
-from hocket.kernel.forks import Forked
 from hocket.kernel.ids import node_id
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import Subject
-from hocket.kernel.vocabulary import ReportFork
+from hocket.kernel.signing import Forked
+from hocket.kernel.vocabulary import ReportFork, Subject
 from hocket.log import author_check, intake, job_projector, ownership, permissions, projection, registers
 from hocket.mesh import names
 from hocket.work import accepting, jobs

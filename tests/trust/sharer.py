@@ -11,9 +11,8 @@ from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ops import Op, bound, link_to
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.signing import OpSigner
-from hocket.kernel.subjects import JOB, subject_of
 from hocket.kernel.ucan import Capability
-from hocket.kernel.vocabulary import Payload, discriminant
+from hocket.kernel.vocabulary import JOB, Payload, discriminant, subject_of
 from hocket.log.sealing import link
 from hocket.mesh import enrolment
 from hocket.mesh.grants import parse_grants

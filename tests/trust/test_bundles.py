@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from hocket.families.jobs.candidates import Candidates, worker_id
+from hocket.families.jobs.rules import Outcome
 from hocket.kernel.bundles import FACTS_MAX, count_of, facts_of
-from hocket.kernel.candidates import Candidates, worker_id
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ops import NO_ID, Op, bound, encode, link_to, schedule_payload, sign
-from hocket.kernel.quota import Quota
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Outcome
 from hocket.kernel.rules import HOCKET
 from hocket.kernel.signing import is_marked
-from hocket.kernel.ucan import ROOT, Capability, issue
+from hocket.kernel.ucan import ROOT, Capability, Quota, issue
 from hocket.kernel.vocabulary import (
     Bundle,
     ClaimWork,

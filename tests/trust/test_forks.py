@@ -4,12 +4,11 @@ which history each of them has heard, and nothing is lost that others had done.
 
 import pytest
 
+from hocket.families.jobs.rules import Outcome, tick_id, tick_policy
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.policy import Policy, decode_policy, encode_policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Outcome
-from hocket.kernel.schedules import tick_id, tick_policy
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import (
     ClaimWork,

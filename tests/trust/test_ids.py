@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
+from hocket.families.jobs.rules import Outcome
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID, Op, artifact_id, encode, link_to, sign
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Outcome
 from hocket.kernel.rules import UNBOUND
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import (

@@ -5,10 +5,9 @@ from msgspec.structs import replace
 
 from hocket.kernel.ops import Op
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.quota import Quota
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import HOCKET, Bounds
-from hocket.kernel.ucan import ROOT, Capability, issue, read
+from hocket.kernel.ucan import ROOT, Capability, Quota, issue, read
 from hocket.kernel.vocabulary import ClaimWork, IngestEvidence, ReportProgress, RevokeUcan
 from hocket.log import intake
 from hocket.log.limits import HANDED_ON_FACTOR

@@ -15,8 +15,7 @@ from hocket.kernel.bundles import facts_of
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import NO_ID, Op, encode, link_to, sign
 from hocket.kernel.policy import Policy, encode_policy
-from hocket.kernel.quota import Quota
-from hocket.kernel.ucan import ROOT, Capability, issue, read
+from hocket.kernel.ucan import ROOT, Capability, Quota, issue, read
 from hocket.kernel.vocabulary import (
     AcceptWork,
     Bundle,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import Policy
-from hocket.kernel.roster import Job, Outcome, State
 from hocket.node.runtime import Runtime
 from hocket.store import JobEntry, Stage
 from hocket.work import jobs, rescue

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import content_hash
 from hocket.kernel.policy import Policy, encode_policy
-from hocket.kernel.roster import Job
 from hocket.log import (
     checked_registers,
     job_check,

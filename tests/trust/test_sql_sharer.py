@@ -10,13 +10,13 @@ import psycopg
 import pytest
 
 from hocket.errors import StoreError
+from hocket.families.jobs.rules import Job, State
 from hocket.families.kinds.facts import DefineKind
 from hocket.families.kinds.rules import KINDS
 from hocket.kernel.clock import pack
 from hocket.kernel.ids import content_hash, node_text, ulid_text
 from hocket.kernel.ops import NO_ID
 from hocket.kernel.policy import Policy, encode_policy
-from hocket.kernel.roster import Job, State
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import ClaimWork, DelegateUcan, DesignateCoordinator, RouteKind, ScheduleJob, SetSchedule
 from hocket.log.archive import export_ops

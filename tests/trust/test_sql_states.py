@@ -25,8 +25,7 @@ from hocket.kernel.clock import pack
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import Subject
-from hocket.kernel.vocabulary import CreateArtifact
+from hocket.kernel.vocabulary import CreateArtifact, Subject
 from hocket.log import state_check
 from hocket.log.artifact_register import artifact_of
 from hocket.log.state_check import KEPT_FROM_OPS

@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 from hocket.extensions.command.request import KIND
+from hocket.families.jobs.rules import Job, State, tick_id, tick_policy
 from hocket.kernel.policy import DEFAULT, encode_policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, State
-from hocket.kernel.schedules import tick_id, tick_policy
 from hocket.kernel.vocabulary import (
     AcceptWork,
     CancelJob,

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 
 import hocket
+from hocket.families.jobs.rules import RETURN_REST_MS_MAX, RETURNS_FREE, Outcome
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.roster import RETURN_REST_MS_MAX, RETURNS_FREE, Outcome
 from hocket.kernel.vocabulary import ClaimWork, CompleteJob, YieldWork
 from hocket.store import JobFilter
 from tests.work.mesh import Mesh, Process

@@ -11,13 +11,13 @@ import pytest
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.bus.signed import SignedMessages
 from hocket.bus.subject_names import subject_name, subject_pattern
-from hocket.kernel.candidates import WORKER_NAME_CHARS_MAX, worker_id
+from hocket.families.jobs.candidates import WORKER_NAME_CHARS_MAX, worker_id
+from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.envelope import DATA_BYTES_MAX, LIFE_MS, PROCESS_BYTES, Drop, Envelope, seal
 from hocket.kernel.ids import node_id, ulid_text
 from hocket.kernel.keys import SIGNATURE_BYTES, SigningKey
 from hocket.kernel.policy import Policy
-from hocket.kernel.roster import Job
 from hocket.work.claim_messages import (
     CLAIMS,
     PASSES,

@@ -15,14 +15,14 @@ import pytest
 from hocket.errors import Usage
 from hocket.families.availability.facts import Availability
 from hocket.families.availability.requests import set_availability
-from hocket.kernel.candidates import EPOCH_MS, worker_id
+from hocket.families.jobs.candidates import EPOCH_MS, worker_id
+from hocket.families.jobs.rendezvous import AnnouncedClaim, rank, rank_sticky, rank_weighted
+from hocket.families.jobs.rules import Job, State
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.jws import open_detached
 from hocket.kernel.ops import decode, unsigned
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.rendezvous import AnnouncedClaim, rank, rank_sticky, rank_weighted
-from hocket.kernel.roster import Job, State
 from hocket.kernel.signing import is_marked
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan, RouteKind

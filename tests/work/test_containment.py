@@ -15,12 +15,12 @@ import hocket.testing
 from hocket.errors import Conflict, StoreError
 from hocket.events import sentences
 from hocket.events.jobs import JobSkipped
-from hocket.kernel.backoff import RetryPolicy
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, make_ulid, parse_ulid
 from hocket.kernel.ops import Op, encode, sign
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.reasons import Reason
+from hocket.kernel.retrying import RetryPolicy
 from hocket.kernel.vocabulary import ScheduleJob, SetSchedule
 from hocket.log import Transaction
 from hocket.node.node import Node

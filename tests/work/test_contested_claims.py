@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from hocket.kernel.candidates import Candidates, worker_id
+from hocket.families.jobs.candidates import Candidates, worker_id
+from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.roster import Job
 from hocket.work.contested_claims import CONTESTED_MS, LEFT_MAX, LEFT_MS, ContestedClaims
 
 NODES = (1, 2, 3)

@@ -21,10 +21,10 @@ from hocket.extensions.command.proof import BadProof, Proof, prove
 from hocket.extensions.cost.costs import spent_on
 from hocket.extensions.cost.node_costs import check_budgets, costs, estimate_of, job_cost, need_rates
 from hocket.extensions.tempo.beats.policy import make_policy
+from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.policy import Budget, Policy
-from hocket.kernel.roster import Job
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Transaction

@@ -4,10 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from hocket.errors import Usage
+from hocket.families.jobs.rules import Job, State
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import parse_ulid, ulid_ending, ulid_text
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.roster import Job, State
 from hocket.store import MEMORY, JobEntry, Stage, Store
 from hocket.store import open as open_store
 from hocket.work.view import ENDING_CHARS_MIN, ending_chars, find

@@ -15,7 +15,7 @@ import pytest
 import hocket
 from hocket.bus.changes import IDLE, about
 from hocket.events import ignore
-from hocket.kernel.roster import UNSTARTED
+from hocket.families.jobs.rules import UNSTARTED
 from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs

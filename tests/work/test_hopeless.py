@@ -4,9 +4,9 @@ not know of the end.
 
 import pytest
 
+from hocket.families.jobs.rules import Outcome
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import Policy, encode_policy
-from hocket.kernel.roster import Outcome
 from hocket.kernel.vocabulary import CancelJob, ScheduleJob
 from hocket.log import Log
 from hocket.work import sweep as sweeping

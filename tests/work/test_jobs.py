@@ -8,9 +8,9 @@ import pytest
 
 import hocket
 import hocket.testing
-from hocket.kernel.backoff import backoff_ms
+from hocket.families.jobs.rules import Job
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
+from hocket.kernel.retrying import backoff_ms
 from hocket.kernel.vocabulary import ClaimWork
 from hocket.testing import MemorySyncNode
 from hocket.work import claiming, jobs, rescue

@@ -12,9 +12,8 @@ import pytest
 import hocket
 from hocket.events.jobs import KindsNotDefined
 from hocket.families.kinds.facts import DefineKind
-from hocket.kernel.kinds import names_of
 from hocket.kernel.ops import decode
-from hocket.kernel.policy import DEFAULT, Policy
+from hocket.kernel.policy import DEFAULT, Policy, names_of
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import HOCKET, STRICT
 from hocket.kernel.ucan import ROOT, Capability, issue

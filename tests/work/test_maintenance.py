@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hocket.events import sentences
+from hocket.families.jobs.rules import State
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import NO_ID, bound, encode, link_to, sign
-from hocket.kernel.roster import State
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime

@@ -15,16 +15,15 @@ from hocket.errors import Unreachable
 from hocket.events import sentences
 from hocket.extensions.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.extensions.sim.loop import run as run_virtually
-from hocket.kernel.backoff import ARBITER_RETRIES
+from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, Outcome, State
-from hocket.kernel.subjects import JOB, Subject
+from hocket.kernel.retrying import ARBITER_RETRIES
 from hocket.kernel.ucan import ROOT, issue
-from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
+from hocket.kernel.vocabulary import JOB, DelegateUcan, DesignateCoordinator, Subject
 from hocket.log import Log, Transaction
 from hocket.log.machine_clock import SteadyWall
 from hocket.store import MEMORY, Place, Session

@@ -13,12 +13,11 @@ import pytest
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.events import Event
 from hocket.events.jobs import LeaseLost, RunFinished
-from hocket.kernel.candidates import worker_id
+from hocket.families.jobs.candidates import worker_id
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import decode
-from hocket.kernel.subjects import JOB, Subject
-from hocket.kernel.vocabulary import ClaimWork, CompleteJob, YieldWork
+from hocket.kernel.vocabulary import JOB, ClaimWork, CompleteJob, Subject, YieldWork
 from hocket.node.message_bus import NodeMessages
 from hocket.work import jobs
 from hocket.work.claim_messages import ClaimMessages

@@ -7,8 +7,7 @@ import pytest
 
 import hocket
 from hocket.errors import Usage
-from hocket.kernel.placement import check_labels, lacking
-from hocket.kernel.policy import DEFAULT
+from hocket.kernel.policy import DEFAULT, check_labels, lacking
 from hocket.node.handles import SyncHandle
 from hocket.node.node import SyncNode
 from hocket.store import Session

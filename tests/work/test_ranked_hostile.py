@@ -13,11 +13,11 @@ import pytest
 
 from hocket.bus.nats_messages import NatsMessages
 from hocket.bus.subject_names import cluster_root, subject_name
-from hocket.kernel.candidates import worker_id
+from hocket.families.jobs.candidates import worker_id
+from hocket.families.jobs.rendezvous import WEIGHT_MAX, WEIGHT_MIN
 from hocket.kernel.clock import Hlc
 from hocket.kernel.envelope import PROCESS_BYTES, Drop, Envelope, seal
 from hocket.kernel.ids import node_text
-from hocket.kernel.rendezvous import WEIGHT_MAX, WEIGHT_MIN
 from hocket.log import Transaction
 from hocket.mesh.bus_sharing import JOBS, PRESENCE
 from hocket.node.message_bus import NodeMessages

@@ -7,9 +7,9 @@ import pytest
 
 from hocket.errors import Failed
 from hocket.extensions.sim.environment import Clocks
+from hocket.families.jobs.rules import Outcome
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.ops import decode
-from hocket.kernel.roster import Outcome
 from hocket.kernel.vocabulary import CreateArtifact, DesignateCoordinator
 from hocket.log.transaction import GAPS
 from hocket.work import claiming, jobs, view

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import hocket
+from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.roster import Job, Outcome
 from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs, runner

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from hocket.errors import StoreError
-from hocket.kernel.backoff import STORE_RETRIES
+from hocket.kernel.retrying import STORE_RETRIES
 from tests.work.test_offers import Mesh, Work, now, until, virtually
 
 

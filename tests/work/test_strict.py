@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from hocket.errors import Usage
+from hocket.families.jobs.rules import RETURNS_MAX, State
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import RETURNS_MAX, State
 from hocket.kernel.rules import STRICT
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DesignateCoordinator, discriminant

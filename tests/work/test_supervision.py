@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hocket.events import sentences
-from hocket.kernel.backoff import RetryPolicy
+from hocket.kernel.retrying import RetryPolicy
 from hocket.work import supervision
 from hocket.work.supervision import supervised
 

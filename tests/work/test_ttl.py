@@ -7,10 +7,10 @@ import pytest
 
 import hocket
 from hocket.errors import Usage
+from hocket.families.jobs.rules import Outcome, State
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Outcome, State
 from hocket.kernel.vocabulary import DesignateCoordinator, ScheduleJob
 from hocket.log import Log
 from hocket.store import JobEntry

@@ -10,7 +10,7 @@ import pytest
 
 import hocket
 import hocket.testing
-from hocket.kernel.schedules import tick_id
+from hocket.families.jobs.rules import tick_id
 from hocket.kernel.vocabulary import SetSchedule
 from hocket.work import cron
 from hocket.work.processes import ProcessLock, is_alive

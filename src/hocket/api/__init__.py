@@ -12,8 +12,8 @@ import msgspec
 
 from hocket.errors import NotAuthorised
 from hocket.kernel.capabilities import Grant
-from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text
+from hocket.kernel.texts import span
 from hocket.mesh.names import names
 from hocket.node.runtime import Runtime
 from hocket.store import Session

@@ -12,7 +12,7 @@ from hocket.api.jobs import JobsPage
 from hocket.api.nodes import LiveNode
 from hocket.api.operation import Operation
 from hocket.errors import Usage
-from hocket.kernel.durations import duration_ms
+from hocket.kernel.texts import duration_ms
 from hocket.node.node import Node, SyncNode
 from hocket.work.cron import NewSchedule
 from hocket.work.handlers import JobType, named_kind

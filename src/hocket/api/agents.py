@@ -13,6 +13,7 @@ from hocket.api.nodes import Within
 from hocket.api.operation import InShell, TokenNeed, operation
 from hocket.api.views import Line, View, seen, table
 from hocket.families.inbox.rules import read_address
+from hocket.families.jobs.rules import Job
 from hocket.families.locks.decisions import read_scope, subject
 from hocket.families.locks.facts import LOCK, RenewLocks
 from hocket.families.locks.requests import moment
@@ -20,8 +21,7 @@ from hocket.families.locks.rules import NAME_CHARS_MAX, Agent, Hold, live
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import node_text, ulid_ms
 from hocket.kernel.ops import decode
-from hocket.kernel.plurals import counted
-from hocket.kernel.roster import Job
+from hocket.kernel.texts import counted
 from hocket.store import OpRow, Session
 from hocket.work.liveness import BEAT_S, grade
 from hocket.work.presence import (

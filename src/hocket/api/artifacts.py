@@ -15,7 +15,7 @@ from hocket.errors import Usage
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import hash_text, parse_ulid, ulid_text
 from hocket.kernel.ops import BeatPlace
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted
 from hocket.store import Artifact, Session
 from hocket.store.blobs import ClearedBlobs
 from hocket.work import artifacts

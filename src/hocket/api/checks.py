@@ -19,16 +19,15 @@ from hocket.errors import Conflict, HocketError, StoreError, Usage
 from hocket.events.nodes import NodeForked
 from hocket.families.availability.requests import unavailable
 from hocket.kernel.authority import Authority
-from hocket.kernel.breaker import BreakerState
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
-from hocket.kernel.durations import span
 from hocket.kernel.extension import named_parts
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.ops import decode
-from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
-from hocket.kernel.row_mac import RowMac
+from hocket.kernel.retrying import BreakerState
 from hocket.kernel.rules import HOCKET, decode_kept_rules
+from hocket.kernel.signing import RowMac
+from hocket.kernel.texts import counted, span
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import RULES

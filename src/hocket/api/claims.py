@@ -17,19 +17,17 @@ from hocket.api import Service, ServiceAnswer
 from hocket.api.jobs import READ, JobText
 from hocket.api.operation import operation
 from hocket.api.views import Line, View, moment
-from hocket.kernel.candidates import EPOCH_MS, Candidates, epoch_at, node_of
+from hocket.families.jobs.candidates import EPOCH_MS, Candidates, epoch_at, node_of
+from hocket.families.jobs.rendezvous import ClaimPeriod, Expectation, RankedSpell, expectations, may_try_at
+from hocket.families.jobs.rules import Job, State
 from hocket.kernel.clock import unpack
-from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text, ulid_text
-from hocket.kernel.kinds import covers
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.plurals import counted
+from hocket.kernel.policy import covers
 from hocket.kernel.reasons import BY_NUMBER, Reason
-from hocket.kernel.rendezvous import may_try_at
-from hocket.kernel.roster import Job, State
-from hocket.kernel.shares import ClaimPeriod, Expectation, RankedSpell, expectations
-from hocket.kernel.subjects import JOB, Subject
+from hocket.kernel.texts import counted, span
 from hocket.kernel.vocabulary import (
+    JOB,
     AcceptWork,
     ClaimWork,
     ExpireWork,
@@ -37,6 +35,7 @@ from hocket.kernel.vocabulary import (
     PostponeWork,
     RetryJob,
     ScheduleJob,
+    Subject,
     YieldWork,
 )
 from hocket.store import JobFilter, OpRow, Session, Stage

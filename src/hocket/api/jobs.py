@@ -16,17 +16,17 @@ from hocket.api.operation import ULID, Arguments, InShell, OverHttp, TokenNeed, 
 from hocket.api.views import Line, Pairs, Table, Terminal, View, moment
 from hocket.bus.changes import about
 from hocket.errors import Unreachable, Usage
+from hocket.families.jobs.rules import KIND_LENGTH_MAX, Outcome
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import BeatPlace
-from hocket.kernel.roster import KIND_LENGTH_MAX, Outcome
-from hocket.kernel.subjects import JOB, Subject
+from hocket.kernel.vocabulary import JOB, Subject
 from hocket.store import JobEntry, JobFilter, OpRow, Session, Stage
 from hocket.work.job_states import STATE_WORDS, JobState
 from hocket.work.progress import newest_notes
 
 if TYPE_CHECKING:
-    from hocket.kernel.parts import Part
+    from hocket.families.jobs.parts import Part
     from hocket.mesh.waiting import Waiting
     from hocket.node.node import Node
     from hocket.node.requests import StreamNews

@@ -16,12 +16,12 @@ from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.families.availability.facts import Availability
 from hocket.families.availability.requests import set_availability, unavailable
 from hocket.families.availability.rules import REASON_CHARS_MAX
+from hocket.families.jobs.rules import KIND_LENGTH_MAX
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import hash_text, node_text
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.plurals import counted
-from hocket.kernel.quota import Quota
-from hocket.kernel.roster import KIND_LENGTH_MAX
+from hocket.kernel.texts import counted
+from hocket.kernel.ucan import Quota
 from hocket.mesh import membership
 from hocket.mesh.grants import parse_action, quota_words, size_words, words
 from hocket.mesh.membership import Member, Revocation

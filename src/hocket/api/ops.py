@@ -13,9 +13,9 @@ from hocket.api.jobs import OpLine, op_lines
 from hocket.bus.changes import LOG, about
 from hocket.events import ignore
 from hocket.kernel.ids import node_text, ulid_text
-from hocket.kernel.kinds import covers
+from hocket.kernel.policy import covers
 from hocket.kernel.rules import Rules
-from hocket.kernel.subjects import JOB, Subject
+from hocket.kernel.vocabulary import JOB, Subject
 from hocket.log import Admission
 from hocket.log.archive import export_ops, import_ops
 from hocket.log.audit import Audit

@@ -12,8 +12,7 @@ from hocket.bus.changes import PEER, about
 from hocket.errors import Usage
 from hocket.kernel.capabilities import sharing
 from hocket.kernel.ids import node_id, node_text
-from hocket.kernel.quota import Quota
-from hocket.kernel.ucan import Capability
+from hocket.kernel.ucan import Capability, Quota
 from hocket.log.ownership import founder
 from hocket.mesh import enrolment, peers
 from hocket.mesh.enrolment import Invited, is_cancelled, is_open, terms_of

@@ -9,13 +9,12 @@ from hocket.api import Service, ServiceAnswer
 from hocket.api.nodes import AvailabilityShown, availability_of_all
 from hocket.api.operation import operation
 from hocket.api.views import Pairs, ago, now_ms
-from hocket.kernel.breaker import BreakerState
+from hocket.kernel.capabilities import unknown_of
 from hocket.kernel.clock import Hlc, hlc_text
-from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text, ulid_text
-from hocket.kernel.knowledge import unknown_of
-from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import BY_NUMBER, Reason
+from hocket.kernel.retrying import BreakerState
+from hocket.kernel.texts import counted, span
 from hocket.log.outbox import OUTBOX_OPS_MAX
 from hocket.mesh.names import names
 from hocket.mesh.peers import breakers, coordinator, outbox, program_differences, silence

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
-from hocket.kernel.durations import span
+from hocket.kernel.texts import span
 
 
 class Line(NamedTuple):

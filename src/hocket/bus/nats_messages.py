@@ -39,7 +39,7 @@ from hocket.cancelling import cancellable, end_tasks
 from hocket.errors import CircuitOpen
 from hocket.events import Emit, ignore
 from hocket.events.nodes import BusAway, BusConnected
-from hocket.kernel.backoff import RetryPolicy
+from hocket.kernel.retrying import RetryPolicy
 
 # Below this prefix are the subjects of announcements.
 KEPT = "kept"

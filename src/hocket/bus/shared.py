@@ -14,7 +14,7 @@ from hocket.breakers import CircuitBreaker
 from hocket.bus.changes import ANYTHING, Changes, decode_or_anything, encode_within
 from hocket.bus.pipes import Pipes, PipeSubscription
 from hocket.errors import CircuitOpen, StoreError
-from hocket.kernel.backoff import STORE_RETRIES
+from hocket.kernel.retrying import STORE_RETRIES
 from hocket.store import NOTE_BYTES_MAX, NoteListener, NoteSession, WakeUp
 
 if TYPE_CHECKING:

@@ -144,7 +144,7 @@ def _usage(error: Exception, message: str) -> str:
 
 
 def _fail(sentence: str, code: int) -> int:
-    from hocket.kernel.safe_text import clean
+    from hocket.kernel.texts import clean
 
     shown = clean(sentence)
     if len(shown) > SENTENCE_CHARS_MAX:

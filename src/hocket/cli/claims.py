@@ -14,7 +14,7 @@ from hocket.cli.options import seconds
 from hocket.cli.output import console, emit, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -56,7 +56,7 @@ def rank(
       hocket claims rank --job 01J9ZC0000000000000000000A --seed 7f3a… --worker w1 --worker w2
       hocket claims rank --job 01J9ZC0000000000000000000A --seed 7f3a… --worker w1 --worker w2 --weight w2=2 --json
     """
-    from hocket.kernel import rendezvous
+    from hocket.families.jobs import rendezvous
 
     _check("--job", job)
     seed_bytes, weights = _seed(seed), _weights(worker or (), weight or ())
@@ -94,7 +94,7 @@ def _check(option: str, text: str) -> None:
 
 
 def _seed(text: str) -> bytes:
-    from hocket.kernel.rendezvous import SEED_BYTES
+    from hocket.families.jobs.rendezvous import SEED_BYTES
 
     wrong = "is not hex" if re.fullmatch("[0-9a-fA-F]*", text) is None else f"has {len(text)} hex digits"
     if wrong not in ("has 64 hex digits", "has 128 hex digits"):
@@ -104,7 +104,7 @@ def _seed(text: str) -> bytes:
 
 def _weights(workers: "Collection[str]", given: "Collection[str]") -> dict[str, float]:
     """The weight of each worker."""
-    from hocket.kernel.rendezvous import WEIGHT_MAX, WEIGHT_MIN, is_weight
+    from hocket.families.jobs.rendezvous import WEIGHT_MAX, WEIGHT_MIN, is_weight
 
     if not workers:
         raise Usage("no workers; name each with --worker")

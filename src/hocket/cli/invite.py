@@ -9,7 +9,7 @@ from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, notice, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
-from hocket.kernel.durations import span
+from hocket.kernel.texts import span
 
 if TYPE_CHECKING:
     from hocket.api import Service
@@ -107,7 +107,7 @@ def _invite(
 
     from hocket.api import peers
     from hocket.kernel.extension import extension_kinds
-    from hocket.kernel.quota import NO_QUOTA
+    from hocket.kernel.ucan import NO_QUOTA
     from hocket.mesh.grants import parse_grants, parse_quota, quota_words, words
 
     rules = [rule.strip() for rule in grants.sanitize.split(",")] if grants.sanitize else []

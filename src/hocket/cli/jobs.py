@@ -16,9 +16,7 @@ from hocket.cli.options import StateOption
 from hocket.cli.output import confirmed, console, emit, lines_drawn, notice, on_terminal, progress, say
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, Usage
-from hocket.kernel.durations import span
-from hocket.kernel.plurals import counted
-from hocket.kernel.safe_text import clean
+from hocket.kernel.texts import clean, counted, span
 from hocket.work.job_states import JobState
 
 if TYPE_CHECKING:

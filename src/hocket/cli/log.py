@@ -19,8 +19,7 @@ from hocket.cli.options import private_file
 from hocket.cli.output import console, emit, notice, on_terminal, progress, say, table
 from hocket.cli.settings import open_runtime, open_service, settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
-from hocket.kernel.plurals import counted
-from hocket.kernel.safe_text import clean
+from hocket.kernel.texts import clean, counted
 
 if TYPE_CHECKING:
     from hocket.api.ops import PassLine

@@ -16,7 +16,7 @@ import msgspec
 from hocket.cli.options import LogFormat
 from hocket.cli.settings import settings
 from hocket.events import Event
-from hocket.kernel.safe_text import clean, clean_json
+from hocket.kernel.texts import clean, clean_json
 from hocket.work.event_logging import ROOT
 from hocket.work.output_capture import ShowLine, job_of
 

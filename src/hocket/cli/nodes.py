@@ -16,8 +16,7 @@ from hocket.cli.keys import PassphraseFile, known
 from hocket.cli.output import confirmed, emit, notice, on_terminal, say, table
 from hocket.cli.settings import open_runtime, open_service, settings
 from hocket.errors import Conflict, Failed, Unreachable, Usage
-from hocket.kernel.durations import duration_ms
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted, duration_ms
 
 if TYPE_CHECKING:
     from hocket.api import Service

@@ -190,7 +190,7 @@ def decoded(data: bytes, where: str) -> Any:
 
 def seconds(text: str | None, name: str) -> float | None:
     """A duration from the command line, in seconds."""
-    from hocket.kernel.durations import duration_ms
+    from hocket.kernel.texts import duration_ms
 
     try:
         return None if text is None else duration_ms(text) / 1000
@@ -200,7 +200,7 @@ def seconds(text: str | None, name: str) -> float | None:
 
 def milliseconds(text: str, name: str) -> int:
     """A duration from the command line, in milliseconds."""
-    from hocket.kernel.durations import duration_ms
+    from hocket.kernel.texts import duration_ms
 
     try:
         return duration_ms(text)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from hocket.cli.settings import settings
-from hocket.kernel.safe_text import clean, clean_json
+from hocket.kernel.texts import clean, clean_json
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,9 +15,7 @@ from hocket.cli.derived import add_operations
 from hocket.cli.options import write_file
 from hocket.cli.output import emit, on_terminal, say
 from hocket.cli.settings import open_service, settings
-from hocket.kernel.durations import span
-from hocket.kernel.plurals import counted
-from hocket.kernel.safe_text import clean
+from hocket.kernel.texts import clean, counted, span
 
 app = new_app()
 

@@ -15,7 +15,7 @@ from hocket.cli.settings import open_runtime
 from hocket.errors import StoreAway
 from hocket.events import Emit
 from hocket.events.workers import StoreUnavailable
-from hocket.kernel.backoff import STORE_RETRIES
+from hocket.kernel.retrying import STORE_RETRIES
 from hocket.node.runtime import Runtime
 
 T = TypeVar("T")

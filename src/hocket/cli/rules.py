@@ -7,7 +7,7 @@ from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, progress, say
 from hocket.cli.settings import open_service
 from hocket.errors import Usage
-from hocket.kernel.durations import span
+from hocket.kernel.texts import span
 
 if TYPE_CHECKING:
     from hocket.kernel.rules import Bounds, Rules
@@ -128,7 +128,7 @@ def _bounds(rules: "Rules", **texts: str | None) -> "Bounds | None":
     """The bounds with new quotas. A limit that a quota does not name stays as it is."""
     from msgspec.structs import replace
 
-    from hocket.kernel.quota import filled
+    from hocket.kernel.ucan import filled
     from hocket.mesh.grants import parse_quota
 
     given = {name: parse_quota(text) for name, text in texts.items() if text is not None}
@@ -157,7 +157,7 @@ def _ops(names: list[str]) -> tuple[str, ...]:
 
 
 def _kinds(prefixes: list[str]) -> tuple[str, ...]:
-    from hocket.kernel.roster import KIND_LENGTH_MAX
+    from hocket.families.jobs.rules import KIND_LENGTH_MAX
 
     chosen = tuple(sorted({prefix for prefix in prefixes if prefix}))
     for prefix in chosen:

@@ -76,6 +76,6 @@ def deliver(runtime: "Runtime") -> None:
 def warn(sentence: str) -> None:
     import sys
 
-    from hocket.kernel.safe_text import clean
+    from hocket.kernel.texts import clean
 
     print(f"hocket: {clean(sentence)}", file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.output import Progress, emit, notice, on_terminal, progress, say, table
 from hocket.cli.settings import settings
 from hocket.errors import Failed
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted
 from hocket.store.blobs import BlobPlace
 
 app = new_app()

@@ -10,8 +10,7 @@ from hocket.cli.output import Row, console, emit, lines_drawn, on_terminal
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
 from hocket.extensions.tempo.beat_commands import PolicyOption, assumed_policy
-from hocket.kernel.durations import span
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -25,11 +25,10 @@ from hocket.events.workers import KindsNotClaimable, WorkerStarted, WorkerStoppi
 from hocket.extensions.cost.node_costs import rates_of
 from hocket.extensions.tempo.beats.policy import TempoPolicy
 from hocket.extensions.tempo.policy_file import tempo_policy
+from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.extension import extension_kinds, loaded
-from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, Outcome
-from hocket.kernel.safe_text import clean
+from hocket.kernel.texts import clean, counted
 from hocket.node.bus_settings import BusSettings, bus_settings
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import Node, handler_processes, worker_parts

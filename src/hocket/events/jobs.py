@@ -1,7 +1,7 @@
 """Jobs and their runs, also those in git repositories, where `job_id` is a content id."""
 
 from hocket.events import DEBUG, ERROR, INFO, WARNING, Event
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted
 
 
 class _RunEvent(Event):

@@ -1,8 +1,7 @@
 """Other nodes: peers, the coordinator, callers, and the bus that connects them."""
 
 from hocket.events import ERROR, INFO, WARNING, Event
-from hocket.kernel.durations import span
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted, span
 
 
 class NodeGraded(Event):

@@ -1,8 +1,7 @@
 """Workers, and what every process of a node has: tasks in the background, a store, breakers, a clock."""
 
 from hocket.events import ERROR, INFO, Event
-from hocket.kernel.durations import span
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted, span
 
 _COMMANDS = "hocket.run"
 

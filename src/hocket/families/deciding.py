@@ -9,8 +9,7 @@ from typing import NamedTuple
 from hocket.kernel.clock import pack
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import ACCEPTANCES, subject_of
-from hocket.kernel.vocabulary import number_of
+from hocket.kernel.vocabulary import ACCEPTANCES, number_of, subject_of
 from hocket.log import Transaction
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess

@@ -18,7 +18,7 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.subjects import ACCEPTANCES, Subject
+from hocket.kernel.vocabulary import ACCEPTANCES, Subject
 
 S = TypeVar("S")
 # Returns why an op does not count because of what it cites, if so.

@@ -10,6 +10,11 @@ and one that the user's key issued by that key alone. So a revocation only ever 
 author, and neither the order of revocations nor their dates matter. In a strict mesh every owner revokes everything, as
 Likewise defines it; there revocations are judged in the order of time, each by what was still in force after the
 earlier ones, so that two nodes that revoke each other do not both disappear.
+
+The quota of a node follows from its delegations: each has the quota that its issuer wrote into it, or the default of
+the mesh, a small one if it lets its node only read, a large one if it lets it write; none has more than those that it
+relies on. The owner's nodes have none. A node that invites others shares its quota with them, or it could multiply what
+it may store by inviting itself.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -21,18 +26,19 @@ from hocket.kernel import vocabulary as v
 from hocket.kernel.capabilities import Grant, Limit, Words, admits, is_narrower
 from hocket.kernel.clock import U64_MAX, Hlc
 from hocket.kernel.delegation_graph import DelegationGraph, window
+from hocket.kernel.family import Judged
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey, parse_did_key, verify
-from hocket.kernel.needs import ACCEPTED, JUDGED, READING, Judged, Need
 from hocket.kernel.reasons import Reason
-from hocket.kernel.ucan import Delegation
-from hocket.kernel.vocabulary import Payload
+from hocket.kernel.rules import Bounds
+from hocket.kernel.ucan import NO_QUOTA, Delegation, Quota, filled, strictest, widest
+from hocket.kernel.vocabulary import ACCEPTED, JUDGED, READING, Payload
 
 _ROOT_REVOCATION = b"hocket revoke root\0"
 _OWNERS_OPS = frozenset({v.DesignateCoordinator, v.RouteKind})
 _AUDITED = (
-    *(Need("Job", "Claim"), Need("Job", "Complete"), Need("Claim", "Write"), Need("Artifact", "Write")),
-    *(Need("Episode", "Write"), Need("Action", "Write")),
+    *(("Job", "Claim"), ("Job", "Complete"), ("Claim", "Write")),
+    *(("Artifact", "Write"), ("Episode", "Write"), ("Action", "Write")),
 )
 
 
@@ -418,3 +424,46 @@ def revoke_root(user: SigningKey, cid: bytes) -> v.RevokeRoot:
 
 def is_root_revocation(user: str, payload: v.RevokeRoot) -> bool:
     return verify(parse_did_key(user), payload.signature, _ROOT_REVOCATION + payload.ucan_cid)
+
+
+def quota_of(authority: Authority, node: int, now_ms: int, bounds: Bounds) -> Quota:
+    """What a node may store by the delegations that are in force now; as little as a reader, if there are none."""
+    return _widest(authority, authority.in_force(node, now_ms), bounds)
+
+
+def ceiling(authority: Authority, node: int, bounds: Bounds) -> Quota:
+    """The most that a node was ever entitled to, whatever was revoked or has ended since."""
+    held = (each for each in authority.held(node) if authority.fault(each) in (None, Reason.REVOKED))
+    return _widest(authority, held, bounds)
+
+
+def payers(authority: Authority, node: int, now_ms: int) -> tuple[int, ...]:
+    """The nodes whose quota this node's ops use: its own, and those of the nodes that invited it."""
+    above = (up for each in authority.in_force(node, now_ms) for up in authority.above(each))
+    return tuple(dict.fromkeys((node, *(each.node for each in above if not authority.owns(each)))))
+
+
+def sharing(authority: Authority, delegations: Iterable[Delegation]) -> dict[int, set[int]]:
+    """For each node, itself and all the nodes that it has invited, directly or not."""
+    found: dict[int, set[int]] = {}
+    for each in delegations:
+        for up in authority.above(each):
+            found.setdefault(up.node, set()).add(each.node)
+    return found
+
+
+def _widest(authority: Authority, delegations: Iterable[Delegation], bounds: Bounds) -> Quota:
+    quotas = [strictest(_chain(authority, each, bounds)) for each in delegations]
+    return widest(quotas) if quotas else bounds.readers
+
+
+def _chain(authority: Authority, delegation: Delegation, bounds: Bounds) -> Iterator[Quota]:
+    for each in authority.above(delegation):
+        if authority.owns(each):
+            yield NO_QUOTA
+        else:
+            yield filled(each.quota, bounds.writers if _writes(each) else bounds.readers)
+
+
+def _writes(delegation: Delegation) -> bool:
+    return any(each.action != "Read" for each in delegation.capabilities)

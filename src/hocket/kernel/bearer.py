@@ -10,13 +10,11 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from hocket.kernel.canonical import canonical_json
 from hocket.kernel.clock import U64_MAX
 from hocket.kernel.decoding import convert, decode_json
 from hocket.kernel.ids import node_id
-from hocket.kernel.jws import base64url, compact, open_compact
+from hocket.kernel.jws import NESTING_MAX, base64url, canonical_json, compact, is_too_deep, open_compact
 from hocket.kernel.keys import SigningKey, verify
-from hocket.kernel.nesting import NESTING_MAX, is_too_deep
 from hocket.kernel.postcard import Malformed
 
 LIFETIME_S_DEFAULT = 300

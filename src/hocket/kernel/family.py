@@ -58,6 +58,7 @@ class Variant(NamedTuple):
     judged: Judged
     read: Judged | None = None
     texts: tuple[str, ...] = ()
+    bodies: tuple[str, ...] = ()
     json: tuple[str, ...] = ()
     made: str = ""
     foreseen: ForeseenId | None = None
@@ -149,8 +150,3 @@ def derived(table: dict[K, V], part: Callable[[Family], Mapping[K, V]]) -> dict[
 def by_resource(value: Callable[[Resource], V]) -> Callable[[Family], dict[str, V]]:
     """The part of a table that has, for the family's resource, what this function makes of it."""
     return lambda family: {} if family.resource is None else {family.resource.name: value(family.resource)}
-
-
-def by_payload(value: Callable[[Variant], V | None]) -> Callable[[Family], dict[type[Any], V]]:
-    """The part of a table that has, for the class of each payload, this value of its variant; none where it is None."""
-    return lambda family: {each.codec.cls: found for each in family.variants if (found := value(each)) is not None}

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hocket.kernel.clock import U32_MAX, Hlc, hlc_text, wall_text
-from hocket.kernel.family import ForeseenId, by_payload, derived
 from hocket.kernel.ids import digest, make_ulid
 from hocket.kernel.jws import SIGNATURE_BEGINS, SIGNATURE_END_CHARS, detached, detached_prefix, open_detached
 from hocket.kernel.keys import SigningKey, verify
@@ -39,7 +38,16 @@ from hocket.kernel.postcard import (
     write_varint,
 )
 from hocket.kernel.postcard import encode as encode_value
-from hocket.kernel.vocabulary import PAYLOAD, VARIANTS, CreateArtifact, Payload, ScheduleJob, Unknown, number_of
+from hocket.kernel.vocabulary import (
+    PAYLOAD,
+    VARIANTS,
+    CreateArtifact,
+    Payload,
+    ScheduleJob,
+    Unknown,
+    by_payload,
+    number_of,
+)
 
 MAX_OP_BYTES = 4 * 1024 * 1024
 MAX_DEPS = 1024
@@ -64,18 +72,9 @@ NO_ID = bytes(16)
 _SIGNATURES_TRIED = 4
 
 
-def _foreseen_job(job: ScheduleJob) -> bytes:
-    return encode_value(STR, job.kind) + encode_value(BYTES, job.payload)
-
-
 # The payloads that make something, and the field with its id, which may be that of the op.
-SELF_NAMED: dict[type[Payload], str] = derived(
-    {ScheduleJob: "job_id", CreateArtifact: "artifact_id"}, by_payload(lambda each: each.made or None)
-)
-_FORESEEN: dict[type[Payload], ForeseenId] = derived(
-    {ScheduleJob: ForeseenId(b"hocket job\0", _foreseen_job)},
-    by_payload(lambda each: each.foreseen),
-)
+SELF_NAMED = by_payload(lambda each: each.made or None)
+_FORESEEN = by_payload(lambda each: each.foreseen)
 _OP_CONTEXT = b"hocket op\0"
 # No pin ends like this. Programs that know no deadlines take one for a pin, which has no meaning in a request.
 _DEADLINE_END = b"\xff\xff\xff\xff" + digest(b"hocket deadline\0", 5)

@@ -1,19 +1,21 @@
 """The policy envelope of a job: what a submitter asks of the worker that runs it. It travels inside ScheduleJob as JSON
-with the defaults left out, so that an ordinary job carries no bytes of it. This module defines the options and parses
-them strictly; the roster decides what follows per job (time, retries, order), and the transaction that admits a submit
-or a claim decides what spans jobs (unique keys, concurrency, rates).
+with the defaults left out, so that an ordinary job carries no bytes of it. This module defines the options, parses them
+strictly, and makes one policy of a job's own, the options of its kind and those of its handler; the rules of jobs
+decide what follows per job (time, retries, order), and the transaction that admits a submit or a claim decides what
+spans jobs (unique keys, concurrency, rates).
 """
 
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Annotated, Literal, get_args
 
 import msgspec
+from msgspec.structs import replace
 
-from hocket.kernel.decoding import decode_json
-from hocket.kernel.durations import HOLD_BEATS_MAX
+from hocket.kernel.decoding import convert, decode_json
 from hocket.kernel.extension import part
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.placement import NEEDS_MAX, Label
+from hocket.kernel.texts import HOLD_BEATS_MAX
 
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 30 * 24 * 3600 * 1000
@@ -41,9 +43,14 @@ Measured = Literal["cpu_sec", "gpu_sec", "accel_sec", "mem_gbs", "disk_io_mb", "
 MEASURED: tuple[Measured, ...] = get_args(Measured)
 # A W3C traceparent.
 TRACE = r"\A00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z"
+# A worker has labels, like `gpu=a100`, and a job may need some of them.
+LABEL_LENGTH_MAX = 128
+NEEDS_MAX = 16
+LABEL = r"\A[A-Za-z0-9_.-]+(=[A-Za-z0-9_.:/+-]+)?\Z"
 
 Millis = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Delay = Annotated[int, msgspec.Meta(ge=0, le=DELAY_MS_MAX)]
+Label = Annotated[str, msgspec.Meta(pattern=LABEL, max_length=LABEL_LENGTH_MAX)]
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -144,6 +151,15 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 DEFAULT = Policy()
+# What belongs to one job and not to its kind.
+_OF_ONE_JOB = frozenset(
+    {"not_before", "after", "unique", "unique_for_ms", "schedule", "schedule_op", "trace", "overlap"}
+)
+_OF_A_KIND = tuple(name for name in Policy.__struct_fields__ if name not in _OF_ONE_JOB)
+
+# How a job waits in the queue; its submitter's node writes this down. The other options say how it runs.
+_OF_A_PLACE = ("priority", "ttl_ms", "open", "claim", "sticky", "claim_timeout_ms")
+_OF_A_RUN = tuple(name for name in _OF_A_KIND if name not in _OF_A_PLACE)
 
 _encoder = msgspec.json.Encoder()
 
@@ -202,3 +218,91 @@ def completed(policy: Policy, trace: str | None) -> Policy:
 def check_policy(policy: Policy) -> Policy:
     """Checks a policy built in Python as one that was read; raises ValueError with the name of the field."""
     return decode_policy(_encoder.encode(policy))
+
+
+def check_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    """Raises ValueError with the first bad one."""
+    found = tuple(dict.fromkeys(labels))
+    for label in found:
+        try:
+            convert(label, Label)
+        except msgspec.ValidationError:
+            raise ValueError(
+                f"bad label {label!r}; write it like gpu or gpu=a100, at most {LABEL_LENGTH_MAX} characters"
+            ) from None
+    return found
+
+
+def lacking(needs: Iterable[str], labels: Collection[str]) -> list[str]:
+    """The needs that these labels do not meet. A need `gpu` is met by the label `gpu` and by every label that gives it
+    a value; a need `gpu=a100` by that label alone.
+    """
+    names = {label.partition("=")[0] for label in labels}
+    return [need for need in needs if need not in labels and need not in names]
+
+
+def names_of(kind: str) -> Iterator[str]:
+    """The definitions and the routes that can hold for jobs of a kind, the first that exists: `a.b.c`, `a.b.`, `a.`"""
+    yield kind
+    for end in range(len(kind) - 1, 0, -1):
+        if kind[end - 1] == ".":
+            yield kind[:end]
+
+
+def routed_to(kind: str, routes: Mapping[str, int]) -> int | None:
+    """The node that a kind is routed to, by the routes of kinds and of prefixes."""
+    return next((routes[name] for name in names_of(kind) if name in routes), None)
+
+
+def of_kind(policy: Policy) -> Policy:
+    """The options that a handler can set for its kind; the others belong to one job."""
+    return replace(policy, **{name: getattr(DEFAULT, name) for name in _OF_ONE_JOB})
+
+
+def with_defaults(policy: Policy, said: Collection[str], defaults: Policy) -> Policy:
+    """A job's policy, with the options of its kind for those that its submitter has not said."""
+    if defaults == DEFAULT:
+        return policy
+    taken = {
+        name: getattr(defaults, name)
+        for name in _OF_A_KIND
+        if name not in said and getattr(policy, name) == getattr(DEFAULT, name)
+    }
+    return replace(policy, **taken)
+
+
+def with_open(policy: Policy, is_ranked_open: bool) -> Policy:
+    """A job's policy with the answer whether it is open. If nobody has said it, a job that workers claim by rank is
+    open where the rules of the mesh say so.
+    """
+    if policy.open is None and is_ranked_open and policy.claim != "first":
+        return replace(policy, open=True)
+    return replace(policy, open=None) if policy.open is False else policy
+
+
+def run_options(policy: Policy, options: Policy) -> Policy:
+    """A job's policy while it runs: the options of its handler hold where the job says nothing, also for a job that was
+    submitted before the kind was defined.
+    """
+    if options is DEFAULT or policy == options:
+        return policy
+    taken = {
+        name: getattr(options, name)
+        for name in _OF_A_RUN
+        if getattr(policy, name) == getattr(DEFAULT, name) != getattr(options, name)
+    }
+    if policy.lease_ms is not None or policy.lease_beats is not None:
+        taken = {name: value for name, value in taken.items() if name not in ("lease_ms", "lease_beats")}
+    return replace(policy, **taken) if taken else policy
+
+
+def is_placed(options: Policy) -> bool:
+    """Whether the options say how jobs wait in the queue, which is decided when they are submitted."""
+    return any(getattr(options, name) != getattr(DEFAULT, name) for name in _OF_A_PLACE)
+
+
+def covers(wanted: str, kind: str) -> bool:
+    """How a command names kinds: `acme.` with its dot stands for every kind below it, `acme.render` for that kind
+    alone.
+    """
+    return kind.startswith(wanted) if wanted.endswith(".") else kind == wanted

@@ -14,7 +14,7 @@ from msgspec.structs import astuple, replace
 from hocket.kernel.ids import content_hash
 from hocket.kernel.postcard import BOOL, STR, U32, U64, Malformed, Reader, encode, pair, seq
 from hocket.kernel.postcard import struct as fields
-from hocket.kernel.quota import Quota
+from hocket.kernel.ucan import Quota
 from hocket.kernel.vocabulary import EXTENSION_BASE
 
 RULES_BYTES_MAX = 64 * 1024

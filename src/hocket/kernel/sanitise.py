@@ -17,13 +17,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hocket.kernel import vocabulary as v
-from hocket.kernel.family import by_payload, derived
-from hocket.kernel.geo import names_place, tells_place
-from hocket.kernel.nesting import NESTING_MAX, is_too_deep
+from hocket.kernel.jws import NESTING_MAX, is_too_deep
 from hocket.kernel.policy import Policy
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.rules import SANITIZE
-from hocket.kernel.vocabulary import Payload
+from hocket.kernel.vocabulary import Payload, by_payload
 
 S = TypeVar("S", bound=Struct)
 
@@ -34,38 +32,9 @@ _NAME_COST = 1_000
 _TRUNCATE = re.compile(r"TruncateContent\((0|[1-9][0-9]{0,9})\)")
 
 # The fields whose content is the author's choice. Evidence and claims are handled separately below.
-_TEXTS: dict[type[Payload], tuple[str, ...]] = {
-    v.TombstoneEvidence: ("reason",),
-    v.CreateEntity: ("initial_label",),
-    v.AddEntityAlias: ("alias",),
-    v.MergeEntities: ("rationale",),
-    v.SplitEntity: ("rationale",),
-    v.UpdateClaimStatus: ("rationale",),
-    v.SupersedeClaim: ("rationale",),
-    v.YieldWork: ("reason",),
-    v.ExpireWork: ("reason",),
-    v.UserAssert: ("semantic_lane",),
-    v.CreateEpisode: ("title", "summary"),
-    v.UpdateEpisode: ("title", "summary"),
-    v.CreateSuggestedAction: ("title", "description"),
-    v.UpdateActionStatus: ("execution_result",),
-    v.FailWork: ("error", "traceback"),
-    v.CancelJob: ("reason",),
-    v.RetryJob: ("reason",),
-    v.PostponeWork: ("reason",),
-}
-derived(_TEXTS, by_payload(lambda each: each.texts))
-_BODIES: dict[type[Payload], tuple[str, ...]] = {
-    v.CreateArtifact: ("content_inline",),
-    v.ReportProgress: ("note",),
-    v.SaveCheckpoint: ("state",),
-}
-# Bodies that are JSON or not understood at all.
-_JSON: dict[type[Payload], tuple[str, ...]] = {
-    v.ScheduleJob: ("payload", "policy_envelope"),
-    v.SetSchedule: ("payload", "policy_envelope"),
-}
-derived(_JSON, by_payload(lambda each: each.json))
+_TEXTS = by_payload(lambda each: each.texts or None)
+_BODIES = by_payload(lambda each: each.bodies or None)
+_JSON = by_payload(lambda each: each.json or None)
 # A name is not content, and a policy is bounded anyway.
 _NOT_CUT = frozenset({"initial_label", "alias", "semantic_lane", "title", "policy_envelope"})
 
@@ -223,7 +192,6 @@ _PARTICIPANT_WORDS = frozenset(
         *("email", "emails", "mail", "phone", "phones", "who", "whom"),
     }
 )
-_NAME_WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
 
 
@@ -440,3 +408,73 @@ _STEPS: dict[str, Callable[[Payload], Payload]] = {
     "RedactParticipants": _without_participants,
     "StripCustomMetadata": _without_custom,
 }
+
+
+# Places
+
+# They are recognised by the usual names of coordinates, and by how they look in running text. That follows common
+# habits and is never complete: it does not see a geohash in a text, nor the name of a city. In doubt a text counts as
+# one that reveals a place, because a reader under StripGeo should get too little rather than too much.
+
+_WORDS = frozenset(
+    {
+        *(
+            "lat",
+            "lon",
+            "lng",
+            "latitude",
+            "latitudes",
+            "longitude",
+            "longitudes",
+            "altitude",
+            "altitudes",
+            "elevation",
+        ),
+        *("latlng", "latlon", "latlong", "lnglat", "lonlat", "longlat", "geo", "gps", "coord", "coords"),
+        *("coordinate", "coordinates", "position", "positions", "location", "locations", "waypoint", "waypoints"),
+        *("geolocation", "geopoint", "geohash", "geojson", "geofence"),
+    }
+)
+# Too common as parts of other names.
+_WHOLE_NAMES = frozenset({"long", "alt", "loc", "pos"})
+_BEGINNINGS = ("gps", "latlng", "latlon", "geoloc", "geopoint", "geohash", "geojson", "latitude", "longitude")
+_ENDINGS = ("latitude", "longitude", "altitude", "coordinates", "coords", "geolocation", "latlng", "latlon", "gps")
+# The words of a name such as gps_latitude, startLat or GPSLatitude.
+_NAME_WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_WORD = "|".join(sorted(_WORDS, key=len, reverse=True))
+_DEGREES = r"[+-]?[0-9]{1,3}\.[0-9]"
+# Every repetition is bounded or stands behind a mark that cannot begin inside it, so that a search takes linear time.
+_TEXT = re.compile(
+    "|".join(
+        (
+            # lat: 48, "gps_latitude": "48, geo:48, coordinates = [48
+            rf"(?<![a-z])(?:{_WORD})(?:[_-]\w{{1,16}})?\W{{0,6}}[:=][\s\"'\\\[({{+-]{{0,12}}[0-9]",
+            # latitude 48.2
+            rf"(?<![a-z])(?:lat|lon|lng|latitude|longitude|altitude)\.?\s{{1,3}}(?:is\s)?{_DEGREES}",
+            # 48.208, 16.373: two numbers with at least three decimals side by side
+            rf"(?<![0-9.]){_DEGREES}[0-9]{{2,17}}(?![0-9])°?\s{{0,3}}[,;/\s]\s{{0,3}}{_DEGREES}[0-9]{{2}}",
+            # https://maps.example/@48.2,16.4
+            rf"@{_DEGREES}[0-9]{{0,17}},{_DEGREES}",
+            # 48°12'N, 48.2° N, 48.2N 16.4E
+            r"[0-9]\s?°\s?(?:[0-9]|[NSEW]\b)",
+            rf"{_DEGREES}[0-9]{{0,17}}\s?[NS]\b\W{{0,4}}{_DEGREES}[0-9]{{0,17}}\s?[EW]\b",
+            # POINT (16.4 48.2), $GPGGA
+            r"\b(?:POINT|LINESTRING|POLYGON)\s?Z?M?\s?\(\s?\(?\s?[+-]?[0-9]",
+            r"\$G[PNLA](?:GGA|RMC|GLL)",
+        )
+    ),
+    re.IGNORECASE,
+)
+
+
+def names_place(name: str) -> bool:
+    """Whether a field of this name reveals a place."""
+    plain = "".join(filter(str.isalpha, name)).lower()
+    if plain in _WHOLE_NAMES or plain.startswith(_BEGINNINGS) or plain.endswith(_ENDINGS):
+        return True
+    return any(word.lower() in _WORDS for word in _NAME_WORDS.findall(name))
+
+
+def tells_place(text: str) -> bool:
+    """Whether a text contains coordinates."""
+    return _TEXT.search(text) is not None

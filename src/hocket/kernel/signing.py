@@ -4,15 +4,33 @@ it. No other node takes a marked op for a signed one.
 
 An op gets its signature when it leaves the node. Ed25519 gives the same op the same signature every time, so any
 process of the node may sign it, and every receiver gets the same bytes.
+
+Two signed ops of one author can prove that it has two histories: an honest author links each op to the one before it,
+at a later time, so no two of its ops share a link, a time or an id, and none has the time of a fact in a bundle. The
+proof holds both ops as they were signed and the author's key, so that any node can check it. `authority` decides what
+follows for the author's ops; the log finds the two ops.
+
+Rows that a node keeps beside the log have a MAC under a key that only the node has, which shows it that it wrote the
+row itself. A store that nodes share can be written and read by all of them: secrets that admit a caller are encrypted
+there.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from typing import NamedTuple
 
+import msgspec
+from blake3 import blake3
+
+from hocket.kernel.bundles import last_time
+from hocket.kernel.clock import Hlc
+from hocket.kernel.ids import node_id
 from hocket.kernel.jws import detached
 from hocket.kernel.keys import SigningKey, verify
-from hocket.kernel.ops import MAX_OP_BYTES, MAX_SIGNATURE_BYTES, decode, with_signature
+from hocket.kernel.ops import MAX_OP_BYTES, MAX_SIGNATURE_BYTES, Op, decode, is_bound, verify_op, with_signature
 from hocket.kernel.postcard import Malformed
+from hocket.kernel.vocabulary import Bundle, ReportFork
 
 _MARK_BYTES = 16
 _SECRET_CONTEXT = b"hocket mark\0"
@@ -128,3 +146,91 @@ class OpSigner:
 
     def _signed(self, body: bytes) -> bytes:
         return with_signature(body, detached(self._sign(body + b"\x00"), self.node))
+
+
+# Two ops must fit into the op that reports them.
+BOUND_OP_BYTES_MAX = (MAX_OP_BYTES - 1024) // 2
+
+
+class Forked(NamedTuple):
+    """The node, and the time from which on it has two histories."""
+
+    node: int
+    since: Hlc
+
+
+def is_fork(left: Op, right: Op) -> bool:
+    """Whether two ops of one author, both bound to their content, cannot be in one history."""
+    if left == right:
+        return False
+    same_link = left.link is not None and left.link == right.link
+    return same_link or left.id == right.id or _share_a_time(left, right)
+
+
+def _share_a_time(left: Op, right: Op) -> bool:
+    """A bundle takes the times of its facts, too."""
+    first, second = sorted((left, right), key=lambda op: op.timestamp)
+    if not isinstance(first.payload, Bundle):
+        return first.timestamp == second.timestamp
+    try:
+        return second.timestamp <= last_time(first)
+    except Malformed:
+        return first.timestamp == second.timestamp
+
+
+def read_fork(report: ReportFork) -> Forked | None:
+    """What a report proves; None if it proves nothing."""
+    node = node_id(report.public)
+    ops: list[Op] = []
+    for data in (report.left, report.right):
+        try:
+            op = decode(data)
+        except Malformed:
+            return None
+        if op.node_id != node or not verify_op(data, op, report.public) or not is_bound(data, op):
+            return None
+        ops.append(op)
+    left, right = ops
+    return Forked(node, min(left.timestamp, right.timestamp)) if is_fork(left, right) else None
+
+
+MAC_BYTES = 32
+_CONTEXT = "hocket 2026-11 rows beside the log"
+_CONCEALED_CONTEXT = "hocket 2026-11 concealed values beside the log"
+_NONCE_BYTES = 16
+_encode = msgspec.msgpack.Encoder().encode
+
+MacValue = bytes | str | int | None
+
+
+class RowMac:
+    """Gives the rows of one node their MACs."""
+
+    __slots__ = ("_concealing", "_key", "node")
+
+    def __init__(self, key: SigningKey) -> None:
+        self.node = node_id(key.public).to_bytes(8, "big")
+        self._key: bytes = blake3(key.seed, derive_key_context=_CONTEXT).digest()
+        self._concealing: bytes = blake3(key.seed, derive_key_context=_CONCEALED_CONTEXT).digest()
+
+    def of(self, table: str, values: Sequence[MacValue]) -> bytes:
+        """The MAC of a row of this node."""
+        return blake3(_encode((table, self.node, *values)), key=self._key).digest()
+
+    def is_right(self, table: str, values: Sequence[MacValue], mac: bytes) -> bool:
+        from hmac import compare_digest  # loads OpenSSL's hashes, which reading jobs does not need
+
+        return compare_digest(self.of(table, values), mac)
+
+    def conceal(self, value: bytes) -> bytes:
+        """Encrypts a value, always to the same bytes. The nonce is a MAC of the value, so no two values share one."""
+        nonce = blake3(b"nonce" + value, key=self._concealing).digest(_NONCE_BYTES)
+        return nonce + self._masked(nonce, value)
+
+    def reveal(self, concealed: bytes) -> bytes:
+        """What was concealed. Of anything else it gives some bytes."""
+        return self._masked(concealed[:_NONCE_BYTES], concealed[_NONCE_BYTES:])
+
+    def _masked(self, nonce: bytes, value: bytes) -> bytes:
+        mask = blake3(b"mask" + nonce, key=self._concealing).digest(len(value))
+        return bytes(one ^ other for one, other in zip(value, mask, strict=True))

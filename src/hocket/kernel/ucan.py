@@ -1,6 +1,7 @@
 """Delegation tokens in the form of UCAN v0.10: writing one, and parsing a token after checking its signature, its
 subject and its spelling. `authority` judges chains, attenuation, caveats, time limits and revocation, starting from the
-Delegation that is read here.
+Delegation that is read here. The issuer can write a quota into the facts of a token, which readers that do not know it
+ignore.
 
 We write one form and read what v0.10 allows: `ucv` in the payload or, as we once wrote it, in the header; a nonce, any
 facts, no `nbf`, no `prf`, no `sub` (the key is in `aud`, and the node's id follows from it); JSON with any white space
@@ -12,21 +13,18 @@ exact everywhere.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from types import NoneType
 from typing import Annotated
 
 import msgspec
 
-from hocket.kernel.canonical import canonical_json
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash, node_id
-from hocket.kernel.jws import compact, from_base64url, open_compact
+from hocket.kernel.jws import NESTING_MAX, canonical_json, compact, from_base64url, is_too_deep, open_compact
 from hocket.kernel.keys import SigningKey, did_key, key_text, parse_did_key, verify
-from hocket.kernel.nesting import NESTING_MAX, is_too_deep
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.quota import NO_QUOTA, Quota, read_quota
 
 _HEADER = {"alg": "EdDSA", "typ": "JWT"}
 _VERSION = "0.10.0"
@@ -34,12 +32,26 @@ _PROOF = "[0-9a-fA-F]{64}"
 CAPABILITIES_MAX = 64
 PROOFS_MAX = 16
 NAME_CHARS_MAX = 64
+# The largest number that every JSON reader reads exactly.
+_NUMBER_MAX = 2**53 - 1
 
 
 class Capability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resource: str
     action: str
     caveats: dict[str, object]
+
+
+class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How much a node may store. A field that is None sets no limit."""
+
+    ops_per_s: int | None = None
+    bytes_per_s: int | None = None
+    ops: int | None = None
+    bytes: int | None = None
+
+
+NO_QUOTA = Quota()
 
 
 class Delegation(msgspec.Struct, frozen=True):
@@ -194,3 +206,36 @@ def _proof(text: str) -> bytes:
     if not re.fullmatch(_PROOF, text):
         raise Malformed("a token names a proof that is not a hash")
     return bytes.fromhex(text)
+
+
+def strictest(quotas: Iterable[Quota]) -> Quota:
+    """The smallest limit of each field."""
+    return _combined(quotas, lambda bounds: min((each for each in bounds if each is not None), default=None))
+
+
+def widest(quotas: Iterable[Quota]) -> Quota:
+    """The largest limit of each field."""
+    return _combined(quotas, lambda bounds: None if None in bounds else max(filter(None, bounds), default=0))
+
+
+def filled(quota: Quota, default: Quota) -> Quota:
+    """The quota, with the default for each field that sets no limit."""
+    return _combined((quota, default), lambda bounds: bounds[1] if bounds[0] is None else bounds[0])
+
+
+def read_quota(facts: object) -> Quota:
+    """The quota in the facts of a token. An unreadable number counts as none."""
+    found = facts.get("quota") if isinstance(facts, dict) else None
+    if not isinstance(found, dict):
+        return NO_QUOTA
+    return Quota(**{name: _number(found.get(name)) for name in Quota.__struct_fields__})
+
+
+def _number(value: object) -> int | None:
+    # The type is compared, because isinstance accepts True as an int.
+    return value if type(value) is int and 0 <= value <= _NUMBER_MAX else None
+
+
+def _combined(quotas: Iterable[Quota], choose: Callable[[list[int | None]], int | None]) -> Quota:
+    found = list(quotas)
+    return Quota(*(choose([getattr(each, name) for each in found]) for name in Quota.__struct_fields__))

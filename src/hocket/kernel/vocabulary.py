@@ -1,14 +1,21 @@
-"""The vocabulary: every payload that an op can carry, the order and types of its fields, and its number on the wire.
-The Likewise document names the payloads and their fields but assigns no numbers; ours follow its chapters from 0, and
-Hocket's own payloads begin at 1024; families add theirs. The roster, the rules of the families and `authority` decide
-what a payload means and who may write it.
+"""The vocabulary: every payload that an op can carry, the order and types of its fields, its number on the wire, who
+may write and read it, which of its fields are content, and the subject that it is about. The Likewise document names
+the payloads and their fields but assigns no numbers; ours follow its chapters from 0, and Hocket's own payloads begin
+at 1024; families add theirs. The rules of the families decide what a payload means; `capabilities` reads what grants
+its writing, and `authority` combines the two.
+
+A subject is a family, and a key within it. All ops about one subject are folded together, in the order of their times,
+by the rules of its family. An op without a subject is judged on its own.
 """
 
+from collections.abc import Callable, Iterable
 from enum import IntEnum
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from hocket.kernel.family import Family, FamilyPayload, by_payload, derived
+from hocket.kernel.family import FamilyPayload, ForeseenId, Judged, Variant, derived
+from hocket.kernel.family import Subject as Subject
 from hocket.kernel.postcard import (
     BOOL,
     BYTES,
@@ -19,6 +26,7 @@ from hocket.kernel.postcard import (
     ULID,
     Codec,
     StructCodec,
+    encode,
     enum,
     fixed,
     option,
@@ -27,6 +35,9 @@ from hocket.kernel.postcard import (
 )
 from hocket.kernel.postcard import struct as fields
 from hocket.kernel.postcard import union as one_of
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 EXTENSION_BASE = 1024
 
@@ -508,73 +519,146 @@ ASSERTION_TARGET = one_of(
     }
 )
 
-_PLAIN: dict[int, StructCodec[Payload]] = {
-    0: fields(IngestEvidence, ULID, HASH, STR, STR, option(METADATA)),
-    1: fields(TombstoneEvidence, ULID, STR),
-    2: fields(CreateEntity, ULID, STR, STR, ULIDS),
-    3: fields(AddEntityAlias, ULID, STR),
-    4: fields(MergeEntities, ULID, ULIDS, STR),
-    5: fields(SplitEntity, ULID, ULIDS, STR),
-    6: fields(CreateClaim, ULID, enum(ClaimType), ULID, STR, CLAIM_OBJECT, enum(ClaimStatus), CONFIDENCE, PROVENANCE),
-    7: fields(UpdateClaimStatus, ULID, enum(ClaimStatus), option(STR)),
-    8: fields(UpdateClaimConfidence, ULID, CONFIDENCE),
-    9: fields(SupersedeClaim, ULID, ULID, STR),
-    10: fields(ScheduleJob, ULID, STR, BYTES, BYTES),
-    11: fields(ClaimWork, ULID, NODE, U64),
-    12: fields(CompleteJob, ULID, ULIDS, ULIDS, TELEMETRY),
-    13: fields(YieldWork, ULID, NODE, STR),
-    14: fields(ExpireWork, ULID, NODE, STR),
-    15: fields(UserAssert, enum(AssertionType), ASSERTION_TARGET, option(STR)),
-    16: fields(
-        CreateArtifact,
-        *(ULID, STR, option(ULID), ULIDS, HASH, option(BYTES), option(STR), option(STR), U64, option(U64)),
+_EVIDENCE = Judged("Evidence", "Write", "source_types", "")
+_CLAIM = Judged("Claim", "Write", "predicates", "")
+_SCHEDULE = Judged("Job", "Schedule", "kind_prefix")
+_SCHEDULE_KIND = _SCHEDULE._replace(field="kind")
+_COMPLETE = Judged("Job", "Complete", "kind_prefix")
+_ENTITY = Judged("Entity", "Write")
+_EPISODE = Judged("Episode", "Write")
+# Writing an artifact is not judged by the kind of the job that it came from: its author names that job itself.
+_ARTIFACT = Judged("Artifact", "Write")
+_READ_ARTIFACT = _ARTIFACT._replace(caveat="kind_prefix")
+_ACTION = Judged("Action", "Write")
+_MESH = Judged("Mesh", "Write")
+_REGISTRATION = Judged("Registration", None)
+# Only nodes that may read every op may read these.
+_OPS = Judged("Ops", None)
+_POLICY = ("payload", "policy_envelope")
+
+_PLAIN = (
+    Variant(0, fields(IngestEvidence, ULID, HASH, STR, STR, option(METADATA)), _EVIDENCE._replace(field="source_type")),
+    Variant(1, fields(TombstoneEvidence, ULID, STR), _EVIDENCE, texts=("reason",)),
+    Variant(2, fields(CreateEntity, ULID, STR, STR, ULIDS), _ENTITY, texts=("initial_label",)),
+    Variant(3, fields(AddEntityAlias, ULID, STR), _ENTITY, texts=("alias",)),
+    Variant(4, fields(MergeEntities, ULID, ULIDS, STR), _ENTITY, texts=("rationale",)),
+    Variant(5, fields(SplitEntity, ULID, ULIDS, STR), _ENTITY, texts=("rationale",)),
+    Variant(
+        6,
+        fields(CreateClaim, ULID, enum(ClaimType), ULID, STR, CLAIM_OBJECT, enum(ClaimStatus), CONFIDENCE, PROVENANCE),
+        _CLAIM._replace(field="predicate"),
     ),
-    17: fields(EvictArtifact, ULID),
-    18: fields(CreateEpisode, ULID, STR, option(STR), U64, option(U64), ULIDS, ULIDS, ULIDS, F64),
-    19: fields(UpdateEpisode, ULID, option(STR), option(STR), option(F64), option(enum(EpisodeStatus)), ULIDS, ULIDS),
-    20: fields(CreateSuggestedAction, ULID, STR, STR, STR, ULID, ULIDS, ULIDS, option(ULID), F64),
-    21: fields(UpdateActionStatus, ULID, enum(ActionStatus), option(STR)),
-    22: fields(DesignateCoordinator, NODE),
-    23: fields(DelegateUcan, HASH, BYTES),
-    24: fields(RevokeUcan, HASH),
-    25: fields(RouteKind, STR, option(NODE)),
-    26: fields(CascadeTombstone, ULID, ULIDS, ULIDS, ULIDS, ULIDS, ULIDS),
-    1024: fields(FailWork, ULID, NODE, STR, STR, BOOL),
-    1025: fields(CancelJob, ULID, STR),
-    1026: fields(RetryJob, ULID, STR),
-    1027: fields(ReportProgress, ULID, NODE, BYTES),
-    1028: fields(SetSchedule, STR, STR, STR, STR, BYTES, BYTES),
-    1029: fields(ClearSchedule, STR),
-    1030: fields(AcceptWork, ULID, ULID),
-    1032: fields(ReportFork, HASH, BYTES, BYTES),
-    1033: fields(RevokeRoot, HASH, fixed(64)),
-    1034: fields(AcceptOffer, STR, BYTES, ULID),
-    1035: fields(PostponeWork, ULID, NODE, U64, STR),
-    1037: fields(SaveCheckpoint, ULID, NODE, BYTES),
-}
+    Variant(7, fields(UpdateClaimStatus, ULID, enum(ClaimStatus), option(STR)), _CLAIM, texts=("rationale",)),
+    Variant(8, fields(UpdateClaimConfidence, ULID, CONFIDENCE), _CLAIM),
+    Variant(9, fields(SupersedeClaim, ULID, ULID, STR), _CLAIM, texts=("rationale",)),
+    Variant(
+        *(10, fields(ScheduleJob, ULID, STR, BYTES, BYTES), _SCHEDULE_KIND),
+        json=_POLICY,
+        made="job_id",
+        foreseen=ForeseenId(b"hocket job\0", lambda job: encode(STR, job.kind) + encode(BYTES, job.payload)),
+    ),
+    Variant(11, fields(ClaimWork, ULID, NODE, U64), Judged("Job", "Claim", "kind_prefix")),
+    Variant(12, fields(CompleteJob, ULID, ULIDS, ULIDS, TELEMETRY), _COMPLETE),
+    Variant(13, fields(YieldWork, ULID, NODE, STR), _COMPLETE, texts=("reason",), gives_back=True),
+    Variant(14, fields(ExpireWork, ULID, NODE, STR), _COMPLETE, texts=("reason",)),
+    Variant(
+        *(15, fields(UserAssert, enum(AssertionType), ASSERTION_TARGET, option(STR)), Judged("UserAssertion", "Write")),
+        texts=("semantic_lane",),
+    ),
+    Variant(
+        16,
+        fields(
+            CreateArtifact,
+            *(ULID, STR, option(ULID), ULIDS, HASH, option(BYTES), option(STR), option(STR), U64, option(U64)),
+        ),
+        *(_ARTIFACT, _READ_ARTIFACT),
+        bodies=("content_inline",),
+        made="artifact_id",
+    ),
+    Variant(17, fields(EvictArtifact, ULID), _ARTIFACT, _READ_ARTIFACT),
+    Variant(
+        *(18, fields(CreateEpisode, ULID, STR, option(STR), U64, option(U64), ULIDS, ULIDS, ULIDS, F64), _EPISODE),
+        texts=("title", "summary"),
+    ),
+    Variant(
+        19,
+        fields(UpdateEpisode, ULID, option(STR), option(STR), option(F64), option(enum(EpisodeStatus)), ULIDS, ULIDS),
+        _EPISODE,
+        texts=("title", "summary"),
+    ),
+    Variant(
+        *(20, fields(CreateSuggestedAction, ULID, STR, STR, STR, ULID, ULIDS, ULIDS, option(ULID), F64), _ACTION),
+        texts=("title", "description"),
+    ),
+    Variant(
+        *(21, fields(UpdateActionStatus, ULID, enum(ActionStatus), option(STR)), _ACTION), texts=("execution_result",)
+    ),
+    Variant(22, fields(DesignateCoordinator, NODE), _MESH),
+    Variant(23, fields(DelegateUcan, HASH, BYTES), _REGISTRATION),
+    Variant(24, fields(RevokeUcan, HASH), _REGISTRATION),
+    Variant(25, fields(RouteKind, STR, option(NODE)), _MESH),
+    Variant(26, fields(CascadeTombstone, ULID, ULIDS, ULIDS, ULIDS, ULIDS, ULIDS), _EVIDENCE),
+    Variant(1024, fields(FailWork, ULID, NODE, STR, STR, BOOL), _COMPLETE, texts=("error", "traceback")),
+    Variant(1025, fields(CancelJob, ULID, STR), _SCHEDULE, texts=("reason",)),
+    Variant(1026, fields(RetryJob, ULID, STR), _SCHEDULE, texts=("reason",)),
+    Variant(1027, fields(ReportProgress, ULID, NODE, BYTES), _COMPLETE, bodies=("note",)),
+    Variant(1028, fields(SetSchedule, STR, STR, STR, STR, BYTES, BYTES), _SCHEDULE_KIND, json=_POLICY),
+    # It has a name and no kind, so no kind_prefix can restrict it.
+    Variant(1029, fields(ClearSchedule, STR), _SCHEDULE._replace(caveat=None)),
+    Variant(1030, fields(AcceptWork, ULID, ULID), Judged("Job", None, "kind_prefix")),
+    Variant(1032, fields(ReportFork, HASH, BYTES, BYTES), _OPS),
+    Variant(1033, fields(RevokeRoot, HASH, fixed(64)), _REGISTRATION),
+    Variant(1034, fields(AcceptOffer, STR, BYTES, ULID), _OPS),
+    Variant(1035, fields(PostponeWork, ULID, NODE, U64, STR), _COMPLETE, texts=("reason",)),
+    Variant(1037, fields(SaveCheckpoint, ULID, NODE, BYTES), _COMPLETE, bodies=("state",)),
+)
 
 
-def _codecs(family: Family) -> dict[int, StructCodec[Payload]]:
-    return {each.number: each.codec for each in family.variants}
+def _table(
+    variants: Iterable[Variant], key: Callable[[Variant], K], value: Callable[[Variant], V | None]
+) -> dict[K, V]:
+    """A table with this value of each variant, those of families among them; without those where it is None."""
+
+    def part(some: Iterable[Variant]) -> dict[K, V]:
+        return {key(each): found for each in some if (found := value(each)) is not None}
+
+    return derived(part(variants), lambda family: part(family.variants))
 
 
-derived(_PLAIN, _codecs)
-# A payload that was sanitised twice carries the rules of both, not two wrappers.
-VARIANTS: dict[int, StructCodec[Payload]] = _PLAIN | {
-    1031: fields(Sanitised, seq(STR, limit=64), one_of(_PLAIN)),
-    1051: fields(Bundle, U64, BYTES),
-}
-derived(VARIANTS, _codecs)
+def _codecs(variants: Iterable[Variant]) -> dict[int, StructCodec[Payload]]:
+    return _table(variants, lambda each: each.number, lambda each: each.codec)
 
+
+_ALL = (
+    *_PLAIN,
+    # A payload that was sanitised twice carries the rules of both, not two wrappers.
+    Variant(1031, fields(Sanitised, seq(STR, limit=64), one_of(_codecs(_PLAIN))), _OPS),
+    # Its facts are judged one by one.
+    Variant(1051, fields(Bundle, U64, BYTES), _OPS),
+)
+VARIANTS = _codecs(_ALL)
 PAYLOAD: Codec[Payload] = one_of(VARIANTS)
-NAMES: dict[int, str] = derived(
-    {number: codec.cls.__name__ for number, codec in VARIANTS.items()},
-    lambda family: {each.number: each.codec.cls.__name__ for each in family.variants},
+NAMES: dict[int, str] = _table(_ALL, lambda each: each.number, lambda each: each.codec.cls.__name__)
+EXTENSIONS = frozenset(number for number in VARIANTS if number >= EXTENSION_BASE)
+
+
+def by_payload(value: Callable[[Variant], V | None]) -> dict[type[Payload], V]:
+    """A table with this value of each payload's variant, by the payload's class; without those where it is None."""
+    return _table(_ALL, lambda each: each.codec.cls, value)
+
+
+_NUMBERS = by_payload(lambda each: each.number)
+# What an op requires: the resource, the action needed to write one, and which caveat restricts it by which word. The
+# content of an unknown payload is not known here.
+JUDGED = by_payload(lambda each: each.judged)
+READING = by_payload(lambda each: each.read or each.judged)
+JUDGED[Unknown] = READING[Unknown] = _OPS
+
+# A reader of the ops of a family may read the arbiter's word about them. The payload stands for the family; the
+# word of its caveat, if it has one, is the subject's key.
+ACCEPTED: dict[str, type[Payload]] = derived(
+    {}, lambda family: {} if family.accepted is None else {family.name: family.accepted}
 )
-_NUMBERS: dict[type[Payload], int] = derived(
-    {codec.cls: number for number, codec in VARIANTS.items()}, by_payload(lambda each: each.number)
-)
-EXTENSIONS: frozenset[int] = frozenset(number for number in VARIANTS if number >= EXTENSION_BASE)
 
 
 def discriminant(payload: Payload) -> int:
@@ -583,3 +667,35 @@ def discriminant(payload: Payload) -> int:
 
 def number_of(variant: type[Payload]) -> int:
     return _NUMBERS[variant]
+
+
+JOB = "job"
+# The arbiter's decision that an offered op counts.
+ACCEPTANCES: tuple[type[AcceptWork | AcceptOffer], ...] = (AcceptWork, AcceptOffer)
+
+# How the payloads of families other than jobs name their subject.
+ABOUT: dict[type, Callable[[Any], Subject]] = derived(
+    {AcceptOffer: lambda payload: Subject(payload.family, payload.key)},
+    lambda family: {each.codec.cls: family.subject for each in family.variants},
+)
+
+
+def subject_of(payload: Payload) -> Subject | None:
+    """The field job_id occurs in the payloads about jobs and in no others, so an artifact, which only names the job
+    that it came from, is not among them.
+    """
+    if (job_id := getattr(payload, "job_id", None)) is not None:
+        return Subject(JOB, job_id)
+    about = ABOUT.get(type(payload))
+    return None if about is None else about(payload)
+
+
+def names_of(payload: Payload) -> tuple[bytes, ...]:
+    """The names by which an op with this payload can be cited, besides its id. An op that cites an offer waits for its
+    acceptance.
+    """
+    if type(payload) is ScheduleJob:
+        return (payload.job_id,)
+    if type(payload) is CreateArtifact:
+        return (payload.artifact_id,)
+    return (payload.offer,) if type(payload) in ACCEPTANCES else ()  # type: ignore[union-attr]

@@ -21,7 +21,6 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode, is_bound, verify_op
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.signing import OpSigner, is_end_of, is_mark, is_marked
-from hocket.kernel.subjects import Subject, subject_of
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
@@ -30,8 +29,10 @@ from hocket.kernel.vocabulary import (
     DelegateUcan,
     Sanitised,
     SetSchedule,
+    Subject,
     discriminant,
     number_of,
+    subject_of,
 )
 from hocket.log.checked_registers import CheckedRegisters
 from hocket.log.naming import ID_BYTES, long_key

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from hocket.errors import StoreError
 from hocket.kernel.clock import pack
-from hocket.kernel.forks import read_fork
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode
+from hocket.kernel.signing import read_fork
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, ReportFork, RevokeRoot, RevokeUcan
 from hocket.store import Coordinator, Delegated, Fork, Revoked, RowCheck, Session
 

@@ -10,8 +10,7 @@ from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import dependencies
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import ACCEPTANCES, JOB, Subject, subject_of
-from hocket.kernel.vocabulary import Payload, ScheduleJob, number_of
+from hocket.kernel.vocabulary import ACCEPTANCES, JOB, Payload, ScheduleJob, Subject, number_of, subject_of
 from hocket.log.memory import Memory
 from hocket.log.naming import ID_BYTES
 from hocket.log.unstored_ops import UnstoredOps

@@ -10,15 +10,24 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from hocket.families.jobs.rules import is_tick
 from hocket.kernel.bundles import Fact, count_of, read_facts
 from hocket.kernel.clock import Hlc, pack, unpack
-from hocket.kernel.forks import is_fork
 from hocket.kernel.ops import NO_ID, Op, decode, link_to, verify_op
 from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
-from hocket.kernel.schedules import is_tick
-from hocket.kernel.subjects import ACCEPTANCES, JOB, subject_of
-from hocket.kernel.vocabulary import Bundle, DelegateUcan, Payload, ReportFork, Sanitised, number_of
+from hocket.kernel.signing import is_fork
+from hocket.kernel.vocabulary import (
+    ACCEPTANCES,
+    JOB,
+    Bundle,
+    DelegateUcan,
+    Payload,
+    ReportFork,
+    Sanitised,
+    number_of,
+    subject_of,
+)
 from hocket.log.author_check import CURABLE, SIGNED
 from hocket.log.limits import Limits
 from hocket.log.naming import long_key

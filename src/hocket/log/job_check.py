@@ -9,15 +9,13 @@ from hashlib import blake2b
 from operator import itemgetter
 from typing import NamedTuple, Protocol, TypeVar
 
+from hocket.families.jobs.rules import Job, State, new_job, tick_fault
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode, link_to, plain_schedule_link
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, State, new_job
-from hocket.kernel.schedules import tick_fault
-from hocket.kernel.subjects import JOB, Subject, subject_of
-from hocket.kernel.vocabulary import AcceptWork, ClaimWork, Sanitised, ScheduleJob
+from hocket.kernel.vocabulary import JOB, AcceptWork, ClaimWork, Sanitised, ScheduleJob, Subject, subject_of
 from hocket.log.naming import ID_BYTES
 from hocket.log.permissions import Permissions
 from hocket.log.schedule_register import could_be_newest

@@ -8,15 +8,23 @@ from msgspec.structs import replace
 
 from hocket.bus.changes import CLAIM
 from hocket.families.availability.rules import allows
+from hocket.families.jobs.rules import JOBS, Job, Outcome, State, tick_fault
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import JOBS, Job, Outcome, State
-from hocket.kernel.schedules import tick_fault
-from hocket.kernel.subjects import JOB, Subject, subject_of
-from hocket.kernel.vocabulary import AcceptWork, ClaimWork, ScheduleJob, SetSchedule, discriminant, number_of
+from hocket.kernel.vocabulary import (
+    JOB,
+    AcceptWork,
+    ClaimWork,
+    ScheduleJob,
+    SetSchedule,
+    Subject,
+    discriminant,
+    number_of,
+    subject_of,
+)
 from hocket.log.job_check import shown
 from hocket.log.memory import Memory
 from hocket.log.projectors import Engine

@@ -6,13 +6,12 @@ form one chain, so the cap cuts that chain at the same place on every node.
 
 from collections.abc import Sequence
 
+from hocket.kernel.authority import ceiling
 from hocket.kernel.bundles import Fact
-from hocket.kernel.entitlement import ceiling
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Bounds
-from hocket.kernel.subjects import ACCEPTANCES, Subject, subject_of
-from hocket.kernel.vocabulary import number_of
+from hocket.kernel.vocabulary import ACCEPTANCES, Subject, number_of, subject_of
 from hocket.log.transaction import Transaction
 from hocket.store import WrittenTotals
 

@@ -15,7 +15,7 @@ from hocket.kernel.bundles import read_facts
 from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import Subject, subject_of
+from hocket.kernel.vocabulary import Subject, subject_of
 from hocket.log.unstored_ops import UnstoredOps
 from hocket.store import OpRow, Session
 

@@ -7,8 +7,7 @@ from hocket.kernel.bundles import BundleDraft
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import JOB
-from hocket.kernel.vocabulary import Bundle, Payload, ScheduleJob, discriminant, number_of
+from hocket.kernel.vocabulary import JOB, Bundle, Payload, ScheduleJob, discriminant, number_of
 from hocket.store import NewOp
 
 if TYPE_CHECKING:

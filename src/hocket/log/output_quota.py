@@ -6,9 +6,9 @@ of its jobs on one node must not move that.
 
 from collections.abc import Callable, Iterable
 
-from hocket.kernel.entitlement import payers, quota_of, sharing
+from hocket.families.jobs.rules import Job
+from hocket.kernel.authority import payers, quota_of, sharing
 from hocket.kernel.ops import Op
-from hocket.kernel.roster import Job
 from hocket.kernel.rules import Bounds
 from hocket.kernel.vocabulary import CreateArtifact
 from hocket.log.permissions import Permissions

@@ -8,7 +8,7 @@ the founder's store.
 
 from collections.abc import Callable
 
-from hocket.kernel import schedules
+from hocket.families.jobs import rules as schedules
 from hocket.kernel.clock import pack
 from hocket.kernel.ids import node_text
 from hocket.kernel.ops import Op, decode

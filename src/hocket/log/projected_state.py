@@ -13,12 +13,11 @@ from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.kinds.facts import KIND
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.family import FAMILIES
-from hocket.kernel.kinds import names_of as kind_names
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy
+from hocket.kernel.policy import names_of as kind_names
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import JOB, Subject, subject_of
-from hocket.kernel.vocabulary import discriminant
+from hocket.kernel.vocabulary import JOB, Subject, discriminant, subject_of
 from hocket.log.artifact_register import ArtifactRegister
 from hocket.log.citations import Citations
 from hocket.log.job_projector import JobProjector

@@ -15,8 +15,17 @@ from hocket.kernel.bundles import Fact
 from hocket.kernel.clock import pack
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.subjects import ACCEPTANCES, JOB, Subject, names_of, subject_of
-from hocket.kernel.vocabulary import ReportFork, RevokeRoot, ScheduleJob, Unknown
+from hocket.kernel.vocabulary import (
+    ACCEPTANCES,
+    JOB,
+    ReportFork,
+    RevokeRoot,
+    ScheduleJob,
+    Subject,
+    Unknown,
+    names_of,
+    subject_of,
+)
 from hocket.log.citations import names_others
 from hocket.log.memory import Memory
 from hocket.log.naming import ID_BYTES, keyed

@@ -13,12 +13,10 @@ from hocket.families.kinds.rules import KINDS
 from hocket.kernel.arbitration import FamilyRules, FoldContext
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.family import FAMILIES, derived
-from hocket.kernel.kinds import names_of
 from hocket.kernel.ops import Op
-from hocket.kernel.policy import DEFAULT, Policy
+from hocket.kernel.policy import DEFAULT, Policy, names_of
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import JOB, Subject
-from hocket.kernel.vocabulary import AcceptOffer, Payload
+from hocket.kernel.vocabulary import JOB, AcceptOffer, Payload, Subject
 from hocket.log.citations import Citations
 from hocket.log.memory import LASTING_MAX, Memory
 from hocket.log.permissions import Permissions

@@ -12,10 +12,9 @@ import msgspec
 from blake3 import blake3
 from msgspec.structs import replace
 
+from hocket.families.jobs.rules import Job
 from hocket.kernel.family import FAMILIES
-from hocket.kernel.roster import Job
-from hocket.kernel.subjects import JOB
-from hocket.kernel.vocabulary import CreateArtifact, DesignateCoordinator, ReportFork, number_of
+from hocket.kernel.vocabulary import JOB, CreateArtifact, DesignateCoordinator, ReportFork, number_of
 from hocket.log.naming import ID_BYTES, keyed
 from hocket.log.output_quota import add_charges, charged
 from hocket.log.ownership import writers

@@ -3,12 +3,12 @@ coordinator, and where kinds are routed. The engine decides whether an op counts
 """
 
 from hocket.kernel.clock import Hlc, pack, unpack
-from hocket.kernel.kinds import names_of
 from hocket.kernel.ops import Op, pinned_time
+from hocket.kernel.policy import names_of
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
+    JOB,
     NAMES,
     DelegateUcan,
     DesignateCoordinator,
@@ -16,6 +16,7 @@ from hocket.kernel.vocabulary import (
     RevokeRoot,
     RevokeUcan,
     RouteKind,
+    Subject,
 )
 from hocket.log.checked_registers import row_of
 from hocket.log.projectors import Engine, Projector, family_names

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from hocket.errors import Conflict, StoreError
-from hocket.kernel.row_mac import RowMac
+from hocket.kernel.signing import RowMac
 from hocket.log import Log
 from hocket.log.store_copy import StoreCopy, copy_unlogged, origin
 from hocket.store import RowChecks, Session, Store

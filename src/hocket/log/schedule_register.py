@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from hocket.kernel.clock import pack
 from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import Op
-from hocket.kernel.subjects import JOB, subject_of
-from hocket.kernel.vocabulary import ClearSchedule, SetSchedule
+from hocket.kernel.vocabulary import JOB, ClearSchedule, SetSchedule, subject_of
 from hocket.log.projectors import Engine
 from hocket.store import Schedule, Session
 

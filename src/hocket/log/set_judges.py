@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from hocket.families.availability.facts import Availability
+from hocket.families.jobs.rules import Job, new_job, plain_acceptance, plain_claim, plain_completion
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.policy import readable_policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, new_job, plain_acceptance, plain_claim, plain_completion
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, CompleteJob, ScheduleJob
 from hocket.log.job_projector import JobProjector
 from hocket.log.projectors import Engine

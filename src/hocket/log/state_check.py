@@ -27,8 +27,7 @@ from hocket.kernel.family import FAMILIES
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import Subject, subject_of
-from hocket.kernel.vocabulary import CreateArtifact
+from hocket.kernel.vocabulary import CreateArtifact, Subject, subject_of
 from hocket.log.artifact_register import artifact_of
 from hocket.log.citations import Citations
 from hocket.log.naming import Naming, keyed

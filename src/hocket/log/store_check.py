@@ -16,14 +16,15 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, decode, is_signed_by
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import Subject, subject_of
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
     DelegateUcan,
     RouteKind,
     Sanitised,
+    Subject,
     discriminant,
+    subject_of,
 )
 from hocket.log.author_check import binding_fault, op_fault
 from hocket.log.job_check import JobCheck

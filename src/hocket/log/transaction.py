@@ -29,9 +29,9 @@ from hocket.kernel.ops import (
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.signing import OpSigner
-from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import (
     EXTENSION_BASE,
+    JOB,
     Bundle,
     ClaimWork,
     CompleteJob,
@@ -42,9 +42,11 @@ from hocket.kernel.vocabulary import (
     ReportProgress,
     SaveCheckpoint,
     ScheduleJob,
+    Subject,
     YieldWork,
     discriminant,
     number_of,
+    subject_of,
 )
 from hocket.log.naming import ID_BYTES, is_taken, keyed
 from hocket.log.op_drafts import Asked, OpDraft, WrittenOp, write_facts

@@ -2,7 +2,7 @@
 
 from hocket.kernel.bundles import facts_of
 from hocket.kernel.ops import Op
-from hocket.kernel.subjects import Subject, subject_of
+from hocket.kernel.vocabulary import Subject, subject_of
 from hocket.log.memory import Memory
 
 

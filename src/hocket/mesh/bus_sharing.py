@@ -22,8 +22,7 @@ from hocket.kernel.decoding import decode_json
 from hocket.kernel.envelope import Envelope, Seen, read_envelope
 from hocket.kernel.ids import node_text, parse_ulid, ulid_text
 from hocket.kernel.postcard import BYTES, Malformed, decode, encode, seq
-from hocket.kernel.subjects import JOB
-from hocket.kernel.vocabulary import AcceptWork, CancelJob, CompleteJob, ExpireWork, FailWork, YieldWork, number_of
+from hocket.kernel.vocabulary import JOB, AcceptWork, CancelJob, CompleteJob, ExpireWork, FailWork, YieldWork, number_of
 from hocket.mesh import peers
 from hocket.mesh.presence import keep
 from hocket.mesh.wire import look, message_event

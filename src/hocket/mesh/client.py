@@ -12,15 +12,15 @@ import msgspec
 
 from hocket.errors import HocketError, Unreachable
 from hocket.kernel.bearer import check_bearer, make_bearer, read_bearer
+from hocket.kernel.capabilities import OURS, Knowledge, knowledge_text, read_knowledge
 from hocket.kernel.decoding import decode_json
-from hocket.kernel.durations import span
 from hocket.kernel.frontier import Frontier, frontier_text, parse_frontier
 from hocket.kernel.ids import node_text, parse_node
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.knowledge import OURS, Knowledge, knowledge_text, read_knowledge
 from hocket.kernel.ops import encode_sequence
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.rules import rules_hash
+from hocket.kernel.texts import span
 from hocket.kernel.vocabulary import DelegateUcan, number_of
 from hocket.mesh import peers, wire
 from hocket.mesh.outgoing import PAGE_OPS_MAX

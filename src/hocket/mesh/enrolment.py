@@ -22,10 +22,9 @@ from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key, parse_did_key
 from hocket.kernel.ops import NO_ID
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.quota import NO_QUOTA, Quota
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Rules, decode_rules, encode_rules
-from hocket.kernel.ucan import Capability, Delegation, issue
+from hocket.kernel.ucan import NO_QUOTA, Capability, Delegation, Quota, issue
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Log, Transaction

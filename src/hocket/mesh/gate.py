@@ -15,10 +15,10 @@ from hocket.events import Emit, ignore
 from hocket.events.nodes import CallerRefused, NodeForked, OpRefused, OpsCollided
 from hocket.kernel.authority import Standing
 from hocket.kernel.bearer import Bearer, check_bearer, make_bearer, read_bearer
+from hocket.kernel.capabilities import OURS, knowledge_text, read_knowledge
 from hocket.kernel.frontier import Frontier
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.knowledge import OURS, knowledge_text, read_knowledge
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import UNAUTHORISED, Reason

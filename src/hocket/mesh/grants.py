@@ -7,12 +7,11 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from hocket.errors import Usage
+from hocket.families.jobs.rules import KIND_LENGTH_MAX
 from hocket.families.locks.rules import NAME_CHARS_MAX
 from hocket.kernel.family import Family, by_resource, derived
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.quota import Quota
-from hocket.kernel.roster import KIND_LENGTH_MAX
-from hocket.kernel.ucan import CAPABILITIES_MAX, ROOT, Capability
+from hocket.kernel.ucan import CAPABILITIES_MAX, ROOT, Capability, Quota
 
 _RESOURCES = derived(
     {

@@ -13,8 +13,8 @@ from hocket.errors import HocketError, StoreError
 from hocket.events import Emit, ignore
 from hocket.events.nodes import CoordinatorSilent, NodeGraded, OpsDelivered, OpsWaiting
 from hocket.events.workers import StoreUnavailable
-from hocket.kernel.backoff import PEER_RETRIES, STORE_RETRIES
 from hocket.kernel.ids import node_text
+from hocket.kernel.retrying import PEER_RETRIES, STORE_RETRIES
 from hocket.kernel.rules import rules_hash
 from hocket.mesh import peers
 from hocket.mesh.bus_sharing import BusSharing

@@ -9,18 +9,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from hocket.errors import Conflict, NotAuthorised, NotFound, Usage
-from hocket.kernel.authority import Standing, revoke_root
+from hocket.families.jobs.rules import KIND_LENGTH_MAX
+from hocket.kernel.authority import Standing, quota_of, revoke_root
 from hocket.kernel.capabilities import grant_of, sharing
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
-from hocket.kernel.entitlement import quota_of
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey, did_key
-from hocket.kernel.kinds import routed_to
-from hocket.kernel.quota import NO_QUOTA, Quota
+from hocket.kernel.policy import routed_to
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import KIND_LENGTH_MAX
 from hocket.kernel.rules import Bounds
-from hocket.kernel.ucan import ROOT, Capability, Delegation, issue
+from hocket.kernel.ucan import NO_QUOTA, ROOT, Capability, Delegation, Quota, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload, RevokeUcan, RouteKind
 from hocket.log import Log, Transaction
 from hocket.log.output_quota import stored_totals

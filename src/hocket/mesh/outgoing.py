@@ -21,16 +21,18 @@ from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import Op, decode, encode
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.sanitise import sanitised
-from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import (
+    JOB,
     Bundle,
     CreateArtifact,
     EvictArtifact,
     Payload,
     Sanitised,
     ScheduleJob,
+    Subject,
     Unknown,
     number_of,
+    subject_of,
 )
 from hocket.log import Log
 from hocket.log.lost_past import own_history

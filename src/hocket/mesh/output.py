@@ -17,14 +17,13 @@ import msgspec
 
 from hocket.bus.changes import OUTPUT, Changes
 from hocket.errors import HocketError, Unreachable
+from hocket.families.jobs.rules import Job
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.extension import extension_kind
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.roster import Job
-from hocket.kernel.subjects import JOB, Subject
-from hocket.kernel.vocabulary import ClaimWork, CreateArtifact, number_of
+from hocket.kernel.vocabulary import JOB, ClaimWork, CreateArtifact, Subject, number_of
 from hocket.log import Log
 from hocket.mesh import outgoing, wire
 from hocket.mesh.client import Client, Refused

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from hocket.errors import HocketError
 from hocket.events import Emit
 from hocket.events.nodes import NodeForked, OpRefused
+from hocket.kernel.capabilities import Knowledge
 from hocket.kernel.clock import Hlc, just_before
 from hocket.kernel.frontier import Frontier, encode_frontier, merge
 from hocket.kernel.ids import node_text
-from hocket.kernel.knowledge import Knowledge
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission

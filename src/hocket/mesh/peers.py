@@ -11,13 +11,13 @@ import msgspec
 
 from hocket.errors import Conflict, Usage
 from hocket.kernel.authority import Authority, Standing
-from hocket.kernel.breaker import Breaker
+from hocket.kernel.capabilities import Knowledge, knowledge_text, read_knowledge, sentence
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.frontier import Frontier, decode_frontier, encode_frontier
 from hocket.kernel.ids import node_text
-from hocket.kernel.knowledge import Knowledge, knowledge_text, read_knowledge, sentence
 from hocket.kernel.postcard import Malformed
+from hocket.kernel.retrying import Breaker
 from hocket.log import Log
 from hocket.log.outbox import waiting
 from hocket.mesh.wire import look, note

@@ -14,11 +14,11 @@ from hocket.events import Emit, ignore
 from hocket.events.nodes import PeerChanged, PeerPaused
 from hocket.families.inbox.facts import MESSAGE, SendMessage
 from hocket.families.inbox.rules import read_address
-from hocket.kernel.breaker import Breaker, BreakerState
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, decode, read_sequence
 from hocket.kernel.postcard import Malformed
+from hocket.kernel.retrying import Breaker, BreakerState
 from hocket.kernel.vocabulary import number_of
 from hocket.log import Log
 from hocket.mesh import peers

@@ -9,13 +9,13 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from hocket.families.availability.requests import unavailable
+from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.clock import U32_MAX, Hlc
-from hocket.kernel.durations import span
 from hocket.kernel.extension import extension_kind, loaded
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import decode
-from hocket.kernel.placement import lacking
-from hocket.kernel.roster import Job, Outcome
+from hocket.kernel.policy import lacking
+from hocket.kernel.texts import span
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.log import Log
 from hocket.log.projectors import defaults_of

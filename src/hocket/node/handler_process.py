@@ -23,8 +23,8 @@ from hocket.errors import HocketError, Usage
 from hocket.extensions.cost.budget_guard import BudgetGuard
 from hocket.extensions.cost.rate_card import ResourceUse
 from hocket.extensions.cost.run_meter import RunMeter
+from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc
-from hocket.kernel.roster import Job
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import AsyncHandlerNode, Node, SyncNode, handler_node
 from hocket.node.process_loop import process_loop

@@ -7,11 +7,11 @@ from typing import TypeVar as AnyTypeVar
 
 from hocket.bus.changes import Changes, about
 from hocket.errors import Failed, Usage
+from hocket.families.jobs.parts import Part
+from hocket.families.jobs.rules import Outcome
 from hocket.kernel.extension import extensions, loaded
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.parts import Part
-from hocket.kernel.roster import Outcome
-from hocket.kernel.subjects import JOB, Subject
+from hocket.kernel.vocabulary import JOB, Subject
 from hocket.node.requests import Blocking, ProgramNode, StreamNews, each, now
 from hocket.node.runtime import Runtime
 from hocket.store import JobEntry, JobSession, Session, Stage

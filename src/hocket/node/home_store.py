@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hocket.bus.pipes import Pipes
 from hocket.errors import Conflict, StoreError
-from hocket.kernel.row_mac import RowMac
+from hocket.kernel.signing import RowMac
 from hocket.log import RULES, Log
 from hocket.log.machine_clock import SteadyWall
 from hocket.node.home import Home

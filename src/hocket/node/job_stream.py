@@ -15,8 +15,7 @@ from hocket.bus.signed import SignedMessages
 from hocket.bus.subject_names import read_subject, subject_name, subject_pattern
 from hocket.cancelling import end_tasks
 from hocket.errors import HocketError
-from hocket.kernel.ids import parse_ulid, ulid_text
-from hocket.kernel.parts import (
+from hocket.families.jobs.parts import (
     PART_BYTES_MAX,
     Part,
     PartsInOrder,
@@ -27,8 +26,9 @@ from hocket.kernel.parts import (
     encode_message,
     encode_wanted,
 )
+from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.subjects import JOB
+from hocket.kernel.vocabulary import JOB
 from hocket.mesh.quotas import Buckets
 from hocket.node.handles import ending_of
 from hocket.node.requests import ProgramNode, StreamNews

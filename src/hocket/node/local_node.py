@@ -25,9 +25,9 @@ from hocket.errors import Unreachable, Usage
 from hocket.events import Emit, ignore
 from hocket.events.nodes import StoreRowRefused
 from hocket.events.workers import StepFailed
+from hocket.families.jobs.rules import Job
 from hocket.families.locks.processes import LockProcesses, LockSweep
 from hocket.kernel.extension import named_parts
-from hocket.kernel.roster import Job
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
 from hocket.mesh.waiting import Waiting

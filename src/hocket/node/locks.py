@@ -16,8 +16,8 @@ from hocket.families.locks.decisions import read_scope
 from hocket.families.locks.facts import LOCK
 from hocket.families.locks.processes import LockProcesses
 from hocket.families.locks.requests import Length, LockClient, LockLost, Wanted, length_at, wanted
-from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import node_text
+from hocket.kernel.texts import duration_ms
 from hocket.mesh.names import names
 from hocket.work.lease import Lease
 from hocket.work.node_access import NodeAccess

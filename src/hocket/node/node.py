@@ -43,11 +43,11 @@ from hocket.extensions.tempo.policy_file import tempo_policy
 from hocket.extensions.tempo.window_secret import ProjectSecret, project_secret
 from hocket.extensions.tempo.worker_tempo import hold_length, in_tempo
 from hocket.families.inbox import requests as messages
+from hocket.families.jobs.parts import Part
+from hocket.families.jobs.rules import Job
 from hocket.kernel.extension import extension_kinds, loaded
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.parts import Part
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.roster import Job
 from hocket.log import Transaction
 from hocket.mesh.waiting import Waiting
 from hocket.mesh.window_tokens import TOKEN_BARS

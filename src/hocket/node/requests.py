@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
 
     from hocket.bus.signed import SignedMessages
-    from hocket.kernel.parts import Part
-    from hocket.kernel.roster import Job
+    from hocket.families.jobs.parts import Part
+    from hocket.families.jobs.rules import Job
     from hocket.log import Transaction
     from hocket.mesh.waiting import Waiting
     from hocket.node.delivery import Delivery

@@ -15,9 +15,9 @@ from hocket.extensions.tempo.run_tempo import RunTempo
 from hocket.extensions.tempo.score_keeper import keeper_alone
 from hocket.extensions.tempo.scored_run import HELP_TYPE, PROMISE_TYPE, HelpMissing
 from hocket.families.inbox.requests import content_of, default_agent
+from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import node_text, parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.roster import Job
 from hocket.log.output_quota import output_room
 from hocket.node.inbox import Inbox, ReceivedMessage, message_id_of
 from hocket.node.requests import ProgramNode

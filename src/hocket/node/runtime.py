@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from hocket.errors import Conflict, StoreError, Usage
+from hocket.kernel.capabilities import OURS, knowledge_text, named_in, payloads, read_knowledge
 from hocket.kernel.extension import extensions, parts
 from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
-from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
 from hocket.kernel.rules import HOCKET, SKEW_MS_DEFAULT, STRICT, Rules, decode_kept_rules, encode_rules
 from hocket.log import RULES, Log
 from hocket.log.checked_registers import RevocationFile
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from hocket.extensions.tempo.beats.tempo import TempoChange, Timeline
     from hocket.extensions.tempo.promise_watch import PromiseWatch
     from hocket.extensions.tempo.run_tempo import RunTempo
-    from hocket.kernel.roster import Job
+    from hocket.families.jobs.rules import Job
     from hocket.log import Transaction
     from hocket.log.audit import Audit
     from hocket.log.parallel import Helpers

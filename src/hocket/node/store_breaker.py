@@ -15,7 +15,7 @@ import msgspec
 
 from hocket.breakers import CircuitBreaker
 from hocket.errors import StoreCircuitOpen
-from hocket.kernel.breaker import OPEN_MS, Breaker, BreakerState
+from hocket.kernel.retrying import OPEN_MS, Breaker, BreakerState
 from hocket.work.lease import store_pause_s
 from hocket.work.processes import ProcessLock, notes
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from hocket.errors import Conflict, Usage
 from hocket.kernel.ids import node_id, node_text
-from hocket.kernel.row_mac import RowMac
+from hocket.kernel.signing import RowMac
 from hocket.log import Log
 from hocket.log.ownership import writers
 from hocket.log.store_copy import StoreCopy, copy_unlogged, origin

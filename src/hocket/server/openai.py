@@ -15,8 +15,8 @@ import msgspec
 
 from hocket.api.operation import TokenNeed
 from hocket.errors import HocketError, NotFound, Unreachable, Usage
+from hocket.families.jobs.parts import Part
 from hocket.kernel.decoding import convert
-from hocket.kernel.parts import Part
 from hocket.mesh.wire import Reply
 from hocket.node.handles import Handle, JobCancelled
 from hocket.node.node import Node

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
 from hocket.errors import Usage
-from hocket.kernel.row_mac import RowMac
+from hocket.kernel.signing import RowMac
 from hocket.store.artifacts import Artifact, ArtifactSession
 from hocket.store.blobs import BlobTable
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from hocket.breakers import CircuitBreaker
 from hocket.errors import StoreError, StoreStarting
-from hocket.kernel.row_mac import RowMac
+from hocket.kernel.signing import RowMac
 from hocket.store import RowChecks, Session, Store
 from hocket.store.row_macs import EndedMacs
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.store.statements import Statements, insert, insert_new, upsert
 
 # A store keeps this many of the newest refusals.

@@ -4,11 +4,11 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.bundles import Fact, read_facts, schedule_body, with_bundle_signature
 from hocket.kernel.clock import pack, unpack
 from hocket.kernel.policy import DEFAULT, decode_policy, encode_policy
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.roster import Job, Outcome, State
 from hocket.store.jobs import JobEntry, Stage
 from hocket.store.row_check import BundledOp, ReadyJob, RowCheck
 

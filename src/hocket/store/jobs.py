@@ -4,7 +4,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
 
-from hocket.kernel.roster import Job, Outcome
+from hocket.families.jobs.rules import Job, Outcome
 
 
 class Stage(IntEnum):

@@ -7,7 +7,7 @@ one locks what it names, and is undone if it turns out that it has to be alone.
 from abc import abstractmethod
 from collections.abc import Iterable
 
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.store.statements import Statements
 
 # The families of what spans jobs and has no ops of its own: the limit of a kind, and a unique key.

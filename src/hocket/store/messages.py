@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hocket.families.inbox.facts import MESSAGE
 from hocket.families.inbox.rules import MESSAGES, Message
 from hocket.kernel.clock import pack
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.store.statements import Dialect, Row, Statements, insert, upsert
 from hocket.store.subjects import LATEST_ABOUT, ChecksStates
 

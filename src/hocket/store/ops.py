@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hocket.kernel.bundles import FACTS_MAX, read_facts, with_bundle_signature
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.subjects import JOB, Subject
-from hocket.kernel.vocabulary import Bundle, number_of
+from hocket.kernel.vocabulary import JOB, Bundle, Subject, number_of
 from hocket.store.statements import Dialect, Row, Statements, insert_new
 
 # The link of an op that a program before version 12 of the store has left without one.

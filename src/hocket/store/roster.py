@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from hocket.kernel.roster import Outcome
+from hocket.families.jobs.rules import Outcome
 from hocket.store.job_columns import CHECKED_COLUMNS, JOB_COLUMNS, job_entries, job_entry
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
 from hocket.store.locks import LockSession
@@ -260,7 +260,7 @@ class JobSession(LockSession):
 
 
 def _of_kind(wanted: str) -> tuple[str, list[Any]]:
-    """The condition of `kernel.kinds.covers`, and its values."""
+    """The condition of `kernel.policy.covers`, and its values."""
     if wanted.endswith("."):
         return " AND kind > ? AND kind < ?", [wanted, wanted[:-1] + "/"]
     return " AND kind = ?", [wanted]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from hocket.kernel.ops import Op
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.store.artifacts import ChecksArtifacts
 from hocket.store.jobs import JobEntry
 from hocket.store.ops import ChecksOps

@@ -1,11 +1,11 @@
-"""The rows beside the log that are of one node. Each has a MAC of that node (`kernel.row_mac`), because a store that
+"""The rows beside the log that are of one node. Each has a MAC of that node (`kernel.signing`), because a store that
 nodes share can be written to by all of them: a row with a wrong MAC is as if it were not there.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from hocket.kernel.row_mac import MAC_BYTES, RowMac
+from hocket.kernel.signing import MAC_BYTES, RowMac
 
 
 class MacTable(NamedTuple):

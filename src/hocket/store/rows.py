@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from hocket.families.rows.facts import ROW
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.store.statements import Dialect, Row, Statements
 from hocket.store.subjects import SubjectRow
 

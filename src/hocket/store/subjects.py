@@ -3,7 +3,7 @@
 from typing import NamedTuple, Protocol
 
 from hocket.families.inbox.facts import MESSAGE
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.store.statements import Statements, upsert
 
 # The families of subjects whose states no ops say: which scopes of locks agents wait in.

@@ -4,19 +4,27 @@ from collections.abc import Sequence
 
 from hocket.families.availability.facts import Availability
 from hocket.families.availability.rules import allows
-from hocket.kernel.family import by_payload, derived
+from hocket.families.jobs.rules import Job, State
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, State
-from hocket.kernel.subjects import JOB, Subject, subject_of
-from hocket.kernel.vocabulary import AcceptOffer, AcceptWork, ClaimWork, CompleteJob, ExpireWork
+from hocket.kernel.vocabulary import (
+    JOB,
+    AcceptOffer,
+    AcceptWork,
+    ClaimWork,
+    CompleteJob,
+    ExpireWork,
+    Subject,
+    by_payload,
+    subject_of,
+)
 from hocket.log import Transaction
 from hocket.log.request_deadlines import is_given_up
 from hocket.work.claiming import NO_LIMITS, limits_of, turn
 from hocket.work.jobs import call_off_dependents, stamp
 
 # The payloads that withdraw an offer of their author's, and the field that names it.
-_WITHDRAWING: dict[type, str] = derived({}, by_payload(lambda each: each.withdraws or None))
+_WITHDRAWING = by_payload(lambda each: each.withdraws or None)
 
 
 def accept(tx: Transaction, offers: Sequence[Op]) -> int:

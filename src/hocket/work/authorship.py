@@ -6,13 +6,12 @@ would not run.
 
 from msgspec.structs import replace
 
+from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import unpack
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import DEFAULT, readable_policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
-from hocket.kernel.subjects import JOB, Subject
-from hocket.kernel.vocabulary import AcceptWork, RetryJob, ScheduleJob, number_of
+from hocket.kernel.vocabulary import JOB, AcceptWork, RetryJob, ScheduleJob, Subject, number_of
 from hocket.store import OpRow, Session
 from hocket.work import cron
 

@@ -11,10 +11,10 @@ from hocket.bus.changes import IDLE, Changes, gathered
 from hocket.bus.changes import NOTHING as NO_CHANGES
 from hocket.events.jobs import JobSkipped
 from hocket.families.availability.facts import Availability
+from hocket.families.jobs.rules import UNSTARTED, Job
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import UNSTARTED, Job
 from hocket.log import Transaction
 from hocket.store import NoteSession, Session
 from hocket.work import claiming, cron, jobs, progress

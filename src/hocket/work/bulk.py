@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import NamedTuple, TypedDict, Unpack
 
 from hocket.errors import Conflict, NotAuthorised, Usage
-from hocket.kernel.durations import duration_ms
-from hocket.kernel.kinds import covers
+from hocket.families.jobs.rules import Job, Outcome
+from hocket.kernel.policy import covers
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, Outcome
+from hocket.kernel.texts import duration_ms
 from hocket.log import Transaction
 from hocket.store import JobSession
 from hocket.work import jobs

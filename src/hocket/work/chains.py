@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 
 from hocket.errors import Failed, Usage
+from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.kinds import covers
-from hocket.kernel.policy import check_policy
-from hocket.kernel.roster import Job
+from hocket.kernel.policy import check_policy, covers
 from hocket.log import Transaction
 from hocket.store import Session
 from hocket.work import jobs, view

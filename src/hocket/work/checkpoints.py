@@ -1,8 +1,7 @@
 """Checkpoints: how far a handler has come, kept on the log for the next worker that runs the job, on whichever node."""
 
 from hocket.kernel.ops import decode
-from hocket.kernel.subjects import JOB, Subject
-from hocket.kernel.vocabulary import SaveCheckpoint, number_of
+from hocket.kernel.vocabulary import JOB, SaveCheckpoint, Subject, number_of
 from hocket.store import Session
 
 # Checkpoints are at least this far apart, and at least a hundredth of the time that the run has taken: a long run then

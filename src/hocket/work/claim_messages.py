@@ -12,14 +12,14 @@ import msgspec
 
 from hocket.bus.messages import BusMessage, MessageBus
 from hocket.bus.subject_names import subject_name, subject_pattern
-from hocket.kernel.candidates import WORKER_NAME_CHARS_MAX, node_of, worker_id
+from hocket.families.jobs.candidates import WORKER_NAME_CHARS_MAX, node_of, worker_id
+from hocket.families.jobs.rendezvous import AnnouncedClaim
+from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc, hlc_text, parse_hlc
 from hocket.kernel.decoding import json_decoder
 from hocket.kernel.envelope import LIFE_MS
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.rendezvous import AnnouncedClaim
-from hocket.kernel.roster import Job
 from hocket.work.heard_claims import HeardClaims
 
 CLAIMS, PASSES = "claims", "passes"

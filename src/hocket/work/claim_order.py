@@ -13,11 +13,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from hocket.kernel.candidates import EPOCH_MS, Candidates, node_of
-from hocket.kernel.clock import Hlc
-from hocket.kernel.ids import ulid_text
-from hocket.kernel.ops import Op, decode
-from hocket.kernel.rendezvous import (
+from hocket.families.jobs.candidates import EPOCH_MS, Candidates, node_of
+from hocket.families.jobs.rendezvous import (
     NotSigned,
     in_turns,
     may_try_at,
@@ -28,7 +25,10 @@ from hocket.kernel.rendezvous import (
     turn_of,
     turn_outside,
 )
-from hocket.kernel.roster import Job, Outcome
+from hocket.families.jobs.rules import Job, Outcome
+from hocket.kernel.clock import Hlc
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.ops import Op, decode
 from hocket.kernel.signing import is_marked
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.store import JobEntry, Session

@@ -4,7 +4,7 @@ nodes. Sticky jobs are left out: their keys, not the weights, decide about them.
 
 from collections.abc import Callable
 
-from hocket.kernel.roster import Job
+from hocket.families.jobs.rules import Job
 
 MINUTE_MS = 60_000
 # The minutes with claims that a report has, of all kinds together.

@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from hocket.kernel.durations import BEAT_MS_DEFAULT
+from hocket.families.jobs.rules import Job, retry_rest_ms
 from hocket.kernel.policy import DEFAULT, LEASE_MS_MAX, Policy, Rate
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, retry_rest_ms
-from hocket.kernel.subjects import Subject
-from hocket.kernel.vocabulary import ClaimWork
+from hocket.kernel.texts import BEAT_MS_DEFAULT
+from hocket.kernel.vocabulary import ClaimWork, Subject
 from hocket.log import SETTLE_STEP, Transaction
 from hocket.store import IsLeft, JobEntry
 from hocket.store.locks import LIMIT

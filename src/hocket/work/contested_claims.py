@@ -6,8 +6,8 @@ kind. This decides only who tries: after that moment every worker may.
 
 from hashlib import blake2b
 
-from hocket.kernel.candidates import Candidates, node_of
-from hocket.kernel.roster import Job
+from hocket.families.jobs.candidates import Candidates, node_of
+from hocket.families.jobs.rules import Job
 from hocket.work.claim_order import QueueView
 from hocket.work.members import Members
 

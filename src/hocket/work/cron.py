@@ -9,12 +9,11 @@ from typing import NamedTuple
 import msgspec
 
 from hocket.errors import NotAuthorised, Usage
+from hocket.families.jobs.rules import NAME_LENGTH_MAX, Job, tick_id, tick_policy
 from hocket.kernel.ids import node_text, ulid_ms
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import check_policy, decode_policy, encode_policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
-from hocket.kernel.schedules import NAME_LENGTH_MAX, tick_id, tick_policy
 from hocket.kernel.vocabulary import ClearSchedule, ScheduleJob, SetSchedule
 from hocket.log import Transaction
 from hocket.store import OpSession, RegisterSession, Schedule

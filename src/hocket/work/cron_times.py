@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 
 from hocket.errors import Usage
-from hocket.kernel.schedules import CRON_LENGTH_MAX
+from hocket.families.jobs.rules import CRON_LENGTH_MAX
 
 
 def check_expression(cron: str) -> None:

@@ -15,15 +15,14 @@ from blake3 import blake3
 
 from hocket.bus.changes import LOG, about
 from hocket.errors import Failed, Usage
+from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.clock import Hlc
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.postcard import Malformed, encode
-from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.rules import DERIVATION_KINDS
-from hocket.kernel.subjects import JOB
-from hocket.kernel.vocabulary import NAMES, PAYLOAD, Payload, number_of
+from hocket.kernel.vocabulary import JOB, NAMES, PAYLOAD, Payload, number_of
 from hocket.log import Transaction
 from hocket.store import JobFilter, OpRow, Session
 from hocket.work import handlers, view

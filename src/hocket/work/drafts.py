@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hocket.errors import Usage
-from hocket.kernel.durations import BeatsLong, duration_ms, parse_length
 from hocket.kernel.extension import part
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.placement import check_labels
-from hocket.kernel.policy import DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_policy
+from hocket.kernel.policy import DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_labels, check_policy
+from hocket.kernel.texts import BeatsLong, duration_ms, parse_length
 from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, check_kind
 from hocket.work.json_values import encode_json
 from hocket.work.tracing import current_trace

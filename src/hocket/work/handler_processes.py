@@ -25,7 +25,7 @@ from multiprocessing.connection import Pipe
 from typing import Any
 
 from hocket.errors import Usage
-from hocket.kernel.backoff import PROCESS_RETRIES
+from hocket.kernel.retrying import PROCESS_RETRIES
 from hocket.work.handler_channel import (
     Channel,
     Close,

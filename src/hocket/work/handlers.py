@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 from hocket.errors import Usage
-from hocket.kernel.kinds import covers, of_kind
-from hocket.kernel.placement import lacking
-from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, Policy
+from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, Policy, covers, lacking, of_kind
 from hocket.store import Session
 from hocket.work.drafts import encode_payload, lease_members, policy, said
 from hocket.work.job_options import Duration, JobOptions

@@ -6,8 +6,8 @@ said holds for one fence: a job that was claimed and comes back begins anew.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hocket.kernel.candidates import node_of
-from hocket.kernel.rendezvous import AnnouncedClaim, winning_claim
+from hocket.families.jobs.candidates import node_of
+from hocket.families.jobs.rendezvous import AnnouncedClaim, winning_claim
 
 JOBS_MAX = 4_096
 # The claims on a job that are remembered, one for each node, and the passes.

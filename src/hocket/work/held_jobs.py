@@ -19,10 +19,10 @@ from hocket.extensions.cost.budget_guard import BudgetGuard, beat_in_force
 from hocket.extensions.cost.costs import spent_on
 from hocket.extensions.cost.rate_card import RateCard
 from hocket.extensions.cost.run_meter import RunMeter
-from hocket.kernel.backoff import backoff_ms
-from hocket.kernel.kinds import run_options
+from hocket.families.jobs.rules import RETURN_REST_MS, RETURN_REST_MS_MAX, UNSTARTED, Job
+from hocket.kernel.policy import run_options
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import RETURN_REST_MS, RETURN_REST_MS_MAX, UNSTARTED, Job
+from hocket.kernel.retrying import backoff_ms
 from hocket.work import lease, progress
 from hocket.work.batch import Batch
 from hocket.work.checkpoints import interval_s

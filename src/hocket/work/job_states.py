@@ -4,7 +4,7 @@ pending job is ready, delayed or blocked. The kernel's own words, and those of e
 
 from enum import StrEnum
 
-from hocket.kernel.roster import Job, Outcome, State
+from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.store import JobEntry, JobFilter, Stage
 
 _WAITING = (Stage.READY, Stage.DELAYED, Stage.BLOCKED)

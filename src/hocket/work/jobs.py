@@ -11,14 +11,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hocket.errors import Conflict, NotAuthorised, Usage
+from hocket.families.jobs.parts import RESULT_TYPE
+from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.ids import content_hash, ulid_text
-from hocket.kernel.kinds import with_defaults, with_open
 from hocket.kernel.ops import NO_ID, Op
-from hocket.kernel.parts import RESULT_TYPE
-from hocket.kernel.policy import Policy, completed, encode_policy
+from hocket.kernel.policy import Policy, completed, encode_policy, with_defaults, with_open
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.roster import Job, Outcome, State
-from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import (
     AcceptWork,
     CancelJob,
@@ -32,6 +30,7 @@ from hocket.kernel.vocabulary import (
     RetryJob,
     SaveCheckpoint,
     ScheduleJob,
+    Subject,
     Telemetry,
     YieldWork,
 )

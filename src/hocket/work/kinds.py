@@ -1,8 +1,7 @@
 """A worker's handlers define the options of their kinds, so that jobs have them wherever they are submitted."""
 
 from hocket.families.kinds.facts import DefineKind
-from hocket.kernel.kinds import is_placed
-from hocket.kernel.policy import encode_policy
+from hocket.kernel.policy import encode_policy, is_placed
 from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
 from hocket.work.handlers import Handlers

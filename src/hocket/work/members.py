@@ -1,6 +1,6 @@
 """Which workers are ranked for the jobs of a kind: those of the nodes that share this store, by their rows, and those
-of other nodes, by what these have said about themselves. `kernel.candidates` decides who counts; here the store is
-read. A node that is draining or quarantined has no members, and a node that may not claim the kind has none for it.
+of other nodes, by what these have said about themselves. `families.jobs.candidates` decides who counts; here the store
+is read. A node that is draining or quarantined has no members, and a node that may not claim the kind has none for it.
 
 What a coordinator relays about other nodes is believed unchecked: this decides only who tries to claim a job.
 """
@@ -9,10 +9,10 @@ import msgspec
 
 from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.availability.rules import AVAILABILITIES
-from hocket.kernel.candidates import EPOCH_MS, Candidates, KnownWorkers, WorkerHeard, worker_id
+from hocket.families.jobs.candidates import EPOCH_MS, Candidates, KnownWorkers, WorkerHeard, worker_id
 from hocket.kernel.clock import Hlc
 from hocket.kernel.decoding import decode_json
-from hocket.kernel.kinds import routed_to
+from hocket.kernel.policy import routed_to
 from hocket.log import Log
 from hocket.log.permissions import Permissions
 from hocket.log.projectors import availability_of

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from hocket.bus.listener import Listener
-    from hocket.kernel.roster import Job
+    from hocket.families.jobs.rules import Job
     from hocket.log import Log, Transaction
     from hocket.store import Session
     from hocket.work.blobs import Blobs

@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import node_text, ulid_text
-from hocket.kernel.roster import Job
 from hocket.kernel.version import __version__
 
 # How long one export may take, and how often spans are sent.

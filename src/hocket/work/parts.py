@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from hocket.kernel.parts import (
+from hocket.families.jobs.parts import (
     PART_BYTES_MAX,
     PARTS_MAX,
     WHOLE_BYTES_MAX,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from hocket.errors import Unreachable
 from hocket.events import Emit
 from hocket.events.nodes import CoordinatorFailed, CoordinatorReachable, CoordinatorUnreachable
-from hocket.kernel.backoff import ARBITER_RETRIES
+from hocket.families.jobs.rules import Job
 from hocket.kernel.ops import decode
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
+from hocket.kernel.retrying import ARBITER_RETRIES
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, number_of
 from hocket.store import OpRow, Session
 from hocket.work.environment import Environment

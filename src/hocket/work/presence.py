@@ -12,7 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from hocket.errors import Conflict, Usage
-from hocket.kernel.agents import check_agent
 from hocket.kernel.decoding import decode_json
 from hocket.log import Log
 from hocket.store import AgentRow, Presence, Session, WorkerRow
@@ -26,6 +25,7 @@ KEPT_MS = 7 * 24 * 3600 * 1000
 # How far another process of this machine may be ahead when it notes that it has heard something.
 AHEAD_MS = 1_000
 DOING_CHARS_MAX = 500
+NAME_CHARS_MAX = 128
 AGENTS_MAX = 256
 EVERY_MS_MIN, EVERY_MS_DEFAULT, EVERY_MS_MAX = 1_000, 60_000, 24 * 3600 * 1000
 
@@ -188,3 +188,16 @@ def agents_of(known: NodePresence) -> Sequence[tuple[AgentSaid, int]]:
     """
     seen = (*known.seen_ms, *[known.heard_ms] * len(known.said.agents))
     return [(agent, min(at, known.heard_ms)) for agent, at in zip(known.said.agents, seen, strict=False)]
+
+
+def check_agent(name: str) -> str:
+    """Raises ValueError with what is wrong with the name of an agent, a program or person that acts on a node. An
+    address puts `@` and a node after the name, and a group ends with a slash, so no name does.
+    """
+    if not 0 < len(name) <= NAME_CHARS_MAX:
+        raise ValueError(f"an agent's name has 1 to {NAME_CHARS_MAX} characters")
+    if not name.isprintable() or " " in name:
+        raise ValueError(f"bad agent name {name!r}; use no spaces and no control characters")
+    if "@" in name or name.endswith("/") or name == "all":
+        raise ValueError(f"bad agent name {name!r}; a name has no @, does not end with / and is not `all`")
+    return name

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
+from hocket.families.jobs.rules import Job, State
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.roster import Job, State
 from hocket.store import ProgressRow, Session
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ which of two claims on an open job gives way. Without a bus a worker goes by its
 from collections.abc import Callable, Iterable
 
 from hocket.bus.messages import MessageBus
-from hocket.kernel.rendezvous import AnnouncedClaim, winning_claim
+from hocket.families.jobs.rendezvous import AnnouncedClaim, winning_claim
 from hocket.work.batch import BatchResult
 from hocket.work.claim_messages import ClaimMessages
 from hocket.work.claim_order import ClaimOrder, is_ranked

@@ -4,18 +4,19 @@ job that did not succeed.
 
 from collections.abc import Callable, Sequence
 
+from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.ops import decode
-from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, Outcome
-from hocket.kernel.subjects import JOB, Subject
+from hocket.kernel.texts import counted
 from hocket.kernel.vocabulary import (
+    JOB,
     CancelJob,
     CompleteJob,
     ExpireWork,
     FailWork,
     PostponeWork,
     RetryJob,
+    Subject,
     YieldWork,
     number_of,
 )

@@ -4,8 +4,8 @@ Likewise v0.1 has no op that says so: the job is pending for every node, and onl
 
 from msgspec.structs import replace
 
-from hocket.kernel.backoff import backoff_ms
-from hocket.kernel.roster import Job
+from hocket.families.jobs.rules import Job
+from hocket.kernel.retrying import backoff_ms
 from hocket.log import Transaction
 from hocket.work.jobs import Result
 from hocket.work.runner import Run

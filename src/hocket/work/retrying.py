@@ -3,8 +3,8 @@
 from typing import cast
 
 from hocket.errors import HocketError, Usage
-from hocket.kernel.durations import duration_ms, span
 from hocket.kernel.policy import DELAY_MS_MAX
+from hocket.kernel.texts import duration_ms, span
 
 DELAY_MS_MIN = 100
 

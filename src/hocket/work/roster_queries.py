@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from hocket.kernel.kinds import covers, routed_to
-from hocket.kernel.roster import Job
+from hocket.families.jobs.rules import Job
+from hocket.kernel.policy import covers, routed_to
 from hocket.log import Log
 from hocket.store import JobEntry, JobFilter, Session, Stage
 from hocket.work.members import routes_in_force

@@ -16,14 +16,14 @@ import msgspec
 from hocket.errors import Failed, Usage
 from hocket.extensions.tempo.run_tempo import RunTempo
 from hocket.families.inbox.facts import SendMessage
+from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc
-from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import content_hash, parse_ulid
 from hocket.kernel.ops import artifact_id
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.postcard import encode as encode_value
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
+from hocket.kernel.texts import duration_ms
 from hocket.kernel.vocabulary import (
     PAYLOAD,
     AddEntityAlias,

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from hocket.kernel.clock import unpack
 from hocket.kernel.ops import decode
-from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.vocabulary import (
+    JOB,
     AcceptWork,
     CancelJob,
     ClaimWork,
@@ -13,6 +13,7 @@ from hocket.kernel.vocabulary import (
     ExpireWork,
     FailWork,
     PostponeWork,
+    Subject,
     YieldWork,
 )
 from hocket.store import Session

@@ -19,11 +19,11 @@ from hocket.errors import NotAuthorised, Usage
 from hocket.extensions.cost.rate_card import USAGE_TYPE, ResourceUse, UsageRecord
 from hocket.extensions.tempo.context import TempoContext
 from hocket.extensions.tempo.scored_run import PhraseEnded, ScoredRun
+from hocket.families.jobs.rules import Job
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import schedule_payload
-from hocket.kernel.plurals import counted
-from hocket.kernel.roster import Job
+from hocket.kernel.texts import counted
 from hocket.kernel.vocabulary import Payload
 from hocket.log import Transaction
 from hocket.work import chains

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from hocket.events import Emit
 from hocket.events.workers import BackgroundTaskFailed
-from hocket.kernel.backoff import TASK_RETRIES
+from hocket.kernel.retrying import TASK_RETRIES
 from hocket.work.environment import Environment
 
 T = TypeVar("T")

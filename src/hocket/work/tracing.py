@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
-    from hocket.kernel.roster import Job
+    from hocket.families.jobs.rules import Job
 
 TRACES = "HOCKET_TRACES"
 

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 
 from hocket.errors import Failed, NotFound, Usage
+from hocket.families.jobs.parts import RESULT_TYPE, WHOLE_BYTES_TYPE, WHOLE_TYPES, decode_whole, joined
+from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.clock import hlc_text, unpack
 from hocket.kernel.ids import node_text, ulid_ending, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode, stamp_json
-from hocket.kernel.parts import RESULT_TYPE, WHOLE_BYTES_TYPE, WHOLE_TYPES, decode_whole, joined
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import BY_NUMBER, Reason
-from hocket.kernel.roster import Job, Outcome, State
-from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.vocabulary import (
+    JOB,
     NAMES,
     AcceptWork,
     CancelJob,
@@ -29,6 +29,7 @@ from hocket.kernel.vocabulary import (
     ReportProgress,
     SaveCheckpoint,
     ScheduleJob,
+    Subject,
     YieldWork,
     number_of,
 )

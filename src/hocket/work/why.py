@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hocket.errors import Conflict, HocketError, Unreachable, Usage
+from hocket.families.jobs.rules import State
 from hocket.kernel.clock import hlc_text
 from hocket.kernel.ids import node_text, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import State
 from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, contradictions, decode_snapshot
-from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.vocabulary import (
+    JOB,
     CompleteJob,
     CreateArtifact,
     CreateClaim,
@@ -22,6 +22,7 @@ from hocket.kernel.vocabulary import (
     Ids,
     IngestEvidence,
     Payload,
+    Subject,
     TombstoneEvidence,
     number_of,
 )

@@ -25,13 +25,12 @@ from hocket.events.workers import AvailabilityChanged, BatchFailed, StoreUnavail
 from hocket.extensions.cost.rate_card import RateCard
 from hocket.extensions.tempo.beats.promise_record import weighed
 from hocket.families.availability.facts import AVAILABILITY, Availability
-from hocket.kernel.backoff import STORE_RETRIES
-from hocket.kernel.candidates import worker_id
-from hocket.kernel.placement import check_labels
-from hocket.kernel.policy import RATES_LABEL
+from hocket.families.jobs.candidates import worker_id
+from hocket.families.jobs.rendezvous import WEIGHT_MAX, WEIGHT_MIN, is_weight
+from hocket.families.jobs.rules import Job
+from hocket.kernel.policy import RATES_LABEL, check_labels
 from hocket.kernel.reasons import Reason
-from hocket.kernel.rendezvous import WEIGHT_MAX, WEIGHT_MIN, is_weight
-from hocket.kernel.roster import Job
+from hocket.kernel.retrying import STORE_RETRIES
 from hocket.log import Transaction
 from hocket.log import load as load_log
 from hocket.work import kinds

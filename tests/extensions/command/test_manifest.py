@@ -24,8 +24,8 @@ from hocket.extensions.command.manifest import (
     read_manifest,
 )
 from hocket.kernel import yaml_subset
-from hocket.kernel.canonical import canonical_json
 from hocket.kernel.ids import ulid_text
+from hocket.kernel.jws import canonical_json
 
 pytestmark = pytest.mark.touches("GT-02")
 

@@ -35,8 +35,8 @@ from hocket.extensions.command.proof import (
     prove,
     read_envelope,
 )
-from hocket.kernel.canonical import canonical_json, canonical_plain
 from hocket.kernel.ids import content_hash, hash_text, ulid_text
+from hocket.kernel.jws import canonical_json, canonical_plain
 from hocket.kernel.keys import SigningKey, did_key, key_text, verify
 
 pytestmark = pytest.mark.touches("GT-10")

@@ -20,7 +20,7 @@ from hocket.extensions.cost.rate_card import (
     unpriced_devices,
     usage_of,
 )
-from hocket.kernel.durations import BEAT_MS_DEFAULT
+from hocket.kernel.texts import BEAT_MS_DEFAULT
 
 FIELDS = {
     "currency": "EUR",

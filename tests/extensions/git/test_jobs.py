@@ -12,8 +12,8 @@ from hocket.extensions.git.holding import ClaimWatch
 from hocket.extensions.git.objects import FILE, Object, TreeEntry, commit_data, read_commit, tree_data
 from hocket.extensions.git.plane import Change, Plane
 from hocket.extensions.git.trailers import BadTrailer, read_trailers, time_of, time_text
-from hocket.kernel.backoff import RACE_RETRIES
 from hocket.kernel.ids import content_hash
+from hocket.kernel.retrying import RACE_RETRIES
 from tests.extensions.git.hands import CONTENTS, NOW_MS, finished, manifest, proof, seen, submitted, worker
 from tests.extensions.git.places import Place
 

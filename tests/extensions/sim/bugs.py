@@ -10,13 +10,13 @@ from hocket.errors import StoreError
 from hocket.families.inbox import requests as inbox
 from hocket.families.inbox import rules as messages
 from hocket.families.inbox.projector import messages_of
+from hocket.families.jobs import rules as roster
+from hocket.families.jobs.rules import State
 from hocket.families.locks import projector as lock_projector
 from hocket.families.locks import rules as locks
 from hocket.families.rows import rules as rows
 from hocket.families.rows.requests import RowConflict
-from hocket.kernel import roster
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import State
 from hocket.kernel.vocabulary import ClaimWork
 from hocket.log import Log, Transaction, op_costs
 from hocket.log.intake import Intake

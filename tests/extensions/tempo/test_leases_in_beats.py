@@ -15,8 +15,7 @@ from hocket.extensions.tempo.beats.tempo import changed, timeline
 from hocket.extensions.tempo.policy_file import home_timeline, keep_change
 from hocket.extensions.tempo.worker_tempo import hold_length, lease_ms
 from hocket.families.locks.decisions import read_scope
-from hocket.kernel.kinds import with_defaults
-from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MIN
+from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MIN, with_defaults
 from hocket.node.runtime import Runtime
 from hocket.work.drafts import policy, said
 

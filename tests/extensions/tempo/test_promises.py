@@ -21,10 +21,10 @@ from hocket.extensions.tempo.beats.promise_record import HALF_LIFE_MS, PromiseRe
 from hocket.extensions.tempo.context import make_promise
 from hocket.extensions.tempo.promise_watch import AGENTS_MAX, PromiseCounts, PromiseWatch
 from hocket.extensions.tempo.tempo_messages import TempoMessages, TempoQueue
+from hocket.families.jobs.rendezvous import WEIGHT_MIN
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import content_hash, node_id, node_text
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.rendezvous import WEIGHT_MIN
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.node.inbox import ReceivedMessage

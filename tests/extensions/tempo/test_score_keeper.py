@@ -10,9 +10,9 @@ from hocket.extensions.tempo.beat_source import LocalBeats
 from hocket.extensions.tempo.beats.policy import make_policy
 from hocket.extensions.tempo.beats.score import phrase_phases
 from hocket.extensions.tempo.score_keeper import ScoreKeeper, keeper_alone
+from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc
 from hocket.kernel.policy import Budget, Policy, Score
-from hocket.kernel.roster import Job
 
 BEAT_MS = 4_000
 SCORE = Score(8, {"plan": 2, "work": 4, "review": 2}, {"help": 2, "io": 1}, 3)

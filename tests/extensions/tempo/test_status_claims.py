@@ -19,10 +19,10 @@ from hocket.extensions.tempo.beats.policy import make_policy
 from hocket.extensions.tempo.policy_file import tempo_policy
 from hocket.extensions.tempo.status_claims import CHANGES_MAX, StatusClaims
 from hocket.extensions.tempo.tempo_messages import TempoMessages, TempoQueue
+from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.roster import Job
 from hocket.node.home import Home
 from hocket.node.node import Node
 

@@ -35,8 +35,7 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import derived_ulid, node_text
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import Subject
-from hocket.kernel.vocabulary import AcceptOffer, Payload
+from hocket.kernel.vocabulary import AcceptOffer, Payload, Subject
 
 A, B, C = 11, 22, 33
 SENT = 1_000

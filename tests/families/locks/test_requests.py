@@ -26,8 +26,7 @@ from hocket.families.locks.processes import LockProcesses, LockSweep
 from hocket.families.locks.requests import LockHeld, LockLost, wanted
 from hocket.families.locks.rules import Scope
 from hocket.kernel.clock import Hlc
-from hocket.kernel.subjects import Subject
-from hocket.kernel.vocabulary import DesignateCoordinator
+from hocket.kernel.vocabulary import DesignateCoordinator, Subject
 from hocket.node.locks import lock_client
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime

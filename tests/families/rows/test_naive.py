@@ -15,8 +15,7 @@ import pytest
 import hocket
 from hocket.families.rows.facts import ROW, PutRow, Strategy
 from hocket.kernel.ops import Op
-from hocket.kernel.subjects import Subject
-from hocket.kernel.vocabulary import DesignateCoordinator
+from hocket.kernel.vocabulary import DesignateCoordinator, Subject
 from tests.log.roster.world import NOW, Clock
 from tests.log.test_families import Node
 

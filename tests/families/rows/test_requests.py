@@ -20,8 +20,8 @@ from hocket.families.rows.facts import ROW, PutRow, Strategy
 from hocket.families.rows.requests import PAGE, RowConflict, StoredRow
 from hocket.families.rows.rules import OPEN_CONFLICTS_MAX
 from hocket.kernel.ops import decode
-from hocket.kernel.subjects import Subject
 from hocket.kernel.ucan import Capability
+from hocket.kernel.vocabulary import Subject
 from hocket.log.rebuild import rebuild
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime

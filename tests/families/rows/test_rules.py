@@ -19,8 +19,7 @@ from hocket.kernel.arbitration import apply
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import Subject, subject_of
-from hocket.kernel.vocabulary import Payload
+from hocket.kernel.vocabulary import Payload, Subject, subject_of
 
 SKY = "memories/sky"
 NODE = 7

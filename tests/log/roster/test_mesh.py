@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import Conflict
+from hocket.families.jobs.rules import Outcome
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Outcome
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, RouteKind
 from hocket.log import Log, Transaction

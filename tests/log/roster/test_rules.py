@@ -3,13 +3,12 @@
 import pytest
 
 from hocket.errors import StoreError, Usage
+from hocket.families.jobs.rules import RETURNS_MAX, UNSTARTED, Job, Outcome, State
 from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.kinds import covers
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.policy import LEASE_MS_MAX, Policy, encode_policy
+from hocket.kernel.policy import LEASE_MS_MAX, Policy, covers, encode_policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import RETURNS_MAX, UNSTARTED, Job, Outcome, State
 from hocket.kernel.vocabulary import (
     CancelJob,
     ClaimWork,

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from hocket.errors import Unreachable
+from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.vocabulary import RouteKind
 from hocket.log import Log, Transaction
 from hocket.node.node import Node

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from hocket.families.jobs.rules import Outcome
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.roster import Outcome
 from hocket.kernel.vocabulary import CompleteJob, CreateArtifact
 from hocket.node.handles import SyncHandle
 from hocket.node.node import SyncNode

@@ -13,10 +13,10 @@ import pytest
 import hocket
 import hocket.testing
 from hocket.errors import Conflict, NotAuthorised, Unreachable
+from hocket.families.jobs.rules import Outcome
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Outcome
 from hocket.kernel.vocabulary import (
     ClaimStatus,
     ClaimType,

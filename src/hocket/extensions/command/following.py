@@ -12,10 +12,10 @@ from hocket.bus.changes import about
 from hocket.errors import HocketError
 from hocket.extensions.command.execution import Execution
 from hocket.extensions.command.outcome import CommandOutcome, ending, exit_code, plain_ending, printed
+from hocket.families.jobs.rules import Job, State
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, State
-from hocket.kernel.subjects import JOB
+from hocket.kernel.vocabulary import JOB
 from hocket.node.local_node import LOOK_AGAIN_S, fetch_for
 from hocket.node.node import Node
 from hocket.work.output_files import STREAM_TYPES

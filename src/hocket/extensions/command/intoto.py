@@ -6,9 +6,9 @@ from base64 import b64encode
 from typing import Any
 
 from hocket.extensions.command.execution import Execution
-from hocket.kernel.canonical import canonical_plain
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import hash_text
+from hocket.kernel.jws import canonical_plain
 from hocket.kernel.keys import did_key
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"

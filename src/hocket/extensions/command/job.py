@@ -38,11 +38,11 @@ from hocket.extensions.cost.budget_guard import BudgetGuard, beat_in_force
 from hocket.extensions.cost.budgets import over_budget
 from hocket.extensions.cost.costs import spent_on
 from hocket.extensions.cost.rate_card import USAGE_TYPE, RateCard, UsageRecord, usage_of
+from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import content_hash, hash_text, node_text, parse_ulid, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import decode
-from hocket.kernel.plurals import counted
-from hocket.kernel.roster import Job
+from hocket.kernel.texts import counted
 from hocket.kernel.version import __version__
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.store import Session

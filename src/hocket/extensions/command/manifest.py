@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
-from hocket.kernel.canonical import canonical_plain
 from hocket.kernel.ids import content_hash, parse_ulid, ulid_text
+from hocket.kernel.jws import canonical_plain
 from hocket.kernel.yaml_subset import BadText, read_text
 
 T = TypeVar("T")

@@ -6,9 +6,9 @@ from hocket.errors import HocketError
 from hocket.extensions.command.execution import Execution, Stream
 from hocket.extensions.command.proof import read_envelope
 from hocket.extensions.command.proofs import find_proof
+from hocket.families.jobs.rules import Job
+from hocket.families.jobs.rules import Outcome as Ended
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.roster import Job
-from hocket.kernel.roster import Outcome as Ended
 from hocket.store import Session, Stage
 from hocket.work import artifacts, view
 from hocket.work.artifacts import Fetch

@@ -27,10 +27,10 @@ from hocket.extensions.command.intoto import (
     signing_bytes,
     statement,
 )
-from hocket.kernel.canonical import canonical_json, canonical_plain
 from hocket.kernel.clock import parse_hlc
 from hocket.kernel.decoding import convert, json_decoder
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
+from hocket.kernel.jws import canonical_json, canonical_plain
 from hocket.kernel.keys import KEY_BYTES, SIGNATURE_BYTES, SigningKey, key_text, parse_did_key, parse_key, verify
 
 PROOF_TYPE = "hocket.proof"

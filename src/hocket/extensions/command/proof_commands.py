@@ -12,7 +12,7 @@ from hocket.cli.options import read_file, write_file
 from hocket.cli.output import emit, fields, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Failed, NotAuthorised, Usage
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted
 
 if TYPE_CHECKING:
     from hocket.extensions.command.execution import Execution
@@ -168,7 +168,7 @@ def export(
       hocket proof export 01J9ZC --format hocket -o proof.json
     """
     from hocket.extensions.command.proof import BadProof, check, dsse, encode_proof
-    from hocket.kernel.canonical import canonical_plain
+    from hocket.kernel.jws import canonical_plain
 
     found = _find(proof)
     try:

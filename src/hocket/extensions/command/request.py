@@ -21,9 +21,9 @@ from hocket.extensions.command.manifest import (
     parse_manifest,
 )
 from hocket.extensions.command.secrets import SECRETS_NAME, check_values, named_values, secrets_of
-from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import hash_text
 from hocket.kernel.policy import DEFAULT, Policy
+from hocket.kernel.texts import duration_ms
 from hocket.log import Transaction
 from hocket.work import artifacts, jobs
 from hocket.work.blobs import Blobs

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from hocket.extensions.command.execution import Charged, Resources
 from hocket.extensions.cost.budgets import BeatCaps, over_budget, time_cap
 from hocket.extensions.cost.rate_card import RateCard, ResourceUse, charge, measured, usage_of
-from hocket.kernel.durations import BEAT_MS_DEFAULT
 from hocket.kernel.policy import Budget
+from hocket.kernel.texts import BEAT_MS_DEFAULT
 
 # How often a run with a cap is looked at, in beats, and how long it may take to stop; neither longer than this time.
 LOOK_BEATS = 0.25

@@ -8,7 +8,7 @@ from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, notice, say, table
 from hocket.cli.settings import open_service
 from hocket.errors import Usage
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted
 
 if TYPE_CHECKING:
     from hocket.extensions.cost.costs import CostRow, Costs

@@ -29,11 +29,11 @@ from hocket.extensions.cost.rate_card import (
     unpriced_devices,
     usage_of,
 )
+from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.clock import unpack
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import node_id, node_text, ulid_text
 from hocket.kernel.ops import schedule_payload
-from hocket.kernel.roster import Job, Outcome
 from hocket.store import Artifact, JobFilter, Session, Stage
 from hocket.work import artifacts
 from hocket.work.artifacts import Fetch

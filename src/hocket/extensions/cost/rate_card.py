@@ -10,10 +10,9 @@ import msgspec
 
 from hocket.extensions.command.execution import DEVICES_MAX, Amount, Count, DeviceClass, Resources
 from hocket.kernel.decoding import convert
-from hocket.kernel.durations import BEAT_MS_DEFAULT
 from hocket.kernel.ids import content_hash
-from hocket.kernel.kinds import covers
-from hocket.kernel.policy import Measured
+from hocket.kernel.policy import Measured, covers
+from hocket.kernel.texts import BEAT_MS_DEFAULT
 from hocket.kernel.yaml_subset import BadText, read_text
 
 BEAT_MS_MIN, BEAT_MS_MAX = 10, 3_600_000

@@ -13,7 +13,7 @@ from hocket.errors import Failed, HocketError, NotAuthorised, Usage
 from hocket.extensions.git import access as git_access
 from hocket.extensions.git import hook as git_hook
 from hocket.extensions.git.access import Repository, announce_elsewhere, home_here, now_ms, opened_plane
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted
 
 if TYPE_CHECKING:
     from hocket.extensions.git.jobs import GitJob

@@ -17,9 +17,9 @@ from hocket.bus.subject_names import subject_name
 from hocket.errors import HocketError
 from hocket.events import Emit
 from hocket.extensions.git.addresses import is_address
-from hocket.kernel.backoff import RetryPolicy
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import hash_text
+from hocket.kernel.retrying import RetryPolicy
 from hocket.node.home import Home
 from hocket.node.local_node import LocalNode
 from hocket.work.environment import Environment

@@ -16,9 +16,9 @@ from hocket.extensions.command.proof import Proof, check, digest, dsse
 from hocket.extensions.git.claims import IDENTITY
 from hocket.extensions.git.objects import Commit, commit_data
 from hocket.extensions.git.trailers import BadTrailer, any_key_of, find_trailers, hash_of, message
-from hocket.kernel.canonical import canonical_plain
 from hocket.kernel.decoding import json_decoder
 from hocket.kernel.ids import hash_text
+from hocket.kernel.jws import canonical_plain
 from hocket.kernel.keys import SIGNATURE_BYTES, did_key, key_text
 
 BLOBS_BYTES_MAX = 32 * 1024 * 1024

@@ -25,10 +25,10 @@ from hocket.extensions.git.jobs import GitJob, GitOrder, JobRefs
 from hocket.extensions.git.plane import Plane
 from hocket.extensions.git.results import BLOBS_BYTES_MAX, state_of
 from hocket.families.availability.facts import Availability
-from hocket.kernel.backoff import GIT_RETRIES, RACE_RETRIES, STORE_RETRIES
+from hocket.families.jobs.rules import State
 from hocket.kernel.ids import hash_text, ulid_text
 from hocket.kernel.policy import Policy
-from hocket.kernel.roster import State
+from hocket.kernel.retrying import GIT_RETRIES, RACE_RETRIES, STORE_RETRIES
 from hocket.log import Log, Transaction
 from hocket.log.projectors import availability_of
 from hocket.work import claiming, lease, rescue

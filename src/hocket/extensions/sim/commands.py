@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from hocket.cli.declarations import Option, new_app
 from hocket.cli.output import emit, progress, say
 from hocket.errors import Failed, Usage
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted
 
 if TYPE_CHECKING:
     from hocket.extensions.sim import Report

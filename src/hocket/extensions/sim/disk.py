@@ -16,7 +16,7 @@ from hocket.extensions.sim.loop import Inline, Life
 from hocket.families.locks.facts import LOCK, AcquireLocks
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.row_mac import RowMac
+from hocket.kernel.signing import RowMac
 from hocket.log.intake import Intake
 from hocket.log.sealing import link_anew
 from hocket.store import MEMORY, NO_SEAL, RowChecks, Session, Store

@@ -14,12 +14,12 @@ from hocket.bus.messages import BoundedQueue, BusMessage
 from hocket.bus.subject_names import subject_name
 from hocket.extensions.sim.load import OPEN, SOLE
 from hocket.extensions.sim.node import SimNode
-from hocket.kernel.candidates import worker_id
+from hocket.families.jobs.candidates import worker_id
+from hocket.families.jobs.rendezvous import WEIGHT_MAX, WEIGHT_MIN
 from hocket.kernel.clock import Hlc
 from hocket.kernel.envelope import _CONTEXT, Envelope, _body, seal
 from hocket.kernel.ids import node_id, node_text, ulid_text
 from hocket.kernel.keys import did_key
-from hocket.kernel.rendezvous import WEIGHT_MAX, WEIGHT_MIN
 from hocket.mesh.bus_sharing import JOBS, PRESENCE
 from hocket.store import Stage
 from hocket.work.claim_messages import CLAIMS, PASSES, ClaimSaid

@@ -17,7 +17,7 @@ from hocket.extensions.sim.trace import Violation
 from hocket.families.locks.facts import LOCK
 from hocket.families.locks.key_patterns import overlap
 from hocket.families.locks.rules import LOCKS, Scope, conflict
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.testing.linearizability import Acquire, Call, falling_fences
 
 KEYS = (("file:a",), ("file:b",), ("file:a", "file:b"), ("file:**",))

@@ -18,9 +18,8 @@ from hocket.families.locks.processes import LockSweep
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.row_mac import RowMac
 from hocket.kernel.rules import Rules, encode_rules
-from hocket.kernel.signing import OpSigner
+from hocket.kernel.signing import OpSigner, RowMac
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import RULES, Log, Transaction

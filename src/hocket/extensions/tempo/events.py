@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from hocket.events import DEBUG, INFO, WARNING, Event
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted
 
 if TYPE_CHECKING:
     from hocket.extensions.tempo.beats.messages import BarReport

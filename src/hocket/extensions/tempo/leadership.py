@@ -13,7 +13,7 @@ from hocket.extensions.tempo.events import PulseFollows, PulseLeads, PulseLockFa
 from hocket.extensions.tempo.heard_beats import HeardBeats
 from hocket.extensions.tempo.leader_lock import LeaderLock
 from hocket.families.locks.requests import LockHeld, LockLost
-from hocket.kernel.backoff import RetryPolicy
+from hocket.kernel.retrying import RetryPolicy
 from hocket.work.lease import COUNTED
 
 # All in beats: how long the lock lasts, how long after the start of each beat it is renewed, how long after a failed

@@ -10,8 +10,7 @@ from hocket.cli.settings import open_service
 from hocket.errors import Usage
 from hocket.extensions.tempo.beat_commands import PolicyOption, assumed_policy
 from hocket.kernel.clock import parse_wall
-from hocket.kernel.durations import span
-from hocket.kernel.plurals import counted
+from hocket.kernel.texts import counted, span
 
 if TYPE_CHECKING:
     from hocket.extensions.tempo.beats.messages import BarReport

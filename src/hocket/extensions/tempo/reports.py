@@ -11,8 +11,8 @@ from hocket.extensions.tempo.beats.kpis import Alarm, Kpis, alarms, kpis
 from hocket.extensions.tempo.beats.messages import BarReport
 from hocket.extensions.tempo.beats.tempo import make_tempo
 from hocket.extensions.tempo.window_archive import kept_reports
+from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.clock import unpack
-from hocket.kernel.roster import Job, Outcome
 from hocket.store import JobFilter, Session, Stage
 
 # The newest ended jobs whose costs and times count.

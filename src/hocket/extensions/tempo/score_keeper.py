@@ -24,8 +24,8 @@ from hocket.extensions.tempo.beats.score import (
     wait_end,
 )
 from hocket.extensions.tempo.beats.tempo import BPM_DEFAULT, Beat, Tempo, next_beat
+from hocket.families.jobs.rules import Job
 from hocket.kernel.policy import Score
-from hocket.kernel.roster import Job
 
 # The cluster of a job whose worker has no tempo: its score's own.
 ALONE = "local"

@@ -15,12 +15,12 @@ from hocket.extensions.cost.budgets import cap_of_phases, cap_of_waits
 from hocket.extensions.tempo.beats.score import Escalation, NextStep, ScoreEvent, escalate, phrase_phases
 from hocket.extensions.tempo.run_tempo import RunTempo
 from hocket.families.inbox.facts import SendMessage
+from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import wall_text
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID
-from hocket.kernel.plurals import counted
 from hocket.kernel.policy import Score
-from hocket.kernel.roster import Job
+from hocket.kernel.texts import counted
 from hocket.work.retrying import Fatal
 from hocket.work.run_outputs import RunOutput, RunOutputs
 from hocket.work.view import DEGRADED_TYPE

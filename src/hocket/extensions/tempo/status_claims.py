@@ -13,9 +13,9 @@ from hocket.extensions.tempo.beat_source import BeatSource
 from hocket.extensions.tempo.beats.messages import ROLES_MAX, ClaimState, NodeLoad, StatusClaim
 from hocket.extensions.tempo.score_keeper import ScoreKeeper
 from hocket.extensions.tempo.tempo_messages import TempoMessages
+from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text, ulid_text
-from hocket.kernel.roster import Job
 from hocket.work.hardware import MachineLoad
 
 # How many changes a worker tells between two beats, and how far apart it tells them.

@@ -13,11 +13,11 @@ from hocket.extensions.tempo.beats.phases import Phases, hold_end
 from hocket.extensions.tempo.beats.policy import TempoPolicy
 from hocket.extensions.tempo.beats.tempo import Tempo
 from hocket.extensions.tempo.policy_file import home_timeline, tempo_policy
+from hocket.families.jobs.candidates import worker_id
 from hocket.families.locks.requests import Length
-from hocket.kernel.candidates import worker_id
-from hocket.kernel.durations import BeatsLong, parse_length
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import LEASE_MS_MIN
+from hocket.kernel.texts import BeatsLong, parse_length
 from hocket.node.runtime import Runtime
 from hocket.store import JobFilter, Session, Stage
 from hocket.work.supervision import supervised

@@ -8,15 +8,14 @@ import msgspec
 from hocket.families.availability.facts import Availability, SetAvailability
 from hocket.kernel.arbitration import Citing, FoldContext, SubjectRules
 from hocket.kernel.clock import Hlc
-from hocket.kernel.family import by_payload, derived
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.vocabulary import ClaimWork, Payload, YieldWork
+from hocket.kernel.vocabulary import ClaimWork, Payload, by_payload
 
 # A longer reason is cut.
 REASON_CHARS_MAX = 500
 # What a quarantined node may still have accepted: giving back what it holds.
-_GIVES_BACK: dict[type, bool] = derived({YieldWork: True}, by_payload(lambda each: each.gives_back or None))
+_GIVES_BACK = by_payload(lambda each: each.gives_back or None)
 
 
 class AvailabilityState(msgspec.Struct, frozen=True):

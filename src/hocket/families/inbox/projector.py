@@ -27,8 +27,7 @@ from hocket.families.inbox.rules import (
 from hocket.kernel.clock import pack
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import Subject
-from hocket.kernel.vocabulary import AcceptOffer
+from hocket.kernel.vocabulary import AcceptOffer, Subject
 from hocket.log.memory import Memory
 from hocket.log.projected_state import ProjectedState
 from hocket.log.projectors import Engine, is_wrong

@@ -6,14 +6,13 @@ submitted or claimed.
 
 import msgspec
 
+from hocket.families.jobs.rules import KIND_LENGTH_MAX
 from hocket.families.kinds.facts import DefineKind
 from hocket.kernel.arbitration import FoldContext, SubjectRules
 from hocket.kernel.clock import Hlc
-from hocket.kernel.kinds import of_kind
 from hocket.kernel.ops import Op
-from hocket.kernel.policy import Policy, decode_policy, readable_policy
+from hocket.kernel.policy import Policy, decode_policy, of_kind, readable_policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import KIND_LENGTH_MAX
 
 
 class Definition(msgspec.Struct, frozen=True):

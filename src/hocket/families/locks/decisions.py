@@ -17,7 +17,7 @@ from hocket.families.locks.rules import LOCKS, Hold, Scope, Wait
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.log import Transaction
 from hocket.log.request_deadlines import DECIDED_MS
 from hocket.store import Session

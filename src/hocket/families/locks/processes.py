@@ -14,8 +14,7 @@ from hocket.errors import StoreError
 from hocket.families.locks.facts import LOCK, AcquireLocks, LeaveQueue, ReleaseLocks
 from hocket.families.locks.rules import LOCKS, Hold, Wait
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.subjects import Subject
-from hocket.kernel.vocabulary import AcceptOffer
+from hocket.kernel.vocabulary import AcceptOffer, Subject
 from hocket.log import Transaction
 from hocket.store import BoundRequest, Session, WorkerRow
 from hocket.work.liveness import SignOfLife

@@ -17,7 +17,7 @@ from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import ACCEPTANCES, Subject, subject_of
+from hocket.kernel.vocabulary import ACCEPTANCES, Subject, subject_of
 from hocket.log.memory import Memory
 from hocket.log.projectors import Engine, SubjectProjector
 from hocket.log.request_deadlines import is_given_up

@@ -47,10 +47,10 @@ from hocket.families.locks.key_patterns import is_pattern
 from hocket.families.locks.processes import DeadlockWatch, LockProcesses, Suspicion
 from hocket.families.locks.projector import waited_in
 from hocket.families.locks.rules import Hold, Scope, Wait
-from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
+from hocket.kernel.texts import span
 from hocket.log import Transaction
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess

@@ -27,8 +27,7 @@ from hocket.kernel.clock import Hlc, hlc_text, pack, parse_hlc
 from hocket.kernel.ids import node_text, parse_node, ulid_text
 from hocket.kernel.ops import NO_ID, Op, decode
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.subjects import Subject
-from hocket.kernel.vocabulary import AcceptOffer
+from hocket.kernel.vocabulary import AcceptOffer, Subject
 from hocket.log import Transaction
 from hocket.store import Session, SubjectRow
 from hocket.work.json_values import encode_json

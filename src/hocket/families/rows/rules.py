@@ -20,8 +20,7 @@ from hocket.kernel.decoding import json_decoder
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import Subject
-from hocket.kernel.vocabulary import AcceptOffer
+from hocket.kernel.vocabulary import AcceptOffer, Subject
 
 TABLE_BYTES_MAX = 64
 KEY_BYTES_MAX = 512

@@ -12,7 +12,7 @@ import time
 import apsw
 
 from hocket.errors import CommitUnknown, StoreError
-from hocket.kernel.row_mac import RowMac
+from hocket.kernel.signing import RowMac
 from hocket.store.libsql.address import ServerAddress, read_address
 from hocket.store.libsql.connection import LibsqlConnection
 from hocket.store.libsql.faults import LOCK_WAIT_S, Broken, raise_explained

@@ -13,7 +13,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from hocket.errors import CommitUnknown, StoreAway, StoreError, StoreMoved, StoreStarting
-from hocket.kernel.row_mac import RowMac
+from hocket.kernel.signing import RowMac
 from hocket.store.locks import MustBeAlone, Outdated
 from hocket.store.migration import Migration
 from hocket.store.postgres.address import DatabaseAddress, read_address

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from hocket.kernel.ids import content_hash
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.store.ops import LATEST, Head
 from hocket.store.postgres.exchange import Statement, StatementAnswer
 from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S

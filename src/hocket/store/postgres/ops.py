@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.store.locks import LockMisuse, LockSession
 from hocket.store.ops import OP_COLUMNS, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns, unnested

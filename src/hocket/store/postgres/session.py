@@ -7,7 +7,7 @@ from typing import Any
 
 from psycopg import errors
 
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.store.artifacts import COLUMNS, Artifact
 from hocket.store.local import WorkerRow
 from hocket.store.ops import Head

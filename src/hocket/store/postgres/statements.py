@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from psycopg.errors import DivisionByZero
 
 from hocket.errors import StoreError
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.store.locks import Outdated
 from hocket.store.ops import Head
 from hocket.store.postgres.columns import Column, unnested

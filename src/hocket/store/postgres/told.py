@@ -2,7 +2,7 @@
 
 from hocket.families.availability.facts import AVAILABILITY
 from hocket.families.kinds.facts import KIND
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 
 # The families of subjects that transactions ask for again and again.
 FAMILIES = (KIND, AVAILABILITY)

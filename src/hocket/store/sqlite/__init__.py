@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 import apsw
 
 from hocket.errors import StoreAway, StoreError, StoreLocked, StoreMoved
-from hocket.kernel.row_mac import RowMac
+from hocket.kernel.signing import RowMac
 from hocket.store.disk import is_full
 from hocket.store.file_lock import WriteHints
 from hocket.store.migration import Migration

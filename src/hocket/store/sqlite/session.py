@@ -14,7 +14,7 @@ import apsw
 
 from hocket.errors import StoreError
 from hocket.kernel.clock import pack
-from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import Subject
 from hocket.store.job_columns import (
     CHECKED_COLUMNS,
     CHECKED_READY_COLUMNS,

@@ -15,7 +15,7 @@ from hocket.extensions.tempo.beats.phases import (
     spans,
 )
 from hocket.extensions.tempo.beats.tempo import BPM_MAX, BPM_MIN, Tempo, beat_at, is_downbeat, make_tempo
-from hocket.kernel.durations import BeatsLong, parse_length
+from hocket.kernel.texts import BeatsLong, parse_length
 
 PHASES = {"plan": 2, "work": 4, "review": 2}
 NAMES = ("plan", "work", "review", "publish")

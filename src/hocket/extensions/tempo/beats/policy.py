@@ -11,7 +11,7 @@ from hocket.extensions.tempo.beats.file_fields import Fields, fields_of, read_fi
 from hocket.extensions.tempo.beats.messages import NAME_CHARS_MAX
 from hocket.extensions.tempo.beats.phases import PHASE_NAMES, phases_of_names
 from hocket.extensions.tempo.beats.tempo import BAR_LEN_DEFAULT, BPM_DEFAULT, BPM_MAX, BPM_MIN, Tempo, make_tempo
-from hocket.kernel.canonical import canonical_plain
+from hocket.kernel.jws import canonical_plain
 from hocket.kernel.policy import BAR_LEN_MAX
 
 HYSTERESIS_PCT_DEFAULT = 10

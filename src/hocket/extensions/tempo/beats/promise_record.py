@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from hocket.extensions.tempo.beats.messages import PromiseOutcome
-from hocket.kernel.rendezvous import WEIGHT_MIN
+from hocket.families.jobs.rendezvous import WEIGHT_MIN
 
 # After this time a promise counts half.
 HALF_LIFE_MS = 24 * 3600 * 1000

@@ -12,11 +12,10 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import NamedTuple
 
+from hocket.families.jobs.rendezvous import is_weight
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text, parse_node
-from hocket.kernel.kinds import covers
-from hocket.kernel.placement import lacking
-from hocket.kernel.rendezvous import is_weight
+from hocket.kernel.policy import covers, lacking
 
 # As often as workers say that they are there.
 EPOCH_MS = 10_000

@@ -8,17 +8,19 @@ come as facts of one bundle share its signature, so the seed of each is SHA-256 
 
 With weights w the highest −w / ln h wins, where h is the score as a fraction between 0 and 1, counted from the highest
 score down. So equal weights give the order of the scores, and a worker of weight 2 gets twice the jobs of one of weight
-1.
+1. `expectations` says how many of the claims each worker should have got: its weight's part of those that were made
+while it was ranked. Only the claims of the known workers count: if one of several wins, each has its weight's part of
+the chance, whatever others were ranked.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import sha256
 from itertools import compress
-from math import ceil, expm1, log, log1p
+from math import ceil, expm1, log, log1p, sqrt
 from operator import truediv
 from struct import Struct
 from typing import NamedTuple
@@ -36,6 +38,10 @@ WEIGHT_MIN = 0.001
 WEIGHT_MAX = 1_000.0
 # A sticky job passes over a worker that has this many times the mean load.
 LOAD_FACTOR = Fraction(5, 4)
+# A count that is this many standard deviations off happens by chance once in about a thousand times.
+DEVIATIONS_MAX = 3.29
+# Below this many expected claims, counts are too small to tell.
+EXPECTED_MIN = 5.0
 
 _SCORES = 2**256
 _HALF = 2**255
@@ -270,3 +276,45 @@ class AnnouncedClaim(NamedTuple):
 def winning_claim(claims: Iterable[AnnouncedClaim]) -> AnnouncedClaim:
     """Of several claims for a job the earliest, and of those at the same time the one of the lowest worker id."""
     return min(claims, key=lambda claim: (claim.timestamp.wall, claim.timestamp.logical, claim.worker))
+
+
+class RankedSpell(NamedTuple):
+    """Since when a worker is ranked, with its weight. Several spells of one name add up."""
+
+    name: str
+    weight: float
+    since_ms: int
+
+
+class ClaimPeriod(NamedTuple):
+    """The claims in a time. `end_ms` is later than `begin_ms`."""
+
+    begin_ms: int
+    end_ms: int
+    claims: int
+
+
+class Expectation(NamedTuple):
+    claims: float = 0.0
+    variance: float = 0.0
+
+    def is_beyond_chance(self, claims: int) -> bool:
+        if self.claims < EXPECTED_MIN:
+            return False
+        # A count is a whole number: half a claim is no deviation.
+        return abs(claims - self.claims) - 0.5 > DEVIATIONS_MAX * sqrt(self.variance)
+
+
+def expectations(spells: Sequence[RankedSpell], periods: Iterable[ClaimPeriod]) -> dict[str, Expectation]:
+    found = {spell.name: Expectation() for spell in spells}
+    for begin_ms, end_ms, claims in periods:
+        parts: dict[str, float] = {}
+        for name, weight, since_ms in spells:
+            ranked_ms = end_ms - max(begin_ms, since_ms)
+            if ranked_ms > 0:
+                parts[name] = parts.get(name, 0.0) + weight * ranked_ms / (end_ms - begin_ms)
+        total = sum(parts.values())
+        for name, part in parts.items():
+            chance, before = part / total, found[name]
+            found[name] = Expectation(before.claims + claims * chance, before.variance + claims * chance * (1 - chance))
+    return found

@@ -12,15 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hocket.kernel import rendezvous
-from hocket.kernel.bundles import facts_of, with_bundle_signature
-from hocket.kernel.clock import Hlc
-from hocket.kernel.ids import node_id, ulid_text
-from hocket.kernel.jws import detached, open_detached
-from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import NO_ID, bound, decode, encode, link_to, sign, unsigned, verify_op, with_signature
-from hocket.kernel.policy import CLAIM_TIMEOUT_MS
-from hocket.kernel.rendezvous import (
+from hocket.families.jobs import rendezvous
+from hocket.families.jobs.rendezvous import (
     WEIGHT_MAX,
     WEIGHT_MIN,
     AnnouncedClaim,
@@ -40,6 +33,13 @@ from hocket.kernel.rendezvous import (
     weighted_scores,
     winning_claim,
 )
+from hocket.kernel.bundles import facts_of, with_bundle_signature
+from hocket.kernel.clock import Hlc
+from hocket.kernel.ids import node_id, ulid_text
+from hocket.kernel.jws import detached, open_detached
+from hocket.kernel.keys import SigningKey
+from hocket.kernel.ops import NO_ID, bound, decode, encode, link_to, sign, unsigned, verify_op, with_signature
+from hocket.kernel.policy import CLAIM_TIMEOUT_MS
 from hocket.kernel.signing import OpSigner
 from hocket.kernel.vocabulary import ScheduleJob
 from tests.bundled import bundled

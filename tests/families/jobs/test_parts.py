@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel.envelope import DATA_BYTES_MAX
-from hocket.kernel.parts import (
+from hocket.families.jobs.parts import (
     EARLY_MAX,
     PART_BYTES_MAX,
     Part,
@@ -23,6 +22,7 @@ from hocket.kernel.parts import (
     encode_whole,
     joined,
 )
+from hocket.kernel.envelope import DATA_BYTES_MAX
 from hocket.kernel.postcard import Malformed
 
 JSON = st.recursive(

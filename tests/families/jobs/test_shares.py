@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel.rendezvous import rank_weighted
-from hocket.kernel.shares import ClaimPeriod, Expectation, RankedSpell, expectations
+from hocket.families.jobs.rendezvous import ClaimPeriod, Expectation, RankedSpell, expectations, rank_weighted
 
 
 def test_a_worker_that_joins_in_the_middle_is_promised_half() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel.candidates import (
+from hocket.families.jobs.candidates import (
     ASKED_MAX,
     EPOCH_MS,
     EXPIRY_MS,
@@ -21,9 +21,9 @@ from hocket.kernel.candidates import (
     node_of,
     worker_id,
 )
+from hocket.families.jobs.rendezvous import may_try_at, rank_weighted, score, should_claim, turn_of
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text
-from hocket.kernel.rendezvous import may_try_at, rank_weighted, score, should_claim, turn_of
 
 BEGIN_MS = 1_700_000_000_000 // EPOCH_MS * EPOCH_MS
 LATER_MS = BEGIN_MS + 10 * EPOCH_MS
