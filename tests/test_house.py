@@ -40,32 +40,17 @@ EXTENSION_FACES = ("admin", "commands", "run_command", "access", "hook")
 NAMED_EXTENSIONS: dict[str, set[str]] = {
     "cost": {
         "api/top.py",
-        "cli/work.py",
-        "node/handler_process.py",
-        "node/node.py",
-        "work/handler_channel.py",
-        "work/held_jobs.py",
-        "work/runner.py",
-        "work/worker.py",
     },
     "tempo": {
         "api/top.py",
-        "cli/derived.py",
         "cli/monitoring.py",
         "cli/serve.py",
         "cli/top.py",
-        "cli/work.py",
         "mesh/window_tokens.py",
         "node/local_node.py",
-        "node/node.py",
-        "node/run_services.py",
-        "node/runtime.py",
         "server/monitoring/collector.py",
         "server/monitoring/event_counts.py",
         "server/monitoring/monitor_server.py",
-        "work/run_outputs.py",
-        "work/runner.py",
-        "work/worker.py",
     },
 }
 # A family's facts and rules are decisions, as the kernel's are: they import the kernel and each other alone, and every

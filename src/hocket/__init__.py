@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hocket.api.admin import Admin, AsyncAdmin, admin
     from hocket.errors import Conflict, HocketError, NotAuthorised, StaleFence, StoreError, Unreachable, Usage
     from hocket.extensions.command.request import command
-    from hocket.extensions.tempo.scored_run import WaitExhausted
+    from hocket.extensions.tempo.run_pace import WaitExhausted
     from hocket.families.jobs.parts import Part
     from hocket.families.rows.requests import RowConflict
     from hocket.guard.asgi import FenceMiddleware
@@ -85,7 +85,7 @@ _ROOMS = {
     "work.retrying": ("Fatal", "Later"),
     "work.interruption": ("Cancelled",),
     "work.runner": ("Context",),
-    "extensions.tempo.scored_run": ("WaitExhausted",),
+    "extensions.tempo.run_pace": ("WaitExhausted",),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 

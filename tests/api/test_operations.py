@@ -22,8 +22,7 @@ from hocket.mesh.wire import Reply, Request
 from hocket.node.node import Node, SyncNode
 from hocket.node.runtime import Runtime
 from hocket.server.api import STATUSES, Api, ApiError
-from hocket.server.openapi import describe
-from hocket.server.routes import route_of
+from hocket.server.routes import describe, route_of
 
 Colour = Annotated[Literal["light-red", "blue"], Meta(description="The colour.")]
 

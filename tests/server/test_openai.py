@@ -15,8 +15,7 @@ from hocket.api.jobs import JobQuery
 from hocket.node.runtime import Runtime
 from hocket.server import openai
 from hocket.server.api import STATUSES, ApiError
-from hocket.server.openapi import describe
-from hocket.server.routes import ROUTES
+from hocket.server.routes import ROUTES, describe
 from tests.cli.fork_server import start_command
 from tests.server.served import PATIENCE_S, ROOT, Answer, Served, environment, serving
 

@@ -19,8 +19,7 @@ from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.server import api
 from hocket.server.api import STATUSES, ApiError
-from hocket.server.openapi import describe
-from hocket.server.routes import ROUTES
+from hocket.server.routes import ROUTES, describe
 from hocket.server.running import Server
 from tests.effort import IS_SOAK
 from tests.server.served import PATIENCE_S, Served

@@ -1,26 +1,34 @@
 """The state of a node: identity, log, jobs, workers, and what it knows about other nodes."""
 
 import time
+from typing import Any
 
 import msgspec
 
 from hocket.api import Service, ServiceAnswer
 from hocket.api.nodes import AvailabilityShown, availability_of_all
+from hocket.api.operation import operation
+from hocket.api.views import Pairs, ago, now_ms
 from hocket.kernel.capabilities import unknown_of
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.reasons import BY_NUMBER, Reason
+from hocket.kernel.retrying import BreakerState
+from hocket.kernel.texts import counted, span
 from hocket.log.outbox import OUTBOX_OPS_MAX
 from hocket.mesh.names import names
 from hocket.mesh.peers import breakers, coordinator, outbox, program_differences, silence
 from hocket.node.home import Home
-from hocket.node.running import running_buses, running_servers
+from hocket.node.running import RunningServer, running_buses, running_servers
 from hocket.node.store_breaker import store_troubles
 from hocket.store import Session
 from hocket.work.job_states import COUNTED, counted_as
 from hocket.work.liveness import WorkerState, standing, whereabouts
 from hocket.work.presence import is_away, known_nodes
 from hocket.work.serving import read_serving
+
+# The most job ids that are shown for one worker.
+SHOWN_MAX = 3
 
 
 class WorkerStatus(ServiceAnswer, frozen=True):
@@ -47,12 +55,6 @@ class NodeWorkersStatus(ServiceAnswer, frozen=True):
     grade: str
     is_away: bool
     availability: AvailabilityShown
-
-
-class ServerStatus(ServiceAnswer, frozen=True):
-    pid: int
-    address: str
-    started_ms: int
 
 
 class QuotaRefusals(ServiceAnswer, frozen=True):
@@ -145,7 +147,7 @@ class NodeStatus(ServiceAnswer, frozen=True):
     workers: list[WorkerStatus]
     dead_workers: list[WorkerStatus]
     workers_elsewhere: list[NodeWorkersStatus]
-    servers: list[ServerStatus]
+    servers: list[RunningServer]
     waiting_ops: int
     offered_ops: int
     refusals: dict[str, int]
@@ -166,7 +168,134 @@ class NodeStatus(ServiceAnswer, frozen=True):
     replica: ReplicaStatus | None
 
 
+def _worker_text(shown: WorkerStatus, now: int) -> str:
+    """Describes one worker. Its last heartbeat matters only if its lock cannot be tested from here."""
+    said = [f"process {shown.pid} {shown.where}".strip(), f"started {ago(shown.started_ms, now)}"]
+    if shown.state == WorkerState.SILENT.value:
+        said.append(f"silent for {span(now - shown.heard_ms)}")
+    elif shown.where:
+        said.append(f"heard from {ago(min(now, shown.heard_ms), now)}")
+    said.append(f"serves {', '.join(shown.kinds)}" if shown.kinds else "does not say what it serves")
+    ids = " ".join(shown.running[:SHOWN_MAX]) + (" …" if len(shown.running) > SHOWN_MAX else "")
+    said.append(f"runs {len(shown.running)} ({ids})" if shown.running else "runs nothing")
+    return f"{shown.name or shown.node}: {', '.join(said)}"
+
+
+def _processes(shown: NodeStatus, now: int) -> list[tuple[str, object]]:
+    """The server and the workers of this node, and the workers that other nodes have told about."""
+    pairs: list[tuple[str, object]] = [
+        ("server", f"{each.address}, process {each.pid}, started {ago(each.started_ms, now)}") for each in shown.servers
+    ]
+    pairs = pairs or [("server", "none")]
+    pairs += [("worker", _worker_text(each, now)) for each in shown.workers] or [("workers", "none")]
+    for each in shown.workers_elsewhere:
+        state = "away, last" if each.is_away else "last"
+        heard = f"{state} heard {ago(min(now, each.heard_ms), now)}"
+        work = "" if each.availability.state == "active" else f", {each.availability}"
+        pairs.append(("elsewhere", f"{each.name or each.node}, serves {', '.join(each.kinds)}{work}, {heard}"))
+    return pairs
+
+
+def _mesh(shown: NodeStatus) -> list[tuple[str, Any]]:
+    """What concerns other nodes, if there is anything to report."""
+    pairs: list[tuple[str, Any]] = []
+    if shown.coordinator not in (None, shown.node):
+        quiet = " (silent for long; `hocket coordinator NODE` designates another)"
+        pairs.append(("coordinator", shown.coordinator + (quiet if shown.coordinator_is_quiet else "")))
+    for peer in shown.peers:
+        pairs.append(("peer", " ".join(part for part in (peer.address, peer.state, peer.detail) if part)))
+    now = now_ms()
+    if shown.kept.waiting and shown.kept.since_ms is not None:
+        waited = f"the oldest for {span(max(0, now - shown.kept.since_ms))}"
+        pairs.append(("kept", f"{counted(shown.kept.waiting, 'request')} waiting here for the database, {waited}"))
+    if shown.kept.refused:
+        where = "in spool/refused.jsonl of the home"
+        pairs.append(("refused", f"{counted(shown.kept.refused, 'kept request')} when sent; see why {where}"))
+    if shown.outbox.ops and shown.outbox.since_ms is not None:
+        waited = f"the oldest for {span(max(0, now - shown.outbox.since_ms))}"
+        pairs.append(("outbox", f"{counted(shown.outbox.ops, 'op')} waiting here for the coordinator, {waited}"))
+    pairs += [("breaker", _breaker_text(each, now)) for each in shown.breakers]
+    pairs += [("bus", _bus_text(each, now)) for each in shown.buses]
+    for over in shown.over_quota:
+        refused = f"{over.ops:,} ops refused, last {ago(over.last_ms, now)}"
+        pairs.append(("over quota", f"node {over.node}: {refused}; see `hocket nodes`"))
+    pairs += [("program", f"node {node}: {how}") for node, how in shown.programs.items()]
+    if shown.unknown_ops:
+        kept = f"{shown.unknown_ops} ops of newer programs do nothing here; upgrade this node to read them"
+        pairs.append(("unknown ops", kept))
+    if shown.unknown_grants:
+        names = ", ".join(shown.unknown_grants)
+        pairs.append(("unknown grants", f"delegations name {names}; upgrade this node to honour that"))
+    if shown.held_ops:
+        pairs.append(("held", f"{shown.held_ops} ops from clocks that are too far ahead; check this machine's clock"))
+    return pairs
+
+
+def _availability_pairs(shown: NodeStatus, now: int) -> list[tuple[str, object]]:
+    """If this node takes no new jobs."""
+    availability = shown.availability
+    if availability.since_ms is None:
+        return []
+    said = f"{availability}, set by {availability.by} {ago(availability.since_ms, now)}"
+    return [("work", f"{said}; `hocket resume here` ends that")]
+
+
+def _bus_text(shown: BusStatus, now: int) -> str:
+    state = "connected" if shown.is_connected else "away"
+    said = [f"{shown.server}, process {shown.process}: {state} for {span(max(0, now - shown.since_ms))}"]
+    said += [shown.detail] if shown.detail else []
+    said += [] if shown.is_connected else ["work goes on without it"]
+    said += ["keeps no announcements"] if shown.is_connected and not shown.keeps else []
+    said += [f"{counted(shown.lost, 'message')} lost"] if shown.lost else []
+    said += [f"{count:,} refused as {reason}" for reason, count in shown.refused.items()]
+    return "; ".join(said)
+
+
+def _breaker_text(shown: BreakerStatus, now: int) -> str:
+    whose = shown.what if shown.process is None else f"{shown.what} in process {shown.process}"
+    said = f"{whose} is {shown.state}: {shown.failures} failures in a row, the last: {shown.error}"
+    if shown.state == BreakerState.OPEN and shown.next_ms is not None:
+        return f"{said}; the next try is {'due' if shown.next_ms <= now else f'in {span(shown.next_ms - now)}'}"
+    return f"{said}; one try is under way" if shown.state == BreakerState.HALF_OPEN else said
+
+
+def _fields(shown: NodeStatus) -> list[tuple[str, object]]:
+    now = now_ms()
+    dead = ", ".join(str(each.pid) for each in shown.dead_workers)
+    pairs: list[tuple[str, object]] = [
+        ("node", shown.node if shown.name is None else f"{shown.node} ({shown.name})"),
+        ("user", shown.user),
+        ("home", shown.home),
+        *_availability_pairs(shown, now),
+        ("ops", shown.ops),
+        ("clock", shown.clock),
+        ("chain head", shown.chain_head),
+    ]
+    if shown.replica is not None:
+        pairs.append(("replica", f"{shown.replica.path}, {span(max(0, now - shown.replica.followed_ms))} old"))
+    if shown.rebuilding:
+        pairs.append(("rebuild", "under way or interrupted; run `hocket log rebuild` to finish it"))
+    pairs += [
+        ("jobs", ", ".join(f"{count} {name}" for name, count in shown.jobs.items() if count) or "none"),
+        *_processes(shown, now),
+        *([("died", f"process {dead}; the next worker returns its jobs to the queue")] if dead else []),
+        ("schedules", ", ".join(shown.schedules) or "none"),
+        ("waiting ops", shown.waiting_ops),
+    ]
+    pairs += _mesh(shown)
+    pairs += [("refused", f"{count}: {sentence}") for sentence, count in shown.refusals.items()]
+    return pairs
+
+
+@operation("show_status", "GET", command="status", show=lambda shown: [Pairs(_fields(shown))])
 def status(service: Service) -> NodeStatus:
+    """Show the state of this node: identity, log, jobs, workers, schedules, and refused ops.
+
+    \b
+      hocket status
+      hocket status --json | jq .jobs
+    """
+    service.refresh()
     log, home = service.runtime.log, service.runtime.home
     with service.read() as session:
         head = session.head()
@@ -192,7 +321,7 @@ def status(service: Service) -> NodeStatus:
             workers=[each for each in workers if each.state != WorkerState.DIED.value],
             dead_workers=[each for each in workers if each.state == WorkerState.DIED.value],
             workers_elsewhere=_elsewhere(service, session),
-            servers=[ServerStatus(*msgspec.structs.astuple(each)) for each in running_servers(home.processes)],
+            servers=running_servers(home.processes),
             waiting_ops=waiting,
             offered_ops=session.open_offers(Reason.OFFERED),
             refusals=refusals,

@@ -39,17 +39,13 @@ add_operations(claims_app, claims.explain)
 
 @claims_app.command()
 def rank(
-    job: Annotated[str, Option("--job", metavar="ID", help="The job's id, as it is hashed.")],
-    seed: Annotated[
-        str,
-        Option("--seed", metavar="HEX", help="The first 64 hex digits of the job's signature, or all 128."),
-    ],
+    job: Annotated[str, Option("--job", "ID", "The job's id, as it is hashed.")],
+    seed: Annotated[str, Option("--seed", "HEX", "The first 64 hex digits of the job's signature, or all 128.")],
     worker: Annotated[
-        list[str] | None, Option("--worker", metavar="WORKER", help="A worker's id; repeat it for each worker.")
+        list[str] | None, Option("--worker", "WORKER", "A worker's id; repeat it for each worker.")
     ] = None,
     weight: Annotated[
-        list[str] | None,
-        Option("--weight", metavar="WORKER=N", help="A worker's weight, 0.001 to 1000; the default is 1."),
+        list[str] | None, Option("--weight", "WORKER=N", "A worker's weight, 0.001 to 1000; the default is 1.")
     ] = None,
 ) -> None:
     """Rank workers for a job, as every worker does: rank 0 tries first, each further rank after another 5 s without a
@@ -142,8 +138,8 @@ DRAW_S = 2.0
 
 
 def grid(
-    kind: Annotated[str | None, Option("--kind", metavar="KIND", help="Only this kind; `acme.` for all.")] = None,
-    window: Annotated[str, Option("--window", metavar="DURATION", help="Count the claims of this last time.")] = "10m",
+    kind: Annotated[str | None, Option("--kind", "KIND", "Only this kind; `acme.` for all.")] = None,
+    window: Annotated[str, Option("--window", "DURATION", "Count the claims of this last time.")] = "10m",
     watch: Annotated[bool, Option("--watch", help="Show it again every 2 seconds until Ctrl-C.")] = False,
 ) -> None:
     """Show how the jobs that go by rank spread over the nodes and their workers: for each kind the weights, each

@@ -51,14 +51,14 @@ COMMANDS = {
     "keys": ("keys:app", "Show, back up, restore and lock the user's key; reissue the root delegation."),
     "serve": ("serve:serve", "Run the server that other nodes connect to, and sync with peers."),
     "token": ("token:app", "Create, list and revoke the tokens of programs that use this node over HTTP."),
-    "peers": ("peers:peers_app", "List, add, remove and find the nodes that this node syncs with."),
-    "sync": ("peers:sync", "Sync with the peers once, now."),
+    "peers": ("nodes:peers_app", "List, add, remove and find the nodes that this node syncs with."),
+    "sync": ("nodes:sync", "Sync with the peers once, now."),
     "lock": ("lock:app", "Lock files and other things that several agents use."),
     "cron": ("cron:app", "Submit jobs on a schedule."),
     "log": ("log:app", "Read, verify, rebuild, export and import the log."),
     "store": ("store:app", "Migrate the node's store, or move it to a database server or back."),
-    "status": ("status:status", "Show the state of this node."),
-    "doctor": ("status:doctor", "Check this node for problems and suggest fixes."),
+    "status": ("api.status:status", "Show the state of this node."),
+    "doctor": ("store:doctor", "Check this node for problems and suggest fixes."),
 }
 for _extension in extensions():
     COMMANDS.update(_extension.commands)

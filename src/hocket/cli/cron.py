@@ -31,14 +31,13 @@ def cron_group() -> None:
 
 @app.command()
 def add(
-    name: Annotated[str, Argument(metavar="NAME", help="The schedule's name; replaces a schedule of that name.")],
+    name: Annotated[str, Argument("NAME", "The schedule's name; replaces a schedule of that name.")],
     expression: Annotated[
-        str,
-        Argument(metavar="'EXPR'", help="Five fields: minute hour day month weekday; or @daily and the like."),
+        str, Argument("'EXPR'", "Five fields: minute hour day month weekday; or @daily and the like.")
     ],
-    kind: Annotated[str, Argument(metavar="KIND", help="The kind of its jobs.")],
-    data: Annotated[str | None, Argument(metavar="[JSON|@FILE|-]", help="Their payload.", show_default=False)] = None,
-    timezone: Annotated[str, Option("--timezone", metavar="NAME", help="Like Europe/Vienna.")] = "UTC",
+    kind: Annotated[str, Argument("KIND", "The kind of its jobs.")],
+    data: Annotated[str | None, Argument("[JSON|@FILE|-]", "Their payload.", show_default=False)] = None,
+    timezone: Annotated[str, Option("--timezone", "NAME", "Like Europe/Vienna.")] = "UTC",
     overlap: Annotated[
         Overlap, Option("--overlap", help="If the last job has not ended at a tick: skip the tick, or queue a job.")
     ] = Overlap.skip,

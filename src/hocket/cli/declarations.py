@@ -33,20 +33,30 @@ TYPER_OPTIONS: dict[str, Any] = {
 
 
 class Parameter:
-    """Stands in an annotation: `limit: Annotated[int, Option("--limit", metavar="N")]`. The attributes are typer's."""
+    """Stands in an annotation: `limit: Annotated[int, Option("--limit", "N", "How many at most.")]`. `metavar` is what
+    its value is called. The attributes are typer's.
+    """
 
     __slots__ = ("attributes", "names")
 
-    def __init__(self, *names: str, **attributes: Any) -> None:
-        self.names, self.attributes = names, attributes
+    def __init__(self, names: str, **attributes: Any) -> None:
+        self.names, self.attributes = names.split(), attributes
 
 
 class Option(Parameter):
+    """`names` are one or several, with spaces between them."""
+
     __slots__ = ()
+
+    def __init__(self, names: str, metavar: str | None = None, help: str | None = None, **attributes: Any) -> None:
+        super().__init__(names, metavar=metavar, help=help, **attributes)
 
 
 class Argument(Parameter):
     __slots__ = ()
+
+    def __init__(self, metavar: str | None = None, help: str | None = None, **attributes: Any) -> None:
+        super().__init__("", metavar=metavar, help=help, **attributes)
 
 
 class OptionGroup:
@@ -70,8 +80,7 @@ def _note_json(value: bool) -> bool:
 
 
 HomeOption = Annotated[
-    Path | None,
-    Option("--home", metavar="DIR", help="The node's home; default $HOCKET_HOME, else ~/.hocket.", callback=_note_home),
+    Path | None, Option("--home", "DIR", "The node's home; default $HOCKET_HOME, else ~/.hocket.", callback=_note_home)
 ]
 JsonOption = Annotated[bool, Option("--json", help="Answer in JSON, for programs.", callback=_note_json)]
 # The options that the program and each command have, so that they work before and after its name; the last one given

@@ -95,10 +95,9 @@ def _shell_type(parameter: Input, form: Form | None) -> Any:
 
 def _length(service: Service, text: str, name: str) -> Any:
     from hocket.errors import Usage
-    from hocket.extensions.tempo.worker_tempo import hold_length
 
     try:
-        return hold_length(service.runtime, text)
+        return service.runtime.hold_length(text)
     except ValueError as error:
         raise Usage(f"bad {name.lstrip('-')}: {error}") from None
 

@@ -15,20 +15,18 @@ from hocket.errors import StoreAway, Usage
 
 dead_app = new_app()
 
-MessageId = Annotated[str, Argument(metavar="ID", help="The message's id, or its beginning.")]
+MessageId = Annotated[str, Argument("ID", "The message's id, or its beginning.")]
 
 
 def send(
-    to: Annotated[str, Argument(metavar="TO", help="An agent, agent@node, a group like team/, or all.")],
-    body: Annotated[str, Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
-    type: Annotated[str, Option("--type", metavar="TYPE", help="What kind of message it is.")] = "",
-    thread: Annotated[str | None, Option("--thread", metavar="ID", help="The first message of a thread.")] = None,
-    reply_to: Annotated[str | None, Option("--reply-to", metavar="ID", help="The message it answers.")] = None,
-    priority: Annotated[int, Option("--priority", metavar="N", help="Higher ones are delivered first.")] = 0,
-    ttl: Annotated[str, Option("--ttl", metavar="DURATION", help="When it expires if nobody claims it.")] = "7d",
-    attach: Annotated[
-        list[Path] | None, Option("--attach", metavar="FILE", help="Send a file along; may be repeated.")
-    ] = None,
+    to: Annotated[str, Argument("TO", "An agent, agent@node, a group like team/, or all.")],
+    body: Annotated[str, Argument("BODY|@FILE|-", "The text, a file, or - for standard input.")],
+    type: Annotated[str, Option("--type", "TYPE", "What kind of message it is.")] = "",
+    thread: Annotated[str | None, Option("--thread", "ID", "The first message of a thread.")] = None,
+    reply_to: Annotated[str | None, Option("--reply-to", "ID", "The message it answers.")] = None,
+    priority: Annotated[int, Option("--priority", "N", "Higher ones are delivered first.")] = 0,
+    ttl: Annotated[str, Option("--ttl", "DURATION", "When it expires if nobody claims it.")] = "7d",
+    attach: Annotated[list[Path] | None, Option("--attach", "FILE", "Send a file along; may be repeated.")] = None,
     agent: Agent = None,
 ) -> None:
     """Send a message to an agent. It is stored here at once, and delivered when the receiver's node can be reached.
@@ -59,10 +57,10 @@ def send(
 
 
 def ask(
-    to: Annotated[str, Argument(metavar="TO", help="An agent, agent@node, a group like team/, or all.")],
-    body: Annotated[str, Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
-    type: Annotated[str, Option("--type", metavar="TYPE", help="What kind of message it is.")] = "",
-    wait: Annotated[str, Option("--wait", metavar="DURATION", help="How long to wait for the reply.")] = "30s",
+    to: Annotated[str, Argument("TO", "An agent, agent@node, a group like team/, or all.")],
+    body: Annotated[str, Argument("BODY|@FILE|-", "The text, a file, or - for standard input.")],
+    type: Annotated[str, Option("--type", "TYPE", "What kind of message it is.")] = "",
+    wait: Annotated[str, Option("--wait", "DURATION", "How long to wait for the reply.")] = "30s",
     agent: Agent = None,
 ) -> None:
     """Send a message, wait for the reply to it, and print that. If none comes in time, the exit code is 5.
@@ -79,7 +77,7 @@ def ask(
 
 def reply(
     id: MessageId,
-    body: Annotated[str, Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
+    body: Annotated[str, Argument("BODY|@FILE|-", "The text, a file, or - for standard input.")],
     agent: Agent = None,
 ) -> None:
     """Answer the sender of a message that you hold, and acknowledge the message.
@@ -100,16 +98,13 @@ def inbox(
     agent: Annotated[
         str | None,
         Option(
-            "--agent",
-            metavar="NAME",
-            callback=checked_agent,
-            help="Whose messages. Default: everybody's; for a claim as in send.",
+            "--agent", "NAME", "Whose messages. Default: everybody's; for a claim as in send.", callback=checked_agent
         ),
     ] = None,
-    claim: Annotated[int | None, Option("--claim", metavar="N", help="Claim up to N messages.")] = None,
-    lease: Annotated[str, Option("--lease", metavar="DURATION", help="How long you hold them.")] = "1m",
+    claim: Annotated[int | None, Option("--claim", "N", "Claim up to N messages.")] = None,
+    lease: Annotated[str, Option("--lease", "DURATION", "How long you hold them.")] = "1m",
     follow: Annotated[bool, Option("--follow", help="Wait for more messages, without end.")] = False,
-    limit: Annotated[int, Option("--limit", metavar="N", help="How many to list.")] = 50,
+    limit: Annotated[int, Option("--limit", "N", "How many to list.")] = 50,
 ) -> None:
     """List the messages that wait for an agent, or claim some. A claimed message is yours until its lease ends:
     acknowledge it with `hocket ack`, or return it with `hocket nack`. If you do neither, it is delivered again; after
@@ -156,8 +151,8 @@ def ack(id: MessageId, agent: Agent = None) -> None:
 
 def nack(
     id: MessageId,
-    delay: Annotated[str, Option("--delay", metavar="DURATION", help="Deliver it again only after this.")] = "0s",
-    reason: Annotated[str, Option("--reason", metavar="TEXT", help="Why you return it.")] = "",
+    delay: Annotated[str, Option("--delay", "DURATION", "Deliver it again only after this.")] = "0s",
+    reason: Annotated[str, Option("--reason", "TEXT", "Why you return it.")] = "",
     agent: Agent = None,
 ) -> None:
     """Return a message that you hold, so that it is delivered again. After its last try it is dead.

@@ -17,35 +17,30 @@ if TYPE_CHECKING:
 
 
 def invite(
-    name: Annotated[str | None, Argument(metavar="NAME", help="The new node's name.", show_default=False)] = None,
+    name: Annotated[str | None, Argument("NAME", "The new node's name.", show_default=False)] = None,
     worker: Annotated[
-        list[str] | None,
-        Option("--worker", metavar="PREFIX", help="Let it run jobs whose kind has this prefix; may be repeated."),
+        list[str] | None, Option("--worker", "PREFIX", "Let it run jobs whose kind has this prefix; may be repeated.")
     ] = None,
     may: Annotated[
-        list[str] | None,
-        Option("--may", metavar="GRANT", help="resource:action[:kind-prefix], or `all`; may be repeated."),
+        list[str] | None, Option("--may", "GRANT", "resource:action[:kind-prefix], or `all`; may be repeated.")
     ] = None,
     audit: Annotated[bool, Option("--audit", help="Require it to record every model call.")] = False,
-    sanitize: Annotated[
-        str | None, Option("--sanitize", metavar="RULES", help="Sanitisation rules for what it reads.")
-    ] = None,
+    sanitize: Annotated[str | None, Option("--sanitize", "RULES", "Sanitisation rules for what it reads.")] = None,
     expires: Annotated[
-        str | None, Option("--expires", metavar="DURATION", help="How long it may stay in the mesh, like 30d.")
+        str | None, Option("--expires", "DURATION", "How long it may stay in the mesh, like 30d.")
     ] = None,
     quota: Annotated[
-        str | None, Option("--quota", metavar="QUOTA", help="How much it may store, like ops=50/s,bytes=1M/s,bytes=2G.")
+        str | None, Option("--quota", "QUOTA", "How much it may store, like ops=50/s,bytes=1M/s,bytes=2G.")
     ] = None,
     share: Annotated[
         bool, Option("--share", help="Let it share this node's store in a server, with a home of its own.")
     ] = False,
-    valid: Annotated[str, Option("--valid", metavar="DURATION", help="How long the invitation stays valid.")] = "1h",
+    valid: Annotated[str, Option("--valid", "DURATION", "How long the invitation stays valid.")] = "1h",
     address: Annotated[
-        list[str] | None,
-        Option("--address", metavar="URL", help="This node's address; default: that of `hocket serve`."),
+        list[str] | None, Option("--address", "URL", "This node's address; default: that of `hocket serve`.")
     ] = None,
     list_them: Annotated[bool, Option("--list", help="List the invitations.")] = False,
-    cancel: Annotated[str | None, Option("--cancel", metavar="NAME", help="Cancel an invitation.")] = None,
+    cancel: Annotated[str | None, Option("--cancel", "NAME", "Cancel an invitation.")] = None,
 ) -> None:
     """Invite another machine. The printed token admits one node, once. The new node makes its own key.
 

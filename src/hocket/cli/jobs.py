@@ -36,10 +36,8 @@ def jobs(
     outcome: Annotated[
         OutcomeName | None, Option("--outcome", help="Only ended jobs with this outcome.", hidden=True)
     ] = None,
-    kind: Annotated[
-        str | None, Option("--kind", metavar="KIND", help="Only this kind; `acme.` for all kinds below acme.")
-    ] = None,
-    limit: Annotated[int, Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="The most to list.")] = 50,
+    kind: Annotated[str | None, Option("--kind", "KIND", "Only this kind; `acme.` for all kinds below acme.")] = None,
+    limit: Annotated[int, Option("--limit", "N", "The most to list.", min=1, max=LIMIT_MAX)] = 50,
     claimable: Annotated[
         bool, Option("--claimable", help="Only pending jobs that this node may claim now, oldest first.")
     ] = False,
@@ -192,25 +190,17 @@ def _watch_drawn(watch: JobsWatch, kind: str | None) -> None:
             time.sleep(DRAW_MIN_S)
 
 
-OneJob = Annotated[
-    str | None, Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.", show_default=False)
-]
-KindFilter = Annotated[
-    str | None, Option("--kind", metavar="KIND", help="All jobs of this kind; `acme.` means all kinds below it.")
-]
-AgeFilter = Annotated[
-    str | None, Option("--older-than", metavar="DURATION", help="All jobs submitted longer ago, like 1h.")
-]
+OneJob = Annotated[str | None, Argument("JOB", "A job id, or a unique beginning or end of one.", show_default=False)]
+KindFilter = Annotated[str | None, Option("--kind", "KIND", "All jobs of this kind; `acme.` means all kinds below it.")]
+AgeFilter = Annotated[str | None, Option("--older-than", "DURATION", "All jobs submitted longer ago, like 1h.")]
 YesOption = Annotated[bool, Option("--yes", help="Change many jobs without a question.")]
-ReasonOption = Annotated[str, Option("--reason", metavar="TEXT", help="Why; recorded on the log.")]
+ReasonOption = Annotated[str, Option("--reason", "TEXT", "Why; recorded on the log.")]
 
 
 def cancel(
     job: OneJob = None,
     kind: KindFilter = None,
-    state: Annotated[
-        str | None, Option("--state", metavar="STATE", help="All jobs in this state: pending or running.")
-    ] = None,
+    state: Annotated[str | None, Option("--state", "STATE", "All jobs in this state: pending or running.")] = None,
     older_than: AgeFilter = None,
     yes: YesOption = False,
     reason: ReasonOption = "cancelled from the command line",
@@ -237,8 +227,7 @@ def retry(
     job: OneJob = None,
     kind: KindFilter = None,
     state: Annotated[
-        str | None,
-        Option("--state", metavar="STATE", help="All jobs in this state: failed (the default) or cancelled."),
+        str | None, Option("--state", "STATE", "All jobs in this state: failed (the default) or cancelled.")
     ] = None,
     older_than: AgeFilter = None,
     yes: YesOption = False,

@@ -21,23 +21,19 @@ def join(
     token: Annotated[
         str | None,
         Argument(
-            metavar="[TOKEN]",
-            help="What `hocket invite` printed; - reads it from stdin. Default: $HOCKET_MESH_TOKEN.",
+            "[TOKEN]",
+            "What `hocket invite` printed; - reads it from stdin. Default: $HOCKET_MESH_TOKEN.",
             show_default=False,
         ),
     ] = None,
-    ca: Annotated[
-        Path | None, Option("--ca", metavar="FILE", help="The CA of the inviting node's certificate.")
-    ] = None,
-    pin: Annotated[
-        str | None, Option("--pin", metavar="SHA256", help="The fingerprint of the one certificate to trust.")
-    ] = None,
+    ca: Annotated[Path | None, Option("--ca", "FILE", "The CA of the inviting node's certificate.")] = None,
+    pin: Annotated[str | None, Option("--pin", "SHA256", "The fingerprint of the one certificate to trust.")] = None,
     store: Annotated[
         str | None,
         Option(
             "--store",
-            metavar="ADDRESS",
-            help="The inviting node's store, like postgresql://hocket@db.example/hocket. Default: $HOCKET_STORE.",
+            "ADDRESS",
+            "The inviting node's store, like postgresql://hocket@db.example/hocket. Default: $HOCKET_STORE.",
         ),
     ] = None,
 ) -> None:

@@ -29,8 +29,8 @@ PassphraseFile = Annotated[
     Path | None,
     Option(
         "--passphrase-file",
-        metavar="FILE",
-        help=f"A file with the passphrase on its first line; default ${ENVIRONMENT}, else a prompt.",
+        "FILE",
+        f"A file with the passphrase on its first line; default ${ENVIRONMENT}, else a prompt.",
     ),
 ]
 
@@ -79,7 +79,7 @@ def _checked(passphrase: str) -> str:
 
 app = new_app()
 
-BackupArgument = Annotated[Path, Argument(metavar="FILE", help="The backup.")]
+BackupArgument = Annotated[Path, Argument("FILE", "The backup.")]
 STAYS = "a node's key never leaves its machine, so no backup has it; invite a lost node again"
 
 
@@ -192,7 +192,7 @@ def passphrase(
     remove: Annotated[bool, Option("--remove", help="Keep the key unlocked from now on.")] = False,
     passphrase_file: PassphraseFile = None,
     new_passphrase_file: Annotated[
-        Path | None, Option("--new-passphrase-file", metavar="FILE", help="The new passphrase; default: a prompt.")
+        Path | None, Option("--new-passphrase-file", "FILE", "The new passphrase; default: a prompt.")
     ] = None,
 ) -> None:
     """Lock the user's key, change its passphrase, or remove the passphrase.
@@ -214,7 +214,7 @@ def passphrase(
 
 @app.command()
 def reissue(
-    name: Annotated[str | None, Option("--name", metavar="NAME", help="The node's new name.")] = None,
+    name: Annotated[str | None, Option("--name", "NAME", "The node's new name.")] = None,
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Issue this node a new root delegation with the user's key: after its own was revoked, to rename it, or when the
@@ -251,12 +251,10 @@ def _fingerprint(public: bytes) -> bytes:
 
 def init(
     user_key: Annotated[
-        Path | None,
-        Option("--user-key", metavar="FILE", help="The user.key of another home; adds a node for that user."),
+        Path | None, Option("--user-key", "FILE", "The user.key of another home; adds a node for that user.")
     ] = None,
     name: Annotated[
-        str | None,
-        Option("--name", metavar="NAME", help="The node's name; default: $HOCKET_MESH_NODE_ID, else the machine's."),
+        str | None, Option("--name", "NAME", "The node's name; default: $HOCKET_MESH_NODE_ID, else the machine's.")
     ] = None,
     passphrase: Annotated[bool, Option("--passphrase", help="Lock the user's key; the node runs without it.")] = False,
     passphrase_file: PassphraseFile = None,
@@ -267,8 +265,7 @@ def init(
         bool, Option("--ranked-open", help="Jobs that workers claim by rank are open: they need no coordinator.")
     ] = False,
     store: Annotated[
-        str | None,
-        Option("--store", metavar="ADDRESS", help="Keep the log in a database server; default: $HOCKET_STORE."),
+        str | None, Option("--store", "ADDRESS", "Keep the log in a database server; default: $HOCKET_STORE.")
     ] = None,
     blobs: Annotated[
         BlobPlace | None,

@@ -17,19 +17,13 @@ app = new_app()
 
 Lease = Annotated[
     str | None,
-    Option(
-        "--lease",
-        metavar="DURATION",
-        help="How long it lasts unless renewed, or 4b in beats; default 30s for file:, else 5m.",
-    ),
+    Option("--lease", "DURATION", "How long it lasts unless renewed, or 4b in beats; default 30s for file:, else 5m."),
 ]
 # The earlier name of --lease.
 OldLease = Annotated[str | None, Option("--ttl", hidden=True)]
 Shared = Annotated[bool, Option("--shared", help="Hold it together with other shared holders.")]
-Wait = Annotated[str | None, Option("--wait", metavar="DURATION", help="How long to wait for it; default: not at all.")]
-Scope = Annotated[
-    str, Option("--scope", metavar="REPO", help="What the keys belong to, such as a repository.", show_default=False)
-]
+Wait = Annotated[str | None, Option("--wait", "DURATION", "How long to wait for it; default: not at all.")]
+Scope = Annotated[str, Option("--scope", "REPO", "What the keys belong to, such as a repository.", show_default=False)]
 
 
 @app.callback()
@@ -49,10 +43,8 @@ add_operations(app, locks.acquire, locks.renew)
 
 @app.command()
 def release(
-    key: Annotated[
-        str | None, Argument(metavar="KEY", help="What is locked, like file:src/lib.rs.", show_default=False)
-    ] = None,
-    fence: Annotated[int | None, Option("--fence", metavar="N", help="The fence that `lock acquire` gave.")] = None,
+    key: Annotated[str | None, Argument("KEY", "What is locked, like file:src/lib.rs.", show_default=False)] = None,
+    fence: Annotated[int | None, Option("--fence", "N", "The fence that `lock acquire` gave.")] = None,
     everything: Annotated[bool, Option("--all", help="All locks that the agent holds on this node.")] = False,
     agent: Agent = None,
     scope: Scope = "",
@@ -92,18 +84,15 @@ add_operations(app, locks.listing, locks.show, locks.break_)
 @app.command(cls="typer_program:RunCommand")
 def run(
     context: CommandContext,
-    keys: Annotated[
-        list[str],
-        Argument(metavar="KEY... -- CMD [ARG...]", help="What to lock; the command to run stands after --."),
-    ],
+    keys: Annotated[list[str], Argument("KEY... -- CMD [ARG...]", "What to lock; the command to run stands after --.")],
     agent: Annotated[
         str | None,
         Option(
             "--agent",
-            metavar="NAME",
+            "NAME",
+            "The agent that you act for. Default: $HOCKET_AGENT, else this process.",
             envvar="HOCKET_AGENT",
             callback=checked_agent,
-            help="The agent that you act for. Default: $HOCKET_AGENT, else this process.",
         ),
     ] = None,
     lease: Lease = None,

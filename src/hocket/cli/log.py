@@ -15,7 +15,7 @@ from hocket.api.jobs import OpLine, rejected
 from hocket.api.ops import LIMIT_MAX
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.derived import perform
-from hocket.cli.files import private_file
+from hocket.cli.options import private_file
 from hocket.cli.output import console, emit, notice, on_terminal, progress, say, table
 from hocket.cli.settings import open_runtime, open_service, settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
@@ -33,12 +33,10 @@ app = new_app()
 @app.callback(invoke_without_command=True)
 def log(
     ctx: CommandContext,
-    follow: Annotated[bool, Option("--follow", "-f", help="Keep running, and show each new op.")] = False,
-    limit: Annotated[int, Option("--limit", metavar="N", min=0, max=LIMIT_MAX, help="Start N ops back.")] = 20,
-    job: Annotated[str | None, Option("--job", metavar="JOB", help="Only the ops of this job.")] = None,
-    kind: Annotated[
-        str | None, Option("--kind", metavar="KIND", help="Only jobs of this kind; `acme.` for all below acme.")
-    ] = None,
+    follow: Annotated[bool, Option("--follow -f", help="Keep running, and show each new op.")] = False,
+    limit: Annotated[int, Option("--limit", "N", "Start N ops back.", min=0, max=LIMIT_MAX)] = 20,
+    job: Annotated[str | None, Option("--job", "JOB", "Only the ops of this job.")] = None,
+    kind: Annotated[str | None, Option("--kind", "KIND", "Only jobs of this kind; `acme.` for all below acme.")] = None,
 ) -> None:
     """Show the newest ops: sequence number, time, author, type, job, detail. A rejected op shows why.
 
@@ -82,7 +80,7 @@ def _say(line: OpLine, follow: bool) -> None:
 
 @app.command("export")
 def export_log(
-    file: Annotated[str, Argument(metavar="FILE|-", help="The file to write; - is standard output.")],
+    file: Annotated[str, Argument("FILE|-", "The file to write; - is standard output.")],
 ) -> None:
     """Write every op to a file, as a postcard sequence.
 
@@ -131,7 +129,7 @@ def _written(path: Path) -> Iterator[BinaryIO]:
 
 @app.command("import")
 def import_log(
-    file: Annotated[str, Argument(metavar="FILE|-", help="The file to read; - is standard input.")],
+    file: Annotated[str, Argument("FILE|-", "The file to read; - is standard input.")],
 ) -> None:
     """Import the ops of an exported log. Each op is verified; ops that this log already has are skipped.
 
@@ -173,9 +171,7 @@ def import_log(
 
 @app.command()
 def late(
-    node: Annotated[
-        str | None, Argument(metavar="[NODE]", help="The node whose ops to decide on: a name or an id.")
-    ] = None,
+    node: Annotated[str | None, Argument("[NODE]", "The node whose ops to decide on: a name or an id.")] = None,
     accept: Annotated[bool, Option("--accept", help="Put them on the log.")] = False,
     drop: Annotated[bool, Option("--drop", help="Delete them. The node must then join again.")] = False,
 ) -> None:
@@ -202,7 +198,7 @@ def late(
 @app.command()
 def verify(
     head: Annotated[
-        str | None, Option("--head", metavar="COUNT:HEX", help="An earlier chain head: is it still on this log?")
+        str | None, Option("--head", "COUNT:HEX", "An earlier chain head: is it still on this log?")
     ] = None,
 ) -> None:
     """Check every signature, every link of the chain, and that the tail is complete. Exit code 1 if anything is wrong.
@@ -264,13 +260,8 @@ def rebuild() -> None:
 
 
 def derive(
-    modules: Annotated[
-        list[str],
-        Argument(metavar="MODULE...", help="Modules with derivations: dotted names or .py files."),
-    ],
-    name: Annotated[
-        list[str] | None, Option("--name", metavar="NAME", help="Only this derivation; may be repeated.")
-    ] = None,
+    modules: Annotated[list[str], Argument("MODULE...", "Modules with derivations: dotted names or .py files.")],
+    name: Annotated[list[str] | None, Option("--name", "NAME", "Only this derivation; may be repeated.")] = None,
     check: Annotated[
         bool, Option("--check", help="Run nothing: repeat every pass here and compare; exit code 1 if one differs.")
     ] = False,

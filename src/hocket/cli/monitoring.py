@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 MetricsOption = Annotated[
     str | None,
     Option(
-        "--metrics",
-        metavar="[HOST:]PORT",
-        help="Serve /metrics, /healthz and /readyz there; without a host, for this machine only.",
+        "--metrics", "[HOST:]PORT", "Serve /metrics, /healthz and /readyz there; without a host, for this machine only."
     ),
 ]
 

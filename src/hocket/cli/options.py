@@ -1,11 +1,13 @@
 """Job options as the command line spells them, and where payloads come from. `policy` decides what the options mean.
-Also the options for the log lines of long-running commands, which `log_lines` prints.
+Files are read up to a limit, and written whole or not at all, readable only by their owner. Also the options for the
+log lines of long-running commands, which `log_lines` prints.
 """
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from hocket.cli.declarations import Option, OptionGroup
 from hocket.errors import Usage
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hocket.kernel.policy import Score
+
 
 PAYLOAD_READ_MAX = 8 * 1024 * 1024
 
@@ -50,8 +53,7 @@ _JOB: tuple[tuple[str, Any, str | None, str], ...] = (
 _FLAGS = {"open": "--open/--no-open", "budget_file": "--budget", "score_file": "--score"}
 JOB: dict[str, Any] = {
     name: Annotated[
-        kind | None,
-        Option(_FLAGS.get(name, f"--{name.replace('_', '-')}"), metavar=metavar, help=help, show_default=False),
+        kind | None, Option(_FLAGS.get(name, f"--{name.replace('_', '-')}"), metavar, help, show_default=False)
     ]
     for name, kind, metavar, help in _JOB
 }
@@ -74,10 +76,7 @@ def checked_agent(name: str | None) -> str | None:
 Agent = Annotated[
     str | None,
     Option(
-        "--agent",
-        metavar="NAME",
-        callback=checked_agent,
-        help="The agent that you act for. Default: $HOCKET_AGENT, else your user.",
+        "--agent", "NAME", "The agent that you act for. Default: $HOCKET_AGENT, else your user.", callback=checked_agent
     ),
 ]
 
@@ -92,9 +91,9 @@ StateOption = Annotated[
     str | None,
     Option(
         "--state",
-        metavar="STATE",
+        "STATE",
+        "Only jobs in this state: pending (or ready, delayed, blocked), running, succeeded, failed, cancelled.",
         callback=_job_state,
-        help="Only jobs in this state: pending (or ready, delayed, blocked), running, succeeded, failed, cancelled.",
     ),
 ]
 
@@ -114,7 +113,6 @@ def _score(file: str | None) -> "Score | None":
     """The score in a file, - for standard input."""
     if file is None:
         return None
-    from hocket.cli.files import read_file
     from hocket.kernel.extension import part
     from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
 
@@ -135,7 +133,6 @@ def _budget(params: "Mapping[str, Any]", directory: str = "") -> "dict[str, Any]
         return named or None
     import msgspec
 
-    from hocket.cli.files import read_file
     from hocket.kernel.extension import part
     from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
 
@@ -217,16 +214,47 @@ class LogFormat(StrEnum):
 
 
 VerboseOption = Annotated[
-    int, Option("--verbose", "-v", count=True, help="Also log the start and end of each job; -vv logs everything.")
+    int, Option("--verbose -v", count=True, help="Also log the start and end of each job; -vv logs everything.")
 ]
-QuietOption = Annotated[int, Option("--quiet", "-q", count=True, help="Log only warnings and errors; -qq only errors.")]
+QuietOption = Annotated[int, Option("--quiet -q", count=True, help="Log only warnings and errors; -qq only errors.")]
 BusOption = Annotated[
     str | None,
-    Option(
-        "--bus", metavar="URL", help="The NATS servers for messages, like nats://a:4222,nats://b:4222; or $HOCKET_BUS."
-    ),
+    Option("--bus", "URL", "The NATS servers for messages, like nats://a:4222,nats://b:4222; or $HOCKET_BUS."),
 ]
 LogFormatOption = Annotated[
     LogFormat | None,
     Option("--log-format", help="The form of log lines. Default: text, or json with --json.", show_default=False),
 ]
+
+
+def read_file(name: str, limit: int) -> bytes:
+    """Reads a file, or standard input for -. Returns one byte more than the limit if there is more, so that the decoder
+    can report that it is too long.
+    """
+    if name == "-":
+        return sys.stdin.buffer.read(limit + 1)
+    try:
+        with Path(name).open("rb") as file:
+            return file.read(limit + 1)
+    except OSError as error:
+        raise Usage(f"cannot read {name}: {error.strerror}") from None
+    except ValueError as error:
+        raise Usage(f"cannot read {name!r}: {error}") from None
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replaces a file whole, or leaves it as it was."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with private_file(temporary) as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise Usage(f"cannot write {path}: {error.strerror}") from None
+
+
+def private_file(path: Path) -> BinaryIO:
+    """Creates a file that only its owner can read. Replaces any file of that name."""
+    path.unlink(missing_ok=True)
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")

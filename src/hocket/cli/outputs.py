@@ -12,14 +12,14 @@ from hocket.api import artifacts
 from hocket.api.views import moment
 from hocket.cli.declarations import Argument, Option, new_app
 from hocket.cli.derived import add_operations
-from hocket.cli.files import write_file
+from hocket.cli.options import write_file
 from hocket.cli.output import emit, on_terminal, say
 from hocket.cli.settings import open_service, settings
 from hocket.kernel.texts import clean, counted, span
 
 app = new_app()
 
-IdArgument = Annotated[str, Argument(metavar="ID", help="An artifact id, or a unique beginning of one.")]
+IdArgument = Annotated[str, Argument("ID", "An artifact id, or a unique beginning of one.")]
 
 
 @app.callback()
@@ -39,9 +39,7 @@ add_operations(app, artifacts.page, artifacts.show)
 @app.command()
 def get(
     id: IdArgument,
-    output: Annotated[
-        Path | None, Option("--output", "-o", metavar="FILE", help="The file to write; default standard output.")
-    ] = None,
+    output: Annotated[Path | None, Option("--output -o", "FILE", "The file to write; default standard output.")] = None,
 ) -> None:
     """Write the content of an artifact. --json requires -o and reports where the content went.
 
@@ -80,8 +78,8 @@ def gc() -> None:
 
 
 def logs(
-    job: Annotated[str, Argument(metavar="JOB", help="The job id, or a unique beginning of it.")],
-    follow: Annotated[bool, Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
+    job: Annotated[str, Argument("JOB", "The job id, or a unique beginning of it.")],
+    follow: Annotated[bool, Option("--follow -f", help="Keep printing until the job ends.")] = False,
     stderr: Annotated[bool, Option("--stderr", help="Show a command's stderr instead of its stdout.")] = False,
     raw: Annotated[bool, Option("--raw", help="Keep colours and control characters on a terminal, too.")] = False,
 ) -> None:
@@ -119,7 +117,7 @@ class _Safe:
 
 
 def why(
-    id: Annotated[str, Argument(metavar="JOB|CLAIM|ARTIFACT", help="An id, or a unique beginning of one.")],
+    id: Annotated[str, Argument("JOB|CLAIM|ARTIFACT", "An id, or a unique beginning of one.")],
     full: Annotated[bool, Option("--full", help="Show whole prompts and outputs.")] = False,
 ) -> None:
     """Trace an output back to the model calls behind it: model, prompt, output, context and evidence. Missing and

@@ -31,10 +31,8 @@ add_operations(rows_app, rows.get, rows.put, rows.delete, rows.listing)
 
 @rows_app.command()
 def watch(
-    table: Annotated[str, Argument(metavar="TABLE", help="The table.")],
-    prefix: Annotated[
-        str, Argument(metavar="[PREFIX]", help="Only keys that begin with this.", show_default=False)
-    ] = "",
+    table: Annotated[str, Argument("TABLE", "The table.")],
+    prefix: Annotated[str, Argument("[PREFIX]", "Only keys that begin with this.", show_default=False)] = "",
 ) -> None:
     """Show the rows of a table, then each row that changes, until Ctrl-C; with --json one object a line.
 

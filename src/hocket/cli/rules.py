@@ -44,21 +44,19 @@ def show() -> None:
 @app.command("set")
 def set_rules(
     skew: Annotated[
-        str | None, Option("--skew", metavar="DURATION", help="How far ahead of a receiver's clock an op may be.")
+        str | None, Option("--skew", "DURATION", "How far ahead of a receiver's clock an op may be.")
     ] = None,
     derivation_op: Annotated[
-        list[str] | None,
-        Option("--derivation-op", metavar="TYPE", help="Ops that only the coordinator may write; '' for none."),
+        list[str] | None, Option("--derivation-op", "TYPE", "Ops that only the coordinator may write; '' for none.")
     ] = None,
     derivation_kind: Annotated[
-        list[str] | None,
-        Option("--derivation-kind", metavar="PREFIX", help="Kinds that only the coordinator may run; '' for none."),
+        list[str] | None, Option("--derivation-kind", "PREFIX", "Kinds that only the coordinator may run; '' for none.")
     ] = None,
     reader_quota: Annotated[
-        str | None, Option("--reader-quota", metavar="QUOTA", help="The default quota of read-only nodes.")
+        str | None, Option("--reader-quota", "QUOTA", "The default quota of read-only nodes.")
     ] = None,
     writer_quota: Annotated[
-        str | None, Option("--writer-quota", metavar="QUOTA", help="The default quota of others but the owner's.")
+        str | None, Option("--writer-quota", "QUOTA", "The default quota of others but the owner's.")
     ] = None,
     ranked_open: Annotated[
         bool | None,

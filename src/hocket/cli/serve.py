@@ -31,33 +31,25 @@ PORT = 7315
 
 
 def serve(
-    host: Annotated[
-        str, Option("--host", metavar="HOST", help="The interface to listen on; 0.0.0.0 for all.")
-    ] = "127.0.0.1",
-    port: Annotated[int, Option("--port", metavar="N", min=0, max=65535, help="0 takes any free port.")] = PORT,
+    host: Annotated[str, Option("--host", "HOST", "The interface to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, Option("--port", "N", "0 takes any free port.", min=0, max=65535)] = PORT,
     address: Annotated[
-        str | None, Option("--address", metavar="URL", help="The address that invitations carry. Default: a guess.")
+        str | None, Option("--address", "URL", "The address that invitations carry. Default: a guess.")
     ] = None,
-    cert: Annotated[
-        Path | None, Option("--cert", metavar="FILE", help="The certificate, with its chain if it has one.")
-    ] = None,
-    key: Annotated[Path | None, Option("--key", metavar="FILE", help="The certificate's key.")] = None,
+    cert: Annotated[Path | None, Option("--cert", "FILE", "The certificate, with its chain if it has one.")] = None,
+    key: Annotated[Path | None, Option("--key", "FILE", "The certificate's key.")] = None,
     proxy: Annotated[
         list[str] | None,
         Option(
-            "--proxy",
-            metavar="ADDRESS",
-            help="A trusted reverse proxy's address; its X-Forwarded-For is believed. May be repeated.",
+            "--proxy", "ADDRESS", "A trusted reverse proxy's address; its X-Forwarded-For is believed. May be repeated."
         ),
     ] = None,
     announce: Annotated[bool, Option("--announce", help="Announce this server on the local network.")] = False,
     git: Annotated[
-        list[str] | None,
-        Option("--git", metavar="REPO", help="Announce jobs that are pushed to this repository; may be repeated."),
+        list[str] | None, Option("--git", "REPO", "Announce jobs that are pushed to this repository; may be repeated.")
     ] = None,
     openai: Annotated[
-        str | None,
-        Option("--openai", metavar="KIND", help="Answer OpenAI's /v1/chat/completions with jobs of this kind."),
+        str | None, Option("--openai", "KIND", "Answer OpenAI's /v1/chat/completions with jobs of this kind.")
     ] = None,
     pulse: Annotated[bool, Option("--pulse", help="Also send the beats of a cluster, as `hocket pulse` does.")] = False,
     policy: PolicyOption = None,

@@ -1,12 +1,13 @@
-"""`hocket store`: the database behind a node."""
+"""`hocket store`: the database behind a node. `hocket doctor` checks a home and what it depends on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
 from hocket.cli.declarations import Argument, Option, new_app
-from hocket.cli.output import Progress, emit, notice, on_terminal, progress, say
+from hocket.cli.output import Progress, emit, notice, on_terminal, progress, say, table
 from hocket.cli.settings import settings
+from hocket.errors import Failed
 from hocket.kernel.texts import counted
 from hocket.store.blobs import BlobPlace
 
@@ -26,7 +27,7 @@ def store() -> None:
 @app.command()
 def migrate(
     address: Annotated[
-        str | None, Argument(metavar="ADDRESS", help="postgresql://user@host/database, or a file; default: the home's.")
+        str | None, Argument("ADDRESS", "postgresql://user@host/database, or a file; default: the home's.")
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the SQL, and change nothing.")] = False,
 ) -> None:
@@ -54,8 +55,8 @@ def migrate(
 
 @app.command()
 def move(
-    source: Annotated[str, Argument(metavar="FROM", help="The home's store: its file, or postgresql://...")],
-    target: Annotated[str, Argument(metavar="TO", help="The new store, empty: postgresql://..., or the file.")],
+    source: Annotated[str, Argument("FROM", "The home's store: its file, or postgresql://...")],
+    target: Annotated[str, Argument("TO", "The new store, empty: postgresql://..., or the file.")],
     blobs: Annotated[
         BlobPlace | None,
         Option("--blobs", help="Where nodes of the new store keep large content; default: where they did."),
@@ -100,3 +101,21 @@ def _progress() -> Iterator[Progress]:
             say(f"copied {done} of {counted(total, 'op')}")
 
     yield tell
+
+
+def doctor() -> None:
+    """Check this node for problems and suggest fixes. Exit code 1 if a check fails.
+
+    \b
+      hocket doctor
+      hocket --home /srv/render doctor --json
+    """
+    from hocket.api.checks import examine
+    from hocket.node.home import Home, default_home
+
+    findings = list(examine(Home(settings.home or default_home())))
+    emit(findings)
+    table(("", "check", "finding"), [(each.verdict, each.check, each.says) for each in findings], "")
+    bad = sum(each.verdict == "bad" for each in findings)
+    if bad:
+        raise Failed(f"{bad} of {len(findings)} checks {'is' if bad == 1 else 'are'} bad")

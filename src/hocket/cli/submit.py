@@ -16,22 +16,21 @@ if TYPE_CHECKING:
 
 
 def submit(
-    kind: Annotated[str | None, Argument(metavar="KIND", help="Like acme.render.", show_default=False)] = None,
+    kind: Annotated[str | None, Argument("KIND", "Like acme.render.", show_default=False)] = None,
     data: Annotated[
-        str | None,
-        Argument(metavar="[JSON|@FILE|-]", help="A JSON object: the handler's arguments.", show_default=False),
+        str | None, Argument("[JSON|@FILE|-]", "A JSON object: the handler's arguments.", show_default=False)
     ] = None,
     *,
     options: JobOptions,
     wait: Annotated[bool, Option("--wait", help="Wait for the job and print its result as JSON.")] = False,
     wait_for: Annotated[
-        str | None, Option("--wait-for", metavar="DURATION", help="Wait at most this long, then exit with code 5.")
+        str | None, Option("--wait-for", "DURATION", "Wait at most this long, then exit with code 5.")
     ] = None,
     stream: Annotated[
         bool, Option("--stream", help="Print the parts of the result and the progress as they come.")
     ] = False,
     batch: Annotated[
-        str | None, Option("--batch", metavar="FILE|-", help="Submit every line of a JSON Lines file, all or none.")
+        str | None, Option("--batch", "FILE|-", "Submit every line of a JSON Lines file, all or none.")
     ] = None,
 ) -> None:
     """Submit a job. The last word of the printed line is its id.

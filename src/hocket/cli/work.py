@@ -22,9 +22,6 @@ from hocket.cli.settings import settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
 from hocket.events import Emit
 from hocket.events.workers import KindsNotClaimable, WorkerStarted, WorkerStopping
-from hocket.extensions.cost.node_costs import rates_of
-from hocket.extensions.tempo.beats.policy import TempoPolicy
-from hocket.extensions.tempo.policy_file import tempo_policy
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.extension import extension_kinds, loaded
 from hocket.kernel.reasons import Reason
@@ -53,52 +50,37 @@ RIGHTS_S = 5.0
 
 def work(
     modules: Annotated[
-        list[str] | None,
-        Argument(metavar="MODULE...", help="Modules with handlers: dotted names or .py files.", show_default=False),
+        list[str] | None, Argument("MODULE...", "Modules with handlers: dotted names or .py files.", show_default=False)
     ] = None,
     concurrency: Annotated[
         int | None,
         Option(
-            "--concurrency",
-            metavar="N",
-            min=1,
-            max=CONCURRENCY_MAX,
-            help="How many jobs run at once. Default: 4, or one a process.",
+            "--concurrency", "N", "How many jobs run at once. Default: 4, or one a process.", min=1, max=CONCURRENCY_MAX
         ),
     ] = None,
     processes: Annotated[
         int | None,
         Option(
             "--processes",
-            metavar="N",
+            "N",
+            "Run handlers in N processes, which are killed if a handler does not stop.",
             min=1,
             max=PROCESSES_MAX,
-            help="Run handlers in N processes, which are killed if a handler does not stop.",
         ),
     ] = None,
     kinds: Annotated[
-        list[str] | None,
-        Option("--kinds", metavar="KIND", help="Only this kind; `acme.` for all below acme. May be repeated."),
+        list[str] | None, Option("--kinds", "KIND", "Only this kind; `acme.` for all below acme. May be repeated.")
     ] = None,
     ahead: Annotated[
         int | None,
-        Option(
-            "--ahead",
-            metavar="N",
-            min=0,
-            max=AHEAD_MAX,
-            help="How many jobs to claim beyond the running ones. Default: 256.",
-        ),
+        Option("--ahead", "N", "How many jobs to claim beyond the running ones. Default: 256.", min=0, max=AHEAD_MAX),
     ] = None,
     label: Annotated[
         list[str] | None,
-        Option(
-            "--label", metavar="LABEL", help="Also take jobs that need this label: gpu, or gpu=a100; may be repeated."
-        ),
+        Option("--label", "LABEL", "Also take jobs that need this label: gpu, or gpu=a100; may be repeated."),
     ] = None,
     weight: Annotated[
-        float,
-        Option("--weight", metavar="N", help="Its share of the jobs that go by rank: 2 gets twice the jobs of 1."),
+        float, Option("--weight", "N", "Its share of the jobs that go by rank: 2 gets twice the jobs of 1.")
     ] = 1.0,
     weigh_promises: Annotated[
         bool, Option("--weigh-promises", help="With a tempo: a lower weight after agents of this node broke promises.")
@@ -109,23 +91,20 @@ def work(
     fail: Annotated[
         bool, Option("--fail", help="With --until-idle: exit code 1 if a job has failed for good.")
     ] = False,
-    grace: Annotated[
-        str, Option("--grace", metavar="DURATION", help="How long handlers may run after the first signal.")
-    ] = "10s",
+    grace: Annotated[str, Option("--grace", "DURATION", "How long handlers may run after the first signal.")] = "10s",
     allow: Annotated[
-        list[str] | None,
-        Option("--allow", metavar="PATTERN", help="Run matching commands of other nodes, like 'ffmpeg -i *'."),
+        list[str] | None, Option("--allow", "PATTERN", "Run matching commands of other nodes, like 'ffmpeg -i *'.")
     ] = None,
     allow_any: Annotated[bool, Option("--allow-any", help="Run every command of other nodes.")] = False,
     allow_env: Annotated[
-        list[str] | None, Option("--allow-env", metavar="NAME", help="Let commands of other nodes set this variable.")
+        list[str] | None, Option("--allow-env", "NAME", "Let commands of other nodes set this variable.")
     ] = None,
     tempo: Annotated[
         str | None,
         Option(
             "--tempo",
-            metavar="POLICY",
-            help="Keep to the beats of this tempo policy. Default: tempo.yaml in the home, if there is one.",
+            "POLICY",
+            "Keep to the beats of this tempo policy. Default: tempo.yaml in the home, if there is one.",
             show_default=False,
         ),
     ] = None,
@@ -183,17 +162,13 @@ def work(
                 known = ", ".join(sorted(each.kind for each in types))
                 raise Usage(f"--kinds {unmatched[0]} matches no handler; there are {known}")
             slots = concurrency or processes or 4
-            rates = rates_of(runtime.home)
-            options = WorkerOptions(
-                handlers, slots, until_idle, grace_s, ahead, label or (), weight=weight, rates=rates
-            )
-            options.weighs_promises = weigh_promises
+            options = WorkerOptions(handlers, slots, until_idle, grace_s, ahead, label or (), weight=weight)
+            options.settings = {"tempo": tempo, "weighs_promises": weigh_promises}
             if served := Handlers(found):
                 # Without a process that can import them, jobs that must be alone take the whole worker.
                 with nullcontext() if processes else suppress(Usage):
                     options.processes = handler_processes(runtime, processes or 0, served)
-            policy = tempo_policy(runtime.home, tempo)
-            shift = Shift(runtime, options, parts, lines, servers, metrics, policy)
+            shift = Shift(runtime, options, parts, lines, servers, metrics)
             with catching(lines.show_print):
                 asyncio.run(shift.run())
     shift.replace_process()
@@ -211,10 +186,8 @@ class Shift:
         lines: LogLines,
         servers: BusSettings | None = None,
         metrics: str | None = None,
-        tempo: TempoPolicy | None = None,
     ) -> None:
         self._runtime = runtime
-        self._tempo = tempo
         self._metrics = metrics
         self._servers = servers
         self._parts = parts
@@ -235,7 +208,7 @@ class Shift:
         try:
             if self._servers is not None:
                 await node.message_bus(self._emit, self._servers)
-            async with node.worker(self._options, self._parts, self._tempo) as self._worker:
+            async with node.worker(self._options, self._parts) as self._worker:
                 await self._work(node, self._worker, monitoring)
         finally:
             await node.finish()

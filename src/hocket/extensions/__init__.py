@@ -42,6 +42,19 @@ register(
     Extension(
         "tempo",
         members={"score": "extensions.tempo.beats.score:score_of"},
+        pacers=dict.fromkeys(("score", "budget"), "extensions.tempo.run_pace:paced_alone"),
+        context={
+            name: f"extensions.tempo.run_pace:{name}"
+            for name in ("beat", "phase", "beats_left", "set_fallback", "wait_for")
+        }
+        | {name: f"extensions.tempo.promises:{name}" for name in ("ask_help", "promise")},
+        node={
+            "hold_length": "extensions.tempo.worker_tempo:hold_length",
+            "secret": "extensions.tempo.window_secret:node_secret",
+        },
+        file="tempo.yaml",
+        runtime="extensions.tempo.policy_file:keep_time",
+        worker="extensions.tempo.worker_tempo:in_tempo",
         commands={
             "beat": (
                 "extensions.tempo.beat_commands:beat_app",
@@ -85,6 +98,16 @@ register(
         "cost",
         members={"budget": "extensions.cost.budgets:budget_of"},
         submits={"budget": "extensions.cost.node_costs:check_budgets"},
+        pacers={"budget": "extensions.cost.run_meter:metered_run"},
+        context={"used": "extensions.cost.run_meter:used"},
+        node={
+            "cost": "extensions.cost.node_costs:job_cost",
+            "costs": "extensions.cost.node_costs:costs",
+            "estimate": "extensions.cost.node_costs:estimate_of",
+        },
+        file="rates.yaml",
+        variable="HOCKET_RATES",
+        worker="extensions.cost.node_costs:priced",
         commands={
             "cost": ("extensions.cost.commands:app", "Show what jobs used and cost."),
         },

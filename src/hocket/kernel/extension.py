@@ -45,6 +45,12 @@ class Extension:
     or the bytes of a file), and raises ValueError. `submits` are called with a runtime and drafts before jobs with such
     a member are submitted. `tasks` run beside every process that keeps a node up, and `watches` beside a server, for
     each value of its option of that name. `checks` are for `hocket doctor`, and `proof` finds the proof of a job.
+
+    `pacers` make the pacers of the runs of jobs with such a member. `context` and `node` have what methods of a
+    handler's context and of a node call. A `file` in the home, a `variable` or a setting of a worker with the
+    extension's name switches it on: then `runtime` is called with each runtime that opens, and `worker` gives a context
+    manager, of a node and its options, round each worker. A file of the home that `request_proofs` name adds a second
+    proof to the requests between nodes.
     """
 
     def __init__(
@@ -60,10 +66,21 @@ class Extension:
         watches: Places = _NONE,
         checks: Places = _NONE,
         proof: str = "",
+        pacers: Places = _NONE,
+        context: Places = _NONE,
+        node: Places = _NONE,
+        file: str = "",
+        variable: str = "",
+        runtime: str = "",
+        worker: str = "",
+        request_proofs: Places = _NONE,
     ) -> None:
         self.name, self.commands, self.shortcuts = name, commands, shortcuts
         self.members, self.submits, self.kinds = members, submits, kinds
         self.tasks, self.watches, self.checks, self.proof = tasks, watches, checks, proof
+        self.pacers, self.context, self.node = pacers, context, node
+        self.file, self.variable, self.runtime, self.worker = file, variable, runtime, worker
+        self.request_proofs = request_proofs
 
 
 _EXTENSIONS: dict[str, Extension] = {}

@@ -137,6 +137,18 @@ class BeatMark(NamedTuple):
     beat_index: int
 
 
+class Beat(msgspec.Struct, frozen=True):
+    """`index` counts from 1 within the bar. `window_ms` is the time of the bar's downbeat."""
+
+    index: int
+    epoch_ms: int
+    window_ms: int
+
+    @property
+    def is_downbeat(self) -> bool:
+        return self.index == 1
+
+
 class BeatPlace(msgspec.Struct, frozen=True):
     """A beat and its window, as people and programs read them, with a time in it."""
 

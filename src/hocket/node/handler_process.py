@@ -10,33 +10,30 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msgspec.structs import replace
-
 from hocket.errors import HocketError, Usage
-from hocket.extensions.cost.budget_guard import BudgetGuard
-from hocket.extensions.cost.rate_card import ResourceUse
-from hocket.extensions.cost.run_meter import RunMeter
 from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc
+from hocket.kernel.extension import loaded
 from hocket.node.home import ENVIRONMENT
-from hocket.node.node import AsyncHandlerNode, Node, SyncNode, handler_node
+from hocket.node.node import Node, SyncNode, handler_node
 from hocket.node.process_loop import process_loop
-from hocket.node.run_services import helper, run_services
+from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.work.handler_channel import (
     Channel,
     Close,
     Ended,
-    FallbackSet,
     Made,
     Noted,
+    Paced,
     PartAdded,
     Ready,
     Renewed,
@@ -45,12 +42,12 @@ from hocket.work.handler_channel import (
     Start,
     StuckAt,
     Take,
-    Used,
 )
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import REGISTRY, load
 from hocket.work.lease import run_out
 from hocket.work.output_capture import catching
+from hocket.work.pacing import Limit, Pacer
 from hocket.work.run_outputs import RunOutput, RunOutputs, RunServices
 from hocket.work.runner import Run, Step
 
@@ -141,9 +138,7 @@ class HandlerProcess:
 
     def _heard(self, message: Any) -> None:
         if isinstance(message, Start):
-            asking = helper(self._async_node, None)
-            kit = run_services(self._runtime, message.claim.job.kind, time.monotonic)
-            kit = kit._replace(node=self._node, ask_help=asking)
+            kit = run_services(self._runtime, message.claim.job.kind, time.monotonic)._replace(node=self._node)
             run = _RemoteRun(message, kit, self._channel.send)
             self._runs[message.run] = run
             self._threads.start(run)
@@ -168,9 +163,6 @@ class HandlerProcess:
         """The node for a handler. It is this process's own, and so is the loop on which it waits."""
         return handler_node(self._waiting_node, process_loop(), self._helpers, is_async=is_async)
 
-    def _async_node(self) -> Node:
-        return AsyncHandlerNode(self._waiting_node, self._helpers, process_loop())
-
     def _finished(self, run: Run) -> None:
         assert isinstance(run, _RemoteRun)
         self._runs.pop(run.number, None)
@@ -181,12 +173,18 @@ class _RemoteRun(Run):
     """A run whose notes and outputs go to the worker."""
 
     def __init__(self, start: Start, kit: RunServices, send: Send) -> None:
-        meter = None
-        if start.beat_ms:
-            meter = RunMeter(BudgetGuard(start.kind, None, None, start.beat_ms), kit.monotonic)
-        super().__init__(start.claim, REGISTRY[start.kind], start.lease_ms, start.claimed_at, kit, meter)
-        self.number = start.run
-        self._send = send
+        self.number, self._send, self._twins = start.run, send, start.twins
+        super().__init__(start.claim, REGISTRY[start.kind], start.lease_ms, start.claimed_at, kit)
+
+    def _new_pacers(self) -> Mapping[str, Pacer]:
+        made: dict[str, Pacer] = {}
+        for name, (place, made_of) in self._twins.items():
+            made[name] = loaded(place)(made_of, self.job, self.job_type, self._kit, lambda: self.products)
+            made[name].tell = partial(self._tell_pacer, name)
+        return made
+
+    def _tell_pacer(self, name: str, message: Any) -> None:
+        self._send(Paced(self.number, name, message))
 
     def _new_outputs(self, is_sealed: bool) -> RunOutputs:
         return _Outputs(self.number, self._kit, self.job, self._send)
@@ -197,23 +195,8 @@ class _RemoteRun(Run):
     def save(self, checkpoint: bytes) -> None:
         self._send(Saved(self.number, checkpoint))
 
-    def set_fallback(self, name: str, written: bytes) -> None:
-        super().set_fallback(name, written)
-        self._send(FallbackSet(self.number, name, written))
-
-    def _end_phrase(self, state: str) -> None:
-        """The worker ends the phrase."""
-
-    def _measure(self) -> None:
-        assert self.meter is not None
-        self._tell_usage(self.meter.look(self.products.kept_bytes))
-
-    def _keep_usage(self, meter: RunMeter) -> None:
-        self._tell_usage(meter.end(self.products.kept_bytes))
-
-    def _tell_usage(self, usage: ResourceUse) -> None:
-        """The worker counts the beats."""
-        self._send(Used(self.number, replace(usage, beats=0)))
+    def _end_at(self, limit: Limit, state: str) -> None:
+        """The worker says how the job ends."""
 
     def add_part(self, written: bytes, is_bytes: bool) -> None:
         super().add_part(written, is_bytes)

@@ -10,15 +10,18 @@ import fcntl
 import os
 import pwd
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from hocket.errors import Conflict, NotAuthorised, StoreError, Usage
+from hocket.kernel.extension import Extension, extensions
 from hocket.kernel.keys import SigningKey, did_key, key_text, parse_did_key, parse_key
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.strongbox import RANDOM_BYTES, WrongPassphrase, is_locked, lock, owner, unlock
-from hocket.node.variables import database_path, server_address
+from hocket.node.variables import database_path, given, server_address
 from hocket.store.disk import sync_directory
 from hocket.store.secrecy import without_password
 
@@ -56,6 +59,16 @@ class Remembered:
 
 def default_home() -> Path:
     return Path(os.environ.get(ENVIRONMENT) or Path.home() / ".hocket")
+
+
+def switched_on(home: "Home", settings: Mapping[str, Any] = MappingProxyType({})) -> list[Extension]:
+    """The extensions that a file in the home, a variable or one of the settings switches on."""
+    return [
+        each
+        for each in extensions()
+        if each.file
+        and (settings.get(each.name) or (home.path / each.file).exists() or (each.variable and given(each.variable)))
+    ]
 
 
 class Home:

@@ -29,31 +29,23 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
-from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from hocket.bus.changes import ANYTHING, Changes
 from hocket.errors import Failed, StoreAway, Unreachable, Usage
 from hocket.events import Emit, ignore, sentences
-from hocket.extensions.cost import node_costs as reports
-from hocket.extensions.cost.costs import CostRow, Costs, CostsBy
-from hocket.extensions.cost.node_costs import estimate_of, rates_of
-from hocket.extensions.cost.rate_card import Estimate
-from hocket.extensions.tempo.policy_file import tempo_policy
-from hocket.extensions.tempo.window_secret import ProjectSecret, project_secret
-from hocket.extensions.tempo.worker_tempo import hold_length, in_tempo
 from hocket.families.inbox import requests as messages
 from hocket.families.jobs.parts import Part
 from hocket.families.jobs.rules import Job
-from hocket.kernel.extension import extension_kinds, loaded
+from hocket.kernel.extension import extension_kinds, loaded, part
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import DEFAULT
 from hocket.log import Transaction
 from hocket.mesh.waiting import Waiting
-from hocket.mesh.window_tokens import TOKEN_BARS
 from hocket.node import handles
 from hocket.node.delivery import Delivery
 from hocket.node.handles import Handle, SyncHandle
+from hocket.node.home import switched_on
 from hocket.node.inbox import (
     Attached,
     Body,
@@ -72,7 +64,7 @@ from hocket.node.locks import HeldLock, LockOptions, NodeLock, for_threads
 from hocket.node.process_loop import INLINE, on_loop, process_loop
 from hocket.node.requests import Blocking, JobRequest, StreamNews, drafts_of, each, id_of, kept, now, pairs_of
 from hocket.node.rows import RowTable, SyncRowTable
-from hocket.node.run_services import helper, run_services
+from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.node.signals import held_interrupts, stopped_by_signals
 from hocket.store import Session
@@ -91,7 +83,6 @@ from hocket.work.tracing import tracer
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
-    from hocket.extensions.tempo.beats.policy import TempoPolicy
     from hocket.node.requests import Pairs, Step
 
 T = TypeVar("T")
@@ -199,17 +190,17 @@ class Node(LocalNode):
         if checks := self.runtime.submit_checks(drafts):
             await self.call(lambda: [check() for check in checks])
 
-    async def cost(self, job_id: str) -> CostRow:
-        """What a job used and cost so far, by this node's rate card."""
-        return await self.call(lambda: reports.job_cost(self.runtime, job_id))
+    async def cost(self, job_id: str) -> Any:
+        """What a job used and cost so far, by this node's rate card: a CostRow."""
+        return await self.call(lambda: part("node", "cost")(self.runtime, job_id))
 
-    async def costs(self, by: CostsBy | str = CostsBy.KIND, *, since_ms: int = 0) -> Costs:
-        """What the runs cost that ended since that time, by "kind", "node" or "account"."""
-        return await self.call(lambda: reports.costs(self.runtime, by, since_ms))
+    async def costs(self, by: str = "kind", *, since_ms: int = 0) -> Any:
+        """What the runs cost that ended since that time, by "kind", "node" or "account": Costs."""
+        return await self.call(lambda: part("node", "costs")(self.runtime, by, since_ms))
 
-    async def estimate(self, kind: str) -> Estimate | None:
-        """What a job of this kind is expected to cost, from those that succeeded; None without any."""
-        return await self.call(lambda: estimate_of(self.runtime, kind))
+    async def estimate(self, kind: str) -> Any:
+        """What a job of this kind is expected to cost, from those that succeeded: an Estimate, or None without any."""
+        return await self.call(lambda: part("node", "estimate")(self.runtime, kind))
 
     async def gather(self, *waited: Handle[R], timeout: float | None = None) -> list[R]:
         """Waits for all of the jobs and returns their results in this order. Raises JobFailed or JobCancelled when one
@@ -264,15 +255,15 @@ class Node(LocalNode):
         finally:
             self.wrote()
 
-    def secret(self, project: str, role: str, *, bars: int = TOKEN_BARS) -> ProjectSecret:
+    def secret(self, project: str, role: str, **options: int) -> Any:
         """The secret of a project and a role, which changes on each downbeat of the tempo in force. Its tokens are void
-        `bars` bars later.
+        `bars` bars later, 4 by default.
         """
-        return project_secret(self.runtime.home, project, role, self.runtime.log.physical, bars)
+        return part("node", "secret")(self.runtime, project, role, **options)
 
     def lock(self, *keys: str, agent: str, **options: Unpack[LockOptions]) -> NodeLock:
         """Holds these keys, all at once, in an `async with` block. See `LockOptions`."""
-        return NodeLock(self, self.lock_processes, keys, agent, partial(hold_length, self.runtime), **options)
+        return NodeLock(self, self.lock_processes, keys, agent, self.runtime.hold_length, **options)
 
     async def send(
         self,
@@ -327,6 +318,7 @@ class Node(LocalNode):
         signals: bool = True,
         started: Started = lambda worker: None,
         tempo: str | os.PathLike[str] | None = None,
+        weighs_promises: bool = False,
         **options: Any,
     ) -> Worker:
         """Runs a worker in this process until SIGTERM or SIGINT; a second signal stops it at once. With `signals=False`
@@ -337,7 +329,8 @@ class Node(LocalNode):
         With `processes` the handlers run in that many processes, which import the handlers' modules; a handler that
         does not stop at its timeout is killed with its process.
 
-        `tempo` is the file of a tempo policy; default `tempo.yaml` in the home, if there is one.
+        `tempo` is the file of a tempo policy; default `tempo.yaml` in the home, if there is one. With a tempo, a worker
+        that `weighs_promises` has a lower weight after agents of its node broke promises.
 
         Options: `concurrency` (how many jobs run at once, 4), `until_idle` (return when no job is left), `grace`
         (seconds that handlers may run after the first signal, 10), `ahead` (how many jobs it claims beyond the running
@@ -364,11 +357,11 @@ class Node(LocalNode):
             if allow is not None or allow_any:
                 # It loads 40 modules, and most programs' workers run no commands.
                 parts = stack.enter_context(worker_parts(self.runtime, emit, allow, allow_any, allow_env))
-            for part in parts:
-                served = served.plus(part.job_type())
-            options = {"rates": rates_of(self.runtime.home)} | options
-            chosen = WorkerOptions(served, emit=emit, **options)
-            async with self.worker(chosen, parts, tempo_policy(self.runtime.home, tempo)) as worker:
+            for each_part in parts:
+                served = served.plus(each_part.job_type())
+            settings = {"tempo": tempo, "weighs_promises": weighs_promises}
+            chosen = WorkerOptions(served, emit=emit, settings=settings, **options)
+            async with self.worker(chosen, parts) as worker:
                 if signals:
                     stack.enter_context(stopped_by_signals(worker.stop))
                 stack.enter_context(catching())
@@ -380,16 +373,17 @@ class Node(LocalNode):
         return worker
 
     @asynccontextmanager
-    async def worker(
-        self, options: WorkerOptions, parts: Iterable[WorkerPart] = (), tempo: "TempoPolicy | None" = None
-    ) -> AsyncIterator[Worker]:
+    async def worker(self, options: WorkerOptions, parts: Iterable[WorkerPart] = ()) -> AsyncIterator[Worker]:
         """Puts a worker together: with the messages between nodes, with what it tells others about its handlers and
-        these parts, and in this tempo. Run it inside the block.
+        these parts, and with what extensions add. Run it inside the block.
         """
         options.messages = options.messages or await self.mesh_messages(options.emit)
         if options.serving is None:
             options.serving = serving(options.handlers.topics(), parts)
-        async with in_tempo(self, options, tempo):
+        async with AsyncExitStack() as stack:
+            for extension in switched_on(self.runtime.home, options.settings):
+                if extension.worker:
+                    await stack.enter_async_context(loaded(extension.worker)(self, options))
             yield Worker(self, self.environment, options)
 
     def holding(self, shortest_lease_s: Callable[[], float]) -> AbstractContextManager[None]:
@@ -403,8 +397,7 @@ class Node(LocalNode):
             return handler_node(self, loop, self._mesh_executor, is_async=is_async)
 
         kit = run_services(self.runtime, kind, self.environment.monotonic)
-        asking = helper(lambda: AsyncHandlerNode(self, self._mesh_executor, loop), self.runtime.promises)
-        return kit._replace(node=node, stream=self.part_sender().tell, ask_help=asking)
+        return kit._replace(node=node, stream=self.part_sender().tell)
 
     def blocking(self) -> "SyncNode":
         """This node for the other threads of the process. What waits is done on the event loop that runs here."""
@@ -599,9 +592,9 @@ class SyncNode:
         """The rows of a table, as `Node.rows` gives them."""
         return SyncRowTable(self._target.rows(table, agent=agent))
 
-    def secret(self, project: str, role: str, *, bars: int = TOKEN_BARS) -> ProjectSecret:
+    def secret(self, project: str, role: str, **options: int) -> Any:
         """The secret of a project and a role, as `Node.secret` gives it."""
-        return self._target.secret(project, role, bars=bars)
+        return self._target.secret(project, role, **options)
 
     def inbox(self, agent: str | None = None) -> SyncInbox:
         """The messages of an agent of this node; default $HOCKET_AGENT, else this machine's user."""

@@ -16,14 +16,15 @@ from msgspec.structs import replace
 
 from hocket.errors import Conflict, StoreError, Usage
 from hocket.kernel.capabilities import OURS, knowledge_text, named_in, payloads, read_knowledge
-from hocket.kernel.extension import extensions, parts
+from hocket.kernel.extension import extensions, loaded, part, parts
 from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
 from hocket.kernel.rules import HOCKET, SKEW_MS_DEFAULT, STRICT, Rules, decode_kept_rules, encode_rules
+from hocket.kernel.texts import BeatsLong, parse_length
 from hocket.log import RULES, Log
 from hocket.log.machine_clock import MachineClock, SteadyWall
 from hocket.log.parallel import HelperThreads
 from hocket.log.permissions import PermissionsReader, RevocationFile
-from hocket.node.home import Home, Remembered, default_home, read_user_key
+from hocket.node.home import Home, Remembered, default_home, read_user_key, switched_on
 from hocket.node.home_store import bus_of, check_whole, opened_store, replica_in
 from hocket.node.shared_store import check_database, check_rules, checked_states, ended_rows
 from hocket.node.store_breaker import StoreBreaker
@@ -50,11 +51,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from hocket.extensions.tempo.beats.policy import TempoPolicy
-    from hocket.extensions.tempo.beats.tempo import TempoChange, Timeline
-    from hocket.extensions.tempo.promise_watch import PromiseWatch
-    from hocket.extensions.tempo.run_tempo import RunTempo
-    from hocket.families.jobs.rules import Job
+    from hocket.families.locks.requests import Length
     from hocket.log import Transaction
     from hocket.log.audit import Audit
     from hocket.log.parallel import Helpers
@@ -69,6 +66,7 @@ if TYPE_CHECKING:
     from hocket.work.jobs import Draft, Submitted
     from hocket.work.liveness import Liveness
     from hocket.work.output_files import OutputFiles
+    from hocket.work.pacing import MakePacer
     from hocket.work.serving import Serving
 
 Progress = Callable[[int, int], None]
@@ -91,14 +89,8 @@ class Runtime:
     store_breaker: StoreBreaker | None = None
     kept: str | None = None
     """Why the last request of this process was kept in the home; None if the database has it."""
-    tempo: Callable[[Job], RunTempo | None] | None = None
-    """Gives the beats of a run, if the worker of this process has a tempo."""
-    tempi: Timeline
-    """The tempi of the cluster so far, on a node with a tempo."""
-    heard_beat_ms: Callable[[], int] | None = None
-    """One beat of the cluster's tempo as the worker of this process hears it, if it has a tempo."""
-    promises: PromiseWatch | None = None
-    """Watches the promises that jobs of that worker were given."""
+    beat_ms: Callable[[], int | None] | None = None
+    """One beat of the cluster's tempo as this process knows it, on a node with a tempo."""
 
     def __init__(
         self,
@@ -140,29 +132,11 @@ class Runtime:
             revocations=RevocationFile(home.revocations),
             checked=None if home.server is None else checked_states(home),
         )
-        if home.tempo.exists():
-            self._keep_time()
-
-    def tempo_changed(self, policy: TempoPolicy) -> Callable[[TempoChange], None]:
-        """What a process does that hears of a change of the tempo under this policy."""
-        from hocket.extensions.tempo.policy_file import home_timeline, keep_change
-
-        def keep(change: TempoChange) -> None:
-            keep_change(self.home, policy, change)
-            self.tempi = home_timeline(self.home, policy)
-
-        return keep
-
-    def _keep_time(self) -> None:
-        """Ops of a node with a tempo carry their beat."""
-        from hocket.extensions.tempo.beats.placing import mark_at
-        from hocket.extensions.tempo.policy_file import home_timeline, readable_policy
-        from hocket.kernel.ops import beat_at
-
-        if (policy := readable_policy(self.home)) is None:
-            return
-        self.tempi = home_timeline(self.home, policy)
-        self.log.beat = lambda wall: beat_at(mark_at(self.tempi, wall))
+        self.pacers: dict[str, MakePacer] = {}
+        """What paces every run of this process, by extension."""
+        for extension in switched_on(home):
+            if extension.runtime:
+                loaded(extension.runtime)(self)
 
     @classmethod
     def open(cls, path: Path | str | None = None) -> Runtime:
@@ -478,19 +452,21 @@ class Runtime:
 
         return machine_liveness(self.home.processes, time.monotonic)
 
+    def hold_length(self, length: str | float) -> Length:
+        """How long a hold lasts: a duration, or beats such as "4b" of the tempo in force, which end at a beat. Raises
+        ValueError, and Usage if beats are given and this node has no tempo.
+        """
+        found = parse_length(length)
+        if isinstance(found, BeatsLong):
+            held: Length = part("node", "hold_length")(self, length, found.beats)
+            return held
+        return found
+
     def submit_checks(self, drafts: Sequence[Draft]) -> list[Callable[[], None]]:
         """What extensions check before these jobs are submitted. A check raises what is wrong."""
         names = {name for each in extensions() for name in each.submits}
         named = [name for name in names if any(getattr(each.policy, name) is not None for each in drafts)]
         return [partial(check, self, drafts) for name in named for check in parts("submits", name)]
-
-    @cached_property
-    def home_beat_ms(self) -> int | None:
-        """One beat of the home's tempo; None if it has none."""
-        from hocket.extensions.tempo.policy_file import tempo_policy
-
-        policy = tempo_policy(self.home)
-        return None if policy is None else policy.initial_tempo.beat_ms
 
 
 def _clock(store: Store) -> MachineClock:

@@ -23,8 +23,7 @@ from hocket.mesh import wire
 from hocket.mesh.quotas import Buckets
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
-from hocket.server import openapi
-from hocket.server.routes import BODY_BYTES_MAX, PREFIX, ROUTES, ApiCall, ApiRoute, BadContentType, find
+from hocket.server.routes import BODY_BYTES_MAX, PREFIX, ROUTES, ApiCall, ApiRoute, BadContentType, describe, find
 
 RATE_PER_S = 200.0
 BURST = 400.0
@@ -184,7 +183,7 @@ class Api:
 
     @cached_property
     def _description(self) -> bytes:
-        return msgspec.json.encode(openapi.describe(self._routes, ApiError, STATUSES))
+        return msgspec.json.encode(describe(self._routes, ApiError, STATUSES))
 
     async def _recognise(self, request: Request) -> Program:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")

@@ -4,17 +4,17 @@ writes. A message is a value, pickled; both ends belong to one user and run one 
 
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from hocket.extensions.cost.rate_card import ResourceUse
 from hocket.work.jobs import Claim
+from hocket.work.pacing import Ending
 from hocket.work.run_outputs import RunOutput
-from hocket.work.runner import Ending, Step
+from hocket.work.runner import Step
 
 # How long the last messages may take to be written.
 CLOSING_S = 1.0
@@ -47,8 +47,8 @@ class Start(NamedTuple):
     claim: Claim
     lease_ms: int
     claimed_at: float
-    beat_ms: int = 0
-    """The beat by which the run is metered; 0 for a run that is not."""
+    twins: Mapping[str, tuple[str, Any]]
+    """What paces the run in the process, by extension."""
 
 
 class Renewed(NamedTuple):
@@ -81,10 +81,12 @@ class Saved(NamedTuple):
     checkpoint: bytes
 
 
-class FallbackSet(NamedTuple):
+class Paced(NamedTuple):
+    """What the twin of a pacer tells it."""
+
     run: int
-    name: str
-    written: bytes
+    extension: str
+    message: Any
 
 
 class PartAdded(NamedTuple):
@@ -102,13 +104,6 @@ class Made(NamedTuple):
     output: RunOutput
     call_id: bytes | None = None
     begun: bool = False
-
-
-class Used(NamedTuple):
-    """What a metered run has used so far."""
-
-    run: int
-    usage: ResourceUse
 
 
 class StuckAt(NamedTuple):

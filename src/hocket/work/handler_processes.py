@@ -30,9 +30,9 @@ from hocket.work.handler_channel import (
     Channel,
     Close,
     Ended,
-    FallbackSet,
     Made,
     Noted,
+    Paced,
     PartAdded,
     Ready,
     Renewed,
@@ -41,12 +41,12 @@ from hocket.work.handler_channel import (
     Start,
     StuckAt,
     Take,
-    Used,
 )
 from hocket.work.handler_threads import HandlerThreads
+from hocket.work.pacing import Ending
 from hocket.work.process_plan import ProcessPlan
 from hocket.work.run_outputs import RunOutput
-from hocket.work.runner import Ending, Run, Step
+from hocket.work.runner import Run, Step
 
 # How long the other runs of a process with a stuck handler may go on.
 GRACE_S = 10.0
@@ -227,8 +227,8 @@ class HandlerProcesses(HandlerThreads):
         assert process is not None
         process.runs[number] = run
         kind, claim = run.job_type.kind, run.claim
-        beat_ms = 0 if run.meter is None else run.meter.guard.beat_ms
-        process.channel.send(Start(number, kind, claim, run.lease_ms, run.claimed_at, beat_ms))
+        twins = {name: pacer.twin for name, pacer in run.pacers.items() if pacer.twin is not None}
+        process.channel.send(Start(number, kind, claim, run.lease_ms, run.claimed_at, twins))
 
     def _take(self, run: Run, step: Step) -> None:
         super()._take(run, step)
@@ -310,13 +310,10 @@ class HandlerProcesses(HandlerThreads):
             run.report(message.note)
         elif isinstance(message, Saved):
             run.save(message.checkpoint)
-        elif isinstance(message, FallbackSet):
-            run.set_fallback(message.name, message.written)
         elif isinstance(message, PartAdded):
             run.add_part(message.part, message.is_bytes)
-        elif isinstance(message, Used):
-            if run.meter is not None:
-                run.meter.hear(message.usage)
+        elif isinstance(message, Paced):
+            run.pacers[message.extension].hear(message.message)
         elif isinstance(message, StuckAt):
             run.traceback = message.stack
         elif isinstance(message, Made):

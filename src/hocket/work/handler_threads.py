@@ -64,7 +64,7 @@ class HandlerThreads:
 
     def refuse(self, run: Run) -> None:
         """Ends a run that has no time at all, without its handler."""
-        run.meter = None
+        run.pacers = {}
         if run.begin(self._monotonic()):
             run.take(Step.TIME_OUT)
             run.end(self._monotonic())

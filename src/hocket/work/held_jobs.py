@@ -15,10 +15,6 @@ from hocket.bus.changes import IDLE, Changes, about
 from hocket.errors import StoreError
 from hocket.events import Emit, listens
 from hocket.events.jobs import JobClaimed, JobRunsAlone, LeaseLost, RunStarted
-from hocket.extensions.cost.budget_guard import BudgetGuard, beat_in_force
-from hocket.extensions.cost.costs import spent_on
-from hocket.extensions.cost.rate_card import RateCard
-from hocket.extensions.cost.run_meter import RunMeter
 from hocket.families.jobs.rules import RETURN_REST_MS, RETURN_REST_MS_MAX, UNSTARTED, Job
 from hocket.kernel.policy import run_options
 from hocket.kernel.reasons import Reason
@@ -56,8 +52,7 @@ CHECK_S = 5.0
 
 class HeldJobs:
     """`runner` runs the handlers, `kit` makes what a run of a kind needs, `ahead_max` is how many jobs may be held
-    beyond those that run. `begun` is called with each job that it begins. `rates` price the time of handlers whose jobs
-    have a budget; `node` is the node's id, for traces.
+    beyond those that run. `begun` is called with each job that it begins. `node` is the node's id, for traces.
     """
 
     def __init__(
@@ -70,10 +65,9 @@ class HeldJobs:
         emit: Emit,
         monotonic: Callable[[], float],
         begun: Callable[[Job], None] = lambda job: None,
-        rates: RateCard | None = None,
         node: int = 0,
     ) -> None:
-        self._rates, self._node, self._tracer = rates, node, tracer()
+        self._node, self._tracer = node, tracer()
         self._handlers, self._runner, self._kit, self._ahead_max = handlers, runner, functools.cache(kit), ahead_max
         self._troubles, self._emit, self._monotonic, self._begun = troubles, emit, monotonic, begun
         self.runs: dict[bytes, Run] = {}
@@ -134,9 +128,7 @@ class HeldJobs:
         lease_ms = job.policy.lease_ms or job_type.lease_ms
         if job.policy.lease_beats is not None and job.deadline is not None:
             lease_ms = max(1, job.deadline - job.last.wall)
-        kit = self._kit(job.kind)
-        meter = None if job_type.keeps_budget else meter_for(claim, self._rates, kit)
-        run = Run(claim, job_type, lease_ms, before, kit, meter)
+        run = Run(claim, job_type, lease_ms, before, self._kit(job.kind))
         if (earlier := self.runs.get(job.id)) is not None:
             self._replace(earlier)
         self.runs[job.id] = run
@@ -151,7 +143,7 @@ class HeldJobs:
             is_isolated = self.isolates(run.job.kind)
             self._emit(JobRunsAlone(run.job_id, run.job.kind, run.job.fence, claim.deaths, is_isolated))
         self._begun(job)
-        if run.budget_s <= 0:
+        if run.timeout_s <= 0:
             self._handed_over[job.id] = run
             self._untold.append(run)
             self._runner.refuse(run)
@@ -443,20 +435,6 @@ class HeldJobs:
                 self._runner.stop(run)
 
 
-def meter_for(claim: Claim, rates: RateCard | None, kit: RunServices) -> RunMeter | None:
-    """For a run that is priced or has a budget; None for all others."""
-    job = claim.job
-    budget = job.policy.budget
-    if rates is None and budget is None:
-        return None
-    beat_ms = beat_in_force(kit.beat_ms(), rates)
-    spent = None
-    if budget is not None and budget.caps and job.fence > 1:
-        now_ms = kit.now().wall
-        spent = kit.read(lambda session: spent_on(session, kit.blobs, job, rates, beat_ms, now_ms))
-    return RunMeter(BudgetGuard(job.kind, budget, rates, beat_ms, spent), kit.monotonic)
-
-
 def _due_at(run: Run, after: float = -math.inf) -> float:
     """When a run that waits has to be renewed or given back; only times after this one count."""
     times = run.lease.renews_at, run.lease.ends_at, run.waits_since + QUEUED_MAX_S
@@ -467,8 +445,7 @@ def _due_at(run: Run, after: float = -math.inf) -> float:
 def _checkpoint(run: Run, now: float) -> bytes | None:
     if run.checkpoint is None or now - run.checkpoint_at < interval_s(now - (run.started_at or now)):
         return None
-    # With a tempo, checkpoints go on the log with the bars.
-    if run.tempo is not None and not run.tempo.has_new_bar():
+    if not all([pacer.may_save() for pacer in run.pacers.values()]):
         return None
     state, run.checkpoint = run.checkpoint, None
     run.kept_checkpoint, run.checkpoint_at = state, now

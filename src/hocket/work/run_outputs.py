@@ -5,16 +5,16 @@ have happened.
 """
 
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 
 from hocket.errors import Failed, Usage
-from hocket.extensions.tempo.run_tempo import RunTempo
 from hocket.families.inbox.facts import SendMessage
 from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc
@@ -78,9 +78,9 @@ class RunServices(NamedTuple):
     `audited` is whether every model call must be recorded. Any thread may call them, even one that can be interrupted
     anywhere, so none of them touches the store in the caller's thread. `read` runs a query, and `node` gives a node for
     a handler, async or not. `output` keeps what the handler prints and logs, if it is kept. `stream` sends the parts of
-    a result that are there to those who follow the job. `tempo` gives the beats of a run, if it has any, and
-    `ask_help` asks an agent for help and waits for it. `room` is how many bytes the outputs of a job may have, None if
-    there is no limit. `beat_ms` is one beat of the cluster's tempo, None without a tempo.
+    a result that are there to those who follow the job. `room` is how many bytes the outputs of a job may have, None if
+    there is no limit. `clock_ms` is the node's clock in milliseconds. `pacers` make what paces every run of this
+    process, and `beat_ms` is one beat of the cluster's tempo, None without a tempo.
     """
 
     blobs: Blobs
@@ -92,9 +92,9 @@ class RunServices(NamedTuple):
     node: Callable[[bool], Any] = _unavailable
     output: OutputFiles | None = None
     stream: Callable[[RunParts], None] = lambda parts: None
-    tempo: Callable[[Job], RunTempo | None] = lambda job: None
-    ask_help: Callable[[str, Any, RunTempo], Coroutine[Any, Any, Any]] = lambda to, body, tempo: _unavailable(to)
     room: Callable[[Job], int | None] = lambda job: None
+    clock_ms: Callable[[], int] = lambda: 0
+    pacers: Mapping[str, Callable[..., Any]] = MappingProxyType({})
     beat_ms: Callable[[], int | None] = lambda: None
 
 

@@ -11,18 +11,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from enum import Enum
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic
 
 import msgspec
 
-from hocket.errors import NotAuthorised, Usage
-from hocket.extensions.cost.rate_card import USAGE_TYPE, ResourceUse, UsageRecord
-from hocket.extensions.tempo.context import TempoContext
-from hocket.extensions.tempo.scored_run import PhraseEnded, ScoredRun
+from hocket.errors import NotAuthorised
 from hocket.families.jobs.rules import Job
-from hocket.kernel.decoding import convert
+from hocket.kernel.extension import part
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.ops import schedule_payload
+from hocket.kernel.ops import Beat, schedule_payload
 from hocket.kernel.texts import counted
 from hocket.kernel.vocabulary import Payload
 from hocket.log import Transaction
@@ -37,6 +34,7 @@ from hocket.work.json_values import encode_json
 from hocket.work.lease import Lease
 from hocket.work.output_capture import Capture, captured
 from hocket.work.output_files import CLOSED_FILE, HANDLER, OutputFile, OutputFiles
+from hocket.work.pacing import Ending, Limit, Pacer, RunEnded, pacers_of
 from hocket.work.parts import RunParts, gathered, gathered_async
 from hocket.work.rescue import DEATHS_ALONE
 from hocket.work.retrying import Later, may_retry
@@ -45,8 +43,6 @@ from hocket.work.tracing import RunTrace
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
-
-    from hocket.extensions.cost.run_meter import RunMeter
 
     class AnyNode:
         """The node of a `Context` without a parameter: everything on it is allowed. It is not Any itself, because a
@@ -68,9 +64,10 @@ INTERRUPTED_AFTER_S = 0.5
 # How long a handler may go on after its timeout, and after it was stopped for another reason; then it is given up.
 TIMED_OUT_S = 1.0
 STOPPED_S = 10.0
+NO_FALLBACK: Any = object()
 
 
-class Context(TempoContext, Generic[N_co]):
+class Context(Generic[N_co]):
     """What a handler knows about its job. `Context[SyncNode]` and, for a coroutine, `Context[Node]` tell a type checker
     what `ctx.node` is.
     """
@@ -174,13 +171,68 @@ class Context(TempoContext, Generic[N_co]):
         """Adds what this run has used that its worker cannot measure: seconds of GPUs and of other accelerators by
         their class, and megabytes that it has sent. Only a run that is priced or has a budget counts it.
         """
-        told = {"gpu_sec": dict(gpu_sec or {}), "accel_sec": dict(accel_sec or {}), "net_egress_mb": net_egress_mb}
-        try:
-            said = convert(told, ResourceUse)
-        except msgspec.ValidationError as error:
-            raise Usage(f"bad amount: {error}") from None
-        if self._run.meter is not None:
-            self._run.meter.add(said)
+        amounts = {"gpu_sec": dict(gpu_sec or {}), "accel_sec": dict(accel_sec or {}), "net_egress_mb": net_egress_mb}
+        self._call("used", amounts)
+
+    @property
+    def beat(self) -> Beat | None:
+        """The beat of the cluster: `index` within its bar, `is_downbeat`, `epoch_ms`, `window_ms`. None if neither the
+        worker has a tempo nor the job a score.
+        """
+        beat: Beat | None = self._call("beat")
+        return beat
+
+    @property
+    def phase(self) -> str | None:
+        """The phase in which the job is by its score, or else in which the cluster is."""
+        phase: str | None = self._call("phase")
+        return phase
+
+    @property
+    def beats_left(self) -> int | None:
+        """How many whole beats the phase has left after this one; negative after the end of the phrase."""
+        beats: int | None = self._call("beats_left")
+        return beats
+
+    def set_fallback(self, name: str, value: Any) -> None:
+        """Keeps the result with which the job ends if its score says `fallback:NAME` when beats run out. The newest
+        one counts.
+        """
+        self._call("set_fallback", name, value)
+
+    def wait_for(self, awaited: Awaitable[Any], *, budget: str = "io", fallback: Any = NO_FALLBACK) -> Any:
+        """Waits for a coroutine, a future or `ask_help`, at most as many beats as the score's `wait_budget` has left
+        for `budget` ("help" or "io"), and not beyond the phase. Then the score decides: it returns `fallback` (called,
+        if it is a function), ends the job with its fallback, defers it to the next phrase, or raises WaitExhausted.
+        Each is recorded. In a coroutine, await it; in a plain handler it returns the value.
+        """
+        return self._call("wait_for", awaited, budget, fallback)
+
+    def ask_help(self, to: str, body: Any) -> Coroutine[Any, Any, Any]:
+        """A request for help to an agent or a group, to be passed to `wait_for` with `budget="help"`: the value is the
+        message with the help. The wait is spent if nobody promises help by the end of the bar, or helps until the
+        promise fails.
+        """
+        asking: Coroutine[Any, Any, Any] = self._call("ask_help", to, body)
+        return asking
+
+    def promise(
+        self,
+        request: Any,
+        beats: int,
+        *,
+        fail_after: int | None = None,
+        confidence: float = 1.0,
+        on_fail: str = "fallback",
+    ) -> Any:
+        """Promises help within so many beats to the agent that sent this request. After `fail_after` beats, default
+        twice as many, the requester goes on without. In a coroutine, await it.
+        """
+        return self._call("promise", request, beats, fail_after, confidence, on_fail)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """What an extension offers under this name."""
+        return part("context", name)(self._run, *arguments)
 
     def artifact(
         self,
@@ -257,26 +309,12 @@ def schedule_of(ctx: Context) -> bytes:
 
 
 class Step(Enum):
-    """What follows when the handler of a run goes on: it is measured if its budget needs that, and told to stop after
-    too long.
-    """
+    """What follows when the handler of a run goes on: pacers look at it, and it is told to stop after too long."""
 
     TIME_OUT = 1
     INTERRUPT = 2
     GIVE_UP = 3
-    MEASURE = 4
-
-
-class Ending(NamedTuple):
-    """How a handler ended. `may_retry` says whether its error lets the job be retried at all, `later_ms` for how long
-    it asked to postpone the job.
-    """
-
-    result: bytes | None
-    error: str | None = None
-    traceback: str = ""
-    may_retry: bool = True
-    later_ms: int | None = None
+    LOOK = 4
 
 
 class Run:
@@ -284,11 +322,7 @@ class Run:
 
     trace: RunTrace | None = None
     cost: float | None = None
-    """What it cost, if its function has measured that."""
-    budget_s = math.inf
-    """How long it may run by the job's budget."""
-    over_budget = ""
-    """Why it may not run for longer than its budget."""
+    """What it cost, if that was measured."""
     started_at: float | None = None
     entered_at: float | None = None
     """When its handler was called, in the thread or on the loop that it got."""
@@ -315,8 +349,8 @@ class Run:
     task: asyncio.Task[None] | None = None
     """The task of an async handler, or the one that a plain handler waits for."""
     has_begun = False
-    phrase_s = math.inf
-    """How long it may run by the score of its job."""
+    _limit: Limit | None = None
+    """The limit of a pacer that sets its timeout."""
     _job_id: str | None = None
     _products: RunOutputs | None = None
     _parts: RunParts | None = None
@@ -332,9 +366,7 @@ class Run:
         lease_ms: int,
         claimed_at: float,
         kit: RunServices,
-        meter: "RunMeter | None" = None,
     ) -> None:
-        """`meter` measures it, if its job is priced or has a budget."""
         job = claim.job
         assert job.claim_op is not None and job.deadline is not None
         self.claim = claim
@@ -342,11 +374,8 @@ class Run:
         self.held = Held(job.id, job.claim_op)
         self.job_type = job_type
         self.lease_ms = lease_ms
-        self.meter = meter
-        if meter is not None:
-            self.budget_s, self.over_budget = meter.guard.time_cap()
         timeout_ms = job_type.policy.timeout_ms if job.policy.timeout_ms is None else job.policy.timeout_ms
-        self.timeout_s = min(timeout_ms / 1000, self.budget_s) if timeout_ms else self.budget_s
+        self.timeout_s = timeout_ms / 1000 if timeout_ms else math.inf
         self.deadline_ms = job.deadline
         self.claimed_at = self.checked_at = claimed_at
         self.waits_since = kit.monotonic()
@@ -356,10 +385,21 @@ class Run:
         self.lease = Lease(lease_ms / 1000, claimed_at)
         self.logged_at = claimed_at
         self.schedule = claim.schedule
-        self.tempo = kit.tempo(job)
         self._kit = kit
         self._monotonic = kit.monotonic
         self._lock = threading.Lock()
+        self.pacers = self._new_pacers()
+        for pacer in self.pacers.values():
+            self._keep_to(pacer.limits())
+
+    def _new_pacers(self) -> Mapping[str, Pacer]:
+        return pacers_of(self.job, self.job_type, self._kit, lambda: self.products)
+
+    def _keep_to(self, limits: Iterable[Limit]) -> None:
+        """The shortest limit counts; of equal ones the first."""
+        for limit in limits:
+            if limit.seconds < self.timeout_s or (limit.seconds == self.timeout_s and self._limit is None):
+                self.timeout_s, self._limit = limit.seconds, limit
 
     @property
     def job_id(self) -> str:
@@ -396,13 +436,6 @@ class Run:
             self._parts = RunParts(self.job.id, self.job.fence)
         return self._parts
 
-    @cached_property
-    def scored(self) -> ScoredRun | None:
-        """What it does by the score of its job, if that has one."""
-        if self.tempo is None or self.tempo.score is None:
-            return None
-        return ScoredRun(self.tempo.score, self.tempo, self.products, self.job)
-
     @property
     def ran_s(self) -> float:
         """How long its handler ran, until it ended."""
@@ -422,24 +455,14 @@ class Run:
             self._revoked = self._revoked or now >= self.lease.ends_at
             if not self._revoked:
                 self.started_at = now
-                if self.meter is not None:
-                    self.meter.begin(now)
-                if self.tempo is not None:
-                    self.phrase_s = self.tempo.begin()
-                    if (left_s := self.tempo.left_s()) < self.budget_s:
-                        self.budget_s = left_s
-                        self.over_budget = f"over its budget hard_end: it ends with bar+{self._hard_end}"
-                    self.timeout_s = min(self.timeout_s, self.phrase_s, self.budget_s)
+                for pacer in self.pacers.values():
+                    self._keep_to(pacer.begin(now))
             return not self._revoked
-
-    @property
-    def _hard_end(self) -> int | None:
-        return None if self.job.policy.budget is None else self.job.policy.budget.hard_end
 
     def execute(self) -> None:
         """Calls a plain handler in this thread. Raises nothing."""
-        if self.meter is not None:
-            self.meter.enter()
+        for pacer in self.pacers.values():
+            pacer.enter()
         try:
             try:
                 call = self._call()
@@ -459,16 +482,12 @@ class Run:
             call = self._call()
             if self._enter_task():
                 with self._surroundings():
-                    self._keep(await self._metered(gathered_async(call(), self.part)))
+                    running: Any = gathered_async(call(), self.part)
+                    for pacer in self.pacers.values():
+                        running = pacer.watched(running)
+                    self._keep(await running)
         except BaseException as error:
             self._fail(error)
-
-    def _metered(self, awaited: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
-        if self.meter is None:
-            return awaited
-        from hocket.extensions.cost.run_meter import metered
-
-        return metered(awaited, self.meter)
 
     def _surroundings(self) -> AbstractContextManager[None]:
         """What the handler prints and logs inside the block is kept, and spans that are made there belong to the
@@ -515,8 +534,8 @@ class Run:
             self._tell()
         elif step is Step.INTERRUPT:
             self._interrupt()
-        elif step is Step.MEASURE:
-            self._measure()
+        elif step is Step.LOOK:
+            self._look()
         else:
             self.given_up = True
             self.traceback = self.traceback or self.stack()
@@ -527,28 +546,22 @@ class Run:
         """
         if self.given_up:
             return math.inf, Step.GIVE_UP
-        meter = self.meter
         if self.told_at is None:
             due = math.inf if self.started_at is None else self.started_at + self.timeout_s
-            if meter is not None and meter.guard.measures and (look := meter.looked_at + meter.guard.look_s) < due:
-                return (math.inf if self.started_at is None else look), Step.MEASURE
+            look_at = min((pacer.look_at for pacer in self.pacers.values()), default=math.inf)
+            if self.started_at is not None and look_at < due:
+                return look_at, Step.LOOK
             return due, Step.TIME_OUT
-        # One that is over its budget has a part of a beat to stop.
-        stop_s = STOPPED_S if meter is None or not self._is_over_budget else meter.guard.stop_s
+        stop_s = self._limit.stop_s if self._limit is not None and self.timed_out else STOPPED_S
         if not self._interrupted:
             return self.told_at + min(INTERRUPTED_AFTER_S, stop_s / 2), Step.INTERRUPT
         return self.told_at + min(TIMED_OUT_S if self.timed_out else STOPPED_S, stop_s), Step.GIVE_UP
 
-    @property
-    def _is_over_budget(self) -> bool:
-        return self.timed_out and self.budget_s <= self.timeout_s
-
-    def _measure(self) -> None:
-        assert self.meter is not None
-        if over := self.meter.over(self.products.kept_bytes):
-            self.budget_s, self.over_budget = 0.0, over
-            self.timed_out = True
-            self._tell()
+    def _look(self) -> None:
+        for pacer in self.pacers.values():
+            if (limit := pacer.look()) is not None:
+                self._limit, self.timed_out = limit, True
+                self._tell()
 
     def end(self, now: float) -> bool:
         """The run is over. False if it was over before."""
@@ -559,29 +572,20 @@ class Run:
         if self._parts is not None and self._parts.made:
             self._parts.is_over = True
             self._kit.stream(self._parts)
-        if self.meter is not None:
-            self._keep_usage(self.meter)
+        for pacer in self.pacers.values():
+            cost = pacer.end()
+            self.cost = cost if self.cost is None else self.cost
         if self.timed_out:
             state = ", and its handler did not stop" if self.given_up else ""
             self.result, self.later_ms = None, None
             self.error = f"timed out after {counted(self.timeout_s, 'second')}{state}"
-            if self._is_over_budget:
-                self.error, self.may_retry = f"{self.over_budget}{state}", False
-            elif self.phrase_s <= self.timeout_s:
-                self._end_phrase(state)
+            if self._limit is not None:
+                self._end_at(self._limit, state)
         return True
 
-    def _keep_usage(self, meter: "RunMeter") -> None:
-        """What it used is evidence: it is kept even if the run fails."""
-        usage = meter.end(self.products.kept_bytes)
-        self.cost = meter.guard.cost(usage) if self.cost is None else self.cost
-        record = UsageRecord(meter.guard.beat_ms, usage)
-        with suppress(Usage):  # the run has ended, or made too many outputs
-            self.products.evidence(msgspec.json.encode(record), USAGE_TYPE, is_free=True)
-
-    def _end_phrase(self, state: str) -> None:
-        assert self.scored is not None
-        self.result, self.error, self.may_retry = self.scored.overran(state)
+    def _end_at(self, limit: Limit, state: str) -> None:
+        ending = limit.ending(state)
+        self.result, self.error, self.may_retry = ending.result, ending.error, ending.may_retry
 
     def _tell(self) -> None:
         self.cancelled = True
@@ -611,8 +615,8 @@ class Run:
         with self._lock:
             self._thread = None
             may_be_under_way = self._interrupted
-        if self.meter is not None:
-            self.meter.leave()
+        for pacer in self.pacers.values():
+            pacer.leave()
         if may_be_under_way:
             absorb()
 
@@ -637,8 +641,8 @@ class Run:
         self.conclude(Ending(written))
 
     def _fail(self, error: BaseException) -> None:
-        if isinstance(error, PhraseEnded):
-            self.conclude(Ending(error.end.result, error.end.error, may_retry=error.end.may_retry))
+        if isinstance(error, RunEnded):
+            self.conclude(error.ending)
             return
         is_told = isinstance(error, Cancelled | asyncio.CancelledError) and (self.stopped or self.timed_out)
         said, trace = description(error)
@@ -659,23 +663,12 @@ class Run:
     def report(self, note: bytes) -> None:
         """The newest progress note."""
         self.note = note
-        if self.tempo is not None:
-            self.tempo.report(note)
+        for pacer in self.pacers.values():
+            pacer.note(note)
 
     def save(self, checkpoint: bytes) -> None:
         """The newest checkpoint. The same one again has no effect."""
         self.checkpoint = None if checkpoint == self.kept_checkpoint else checkpoint
-
-    def keep_fallback(self, name: str, value: Any) -> None:
-        """A result with which the job may end when its beats run out."""
-        written = encode_json(value, "the fallback")
-        if len(written) > RESULT_BYTES_MAX:
-            raise ValueError(f"the fallback has {len(written)} bytes, at most {RESULT_BYTES_MAX}")
-        self.set_fallback(name, written)
-
-    def set_fallback(self, name: str, written: bytes) -> None:
-        if self.scored is not None:
-            self.scored.fallbacks[name] = written
 
     def ending(self) -> Ending:
         return Ending(self.result, self.error, self.traceback, self.may_retry, self.later_ms)

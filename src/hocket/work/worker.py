@@ -10,8 +10,8 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -22,13 +22,11 @@ from hocket.events import Emit, ignore
 from hocket.events.jobs import KindsNotDefined
 from hocket.events.nodes import CoordinatorUnknown
 from hocket.events.workers import AvailabilityChanged, BatchFailed, StoreUnavailable, WorkerDeclaredDead
-from hocket.extensions.cost.rate_card import RateCard
-from hocket.extensions.tempo.beats.promise_record import weighed
 from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.jobs.candidates import worker_id
 from hocket.families.jobs.rendezvous import WEIGHT_MAX, WEIGHT_MIN, is_weight
 from hocket.families.jobs.rules import Job
-from hocket.kernel.policy import RATES_LABEL, check_labels
+from hocket.kernel.policy import check_labels
 from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import STORE_RETRIES
 from hocket.log import Transaction
@@ -87,8 +85,8 @@ class WorkerOptions:
     `gpu` or `gpu=a100`. `processes` are the processes that run its handlers; None for threads of this one. `serving` is
     what it tells others about itself, besides its labels; by default the kinds of its handlers. `weight` is its share
     of the jobs that go by rank: a worker of weight 2 gets twice the jobs of one of weight 1. Over `messages` it tells
-    other nodes' workers of its claims. With `rates` it takes jobs that are capped by their price. `hold_ms` counts
-    leases in beats. If it `weighs_promises`, its weight is multiplied by the `reliability` of its node's agents.
+    other nodes' workers of its claims. `hold_ms` counts leases in beats. Its weight is multiplied by the `reliability`
+    of its node's agents. `settings` are those of extensions.
     """
 
     handlers: Handlers
@@ -103,15 +101,13 @@ class WorkerOptions:
     serving: Serving | None = None
     weight: float = 1.0
     messages: MessageBus | None = None
-    rates: RateCard | None = None
     hold_ms: HoldMs = whole_beats
-    weighs_promises: bool = False
     reliability: Callable[[], float] = lambda: 1.0
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         try:
-            priced = () if self.rates is None else (RATES_LABEL,)
-            self.labels = frozenset(check_labels((*self.labels, *priced)))
+            self.labels = frozenset(check_labels(self.labels))
         except ValueError as error:
             raise Usage(str(error)) from None
         if not is_weight(self.weight):
@@ -151,7 +147,6 @@ class Worker:
             options.emit,
             environment.monotonic,
             self._tally.add,
-            options.rates,
             access.log.node,
         )
         self.id = worker_id(access.log.node, self._name)
@@ -460,7 +455,7 @@ class Worker:
         now = self._monotonic()
         if now >= self._next_round:
             self._next_round = self._held.next_step_at(now, now + (ROUND_S if self._held.runs else QUIET_S))
-            weight = weighed(self._options.weight, self._options.reliability())
+            weight = max(WEIGHT_MIN, self._options.weight * self._options.reliability())
             self._sign.serves = serving_text([replace(self._serving, claimed=self._tally.told(), weight=weight)])
             self._handler_watch.look(now)
             if self.is_spent and self._stopping is None:

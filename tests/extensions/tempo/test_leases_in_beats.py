@@ -13,7 +13,7 @@ from hocket.errors import Usage
 from hocket.extensions.tempo.beats.policy import make_policy, read_policy
 from hocket.extensions.tempo.beats.tempo import changed, timeline
 from hocket.extensions.tempo.policy_file import home_timeline, keep_change
-from hocket.extensions.tempo.worker_tempo import hold_length, lease_ms
+from hocket.extensions.tempo.worker_tempo import lease_ms
 from hocket.families.locks.decisions import read_scope
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MIN, with_defaults
 from hocket.node.runtime import Runtime
@@ -86,14 +86,14 @@ def test_each_renewal_of_a_lock_in_beats_ends_at_a_beat(home: Path) -> None:
 @pytest.mark.req("BB-09")
 def test_a_hold_in_beats_needs_a_policy(home: Path) -> None:
     with Runtime.open(home) as runtime:
-        assert hold_length(runtime, "30s") == 30_000
-        lasts = hold_length(runtime, "4b")
+        assert runtime.hold_length("30s") == 30_000
+        lasts = runtime.hold_length("4b")
         assert not isinstance(lasts, int)
         # A bar of 4 beats of a second: plan is its first beat, work ends with the third.
         assert [lasts(now_ms) for now_ms in (0, 1, 1_000, 2_999, 3_000)] == [1_000, 2_999, 2_000, 1_001, 1_000]
         (home / "tempo.yaml").unlink()
         with pytest.raises(Usage, match="4b is a length in beats, and this node has no tempo"):
-            hold_length(runtime, "4b")
+            runtime.hold_length("4b")
 
 
 @pytest.mark.req("BB-09")
@@ -102,7 +102,7 @@ def test_holds_follow_the_tempo_in_force(home: Path) -> None:
     with Runtime.open(home) as runtime:
         change = changed(made.initial_tempo, 30, 10_000)
         keep_change(runtime.home, made, change)
-        lasts = hold_length(runtime, "1b")
+        lasts = runtime.hold_length("1b")
         assert not isinstance(lasts, int)
         assert lasts(change.since_ms - 1_000) == 1_000 and lasts(change.since_ms) == 2_000
         assert home_timeline(runtime.home, made).at(change.since_ms) == change.tempo

@@ -13,7 +13,7 @@ import pytest
 import hocket
 from hocket.extensions.tempo.beat_source import LocalBeats
 from hocket.extensions.tempo.beats.policy import make_policy
-from hocket.extensions.tempo.score_keeper import ScoreKeeper
+from hocket.extensions.tempo.run_pace import Pacing, ScoreKeeper
 from hocket.node.node import Node
 from hocket.work.handlers import REGISTRY
 
@@ -204,7 +204,7 @@ async def endless(ctx: hocket.Context) -> None:
 def test_the_hard_end_of_a_budget_ends_the_job(tmp_path: Path) -> None:
     async def act(node: Node) -> None:
         beats = LocalBeats(make_policy("test", 240, 2), node.runtime.log.physical)
-        node.runtime.tempo = lambda job: ScoreKeeper(beats, job)
+        node.runtime.pacers["tempo"] = Pacing(lambda job: ScoreKeeper(beats, job))
         with pytest.raises(hocket.JobFailed, match="over its budget"):
             await (await node.submit(endless)).result()
 
@@ -235,7 +235,7 @@ def same(ctx: hocket.Context, different: bool) -> None:
 def test_checkpoints_go_with_the_bars_and_the_same_one_again_has_no_effect(tmp_path: Path) -> None:
     async def act(node: Node) -> None:
         beats = LocalBeats(make_policy("test", 240, 1), node.runtime.log.physical)
-        node.runtime.tempo = lambda job: ScoreKeeper(beats, job)
+        node.runtime.pacers["tempo"] = Pacing(lambda job: ScoreKeeper(beats, job))
         for different, expected in ((True, range(2, 9)), (False, range(1, 2))):
             handle = await node.submit(same, different=different)
             with pytest.raises(hocket.JobFailed, match="seen enough"):

@@ -13,7 +13,7 @@ import pytest
 
 import hocket
 from hocket.extensions.tempo.beats.messages import PromiseOutcome, PromiseResult, to_json
-from hocket.extensions.tempo.context import make_promise
+from hocket.extensions.tempo.promises import make_promise
 from hocket.extensions.tempo.tempo_messages import TempoMessages, TempoQueue
 from hocket.node.node import Node
 

@@ -139,7 +139,7 @@ def test_without_a_policy_nothing_is_told(home: Path) -> None:
         async with listening(home, StatusClaim) as (node, queue):
             with pytest.raises(hocket.JobFailed):
                 await (await node.submit(held)).result()  # it asserts that there is a beat
-            assert node.runtime.tempo is None
+            assert not node.runtime.pacers
             assert await queue.get(0.2) is None
 
     asyncio.run(main())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.cli.declarations import Argument, Option, new_app
-from hocket.cli.files import read_file, write_file
+from hocket.cli.options import read_file, write_file
 from hocket.cli.output import emit, fields, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Failed, NotAuthorised, Usage
@@ -158,7 +158,7 @@ def export(
         Format, Option("--format", help="in-toto: a Statement in a DSSE envelope; hocket: our own file.")
     ] = Format.IN_TOTO,
     output: Annotated[
-        Path | None, Option("--output", "-o", metavar="FILE", help="The file to write; default standard output.")
+        Path | None, Option("--output -o", metavar="FILE", help="The file to write; default standard output.")
     ] = None,
 ) -> None:
     """Export a proof. Checks its signatures first; needs no key.

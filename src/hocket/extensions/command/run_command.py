@@ -217,7 +217,7 @@ async def _attached(
     from hocket.cli.streaming import WaitLine
     from hocket.extensions.command.following import Following
     from hocket.extensions.command.node_runner import command_runner
-    from hocket.extensions.cost.node_costs import rates_of
+    from hocket.extensions.cost.node_costs import price
     from hocket.kernel.ids import ulid_text
     from hocket.node.node import Node
     from hocket.node.signals import stopped_by_signals
@@ -252,8 +252,8 @@ async def _attached(
         emit=tell,
         finished=following.finished,
         serving=Serving(),
-        rates=rates_of(runtime.home),
     )
+    price(runtime, options)
     worker = Worker(node, node.environment, options)
     try:
         with stopped_by_signals(interrupted.set):

@@ -2,7 +2,8 @@
 by that card, what others like them are expected to cost, and which jobs are refused because of it.
 """
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from hocket.extensions.cost.rate_card import BadRateCard, Estimate, RateCard, re
 from hocket.extensions.tempo.policy_file import tempo_policy
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text
+from hocket.kernel.policy import RATES_LABEL
 from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
 from hocket.node.home import Home
 from hocket.node.runtime import Runtime
@@ -26,6 +28,8 @@ from hocket.work.jobs import Draft
 
 if TYPE_CHECKING:
     from hocket.extensions.cost.costs import Prices
+    from hocket.node.local_node import LocalNode
+    from hocket.work.worker import WorkerOptions
 
 
 FILE = "rates.yaml"
@@ -46,6 +50,24 @@ def rates_of(home: Home, path: Path | str | None = None) -> RateCard | None:
         raise Usage(f"cannot read the rate card {file}: {error.strerror}") from None
     except BadRateCard as error:
         raise Usage(f"bad rate card {file}: {error}") from None
+
+
+def price(runtime: Runtime, options: "WorkerOptions") -> None:
+    """A worker that is made with these options from now on prices its runs, and takes jobs that are capped by their
+    price, if this node has a rate card.
+    """
+    if (rates := rates_of(runtime.home)) is not None:
+        from hocket.extensions.cost.run_meter import EXTENSION, metering
+
+        options.labels = {*options.labels, RATES_LABEL}
+        runtime.pacers[EXTENSION] = metering(rates)
+
+
+@asynccontextmanager
+async def priced(node: "LocalNode", options: "WorkerOptions") -> AsyncIterator[None]:
+    """Round a worker: its runs are priced."""
+    price(node.runtime, options)
+    yield
 
 
 def prices_of(home: Home, card: RateCard, now: Hlc) -> "Prices":

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.api.views import ago
 from hocket.cli.declarations import Argument, Option, new_app
-from hocket.cli.files import read_file
-from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
+from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, read_file, seconds
 from hocket.cli.output import emit, fields, notice, on_terminal, progress, say, table
 from hocket.cli.settings import open_runtime, open_service
 from hocket.errors import Failed, HocketError, NotAuthorised, Usage

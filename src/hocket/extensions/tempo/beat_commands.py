@@ -7,8 +7,7 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 from hocket.cli.declarations import Argument, Option, new_app
-from hocket.cli.files import read_file
-from hocket.cli.options import Agent
+from hocket.cli.options import Agent, read_file
 from hocket.cli.output import emit, fields, say
 from hocket.cli.settings import open_runtime, open_service
 from hocket.errors import Failed, NotAuthorised, Usage

@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 
 from hocket.extensions.tempo.beats.phases import Phases, PhaseSpan, phase_at
 from hocket.extensions.tempo.beats.policy import TempoPolicy
-from hocket.extensions.tempo.beats.tempo import Beat, Tempo, Timeline, beat_at, timeline
+from hocket.extensions.tempo.beats.tempo import Tempo, Timeline, beat_at, timeline
+from hocket.kernel.ops import Beat
 
 
 class BeatNow(NamedTuple):

@@ -14,6 +14,7 @@ from hocket.extensions.tempo.events import PulseStarted
 from hocket.extensions.tempo.heard_beats import BeatListener, HeardBeats, Leaders, TempoClock
 from hocket.extensions.tempo.leader_check import LeaderCheck
 from hocket.extensions.tempo.leader_lock import ArbiterLock, LeaderLock, is_incident
+from hocket.extensions.tempo.policy_file import tempo_changed
 from hocket.extensions.tempo.pulse import Pulse
 from hocket.extensions.tempo.reverb import Reverb
 from hocket.extensions.tempo.tempo_messages import TempoMessages, TempoQueue
@@ -37,7 +38,7 @@ async def heard_beats(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore)
     messages = TempoMessages(bus, node.log.user)
     clock = TempoClock(node.environment.monotonic, lambda: node.environment.physical_ms() / 1000)
     leaders = leader_check(node, policy, bus)
-    beats = HeardBeats(policy, clock, LIFE_MS, emit, leaders, node.runtime.tempo_changed(policy))
+    beats = HeardBeats(policy, clock, LIFE_MS, emit, leaders, tempo_changed(node.runtime, policy))
     await leaders.refresh()
     with closing(await messages.subscribe(PulseMessage, policy.cluster_id)) as queue:
         task = asyncio.create_task(BeatListener(beats, leaders).run(queue))

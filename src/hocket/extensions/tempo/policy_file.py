@@ -3,7 +3,9 @@ force, for processes that hear no beats. Every process of a home that hears them
 file `tempo.changes`. Without such a process the tempo in force is the policy's first.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from os import PathLike
 from pathlib import Path
 
@@ -11,10 +13,13 @@ import msgspec
 
 from hocket.errors import Usage
 from hocket.extensions.tempo.beats.file_fields import FILE_BYTES_MAX, BadField
+from hocket.extensions.tempo.beats.placing import mark_at
 from hocket.extensions.tempo.beats.policy import TempoPolicy, policy_hash, read_policy
 from hocket.extensions.tempo.beats.tempo import CHANGES_MAX, TempoChange, Timeline, timeline
 from hocket.kernel.decoding import decode_json
+from hocket.kernel.ops import beat_at
 from hocket.node.home import Home
+from hocket.node.runtime import Runtime
 
 # The cluster of nodes without a policy.
 CLUSTER_DEFAULT = "local"
@@ -58,6 +63,30 @@ def home_timeline(home: Home, policy: TempoPolicy) -> Timeline:
     """The tempi of the cluster, as far as this home has heard of them."""
     first = timeline(policy.initial_tempo)
     return Timeline((*first.changes, *_kept(home, policy)))
+
+
+def keep_time(runtime: Runtime) -> None:
+    """Ops of a node with a tempo carry their beat."""
+    home = runtime.home
+    runtime.beat_ms = cache(lambda: None if (found := tempo_policy(home)) is None else found.initial_tempo.beat_ms)
+    if (policy := readable_policy(home)) is not None:
+        _stamp(runtime, policy)
+
+
+def _stamp(runtime: Runtime, policy: TempoPolicy) -> None:
+    tempi = home_timeline(runtime.home, policy)
+    runtime.log.beat = lambda wall: beat_at(mark_at(tempi, wall))
+
+
+def tempo_changed(runtime: Runtime, policy: TempoPolicy) -> Callable[[TempoChange], None]:
+    """What a process does that hears of a change of the tempo under this policy."""
+
+    def keep(change: TempoChange) -> None:
+        keep_change(runtime.home, policy, change)
+        if runtime.log.beat is not None:
+            _stamp(runtime, policy)
+
+    return keep
 
 
 def keep_change(home: Home, policy: TempoPolicy, change: TempoChange) -> None:

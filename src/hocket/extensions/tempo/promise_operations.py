@@ -4,8 +4,7 @@ from hocket.api import Service
 from hocket.api.inbox import MessageShown, find, send
 from hocket.errors import Usage
 from hocket.extensions.tempo.beats.messages import to_json
-from hocket.extensions.tempo.context import make_promise
-from hocket.extensions.tempo.scored_run import HELP_TYPE, PROMISE_TYPE
+from hocket.extensions.tempo.promises import HELP_TYPE, PROMISE_TYPE, make_promise
 from hocket.kernel.ids import parse_ulid
 from hocket.node.inbox import message_data
 

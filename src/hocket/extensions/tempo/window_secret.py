@@ -25,6 +25,7 @@ from hocket.kernel.bearer import LEEWAY_S
 from hocket.kernel.clock import wall_text
 from hocket.mesh.window_tokens import TOKEN_BARS, WindowTokens
 from hocket.node.home import Home, exposure
+from hocket.node.runtime import Runtime
 
 FILE = "window.secret"
 SECRET_BYTES_MAX = 4_096
@@ -89,6 +90,11 @@ def project_secret(
     return ProjectSecret(
         root, SecretScope(policy.cluster_id, project, role), lambda: home_timeline(home, policy), now_ms, bars
     )
+
+
+def node_secret(runtime: Runtime, project: str, role: str, bars: int = TOKEN_BARS) -> ProjectSecret:
+    """What a node offers."""
+    return project_secret(runtime.home, project, role, runtime.log.physical, bars)
 
 
 def _bytes(message: bytes | str) -> bytes:

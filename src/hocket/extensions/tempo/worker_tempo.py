@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING
 
 from hocket.errors import StoreError, Usage
 from hocket.extensions.tempo.beats.phases import Phases, hold_end
-from hocket.extensions.tempo.beats.policy import TempoPolicy
 from hocket.extensions.tempo.beats.tempo import Tempo
 from hocket.extensions.tempo.policy_file import home_timeline, tempo_policy
 from hocket.families.jobs.candidates import worker_id
-from hocket.families.locks.requests import Length
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import LEASE_MS_MIN
-from hocket.kernel.texts import BeatsLong, parse_length
 from hocket.node.runtime import Runtime
 from hocket.store import JobFilter, Session, Stage
 from hocket.work.supervision import supervised
@@ -28,18 +25,15 @@ if TYPE_CHECKING:
     from hocket.node.local_node import LocalNode
 
 
-def hold_length(runtime: Runtime, length: str | float) -> Length:
-    """How long a hold lasts: a duration, or beats such as "4b" of the tempo in force, which end at a beat. Raises
-    ValueError, and Usage if beats are given and the home has no policy.
+def hold_length(runtime: Runtime, length: str | float, beats: int) -> Callable[[int], int]:
+    """How long a hold of so many beats of the tempo in force lasts that is taken at a time; it ends at a beat. Raises
+    Usage if the home has no policy.
     """
-    found = parse_length(length)
-    if not isinstance(found, BeatsLong):
-        return found
     policy = tempo_policy(runtime.home)
     if policy is None:
         raise Usage(f"{length} is a length in beats, and this node has no tempo; write {runtime.home.tempo}")
     tempi = home_timeline(runtime.home, policy)
-    return lambda now_ms: hold_end(tempi.at(now_ms), policy.phases, found.beats, now_ms) - now_ms
+    return lambda now_ms: hold_end(tempi.at(now_ms), policy.phases, beats, now_ms) - now_ms
 
 
 def lease_ms(tempo: Tempo, phases: Phases, beats: int, now_ms: int) -> int:
@@ -50,16 +44,18 @@ def lease_ms(tempo: Tempo, phases: Phases, beats: int, now_ms: int) -> int:
 
 
 @asynccontextmanager
-async def in_tempo(node: "LocalNode", options: WorkerOptions, policy: TempoPolicy | None) -> AsyncIterator[None]:
-    """A worker that is made with these options inside the block keeps to the tempo, and tells others what it runs."""
-    if policy is None:
+async def in_tempo(node: "LocalNode", options: WorkerOptions) -> AsyncIterator[None]:
+    """A worker that is made with these options inside the block keeps to the tempo, and tells others what it runs. The
+    setting `tempo` names the file of a policy; the default is the home's own.
+    """
+    if (policy := tempo_policy(node.runtime.home, options.settings.get("tempo"))) is None:
         yield
         return
     from hocket.extensions.tempo.node_tempo import heard_beats
-    from hocket.extensions.tempo.promise_watch import PromiseWatch
+    from hocket.extensions.tempo.promises import PromiseWatch, answered_at, may_tell
+    from hocket.extensions.tempo.run_pace import EXTENSION, Pacing
     from hocket.extensions.tempo.status_claims import StatusClaims
     from hocket.extensions.tempo.tempo_messages import TempoMessages
-    from hocket.node.run_services import answered_at, may_tell
 
     def ready(session: Session) -> dict[str, int]:
         return {kind: session.job_count(JobFilter((Stage.READY,), kind=kind)) for kind in session.ready_kinds()}
@@ -85,9 +81,10 @@ async def in_tempo(node: "LocalNode", options: WorkerOptions, policy: TempoPolic
             ("telling of promises", watch.send),
             ("hearing of promises", watch.hear),
         ]
-        node.runtime.tempo, options.emit = claims.keeper, claims.listening(emit)
-        node.runtime.promises, node.runtime.heard_beat_ms = watch, lambda: beats_now().tempo.beat_ms
-        if options.weighs_promises:
+        runtime, own_beat_ms = node.runtime, node.runtime.beat_ms
+        runtime.pacers[EXTENSION], options.emit = Pacing(claims.keeper, watch), claims.listening(emit)
+        runtime.beat_ms = lambda: beats_now().tempo.beat_ms
+        if options.settings.get("weighs_promises"):
             # A weight that changes by little all the time would only make others rank anew.
             options.reliability = lambda: round(watch.counts.of_node(node_text(log.node), beats_now().at_ms), 1)
         options.hold_ms = lambda beats, now_ms: lease_ms(beats_now().tempo, beats_now().phases, beats, now_ms)
@@ -95,7 +92,8 @@ async def in_tempo(node: "LocalNode", options: WorkerOptions, policy: TempoPolic
         try:
             yield
         finally:
-            node.runtime.tempo = node.runtime.promises = node.runtime.heard_beat_ms = None
+            del runtime.pacers[EXTENSION]
+            runtime.beat_ms = own_beat_ms
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)

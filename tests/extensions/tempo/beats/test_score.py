@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hocket.extensions.tempo.beats.file_fields import FILE_BYTES_MAX, BadField
 from hocket.extensions.tempo.beats.messages import HelpPromise, PromiseOutcome
 from hocket.extensions.tempo.beats.phases import PHASE_NAMES
-from hocket.extensions.tempo.beats.promises import promise_outcome, promise_times, reply_due
 from hocket.extensions.tempo.beats.score import (
     NextStep,
     ScoreEvent,
@@ -25,6 +24,7 @@ from hocket.extensions.tempo.beats.score import (
     wait_end,
 )
 from hocket.extensions.tempo.beats.tempo import is_downbeat, make_tempo
+from hocket.extensions.tempo.promises import promise_outcome, promise_times, reply_due
 from hocket.kernel.policy import Score
 
 # Section 5 of the document.

@@ -12,7 +12,6 @@ from hocket.extensions.tempo.beats.tempo import (
     BPM_MIN,
     CHANGES_MAX,
     BadTempo,
-    Beat,
     Tempo,
     TempoChange,
     Window,
@@ -25,6 +24,7 @@ from hocket.extensions.tempo.beats.tempo import (
     next_downbeat,
     timeline,
 )
+from hocket.kernel.ops import Beat
 from hocket.kernel.policy import BAR_LEN_MAX
 
 # The addendum's example: 15 beats a minute, bars of 8, and the third beat of a bar.

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from hocket.extensions.tempo.beats.tempo import Beat, Tempo, beat_at
+from hocket.extensions.tempo.beats.tempo import Tempo, beat_at
+from hocket.kernel.ops import Beat
 
 # Without a frame for so many beats, there is no leader.
 LEADERLESS_BEATS = 2

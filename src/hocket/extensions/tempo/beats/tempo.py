@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hocket.kernel.ops import Beat
 from hocket.kernel.policy import BAR_LEN_MAX
 
 BPM_MIN = 1
@@ -39,18 +40,6 @@ class Tempo(msgspec.Struct, frozen=True):
     @property
     def bar_ms(self) -> int:
         return self.beat_ms * self.bar_len
-
-
-class Beat(msgspec.Struct, frozen=True):
-    """`index` counts from 1 within the bar. `window_ms` is the time of the bar's downbeat."""
-
-    index: int
-    epoch_ms: int
-    window_ms: int
-
-    @property
-    def is_downbeat(self) -> bool:
-        return self.index == 1
 
 
 class Window(NamedTuple):
