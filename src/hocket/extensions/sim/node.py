@@ -118,6 +118,7 @@ class _SimRuntime(Runtime):
         self.helpers = None
         self.output = cast(OutputFiles, None)
         self.spool = None
+        self.pacers = {}
 
     @property
     def blobs(self) -> Blobs:
