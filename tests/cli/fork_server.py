@@ -42,7 +42,7 @@ LOADED = (
     "hocket.mesh.loop",
     "hocket.mesh.services",
     "hocket.mesh.waiting",
-    "hocket.extensions.command.node_runner",
+    "hocket.extensions.command.job",
     "hocket.node.job_stream",
     "hocket.node.kept_requests",
     "hocket.node.local_node",

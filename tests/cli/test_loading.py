@@ -58,7 +58,6 @@ IDLE = {
         "hocket.store.postgres",
         "hocket.store.libsql",
         "hocket.work.cron_times",
-        "hocket.extensions.command.sealed_secrets",
     ),
 }
 # What the worker of a program has no work for besides: handler processes, commands, interrupted handlers, blobs.

@@ -9,8 +9,8 @@ import pytest
 from hocket.errors import Failed
 from hocket.extensions.command.execution import Stream
 from hocket.extensions.command.job import LeftOut, _left_out, _outputs, _stream
+from hocket.extensions.command.outputs import Kept
 from hocket.extensions.command.proofs import NOTHING, OUTPUT_TYPE
-from hocket.extensions.command.streams import Kept
 from hocket.families.jobs.rules import Job
 from hocket.kernel.ucan import Quota
 from hocket.kernel.vocabulary import CreateArtifact

@@ -15,8 +15,7 @@ from hocket.api import Service
 from hocket.errors import NotAuthorised
 from hocket.extensions.command import proof as proof_module
 from hocket.extensions.command.execution import Execution, Resources
-from hocket.extensions.command.intoto import signing_bytes, statement
-from hocket.extensions.command.proof import BadProof, Proof, prove
+from hocket.extensions.command.proof import BadProof, Proof, prove, signing_bytes, statement
 from hocket.extensions.cost.costs import spent_on
 from hocket.extensions.cost.node_costs import check_budgets, costs, estimate_of, job_cost, need_rates
 from hocket.extensions.tempo.beats.policy import make_policy

@@ -17,13 +17,13 @@ register(
         kinds=(
             ExtensionKind(
                 "hocket.run",
-                printed="extensions.command.outcome:printed",
-                worker="extensions.command.node_runner:command_runner",
+                printed="extensions.command.proofs:printed",
+                worker="extensions.command.job:command_runner",
                 server="extensions.command.run_command:local_server",
                 refusal="extensions.command.allowance:refusal",
             ),
         ),
-        tasks={"handing over secrets": "extensions.command.secret_handover:handing_over"},
+        tasks={"handing over secrets": "extensions.command.secrets:handing_over"},
         checks={
             "commands": "extensions.command.sandbox_probe:check_commands",
             "sandbox": "extensions.command.sandbox_probe:check_sandbox",
@@ -35,7 +35,7 @@ register(
         commands={
             "git": ("extensions.git.commands:app", "Use a git repository as a job queue: submit, work, verify."),
         },
-        kinds=(ExtensionKind("hocket.git", printed="extensions.command.outcome:printed", counts_fences=True),),
+        kinds=(ExtensionKind("hocket.git", printed="extensions.command.proofs:printed", counts_fences=True),),
         tasks={"announcing git jobs": "extensions.git.pending_jobs:announcing"},
         watches={"git": "extensions.git.announcements:watching"},
     ),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hocket.extensions.command.execute import CommandOrder, CommandResult, CommandRunner
-from hocket.extensions.command.supervisor import READY
+from hocket.extensions.command.fork_server import READY
 from tests.waiting import PATIENCE_S as PATIENCE_S
 from tests.waiting import wait_for as wait_for
 

@@ -10,9 +10,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from hocket.extensions.command.command_process import UsageMeter
 from hocket.extensions.command.execute import CommandRunner
-from hocket.extensions.command.gpus import GpuMeter, Gpus
-from hocket.extensions.command.metering import UsageMeter
+from hocket.extensions.command.running import GpuMeter, Gpus
 from hocket.work.process_tree import Process, Tree
 from tests.extensions.command.bench import MIB, Bench, bench_in, children, never, now_ms, wait_for
 

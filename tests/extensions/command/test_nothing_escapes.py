@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hocket.extensions.command.execute import CommandResult
-from hocket.extensions.command.fork_server_connection import ANSWER_S
+from hocket.extensions.command.running import ANSWER_S
 from hocket.work.interruption import Cancelled
 from tests.extensions.command.bench import (
     MARK,

@@ -10,8 +10,8 @@ from blake3 import blake3
 
 from hocket.errors import Usage
 from hocket.extensions.command import sandbox
+from hocket.extensions.command.execute import CommandLimits, RunTerms, environment, order_for
 from hocket.extensions.command.manifest import BadManifest, Manifest, Sandbox, parse_manifest
-from hocket.extensions.command.orders import CommandLimits, RunTerms, environment, order_for
 from hocket.extensions.command.workdir import Workdir
 from tests.extensions.command.bench import Bench, never, now_ms
 

@@ -22,8 +22,8 @@ from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey
 
 from hocket.extensions.command.execution import AMOUNT_MAX, Execution, Output, Resources, RunnerProgram, Stream
-from hocket.extensions.command.intoto import BUILD_TYPE
 from hocket.extensions.command.proof import (
+    BUILD_TYPE,
     PROOF_BYTES_MAX,
     BadProof,
     Proof,

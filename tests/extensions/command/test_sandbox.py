@@ -14,11 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from hocket.extensions.command import sandbox, sandbox_mounts, sandbox_probe
-from hocket.extensions.command.execute import CommandResult
+from hocket.extensions.command import sandbox, sandbox_probe
+from hocket.extensions.command.execute import CommandResult, RunTerms, order_for
 from hocket.extensions.command.job import BOUNDS
 from hocket.extensions.command.manifest import parse_manifest
-from hocket.extensions.command.orders import RunTerms, order_for
 from hocket.extensions.command.running import ResourceLimits
 from hocket.extensions.command.sandbox_probe import look_inside
 from hocket.extensions.command.workdir import Workdir
@@ -65,7 +64,7 @@ def inside(bench: Bench, workdir: Workdir) -> Inside:
 
 def test_of_etc_a_command_sees_a_few_named_files(inside: Inside) -> None:
     names = inside.shell("ls -A /etc").split()
-    known = {pattern.partition("/")[0] for pattern in sandbox_mounts.ETC}
+    known = {pattern.partition("/")[0] for pattern in sandbox.ETC}
     known |= {"passwd", "group", "hosts", "nsswitch.conf"}
     assert {*names} <= known | {name for name in names if name.startswith(("java-", "ld-musl-"))}
     assert inside.shell("cut -d: -f1 /etc/passwd").split() == ["hocket", "nobody"], "the machine's users stay unknown"
@@ -103,15 +102,15 @@ def test_secrets_below_the_owners_paths_are_covered(inside: Inside, secrets: Pat
 def test_the_owners_programs_are_not_shown_beside_a_home(
     workdir: Workdir, secrets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox_mounts, "OPTIONAL", str(secrets))
-    sandbox_mounts._system.cache_clear()
+    monkeypatch.setattr(sandbox, "OPTIONAL", str(secrets))
+    sandbox._system.cache_clear()
     view = sandbox.View(workdir, workdir.work, has_network=False)
     try:
-        assert str(secrets) in sandbox_mounts.mounts(view)
+        assert str(secrets) in sandbox.mounts(view)
         for secret in (secrets, secrets / "home", secrets / "home" / "later"):
-            assert str(secrets) not in sandbox_mounts.mounts(view._replace(hidden=(str(secret),)))
+            assert str(secrets) not in sandbox.mounts(view._replace(hidden=(str(secret),)))
     finally:
-        sandbox_mounts._system.cache_clear()
+        sandbox._system.cache_clear()
 
 
 def test_the_settings_of_the_kernel_are_read_only(inside: Inside) -> None:
@@ -294,9 +293,9 @@ from hocket.extensions.command.manifest import parse_manifest
 from hocket.extensions.command import sandbox
 from hocket.extensions.command.command_process import CommandProcess
 from hocket.extensions.command.job import BOUNDS
-from hocket.extensions.command.orders import RunTerms, order_for
+from hocket.extensions.command.execute import RunTerms, order_for
 from hocket.extensions.command.running import ResourceLimits, _parts
-from hocket.extensions.command.supervisor import CommandWatch
+from hocket.extensions.command.fork_server import CommandWatch
 from hocket.extensions.command.workdir import Workdir
 if os.getuid() == 0:
     os.setgroups([]); os.setgid(NOBODY); os.setuid(NOBODY)
@@ -350,7 +349,7 @@ def test_the_look_from_inside_finds_what_is_open(secrets: Path, monkeypatch: pyt
     assert [*shown.warnings(False)] == [
         f"a command of another node can read what looks like a key: {secrets}/server.key"
     ]
-    monkeypatch.setattr(sandbox_mounts, "_covered", lambda shown, hidden: ())
+    monkeypatch.setattr(sandbox, "_covered", lambda shown, hidden: ())
     monkeypatch.setattr(sandbox, "filter_program", lambda: None)
     found = sandbox.check()
     namespaces = tuple(word for word in found.namespaces if word != "--disable-userns")

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from hocket.extensions.command.seccomp import _MACHINES, _REFUSED, _assembled
+from hocket.extensions.command.sandbox import _MACHINES, _REFUSED, _assembled
 
 X86_64, AARCH64 = _MACHINES["x86_64"], _MACHINES["aarch64"]
 ALLOWED, KILLED = 0x7FFF_0000, 0x8000_0000

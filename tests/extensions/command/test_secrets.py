@@ -7,8 +7,7 @@ import pytest
 
 import hocket
 from hocket.errors import Failed, Usage
-from hocket.extensions.command.sealed_secrets import seal, unseal
-from hocket.extensions.command.secrets import KEPT_S_MAX, Handed, Secrets, secrets_of
+from hocket.extensions.command.secrets import KEPT_S_MAX, Handed, Secrets, seal, secrets_of, unseal
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.node.node import SyncNode

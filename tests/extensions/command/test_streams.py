@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.extensions.command.streams import END_BYTES_MAX, Keeping
+from hocket.extensions.command.outputs import END_BYTES_MAX, Keeping
 from tests.extensions.command.bench import MIB, PATIENCE_S, Bench, never, now_ms, wait_for
 
 

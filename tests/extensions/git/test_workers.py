@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from hocket.bus.pipes import Pipes
+from hocket.extensions.command.job import command_runner
 from hocket.extensions.command.manifest import content_id, read_manifest
-from hocket.extensions.command.node_runner import command_runner
 from hocket.extensions.command.proofs import GIT_KIND
 from hocket.extensions.git import holding, jobs
 from hocket.extensions.git.hints import listening

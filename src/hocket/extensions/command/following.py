@@ -1,4 +1,6 @@
-"""Follows a command job: forwards its output as it is printed, and reports how it ended."""
+"""Follows a command job: forwards its output as it is printed, and reports how it ended. A slow listener slows the
+command down, as a pipe would.
+"""
 
 import asyncio
 import threading
@@ -11,7 +13,7 @@ from hocket.api.output import output
 from hocket.bus.changes import about
 from hocket.errors import HocketError
 from hocket.extensions.command.execution import Execution
-from hocket.extensions.command.outcome import CommandOutcome, ending, exit_code, plain_ending, printed
+from hocket.extensions.command.proofs import CommandOutcome, ending, exit_code, plain_ending, printed
 from hocket.families.jobs.rules import Job, State
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
@@ -23,7 +25,7 @@ from hocket.work.runner import Run
 
 
 class Following:
-    """`passed_on` is called with the output, in any thread."""
+    """`passed_on` is called with the output, in any thread. `heard` and `ended` are called in the thread of the run."""
 
     def __init__(self, node: Node, job_id: bytes, passed_on: Callable[[str, bytes], None]) -> None:
         self._node = node
@@ -36,6 +38,7 @@ class Following:
         self._pouring: list[asyncio.Future[None]] = []
 
     def heard(self, stream: str, chunk: bytes) -> None:
+        """Output on "stdout" or "stderr"; the first chunk is empty and means that all of it will be heard."""
         if not chunk:
             self._heard.add(stream)
         elif stream in self._heard:
@@ -47,6 +50,7 @@ class Following:
         return bool(self._heard)
 
     def ended(self, execution: Execution) -> None:
+        """How a run ended. The log tells whether the job has ended."""
         self._execution = execution
 
     def finished(self, run: Run, outcome: Job | Reason) -> None:
@@ -120,3 +124,33 @@ class Following:
 
     async def _look(self) -> CommandOutcome | None:
         return await self._node.read(lambda session: ending(session, self._node.runtime.blobs, self._job_id))
+
+
+class OutputListeners:
+    """The outputs of running commands that are followed here. Safe to use from several threads. Jobs are keyed by their
+    ids as text.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, Following] = {}
+        self._lock = threading.Lock()
+
+    def listen(self, job_id: str, listener: Following) -> None:
+        with self._lock:
+            self._listeners[job_id] = listener
+
+    def leave(self, job_id: str) -> None:
+        with self._lock:
+            self._listeners.pop(job_id, None)
+
+    def tell(self, job_id: str, stream: str, chunk: bytes) -> None:
+        if (listener := self._of(job_id)) is not None:
+            listener.heard(stream, chunk)
+
+    def tell_end(self, job_id: str, execution: Execution) -> None:
+        if (listener := self._of(job_id)) is not None:
+            listener.ended(execution)
+
+    def _of(self, job_id: str) -> Following | None:
+        with self._lock:
+            return self._listeners.get(job_id)

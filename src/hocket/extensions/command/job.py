@@ -4,12 +4,13 @@ same.
 """
 
 import hashlib
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from platform import machine
@@ -18,25 +19,24 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hocket.errors import Failed, OverBudget, Unreachable, Usage
-from hocket.events import Event
+from hocket.events import Emit, Event, ignore
 from hocket.events.workers import AllowanceIsRisky, GpusUnpriced
-from hocket.extensions.command.allowance import OBSTACLES, Allowance
-from hocket.extensions.command.execute import CommandResult, CommandRunner, Heard
+from hocket.extensions.command.allowance import OBSTACLES, Allowance, configured
+from hocket.extensions.command.execute import CommandLimits, CommandResult, CommandRunner, Heard, RunTerms, order_for
 from hocket.extensions.command.execution import Execution, Output, RunnerProgram, Stream
-from hocket.extensions.command.gpus import Gpus
+from hocket.extensions.command.following import OutputListeners
 from hocket.extensions.command.manifest import ON_NAME, BadManifest, Manifest, content_id, parse_manifest
-from hocket.extensions.command.orders import CommandLimits, RunTerms, order_for
+from hocket.extensions.command.outputs import Kept
 from hocket.extensions.command.proof import PROOF_TYPE, Proof, encode_proof, prove
 from hocket.extensions.command.proofs import NOTHING, OUTPUT_TYPE
 from hocket.extensions.command.request import KIND
-from hocket.extensions.command.running import ResourceLimits
-from hocket.extensions.command.secret_handover import sealed_since
-from hocket.extensions.command.secrets import Secrets, secret_names
-from hocket.extensions.command.streams import Kept, OutputListeners
+from hocket.extensions.command.running import Gpus, ResourceLimits
+from hocket.extensions.command.secrets import Secrets, sealed_since, secret_names, secrets_of, unseal
 from hocket.extensions.command.workdir import Content, Workdir, Workdirs
 from hocket.extensions.cost.budget_guard import BudgetGuard, beat_in_force
 from hocket.extensions.cost.budgets import over_budget
 from hocket.extensions.cost.costs import spent_on
+from hocket.extensions.cost.node_costs import rates_of
 from hocket.extensions.cost.rate_card import USAGE_TYPE, RateCard, UsageRecord, usage_of
 from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import content_hash, hash_text, node_text, parse_ulid, ulid_text
@@ -45,6 +45,11 @@ from hocket.kernel.ops import decode
 from hocket.kernel.texts import counted
 from hocket.kernel.version import __version__
 from hocket.kernel.vocabulary import ScheduleJob
+from hocket.node import variables
+from hocket.node.bus_settings import credentials_path
+from hocket.node.home import DATABASE_ENDS, Home
+from hocket.node.local_node import fetch_for
+from hocket.node.runtime import Runtime
 from hocket.store import Session
 from hocket.work import artifacts
 from hocket.work.artifacts import Fetch
@@ -67,6 +72,17 @@ TIDY_AFTER_S = 0.01
 HANDED_S = 30.0
 HANDED_LOOK_S = 0.1
 BOUNDS = CommandLimits(RUN_S_MAX, GRACE_S, PRINTED_BYTES_MAX, FREE_BYTES_MIN, FILE_BYTES_MAX)
+# What the drivers of databases, git and ssh read by themselves.
+_IN_HOME = (
+    ".pgpass",
+    ".pg_service.conf",
+    ".postgresql",
+    ".ssh",
+    ".netrc",
+    ".git-credentials",
+    ".config/git/credentials",
+)
+_NAMED = ("PGPASSFILE", "PGSERVICEFILE", "PGSSLKEY")
 
 
 class Premises(NamedTuple):
@@ -293,9 +309,6 @@ class Commands:
 
     def _received(self, ctx: Context, author: int) -> dict[str, str] | None:
         """What that node seals for this one when it sees the claim. None if it does not in time."""
-        # Libsodium's public bindings are 19 modules, and few jobs have secrets.
-        from hocket.extensions.command.sealed_secrets import unseal
-
         premises, until = self._premises, time.monotonic() + HANDED_S
         while not ctx.cancelled and time.monotonic() < until:
             with premises.read() as session:
@@ -415,3 +428,46 @@ def _runner() -> RunnerProgram:
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
     hashes = b"".join(content_hash(name.encode()) + content_hash((root / name).read_bytes()) for name in files)
     return RunnerProgram(content_hash(hashes), __version__, f"linux/{machine()}")
+
+
+def secret_paths(home: Home, also: Iterable[str] = ()) -> tuple[str, ...]:
+    """Without symbolic links, and without what is below another one. `also` are paths that the owner named."""
+    named = [home.path, *(Path(os.path.expanduser("~"), name) for name in _IN_HOME), *map(Path, also)]
+    named += [Path(value).expanduser() for name in _NAMED if (value := variables.given(name))]
+    databases = [home.database, *filter(None, [variables.replica_path(home.server, home.replica)])]
+    named += [database.with_name(database.name + end) for database in databases for end in DATABASE_ENDS]
+    named += filter(None, [credentials_path(home), home.tls_key()])
+    whole = {Path(os.path.realpath(path)) for path in named}
+    return tuple(sorted(str(path) for path in whole if whole.isdisjoint(path.parents)))
+
+
+@contextmanager
+def command_runner(
+    runtime: Runtime,
+    emit: Emit = ignore,
+    allow: Iterable[str] | None = None,
+    allow_any: bool = False,
+    allow_env: Iterable[str] | None = None,
+) -> Iterator[Commands]:
+    """The runner of commands on this node: its own, and those of other nodes that the home's configuration or these
+    patterns allow, with variables of these names. Warns of what it may not do here.
+    """
+    allowance = configured(runtime.home.configuration).extended(allow or (), allow_any, allow_env or ())
+    key, runs = runtime.home.node_key(), runtime.home.runs
+    premises = Premises(
+        key,
+        runtime.log.node,
+        runs,
+        secrets_of(runtime.home),
+        runtime.blobs,
+        runtime.read,
+        fetch_for(runtime),
+        runtime.log.physical,
+        runtime.output,
+        rates_of(runtime.home),
+        secret_paths(runtime.home, allowance.hide),
+    )
+    with closing(Commands(premises, allowance)) as commands:
+        for warning in commands.warnings():
+            emit(warning)
+        yield commands

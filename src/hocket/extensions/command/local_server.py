@@ -26,7 +26,7 @@ from hocket.extensions.command.local_client import (
     SUFFIX,
     peer_user,
 )
-from hocket.extensions.command.outcome import CommandOutcome
+from hocket.extensions.command.proofs import CommandOutcome
 from hocket.extensions.command.request import CommandRequest, PackedRequest
 from hocket.extensions.cost.node_costs import check_budgets
 from hocket.families.jobs.rules import Job

@@ -1,11 +1,20 @@
-"""Finds the output files of a command, by the patterns of its manifest. `*` matches any part of a name, `**`
-directories at any depth, and at the end of a pattern all files below. Only regular files count; links are not followed.
+"""What is kept of a command: of its stdout and stderr, and its output files.
+
+Of a stream all is kept up to a limit, beyond that its beginning and its end, with a line between them that says how
+many bytes are left out. A full disk ends the keeping, never the reading.
+
+Output files are found by the patterns of the manifest. `*` matches any part of a name, `**` directories at any depth,
+and at the end of a pattern all files below. Only regular files count; links are not followed.
 """
 
+import io
 import os
+from collections import deque
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from os import strerror
 from pathlib import Path
+from typing import NamedTuple
 
 from hocket.errors import Failed
 
@@ -14,9 +23,71 @@ OUTPUTS_BYTES_MAX = 16 * 1024**3
 # The most files and directories that are visited, below directories that a pattern leads into.
 LOOKED_AT_MAX = 200_000
 DEEP = "**"
-
 # Which pattern, and how many of its parts have matched.
 _State = tuple[int, int]
+# The end of a stream is held in memory until the stream ends: half of the limit, at most this.
+END_BYTES_MAX = 256 * 1024
+# Below this limit, only the beginning is kept.
+SPLIT_BYTES_MIN = 1024
+
+
+class Kept(NamedTuple):
+    """The file with the kept output, its size, and how many bytes the command wrote."""
+
+    path: Path
+    size: int
+    total: int
+
+
+class Keeping:
+    def __init__(self, path: Path, bytes_max: int) -> None:
+        self.path = path
+        self.problem: str | None = None
+        self._file = io.FileIO(path, "wb")
+        self._limit = bytes_max
+        self._end_room = min(bytes_max // 2, END_BYTES_MAX) if bytes_max >= SPLIT_BYTES_MIN else 0
+        self._end: deque[bytes] = deque()
+        self._end_bytes = 0
+        self._size = 0
+        self._total = 0
+
+    def write(self, chunk: bytes) -> None:
+        self._total += len(chunk)
+        workdir = self._limit - self._end_room - self._size
+        if workdir > 0 and not self._end:
+            self._put(chunk[:workdir])
+            chunk = chunk[workdir:]
+        if chunk and self._end_room:
+            self._end.append(chunk)
+            self._end_bytes += len(chunk)
+            while self._end_bytes - len(self._end[0]) >= self._end_room:
+                self._end_bytes -= len(self._end.popleft())
+
+    def finish(self) -> Kept:
+        """Writes the end and closes the file. A second call does nothing."""
+        end = b"".join(self._end)
+        self._end.clear()
+        left_out = self._total - self._size - len(end)
+        if left_out + max(0, len(end) - self._end_room) > 0 and end:
+            said = b"\n[%d bytes left out]\n"
+            workdir = self._end_room - len(said % self._total)
+            end = said % (self._total - self._size - workdir) + end[-workdir:]
+        self._put(end)
+        self.close()
+        return Kept(self.path, self._size, self._total)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _put(self, data: bytes) -> None:
+        while data and self.problem is None:
+            try:
+                written = self._file.write(data) or 0
+            except OSError as error:
+                self.problem = strerror(error.errno or 0)
+                return
+            self._size += written
+            data = data[written:]
 
 
 class Patterns:

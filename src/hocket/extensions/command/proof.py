@@ -1,10 +1,13 @@
 """Proof of execution: which command ran, on which runner, how it ended, what it used and produced, signed by the worker
 that ran it. The envelope is canonical JSON in GATOS' schema; data without a field there is in one object of kind `run`
 among the outputs. A proof has one spelling, and checking it needs nothing else.
+
+The worker also signs the proof in in-toto's format: a Statement with a SLSA provenance, in a DSSE envelope. Everything
+in it comes from the execution, so it can be derived again from the proof alone; only its signature must be kept.
 """
 
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from typing import Annotated, Any
 
 import msgspec
@@ -19,19 +22,20 @@ from hocket.extensions.command.execution import (
     RunnerProgram,
     Stream,
 )
-from hocket.extensions.command.intoto import (
-    PAYLOAD_TYPE,
-    PREDICATE_TYPE,
-    enclose,
-    moment_text,
-    signing_bytes,
-    statement,
-)
-from hocket.kernel.clock import parse_hlc
+from hocket.kernel.clock import Hlc, hlc_text, parse_hlc
 from hocket.kernel.decoding import convert, json_decoder
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.jws import canonical_json, canonical_plain
-from hocket.kernel.keys import KEY_BYTES, SIGNATURE_BYTES, SigningKey, key_text, parse_did_key, parse_key, verify
+from hocket.kernel.keys import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    SigningKey,
+    did_key,
+    key_text,
+    parse_did_key,
+    parse_key,
+    verify,
+)
 
 PROOF_TYPE = "hocket.proof"
 PROOF_BYTES_MAX = 4 * 1024 * 1024
@@ -40,8 +44,12 @@ _DOMAIN = b"hocket proof 1\0"
 _MOMENT_CHARS = len("2025-11-15T08:09:53.123Z")
 _HASH = re.compile("blake3:([0-9a-f]{64})")
 _SHA256 = re.compile("[0-9a-f]{64}")
-
 Words = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
+# A name and not an address: decision 0025 defines what a build of this type is.
+BUILD_TYPE = "urn:hocket:command:1"
 
 
 class BadProof(ValueError):
@@ -128,11 +136,6 @@ class _Enclosed(msgspec.Struct):
     signatures: Annotated[list[_Signed], msgspec.Meta(min_length=1, max_length=1)]
 
 
-_enclosed = json_decoder(_Enclosed)
-_envelopes = json_decoder(_Envelope)
-_files = json_decoder(_File)
-
-
 def envelope(execution: Execution) -> bytes:
     """The envelope's bytes; BadProof if reading them would not give the same execution."""
     made = _written(execution)
@@ -215,6 +218,15 @@ def dsse(proof: Proof) -> dict[str, Any]:
     """The proof as an in-toto Statement in a DSSE envelope. Needs no key: the statement is already signed."""
     said = statement(read_envelope(proof.envelope), digest(proof), proof.worker)
     return enclose(said, proof.worker, proof.statement_signature)
+
+
+_enclosed = json_decoder(_Enclosed)
+
+
+_envelopes = json_decoder(_Envelope)
+
+
+_files = json_decoder(_File)
 
 
 class Attestation(msgspec.Struct, frozen=True):
@@ -403,3 +415,68 @@ def _charged(found: _Charge) -> Charged:
 
 def _stream_json(stream: Stream | None) -> dict[str, Any] | None:
     return None if stream is None else {"hash": hash_text(stream.hash), "size": stream.size, "written": stream.written}
+
+
+def statement(execution: Execution, envelope_digest: bytes, worker: bytes) -> bytes:
+    """The statement's bytes. Its subjects are the job, by its content id, and then the outputs by their paths."""
+    subjects = [_resource("job", execution.content_id)]
+    # `job` names the job, so a file of the same name gets another path to it.
+    subjects += [
+        _resource("./job" if each.path == "job" else each.path, each.hash, each.sha256) for each in execution.outputs
+    ]
+    streams = (("stdout", execution.stdout), ("stderr", execution.stderr))
+    ended = {"exit_code": execution.exit_code, "signal": execution.signal, "timed_out": execution.timed_out}
+    return canonical_plain(
+        {
+            "_type": STATEMENT_TYPE,
+            "subject": subjects,
+            "predicateType": PREDICATE_TYPE,
+            "predicate": {
+                "buildDefinition": {
+                    "buildType": BUILD_TYPE,
+                    "externalParameters": {
+                        "content_id": hash_text(execution.content_id),
+                        "argv": list(execution.argv),
+                    },
+                    "internalParameters": {"job": execution.job, "fence": execution.fence},
+                    "resolvedDependencies": [{"digest": {"blake3": each.hex()}} for each in execution.inputs],
+                },
+                "runDetails": {
+                    "builder": {"id": did_key(worker), "version": {"hocket": execution.runner.version}},
+                    "metadata": {
+                        "invocationId": f"{execution.job}/{execution.fence}",
+                        "startedOn": moment_text(execution.started_at_ms),
+                        "finishedOn": moment_text(execution.finished_at_ms),
+                    },
+                    "byproducts": [
+                        _resource("proof", envelope_digest) | {"annotations": ended},
+                        *(_resource(name, stream.hash) for name, stream in streams if stream is not None),
+                    ],
+                },
+            },
+        }
+    )
+
+
+def _resource(name: str, digest: bytes, sha256: bytes | None = None) -> dict[str, Any]:
+    others = {} if sha256 is None else {"sha256": sha256.hex()}
+    return {"name": name, "digest": {"blake3": digest.hex()} | others}
+
+
+def moment_text(ms: int) -> str:
+    """A time with its milliseconds, in UTC."""
+    return hlc_text(Hlc(ms, 0, 0)).removesuffix("+0")
+
+
+def signing_bytes(payload: bytes) -> bytes:
+    """What a DSSE signature covers: the payload's type and the payload, each after its length."""
+    return b"DSSEv1 %d %b %d %b" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
+
+
+def enclose(payload: bytes, worker: bytes, signature: bytes) -> dict[str, Any]:
+    """The DSSE envelope around a statement that the worker has signed."""
+    return {
+        "payloadType": PAYLOAD_TYPE,
+        "payload": b64encode(payload).decode(),
+        "signatures": [{"keyid": did_key(worker), "sig": b64encode(signature).decode()}],
+    }

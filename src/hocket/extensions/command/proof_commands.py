@@ -120,7 +120,7 @@ def verify(
     found: Proof | Attestation | None = None
     ran: Execution | Attestation | None = None
     if is_job := _is_job(proof):
-        from hocket.extensions.command import proof_operations as proofs
+        from hocket.extensions.command import proofs
 
         with open_service() as service:
             stored, problems, notes = proofs.examined(service, proof, offline)
@@ -200,7 +200,7 @@ def _find(name: str) -> "Proof":
     from hocket.extensions.command.proof import PROOF_BYTES_MAX
 
     if _is_job(name):
-        from hocket.extensions.command import proof_operations as proofs
+        from hocket.extensions.command import proofs
 
         with open_service() as service:
             return proofs.of_job(service, name)

@@ -1,5 +1,6 @@
-"""Proofs of execution on the log: finding the proof of a job, and checking it against everything else that is known
-about the job. The kernel checks a proof in itself.
+"""Proofs of execution on the log: finding the proof of a job, checking it against everything else that is known about
+the job, and how the job ended by it: an exit code as a shell reports it, and what it printed. `proof` checks a proof in
+itself.
 """
 
 from collections.abc import Iterator
@@ -7,16 +8,26 @@ from typing import NamedTuple
 
 import msgspec
 
+from hocket.api import Service
 from hocket.errors import Failed, HocketError
 from hocket.extensions.command.execution import Execution, Stream
 from hocket.extensions.command.manifest import BadManifest, Manifest, content_id, parse_manifest
-from hocket.extensions.command.proof import PROOF_TYPE, BadProof, Proof, check, decode_proof, encode_proof
+from hocket.extensions.command.proof import (
+    PROOF_TYPE,
+    BadProof,
+    Proof,
+    check,
+    decode_proof,
+    encode_proof,
+    read_envelope,
+)
 from hocket.families.jobs.rules import Job, Outcome
+from hocket.families.jobs.rules import Outcome as Ended
 from hocket.kernel.ids import content_hash, hash_text, node_id, node_text, ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.vocabulary import AcceptWork, FailWork, ScheduleJob
-from hocket.store import Artifact, ArtifactSession, OpSession, Session
-from hocket.work import artifacts
+from hocket.store import Artifact, ArtifactSession, OpSession, Session, Stage
+from hocket.work import artifacts, view
 from hocket.work.artifacts import Fetch
 from hocket.work.blobs import Blobs, Damaged
 from hocket.work.output_files import STREAM_TYPES
@@ -25,6 +36,7 @@ from hocket.work.output_files import STREAM_TYPES
 GIT_KIND = "hocket.git"
 OUTPUT_TYPE = "hocket.output"
 NOTHING = content_hash(b"")
+TIMED_OUT, NOT_STARTED, BY_SIGNAL = 124, 127, 128
 
 
 class Examined(NamedTuple):
@@ -186,3 +198,100 @@ def _look_at(
 
 def _of_type(session: ArtifactSession, job: Job, type: str) -> list[Artifact]:
     return [each for each in session.artifacts_of_job(job.id) if each.type == type]
+
+
+class ExaminedProof(NamedTuple):
+    """`problems` lists what is wrong with the proof, `notes` what could not be checked."""
+
+    proof: Proof
+    problems: list[str]
+    notes: list[str]
+
+
+def of_job(service: Service, job: str) -> Proof:
+    """The proof of a job, fetched from another node if this one lacks it."""
+    with service.read() as session:
+        found = view.find(session, job).job
+        return need_proof(session, service.runtime.blobs, found, service.fetch)
+
+
+def examined(service: Service, job: str, offline: bool) -> ExaminedProof:
+    """The proof of a job, checked against the log. With `offline`, no file is fetched from other nodes."""
+    fetch = None if offline else service.fetch
+    blobs = service.runtime.blobs
+    with service.read() as session:
+        found = view.find(session, job).job
+        proof = need_proof(session, blobs, found, fetch)
+        problems, notes = examine(session, blobs, found, proof, fetch)
+    return ExaminedProof(proof, problems, notes)
+
+
+class CommandOutcome(NamedTuple):
+    code: int
+    sentence: str
+
+
+def plain_ending(job: Job, execution: Execution | None) -> CommandOutcome | None:
+    """The ending of a job whose last run is known, without reading the log; None if the log has more to say."""
+    if execution is None or execution.fence != job.fence or job.outcome in (None, Ended.CANCELLED):
+        return None
+    return CommandOutcome(exit_code(execution), "") if _is_plain(execution) else None
+
+
+def ending(session: Session, blobs: Blobs, job_id: bytes) -> CommandOutcome | None:
+    """None while the job has not ended."""
+    entry = session.job(job_id)
+    if entry is None or entry.stage is not Stage.DONE:
+        return None
+    job = entry.job
+    if job.outcome is not Ended.CANCELLED:
+        proof = find_proof(session, blobs, job)
+        if proof is not None:
+            execution = read_envelope(proof.envelope)
+            return CommandOutcome(exit_code(execution), _sentence(session, job, execution))
+    verb = "was cancelled" if job.outcome is Ended.CANCELLED else "failed"
+    return CommandOutcome(1, f"job {ulid_text(job_id)} {verb}: {_error(session, job)}")
+
+
+def exit_code(execution: Execution) -> int:
+    if execution.timed_out:
+        return TIMED_OUT
+    if execution.signal is not None:
+        return BY_SIGNAL + execution.signal
+    return NOT_STARTED if execution.exit_code is None else execution.exit_code
+
+
+def printed(session: Session, blobs: Blobs, job_id: bytes, stream: str, fetch: Fetch | None) -> bytes | None:
+    """What was kept of a stream of the job's last run, as its proof names it; None if it is not available."""
+    entry = session.job(job_id)
+    proof = None if entry is None else find_proof(session, blobs, entry.job, fetch)
+    if proof is None:
+        return None
+    named: Stream | None = getattr(read_envelope(proof.envelope), stream)
+    if named is not None and named.size == 0:
+        return b""
+    found = [
+        each
+        for each in session.artifacts_of_job(job_id)
+        if named is not None and each.type == STREAM_TYPES[stream] and each.hash == named.hash
+    ]
+    try:
+        return artifacts.content(session, blobs, found[-1], fetch) if found else None
+    except HocketError:
+        return None
+
+
+def _sentence(session: Session, job: Job, execution: Execution) -> str:
+    return "" if _is_plain(execution) else _error(session, job)
+
+
+def _is_plain(execution: Execution) -> bool:
+    """Whether a command ended on its own, so that its output says everything."""
+    is_stopped = execution.charge is not None and bool(execution.charge.over)
+    return execution.exit_code is not None and not execution.timed_out and not is_stopped
+
+
+def _error(session: Session, job: Job) -> str:
+    entry = session.job(job.id)
+    assert entry is not None
+    return str(view.full(session, entry)["error"] or "no reason was recorded")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hocket.extensions.command.following import Following
     from hocket.extensions.command.job import Commands
     from hocket.extensions.command.local_server import Asked, LocalServer
-    from hocket.extensions.command.outcome import CommandOutcome
+    from hocket.extensions.command.proofs import CommandOutcome
     from hocket.extensions.command.request import PackedRequest
     from hocket.node.node import Node
     from hocket.node.runtime import Runtime
@@ -216,7 +216,7 @@ async def _attached(
 
     from hocket.cli.streaming import WaitLine
     from hocket.extensions.command.following import Following
-    from hocket.extensions.command.node_runner import command_runner
+    from hocket.extensions.command.job import command_runner
     from hocket.extensions.cost.node_costs import price
     from hocket.kernel.ids import ulid_text
     from hocket.node.node import Node

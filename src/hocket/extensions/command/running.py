@@ -1,25 +1,30 @@
-"""One command as the worker sees it: a socket to its supervisor, which reports what happens to it, and two pipes with
-its output. Every descriptor belongs to an object that closes it, so that none is lost when an exception from another
-thread comes at the worst moment.
+"""One command as the worker sees it: the order, a socket to its supervisor, which reports what happens to it, and two
+pipes with its output. Every descriptor belongs to an object that closes it, so that none is lost when an exception from
+another thread comes at the worst moment. The worker asks the fork server for supervisors, which runs on a bare
+interpreter, and NVIDIA's library for the GPUs that a command uses. The package `nvidia-ml-py` is optional; without it
+or a driver, GPUs are not metered.
 """
 
 import _socket
+import importlib
 import io
 import marshal
 import math
 import os
 import select
+import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hocket.extensions.command.fork_server_connection import ForkServerConnection, hang_up
-from hocket.extensions.command.gpus import ASK_S, GpuMeter, Gpus
-from hocket.extensions.command.streams import Keeping, Kept
-from hocket.extensions.command.supervisor import MESSAGE_BYTES_MAX
-from hocket.work.bare_interpreter import send_fds
+from hocket.extensions.command.fork_server import MESSAGE_BYTES_MAX
+from hocket.extensions.command.outputs import Keeping, Kept
+from hocket.work.bare_interpreter import bare_interpreter, send_fds
 
 READ_BYTES = 65_536
 # Output left in a pipe is read after the command's end, but only this much: another process may hold the pipe.
@@ -28,8 +33,13 @@ LEFT_BYTES_MAX = 4 * 1024 * 1024
 OVERDUE_S = 30.0
 # Without a report, how long to wait for all processes to close the pipes.
 SILENCE_S = 5.0
-
 Heard = Callable[[str, bytes], None]
+# How often the library is asked while a command runs.
+ASK_S = 1.0
+# How long the fork server may take for an order, or to end when no command runs.
+ANSWER_S = 30.0
+# A process that has closed its sockets is about to end; it gets this long.
+ENDING_S = 1.0
 
 
 class ResourceLimits(NamedTuple):
@@ -67,6 +77,172 @@ class CommandOrder(NamedTuple):
     is_scoped: bool = False
     files: Mapping[int, bytes] = {}
     limits: ResourceLimits = ResourceLimits()
+
+
+class Gpus:
+    """The GPUs of this machine. A second in which a process of a command has a device open counts for that device's
+    class, its model name. Safe to use from several threads.
+    """
+
+    def __init__(self, library: Any, devices: list[tuple[str, Any]]) -> None:
+        self._library = library
+        self._devices = devices
+
+    @classmethod
+    def find(cls) -> "Gpus | None":
+        """None if there are no GPUs or no library."""
+        try:
+            library = importlib.import_module("pynvml")
+        except ImportError:
+            return None
+        try:
+            library.nvmlInit()
+            handles = [library.nvmlDeviceGetHandleByIndex(each) for each in range(library.nvmlDeviceGetCount())]
+            devices = [(_text(library.nvmlDeviceGetName(handle)), handle) for handle in handles]
+        except library.NVMLError:
+            return None
+        return cls(library, devices) if devices else None
+
+    @property
+    def classes(self) -> list[str]:
+        return sorted({name for name, _ in self._devices})
+
+    def in_use(self, processes: Collection[int]) -> Counter[str]:
+        """How many devices of each class at least one of the processes has open."""
+        used: Counter[str] = Counter()
+        for name, handle in self._devices:
+            if self._holders(handle).intersection(processes):
+                used[name] += 1
+        return used
+
+    def _holders(self, handle: Any) -> set[int]:
+        library, found = self._library, set()
+        for ask in (library.nvmlDeviceGetComputeRunningProcesses, library.nvmlDeviceGetGraphicsRunningProcesses):
+            try:
+                found |= {process.pid for process in ask(handle)}
+            except library.NVMLError:
+                continue  # not every device supports both queries
+        return found
+
+
+class GpuMeter:
+    """Seconds by class for one command. A device in use at one look counts until the next look."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self._gpus = gpus
+        self._used: Counter[str] = Counter()
+        self._looked = 0.0
+        self.seconds: dict[str, float] = {}
+
+    def look(self, processes: Collection[int], now: float) -> None:
+        self._count(now)
+        self._used = self._gpus.in_use(processes)
+
+    def finish(self, now: float) -> dict[str, float]:
+        self._count(now)
+        self._used = Counter()
+        return self.seconds
+
+    def _count(self, now: float) -> None:
+        for name, count in self._used.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + count * (now - self._looked)
+        self._looked = now
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+
+
+class ForkServerConnection:
+    """A running fork server. It ends when this is closed or the worker's process ends."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        self._socket.settimeout(ANSWER_S)
+        self._ready: list[_socket.socket] = []
+        self._preparing = threading.Lock()
+        try:
+            self.process = subprocess.Popen(
+                bare_interpreter("extensions.command.fork_server", str(theirs.fileno()), str(os.getpid())),
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=None if _has_stderr() else subprocess.DEVNULL,
+                env={name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"},
+                cwd="/",
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+
+    def supervisor(self) -> _socket.socket:
+        """The control socket of a supervisor that waits for an order. Its other end is closed if the fork failed or the
+        supervisor has died. Raises OSError if there are no descriptors left.
+        """
+        try:
+            return self._ready.pop()
+        except IndexError:
+            return self._fork()
+
+    def prepare(self) -> None:
+        """Has the next supervisor forked ahead of time."""
+        with self._preparing, suppress(OSError):  # `supervisor` reports the error
+            if self.is_open and not self._ready:
+                self._ready.append(self._fork())
+
+    def _fork(self) -> _socket.socket:
+        control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        control.settimeout(ANSWER_S)
+        with suppress(OSError):
+            send_fds(self._socket, b"fork", [theirs.fileno()])
+        theirs.close()
+        return control
+
+    def kill(self, supervisor: int) -> None:
+        """Has the fork server kill one of its supervisors, and then everything below it."""
+        try:
+            self._socket.send(b"kill %d" % supervisor, _socket.MSG_NOSIGNAL)
+        except OSError:
+            pass
+
+    def is_dead(self) -> bool:
+        """Whether the fork server has ended; call this after it did not accept an order."""
+        try:
+            self.process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            return False
+        self.is_open = False
+        return True
+
+    def close(self) -> None:
+        self.is_open = False
+        hang_up(self._socket)
+        with self._preparing:
+            while self._ready:
+                hang_up(self._ready.pop())
+        try:
+            self.process.wait(ANSWER_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def hang_up(line: _socket.socket) -> None:
+    """Closes a socket for the other end, too, even if a fork of this process has a copy of it."""
+    try:
+        line.shutdown(_socket.SHUT_RDWR)
+    except OSError:
+        pass  # the other end is gone
+    line.close()
+
+
+def _has_stderr() -> bool:
+    try:
+        os.fstat(2)
+    except OSError:
+        return False
+    return True
 
 
 class Running:

@@ -15,8 +15,8 @@ from hocket.api.checks import Findings
 from hocket.errors import Usage
 from hocket.extensions.command import sandbox
 from hocket.extensions.command.allowance import configured
-from hocket.extensions.command.node_runner import secret_paths
-from hocket.extensions.command.sandbox_mounts import OPTIONAL, SYSTEM
+from hocket.extensions.command.job import secret_paths
+from hocket.extensions.command.sandbox import OPTIONAL, SYSTEM
 from hocket.kernel.decoding import decode_json
 from hocket.node.home import Home
 

@@ -115,7 +115,7 @@ def work(
     returns their jobs to the queue.
     """
     from hocket.cli.log_lines import start_logging
-    from hocket.extensions.command.node_runner import command_runner
+    from hocket.extensions.command.job import command_runner
     from hocket.extensions.command.proofs import GIT_KIND
     from hocket.extensions.git import holding
     from hocket.extensions.git.announcements import hearing
@@ -241,7 +241,7 @@ def show(repo: Repository, job: JobArgument) -> None:
 
 
 def _ended(run: "GitRun") -> str:
-    from hocket.extensions.command.outcome import exit_code
+    from hocket.extensions.command.proofs import exit_code
 
     execution = run.execution
     why = "timed out" if execution.timed_out else "" if execution.signal is None else f"signal {execution.signal}"
@@ -249,7 +249,7 @@ def _ended(run: "GitRun") -> str:
 
 
 def _run_json(run: "GitRun") -> dict[str, Any]:
-    from hocket.extensions.command.outcome import exit_code
+    from hocket.extensions.command.proofs import exit_code
     from hocket.kernel.ids import hash_text
 
     execution = run.execution

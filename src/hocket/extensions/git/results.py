@@ -11,8 +11,7 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 from hocket.extensions.command.execution import Execution
-from hocket.extensions.command.intoto import PAYLOAD_TYPE, statement
-from hocket.extensions.command.proof import Proof, check, digest, dsse
+from hocket.extensions.command.proof import PAYLOAD_TYPE, Proof, check, digest, dsse, statement
 from hocket.extensions.git.claims import IDENTITY
 from hocket.extensions.git.objects import Commit, commit_data
 from hocket.extensions.git.trailers import BadTrailer, any_key_of, find_trailers, hash_of, message
