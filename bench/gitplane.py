@@ -23,8 +23,8 @@ from hocket.extensions.git import holding, jobs, verify
 from hocket.extensions.git.holding import GitWorkerKey, HeldClaim
 from hocket.extensions.git.jobs import GitJob
 from hocket.extensions.git.objects import Kind
-from hocket.extensions.git.opening import open_plane
 from hocket.extensions.git.plane import ROOT, Change, Plane
+from hocket.extensions.git.planes import open_plane
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey
 

@@ -14,7 +14,7 @@ import hocket.testing
 from hocket.api import Principal, Service, artifacts, jobs, nodes, ops, peers, programs, schedules
 from hocket.api.peers import NewInvitation
 from hocket.errors import NotAuthorised
-from hocket.extensions.git import keys as git_keys
+from hocket.extensions.git import trust
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.rules import HOCKET
 from hocket.kernel.ucan import NO_QUOTA
@@ -49,8 +49,8 @@ COMMANDS: dict[Callable[..., Any], tuple[Any, ...]] = {
     ops.rebuild: (lambda done, total: None,),
     ops.set_rules: (HOCKET, lambda done, total: None),
     ops.take_in: (BytesIO(),),
-    git_keys.add: (KEY, "a server"),
-    git_keys.remove: (KEY,),
+    trust.add: (KEY, "a server"),
+    trust.remove: (KEY,),
     programs.create: ("ci", ["mesh:read"]),
     programs.revoke: ("ci",),
 }
@@ -70,7 +70,7 @@ def test_no_command_is_taken_from_a_principal_of_another_node(command: Callable[
 
 
 @pytest.mark.parametrize(
-    "module", [artifacts, git_keys, jobs, nodes, ops, peers, schedules, programs], ids=lambda each: each.__name__
+    "module", [artifacts, trust, jobs, nodes, ops, peers, schedules, programs], ids=lambda each: each.__name__
 )
 def test_every_function_that_writes_is_among_the_commands(module: ModuleType) -> None:
     """What writes begins with the check; and whatever runs a transaction writes."""

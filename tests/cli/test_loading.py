@@ -53,7 +53,7 @@ MOST = {
 # schedules, jobs in git, other databases, servers of buses.
 IDLE = {
     *("cryptography", "nacl.bindings", "zoneinfo", "cronsim", "psycopg", "nats", "aiohttp", "starlette"),
-    *("hocket.extensions.git.git", "hocket.extensions.git.opening", "hocket.log.store_check", "hocket.mesh.services"),
+    *("hocket.extensions.git.git", "hocket.extensions.git.planes", "hocket.log.store_check", "hocket.mesh.services"),
     *(
         "hocket.store.postgres",
         "hocket.store.libsql",

@@ -16,8 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from hocket.extensions.git.opening import open_plane
 from hocket.extensions.git.plane import Plane
+from hocket.extensions.git.planes import open_plane
 
 KINDS = ("bare", "worktree", "file", "daemon", "http", "ssh")
 PATIENCE_S = 60

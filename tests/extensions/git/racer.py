@@ -7,8 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-from hocket.extensions.git import holding, jobs, reading
-from hocket.extensions.git.opening import open_plane
+from hocket.extensions.git import holding, jobs
+from hocket.extensions.git.plane import commit_at
+from hocket.extensions.git.planes import open_plane
 from tests.extensions.git.hands import CONTENTS, NOW_MS, proof, worker
 
 
@@ -24,7 +25,7 @@ def main() -> None:
     for job in listed:
         held = job.claim and holding.HeldClaim(job.refs, "", str(job.refs.claim), job.claim)
         if what == "finish" and held is not None and held.claim.worker == me.key.public:
-            tree = reading.commit(plane, str(job.refs.job)).tree
+            tree = commit_at(plane, str(job.refs.job)).tree
             held = held._replace(tree=tree)
             if holding.finish(plane, held, me, proof(held, me), CONTENTS, NOW_MS) is not None:
                 won.append((job.refs.content_id.hex(), held.claim.fence, "finished"))

@@ -16,7 +16,7 @@ from hocket.extensions.command.manifest import content_id, read_manifest
 from hocket.extensions.git import jobs
 from hocket.extensions.git.jobs import JobRefs
 from hocket.extensions.git.objects import COMMIT_BYTES_MAX
-from hocket.extensions.git.opening import open_plane
+from hocket.extensions.git.planes import open_plane
 from hocket.extensions.git.verify import verify
 from hocket.node.runtime import Runtime
 from tests.cli.fork_server import run_command
@@ -215,7 +215,7 @@ MEASURED = """
 import json, resource, sys
 from pathlib import Path
 from hocket.extensions.git import jobs
-from hocket.extensions.git.opening import open_plane
+from hocket.extensions.git.planes import open_plane
 from hocket.extensions.git.verify import verify
 plane = open_plane(sys.argv[1], Path(sys.argv[2]))
 listed = [job.state for job in jobs.listing(plane)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hocket.extensions.git import holding, jobs
-from hocket.extensions.git.opening import open_plane
+from hocket.extensions.git.planes import open_plane
 from hocket.extensions.git.verify import verify
 from tests.docs import reader
 from tests.extensions.git.hands import NOW_MS, finished, worker

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import StoreError
-from hocket.extensions.git import loose_objects
-from hocket.extensions.git.loose_objects import PLAIN_BYTES_MAX, Loose
+from hocket.extensions.git import objects
+from hocket.extensions.git.objects import PLAIN_BYTES_MAX, Loose
 from hocket.extensions.git.plane import ROOT, Change
 from tests.extensions.git.places import Place
 
@@ -33,7 +33,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With files that have no name at first, and as on a file system that has no such thing."""
     if request.param == "named":
-        monkeypatch.setattr(loose_objects, "_NAMELESS", 0)
+        monkeypatch.setattr(objects, "_NAMELESS", 0)
     return str(request.param)
 
 
@@ -100,7 +100,7 @@ def test_a_repository_that_vanishes_while_a_file_is_ready_does_not_come_back(her
 
 KILLED = """
 import os, signal, sys
-from hocket.extensions.git.loose_objects import Loose
+from hocket.extensions.git.objects import Loose
 write = os.write
 def half(handle, data):
     write(handle, data[:3])

@@ -12,7 +12,6 @@ import pytest
 
 from hocket.errors import HocketError, NotAuthorised, StoreError, Unreachable, Usage
 from hocket.extensions.git import git
-from hocket.extensions.git.addresses import is_address
 from hocket.extensions.git.git import Git, git_environment, without_password
 from hocket.extensions.git.objects import (
     DIRECTORY,
@@ -26,8 +25,8 @@ from hocket.extensions.git.objects import (
     read_tree,
     tree_data,
 )
-from hocket.extensions.git.opening import open_plane
 from hocket.extensions.git.plane import ROOT, Change, Plane
+from hocket.extensions.git.planes import is_address, open_plane
 from tests.extensions.git.places import Place, http_server, place
 from tests.work.mesh import wait_for
 
@@ -571,7 +570,7 @@ def test_a_cache_that_grew_too_large_is_made_anew(tmp_path: Path, monkeypatch: p
         assert plane.swap([Change(ref("job"), None, first)])
         junk = next(here.cache.iterdir()) / "repository.git" / "objects" / "pack" / "junk"
         junk.write_bytes(b"x" * 10_000)
-        monkeypatch.setattr("hocket.extensions.git.remote.CACHE_BYTES_MAX", 5_000)
+        monkeypatch.setattr("hocket.extensions.git.planes.CACHE_BYTES_MAX", 5_000)
         here.open()
         assert junk.exists(), "somebody uses it"
         for used in here.planes:

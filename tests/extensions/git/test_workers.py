@@ -22,7 +22,7 @@ from hocket.extensions.command.job import command_runner
 from hocket.extensions.command.manifest import content_id, read_manifest
 from hocket.extensions.command.proofs import GIT_KIND
 from hocket.extensions.git import holding, jobs
-from hocket.extensions.git.hints import listening
+from hocket.extensions.git.announcements import listening
 from hocket.extensions.git.plane import Change
 from hocket.extensions.git.verify import verify
 from hocket.extensions.git.worker import GitWorker, Parts

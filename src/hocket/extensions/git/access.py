@@ -25,7 +25,7 @@ def opened_plane(repo: str) -> "Iterator[Plane]":
     """Opens the repository. Reading it needs no home; without one, objects from a remote are not cached."""
     import tempfile
 
-    from hocket.extensions.git.opening import open_plane
+    from hocket.extensions.git.planes import open_plane
 
     home = home_here()
     with ExitStack() as stack:
@@ -92,10 +92,10 @@ def add(
     \b
       hocket git trust add ed25519:5d0f… --name 'the build server'
     """
-    from hocket.extensions.git import keys as git_keys
+    from hocket.extensions.git import trust
 
     with open_service() as service:
-        text, added = git_keys.add(service, key, name)
+        text, added = trust.add(service, key, name)
     emit({"key": text, "added": added})
     say(f"{'trusted' if added else 'already trusted'}: {text}")
 
@@ -107,10 +107,10 @@ def list_keys() -> None:
     \b
       hocket git trust list
     """
-    from hocket.extensions.git import keys as git_keys
+    from hocket.extensions.git import trust
 
     with open_service() as service:
-        keys = git_keys.listing(service)
+        keys = trust.listing(service)
     emit(keys)
     table(("key", "because", "name"), [(each.key, each.because, each.name or "-") for each in keys], "no keys")
 
@@ -122,10 +122,10 @@ def remove(key: Key) -> None:
     \b
       hocket git trust remove ed25519:5d0f…
     """
-    from hocket.extensions.git import keys as git_keys
+    from hocket.extensions.git import trust
 
     with open_service() as service:
-        text, removed = git_keys.remove(service, key)
+        text, removed = trust.remove(service, key)
     if not removed:
         raise Usage(f"{text} is not a trusted key; `hocket git trust list` shows them")
     emit({"key": text, "removed": True})

@@ -1,7 +1,8 @@
-"""Tells git workers on other machines that a job was submitted to a repository: over the bus of the settings, or over
-the nodes' own connections. An announcement is kept for a while, so that a worker that starts later hears of it too, and
-repeated while the job waits (`pending_git_jobs`). A process that watches a repository also announces the jobs that were
-pushed there with plain git. Workers also list the refs.
+"""Tells git workers that a job was submitted to a repository, so that they look at once. Those of this machine are
+woken through the home; those on other machines over the bus of the settings, or over the nodes' own connections. An
+announcement is kept for a while, so that a worker that starts later hears of it too, and repeated while the job waits
+(`pending_git_jobs`). A process that watches a repository also announces the jobs that were pushed there with plain git.
+A hint can be lost: workers also list the refs at intervals.
 """
 
 import asyncio
@@ -9,12 +10,15 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext, suppress
+from pathlib import Path
 
+from hocket.bus import Bus
+from hocket.bus.changes import GIT, about
 from hocket.bus.messages import ANNOUNCED_S_MAX, MessageBus
+from hocket.bus.pipes import Pipes
 from hocket.errors import HocketError
 from hocket.events import Emit, ignore
-from hocket.extensions.git import hints, jobs
-from hocket.extensions.git.opening import open_plane
+from hocket.extensions.git import jobs
 from hocket.extensions.git.pending_jobs import (
     AGAIN,
     ANNOUNCE_S,
@@ -24,6 +28,7 @@ from hocket.extensions.git.pending_jobs import (
     pending_subject,
 )
 from hocket.extensions.git.plane import Plane
+from hocket.extensions.git.planes import open_plane
 from hocket.node.bus_settings import BusSettings
 from hocket.node.home import Home
 from hocket.node.local_node import LocalNode
@@ -33,6 +38,16 @@ from hocket.work.supervision import supervising
 
 # How often the refs of a repository are listed.
 WATCH_S = 2.0
+# However many jobs are announced, a worker lists the refs once in this time because of them.
+HEARD_S = 0.5
+WAIT_S = 1.0
+
+
+def wake_workers(processes: Path, content_id: bytes) -> None:
+    """Wakes the git workers of a home, if the home exists."""
+    if processes.is_dir():
+        with closing(Pipes(processes)) as bus:
+            bus.publish(about(GIT, content_id))
 
 
 class GitWatch:
@@ -61,7 +76,7 @@ class GitWatch:
         now_ms = self._environment.physical_ms()
         next_ms = now_ms + round(AGAIN.base_s * 1000)
         PendingGitJobs(self._home.pending_git_jobs).add(self._repository, content_id, now_ms, next_ms)
-        hints.announce(self._home.processes, content_id)
+        wake_workers(self._home.processes, content_id)
         await announce_pending(await self._bus(), self._cluster, content_id, ANNOUNCE_S)
 
     def _new(self) -> list[bytes]:
@@ -90,11 +105,6 @@ def watching(
     bus = lambda: node.message_bus(emit, settings)  # noqa: E731
     watch = GitWatch(node.runtime.home, node.log.user, bus, node.environment, repository)
     return supervising(f"watching {repository}", watch.run, emit, node.environment)
-
-
-# However many jobs are announced, a worker lists the refs once in this time because of them.
-HEARD_S = 0.5
-WAIT_S = 1.0
 
 
 def announce(runtime: Runtime, settings: BusSettings | None, content_id: bytes) -> bool:
@@ -153,4 +163,22 @@ def hearing(
         yield
     finally:
         is_over.set()
+        thread.join()
+
+
+@contextmanager
+def listening(bus: Bus, heard: Callable[[], None]) -> Iterator[None]:
+    """Calls `heard`, in a thread of its own, whenever a job is announced."""
+    changes = bus.subscribe(about(GIT))
+
+    def listen() -> None:
+        while changes.wait(None):
+            heard()
+
+    thread = threading.Thread(target=listen, name="hocket-git-hints", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        changes.close()
         thread.join()

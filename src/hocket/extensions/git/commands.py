@@ -65,7 +65,7 @@ def submit(
       hocket git submit jobs.git job.yaml --again
     """
     from hocket.extensions.git import jobs
-    from hocket.extensions.git.hints import announce
+    from hocket.extensions.git.announcements import wake_workers
     from hocket.kernel.ids import hash_text
     from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
 
@@ -73,7 +73,7 @@ def submit(
     contents = [read_file(path, jobs.INPUTS_BYTES_MAX) for path in inputs or ()]
     with opened_plane(repo) as plane:
         made = (jobs.submit_again if again else jobs.submit)(plane, text, now_ms(), contents)
-    announce(home_here().processes, made.content_id)
+    wake_workers(home_here().processes, made.content_id)
     announce_elsewhere(repo, made.content_id)
     content_id = hash_text(made.content_id)
     emit({"content_id": content_id, "commit": made.commit, "created": made.is_new})
@@ -118,8 +118,7 @@ def work(
     from hocket.extensions.command.job import command_runner
     from hocket.extensions.command.proofs import GIT_KIND
     from hocket.extensions.git import holding
-    from hocket.extensions.git.announcements import hearing
-    from hocket.extensions.git.hints import listening
+    from hocket.extensions.git.announcements import hearing, listening
     from hocket.extensions.git.worker import GitWorker, Parts
     from hocket.kernel.ids import hash_text
     from hocket.node.bus_settings import bus_settings
@@ -392,13 +391,13 @@ def gc(
 
 def _trusted() -> set[bytes]:
     """The keys that this home trusts; none if the home is missing or unreadable, since verifying needs no home."""
-    from hocket.extensions.git import keys as git_keys
+    from hocket.extensions.git import trust
 
     if not home_here().is_complete():
         return set()
     try:
         with open_service() as service:
-            return git_keys.trusted(service)
+            return trust.trusted(service)
     except HocketError as error:
         notice(f"cannot read the keys that this home trusts: {error}")
         return set()

@@ -21,8 +21,7 @@ from hocket.extensions.git.objects import (
     read_commit,
     read_tree,
 )
-from hocket.extensions.git.plane import Plane
-from hocket.extensions.git.reading import OBJECTS
+from hocket.extensions.git.plane import OBJECTS, Plane
 from hocket.extensions.git.results import ATTESTATION, BLOBS, OUTPUTS, PROOF
 from hocket.kernel.ids import content_hash
 from hocket.kernel.yaml_subset import TEXT_BYTES_MAX

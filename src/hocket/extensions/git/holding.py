@@ -2,21 +2,25 @@
 moves the refs in one swap; None means that another worker was first. Time and randomness are arguments.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hocket.errors import Conflict, Failed, Usage
 from hocket.extensions.command.proof import Proof, check
-from hocket.extensions.git import reading
 from hocket.extensions.git.claims import LEASE_S_MAX, LEASE_S_MIN, NONCE_BYTES, ClaimState, GitClaim, claim_data
-from hocket.extensions.git.jobs import FINAL, GitJob, JobRefs, blob_entries, look
+from hocket.extensions.git.jobs import FINAL, GitJob, GitOrder, JobRefs, blob_entries, look
 from hocket.extensions.git.objects import FILE, TreeEntry, tree_data
-from hocket.extensions.git.plane import Change, Plane
+from hocket.extensions.git.plane import Change, Plane, commit_at
 from hocket.extensions.git.results import BLOBS, result_data, result_files, result_of, travelling
 from hocket.extensions.git.trailers import BadTrailer
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import SigningKey
-from hocket.work.lease import may_be_taken_over
+from hocket.work.lease import Lease, may_be_taken_over
+
+if TYPE_CHECKING:
+    from hocket.extensions.command.job import Performed
+    from hocket.work.runner import Run
 
 LEASE_S_DEFAULT = 60
 ABORT_TRIES = 20
@@ -41,6 +45,34 @@ class HeldClaim(NamedTuple):
     tree: str
     commit: str
     claim: GitClaim
+
+
+class RunningClaim:
+    """One job that this worker holds and runs."""
+
+    def __init__(self, held: HeldClaim, order: GitOrder, asked_at: float) -> None:
+        self.held = held
+        self.order = order
+        self.lock = threading.Lock()
+        self.run: Run | None = None
+        self.performed: Performed | None = None
+        self.lease = Lease(held.claim.lease_s, asked_at)
+        self.is_delivered = False  # its result is in the repository: no claim is left to renew
+        self.is_called_off = False  # the worker is stopping and does not wait for the command
+        self.is_released = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the claim is no longer ours."""
+        return self.lease.is_over
+
+    def renewed(self, held: HeldClaim, asked_at: float) -> None:
+        self.held = held
+        self.lease.renewed(held.claim.lease_s, asked_at)
+
+    @property
+    def name(self) -> str:
+        return hash_text(self.held.refs.content_id)
 
 
 class ClaimWatch:
@@ -121,7 +153,7 @@ def _claim(plane: Plane, job: GitJob, worker: GitWorkerKey, now_ms: int) -> Held
 
 def _tree(plane: Plane, refs: JobRefs) -> str:
     try:
-        return reading.commit(plane, str(refs.job)).tree
+        return commit_at(plane, str(refs.job)).tree
     except BadTrailer as error:
         raise Failed(f"the job {hash_text(refs.content_id)} cannot be claimed: {error}") from None
 

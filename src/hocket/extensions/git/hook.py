@@ -57,7 +57,7 @@ def received(repo: Repository, on: On = None) -> None:
       echo "$old $new refs/heads/main" | hocket git received project.git --on refs/heads/main=test.yaml
     """
     from hocket.extensions.git import jobs
-    from hocket.extensions.git.hints import announce
+    from hocket.extensions.git.announcements import wake_workers
     from hocket.kernel.ids import hash_text
 
     text = read_file("-", LINES_BYTES_MAX).decode(errors="replace")
@@ -74,7 +74,7 @@ def received(repo: Repository, on: On = None) -> None:
             told = {"GATOS_REF": ref, "GATOS_OLD": old, "GATOS_NEW": new}
             found += [jobs.submit(plane, _manifest(file, told), now_ms()).content_id for on, file in rules if on == ref]
     for content_id in found:
-        announce(home_here().processes, content_id)
+        wake_workers(home_here().processes, content_id)
         announce_elsewhere(repo, content_id)
     emit({"announced": [hash_text(each) for each in found]})
     for content_id in found:

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from hocket.errors import Conflict, Failed, Usage
 from hocket.extensions.command.manifest import AGAIN_NAME, BadManifest, Manifest, canonical, content_id, read_manifest
-from hocket.extensions.git import reading
 from hocket.extensions.git.claims import (
     IDENTITY,
     ForeignClaim,
@@ -34,8 +33,20 @@ from hocket.extensions.git.objects import (
     commit_data,
     tree_data,
 )
-from hocket.extensions.git.plane import ROOT, Change, Plane
-from hocket.extensions.git.reading import OBJECTS, Tree, as_commit, below, good
+from hocket.extensions.git.plane import (
+    OBJECTS,
+    ROOT,
+    Change,
+    Plane,
+    Tree,
+    as_commit,
+    commits_at,
+    directory_below,
+    file_at,
+    files_at,
+    good,
+    trees_at,
+)
 from hocket.extensions.git.results import Result, read_result
 from hocket.extensions.git.trailers import BadTrailer, message
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
@@ -352,10 +363,10 @@ def orders_of(plane: Plane, some: Iterable[JobRefs]) -> dict[bytes, GitOrder | s
     orders: dict[bytes, GitOrder | str] = {}
     left = iter(some)
     while batch := list(islice(left, ORDERS_AT_ONCE)):
-        commits = reading.commits(plane, [str(refs.job) for refs in batch])
-        trees = reading.trees(plane, [each.tree for each in commits.values() if isinstance(each, Commit)])
+        commits = commits_at(plane, [str(refs.job) for refs in batch])
+        trees = trees_at(plane, [each.tree for each in commits.values() if isinstance(each, Commit)])
         wanted = [each[MANIFEST].oid for each in trees.values() if isinstance(each, dict) and MANIFEST in each]
-        texts = reading.files(plane, wanted, TEXT_BYTES_MAX)
+        texts = files_at(plane, wanted, TEXT_BYTES_MAX)
         for refs in batch:
             try:
                 commit = good(commits[str(refs.job)])
@@ -376,7 +387,7 @@ def _order(
         raise BadTrailer(f"{MANIFEST} of {refs.job} is {hash_text(content_id(manifest))}")
     inputs: Tree = {}
     if manifest.inputs:
-        inputs = below(plane, entries, OBJECTS) | below(plane, entries, [INPUTS])
+        inputs = directory_below(plane, entries, OBJECTS) | directory_below(plane, entries, [INPUTS])
     wanted = {pointer.hash.hex(): pointer.hash for pointer in manifest.inputs or ()}
     beside = {wanted[name]: entry.oid for name, entry in inputs.items() if name in wanted}
     return GitOrder(manifest, beside, str(refs.job), commit.tree)
@@ -385,7 +396,7 @@ def _order(
 def read_input(plane: Plane, hash: bytes, oid: str) -> bytes:
     """An input that is stored with its job. Raises Failed if its content does not match its hash."""
     try:
-        data = reading.file(plane, oid)
+        data = file_at(plane, oid)
     except BadTrailer as error:
         raise Failed(f"the input {hash_text(hash)} in {plane.where} cannot be read: {error}") from None
     if content_hash(data) != hash:

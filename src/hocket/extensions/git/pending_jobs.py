@@ -16,7 +16,6 @@ from hocket.bus.messages import ANNOUNCED_S_MAX, MessageBus
 from hocket.bus.subject_names import subject_name
 from hocket.errors import HocketError
 from hocket.events import Emit
-from hocket.extensions.git.addresses import is_address
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import hash_text
 from hocket.kernel.retrying import RetryPolicy
@@ -52,6 +51,8 @@ class PendingGitJobs:
 
     def add(self, repository: str, content_id: bytes, now_ms: int, next_ms: int) -> None:
         """Notes a job that is announced now."""
+        from hocket.extensions.git.planes import is_address
+
         where = repository if is_address(repository) else str(Path(repository).expanduser().resolve())
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         files = sorted(self._files(), key=lambda path: path.stat().st_mtime)
@@ -174,7 +175,7 @@ class GitAnnouncing:
         """Whether the job is claimed, has ended or is gone. If the repository does not answer, it may still wait."""
         # Every worker looks for jobs to announce, and few homes have some.
         from hocket.extensions.git import jobs
-        from hocket.extensions.git.opening import open_plane
+        from hocket.extensions.git.planes import open_plane
 
         with suppress(HocketError, OSError):
             plane = open_plane(job.repository, self._home.git_cache, self._outside)

@@ -1,33 +1,47 @@
 """Result commits: the proof of an execution, pointers to its outputs, and as many of the outputs as fit. The proof
 determines every file of a result, so that any reader can tell whether one was changed.
+
+Also reads results that other programs wrote, as far as GATOS specifies them: three trailers, and somewhere in the tree
+the envelope of a proof that follows GATOS' schema. GATOS does not specify which bytes a signature covers; the known
+ways are tried in turn.
 """
 
 import re
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from binascii import Error as NotBase64
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
 from hocket.extensions.command.execution import Execution
-from hocket.extensions.command.proof import PAYLOAD_TYPE, Proof, check, digest, dsse, statement
+from hocket.extensions.command.proof import (
+    PROOF_BYTES_MAX,
+    BadProof,
+    Proof,
+    check,
+    digest,
+    dsse,
+    enclose,
+    read_envelope,
+    statement,
+)
 from hocket.extensions.git.claims import IDENTITY
 from hocket.extensions.git.objects import Commit, commit_data
 from hocket.extensions.git.trailers import BadTrailer, any_key_of, find_trailers, hash_of, message
 from hocket.kernel.decoding import json_decoder
-from hocket.kernel.ids import hash_text
+from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.jws import canonical_plain
-from hocket.kernel.keys import SIGNATURE_BYTES, did_key, key_text
+from hocket.kernel.keys import SIGNATURE_BYTES, key_text, verify
 
 BLOBS_BYTES_MAX = 32 * 1024 * 1024
-
 PROOF, OUTPUTS, ATTESTATION, BLOBS = "proof.json", "outputs.json", "attestation.dsse.json", "blobs"
 ResultState = Literal["succeeded", "failed"]
 _STATES = get_args(ResultState)
 _POLICY_ROOT = re.compile("sha256:[0-9a-f]{64}")
 _NEEDED = frozenset({"Job-Id", "Proof-Of-Execution", "Worker-Id"})
 _TRAILERS = _NEEDED | {"Attest-Program", "Attest-Sig", "State", "Policy-Code-Root"}
+Signed = Literal["proof", "job", "nothing"]
 
 
 class Result(NamedTuple):
@@ -161,19 +175,10 @@ def checked_proof(result: Result, envelope: bytes, attestation: bytes) -> Execut
     proof = read_proof(result, envelope, attestation)
     execution = check(proof, result.job, result.worker)
     # The attestation has one spelling, and the proof determines everything in it.
-    if _attestation(statement(execution, result.proof, result.worker), proof) != attestation:
+    said = statement(execution, result.proof, result.worker)
+    if canonical_plain(enclose(said, proof.worker, proof.statement_signature)) != attestation:
         raise BadTrailer(f"{ATTESTATION} is not what follows from the proof")
     return execution
-
-
-def _attestation(said: bytes, proof: Proof) -> bytes:
-    """Equals the canonical JSON of the DSSE envelope: nothing in it needs an escape."""
-    return b'{"payload":"%b","payloadType":"%b","signatures":[{"keyid":"%b","sig":"%b"}]}' % (
-        b64encode(said),
-        PAYLOAD_TYPE.encode(),
-        did_key(proof.worker).encode(),
-        b64encode(proof.statement_signature),
-    )
 
 
 def read_proof(result: Result, envelope: bytes, attestation: bytes) -> Proof:
@@ -188,3 +193,77 @@ def read_proof(result: Result, envelope: bytes, attestation: bytes) -> Proof:
     if result.signature is None:
         raise BadTrailer("the trailer Attest-Sig is missing")
     return Proof(envelope, result.worker, result.signature, signature)
+
+
+class _ForeignRunner(msgspec.Struct, forbid_unknown_fields=True):
+    program: str
+    version: str | None = None
+    platform: str | None = None
+
+
+class _ForeignEnvelope(msgspec.Struct, forbid_unknown_fields=True):
+    job_id: str
+    runner: _ForeignRunner
+    outputs: list[dict[str, Any]]
+    started_at: str | None = None
+    finished_at: str | None = None
+
+
+_envelopes = json_decoder(_ForeignEnvelope)
+
+
+class ForeignProof(NamedTuple):
+    """The content of an envelope: the job, the program, and its pointers as a map from hash to size."""
+
+    job: bytes
+    program: bytes
+    pointers: dict[bytes, int | None]
+
+
+def is_hockets(envelope: bytes) -> bool:
+    """Whether Hocket wrote an envelope. Hocket's results must meet stricter rules, so that removing Hocket's own parts
+    cannot get a result judged by the rules here.
+    """
+    try:
+        read_envelope(envelope)
+    except BadProof:
+        return False
+    return True
+
+
+def read_other_envelope(raw: bytes) -> ForeignProof:
+    """Raises Malformed."""
+    if len(raw) > PROOF_BYTES_MAX:
+        raise BadTrailer(f"the proof has {len(raw)} bytes, more than {PROOF_BYTES_MAX}")
+    try:
+        found = _envelopes.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadTrailer(f"the proof is not a GATOS envelope: {error}") from None
+    pointers = {}
+    for output in found.outputs:
+        hash, size = output.get("hash"), output.get("size")
+        if output.get("kind") == "blobptr" and output.get("algo") == "blake3" and isinstance(hash, str):
+            # GATOS' schema has the algorithm's name before the digits; its example leaves it out.
+            digest = hash_of("hash", hash if ":" in hash else f"blake3:{hash}")
+            pointers[digest] = size if isinstance(size, int) else None
+    return ForeignProof(hash_of("job_id", found.job_id), hash_of("runner.program", found.runner.program), pointers)
+
+
+def signed(result: Result, envelope: bytes) -> Signed:
+    """What the worker signed: the proof; only the job's content id, which does not cover the outcome; or nothing, so
+    that anyone could have written the worker's name. Raises Malformed if the signature is not the worker's.
+    """
+    if result.signature is None:
+        return "nothing"
+    digest = content_hash(envelope)
+    messages: dict[bytes, Signed] = {
+        envelope: "proof",
+        digest: "proof",
+        b"hocket proof 1\0" + result.job + digest: "proof",
+        result.job: "job",
+        hash_text(result.job).encode(): "job",
+    }
+    for signed_bytes, what in messages.items():
+        if verify(result.worker, result.signature, signed_bytes):
+            return what
+    raise BadTrailer(f"its Attest-Sig is not by {key_text(result.worker)} over the proof in any known way")

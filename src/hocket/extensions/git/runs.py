@@ -7,10 +7,8 @@ from typing import NamedTuple
 from hocket.errors import Failed
 from hocket.extensions.command.execution import Execution, Stream
 from hocket.extensions.command.proof import PROOF_BYTES_MAX, BadProof, read_envelope
-from hocket.extensions.git import reading
 from hocket.extensions.git.jobs import GitJob
-from hocket.extensions.git.plane import Plane
-from hocket.extensions.git.reading import Tree
+from hocket.extensions.git.plane import Plane, Tree, commit_at, directory_below, file_at, tree_at
 from hocket.extensions.git.results import BLOBS, PROOF
 from hocket.extensions.git.trailers import BadTrailer
 from hocket.kernel.ids import content_hash
@@ -31,11 +29,11 @@ def read_run(plane: Plane, job: GitJob) -> GitRun | None:
     if job.result is None or job.refs.result is None:
         return None
     try:
-        entries = reading.tree(plane, reading.commit(plane, job.refs.result).tree)
+        entries = tree_at(plane, commit_at(plane, job.refs.result).tree)
         if PROOF not in entries:
             return None
-        envelope = reading.file(plane, entries[PROOF].oid, PROOF_BYTES_MAX)
-        blobs = reading.below(plane, entries, [BLOBS])
+        envelope = file_at(plane, entries[PROOF].oid, PROOF_BYTES_MAX)
+        blobs = directory_below(plane, entries, [BLOBS])
         if content_hash(envelope) != job.result.proof:
             raise BadTrailer(f"{PROOF} does not match its hash")
         execution = read_envelope(envelope)
@@ -51,7 +49,7 @@ def _printed(plane: Plane, blobs: Tree, stream: Stream | None) -> bytes | None:
         return b""
     entry = blobs.get(stream.hash.hex())
     try:
-        data = b"" if entry is None else reading.file(plane, entry.oid)
+        data = b"" if entry is None else file_at(plane, entry.oid)
     except BadTrailer:
         return None
     return data if content_hash(data) == stream.hash else None

@@ -1,5 +1,5 @@
-"""Whose results count: keys that the owner of a home has added, and those of mesh nodes that may complete jobs from
-git. A signature only shows which key made it; this module decides whether that key is trusted.
+"""Whose results count: this node's own, those of mesh nodes that may complete jobs from git, and those by keys that the
+owner of a home has added. A signature only shows which key made it; this module decides whether that key is trusted.
 """
 
 import fcntl
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from hocket.api import Service, ServiceAnswer
 from hocket.errors import StoreError, Usage
 from hocket.extensions.command.proofs import GIT_KIND
 from hocket.extensions.git.trailers import BadTrailer, any_key_of
@@ -21,7 +22,6 @@ from hocket.store.disk import sync_directory
 
 KEYS_MAX = 10_000
 NAME_CHARS_MAX = 100
-
 Verdict = Literal["good", "unknown", "incomplete", "bad"]
 
 
@@ -129,3 +129,40 @@ class TrustedKeys:
             sync_directory(self._path.parent)
         except OSError as error:
             raise StoreError(f"cannot write {self._path}: {error.strerror}") from error
+
+
+class TrustedKey(ServiceAnswer, frozen=True):
+    key: str
+    because: Literal["this node", "mesh", "added"]
+    name: str | None
+
+
+def listing(service: Service) -> list[TrustedKey]:
+    with service.read() as session:
+        mesh = keys_of_mesh(service.runtime.log, session)
+    own = service.runtime.home.node_key().public
+    found = [TrustedKey(key_text(own), "this node", mesh.get(own) or None)]
+    found += [TrustedKey(key_text(key), "mesh", name or None) for key, name in mesh.items() if key != own]
+    return found + [TrustedKey(key_text(key), "added", name or None) for key, name in _written(service).read().items()]
+
+
+def trusted(service: Service) -> set[bytes]:
+    return {parse_key(each.key) for each in listing(service)}
+
+
+def add(service: Service, key: str, name: str) -> tuple[str, bool]:
+    """Returns the key in canonical form, and whether it is new on the list."""
+    service.check_writer()
+    public = parse_worker(key)
+    return key_text(public), _written(service).add(public, name)
+
+
+def remove(service: Service, key: str) -> tuple[str, bool]:
+    """Returns the key in canonical form, and whether it was on the list."""
+    service.check_writer()
+    public = parse_worker(key)
+    return key_text(public), _written(service).remove(public)
+
+
+def _written(service: Service) -> TrustedKeys:
+    return TrustedKeys(service.runtime.home.git_trusted)

@@ -13,12 +13,10 @@ from hocket.extensions.command.execution import Execution
 from hocket.extensions.command.manifest import BadManifest, Manifest, content_id, read_manifest
 from hocket.extensions.command.proof import PROOF_BYTES_MAX, BadProof
 from hocket.extensions.git.claims import GitClaim, is_ours, is_signed, other_worker, read_claim, worker_named
-from hocket.extensions.git.foreign import is_hockets, read_other_envelope, signed
 from hocket.extensions.git.gathering import Gathered, GitFinding, Wrong
 from hocket.extensions.git.jobs import INPUTS, MANIFEST, JobRefs, group
 from hocket.extensions.git.objects import Commit, ObjectTooLarge, TreeEntry
-from hocket.extensions.git.plane import Plane
-from hocket.extensions.git.reading import OBJECTS
+from hocket.extensions.git.plane import OBJECTS, Plane
 from hocket.extensions.git.results import (
     ATTESTATION,
     BLOBS,
@@ -26,10 +24,13 @@ from hocket.extensions.git.results import (
     PROOF,
     Result,
     checked_proof,
+    is_hockets,
     made_by,
     pointers,
+    read_other_envelope,
     read_result,
     result_data,
+    signed,
     state_of,
 )
 from hocket.extensions.git.trailers import BadTrailer

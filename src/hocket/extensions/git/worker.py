@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from hocket.errors import Failed, HocketError, NotAuthorised, StoreError, StoreLocked, Unreachable
 from hocket.events import Emit
 from hocket.events.jobs import GitRunFailed, GitUnavailable, JobSkipped, LeaseLost, RunFailed, RunFinished, RunStarted
-from hocket.extensions.command.job import RUN_S_MAX, Commands, Performed, result
+from hocket.extensions.command.job import RUN_S_MAX, Commands, result
 from hocket.extensions.command.manifest import canonical
 from hocket.extensions.command.proofs import GIT_KIND, NOTHING
 from hocket.extensions.git import holding, jobs
 from hocket.extensions.git.git import QUOTE
-from hocket.extensions.git.holding import ClaimWatch, HeldClaim
+from hocket.extensions.git.holding import ClaimWatch, HeldClaim, RunningClaim
 from hocket.extensions.git.jobs import GitJob, GitOrder, JobRefs
 from hocket.extensions.git.plane import Plane
 from hocket.extensions.git.results import BLOBS_BYTES_MAX, state_of
@@ -37,7 +37,6 @@ from hocket.work.batch import settle
 from hocket.work.environment import Environment
 from hocket.work.handlers import JobType
 from hocket.work.jobs import Draft
-from hocket.work.lease import Lease
 from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Context, Run
@@ -71,34 +70,6 @@ class Known(NamedTuple):
     order: GitOrder | None
 
 
-class Holding:
-    """One job that this worker holds and runs."""
-
-    def __init__(self, held: HeldClaim, order: GitOrder, asked_at: float) -> None:
-        self.held = held
-        self.order = order
-        self.lock = threading.Lock()
-        self.run: Run | None = None
-        self.performed: Performed | None = None
-        self.lease = Lease(held.claim.lease_s, asked_at)
-        self.is_delivered = False  # its result is in the repository: no claim is left to renew
-        self.is_called_off = False  # the worker is stopping and does not wait for the command
-        self.is_released = False
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the claim is no longer ours."""
-        return self.lease.is_over
-
-    def renewed(self, held: HeldClaim, asked_at: float) -> None:
-        self.held = held
-        self.lease.renewed(held.claim.lease_s, asked_at)
-
-    @property
-    def name(self) -> str:
-        return hash_text(self.held.refs.content_id)
-
-
 class GitWorker:
     """Run it once. `stop` lets running commands finish; a second `stop` stops them."""
 
@@ -127,7 +98,7 @@ class GitWorker:
         self._known: dict[bytes, Known] = {}
         self._unfit: set[bytes] = set()
         self._damaged: dict[bytes, str] = {}
-        self._running: dict[Future[None], Holding] = {}
+        self._running: dict[Future[None], RunningClaim] = {}
         self._sign: SignOfLife
         self._wake = threading.Event()
         self._stops = 0
@@ -269,7 +240,7 @@ class GitWorker:
         for held in won:
             order = self._order(held.refs.content_id)
             assert order is not None
-            each = Holding(held, order, asked_at)
+            each = RunningClaim(held, order, asked_at)
             future = slots.submit(self._serve, each)
             self._running[future] = each
             future.add_done_callback(lambda _: self._wake.set())
@@ -341,7 +312,7 @@ class GitWorker:
 
     # Running jobs, each in a thread of its own.
 
-    def _serve(self, each: Holding) -> None:
+    def _serve(self, each: RunningClaim) -> None:
         with each.lock:
             before = self._monotonic()
             running = holding.run(self._plane, each.held, self._worker, self._now())
@@ -384,7 +355,7 @@ class GitWorker:
 
         return content
 
-    def _deliver(self, each: Holding) -> None:
+    def _deliver(self, each: RunningClaim) -> None:
         """Pushes the result, for as long as the claim may still hold. A repository that refuses it may be read-only
         for a moment, or change its mind.
         """
@@ -426,7 +397,7 @@ class GitWorker:
             time.sleep(RACE_RETRIES.delay_s(failures, self._chance.random()))
         run.stopped = run.stopped or each.is_lost
 
-    def _release(self, each: Holding) -> None:
+    def _release(self, each: RunningClaim) -> None:
         """Returns an unfinished job to the queue, so that no worker has to wait for the end of its lease."""
         with each.lock:
             if each.is_lost:
@@ -464,7 +435,7 @@ class GitWorker:
             self._tell_end(each)
             self._finished(each.held.refs.content_id, state, ulid_text(each.run.job.id) if each.run else "")
 
-    def _tell_end(self, each: Holding) -> None:
+    def _tell_end(self, each: RunningClaim) -> None:
         about = each.name, GIT_KIND, each.held.claim.fence
         error = None if each.run is None else each.run.error
         self._emit(RunFinished(*about) if error is None else RunFailed(*about, error))
@@ -488,7 +459,7 @@ class GitWorker:
             finally:
                 each.lock.release()
 
-    def _undelivered(self) -> list[Holding]:
+    def _undelivered(self) -> list[RunningClaim]:
         return [each for each in [*self._running.values()] if not each.is_delivered]
 
     def _beat(self, over: threading.Event) -> None:
@@ -504,13 +475,13 @@ class GitWorker:
                 self._emit(LeaseLost(each.name, "the lease ran out here"))
                 self._end(each)
 
-    def _call_off(self, each: Holding) -> None:
+    def _call_off(self, each: RunningClaim) -> None:
         """Stops a command whose claim is still ours."""
         each.is_called_off = True
         if each.run is not None and not each.run.stopped:
             each.run.stop()
 
-    def _end(self, each: Holding) -> None:
+    def _end(self, each: RunningClaim) -> None:
         """Stops a command whose claim is no longer ours."""
         each.lease.end()
         if each.run is not None and not each.run.stopped:
