@@ -20,10 +20,10 @@ from pathlib import Path
 import hocket
 from bench import ours
 from bench.subject import Result
-from hocket.extensions.tempo.beats.messages import PulseMessage
-from hocket.extensions.tempo.beats.policy import make_policy
-from hocket.extensions.tempo.beats.tempo import next_beat
+from hocket.extensions.tempo.beats import next_beat
 from hocket.extensions.tempo.heard_beats import TempoClock
+from hocket.extensions.tempo.messages import PulseMessage
+from hocket.extensions.tempo.policy import make_policy
 from hocket.extensions.tempo.tempo_messages import TempoMessages, TempoQueue
 
 WAIT_S = 60.0

@@ -14,11 +14,11 @@ from pathlib import Path
 from bench.subject import Result
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.bus.signed import SignedMessages
-from hocket.extensions.tempo.beats.messages import ClaimState, StatusClaim, from_json, to_json
-from hocket.extensions.tempo.beats.policy import make_policy
-from hocket.extensions.tempo.beats.reverb import BarWindows
-from hocket.extensions.tempo.beats.tempo import timeline
+from hocket.extensions.tempo.beats import timeline
+from hocket.extensions.tempo.messages import ClaimState, StatusClaim, from_json, to_json
+from hocket.extensions.tempo.policy import make_policy
 from hocket.extensions.tempo.tempo_messages import TempoMessages
+from hocket.extensions.tempo.windows import BarWindows
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey

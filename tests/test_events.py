@@ -14,7 +14,7 @@ import hocket.testing
 from hocket.events import Event, sentences
 from hocket.events.jobs import JobClaimed, JobHandedBack, LeaseLost, RunFailed, RunFinished, RunStarted
 from hocket.events.nodes import PeerChanged
-from hocket.extensions.tempo.beats.messages import BarReport
+from hocket.extensions.tempo.messages import BarReport
 
 REPORT = SimpleNamespace(window="w", tasks=1, overruns=2, broken_promises=0)
 VALUES: dict[object, Any] = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hocket as library
-from hocket.extensions.tempo.beats.messages import ClaimState, NodeLoad, PromiseOutcome, PromiseResult, StatusClaim
+from hocket.extensions.tempo.messages import ClaimState, NodeLoad, PromiseOutcome, PromiseResult, StatusClaim
 from hocket.extensions.tempo.tempo_messages import TempoMessages
 from hocket.kernel.clock import Hlc, hlc_text, parse_hlc
 from hocket.kernel.ids import node_text
@@ -93,10 +93,10 @@ def test_costs_and_times_are_those_of_the_jobs_that_ended_in_the_window(hocket: 
 
 def keep_window(home: Path) -> None:
     """Puts a window with one task that is done on the log, as a reverb with the home's policy would."""
-    from hocket.extensions.tempo.beats.policy import read_policy
-    from hocket.extensions.tempo.beats.reverb import BarWindows
-    from hocket.extensions.tempo.beats.tempo import timeline
-    from hocket.extensions.tempo.window_archive import keep, packed_window
+    from hocket.extensions.tempo.beats import timeline
+    from hocket.extensions.tempo.policy import read_policy
+    from hocket.extensions.tempo.reports import keep, packed_window
+    from hocket.extensions.tempo.windows import BarWindows
     from hocket.node.runtime import Runtime
 
     policy = read_policy((home / "tempo.yaml").read_bytes())

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import hocket as library
-from hocket.extensions.tempo.beats.policy import read_policy
-from hocket.extensions.tempo.beats.tempo import changed
+from hocket.extensions.tempo.beats import changed
+from hocket.extensions.tempo.policy import read_policy
 from hocket.extensions.tempo.policy_file import keep_change
 from hocket.node.home import Home
 from tests.cli.conftest import Program

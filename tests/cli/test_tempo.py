@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hocket.extensions.tempo.beats.messages import PromiseOutcome, PromiseResult
-from hocket.extensions.tempo.beats.policy import read_policy
-from hocket.extensions.tempo.beats.tempo import beat_at
+from hocket.extensions.tempo.beats import beat_at
+from hocket.extensions.tempo.messages import PromiseOutcome, PromiseResult
+from hocket.extensions.tempo.policy import read_policy
 from hocket.node.runtime import Runtime
 from hocket.work.serving import read_serving
 from tests.cli.conftest import Program, until

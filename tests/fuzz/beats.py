@@ -3,13 +3,18 @@
 import json
 from typing import Any
 
-from hocket.extensions.tempo.beats.file_fields import BadField
-from hocket.extensions.tempo.beats.messages import BeatFrame, StatusClaim, batch_decoder, from_json, make_frame, to_json
-from hocket.extensions.tempo.beats.policy import TempoPolicy, make_policy, policy_hash, policy_json, read_policy
-from hocket.extensions.tempo.beats.reverb import BarWindows, WindowContent, content_parts, decode_content
-from hocket.extensions.tempo.beats.score import parse_score, phrase_phases, read_score, score_json
-from hocket.extensions.tempo.beats.tempo import beat_at, timeline
-from hocket.extensions.tempo.beats.ucxl import BadAddress, UcxlAddress, parse_ucxl, ucxl_text
+from hocket.extensions.tempo.beats import BadAddress, UcxlAddress, beat_at, parse_ucxl, timeline, ucxl_text
+from hocket.extensions.tempo.messages import BeatFrame, StatusClaim, batch_decoder, from_json, make_frame, to_json
+from hocket.extensions.tempo.policy import (
+    BadField,
+    TempoPolicy,
+    make_policy,
+    policy_hash,
+    policy_json,
+    read_policy,
+)
+from hocket.extensions.tempo.score import parse_score, phrase_phases, read_score, score_json
+from hocket.extensions.tempo.windows import BarWindows, WindowContent, content_parts, decode_content
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.policy import Score
 from hocket.kernel.postcard import Malformed

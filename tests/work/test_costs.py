@@ -18,7 +18,7 @@ from hocket.extensions.command.execution import Execution, Resources
 from hocket.extensions.command.proof import BadProof, Proof, prove, signing_bytes, statement
 from hocket.extensions.cost.costs import spent_on
 from hocket.extensions.cost.node_costs import check_budgets, costs, estimate_of, job_cost, need_rates
-from hocket.extensions.tempo.beats.policy import make_policy
+from hocket.extensions.tempo.policy import make_policy
 from hocket.extensions.tempo.top_commands import TopView
 from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import content_hash, node_text

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from hocket.errors import Usage
-from hocket.extensions.tempo.beats.file_fields import BadField
-from hocket.extensions.tempo.beats.score import read_score
+from hocket.extensions.tempo.policy import BadField
+from hocket.extensions.tempo.score import read_score
 from hocket.kernel.policy import DEFAULT, Policy, Score, decode_policy, encode_policy, readable_policy
 from hocket.work.drafts import policy
 

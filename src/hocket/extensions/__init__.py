@@ -45,7 +45,7 @@ register(
             ("BarReported", "BeatSent", "FrameRefused", "PulseFollows", "PulseLeads"), "extensions.tempo.metrics:count"
         ),
         watches={"pulse": "extensions.tempo.node_tempo:pulse_beside"},
-        members={"score": "extensions.tempo.beats.score:score_of"},
+        members={"score": "extensions.tempo.score:score_of"},
         pacers=dict.fromkeys(("score", "budget"), "extensions.tempo.run_pace:paced_alone"),
         context={
             name: f"extensions.tempo.run_pace:{name}"
@@ -53,13 +53,13 @@ register(
         }
         | {name: f"extensions.tempo.promises:{name}" for name in ("ask_help", "promise")},
         node={
-            "hold_length": "extensions.tempo.worker_tempo:hold_length",
+            "hold_length": "extensions.tempo.node_tempo:hold_length",
             "secret": "extensions.tempo.window_secret:node_secret",
         },
         request_proofs={"window.secret": "extensions.tempo.window_secret:window_tokens"},
         file="tempo.yaml",
         runtime="extensions.tempo.policy_file:keep_time",
-        worker="extensions.tempo.worker_tempo:in_tempo",
+        worker="extensions.tempo.node_tempo:in_tempo",
         commands={
             "beat": (
                 "extensions.tempo.beat_commands:beat_app",

@@ -8,7 +8,7 @@ import pytest
 
 from hocket.extensions.sim.plots import tempo_plot
 from hocket.extensions.sim.tempo import LOADS, MINUTE_MS, POLICY, SimulatedBar, TempoLoad, simulate_tempo
-from hocket.extensions.tempo.beats.tempo_control import CHANGE_MS
+from hocket.extensions.tempo.policy import CHANGE_MS
 
 PLOTS = Path(__file__).parents[3] / "docs" / "plots"
 NAMED = {load.name: load for load in LOADS}

@@ -9,13 +9,13 @@ from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 
-from hocket.extensions.tempo.beats.frame_judge import FrameRefusal
-from hocket.extensions.tempo.beats.messages import PulseMessage
-from hocket.extensions.tempo.beats.policy import TempoPolicy
-from hocket.extensions.tempo.beats.tempo import Tempo
+from hocket.extensions.tempo.beats import Tempo
+from hocket.extensions.tempo.frame_judge import FrameRefusal
 from hocket.extensions.tempo.heard_beats import BeatListener, HeardBeats, TempoClock
-from hocket.extensions.tempo.leader_check import LeaderCheck
+from hocket.extensions.tempo.leader_lock import LeaderCheck
+from hocket.extensions.tempo.messages import PulseMessage
 from hocket.extensions.tempo.node_tempo import leader_check
+from hocket.extensions.tempo.policy import TempoPolicy
 from hocket.extensions.tempo.policy_file import tempo_policy
 from hocket.extensions.tempo.tempo_messages import TempoMessages
 from hocket.kernel.envelope import LIFE_MS

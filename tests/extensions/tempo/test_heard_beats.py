@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.events import Event
-from hocket.extensions.tempo.beats.frame_judge import FrameRefusal, Lead
-from hocket.extensions.tempo.beats.messages import PulseMessage
-from hocket.extensions.tempo.beats.policy import make_policy
-from hocket.extensions.tempo.beats.tempo import Tempo, changed, make_tempo
+from hocket.extensions.tempo.beats import Tempo, changed, make_tempo
 from hocket.extensions.tempo.events import BeatsDegraded, BeatsLed, FrameRefused
+from hocket.extensions.tempo.frame_judge import FrameRefusal, Lead
 from hocket.extensions.tempo.heard_beats import TOLD_MS, HeardBeats, Leaders, TempoClock, local_frame
+from hocket.extensions.tempo.messages import PulseMessage
+from hocket.extensions.tempo.policy import make_policy
 
 POLICY = make_policy("one", 60, 4)
 TEMPO = POLICY.initial_tempo

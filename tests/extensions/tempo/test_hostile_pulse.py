@@ -17,11 +17,11 @@ from hocket.bus.process_messages import ProcessMessages
 from hocket.bus.signed import SignedMessages
 from hocket.bus.subject_names import cluster_root
 from hocket.events import Event
-from hocket.extensions.tempo.beats.messages import BarReport, PulseMessage
-from hocket.extensions.tempo.beats.policy import make_policy
 from hocket.extensions.tempo.events import FrameRefused, PulseLeads, RegisterReplaced, ReportRefused
 from hocket.extensions.tempo.heard_beats import HeardBeats, local_frame
+from hocket.extensions.tempo.messages import BarReport, PulseMessage
 from hocket.extensions.tempo.node_tempo import heard_beats, pulsing
+from hocket.extensions.tempo.policy import make_policy
 from hocket.extensions.tempo.tempo_messages import TempoMessages
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.ucan import Capability, issue

@@ -17,8 +17,16 @@ from hocket.bus.subject_names import subject_name
 from hocket.errors import NotAuthorised, Unreachable
 from hocket.events import Event
 from hocket.extensions.tempo.events import RegisterReplaced
-from hocket.extensions.tempo.leader_lock import INCIDENT, SCOPE, ArbiterLock, LeaderLock, is_incident
-from hocket.extensions.tempo.nats_leader import LeaderEntry, LeaderRegister, NatsLeaderLock
+from hocket.extensions.tempo.leader_lock import (
+    INCIDENT,
+    SCOPE,
+    ArbiterLock,
+    LeaderEntry,
+    LeaderLock,
+    LeaderRegister,
+    NatsLeaderLock,
+    is_incident,
+)
 from hocket.families.locks.requests import LockHeld, LockLost
 from hocket.kernel.clock import Hlc
 from hocket.kernel.envelope import PROCESS_BYTES, Envelope, seal

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import hocket
 from hocket.errors import Usage
-from hocket.extensions.tempo.beats.policy import make_policy, read_policy
-from hocket.extensions.tempo.beats.tempo import changed, timeline
+from hocket.extensions.tempo.beats import changed, timeline
+from hocket.extensions.tempo.node_tempo import lease_ms
+from hocket.extensions.tempo.policy import make_policy, read_policy
 from hocket.extensions.tempo.policy_file import home_timeline, keep_change
-from hocket.extensions.tempo.worker_tempo import lease_ms
 from hocket.families.locks.decisions import read_scope
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MIN, with_defaults
 from hocket.node.runtime import Runtime

@@ -16,7 +16,7 @@ from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.bus.process_messages import ProcessMessages
 from hocket.bus.signed import SignedMessages
 from hocket.errors import Usage
-from hocket.extensions.tempo.beats.messages import PromiseOutcome, PromiseResult, to_json
+from hocket.extensions.tempo.messages import PromiseOutcome, PromiseResult, to_json
 from hocket.extensions.tempo.promises import (
     AGENTS_MAX,
     HALF_LIFE_MS,

@@ -13,8 +13,6 @@ from msgspec.structs import replace
 from hocket.errors import Unreachable
 from hocket.events import Event
 from hocket.extensions.sim.loop import run as run_virtually
-from hocket.extensions.tempo.beats.messages import BarReport, PulseMessage
-from hocket.extensions.tempo.beats.policy import TempoPolicy, make_policy, read_policy
 from hocket.extensions.tempo.events import (
     BeatSent,
     PulseFollows,
@@ -24,6 +22,8 @@ from hocket.extensions.tempo.events import (
     TempoChanged,
 )
 from hocket.extensions.tempo.heard_beats import HeardBeats, TempoClock, local_frame
+from hocket.extensions.tempo.messages import BarReport, PulseMessage
+from hocket.extensions.tempo.policy import TempoPolicy, make_policy, read_policy
 from hocket.extensions.tempo.pulse import Pulse
 from hocket.families.locks.requests import LockHeld, LockLost
 from hocket.kernel.clock import Hlc, hlc_text, wall_text

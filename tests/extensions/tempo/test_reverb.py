@@ -13,10 +13,11 @@ import hocket
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.bus.signed import SignedMessages
 from hocket.events import Event
-from hocket.extensions.tempo import window_archive
-from hocket.extensions.tempo.beat_source import BeatNow, beat_now
-from hocket.extensions.tempo.beats.kpis import Alarm
-from hocket.extensions.tempo.beats.messages import (
+from hocket.extensions.tempo import reports
+from hocket.extensions.tempo.beats import timeline
+from hocket.extensions.tempo.events import AlarmEnded, AlarmRaised, BarReported
+from hocket.extensions.tempo.heard_beats import BeatNow, beat_now
+from hocket.extensions.tempo.messages import (
     BarReport,
     ClaimState,
     NodeLoad,
@@ -25,13 +26,11 @@ from hocket.extensions.tempo.beats.messages import (
     StatusClaim,
     to_json,
 )
-from hocket.extensions.tempo.beats.policy import make_policy
-from hocket.extensions.tempo.beats.reverb import LIMITS, BarWindows, WindowLimits
-from hocket.extensions.tempo.beats.tempo import timeline
-from hocket.extensions.tempo.events import AlarmEnded, AlarmRaised, BarReported
+from hocket.extensions.tempo.policy import make_policy
+from hocket.extensions.tempo.reports import Alarm, kept_report, kept_reports, kept_window
 from hocket.extensions.tempo.reverb import Reverb
 from hocket.extensions.tempo.tempo_messages import TempoMessages
-from hocket.extensions.tempo.window_archive import kept_report, kept_reports, kept_window
+from hocket.extensions.tempo.windows import LIMITS, BarWindows, WindowLimits
 from hocket.kernel.clock import Hlc, hlc_text, wall_text
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.keys import SigningKey
@@ -298,7 +297,7 @@ def test_memory_and_the_log_are_bounded(homes: list[Path], monkeypatch: pytest.M
         assert [each.tasks for each in member.reports()] == [4] * 6 and member.reports()[0].truncated
         assert len(member.reverb.windows.reports()) == 2
         await until_kept(member, lambda found: len(found) == 6)
-        monkeypatch.setattr(window_archive, "KEPT_MS", 3 * BAR_MS)
+        monkeypatch.setattr(reports, "KEPT_MS", 3 * BAR_MS)
         assert len(await member.kept()) == 3, "older ones have expired"
 
     with_members(homes, test, WindowLimits(windows=2, tasks=4))

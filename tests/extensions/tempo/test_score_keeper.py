@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.extensions.tempo.beat_source import LocalBeats
-from hocket.extensions.tempo.beats.policy import make_policy
-from hocket.extensions.tempo.beats.score import phrase_phases
+from hocket.extensions.tempo.heard_beats import LocalBeats
+from hocket.extensions.tempo.policy import make_policy
 from hocket.extensions.tempo.run_pace import ScoreKeeper, keeper_alone
+from hocket.extensions.tempo.score import phrase_phases
 from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc
 from hocket.kernel.policy import Budget, Policy, Score

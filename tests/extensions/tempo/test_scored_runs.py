@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import hocket
-from hocket.extensions.tempo.beat_source import LocalBeats
-from hocket.extensions.tempo.beats.policy import make_policy
+from hocket.extensions.tempo.heard_beats import LocalBeats
+from hocket.extensions.tempo.policy import make_policy
 from hocket.extensions.tempo.run_pace import Pacing, ScoreKeeper
 from hocket.node.node import Node
 from hocket.work.handlers import REGISTRY

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import hocket
-from hocket.extensions.tempo.beats.messages import PromiseOutcome, PromiseResult, to_json
+from hocket.extensions.tempo.messages import PromiseOutcome, PromiseResult, to_json
 from hocket.extensions.tempo.promises import make_promise
 from hocket.extensions.tempo.tempo_messages import TempoMessages, TempoQueue
 from hocket.node.node import Node

@@ -13,9 +13,9 @@ import pytest
 import hocket
 from hocket.errors import Usage
 from hocket.events.jobs import JobHandedBack, LeaseLost, RunFinished
-from hocket.extensions.tempo.beat_source import LocalBeats
-from hocket.extensions.tempo.beats.messages import ClaimState, NodeLoad, StatusClaim
-from hocket.extensions.tempo.beats.policy import make_policy
+from hocket.extensions.tempo.heard_beats import LocalBeats
+from hocket.extensions.tempo.messages import ClaimState, NodeLoad, StatusClaim
+from hocket.extensions.tempo.policy import make_policy
 from hocket.extensions.tempo.policy_file import tempo_policy
 from hocket.extensions.tempo.status_claims import CHANGES_MAX, StatusClaims
 from hocket.extensions.tempo.tempo_messages import TempoMessages, TempoQueue

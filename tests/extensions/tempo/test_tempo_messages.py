@@ -8,8 +8,9 @@ import pytest
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.bus.signed import SignedMessages
 from hocket.bus.subject_names import subject_name
-from hocket.extensions.tempo.beats.frame_judge import JudgeState, judge_frame
-from hocket.extensions.tempo.beats.messages import (
+from hocket.extensions.tempo.beats import timeline
+from hocket.extensions.tempo.frame_judge import JudgeState, judge_frame
+from hocket.extensions.tempo.messages import (
     ClaimState,
     HelpPromise,
     NodeLoad,
@@ -20,10 +21,9 @@ from hocket.extensions.tempo.beats.messages import (
     make_frame,
     to_json,
 )
-from hocket.extensions.tempo.beats.policy import make_policy, policy_hash
-from hocket.extensions.tempo.beats.reverb import BarWindows
-from hocket.extensions.tempo.beats.tempo import timeline
+from hocket.extensions.tempo.policy import make_policy, policy_hash
 from hocket.extensions.tempo.tempo_messages import ARRAY_BYTES_MAX, TOPICS, TempoMessages
+from hocket.extensions.tempo.windows import BarWindows
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.envelope import DATA_BYTES_MAX, Drop
 from hocket.kernel.ids import node_id, node_text

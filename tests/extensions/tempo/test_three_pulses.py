@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hocket
-from hocket.extensions.tempo.beats.frame_judge import FrameRefusal
+from hocket.extensions.tempo.frame_judge import FrameRefusal
 from hocket.node.variables import BUS
 from tests.bus.nats_server import NatsServer
 from tests.extensions.tempo.pulses import Agent, Pulses, three_pulses

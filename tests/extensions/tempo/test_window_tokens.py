@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import Usage
-from hocket.extensions.tempo.beats.tempo import make_tempo, timeline
+from hocket.extensions.tempo.beats import make_tempo, timeline
 from hocket.extensions.tempo.window_secret import TOKEN_BARS, WindowTokens, window_tokens
 from hocket.mesh import peers, wire
 from hocket.node.home import Home

@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from hocket.extensions.tempo.beats.phases import PHASE_NAMES
-from hocket.extensions.tempo.beats.score import WAITS
-from hocket.extensions.tempo.beats.tempo import BAR_LEN_DEFAULT, Tempo, beat_at
+from hocket.extensions.tempo.beats import BAR_LEN_DEFAULT, PHASE_NAMES, Tempo, beat_at
+from hocket.extensions.tempo.score import WAITS
 from hocket.kernel.decoding import convert
 from hocket.kernel.policy import MEASURED, Budget, Measured, Score
 

@@ -6,10 +6,9 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hocket.extensions.tempo.beats.messages import BarReport, ClaimState
-from hocket.extensions.tempo.beats.policy import TempoPolicy, read_policy
-from hocket.extensions.tempo.beats.tempo import beat_at
-from hocket.extensions.tempo.beats.tempo_control import ControlState, control
+from hocket.extensions.tempo.beats import beat_at
+from hocket.extensions.tempo.messages import BarReport, ClaimState
+from hocket.extensions.tempo.policy import ControlState, TempoPolicy, control, read_policy
 from hocket.kernel.clock import Hlc, hlc_text, wall_text
 
 MINUTE_MS = 60_000

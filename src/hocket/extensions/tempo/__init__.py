@@ -1,1 +1,3 @@
-"""Tempo at work: sends and receives its messages. The rules are in `extensions.tempo.beats`."""
+"""Beats shared by a cluster: which beat it is, pulses that send the beats, what agents do bar by bar, and what goes by
+beats.
+"""

@@ -12,7 +12,7 @@ from hocket.cli.settings import open_runtime, open_service
 from hocket.errors import Failed, NotAuthorised, Usage
 
 if TYPE_CHECKING:
-    from hocket.extensions.tempo.beats.policy import TempoPolicy
+    from hocket.extensions.tempo.policy import TempoPolicy
     from hocket.extensions.tempo.window_secret import ProjectSecret
 
 CLUSTER_DEFAULT = "local"
@@ -47,8 +47,8 @@ def beat(
     """
     import msgspec
 
-    from hocket.extensions.tempo.beats.messages import make_frame
-    from hocket.extensions.tempo.beats.policy import policy_hash
+    from hocket.extensions.tempo.messages import make_frame
+    from hocket.extensions.tempo.policy import policy_hash
     from hocket.kernel.clock import Hlc
 
     found, at_ms = _policy(policy, bpm, bar), _at(at)
@@ -76,7 +76,7 @@ def ucxl(
     \b
       hocket ucxl 'ucxl://proj:any/*/task/ingest;beats=^^4;phase=work'
     """
-    from hocket.extensions.tempo.beats.ucxl import BadAddress, parse_ucxl, resolve_ucxl, ucxl_text
+    from hocket.extensions.tempo.beats import BadAddress, parse_ucxl, resolve_ucxl, ucxl_text
     from hocket.kernel.clock import wall_text
 
     found = _policy(policy, bpm, bar)
@@ -105,9 +105,8 @@ def _at(given: int | None) -> int:
 
 
 def _policy(file: str | None, bpm: int | None, bar: int | None) -> "TempoPolicy":
-    from hocket.extensions.tempo.beats.file_fields import FILE_BYTES_MAX, BadField
-    from hocket.extensions.tempo.beats.policy import make_policy, read_policy
-    from hocket.extensions.tempo.beats.tempo import BAR_LEN_DEFAULT, BPM_DEFAULT
+    from hocket.extensions.tempo.beats import BAR_LEN_DEFAULT, BPM_DEFAULT
+    from hocket.extensions.tempo.policy import FILE_BYTES_MAX, BadField, make_policy, read_policy
 
     if file is None:
         try:
@@ -207,8 +206,8 @@ def check_score(
       hocket score check score.yaml
       git show HEAD:score.yaml | hocket score check -
     """
-    from hocket.extensions.tempo.beats.file_fields import FILE_BYTES_MAX, BadField
-    from hocket.extensions.tempo.beats.score import phrase_phases, read_score, score_json
+    from hocket.extensions.tempo.policy import FILE_BYTES_MAX, BadField
+    from hocket.extensions.tempo.score import phrase_phases, read_score, score_json
 
     try:
         score = read_score(read_file(file, FILE_BYTES_MAX))
@@ -259,7 +258,7 @@ def promise(
       hocket promise 01JC8M… --beats 2 --fail-after 4 --confidence 0.8 --agent editor
       hocket send writer@gpu-box 'here it is' --reply-to 01JC8M… --agent editor
     """
-    from hocket.extensions.tempo.promise_operations import send_promise
+    from hocket.extensions.tempo.promises import send_promise
 
     with open_service() as service:
         shown = send_promise(service, thread, beats, fail_after, confidence, on_fail, agent or "")

@@ -6,7 +6,7 @@ from hocket.events import DEBUG, INFO, WARNING, Event
 from hocket.kernel.texts import counted
 
 if TYPE_CHECKING:
-    from hocket.extensions.tempo.beats.messages import BarReport
+    from hocket.extensions.tempo.messages import BarReport
 
 
 class ReverbStarted(Event):

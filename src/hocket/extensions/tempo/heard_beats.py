@@ -1,43 +1,125 @@
 """The beats of a cluster as one process hears them. Frames of the leader set the tempo and the time. Between frames the
 process counts on by itself, so a beat begins on time though its frame is still on its way. Without a leader it follows
-the median of the pulses that it hears, without any its own clock, and the tempo stays. `beats` has the rules. Only
-members that may lead are heard, and only the one that holds the leader's lock leads (`leader_check`).
+the median of the pulses that it hears, without any its own clock, and the tempo stays. `frame_judge` has the rules.
+Only members that may lead are heard, and only the one that holds the leader's lock leads (`leader_lock`).
 
 Takes the frames of pulses from the bus. The first frame of a leader waits until the leader's lock has been read again,
 because a frame can come before the log has the lock: at most for one beat, and other frames do not wait for it.
+
+A node that hears no pulse has local beats, which follow from the policy and a clock alone.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hocket.events import Emit, ignore
-from hocket.extensions.tempo.beat_source import BeatNow, beat_now
-from hocket.extensions.tempo.beats.degraded import (
+from hocket.extensions.tempo.beats import (
+    BadTempo,
+    Phases,
+    PhaseSpan,
+    Tempo,
+    TempoChange,
+    Timeline,
+    beat_at,
+    phase_at,
+    timeline,
+)
+from hocket.extensions.tempo.events import BeatsDegraded, BeatsLed, FrameRefused
+from hocket.extensions.tempo.frame_judge import (
     HEARD_BARS,
     DegradedTempo,
+    FrameRefusal,
     HeardPulse,
+    JudgeState,
+    Lead,
     degraded_beat,
     is_leaderless,
+    judge_frame,
     median,
+    with_local_beat,
 )
-from hocket.extensions.tempo.beats.frame_judge import FrameRefusal, JudgeState, Lead, judge_frame, with_local_beat
-from hocket.extensions.tempo.beats.messages import BeatFrame, PulseMessage, make_frame
-from hocket.extensions.tempo.beats.phases import Phases
-from hocket.extensions.tempo.beats.policy import TempoPolicy, policy_hash
-from hocket.extensions.tempo.beats.tempo import BadTempo, Tempo, TempoChange, Timeline, timeline
-from hocket.extensions.tempo.events import BeatsDegraded, BeatsLed, FrameRefused
-from hocket.extensions.tempo.leader_check import LeaderCheck
+from hocket.extensions.tempo.leader_lock import LeaderCheck
+from hocket.extensions.tempo.messages import BeatFrame, PulseMessage, make_frame
+from hocket.extensions.tempo.policy import TempoPolicy, policy_hash
 from hocket.extensions.tempo.tempo_messages import TempoQueue
 from hocket.kernel.clock import Hlc, parse_wall
 from hocket.kernel.ids import node_text
+from hocket.kernel.ops import Beat
 
 # A difference up to this is slewed; a larger one is a step.
 STEP_MS = 1_000
 SLEWED = 0.005
 SLOWED = 0.5
+# The pulses whose clocks are remembered for the median.
+PULSES_MAX = 64
+# How often the refusals of a node for one reason are reported.
+TOLD_MS = 60_000
+# A frame that comes late sets the time back by no more than this part of a beat.
+LATE_SHARE = 100
+# How often the members that may lead are read, and how often the lock is while a frame waits.
+MEMBERS_S = 5.0
+CONFIRM_S = 0.1
+
+
+class BeatNow(NamedTuple):
+    """The beat at one moment. `at_ms` is the cluster's time. Degraded means that no leader was heard of late."""
+
+    at_ms: int
+    tempo: Tempo
+    beat: Beat
+    phases: Phases
+    is_degraded: bool
+
+    @property
+    def phase(self) -> PhaseSpan:
+        return phase_at(self.phases, self.tempo.bar_len, self.beat.index)
+
+    @property
+    def next_ms(self) -> int:
+        """When the next beat begins."""
+        return self.beat.epoch_ms + self.tempo.beat_ms
+
+
+class BeatSource(Protocol):
+    @property
+    def policy(self) -> TempoPolicy: ...
+
+    @property
+    def timeline(self) -> Timeline:
+        """The tempi so far, as far as this node knows them."""
+        ...
+
+    def now(self) -> BeatNow: ...
+
+    async def next_beat(self) -> BeatNow:
+        """Waits for the start of the next beat. Beats that begin while nobody waits are left out."""
+        ...
+
+
+class LocalBeats:
+    """Beats of a node that hears no pulse: the policy's first tempo by the given clock, in milliseconds since 1970."""
+
+    def __init__(self, policy: TempoPolicy, clock_ms: Callable[[], int]) -> None:
+        self.policy, self._clock_ms = policy, clock_ms
+        self.timeline = timeline(policy.initial_tempo)
+
+    def now(self) -> BeatNow:
+        return beat_now(self.policy, self.policy.initial_tempo, self._clock_ms(), is_degraded=True)
+
+    async def next_beat(self) -> BeatNow:
+        before = self.now()
+        while (now := self.now()).beat.epoch_ms <= before.beat.epoch_ms:
+            await asyncio.sleep((now.next_ms - now.at_ms) / 1000)
+        return now
+
+
+def beat_now(
+    policy: TempoPolicy, tempo: Tempo, at_ms: int, *, is_degraded: bool, phases: Phases | None = None
+) -> BeatNow:
+    return BeatNow(at_ms, tempo, beat_at(tempo, at_ms), phases or policy.phases, is_degraded)
 
 
 class TempoClock:
@@ -80,14 +162,6 @@ class TempoClock:
             value += min(most, max(-most, drift))
         self._value = max(self._value, value)
         return round(self._value)
-
-
-# The pulses whose clocks are remembered for the median.
-PULSES_MAX = 64
-# How often the refusals of a node for one reason are reported.
-TOLD_MS = 60_000
-# A frame that comes late sets the time back by no more than this part of a beat.
-LATE_SHARE = 100
 
 
 class Leaders(Protocol):
@@ -314,11 +388,6 @@ def local_frame(policy: TempoPolicy, tempo: Tempo, at_ms: int, phases: Phases | 
     """The frame of the beat in which this time lies. The phases are the policy's unless others are given."""
     at = Hlc(at_ms, 0, 0)
     return make_frame(policy.cluster_id, tempo, phases or policy.phases, policy_hash(policy, tempo), at_ms, at)
-
-
-# How often the members that may lead are read, and how often the lock is while a frame waits.
-MEMBERS_S = 5.0
-CONFIRM_S = 0.1
 
 
 class BeatListener:

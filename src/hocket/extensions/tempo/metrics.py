@@ -4,10 +4,9 @@ the reverb of this process has reported.
 
 from hocket.api import Service
 from hocket.events import Event
-from hocket.extensions.tempo.beats.kpis import Alarm, Kpis, alarms
-from hocket.extensions.tempo.beats.messages import BarReport, PromiseOutcome
 from hocket.extensions.tempo.events import BarReported, BeatSent, FrameRefused, PulseFollows, PulseLeads
-from hocket.extensions.tempo.reports import kpis_of
+from hocket.extensions.tempo.messages import BarReport, PromiseOutcome
+from hocket.extensions.tempo.reports import Alarm, Kpis, alarms, kpis_of
 from hocket.server.monitoring.event_counts import EventCounts
 from hocket.server.monitoring.metrics import Metric, MetricType, Samples
 

@@ -12,10 +12,15 @@ from pathlib import Path
 import msgspec
 
 from hocket.errors import Usage
-from hocket.extensions.tempo.beats.file_fields import FILE_BYTES_MAX, BadField
-from hocket.extensions.tempo.beats.placing import mark_at
-from hocket.extensions.tempo.beats.policy import TempoPolicy, make_policy, policy_hash, read_policy
-from hocket.extensions.tempo.beats.tempo import CHANGES_MAX, TempoChange, Timeline, timeline
+from hocket.extensions.tempo.beats import CHANGES_MAX, TempoChange, Timeline, mark_at, timeline
+from hocket.extensions.tempo.policy import (
+    FILE_BYTES_MAX,
+    BadField,
+    TempoPolicy,
+    make_policy,
+    policy_hash,
+    read_policy,
+)
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ops import beat_at
 from hocket.node.home import Home

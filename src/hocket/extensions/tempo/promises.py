@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from hocket.api import Service
+from hocket.api.inbox import MessageShown, find, send
 from hocket.errors import Usage
-from hocket.extensions.tempo.beats.messages import HelpPromise, PromiseOutcome, PromiseResult, from_json, to_json
-from hocket.extensions.tempo.beats.tempo import Tempo, next_downbeat
+from hocket.extensions.tempo.beats import Tempo, next_downbeat
+from hocket.extensions.tempo.messages import HelpPromise, PromiseOutcome, PromiseResult, from_json, to_json
 from hocket.extensions.tempo.run_pace import NO_SCORE, HelpMissing, Pace, pace_of
 from hocket.extensions.tempo.tempo_messages import Heard, TempoMessages
 from hocket.families.inbox.requests import content_of, default_agent
@@ -26,7 +28,7 @@ from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import node_text, parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
-from hocket.node.inbox import Inbox, ReceivedMessage, message_id_of
+from hocket.node.inbox import Inbox, ReceivedMessage, message_data, message_id_of
 from hocket.node.requests import ProgramNode
 from hocket.store import Session
 from hocket.work.runner import Run
@@ -49,8 +51,9 @@ AGAIN_MAX = 64
 HALF_LIFE_MS = 24 * 3600 * 1000
 # A late answer is worth this part of a kept promise.
 LATE_WORTH = 0.5
-
 Key = tuple[str, str]
+
+
 """A thread, and the agent that made a promise in it."""
 
 
@@ -343,3 +346,24 @@ class PromiseWatch:
     async def _count_later(self, heard: Heard[PromiseResult]) -> None:
         await asyncio.sleep(AGAIN_S)
         await self._count(heard)
+
+
+def send_promise(
+    service: Service,
+    request: str,
+    beats: int,
+    fail_after: int | None,
+    confidence: float,
+    on_fail: str,
+    agent: str = "",
+) -> MessageShown:
+    """Promises help to the sender of a request, which is known by the beginning of its id."""
+    message_id = find(service, request)
+    with service.read() as session:
+        message = session.message(parse_ulid(message_id))
+        assert message is not None
+        data = message_data(service.runtime.log, session, message, None)
+    if data.type != HELP_TYPE:
+        raise Usage(f"message {message_id} asks for no help: its type is {data.type!r}, not {HELP_TYPE!r}")
+    made = make_promise(message_id, beats, fail_after, confidence, on_fail)
+    return send(service, data.sender_address, to_json(made), agent=agent, type=PROMISE_TYPE, reply_to=message_id)

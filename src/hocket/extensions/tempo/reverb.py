@@ -10,10 +10,12 @@ from typing import Any
 from hocket.errors import HocketError
 from hocket.events import Emit, ignore
 from hocket.events.workers import StepFailed
-from hocket.extensions.tempo.beat_source import BeatNow, BeatSource
-from hocket.extensions.tempo.beats.kpis import Alarm, alarms
-from hocket.extensions.tempo.beats.messages import BarReport, NodeLoad, PromiseResult, StatusClaim
-from hocket.extensions.tempo.beats.reverb import (
+from hocket.extensions.tempo.events import AlarmEnded, AlarmRaised, BarReported
+from hocket.extensions.tempo.heard_beats import BeatNow, BeatSource
+from hocket.extensions.tempo.messages import BarReport, NodeLoad, PromiseResult, StatusClaim
+from hocket.extensions.tempo.reports import Alarm, alarms, keep, kept_reports, kept_window, packed_window
+from hocket.extensions.tempo.tempo_messages import TempoMessages, TempoQueue
+from hocket.extensions.tempo.windows import (
     LIMITS,
     BarWindows,
     WindowContent,
@@ -22,9 +24,6 @@ from hocket.extensions.tempo.beats.reverb import (
     WindowMessage,
     content_parts,
 )
-from hocket.extensions.tempo.events import AlarmEnded, AlarmRaised, BarReported
-from hocket.extensions.tempo.tempo_messages import TempoMessages, TempoQueue
-from hocket.extensions.tempo.window_archive import keep, kept_reports, kept_window, packed_window
 from hocket.kernel.clock import wall_text
 from hocket.kernel.rules import SKEW_MS_DEFAULT
 from hocket.log import Transaction

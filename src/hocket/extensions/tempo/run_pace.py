@@ -19,10 +19,11 @@ import msgspec
 from hocket.cancelling import end_loop
 from hocket.errors import Usage
 from hocket.extensions.cost.budgets import cap_of_phases, cap_of_waits, capped_score, hard_end_ms
-from hocket.extensions.tempo.beat_source import BeatNow, BeatSource, LocalBeats
-from hocket.extensions.tempo.beats.messages import BEATS_MAX, WAITS_MAX
-from hocket.extensions.tempo.beats.policy import make_policy
-from hocket.extensions.tempo.beats.score import (
+from hocket.extensions.tempo.beats import BEATS_MAX, BPM_DEFAULT, Tempo, next_beat
+from hocket.extensions.tempo.heard_beats import BeatNow, BeatSource, LocalBeats
+from hocket.extensions.tempo.messages import WAITS_MAX
+from hocket.extensions.tempo.policy import make_policy
+from hocket.extensions.tempo.score import (
     WAITS,
     Escalation,
     NextStep,
@@ -35,7 +36,6 @@ from hocket.extensions.tempo.beats.score import (
     phrase_place,
     wait_end,
 )
-from hocket.extensions.tempo.beats.tempo import BPM_DEFAULT, Tempo, next_beat
 from hocket.families.inbox.facts import SendMessage
 from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import wall_text

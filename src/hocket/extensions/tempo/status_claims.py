@@ -9,8 +9,8 @@ from contextlib import suppress
 
 from hocket.events import Emit, Event
 from hocket.events.jobs import JobHandedBack, JobPostponed, LeaseLost, ResultDiscarded, RunFailed, RunFinished
-from hocket.extensions.tempo.beat_source import BeatSource
-from hocket.extensions.tempo.beats.messages import ROLES_MAX, ClaimState, NodeLoad, StatusClaim
+from hocket.extensions.tempo.heard_beats import BeatSource
+from hocket.extensions.tempo.messages import ROLES_MAX, ClaimState, NodeLoad, StatusClaim
 from hocket.extensions.tempo.run_pace import ScoreKeeper
 from hocket.extensions.tempo.tempo_messages import TempoMessages
 from hocket.families.jobs.rules import Job

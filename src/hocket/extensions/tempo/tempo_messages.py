@@ -12,7 +12,7 @@ import msgspec
 
 from hocket.bus.messages import CAPACITY, BusMessage, MessageBus, MessageQueue
 from hocket.bus.subject_names import subject_name, subject_pattern
-from hocket.extensions.tempo.beats.messages import (
+from hocket.extensions.tempo.messages import (
     BarReport,
     HelpPromise,
     NodeLoad,
@@ -22,7 +22,7 @@ from hocket.extensions.tempo.beats.messages import (
     batch_decoder,
     to_json,
 )
-from hocket.extensions.tempo.beats.reverb import WindowContent, WindowDigests
+from hocket.extensions.tempo.windows import WindowContent, WindowDigests
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text
 from hocket.kernel.postcard import Malformed

@@ -16,12 +16,10 @@ from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
 from hocket.extensions.cost.costs import CostRow, job_cost
 from hocket.extensions.cost.node_costs import prices_of, rates_of
-from hocket.extensions.tempo.beats.kpis import Alarm, alarms
-from hocket.extensions.tempo.beats.phases import phase_at
-from hocket.extensions.tempo.beats.policy import TempoPolicy
-from hocket.extensions.tempo.beats.tempo import beat_at
+from hocket.extensions.tempo.beats import beat_at, phase_at
+from hocket.extensions.tempo.policy import TempoPolicy
 from hocket.extensions.tempo.policy_file import assumed_policy
-from hocket.extensions.tempo.window_archive import kept_reports
+from hocket.extensions.tempo.reports import Alarm, alarms, kept_reports
 from hocket.kernel.clock import wall_text
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.texts import counted, span

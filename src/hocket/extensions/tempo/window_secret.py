@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from hocket.errors import Usage
-from hocket.extensions.tempo.beats.tempo import Timeline, timeline
+from hocket.extensions.tempo.beats import Timeline, timeline
 from hocket.extensions.tempo.policy_file import assumed_policy, home_timeline
 from hocket.kernel.bearer import LEEWAY_S
 from hocket.kernel.clock import wall_text

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import hocket
-from hocket.extensions.tempo.beats.messages import MESSAGES, message_schema
+from hocket.extensions.tempo.messages import MESSAGES, message_schema
 
 if __name__ == "__main__":
     for kind in MESSAGES:

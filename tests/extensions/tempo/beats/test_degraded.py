@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.extensions.tempo.beats.degraded import (
+from hocket.extensions.tempo.beats import beat_at, make_tempo
+from hocket.extensions.tempo.frame_judge import (
     HEARD_BARS,
     DegradedTempo,
     HeardPulse,
@@ -16,7 +17,6 @@ from hocket.extensions.tempo.beats.degraded import (
     is_leaderless,
     median,
 )
-from hocket.extensions.tempo.beats.tempo import beat_at, make_tempo
 
 TEMPO = make_tempo(60, 4, 700)
 OFFSET = 1_756_865_547_183

@@ -8,11 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hocket.extensions.tempo.beats.degraded import DegradedTempo, HeardPulse, degraded_beat
-from hocket.extensions.tempo.beats.frame_judge import FrameRefusal, JudgeState, judge_frame, with_local_beat
-from hocket.extensions.tempo.beats.messages import BeatFrame, PulseMessage, make_frame
-from hocket.extensions.tempo.beats.policy import TempoPolicy, make_policy, policy_hash
-from hocket.extensions.tempo.beats.tempo import Tempo, changed, is_downbeat, make_tempo
+from hocket.extensions.tempo.beats import Tempo, changed, is_downbeat, make_tempo
+from hocket.extensions.tempo.frame_judge import (
+    DegradedTempo,
+    FrameRefusal,
+    HeardPulse,
+    JudgeState,
+    degraded_beat,
+    judge_frame,
+    with_local_beat,
+)
+from hocket.extensions.tempo.messages import BeatFrame, PulseMessage, make_frame
+from hocket.extensions.tempo.policy import TempoPolicy, make_policy, policy_hash
 from hocket.kernel.clock import Hlc, wall_text
 
 POLICY = make_policy("one", 60, 4)

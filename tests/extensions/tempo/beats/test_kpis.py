@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.extensions.tempo.beats.kpis import OVERRUN_RATE_MAX, PROMISE_MISS_RATE_MAX, Alarm, alarms, kpis
-from hocket.extensions.tempo.beats.messages import BarReport, ClaimState
+from hocket.extensions.tempo.messages import BarReport, ClaimState
+from hocket.extensions.tempo.reports import OVERRUN_RATE_MAX, PROMISE_MISS_RATE_MAX, Alarm, alarms, kpis
 
 COUNTS = st.integers(0, 50)
 

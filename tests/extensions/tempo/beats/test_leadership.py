@@ -8,12 +8,19 @@ from random import Random
 
 import pytest
 
-from hocket.extensions.tempo.beats.degraded import DegradedTempo, HeardPulse, degraded_beat, is_leaderless
-from hocket.extensions.tempo.beats.frame_judge import FrameRefusal, JudgeState, judge_frame, with_local_beat
-from hocket.extensions.tempo.beats.messages import BeatFrame, PulseMessage, make_frame
-from hocket.extensions.tempo.beats.phases import hold_end
-from hocket.extensions.tempo.beats.policy import make_policy, policy_hash
-from hocket.extensions.tempo.beats.tempo import beat_at
+from hocket.extensions.tempo.beats import beat_at, hold_end
+from hocket.extensions.tempo.frame_judge import (
+    DegradedTempo,
+    FrameRefusal,
+    HeardPulse,
+    JudgeState,
+    degraded_beat,
+    is_leaderless,
+    judge_frame,
+    with_local_beat,
+)
+from hocket.extensions.tempo.messages import BeatFrame, PulseMessage, make_frame
+from hocket.extensions.tempo.policy import make_policy, policy_hash
 from hocket.kernel.clock import Hlc, parse_wall
 
 POLICY = make_policy("one", 60, 4)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.extensions.tempo.beats import messages
-from hocket.extensions.tempo.beats.messages import (
+from hocket.extensions.tempo import messages
+from hocket.extensions.tempo.beats import BPM_MAX, BPM_MIN, make_tempo
+from hocket.extensions.tempo.messages import (
     MESSAGES,
     BarReport,
     BeatFrame,
@@ -29,7 +30,6 @@ from hocket.extensions.tempo.beats.messages import (
     message_schema,
     to_json,
 )
-from hocket.extensions.tempo.beats.tempo import BPM_MAX, BPM_MIN, make_tempo
 from hocket.kernel.clock import Hlc, hlc_text, wall_text
 from hocket.kernel.postcard import Malformed
 

@@ -4,17 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.extensions.tempo.beats.phases import (
+from hocket.extensions.tempo.beats import (
+    BPM_MAX,
+    BPM_MIN,
     REST,
     PhaseSpan,
+    Tempo,
+    beat_at,
     fitted,
     hold_end,
+    is_downbeat,
+    make_tempo,
     next_boundary,
     phase_at,
     phases_of_names,
     spans,
 )
-from hocket.extensions.tempo.beats.tempo import BPM_MAX, BPM_MIN, Tempo, beat_at, is_downbeat, make_tempo
 from hocket.kernel.texts import BeatsLong, parse_length
 
 PHASES = {"plan": 2, "work": 4, "review": 2}

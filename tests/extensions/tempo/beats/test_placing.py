@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.extensions.tempo.beats.placing import place_of
-from hocket.extensions.tempo.beats.tempo import make_tempo
+from hocket.extensions.tempo.beats import make_tempo, place_of
 from hocket.kernel.clock import Hlc, parse_hlc, parse_wall
 
 

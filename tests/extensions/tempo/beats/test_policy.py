@@ -7,9 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hocket.extensions.tempo.beats.file_fields import BadField
-from hocket.extensions.tempo.beats.policy import TempoPolicy, make_policy, policy_hash, policy_json, read_policy
-from hocket.extensions.tempo.beats.tempo import beat_at, changed, make_tempo
+from hocket.extensions.tempo.beats import beat_at, changed, make_tempo
+from hocket.extensions.tempo.policy import (
+    BadField,
+    TempoPolicy,
+    make_policy,
+    policy_hash,
+    policy_json,
+    read_policy,
+)
 
 # Section 11.1 of the document.
 POLICY = b"""\

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.extensions.tempo.beats.bounded_map import BoundedMap
-from hocket.extensions.tempo.beats.messages import (
+from hocket.extensions.tempo.beats import changed, timeline
+from hocket.extensions.tempo.messages import (
     BarReport,
     ClaimState,
     NodeLoad,
@@ -18,10 +18,11 @@ from hocket.extensions.tempo.beats.messages import (
     from_json,
     to_json,
 )
-from hocket.extensions.tempo.beats.policy import make_policy
-from hocket.extensions.tempo.beats.reverb import (
+from hocket.extensions.tempo.policy import make_policy
+from hocket.extensions.tempo.windows import (
     CONTENT_BYTES_MAX,
     BarWindows,
+    BoundedMap,
     WindowContent,
     WindowDigests,
     WindowLimits,
@@ -29,7 +30,6 @@ from hocket.extensions.tempo.beats.reverb import (
     content_parts,
     decode_content,
 )
-from hocket.extensions.tempo.beats.tempo import changed, timeline
 from hocket.kernel.clock import Hlc, hlc_text, wall_text
 from hocket.kernel.postcard import Malformed
 

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.extensions.tempo.beats.file_fields import FILE_BYTES_MAX, BadField
-from hocket.extensions.tempo.beats.messages import HelpPromise, PromiseOutcome
-from hocket.extensions.tempo.beats.phases import PHASE_NAMES
-from hocket.extensions.tempo.beats.score import (
+from hocket.extensions.tempo.beats import PHASE_NAMES, is_downbeat, make_tempo
+from hocket.extensions.tempo.messages import HelpPromise, PromiseOutcome
+from hocket.extensions.tempo.policy import FILE_BYTES_MAX, BadField
+from hocket.extensions.tempo.promises import promise_outcome, promise_times, reply_due
+from hocket.extensions.tempo.score import (
     NextStep,
     ScoreEvent,
     Waits,
@@ -23,8 +24,6 @@ from hocket.extensions.tempo.beats.score import (
     score_json,
     wait_end,
 )
-from hocket.extensions.tempo.beats.tempo import is_downbeat, make_tempo
-from hocket.extensions.tempo.promises import promise_outcome, promise_times, reply_due
 from hocket.kernel.policy import Score
 
 # Section 5 of the document.

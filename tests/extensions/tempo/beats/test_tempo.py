@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hocket.extensions.tempo.beats.tempo import (
+from hocket.extensions.tempo.beats import (
     BPM_MAX,
     BPM_MIN,
     CHANGES_MAX,

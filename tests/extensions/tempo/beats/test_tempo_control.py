@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hocket.extensions.tempo.beats.messages import BarReport, ClaimState
-from hocket.extensions.tempo.beats.policy import TempoPolicy, make_policy
-from hocket.extensions.tempo.beats.tempo import TempoChange, Timeline, is_downbeat, timeline
-from hocket.extensions.tempo.beats.tempo_control import (
+from hocket.extensions.tempo.beats import TempoChange, Timeline, is_downbeat, timeline
+from hocket.extensions.tempo.messages import BarReport, ClaimState
+from hocket.extensions.tempo.policy import (
     CHANGE_MS,
     ControlState,
+    TempoPolicy,
     control,
     load_error,
+    make_policy,
     redistribute,
     suggested_bpm,
 )

@@ -4,12 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.extensions.tempo.beats.phases import PHASE_NAMES
-from hocket.extensions.tempo.beats.tempo import beat_at, delta_beats, make_tempo
-from hocket.extensions.tempo.beats.ucxl import (
+from hocket.extensions.tempo.beats import (
+    PHASE_NAMES,
     BadAddress,
     ResolvedAddress,
     UcxlAddress,
+    beat_at,
+    delta_beats,
+    make_tempo,
     parse_ucxl,
     resolve_ucxl,
     ucxl_text,

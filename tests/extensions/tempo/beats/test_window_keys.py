@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.extensions.tempo.beats.tempo import changed, make_tempo, timeline
+from hocket.extensions.tempo.beats import changed, make_tempo, timeline
 from hocket.extensions.tempo.window_secret import (
     BARS_MAX,
     SecretScope,

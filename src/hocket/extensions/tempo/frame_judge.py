@@ -2,18 +2,36 @@
 frame of a new leader none of the old one counts, however late it wakes. A frame says a fence, and does not prove it:
 the first frame of a leader counts if the lock shows that its sender holds it under this fence. An agent accepts at most
 one frame for a beat, and never goes back. The envelope of the bus has proved who sent a frame.
+
+Also the beats without a leader. A beat is a function of the time, so the median of the pulses that are heard is the
+median of how far their clocks are from ours. If none is heard, the last known distance stays, and the local monotonic
+clock counts on. The tempo is frozen: nothing that is heard changes it.
 """
 
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
-from hocket.extensions.tempo.beats.messages import BeatFrame, PulseMessage
-from hocket.extensions.tempo.beats.phases import Phases, phase_at, redistributed
-from hocket.extensions.tempo.beats.policy import TempoPolicy, policy_hash
-from hocket.extensions.tempo.beats.tempo import Tempo, beat_at, is_downbeat, next_downbeat
+from hocket.extensions.tempo.beats import (
+    Phases,
+    Tempo,
+    beat_at,
+    is_downbeat,
+    next_downbeat,
+    phase_at,
+    redistributed,
+)
+from hocket.extensions.tempo.messages import BeatFrame, PulseMessage
+from hocket.extensions.tempo.policy import TempoPolicy, policy_hash
 from hocket.kernel.clock import parse_wall
+from hocket.kernel.ops import Beat
+
+# Without a frame for so many beats, there is no leader.
+LEADERLESS_BEATS = 2
+# A pulse that was not heard for so many bars does not count.
+HEARD_BARS = 2
 
 
 class FrameRefusal(StrEnum):
@@ -113,3 +131,46 @@ def _may_follow(old: Tempo, old_epoch_ms: int, new: Tempo, new_epoch_ms: int) ->
         return True
     downbeat_ms = next_downbeat(old, old_epoch_ms + 1)
     return downbeat_ms <= new_epoch_ms and is_downbeat(new, downbeat_ms)
+
+
+class HeardPulse(NamedTuple):
+    """A message of a pulse: the time that it told, minus the local monotonic time at which it came."""
+
+    offset_ms: int
+    heard_ms: int
+
+
+class DegradedTempo(msgspec.Struct, frozen=True):
+    """`tempo` is that of the last accepted frame, `epoch_ms` the last beat, and `offset_ms` the cluster's time minus
+    the local monotonic clock.
+    """
+
+    tempo: Tempo
+    offset_ms: int
+    epoch_ms: int
+
+
+def is_leaderless(tempo: Tempo, last_frame_ms: int, now_ms: int) -> bool:
+    """Both times are of the local monotonic clock."""
+    return now_ms - last_frame_ms > LEADERLESS_BEATS * tempo.beat_ms
+
+
+def degraded_beat(
+    state: DegradedTempo, heard: Mapping[int, HeardPulse], now_ms: int
+) -> tuple[DegradedTempo, Beat | None]:
+    """The beat that has begun since the last one, or None. `heard` has the last message of each pulse, and `now_ms` is
+    the local monotonic time. No beat comes twice: if the median falls, beats wait for it.
+    """
+    tempo = state.tempo
+    fresh = [each.offset_ms for each in heard.values() if now_ms - each.heard_ms <= HEARD_BARS * tempo.bar_ms]
+    offset_ms = median(fresh) if fresh else state.offset_ms
+    beat = beat_at(tempo, now_ms + offset_ms)
+    if beat.epoch_ms <= state.epoch_ms:
+        return DegradedTempo(tempo, offset_ms, state.epoch_ms), None
+    return DegradedTempo(tempo, offset_ms, beat.epoch_ms), beat
+
+
+def median(values: Iterable[int]) -> int:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) // 2

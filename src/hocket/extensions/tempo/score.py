@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from hocket.extensions.tempo.beats.phases import PHASE_NAMES, fitted
-from hocket.extensions.tempo.beats.tempo import BAR_LEN_DEFAULT, BPM_MAX, BPM_MIN
+from hocket.extensions.tempo.beats import BAR_LEN_DEFAULT, BPM_MAX, BPM_MIN, PHASE_NAMES, fitted
 from hocket.kernel.policy import BAR_LEN_MAX, PHRASES_MAX, WAIT_BEATS_MAX, Score
 
 if TYPE_CHECKING:
-    from hocket.extensions.tempo.beats.file_fields import Fields
+    from hocket.extensions.tempo.policy import Fields
 
 WAITS = ("help", "io")
 ACTIONS_MAX = 16
@@ -25,14 +24,14 @@ _ACTIONS = "write emit:NAME, fallback:NAME, checkpoint or defer:next-phrase"
 
 def read_score(text: bytes) -> Score:
     """From YAML or JSON. Raises BadField."""
-    from hocket.extensions.tempo.beats.file_fields import read_fields  # few jobs have a score
+    from hocket.extensions.tempo.policy import read_fields  # few jobs have a score
 
     return read_fields(text, _file)
 
 
 def parse_score(value: object) -> Score:
     """From decoded JSON. Raises BadField."""
-    from hocket.extensions.tempo.beats.file_fields import fields_of
+    from hocket.extensions.tempo.policy import fields_of
 
     return _file(fields_of(value))
 
@@ -108,7 +107,7 @@ def _actions(escalation: "Fields", name: str) -> tuple[str, ...]:
 
 
 def _is_address(text: str) -> bool:
-    from hocket.extensions.tempo.beats.ucxl import BadAddress, parse_ucxl
+    from hocket.extensions.tempo.beats import BadAddress, parse_ucxl
 
     try:
         parse_ucxl(text)

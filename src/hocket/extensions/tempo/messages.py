@@ -10,14 +10,12 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from hocket.extensions.tempo.beats.phases import Phases, phase_at
-from hocket.extensions.tempo.beats.tempo import BPM_MAX, BPM_MIN, Tempo, beat_at, make_tempo
+from hocket.extensions.tempo.beats import BEATS_MAX, BPM_MAX, BPM_MIN, Phases, Tempo, beat_at, make_tempo, phase_at
 from hocket.kernel.clock import Hlc, hlc_text, parse_hlc, parse_wall, wall_text
 from hocket.kernel.decoding import decode_json, json_decoder
 from hocket.kernel.policy import BAR_LEN_MAX
 from hocket.kernel.postcard import Malformed
 
-BEATS_MAX = 1_000_000
 NAME_CHARS_MAX = 255
 NOTES_CHARS_MAX = 1_024
 

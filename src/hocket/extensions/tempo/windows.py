@@ -2,19 +2,24 @@
 window in which its HLC lies, however late it comes, and the newest about a task counts. So any order, any repetition
 and any partition of the same messages leads to the same report, byte for byte. Memory is bounded: the newest windows
 are kept, and of each as many tasks, promises and nodes as fit.
+
+Where there are more, the keys with the smallest hashes are kept. A key that was dropped never comes back, because those
+that displaced it stay. So two windows that were filled apart and are joined have the same content as one that was
+filled with everything.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable, ItemsView, Iterable, Sequence, ValuesView
+from heapq import heappop, heappush
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
-from hocket.extensions.tempo.beats.bounded_map import BoundedMap
-from hocket.extensions.tempo.beats.messages import (
+from hocket.extensions.tempo.beats import Tempo, Timeline
+from hocket.extensions.tempo.messages import (
     NAME_CHARS_MAX,
     ROLES_MAX,
     BarReport,
@@ -31,15 +36,22 @@ from hocket.extensions.tempo.beats.messages import (
     from_json,
     to_json,
 )
-from hocket.extensions.tempo.beats.policy import TempoPolicy
-from hocket.extensions.tempo.beats.tempo import Tempo, Timeline
-from hocket.extensions.tempo.beats.tempo_control import load_error, suggested_bpm
+from hocket.extensions.tempo.policy import TempoPolicy, load_error, suggested_bpm
 from hocket.kernel.clock import U32_MAX, Hlc, hlc_text, parse_hlc, wall_text
 
 # A window goes from one reverb to another in messages of the bus.
 CONTENT_BYTES_MAX = 48 * 1024
 DIGEST_BYTES = 16
 WindowMessage = StatusClaim | PromiseResult | NodeLoad
+Wall = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Logical = Annotated[int, Meta(ge=0, le=U32_MAX)]
+Key = Annotated[str, Meta(max_length=2 * NAME_CHARS_MAX + 4)]
+# One bit for each beat of the bar, the first beat's the lowest.
+BeatSet = Annotated[int, Meta(ge=0)]
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+# More windows than any reverb keeps.
+DIGESTS_MAX = 1_024
+V = TypeVar("V")
 
 
 class WindowLimits(NamedTuple):
@@ -49,17 +61,6 @@ class WindowLimits(NamedTuple):
     tasks: int = 20_000
     promises: int = 20_000
     nodes: int = 4_096
-
-
-LIMITS = WindowLimits()
-Wall = Annotated[int, Meta(ge=0, le=2**53 - 1)]
-Logical = Annotated[int, Meta(ge=0, le=U32_MAX)]
-Key = Annotated[str, Meta(max_length=2 * NAME_CHARS_MAX + 4)]
-# One bit for each beat of the bar, the first beat's the lowest.
-BeatSet = Annotated[int, Meta(ge=0)]
-Digest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-# More windows than any reverb keeps.
-DIGESTS_MAX = 1_024
 
 
 class TaskSeen(msgspec.Struct, frozen=True, array_like=True):
@@ -115,6 +116,38 @@ class WindowDigests(msgspec.Struct, frozen=True):
     """
 
     digests: Annotated[dict[Annotated[str, Meta(pattern="^[0-9]{1,16}$")], Digest], Meta(max_length=DIGESTS_MAX)]
+
+
+class BoundedMap(Generic[V]):
+    """`join` makes one value of two; it must not matter in which order, or how often."""
+
+    def __init__(self, limit: int, join: Callable[[V, V], V]) -> None:
+        self._limit, self._join = limit, join
+        self._values: dict[str, V] = {}
+        self._largest: list[tuple[int, str]] = []
+        self.is_truncated = False
+
+    def add(self, key: str, value: V) -> None:
+        if (known := self._values.get(key)) is not None:
+            self._values[key] = self._join(known, value)
+            return
+        self._values[key] = value
+        heappush(self._largest, (-int.from_bytes(blake3(key.encode()).digest(8), "big"), key))
+        if len(self._values) > self._limit:
+            self.is_truncated = True
+            del self._values[heappop(self._largest)[1]]
+
+    def items(self) -> ItemsView[str, V]:
+        return self._values.items()
+
+    def values(self) -> ValuesView[V]:
+        return self._values.values()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+LIMITS = WindowLimits()
 
 
 class BarWindow:
