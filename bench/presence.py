@@ -17,10 +17,8 @@ from typing import Any
 
 from bench.subject import Result
 from hocket.extensions.sim import loop
-from hocket.extensions.sim.environment import Clocks
-from hocket.extensions.sim.lines import Lines
-from hocket.extensions.sim.network import Network
-from hocket.extensions.sim.node import SimNode, Up
+from hocket.extensions.sim.network import Lines, Network
+from hocket.extensions.sim.node import Clocks, SimNode, Up
 from hocket.extensions.sim.world import BEGIN_S, RULES
 from hocket.kernel import ops
 from hocket.kernel.keys import SigningKey, verify

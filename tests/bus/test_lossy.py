@@ -13,9 +13,8 @@ import pytest
 from hocket.bus.changes import ANYTHING, Changes
 from hocket.bus.memory import MemoryBus
 from hocket.extensions import sim
-from hocket.extensions.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.extensions.sim.loop import run as run_virtually
-from hocket.extensions.sim.node import _SimRuntime
+from hocket.extensions.sim.node import Clocks, SimEnvironment, SimHost, _SimRuntime
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.ucan import ROOT, issue
@@ -199,7 +198,7 @@ def test_a_mesh_breaks_no_rule_on_such_a_bus(seed: int, monkeypatch: pytest.Monk
         buses.append(Lossy(seed * 1_000 + len(buses), 0.5))
         return buses[-1]
 
-    monkeypatch.setattr("hocket.extensions.sim.environment.MemoryBus", lossy)
+    monkeypatch.setattr("hocket.extensions.sim.node.MemoryBus", lossy)
     report = sim.run(seed, nodes=3, minutes=0.7, jobs=12)
     assert not report.violations, report
     assert report.settled_s is not None

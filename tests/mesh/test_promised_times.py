@@ -11,12 +11,10 @@ import pytest
 from hocket.bus.changes import Changes
 from hocket.errors import Unreachable
 from hocket.events import Event
-from hocket.extensions.sim.environment import Clocks
-from hocket.extensions.sim.lines import Lines
 from hocket.extensions.sim.loop import Life
 from hocket.extensions.sim.loop import run as run_virtually
-from hocket.extensions.sim.network import REFUSED_S, Network
-from hocket.extensions.sim.node import SimNode, Up
+from hocket.extensions.sim.network import REFUSED_S, Lines, Network
+from hocket.extensions.sim.node import Clocks, SimNode, Up
 from hocket.families.locks.decisions import read_scope
 from hocket.families.locks.facts import AcquireLocks
 from hocket.families.locks.requests import WAIT_STEP_MS, WAIT_STEP_MS_MAX, LockHeld, wanted

@@ -9,8 +9,7 @@ import pytest
 
 from hocket.extensions.sim.loop import Life
 from hocket.extensions.sim.loop import run as run_virtually
-from hocket.extensions.sim.messages import SimMessageServer
-from hocket.extensions.sim.network import Network
+from hocket.extensions.sim.network import Network, SimMessageServer
 
 pytestmark = pytest.mark.touches("GR-05")
 

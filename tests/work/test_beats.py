@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hocket.extensions.sim.environment import Clocks, SimEnvironment, SimHost
+from hocket.extensions.sim.node import Clocks, SimEnvironment, SimHost
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.log import Transaction
 from hocket.store import Place

@@ -16,8 +16,7 @@ from hocket.errors import NotAuthorised
 from hocket.extensions.command import proof as proof_module
 from hocket.extensions.command.execution import Execution, Resources
 from hocket.extensions.command.proof import BadProof, Proof, prove, signing_bytes, statement
-from hocket.extensions.cost.costs import spent_on
-from hocket.extensions.cost.node_costs import check_budgets, costs, estimate_of, job_cost, need_rates
+from hocket.extensions.cost.costs import check_budgets, costs, estimate_of, job_cost, need_rates, spent_on
 from hocket.extensions.tempo.policy import make_policy
 from hocket.extensions.tempo.top_commands import TopView
 from hocket.families.jobs.rules import Job

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hocket import work
 from hocket.events import Event
 from hocket.extensions.sim import loop
-from hocket.extensions.sim.environment import Clocks
-from hocket.extensions.sim.node import SimNode, Up
+from hocket.extensions.sim.node import Clocks, SimNode, Up
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import DEFAULT

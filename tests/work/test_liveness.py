@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hocket.extensions.sim.environment import SimHost
+from hocket.extensions.sim.node import SimHost
 from hocket.log import Log
 from hocket.store import MEMORY, Place, WorkerRow
 from hocket.store import open as open_store

@@ -13,8 +13,8 @@ import pytest
 
 from hocket.errors import Unreachable
 from hocket.events import sentences
-from hocket.extensions.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.extensions.sim.loop import run as run_virtually
+from hocket.extensions.sim.node import Clocks, SimEnvironment, SimHost
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import SigningKey, did_key

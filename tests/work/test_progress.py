@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hocket.extensions.sim.environment import Clocks
+from hocket.extensions.sim.node import Clocks
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.work import claiming, jobs, view

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from hocket.errors import Failed
-from hocket.extensions.sim.environment import Clocks
+from hocket.extensions.sim.node import Clocks
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.ops import decode

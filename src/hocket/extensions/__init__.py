@@ -106,17 +106,17 @@ register(
     Extension(
         "cost",
         members={"budget": "extensions.cost.budgets:budget_of"},
-        submits={"budget": "extensions.cost.node_costs:check_budgets"},
+        submits={"budget": "extensions.cost.costs:check_budgets"},
         pacers={"budget": "extensions.cost.run_meter:metered_run"},
         context={"used": "extensions.cost.run_meter:used"},
         node={
-            "cost": "extensions.cost.node_costs:job_cost",
-            "costs": "extensions.cost.node_costs:costs",
-            "estimate": "extensions.cost.node_costs:estimate_of",
+            "cost": "extensions.cost.costs:job_cost",
+            "costs": "extensions.cost.costs:costs",
+            "estimate": "extensions.cost.costs:estimate_of",
         },
         file="rates.yaml",
         variable="HOCKET_RATES",
-        worker="extensions.cost.node_costs:priced",
+        worker="extensions.cost.run_meter:priced",
         commands={
             "cost": ("extensions.cost.commands:app", "Show what jobs used and cost."),
         },

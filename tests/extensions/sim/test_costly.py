@@ -3,7 +3,7 @@
 import pytest
 
 from hocket.extensions import sim
-from hocket.extensions.sim.liveness_load import RULE
+from hocket.extensions.sim.costly import RULE
 from tests.extensions.sim.bugs import COSTS
 
 

@@ -15,9 +15,8 @@ import hocket
 from hocket.errors import Unreachable
 from hocket.extensions import sim
 from hocket.extensions.sim import checks, disk, faults, loop
+from hocket.extensions.sim.coordination_load import LockRun, MessageLoad, MessageRun, held_twice
 from hocket.extensions.sim.load import OPEN, SOLE, SimRun
-from hocket.extensions.sim.lock_load import LockRun, held_twice
-from hocket.extensions.sim.message_load import MessageLoad, MessageRun
 from hocket.extensions.sim.network import GIVE_UP_S, Network
 from hocket.store import MEMORY
 from hocket.store import open as open_store

@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hocket.extensions.sim.plots import tempo_plot
-from hocket.extensions.sim.tempo import LOADS, MINUTE_MS, POLICY, SimulatedBar, TempoLoad, simulate_tempo
+from hocket.extensions.sim.tempo import LOADS, MINUTE_MS, POLICY, SimulatedBar, TempoLoad, simulate_tempo, tempo_plot
 from hocket.extensions.tempo.policy import CHANGE_MS
 
 PLOTS = Path(__file__).parents[3] / "docs" / "plots"

@@ -33,10 +33,8 @@ from hocket.extensions.command.request import KIND
 from hocket.extensions.command.running import Gpus, ResourceLimits
 from hocket.extensions.command.secrets import Secrets, sealed_since, secret_names, secrets_of, unseal
 from hocket.extensions.command.workdir import Content, Workdir, Workdirs
-from hocket.extensions.cost.budget_guard import BudgetGuard, beat_in_force
-from hocket.extensions.cost.budgets import over_budget
-from hocket.extensions.cost.costs import spent_on
-from hocket.extensions.cost.node_costs import rates_of
+from hocket.extensions.cost.budgets import BudgetGuard, beat_in_force, over_budget
+from hocket.extensions.cost.costs import rates_of, spent_on
 from hocket.extensions.cost.rate_card import USAGE_TYPE, RateCard, UsageRecord, usage_of
 from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import content_hash, hash_text, node_text, parse_ulid, ulid_text

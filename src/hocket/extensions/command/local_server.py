@@ -28,7 +28,7 @@ from hocket.extensions.command.local_client import (
 )
 from hocket.extensions.command.proofs import CommandOutcome
 from hocket.extensions.command.request import CommandRequest, PackedRequest
-from hocket.extensions.cost.node_costs import check_budgets
+from hocket.extensions.cost.costs import check_budgets
 from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason

@@ -92,7 +92,7 @@ def run(
     """
     asked = read(context.params, Path.cwd(), dict(os.environ))
     with open_service() as service:
-        from hocket.extensions.cost.node_costs import check_budgets
+        from hocket.extensions.cost.costs import check_budgets
 
         runtime, target = service.runtime, None if on is None else _target(service, on)
         packed = asked.request._replace(on=target).prepared(runtime)
@@ -217,7 +217,7 @@ async def _attached(
     from hocket.cli.streaming import WaitLine
     from hocket.extensions.command.following import Following
     from hocket.extensions.command.job import command_runner
-    from hocket.extensions.cost.node_costs import price
+    from hocket.extensions.cost.run_meter import price
     from hocket.kernel.ids import ulid_text
     from hocket.node.node import Node
     from hocket.node.signals import stopped_by_signals

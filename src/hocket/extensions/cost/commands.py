@@ -48,8 +48,8 @@ def cost(
 
     Commands are priced by what the runner measured, which is in their proofs; other jobs by the beats that they ran.
     """
-    from hocket.extensions.cost import operations as costs
-    from hocket.extensions.cost.costs import CostsBy
+    from hocket.extensions.command.request import KIND as COMMAND
+    from hocket.extensions.cost.costs import CostsBy, costs, estimate_of, job_cost
 
     if sum(each is not None for each in (job, by, estimate)) > 1:
         raise Usage("give a job, --by or --estimate, and not two of them")
@@ -58,20 +58,22 @@ def cost(
     window_s = seconds(window, "--window")
     with open_service() as service:
         if estimate is not None:
-            found = costs.expected(service, estimate)
+            kind, _, program = estimate.partition(" ")
+            found = estimate_of(service.runtime, kind, program if kind == COMMAND and program else None)
             emit(found)
             if found is None:
                 say(f"no job of {estimate} has succeeded yet", "dim")
             else:
                 fields([("jobs", found.jobs), ("median", f"{found.median:.6g}"), ("p90", f"{found.p90:.6g}")])
         elif job is not None:
-            row = costs.of_job(service, job, rates)
+            row = job_cost(service.runtime, job, rates, service.fetch)
             emit(row)
             fields([("job", row.name), ("cost", f"{row.cost:.6g} {row.currency}"), *_used(row)])
             _tell_left_out(row)
         else:
             group = CostsBy(by or CostsBy.KIND)
-            shown = costs.by(service, group, None if window_s is None else round(window_s * 1000), rates)
+            now_ms = service.runtime.log.reading().wall
+            shown = costs(service.runtime, group, 0 if window_s is None else now_ms - round(window_s * 1000), rates)
             emit(shown)
             _show(group, shown)
 

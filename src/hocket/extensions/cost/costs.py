@@ -2,22 +2,28 @@
 measured, and every other run is charged for its time. Both are the word of the node that ran the job. One that says
 more than a machine can use in the time of its run does not count, and a run on a device without a rate has no price;
 sums leave it out and say so. What a job has stored is charged for as long as it is there.
+
+The rate card of a node is the file that $HOCKET_RATES names, else `rates.yaml` in its home. By it jobs of the log are
+priced, others like them are estimated, and jobs that would cost too much are refused.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import islice
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from hocket.errors import HocketError
+from hocket.errors import HocketError, NotAuthorised, OverBudget, Usage
 from hocket.extensions.command.execution import Resources
 from hocket.extensions.command.proof import PROOF_TYPE, BadProof, check, decode_proof
-from hocket.extensions.cost.budget_guard import Spent
+from hocket.extensions.command.request import KIND as COMMAND
+from hocket.extensions.cost.budgets import Spent
 from hocket.extensions.cost.rate_card import (
     USAGE_TYPE,
+    BadRateCard,
     Estimate,
     RateCard,
     ResourceUse,
@@ -25,30 +31,40 @@ from hocket.extensions.cost.rate_card import (
     beats_used,
     charge,
     estimate,
+    read_rate_card,
     skipped_rates,
     unpriced_devices,
     usage_of,
 )
+from hocket.extensions.tempo.policy_file import tempo_policy
 from hocket.families.jobs.rules import Job, Outcome
-from hocket.kernel.clock import unpack
+from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import node_id, node_text, ulid_text
 from hocket.kernel.ops import schedule_payload
+from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
+from hocket.node.home import Home
+from hocket.node.runtime import Runtime
+from hocket.node.variables import RATES, given
 from hocket.store import Artifact, JobFilter, Session, Stage
-from hocket.work import artifacts
+from hocket.work import artifacts, view
 from hocket.work.artifacts import Fetch
 from hocket.work.blobs import Blobs
+from hocket.work.jobs import Draft
 from hocket.work.run_spans import RunSpan, run_spans
+
+if TYPE_CHECKING:
+    pass
 
 # The newest jobs that a sum looks at, and the newest of a kind that an estimate does.
 JOBS_MAX = 100_000
 HISTORY_MAX = 200
-
 _GB = 1e9
 _HOUR_MS = 3_600_000
-
-
 MayCharge = Callable[[int, int, str], bool]
+FILE = "rates.yaml"
+
+
 """Whether a node may charge an account at a time."""
 
 
@@ -176,7 +192,7 @@ class Prices(NamedTuple):
     now_ms: int
 
 
-def job_cost(session: Session, blobs: Blobs, job: Job, prices: Prices, fetch: Fetch | None = None) -> CostRow:
+def row_of_job(session: Session, blobs: Blobs, job: Job, prices: Prices, fetch: Fetch | None = None) -> CostRow:
     rates = prices.rates
     runs = list(metered_runs(session, blobs, job, prices.beat_ms, prices.now_ms, fetch))
     return _row(ulid_text(job.id), [(job, each) for each in runs], rates)
@@ -219,7 +235,7 @@ def cost_estimate(session: Session, blobs: Blobs, prices: Prices, kind: str, pro
     """
     ended = session.jobs(JobFilter((Stage.DONE,), Outcome.SUCCEEDED, kind), JOBS_MAX)
     alike = (entry.job for entry in ended if program is None or _program(session, entry.job) == program)
-    rows = (job_cost(session, blobs, job, prices) for job in islice(alike, HISTORY_MAX))
+    rows = (row_of_job(session, blobs, job, prices) for job in islice(alike, HISTORY_MAX))
     return estimate([row.cost for row in rows if not row.unpriced])
 
 
@@ -253,3 +269,100 @@ def _row(name: str | None, runs: Sequence[tuple[Job, MeteredRun]], rates: RateCa
     devices = unpriced_devices(used, rates)
     skipped = skipped_rates(used, rates)
     return CostRow(name, jobs, len(runs), used, cost, rates.currency, unpriced, devices, doubtful, skipped)
+
+
+def rates_of(home: Home, path: Path | str | None = None) -> RateCard | None:
+    """The card at `path`, or the node's own; None if it has none. Raises Usage with what is wrong in the file."""
+    named = path or given(RATES)
+    file = Path(named).expanduser() if named else home.path / FILE
+    try:
+        with file.open("rb") as opened:
+            return read_rate_card(opened.read(TEXT_BYTES_MAX + 1))
+    except FileNotFoundError:
+        if named is None:
+            return None
+        raise Usage(f"no rate card at {file}") from None
+    except OSError as error:
+        raise Usage(f"cannot read the rate card {file}: {error.strerror}") from None
+    except BadRateCard as error:
+        raise Usage(f"bad rate card {file}: {error}") from None
+
+
+def prices_of(home: Home, card: RateCard, now: Hlc) -> Prices:
+    """A run that does not say its beat is charged by that of the home's tempo, if it has one."""
+    policy = tempo_policy(home)
+    return Prices(card, card.beat_ms if policy is None else policy.initial_tempo.beat_ms, now.wall)
+
+
+def need_rates(home: Home, path: Path | str | None = None) -> RateCard:
+    found = rates_of(home, path)
+    if found is None:
+        raise Usage(f"this node has no rate card; write {home.path / FILE}, or name one with ${RATES}")
+    return found
+
+
+def job_cost(runtime: Runtime, job: str, rates: Path | None = None, fetch: Fetch | None = None) -> CostRow:
+    """What a job cost; `job` is an id, or the beginning of one."""
+    prices = prices_of(runtime.home, need_rates(runtime.home, rates), runtime.log.reading())
+    with runtime.read() as session:
+        return row_of_job(session, runtime.blobs, view.find(session, job).job, prices, fetch)
+
+
+def costs(runtime: Runtime, by: CostsBy | str, since_ms: int = 0, rates: Path | None = None) -> Costs:
+    """The costs of the runs that ended since that time. A proof whose content is not here counts by its time alone."""
+    try:
+        chosen = CostsBy(by)
+    except ValueError:
+        raise Usage(f"costs go by {', '.join(CostsBy)}, not by {by!r}") from None
+    prices = prices_of(runtime.home, need_rates(runtime.home, rates), runtime.log.reading())
+    with runtime.read() as session:
+        may_charge = runtime.log.permissions(session).may_charge
+        return costs_by(session, runtime.blobs, chosen, prices, may_charge, since_ms)
+
+
+def estimate_of(runtime: Runtime, kind: str, program: str | None = None) -> Estimate | None:
+    """What a job of this kind, or a command of this program, is expected to cost; None without a history."""
+    prices = prices_of(runtime.home, need_rates(runtime.home), runtime.log.reading())
+    with runtime.read() as session:
+        return cost_estimate(session, runtime.blobs, prices, kind, program)
+
+
+def check_budgets(runtime: Runtime, drafts: Iterable[Draft]) -> None:
+    """Raises OverBudget if the median of a job's history is over its cap. Nothing is known without a rate card here, or
+    without a history; then the cap is kept by the worker. Raises NotAuthorised if a job names an account that this node
+    may not charge.
+    """
+    drafts = list(drafts)
+    _check_accounts(runtime, {each.policy.budget.charge_to for each in drafts if each.policy.budget is not None})
+    capped = [each for each in drafts if each.policy.budget is not None and each.policy.budget.max_cost is not None]
+    rates = rates_of(runtime.home) if capped else None
+    if rates is None:
+        return
+    for draft in capped:
+        expected = estimate_of(runtime, draft.kind, program_of(draft))
+        cap = draft.policy.budget.max_cost if draft.policy.budget is not None else None
+        if expected is not None and cap is not None and expected.median > cap:
+            raise OverBudget(
+                f"a job of {draft.kind} is expected to cost {expected.median:.6g} {rates.currency} (the median of"
+                f" {expected.jobs}; the 90th percentile is {expected.p90:.6g}), and may cost {cap:g}; nothing was"
+                " submitted"
+            )
+
+
+def _check_accounts(runtime: Runtime, accounts: set[str | None]) -> None:
+    named = sorted(each for each in accounts if each is not None)
+    if not named:
+        return
+    log = runtime.log
+    permissions = log.permissions()
+    for account in named:
+        if not permissions.may_charge(log.node, log.physical(), account):
+            raise NotAuthorised(
+                f"this node may not charge the account {account!r}, so nothing was submitted; the owner grants it with"
+                f" --may account:charge:{account}, and the account {node_text(log.node)} needs no grant"
+            )
+
+
+def program_of(draft: Draft) -> str | None:
+    """The program of a command; None for any other job."""
+    return str(msgspec.json.decode(draft.payload)["command"][0]) if draft.kind == COMMAND else None

@@ -7,23 +7,29 @@ import math
 import resource
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
+from contextlib import asynccontextmanager, suppress
 from types import coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hocket.errors import Usage
-from hocket.extensions.cost.budget_guard import BudgetGuard, beat_in_force
-from hocket.extensions.cost.costs import spent_on
+from hocket.extensions.cost.budgets import BudgetGuard, beat_in_force
+from hocket.extensions.cost.costs import rates_of, spent_on
 from hocket.extensions.cost.rate_card import USAGE_TYPE, RateCard, ResourceUse, UsageRecord, beats_used
 from hocket.families.jobs.rules import Job
 from hocket.kernel.decoding import convert
+from hocket.kernel.policy import RATES_LABEL
+from hocket.node.runtime import Runtime
 from hocket.work.handlers import JobType
 from hocket.work.pacing import Ending, Limit, MakePacer, Pacer
 from hocket.work.run_outputs import RunOutputs, RunServices
 from hocket.work.runner import Run
+
+if TYPE_CHECKING:
+    from hocket.node.local_node import LocalNode
+    from hocket.work.worker import WorkerOptions
 
 EXTENSION = "cost"
 
@@ -205,3 +211,19 @@ def _memory_bytes() -> int:
     with suppress(OSError, ValueError), open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE_BYTES
     return 0
+
+
+def price(runtime: Runtime, options: "WorkerOptions") -> None:
+    """A worker that is made with these options from now on prices its runs, and takes jobs that are capped by their
+    price, if this node has a rate card.
+    """
+    if (rates := rates_of(runtime.home)) is not None:
+        options.labels = {*options.labels, RATES_LABEL}
+        runtime.pacers[EXTENSION] = metering(rates)
+
+
+@asynccontextmanager
+async def priced(node: "LocalNode", options: "WorkerOptions") -> AsyncIterator[None]:
+    """Round a worker: its runs are priced."""
+    price(node.runtime, options)
+    yield

@@ -6,8 +6,8 @@ nothing was lost, that all nodes agree, and that no job was held twice.
     assert not report.violations, report
 """
 
+from hocket.extensions.sim.checks import Violation
 from hocket.extensions.sim.faults import FAULTS, HONEST_FAULTS
-from hocket.extensions.sim.trace import Violation
 from hocket.extensions.sim.world import Report, run
 
 __all__ = ["FAULTS", "HONEST_FAULTS", "Report", "Violation", "run"]

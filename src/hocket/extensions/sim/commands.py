@@ -94,8 +94,7 @@ def sim(
 
 
 def _simulate_tempo(seed: int, plots: Path | None) -> None:
-    from hocket.extensions.sim.plots import tempo_plot
-    from hocket.extensions.sim.tempo import LOADS, simulate_tempo
+    from hocket.extensions.sim.tempo import LOADS, simulate_tempo, tempo_plot
 
     for load in LOADS:
         bars = simulate_tempo(load, seed)

@@ -14,23 +14,18 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from hocket.events import Event
-from hocket.extensions.sim import checks, faults, load, lock_load, loop, message_load, row_load
-from hocket.extensions.sim.costly import AheadNode, CostlyNode
+from hocket.extensions.sim import checks, faults, load, loop
+from hocket.extensions.sim.checks import SimEvent, Trace, Violation
+from hocket.extensions.sim.coordination_load import LockLoad, MessageLoad, RowLoad, draw_locks, draw_messages, draw_rows
+from hocket.extensions.sim.costly import AheadNode, CostlyNode, LivenessLoad
 from hocket.extensions.sim.disk import StoreTime
-from hocket.extensions.sim.environment import Clocks
 from hocket.extensions.sim.faults import COSTLY, HONEST_FAULTS, HOSTILE, Fault
 from hocket.extensions.sim.hostile import HostileNode
-from hocket.extensions.sim.liveness_load import LivenessLoad
 from hocket.extensions.sim.load import Clients, Journal
-from hocket.extensions.sim.lock_load import LockLoad
 from hocket.extensions.sim.loop import Life
-from hocket.extensions.sim.message_load import MessageLoad
-from hocket.extensions.sim.messages import SimMessageServer, TopicFigures
-from hocket.extensions.sim.network import Network
-from hocket.extensions.sim.node import SimNode, Up
+from hocket.extensions.sim.network import Network, SimMessageServer, TopicFigures
+from hocket.extensions.sim.node import Clocks, SimNode, Up
 from hocket.extensions.sim.remembered import remembered
-from hocket.extensions.sim.row_load import RowLoad
-from hocket.extensions.sim.trace import SimEvent, Trace, Violation
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op
 from hocket.kernel.rules import HOCKET
@@ -161,9 +156,9 @@ class World:
         if ranked:
             self._wishes = load.ranked(self._wishes)
         others = count if coordination is None else coordination
-        lock_wishes = lock_load.draw(self._chance, nodes, seconds, others)
-        message_wishes = message_load.draw(self._chance, nodes, seconds, others)
-        row_wishes = row_load.draw(self._chance, nodes, seconds, others)
+        lock_wishes = draw_locks(self._chance, nodes, seconds, others)
+        message_wishes = draw_messages(self._chance, nodes, seconds, others)
+        row_wishes = draw_rows(self._chance, nodes, seconds, others)
         self._paces = load.paces(self._chance, nodes)
         self._trace = Trace()
         self._journal = Journal()

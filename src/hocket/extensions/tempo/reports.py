@@ -19,8 +19,7 @@ import msgspec
 from hocket.api import Service, ServiceAnswer
 from hocket.errors import NotAuthorised, NotFound
 from hocket.extensions.command.proof import PROOF_TYPE
-from hocket.extensions.cost.costs import job_cost
-from hocket.extensions.cost.node_costs import prices_of, rates_of
+from hocket.extensions.cost.costs import prices_of, rates_of, row_of_job
 from hocket.extensions.tempo.beats import make_tempo
 from hocket.extensions.tempo.messages import BarReport, ClaimState, from_json, to_json
 from hocket.extensions.tempo.windows import WindowContent, decode_content
@@ -232,7 +231,7 @@ def kpis_of(service: Service, reports: Sequence[BarReport]) -> Kpis:
         cost = None
         if rates is not None:
             prices = prices_of(service.runtime.home, rates, service.runtime.log.reading())
-            cost = sum(job_cost(session, blobs, job, prices).cost for job in ended)
+            cost = sum(row_of_job(session, blobs, job, prices).cost for job in ended)
         useful = [_useful_ms(session, job) for job in ended if job.outcome is Outcome.SUCCEEDED]
     return kpis(reports, cost, useful)
 

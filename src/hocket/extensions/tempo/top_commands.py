@@ -14,8 +14,7 @@ from hocket.cli.options import PolicyOption
 from hocket.cli.output import Row, console, emit, lines_drawn, on_terminal
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
-from hocket.extensions.cost.costs import CostRow, job_cost
-from hocket.extensions.cost.node_costs import prices_of, rates_of
+from hocket.extensions.cost.costs import CostRow, prices_of, rates_of, row_of_job
 from hocket.extensions.tempo.beats import beat_at, phase_at
 from hocket.extensions.tempo.policy import TempoPolicy
 from hocket.extensions.tempo.policy_file import assumed_policy
@@ -133,7 +132,8 @@ class TopView:
         runtime, known = self._service.runtime, self._costs
         prices = prices_of(runtime.home, self._rates, runtime.log.reading())
         self._costs = {
-            job.id: known[job.id] if job.id in known else job_cost(session, runtime.blobs, job, prices) for job in ended
+            job.id: known[job.id] if job.id in known else row_of_job(session, runtime.blobs, job, prices)
+            for job in ended
         }
         return list(self._costs.values())
 
