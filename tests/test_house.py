@@ -363,6 +363,21 @@ def test_every_room_has_its_place():
     assert rooms <= known, "a new room needs its place in ORDER, and in the list in CONTRIBUTING.md"
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_pages_about_the_house_name_modules_that_are_there(page: str):
+    text = (HOUSE.parent.parent / page).read_text(encoding="utf-8")
+    paths = {name for name in re.findall(r"`([\w/]+\.py)`", text)}
+    dotted = {name for name in re.findall(r"`(\w+(?:\.\w+)+)`", text) if name.split(".")[0] in ORDER}
+    assert paths and not {
+        name
+        for name in paths | {name.replace(".", "/") + ".py" for name in dotted}
+        if not any(
+            (base / name).exists() or (base / name).with_suffix("").is_dir()
+            for base in (HOUSE, HOUSE.parent, HOUSE.parent.parent)
+        )
+    }
+
+
 def circles(sources: dict[str, str], packages: Collection[str] = ()) -> list[list[str]]:
     """The groups of modules that import each other, directly or through others. Every import counts, also one inside a
     function or under TYPE_CHECKING. `sources` has each module's text under its name.
