@@ -94,7 +94,7 @@ def _schedule(
     timezone: str = "UTC",
 ) -> None:
     """Sets a schedule; replaces one of the same name. Each tick submits a job."""
-    schedules.add(service, NewSchedule(name, cron, timezone, named_kind(job).draft(payload or {})))
+    schedules.put(service, NewSchedule(name, cron, timezone, named_kind(job).draft(payload or {})))
 
 
 def _live_nodes(service: Service, stale: Duration | None = None) -> list[LiveNode]:

@@ -64,7 +64,8 @@ RUN = {name: JOB[name] for name in ("priority", "retries", *_BUDGET)}
 
 JobOptions = Annotated[dict[str, Any], OptionGroup(JOB)]
 RunOptions = Annotated[dict[str, Any], OptionGroup(RUN)]
-ScheduleOptions = Annotated[dict[str, Any], OptionGroup({name: JOB[name] for name in _OF_SCHEDULES})]
+# For operations: the options of jobs, and those that the jobs of a schedule may have.
+GROUPS = {"jobs": JOB, "schedules": {name: JOB[name] for name in _OF_SCHEDULES}}
 
 
 def checked_agent(name: str | None) -> str | None:
