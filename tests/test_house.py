@@ -43,7 +43,7 @@ NAMED_EXTENSIONS: dict[str, set[str]] = {
     },
     "tempo": {
         "api/top.py",
-        "cli/monitoring.py",
+        "cli/long_running.py",
         "cli/serve.py",
         "cli/top.py",
         "mesh/window_tokens.py",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.cancelling import end_tasks
 from hocket.cli.declarations import Option
-from hocket.cli.log_lines import start_logging
+from hocket.cli.long_running import start_logging
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
 from hocket.cli.settings import open_runtime

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hocket.api import Service, nodes, peers
 from hocket.cli import INTERRUPTED
 from hocket.cli.declarations import Argument, Option
-from hocket.cli.log_lines import LogLines, start_logging
-from hocket.cli.monitoring import MetricsOption, monitored
+from hocket.cli.long_running import LogLines, MetricsOption, monitored, open_patiently, start_logging, until_answered
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
 from hocket.cli.output import console, emit, on_terminal, say
-from hocket.cli.patient_opening import open_patiently, until_answered
 from hocket.cli.settings import settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
 from hocket.events import Emit

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hocket.api import Service
-    from hocket.cli.streaming import WaitLine
+    from hocket.cli.long_running import WaitLine
     from hocket.events import Event
     from hocket.extensions.command.following import Following
     from hocket.extensions.command.job import Commands
@@ -214,7 +214,7 @@ async def _attached(
     """Submits the command, and waits until it has ended. Unless it goes to another node, a worker runs it here."""
     from contextlib import ExitStack
 
-    from hocket.cli.streaming import WaitLine
+    from hocket.cli.long_running import WaitLine
     from hocket.extensions.command.following import Following
     from hocket.extensions.command.node_runner import command_runner
     from hocket.extensions.cost.node_costs import price

@@ -114,7 +114,7 @@ def work(
     home's config.toml permits. The first SIGTERM or Ctrl-C lets running commands finish; the second stops them and
     returns their jobs to the queue.
     """
-    from hocket.cli.log_lines import start_logging
+    from hocket.cli.long_running import start_logging
     from hocket.extensions.command.node_runner import command_runner
     from hocket.extensions.command.proofs import GIT_KIND
     from hocket.extensions.git import holding

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from hocket.cli import INTERRUPTED
 from hocket.cli.declarations import new_app
-from hocket.cli.log_lines import start_logging
-from hocket.cli.monitoring import MetricsOption, monitored
+from hocket.cli.long_running import MetricsOption, monitored, start_logging
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
 from hocket.cli.settings import open_runtime
