@@ -17,7 +17,7 @@ from hocket.kernel.vocabulary import CreateArtifact
 from hocket.log.limits import output_key
 from hocket.mesh import membership
 from hocket.mesh.quotas import FULL_RETRY_S
-from hocket.node.run_services import run_services
+from hocket.node.local_node import run_services
 from hocket.store import WrittenTotals
 from hocket.work import claiming, jobs
 from hocket.work.jobs import Held

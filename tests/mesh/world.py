@@ -25,8 +25,8 @@ from hocket.mesh import enrolment, peers, wire
 from hocket.mesh.loop import SyncLoop
 from hocket.mesh.services import MeshServices
 from hocket.mesh.wire import Reply, Request
-from hocket.node.joining import join
 from hocket.node.node import Node
+from hocket.node.opening import join
 from hocket.node.runtime import Runtime
 from hocket.server.running import Server
 from hocket.work import jobs

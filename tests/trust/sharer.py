@@ -17,7 +17,7 @@ from hocket.log.sealing import link
 from hocket.mesh import enrolment
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.wire import Reply, Request
-from hocket.node.joining import join
+from hocket.node.opening import join
 from hocket.node.runtime import Runtime
 from hocket.store import NewOp
 from hocket.store.libsql.address import read_address

@@ -17,7 +17,7 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
-from hocket.node.run_services import run_services
+from hocket.node.local_node import run_services
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs
 from hocket.work.jobs import Draft, Held

@@ -16,7 +16,7 @@ import hocket
 from hocket.bus.changes import IDLE, about
 from hocket.events import ignore
 from hocket.families.jobs.rules import UNSTARTED
-from hocket.node.run_services import run_services
+from hocket.node.local_node import run_services
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs
 from hocket.work.handler_threads import HandlerThreads

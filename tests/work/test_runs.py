@@ -13,7 +13,7 @@ import pytest
 import hocket
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.ids import ulid_text
-from hocket.node.run_services import run_services
+from hocket.node.local_node import run_services
 from hocket.node.runtime import Runtime
 from hocket.work import claiming, jobs, runner
 from hocket.work.batch import settle

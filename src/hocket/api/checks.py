@@ -36,11 +36,10 @@ from hocket.log.outbox import OUTBOX_OPS_MAX, waiting
 from hocket.log.permissions import Permissions, PermissionsReader, writers
 from hocket.mesh.incoming import BEHIND_SENTENCE
 from hocket.node import variables
-from hocket.node.bus_settings import bus_settings
 from hocket.node.home import Home, exposure, key_owner
-from hocket.node.home_store import blob_place
+from hocket.node.home_store import blob_place, check_sharing
+from hocket.node.message_bus import bus_settings
 from hocket.node.running import running_buses
-from hocket.node.shared_store import check_sharing
 from hocket.store import Session, WakeUp, backend
 from hocket.store import open as open_store
 from hocket.store.blobs import BlobPlace

@@ -28,8 +28,8 @@ from hocket.work.progress import newest_notes
 if TYPE_CHECKING:
     from hocket.families.jobs.parts import Part
     from hocket.mesh.waiting import Waiting
+    from hocket.node.calls import StreamNews
     from hocket.node.node import Node
-    from hocket.node.requests import StreamNews
     from hocket.work.jobs import Draft, Submitted
 
 REASON_CHARS_MAX = 500

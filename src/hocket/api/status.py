@@ -19,8 +19,7 @@ from hocket.log.outbox import OUTBOX_OPS_MAX
 from hocket.mesh.names import names
 from hocket.mesh.peers import breakers, coordinator, outbox, program_differences, silence
 from hocket.node.home import Home
-from hocket.node.running import RunningServer, running_buses, running_servers
-from hocket.node.store_breaker import store_troubles
+from hocket.node.running import RunningServer, running_buses, running_servers, store_troubles
 from hocket.store import Session
 from hocket.work.job_states import COUNTED, counted_as
 from hocket.work.liveness import WorkerState, standing, whereabouts

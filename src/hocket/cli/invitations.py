@@ -258,7 +258,7 @@ def join(
     from hocket.api import Service, nodes, peers
     from hocket.mesh import enrolment
     from hocket.mesh.peers import Trust, check_pin
-    from hocket.node.joining import join as join_mesh
+    from hocket.node.opening import join as join_mesh
     from hocket.node.variables import MESH_ENABLED, MESH_TOKEN, checked_server, given, is_on
 
     if not is_on(MESH_ENABLED):

@@ -23,7 +23,7 @@ from hocket.work.event_logging import log_event, logged
 if TYPE_CHECKING:
     from hocket.extensions.tempo.beats.policy import TempoPolicy
     from hocket.mesh.gate import Gate
-    from hocket.node.bus_settings import BusSettings
+    from hocket.node.message_bus import BusSettings
     from hocket.node.runtime import Runtime
     from hocket.server.running import Server
 
@@ -74,7 +74,7 @@ def serve(
       hocket serve --host 0.0.0.0 --cert cert.pem --key key.pem --address https://mesh.example.org:7315
     """
     from hocket.mesh.peers import check_address
-    from hocket.node.bus_settings import bus_settings
+    from hocket.node.message_bus import bus_settings
     from hocket.work.jobs import check_kind
 
     known = None if address is None else check_address(address)

@@ -137,7 +137,7 @@ def _print_parts(service: "Service", job_id: str, line: "WaitLine") -> int:
 
     from hocket.api import jobs as operations
     from hocket.cli.long_running import PartsPrinter
-    from hocket.node.requests import StreamNews
+    from hocket.node.calls import StreamNews
 
     printer = PartsPrinter()
 

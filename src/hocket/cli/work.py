@@ -24,8 +24,8 @@ from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.extension import extension_kinds, loaded
 from hocket.kernel.reasons import Reason
 from hocket.kernel.texts import clean, counted
-from hocket.node.bus_settings import BusSettings, bus_settings
 from hocket.node.home import ENVIRONMENT
+from hocket.node.message_bus import BusSettings, bus_settings
 from hocket.node.node import Node, handler_processes, worker_parts
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals

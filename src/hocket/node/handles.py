@@ -12,7 +12,7 @@ from hocket.families.jobs.rules import Outcome
 from hocket.kernel.extension import extensions, loaded
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import JOB, Subject
-from hocket.node.requests import Blocking, ProgramNode, StreamNews, each, now
+from hocket.node.calls import Blocking, ProgramNode, StreamNews, each, now
 from hocket.node.runtime import Runtime
 from hocket.store import JobEntry, JobSession, Session, Stage
 from hocket.work import chains, jobs, view

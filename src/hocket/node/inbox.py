@@ -24,7 +24,7 @@ from hocket.kernel.texts import duration_ms
 from hocket.log import Log, Transaction
 from hocket.mesh import membership
 from hocket.mesh.names import names
-from hocket.node.requests import Blocking, ProgramNode, each, kept, now
+from hocket.node.calls import Blocking, ProgramNode, each, kept, now
 from hocket.store import Session
 from hocket.work.blobs import Blobs
 

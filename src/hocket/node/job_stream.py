@@ -30,8 +30,8 @@ from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.vocabulary import JOB
 from hocket.mesh.quotas import Buckets
+from hocket.node.calls import ProgramNode, StreamNews
 from hocket.node.handles import ending_of
-from hocket.node.requests import ProgramNode, StreamNews
 from hocket.store import Session, Stage
 from hocket.work import artifacts, view
 from hocket.work.parts import RunParts

@@ -43,6 +43,20 @@ from hocket.kernel.policy import DEFAULT
 from hocket.log import Transaction
 from hocket.mesh.waiting import Waiting
 from hocket.node import handles
+from hocket.node.calls import (
+    INLINE,
+    Blocking,
+    JobRequest,
+    StreamNews,
+    drafts_of,
+    each,
+    id_of,
+    kept,
+    now,
+    on_loop,
+    pairs_of,
+    process_loop,
+)
 from hocket.node.delivery import Delivery
 from hocket.node.handles import Handle, SyncHandle
 from hocket.node.home import switched_on
@@ -59,12 +73,9 @@ from hocket.node.inbox import (
     node_of,
 )
 from hocket.node.kept_requests import keep_jobs, keep_message, send_kept
-from hocket.node.local_node import LOOK_AGAIN_S, LocalNode
+from hocket.node.local_node import LOOK_AGAIN_S, LocalNode, run_services
 from hocket.node.locks import HeldLock, LockOptions, NodeLock, for_threads
-from hocket.node.process_loop import INLINE, on_loop, process_loop
-from hocket.node.requests import Blocking, JobRequest, StreamNews, drafts_of, each, id_of, kept, now, pairs_of
 from hocket.node.rows import RowTable, SyncRowTable
-from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.node.signals import held_interrupts, stopped_by_signals
 from hocket.store import Session
@@ -83,7 +94,7 @@ from hocket.work.tracing import tracer
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
-    from hocket.node.requests import Pairs, Step
+    from hocket.node.calls import Pairs, Step
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -13,7 +13,7 @@ from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
 from hocket.node.home import Ask, Home
-from hocket.node.run_services import run_services
+from hocket.node.local_node import run_services
 from hocket.node.runtime import Runtime
 from hocket.store import MEMORY
 from hocket.store import open as open_store

@@ -122,8 +122,8 @@ def work(
     from hocket.extensions.git.hints import listening
     from hocket.extensions.git.worker import GitWorker, Parts
     from hocket.kernel.ids import hash_text
-    from hocket.node.bus_settings import bus_settings
-    from hocket.node.run_services import run_services
+    from hocket.node.local_node import run_services
+    from hocket.node.message_bus import bus_settings
     from hocket.node.signals import stopped_by_signals
     from hocket.work.environment import MachineEnvironment
     from hocket.work.event_logging import log_event

@@ -15,7 +15,7 @@ from hocket.extensions.tempo.beat_commands import PolicyOption, assumed_policy, 
 from hocket.extensions.tempo.beats.policy import TempoPolicy
 from hocket.extensions.tempo.events import ReverbStarted
 from hocket.extensions.tempo.node_tempo import pulsing, run_reverb
-from hocket.node.bus_settings import BusSettings, bus_settings
+from hocket.node.message_bus import BusSettings, bus_settings
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
