@@ -36,9 +36,9 @@ from hocket.work.event_logging import ROOT, log_event, logged
 from hocket.work.output_capture import ShowLine, job_of
 
 if TYPE_CHECKING:
-    from hocket.extensions.tempo.pulse_admin import PulseAdmin
     from hocket.families.jobs.parts import Part
     from hocket.node.node import Node
+    from hocket.server.monitoring.monitor_server import Routes
 
 T = TypeVar("T")
 
@@ -227,10 +227,10 @@ def monitored(
     node: "Node",
     metrics: str | None,
     troubles: Callable[[], list[str]],
-    admin: "Callable[[], PulseAdmin] | None" = None,
+    routes: "Routes | None" = None,
 ) -> tuple[AbstractAsyncContextManager[object], Emit]:
     """Serves metrics inside the block, if an address is given. Pass the second to all parts of the process. `troubles`
-    gives why the process cannot work now, and `admin` makes what answers the admin routes of a pulse.
+    gives why the process cannot work now. The server answers `routes` besides.
     """
     if metrics is None:
         return nullcontext(), log_event
@@ -243,7 +243,7 @@ def monitored(
     counts = EventCounts()
     emit = logged(counts)
     monitor = Monitor(node, counts, troubles=troubles, emit=emit)
-    server = MonitorServer(monitor, *parse_address(metrics), None if admin is None else admin())
+    server = MonitorServer(monitor, *parse_address(metrics), routes or {})
     log_event(MetricsServed(server.address))
     return server, emit
 

@@ -1,6 +1,6 @@
 """Job options as the command line spells them, and where payloads come from. `policy` decides what the options mean.
 Files are read up to a limit, and written whole or not at all, readable only by their owner. Also the options for the
-log lines of long-running commands, which `log_lines` prints.
+log lines of long-running commands, which `long_running` prints.
 """
 
 import os
@@ -221,6 +221,9 @@ QuietOption = Annotated[int, Option("--quiet -q", count=True, help="Log only war
 BusOption = Annotated[
     str | None,
     Option("--bus", "URL", "The NATS servers for messages, like nats://a:4222,nats://b:4222; or $HOCKET_BUS."),
+]
+PolicyOption = Annotated[
+    str | None, Option("--policy", "FILE", "The cluster's tempo policy. Default: tempo.yaml in the home.")
 ]
 LogFormatOption = Annotated[
     LogFormat | None,

@@ -3,9 +3,11 @@ failing, so that no single bad peer, schedule or job stops the process from doin
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
+from hocket.cancelling import end_tasks
 from hocket.events import Emit
 from hocket.events.workers import BackgroundTaskFailed
 from hocket.kernel.retrying import TASK_RETRIES
@@ -32,3 +34,15 @@ async def supervised(name: str, make: Callable[[], Awaitable[T]], emit: Emit, en
             said = str(error) or "no further detail"
             emit(BackgroundTaskFailed(name, f"{type(error).__name__}: {said}", rest))
         await asyncio.sleep(rest)
+
+
+@asynccontextmanager
+async def supervising(
+    name: str, make: Callable[[], Awaitable[Any]], emit: Emit, environment: Environment
+) -> AsyncIterator[None]:
+    """Runs a supervised task until the block ends."""
+    task = asyncio.create_task(supervised(name, make, emit, environment))
+    try:
+        yield
+    finally:
+        await end_tasks([task])
