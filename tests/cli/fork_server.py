@@ -28,7 +28,7 @@ from tests.cli import fork_client
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "hocket.cli"
-PROGRAM = (sys.executable, "-m", "hocket")
+PROGRAM = (sys.executable, "-m", MODULE)
 # Where a command writes its output and its errors: two descriptors.
 Outputs = tuple[int, int]
 # Besides all modules of the commands and of the service: what these import when they first need it.
@@ -253,7 +253,8 @@ def _serve(listener: socket.socket) -> None:
 
     for package in (hocket.cli, hocket.api):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
+            if module.name != "hocket.cli.__main__":
+                importlib.import_module(module.name)
     for name in LOADED:
         importlib.import_module(name)
     assert threading.active_count() == 1

@@ -124,7 +124,7 @@ def test_ctrl_c_reaches_the_worker_and_not_its_handlers(hung: Program):
     """A terminal sends the signal to the whole group; the handler processes are in another one."""
     job_id = hung.submit("hung.c")
     worker = subprocess.Popen(
-        [sys.executable, "-m", "hocket", "work", "hung.py", "--processes", "1", "--grace", "0s"],
+        [sys.executable, "-m", "hocket.cli", "work", "hung.py", "--processes", "1", "--grace", "0s"],
         env=hung.environment(),
         cwd=hung.home.parent,
         stdout=subprocess.PIPE,

@@ -66,7 +66,7 @@ def environment(directory: Path) -> dict[str, str]:
     """
     tools = directory / "tools"
     tools.mkdir()
-    real, forked = f'"{sys.executable}" -m hocket', shlex.join(forked_program(_server()))
+    real, forked = f'"{sys.executable}" -m hocket.cli', shlex.join(forked_program(_server()))
     for name, line in (
         (
             "hocket",
@@ -86,14 +86,14 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 def forking(env: dict[str, str], directory: Path) -> dict[str, str]:
-    """This environment for a program that starts `python -m hocket --home HOME …` itself: what Python says is its
+    """This environment for a program that starts `python -m hocket.cli --home HOME …` itself: what Python says is its
     own path is that of a script, which asks the server for commands that do not stay.
     """
     python = directory / "tools" / "python-or-forked"
     python.write_text(
         '#!/bin/sh\ncase "$1 $2 $3 $5" in\n'
-        '"-m hocket --home serve"|"-m hocket.cli --home work"|"-m hocket.cli --home pulse") ;;\n'
-        f'"-m hocket --home "*) shift 2; exec {shlex.join(forked_program(_server()))} "$@";;\nesac\n'
+        '"-m hocket.cli --home serve"|"-m hocket.cli --home work"|"-m hocket.cli --home pulse") ;;\n'
+        f'"-m hocket.cli --home "*) shift 2; exec {shlex.join(forked_program(_server()))} "$@";;\nesac\n'
         f'exec "{sys.executable}" "$@"\n'
     )
     python.chmod(0o755)

@@ -222,7 +222,7 @@ def elsewhere(ctx):
 
 def test_a_worker_of_another_home_than_the_default_gives_its_own_node(home: Path, tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(WORKER)
-    words = [sys.executable, "-m", "hocket", "work", "--home", str(home), "--until-idle", "tasks.py"]
+    words = [sys.executable, "-m", "hocket.cli", "work", "--home", str(home), "--until-idle", "tasks.py"]
     with hocket.open(home) as node:
         first = node.submit(number, 7)
         node.work([number], until_idle=True)

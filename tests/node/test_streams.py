@@ -12,9 +12,9 @@ import pytest
 
 import hocket
 from hocket.families.jobs.parts import PART_BYTES_MAX, Part
-from hocket.node.calls import on_loop, process_loop
 from hocket.node.message_bus import NodeMessages
 from hocket.node.node import Node
+from hocket.node.process_loop import on_loop, process_loop
 from hocket.testing.lossy_messages import LossyMessages
 from tests.node.test_process_loop import interrupt_main_thread
 

@@ -37,7 +37,7 @@ HANDLERS = str(Path(__file__).with_name("handlers.py"))
 
 # The program as pip has installed it. It ends with the test run, even if that is killed.
 _INSTALLED = Path(sys.executable).with_name("hocket")
-_PROGRAM = [str(_INSTALLED)] if _INSTALLED.exists() else [sys.executable, "-m", "hocket"]
+_PROGRAM = [str(_INSTALLED)] if _INSTALLED.exists() else [sys.executable, "-m", "hocket.cli"]
 _MORTAL = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
 MORTAL = [sys.executable, "-I", "-S", "-c", _MORTAL]
 

@@ -38,7 +38,7 @@ def test_a_node_that_is_killed_is_graded_step_by_step(tmp_path: Path) -> None:
             return next(each.grade for each in nodes.live(service) if not each.here)
 
         def work() -> subprocess.Popen[bytes]:
-            words = [sys.executable, "-m", "hocket", "--home", str(tmp_path / "leaf"), "work", HANDLERS]
+            words = [sys.executable, "-m", "hocket.cli", "--home", str(tmp_path / "leaf"), "work", HANDLERS]
             told = os.environ | {"HOCKET_TEST_ROOT": str(tmp_path), "HOCKET_TEST_JOURNAL": str(tmp_path / "journal")}
             path = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")))
             told |= {"HOCKET_TEST_MACHINE": "leaf", "PYTHONPATH": path}

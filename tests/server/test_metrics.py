@@ -235,7 +235,7 @@ def test_a_worker_without_metrics_loads_nothing_for_them(tmp_path: Path) -> None
     check = (
         "import atexit, sys; sys.argv = ['hocket', '--home', sys.argv[1], 'work', sys.argv[2], '--until-idle']\n"
         "atexit.register(lambda: print([n for n in sys.modules if 'server.monitoring' in n or 'prometheus' in n]))\n"
-        "from hocket.cli import main\nmain()\n"
+        "from hocket.cli.__main__ import main\nmain()\n"
     )
     words = [sys.executable, "-c", check, str(home), str(tasks)]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment({}))

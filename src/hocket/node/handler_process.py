@@ -22,10 +22,10 @@ from hocket.errors import HocketError, Usage
 from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc
 from hocket.kernel.extension import loaded
-from hocket.node.calls import process_loop
 from hocket.node.home import ENVIRONMENT
 from hocket.node.local_node import run_services
 from hocket.node.node import Node, SyncNode, handler_node
+from hocket.node.process_loop import process_loop
 from hocket.node.runtime import Runtime
 from hocket.work.handler_channel import (
     Channel,

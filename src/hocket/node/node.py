@@ -43,20 +43,7 @@ from hocket.kernel.policy import DEFAULT
 from hocket.log import Transaction
 from hocket.mesh.waiting import Waiting
 from hocket.node import handles
-from hocket.node.calls import (
-    INLINE,
-    Blocking,
-    JobRequest,
-    StreamNews,
-    drafts_of,
-    each,
-    id_of,
-    kept,
-    now,
-    on_loop,
-    pairs_of,
-    process_loop,
-)
+from hocket.node.calls import Blocking, JobRequest, StreamNews, drafts_of, each, id_of, kept, now, pairs_of
 from hocket.node.delivery import Delivery
 from hocket.node.handles import Handle, SyncHandle
 from hocket.node.home import switched_on
@@ -75,6 +62,7 @@ from hocket.node.inbox import (
 from hocket.node.kept_requests import keep_jobs, keep_message, send_kept
 from hocket.node.local_node import LOOK_AGAIN_S, LocalNode, run_services
 from hocket.node.locks import HeldLock, LockOptions, NodeLock, for_threads
+from hocket.node.process_loop import INLINE, on_loop, process_loop
 from hocket.node.rows import RowTable, SyncRowTable
 from hocket.node.runtime import Runtime
 from hocket.node.signals import held_interrupts, stopped_by_signals

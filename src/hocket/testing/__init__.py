@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from hocket.bus.changes import ANYTHING, Changes
-from hocket.node.calls import INLINE
 from hocket.node.node import DirectNode, Node, SyncNode
+from hocket.node.process_loop import INLINE
 from hocket.testing.bench import RUNS_MAX, Bench, Clock, Ran, Types
 
 __all__ = ["Clock", "MemoryNode", "MemorySyncNode", "Ran", "node"]

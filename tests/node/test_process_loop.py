@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from hocket.errors import Usage
-from hocket.node.calls import on_loop, process_loop
+from hocket.node.process_loop import on_loop, process_loop
 
 
 def interrupt_main_thread() -> None:
