@@ -186,7 +186,7 @@ def test_the_core_names_no_extension():
 
 def test_the_engine_learns_of_families_from_their_records():
     """These are left: all three are about jobs, claiming depends on kinds and availability, jobs send messages, and the
-    store has tables of its own for messages and rows.
+    store has tables of its own for messages.
     """
     named: dict[str, set[str]] = {"kernel": set(), "store": set(), "bus": set(), "log": set(), "work": set()}
     for path in modules():
@@ -195,7 +195,7 @@ def test_the_engine_learns_of_families_from_their_records():
             named[room] |= {name.split(".")[2] for name in found if name.startswith("hocket.families.")}
     assert named == {
         "kernel": set(),
-        "store": {"availability", "inbox", "jobs", "kinds", "rows"},
+        "store": {"availability", "inbox", "jobs", "kinds"},
         "bus": set(),
         "log": {"availability", "jobs", "kinds"},
         "work": {"availability", "inbox", "jobs", "kinds"},

@@ -13,7 +13,7 @@ from hocket.log import archive
 from hocket.node import store_move
 from hocket.node.home import Home
 from hocket.node.store_move import move
-from hocket.store.blobs import PART_BYTES, BlobPlace
+from hocket.store.artifacts import PART_BYTES, BlobPlace
 from hocket.store.postgres.blobs import PostgresBlobs
 from hocket.work.blobs import HomeBlobs
 from tests.cli.conftest import Program

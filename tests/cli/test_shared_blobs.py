@@ -12,7 +12,7 @@ import hocket
 from hocket.api import Service, artifacts
 from hocket.errors import StoreError
 from hocket.node.runtime import Runtime
-from hocket.store.blobs import PART_BYTES
+from hocket.store.artifacts import PART_BYTES
 from hocket.work import store_blobs
 from hocket.work.artifacts import content, find
 from tests.cli.conftest import Program, until

@@ -20,8 +20,8 @@ from hocket.bus.pipes import Pipes
 from hocket.errors import Conflict, StoreError
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash, node_id, node_text
+from hocket.kernel.keys import MAC_BYTES, RowMac
 from hocket.kernel.rules import encode_rules
-from hocket.kernel.signing import MAC_BYTES, RowMac
 from hocket.log import RULES, Log
 from hocket.log.machine_clock import SteadyWall
 from hocket.log.permissions import founder
@@ -29,8 +29,8 @@ from hocket.node.home import Home
 from hocket.node.variables import listen_address, named_store, replica_path
 from hocket.store import Migration, backend
 from hocket.store import open as open_store
+from hocket.store.local import MOVING, REPLICA
 from hocket.store.secrecy import without_password
-from hocket.store.unlogged import MOVING, REPLICA
 
 if TYPE_CHECKING:
     from hocket.bus.shared import SharedBus
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hocket.log.replica import ReplicatedStore
     from hocket.log.state_check import CheckedStateFiles
     from hocket.store import Session, Store
-    from hocket.store.blobs import BlobPlace
+    from hocket.store.artifacts import BlobPlace
     from hocket.work.blobs import Blobs
     from hocket.work.liveness import Liveness
 
@@ -129,7 +129,7 @@ def put_blob_place(home: Home, store: Store, place: BlobPlace | None) -> None:
     """
     if home.server is None:
         return
-    from hocket.store.blobs import BLOBS, BlobPlace
+    from hocket.store.artifacts import BLOBS, BlobPlace
 
     with store.write() as session:
         if session.head().seq == 0:
@@ -140,14 +140,14 @@ def put_blob_place(home: Home, store: Store, place: BlobPlace | None) -> None:
 
 
 def blob_place(session: Session) -> BlobPlace:
-    from hocket.store.blobs import BLOBS, BlobPlace
+    from hocket.store.artifacts import BLOBS, BlobPlace
 
     return BlobPlace.STORE if session.meta(BLOBS) == BlobPlace.STORE.encode() else BlobPlace.HOME
 
 
 def blobs_of(home: Home, store: Store) -> Blobs:
     """The blobs of a home, which its store may have."""
-    from hocket.store.blobs import BlobPlace
+    from hocket.store.artifacts import BlobPlace
     from hocket.work.blobs import HomeBlobs
 
     here = HomeBlobs(home.blobs)

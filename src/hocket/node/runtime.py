@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from hocket.node.home import Ask
     from hocket.node.spool import Spool
     from hocket.store import Session, Store
-    from hocket.store.blobs import BlobPlace
+    from hocket.store.artifacts import BlobPlace
     from hocket.work.blobs import Blobs
     from hocket.work.jobs import Draft, Submitted
     from hocket.work.liveness import Liveness
@@ -180,7 +180,7 @@ class Runtime:
         by default.
         """
         from hocket.kernel.keys import did_key
-        from hocket.store.blobs import BlobPlace
+        from hocket.store.artifacts import BlobPlace
 
         home = Home(path or default_home())
         if strict and ranked_open:

@@ -18,7 +18,7 @@ from hocket.kernel.snapshot import SNAPSHOT_TYPE
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload
 from hocket.log import Transaction
 from hocket.store import Artifact, ArtifactSession, OpSession, Session, Store
-from hocket.store.blobs import ClearedBlobs
+from hocket.store.artifacts import ClearedBlobs
 from hocket.work.blobs import GARBAGE_AGE_S, Blobs
 from hocket.work.node_access import NodeAccess
 from hocket.work.troubles import Troubles

@@ -16,8 +16,8 @@ from blake3 import blake3
 
 from hocket.errors import StoreError, Usage
 from hocket.kernel.ids import hash_text
-from hocket.store.blobs import ClearedBlobs
-from hocket.store.disk import sync_directory
+from hocket.store.artifacts import ClearedBlobs
+from hocket.store.files import sync_directory
 from hocket.work.processes import ProcessLock, is_alive
 
 BLOB_BYTES_MAX = 1024 * 1024 * 1024

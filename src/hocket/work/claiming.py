@@ -12,7 +12,7 @@ from hocket.kernel.texts import BEAT_MS_DEFAULT
 from hocket.kernel.vocabulary import ClaimWork, Subject
 from hocket.log import SETTLE_STEP, Transaction
 from hocket.store import IsLeft, JobEntry
-from hocket.store.locks import LIMIT
+from hocket.store.statements import LIMIT
 from hocket.work.claim_order import is_ranked
 from hocket.work.jobs import NEVER, Claim, Draft, Offer, must, submit_one
 from hocket.work.rescue import DEATHS_ALONE, deaths

@@ -36,7 +36,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Transaction
 from hocket.log.set_judges import WrittenOp
-from hocket.store.locks import UNIQUE_KEY
+from hocket.store.statements import UNIQUE_KEY
 from hocket.work.tracing import SubmitTrace, tracer
 from hocket.work.written_outputs import NOTHING, Content, WrittenOutputs, creation
 

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from hocket.errors import StoreError
 from hocket.kernel.ids import hash_text
-from hocket.store.blobs import PART_BYTES, BlobTable, ClearedBlobs
+from hocket.store.artifacts import PART_BYTES, BlobTable, ClearedBlobs
 from hocket.store.server_clock import machine_s
 from hocket.work.blobs import GARBAGE_AGE_S, Damaged, HomeBlobs, Staged, chunks_of
 

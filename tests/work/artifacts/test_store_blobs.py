@@ -22,7 +22,7 @@ from blake3 import blake3
 from hocket import store as stores
 from hocket.errors import StoreError
 from hocket.store import BlobTable
-from hocket.store.blobs import PART_BYTES
+from hocket.store.artifacts import PART_BYTES
 from hocket.store.postgres import blobs as postgres_blobs
 from hocket.store.postgres import migration
 from hocket.store.postgres.blobs import PostgresBlobs
