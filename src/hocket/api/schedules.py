@@ -8,13 +8,13 @@ from msgspec import Meta
 from hocket.api import Service, ServiceAnswer
 from hocket.api.operation import TokenNeed, operation
 from hocket.api.views import Line, at, now_ms, table
+from hocket.families.jobs import cron, view
+from hocket.families.jobs.cron import NewSchedule
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import decode_policy
 from hocket.log import Transaction
 from hocket.mesh import membership
 from hocket.store import Session
-from hocket.work import cron, view
-from hocket.work.cron import NewSchedule
 
 
 class ScheduleShown(ServiceAnswer, frozen=True):

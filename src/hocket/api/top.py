@@ -11,12 +11,11 @@ from hocket.extensions.tempo.beats.phases import phase_at
 from hocket.extensions.tempo.beats.policy import TempoPolicy
 from hocket.extensions.tempo.beats.tempo import beat_at
 from hocket.extensions.tempo.window_archive import kept_reports
+from hocket.families.jobs.progress import newest_notes
+from hocket.families.jobs.view import counted_as, readable
 from hocket.kernel.clock import wall_text
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.store import JobFilter, Session, Stage
-from hocket.work.job_states import counted_as
-from hocket.work.progress import newest_notes
-from hocket.work.view import readable
 
 # The most holds that are shown, and the newest ended jobs whose costs are summed.
 HOLDS_MAX = 200

@@ -54,8 +54,8 @@ def add(
       hocket cron add pulse '*/5 * * * *' acme.ping --retries 2 --overlap queue
       hocket cron add report @daily acme.report
     """
-    from hocket.work.cron import NewSchedule
-    from hocket.work.drafts import draft
+    from hocket.families.jobs.cron import NewSchedule
+    from hocket.families.jobs.drafts import draft
 
     made = draft(kind, payload(data), job_options(options))
     with open_service() as service:

@@ -16,8 +16,8 @@ import msgspec
 from hocket.cli.options import LogFormat
 from hocket.cli.settings import settings
 from hocket.events import Event
+from hocket.events.event_logging import ROOT
 from hocket.kernel.texts import clean, clean_json
-from hocket.work.event_logging import ROOT
 from hocket.work.output_capture import ShowLine, job_of
 
 # An unknown node may get its name later.

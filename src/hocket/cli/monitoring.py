@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 from hocket.cli.declarations import Option
 from hocket.errors import Usage
 from hocket.events import Emit
+from hocket.events.event_logging import log_event, logged
 from hocket.events.workers import MetricsServed
 from hocket.node.node import Node
-from hocket.work.event_logging import log_event, logged
 
 if TYPE_CHECKING:
     from hocket.extensions.tempo.pulse_admin import PulseAdmin

@@ -16,9 +16,9 @@ from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseO
 from hocket.cli.output import emit, fields
 from hocket.cli.settings import open_runtime
 from hocket.errors import Usage
+from hocket.events.event_logging import log_event, logged
 from hocket.extensions.tempo.beat_commands import PolicyOption, needed_policy
 from hocket.kernel.extension import named_parts
-from hocket.work.event_logging import log_event, logged
 
 if TYPE_CHECKING:
     from hocket.extensions.tempo.beats.policy import TempoPolicy
@@ -73,9 +73,9 @@ def serve(
       hocket serve --pulse
       hocket serve --host 0.0.0.0 --cert cert.pem --key key.pem --address https://mesh.example.org:7315
     """
+    from hocket.families.jobs.requests import check_kind
     from hocket.mesh.peers import check_address
     from hocket.node.bus_settings import bus_settings
-    from hocket.work.jobs import check_kind
 
     known = None if address is None else check_address(address)
     if openai is not None:
@@ -125,12 +125,12 @@ async def _serve(
         await node.relay_messages(emit, servers)
         from hocket.api import Service, peers
         from hocket.api.programs import chosen_token
+        from hocket.events.troubles import supervised
         from hocket.server.api import Api
         from hocket.server.monitoring.monitor import Monitor
         from hocket.server.openai import routes as chat_routes
         from hocket.server.routes import ROUTES
         from hocket.server.running import Server
-        from hocket.work.supervision import supervised
 
         ended = asyncio.Event()
         gate = services.gate(lambda: {server.address, *([] if address is None else [address])})

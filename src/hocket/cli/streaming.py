@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from hocket.cli.log_lines import start_logging
 from hocket.cli.output import emit_line, notice, on_terminal
 from hocket.cli.settings import settings
+from hocket.events.event_logging import log_event
 from hocket.events.jobs import JobWaiting
 from hocket.kernel.texts import clean
 from hocket.mesh.waiting import Waiting
-from hocket.work.event_logging import log_event
 
 if TYPE_CHECKING:
     from hocket.families.jobs.parts import Part

@@ -12,7 +12,7 @@ from hocket.errors import HocketError, StoreAway, Usage
 if TYPE_CHECKING:
     from hocket.api import Service
     from hocket.cli.streaming import WaitLine
-    from hocket.work.jobs import Draft
+    from hocket.families.jobs.requests import Draft
 
 
 def submit(
@@ -67,9 +67,9 @@ def _submit_one(
     kind: str, data: str | None, options: dict[str, Any], wait: bool, patience: float | None, stream: bool
 ) -> None:
     from hocket.api import jobs
+    from hocket.families.jobs.drafts import draft
+    from hocket.families.jobs.requests import check_kind
     from hocket.kernel.ids import ulid_text
-    from hocket.work.drafts import draft
-    from hocket.work.jobs import check_kind
 
     check_kind(kind)
     arguments = payload(data)

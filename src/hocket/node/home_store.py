@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hocket.bus.shared import SharedBus
+    from hocket.families.blobs import Blobs
+    from hocket.families.liveness import Liveness
     from hocket.kernel.rules import Rules
     from hocket.log.replica import ReplicatedStore
     from hocket.node.home import Home
     from hocket.store import Session, Store
     from hocket.store.blobs import BlobPlace
-    from hocket.work.blobs import Blobs
-    from hocket.work.liveness import Liveness
 
 
 def opened_store(home: Home) -> Store:
@@ -78,7 +78,7 @@ def check_whole(home: Home, store: Store) -> None:
 
 def check_idle(session: Session, liveness: Liveness, now_ms: int, before: str) -> None:
     """Raises Conflict if workers of this store are running."""
-    from hocket.work.liveness import WorkerState, standing
+    from hocket.families.liveness import WorkerState, standing
 
     now = max(session.head().wall, now_ms)
     running = [each for each in session.workers() if standing(liveness, each, now) is WorkerState.RUNNING]
@@ -130,8 +130,8 @@ def blob_place(session: Session) -> BlobPlace:
 
 def blobs_of(home: Home, store: Store) -> Blobs:
     """The blobs of a home, which its store may have."""
+    from hocket.families.blobs import HomeBlobs
     from hocket.store.blobs import BlobPlace
-    from hocket.work.blobs import HomeBlobs
 
     here = HomeBlobs(home.blobs)
     table = None if home.server is None else backend(home.server).blobs
@@ -141,7 +141,7 @@ def blobs_of(home: Home, store: Store) -> Blobs:
         place = blob_place(session)
     if place is not BlobPlace.STORE:
         return here
-    from hocket.work.store_blobs import StoreBlobs
+    from hocket.families.blobs import StoreBlobs
 
     return StoreBlobs(here, table(home.server))
 
@@ -163,7 +163,7 @@ def _origin(processes: Path) -> bytes:
     import hashlib
 
     from hocket.bus.shared import ORIGIN_BYTES
-    from hocket.work.liveness import place_of
+    from hocket.families.liveness import place_of
 
     place = place_of(processes)
     if not (place.boot and place.locks):

@@ -24,7 +24,10 @@ from hocket.cancelling import end_tasks
 from hocket.errors import Unreachable, Usage
 from hocket.events import Emit, ignore
 from hocket.events.nodes import StoreRowRefused
+from hocket.events.troubles import supervised
 from hocket.events.workers import StepFailed
+from hocket.families.blobs import Blobs
+from hocket.families.jobs.requests import Decision, Offer, Result
 from hocket.families.jobs.rules import Job
 from hocket.families.locks.processes import LockProcesses, LockSweep
 from hocket.kernel.extension import named_parts
@@ -36,23 +39,20 @@ from hocket.node.requests import accepted, kept
 from hocket.node.runtime import Runtime
 from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import Session
-from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment, MachineEnvironment
-from hocket.work.jobs import Offer, Result
 from hocket.work.maintenance import ClockWatch, Maintenance
-from hocket.work.pending_decisions import Decision, decisions
+from hocket.work.pending_decisions import decisions
 from hocket.work.serving import Serving
 from hocket.work.shared_presence import SharedPresence
-from hocket.work.supervision import supervised
 from hocket.work.sweep import SweepLoop
 
 if TYPE_CHECKING:
+    from hocket.families.artifacts import Fetch
     from hocket.log.store_check import RowFinding
     from hocket.mesh.services import MeshServices
     from hocket.node.bus_settings import BusSettings
     from hocket.node.job_stream import PartSender
     from hocket.node.message_bus import NodeMessages
-    from hocket.work.artifacts import Fetch
 
 
 T = TypeVar("T")

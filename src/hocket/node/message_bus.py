@@ -17,6 +17,7 @@ from hocket.bus.subject_names import cluster_root
 from hocket.cancelling import end_tasks
 from hocket.errors import StoreError, Usage
 from hocket.events import Emit
+from hocket.families.access import NodeAccess
 from hocket.kernel.authority import Standing
 from hocket.kernel.envelope import LIFE_MS
 from hocket.kernel.keys import SigningKey
@@ -26,7 +27,6 @@ from hocket.node.home import Home
 from hocket.node.running import BusNote, RunningBus
 from hocket.store import Session
 from hocket.work.environment import Environment
-from hocket.work.node_access import NodeAccess
 
 # How often the members are read again. An unknown author has them read at once, but not more often than that.
 REFRESH_S = 5.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from hocket.errors import Conflict
-from hocket.work.processes import ProcessLock, ProcessTurn, notes
+from hocket.families.liveness import ProcessLock, ProcessTurn, notes
 
 _SERVER = "server"
 _TURN = "serve.turn"

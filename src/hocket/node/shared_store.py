@@ -136,7 +136,7 @@ def note_home(home: Home, log: Log) -> None:
     """Notes that this home uses the shared store as its node. Raises Conflict if another home does so: two homes with
     one key would take each other's workers and claims for their own.
     """
-    from hocket.work.liveness import place_of
+    from hocket.families.liveness import place_of
 
     author, now_ms = log.node.to_bytes(8, "big"), log.physical()
     place = place_of(home.processes)

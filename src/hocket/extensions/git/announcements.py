@@ -15,6 +15,7 @@ from hocket.bus.messages import ANNOUNCED_S_MAX, MessageBus
 from hocket.cancelling import end_tasks
 from hocket.errors import HocketError
 from hocket.events import Emit, ignore
+from hocket.events.troubles import supervised
 from hocket.extensions.git import hints, jobs
 from hocket.extensions.git.opening import open_plane
 from hocket.extensions.git.pending_jobs import (
@@ -31,7 +32,6 @@ from hocket.node.home import Home
 from hocket.node.local_node import LocalNode
 from hocket.node.runtime import Runtime
 from hocket.work.environment import Environment
-from hocket.work.supervision import supervised
 
 # How often the refs of a repository are listed.
 WATCH_S = 2.0

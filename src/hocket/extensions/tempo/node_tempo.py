@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hocket.cancelling import end_tasks
 from hocket.errors import StoreError
 from hocket.events import Emit, ignore
+from hocket.events.troubles import supervised
 from hocket.extensions.tempo.beats.messages import BarReport, PulseMessage
 from hocket.extensions.tempo.beats.policy import TempoPolicy
 from hocket.extensions.tempo.events import PulseStarted
@@ -22,7 +23,6 @@ from hocket.kernel.envelope import LIFE_MS
 from hocket.node.local_node import LocalNode
 from hocket.node.locks import lock_client
 from hocket.node.message_bus import NodeMessages
-from hocket.work.supervision import supervised
 
 if TYPE_CHECKING:
     from hocket.extensions.tempo.nats_leader import LeaderRegister

@@ -12,6 +12,7 @@ from hocket.cli.monitoring import MetricsOption, monitored
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
 from hocket.cli.settings import open_runtime
+from hocket.events.troubles import supervised
 from hocket.extensions.tempo.beat_commands import PolicyOption, assumed_policy, needed_policy
 from hocket.extensions.tempo.beats.policy import TempoPolicy
 from hocket.extensions.tempo.events import ReverbStarted
@@ -20,7 +21,6 @@ from hocket.node.bus_settings import BusSettings, bus_settings
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
-from hocket.work.supervision import supervised
 
 if TYPE_CHECKING:
     from hocket.extensions.tempo.beats.policy import TempoPolicy

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from hocket.errors import StoreError, Usage
+from hocket.events.troubles import supervised
 from hocket.extensions.tempo.beats.phases import Phases, hold_end
 from hocket.extensions.tempo.beats.tempo import Tempo
 from hocket.extensions.tempo.policy_file import home_timeline, tempo_policy
@@ -17,7 +18,6 @@ from hocket.kernel.ids import node_text
 from hocket.kernel.policy import LEASE_MS_MIN
 from hocket.node.runtime import Runtime
 from hocket.store import JobFilter, Session, Stage
-from hocket.work.supervision import supervised
 from hocket.work.worker import WorkerOptions
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from hocket.errors import StoreError
 from hocket.extensions.tempo.beats.kpis import Alarm, Kpis, alarms
 from hocket.extensions.tempo.beats.messages import BarReport, PromiseOutcome
 from hocket.extensions.tempo.reports import kpis_of
+from hocket.families.jobs.view import COUNTED
 from hocket.kernel.ids import node_text
 from hocket.kernel.version import __version__
 from hocket.server.monitoring import metrics
 from hocket.server.monitoring.event_counts import BUCKETS_S, LABEL_VALUES_MAX, BoundedLabel, EventCounts, Histogram
 from hocket.server.monitoring.metrics import Metric, MetricType
-from hocket.work.job_states import COUNTED
 
 Labels = tuple[str, ...]
 Samples = dict[Metric, dict[Labels, float]]
