@@ -35,24 +35,7 @@ ORDER = [
     "faces of extensions",
 ]
 # In an extension, these modules are its faces, which may also import those of the core.
-EXTENSION_FACES = ("admin", "commands", "run_command", "access", "hook")
-# Modules of the core that still name an extension. Take one out when it no longer does; add none.
-NAMED_EXTENSIONS: dict[str, set[str]] = {
-    "cost": {
-        "api/top.py",
-    },
-    "tempo": {
-        "api/top.py",
-        "cli/monitoring.py",
-        "cli/serve.py",
-        "cli/top.py",
-        "mesh/window_tokens.py",
-        "node/local_node.py",
-        "server/monitoring/collector.py",
-        "server/monitoring/event_counts.py",
-        "server/monitoring/monitor_server.py",
-    },
-}
+EXTENSION_FACES = ("admin", "commands", "run_command", "access", "hook", "metrics")
 # A family's facts and rules are decisions, as the kernel's are: they import the kernel and each other alone, and every
 # room below the kernel may import them.
 DECISIONS = {"candidates", "facts", "index", "key_patterns", "parts", "rendezvous", "rules"}
@@ -120,12 +103,6 @@ def room_of(module: Sequence[str]) -> str:
     return module[1] if len(module) > 1 else "__init__"
 
 
-def is_named_extension(module: Sequence[str], parts: Sequence[str]) -> bool:
-    """Whether an import is one that NAMED_EXTENSIONS lists."""
-    files = NAMED_EXTENSIONS.get(parts[2], set()) if len(parts) > 2 and parts[1] == "extensions" else set()
-    return "/".join(module[1:]) + ".py" in files
-
-
 def is_decision(module: Sequence[str]) -> bool:
     return tuple(module[:2]) == ("hocket", "families") and len(module) > 3 and module[3] in DECISIONS
 
@@ -144,9 +121,7 @@ def broken_rules(source: str, module: tuple[str, ...], is_package: bool = False)
         if parts[0] != "hocket" or room in EVERYWHERE:
             continue
         target = room_of(parts)
-        if is_named_extension(module, parts):
-            allowed = True
-        elif is_decision(parts):
+        if is_decision(parts):
             allowed = room != "kernel"
         elif is_decision(module):
             allowed = target == "kernel"
@@ -198,20 +173,20 @@ def test_rooms_import_only_what_stands_above_them():
     assert not broken
 
 
-def test_the_core_names_no_more_extensions_than_it_did():
-    named: dict[str, set[str]] = {extension: set() for extension in NAMED_EXTENSIONS}
+def test_the_core_names_no_extension():
+    named: dict[str, set[str]] = {}
     for path in modules():
         file = path.relative_to(HOUSE)
         if file.parts[0] not in ("extensions", "__init__.py"):
-            for name in imports(path.read_text(encoding="utf-8"), module_name(path), path.stem == "__init__"):
-                if name.startswith("hocket.extensions."):
-                    named.setdefault(name.split(".")[2], set()).add(str(file))
-    assert named == NAMED_EXTENSIONS
+            names = imports(path.read_text(encoding="utf-8"), module_name(path), path.stem == "__init__")
+            if found := {name for name in names if name.startswith("hocket.extensions")}:
+                named[str(file)] = found
+    assert not named
 
 
 def test_the_engine_learns_of_families_from_their_records():
-    """These are left: both are about jobs, claiming depends on kinds and availability, and the store has tables of its
-    own for messages and rows.
+    """These are left: both are about jobs, claiming depends on kinds and availability, and the store has a table of
+    its own for messages.
     """
     named: dict[str, set[str]] = {"kernel": set(), "store": set(), "bus": set(), "log": set()}
     for path in modules():
@@ -220,7 +195,7 @@ def test_the_engine_learns_of_families_from_their_records():
             named[room] |= {name.split(".")[2] for name in found if name.startswith("hocket.families.")}
     assert named == {
         "kernel": set(),
-        "store": {"availability", "inbox", "jobs", "kinds", "rows"},
+        "store": {"availability", "inbox", "jobs", "kinds"},
         "bus": set(),
         "log": {"availability", "jobs", "kinds"},
     }

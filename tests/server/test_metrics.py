@@ -31,6 +31,7 @@ from hocket.events.jobs import (
     RunStarted,
 )
 from hocket.events.nodes import OpRefused
+from hocket.extensions.tempo import metrics as tempo_metrics
 from hocket.kernel.ids import node_text
 from hocket.mesh.wire import Request
 from hocket.node.node import Node
@@ -387,9 +388,11 @@ def test_the_lag_behind_the_coordinator_is_shown(tmp_path: Path) -> None:
 
 # Names.
 
+ALL = (*metrics.ALL, *tempo_metrics.ALL)
+
 
 def test_names_follow_the_conventions() -> None:
-    for metric in metrics.ALL:
+    for metric in ALL:
         assert re.fullmatch(r"hocket(_[a-z]+)+", metric.name) and metric.help.endswith(".")
         assert metric.name.endswith("_total") == (metric.type is MetricType.COUNTER)
         assert not re.search(r"_(ms|millis|minutes|count|sum|bucket)(_|$)", metric.name)
@@ -397,13 +400,13 @@ def test_names_follow_the_conventions() -> None:
             re.fullmatch(r"[a-z_]+", label) and label not in ("node", "le", "job", "instance")
             for label in metric.labels
         )
-    assert len({metric.name for metric in metrics.ALL}) == len(metrics.ALL) > 30
+    assert len({metric.name for metric in ALL}) == len(ALL) > 30
 
 
 def test_the_documentation_names_every_metric_with_its_type_and_labels() -> None:
     rows = re.findall(r"^\| `(hocket_\w+)` \| (\w+) \|([^|]*)\|", METRICS_PAGE.read_text(), re.M)
     told = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
-    assert told == {each.name: (each.type.value, set(each.labels)) for each in metrics.ALL}
+    assert told == {each.name: (each.type.value, set(each.labels)) for each in ALL}
 
 
 def expressions(board: object) -> Iterator[str]:
@@ -424,7 +427,7 @@ def test_the_dashboard_uses_every_metric_and_only_ours() -> None:
     asked = " ".join(expressions(board))
     series = {
         name: each
-        for each in metrics.ALL
+        for each in ALL
         for name in (
             [each.name + part for part in ("_bucket", "_sum", "_count")]
             if each.type is MetricType.HISTOGRAM
@@ -432,7 +435,7 @@ def test_the_dashboard_uses_every_metric_and_only_ours() -> None:
         )
     }
     named = set(re.findall(r"hocket_\w+", asked))
-    assert named <= series.keys() and {series[name] for name in named} == set(metrics.ALL)
+    assert named <= series.keys() and {series[name] for name in named} == set(ALL)
     for name, selectors in re.findall(r"(hocket_\w+)\{([^}]*)\}", asked):
         labels = set(re.findall(r"(\w+)=", selectors))
         assert labels <= {*series[name].labels, "node"}, (name, labels)

@@ -21,10 +21,9 @@ from hocket.families.jobs.requests import Content, Draft, Held, creation
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
-from hocket.kernel.keys import SigningKey
+from hocket.kernel.keys import RowMac, SigningKey
 from hocket.kernel.ops import NO_ID
 from hocket.kernel.policy import Policy
-from hocket.kernel.signing import RowMac
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify

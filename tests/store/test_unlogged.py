@@ -20,7 +20,7 @@ from hocket.mesh.peer_exchange import READING
 from hocket.mesh.peers import ADDRESS, BREAKERS, TRUST
 from hocket.node.shared_store import HOME
 from hocket.store import LateOp, OverQuota, Refusal, Store, TokenRow
-from hocket.store.unlogged import KEPT, OF_NODE
+from hocket.store.local import KEPT, OF_NODE
 from tests.stores import STORES, with_macs
 
 NODE = bytes(range(8))

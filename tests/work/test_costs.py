@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from hocket.api import Service
-from hocket.api.top import TopView
 from hocket.errors import NotAuthorised
 from hocket.extensions.command import proof as proof_module
 from hocket.extensions.command.execution import Execution, Resources
@@ -21,6 +20,7 @@ from hocket.extensions.command.proof import BadProof, Proof, prove
 from hocket.extensions.cost.costs import spent_on
 from hocket.extensions.cost.node_costs import check_budgets, costs, estimate_of, job_cost, need_rates
 from hocket.extensions.tempo.beats.policy import make_policy
+from hocket.extensions.tempo.top_commands import TopView
 from hocket.families.jobs import claiming
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Draft, Held

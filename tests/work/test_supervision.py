@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hocket.events import sentences
-from hocket.events import troubles as supervision
-from hocket.events.troubles import supervised
 from hocket.kernel.retrying import RetryPolicy
+from hocket.work import supervision
+from hocket.work.supervision import supervised
 
 
 def environment() -> Any:

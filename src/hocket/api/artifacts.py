@@ -19,7 +19,7 @@ from hocket.kernel.ids import hash_text, parse_ulid, ulid_text
 from hocket.kernel.ops import BeatPlace
 from hocket.kernel.texts import counted
 from hocket.store import Artifact, Session
-from hocket.store.blobs import ClearedBlobs
+from hocket.store.artifacts import ClearedBlobs
 from hocket.work.run_outputs import check_ttl, check_type, contain
 
 LIMIT_MAX = 100_000

@@ -23,11 +23,11 @@ from hocket.kernel.authority import Authority
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.extension import named_parts
 from hocket.kernel.ids import node_id, node_text
+from hocket.kernel.keys import RowMac
 from hocket.kernel.ops import decode
 from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import BreakerState
 from hocket.kernel.rules import HOCKET, decode_kept_rules
-from hocket.kernel.signing import RowMac
 from hocket.kernel.texts import counted, span
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
@@ -44,8 +44,8 @@ from hocket.node.running import running_buses
 from hocket.node.shared_store import check_sharing
 from hocket.store import Session, WakeUp, backend
 from hocket.store import open as open_store
-from hocket.store.blobs import BlobPlace
-from hocket.store.file_lock import lock_holder
+from hocket.store.artifacts import BlobPlace
+from hocket.store.files import lock_holder
 from hocket.store.intake import REFUSALS_KEPT
 
 PYTHON_MIN = (3, 11)

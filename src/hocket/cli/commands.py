@@ -34,7 +34,6 @@ COMMANDS = {
     "claims": ("claims:claims_app", "Show how jobs find their workers: explain a job, rank workers."),
     "derive": ("log:derive", "Run pure functions over the ops of the log, or repeat them and compare."),
     "grid": ("claims:grid", "Show how ranked jobs spread over the workers, live."),
-    "top": ("top:top", "Watch the mesh: beat, nodes, holds, queue, alarms, cost."),
     "invite": ("invite:invite", "Invite another machine: prints a token for it."),
     "join": ("join:join", "Join a mesh with an invitation token."),
     "nodes": ("nodes:nodes", "List the nodes of the mesh, what each may do, and which are alive."),

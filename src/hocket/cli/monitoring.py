@@ -12,7 +12,7 @@ from hocket.events.workers import MetricsServed
 from hocket.node.node import Node
 
 if TYPE_CHECKING:
-    from hocket.extensions.tempo.pulse_admin import PulseAdmin
+    from hocket.server.monitoring.monitor_server import Routes
 
 MetricsOption = Annotated[
     str | None,
@@ -23,10 +23,10 @@ MetricsOption = Annotated[
 
 
 def monitored(
-    node: Node, metrics: str | None, troubles: Callable[[], list[str]], admin: "Callable[[], PulseAdmin] | None" = None
+    node: Node, metrics: str | None, troubles: Callable[[], list[str]], routes: "Routes | None" = None
 ) -> tuple[AbstractAsyncContextManager[object], Emit]:
     """Serves metrics inside the block, if an address is given. Pass the second to all parts of the process. `troubles`
-    gives why the process cannot work now, and `admin` makes what answers the admin routes of a pulse.
+    gives why the process cannot work now. The server answers `routes` besides.
     """
     if metrics is None:
         return nullcontext(), log_event
@@ -39,6 +39,6 @@ def monitored(
     counts = EventCounts()
     emit = logged(counts)
     monitor = Monitor(node, counts, troubles=troubles, emit=emit)
-    server = MonitorServer(monitor, *parse_address(metrics), None if admin is None else admin())
+    server = MonitorServer(monitor, *parse_address(metrics), routes or {})
     log_event(MetricsServed(server.address))
     return server, emit

@@ -221,6 +221,9 @@ BusOption = Annotated[
     str | None,
     Option("--bus", "URL", "The NATS servers for messages, like nats://a:4222,nats://b:4222; or $HOCKET_BUS."),
 ]
+PolicyOption = Annotated[
+    str | None, Option("--policy", "FILE", "The cluster's tempo policy. Default: tempo.yaml in the home.")
+]
 LogFormatOption = Annotated[
     LogFormat | None,
     Option("--log-format", help="The form of log lines. Default: text, or json with --json.", show_default=False),

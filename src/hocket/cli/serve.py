@@ -5,23 +5,20 @@ it.
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hocket.cancelling import end_tasks
 from hocket.cli.declarations import Option
 from hocket.cli.log_lines import start_logging
-from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
+from hocket.cli.options import BusOption, LogFormatOption, PolicyOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
 from hocket.cli.settings import open_runtime
 from hocket.errors import Usage
 from hocket.events.event_logging import log_event, logged
-from hocket.extensions.tempo.beat_commands import PolicyOption, needed_policy
 from hocket.kernel.extension import named_parts
 
 if TYPE_CHECKING:
-    from hocket.extensions.tempo.beats.policy import TempoPolicy
     from hocket.mesh.gate import Gate
     from hocket.node.bus_settings import BusSettings
     from hocket.node.runtime import Runtime
@@ -88,12 +85,9 @@ def serve(
         lines.name_nodes(Service(runtime).names)
         if policy is not None and not pulse:
             raise Usage("--policy is for --pulse; give both, or neither")
-        beats = needed_policy(runtime.home, policy) if pulse else None
         servers = bus_settings(runtime.home, bus)
-        watched = [("git", each) for each in git or ()]
-        asyncio.run(
-            _serve(runtime, host, port, known, cert, key, proxy or [], announce, servers, openai, beats, watched)
-        )
+        watched = [("git", each) for each in git or ()] + ([("pulse", policy or "")] if pulse else [])
+        asyncio.run(_serve(runtime, host, port, known, cert, key, proxy or [], announce, servers, openai, watched))
 
 
 async def _serve(
@@ -107,10 +101,8 @@ async def _serve(
     announce: bool,
     servers: "BusSettings | None",
     openai: str | None,
-    policy: "TempoPolicy | None",
     watched: list[tuple[str, str]],
 ) -> None:
-    from hocket.extensions.tempo.node_tempo import pulsing
     from hocket.node.node import Node
     from hocket.node.running import announce_server
     from hocket.node.signals import stopped_by_signals
@@ -121,16 +113,18 @@ async def _serve(
 
         counts = EventCounts()
         emit = logged(counts)
+        watch = named_parts("watches")
+        watches = [watch[name](node, value, emit) for name, value in watched]
         services = node.services(emit)
         await node.relay_messages(emit, servers)
         from hocket.api import Service, peers
         from hocket.api.programs import chosen_token
-        from hocket.events.troubles import supervised
         from hocket.server.api import Api
         from hocket.server.monitoring.monitor import Monitor
         from hocket.server.openai import routes as chat_routes
         from hocket.server.routes import ROUTES
         from hocket.server.running import Server
+        from hocket.work.supervision import supervising
 
         ended = asyncio.Event()
         gate = services.gate(lambda: {server.address, *([] if address is None else [address])})
@@ -144,21 +138,22 @@ async def _serve(
             await server.start()
             if key is not None:
                 runtime.home.note_tls_key(key)
-            keeping = asyncio.create_task(
-                supervised("the exchange with peers", lambda: services.loop().run(), emit, node.environment)
-            )
-            watch = named_parts("watches")
-            watching = [asyncio.create_task(watch[name](node, each, emit)) for name, each in watched]
+            exchange = supervising("the exchange with peers", lambda: services.loop().run(), emit, node.environment)
             try:
                 await node.call(lambda: peers.note_address(Service(runtime), told))
                 name, now_ms = node.environment.name("server"), node.environment.physical_ms()
                 with closing(announce_server(runtime.home.processes, name, told, now_ms)):
-                    sends_beats = nullcontext() if policy is None else pulsing(node, policy, emit)
-                    async with _announced(runtime, server, announce), node.kept_up(emit), sends_beats:
+                    async with (
+                        exchange,
+                        _announced(runtime, server, announce),
+                        node.kept_up(emit),
+                        AsyncExitStack() as stack,
+                    ):
+                        for each in watches:
+                            await stack.enter_async_context(each)
                         _say(runtime, told, server)
                         await ended.wait()
             finally:
-                await end_tasks([keeping, *watching])
                 await server.stop()
                 await node.call(api.close)
         _report(gate)

@@ -1,18 +1,15 @@
 """Failures of one thing among many: one schedule, one job, one artifact. The operator gets one event, and another only
-after a while; the thing is skipped for a while, and the rest continues. `supervised` restarts a background task that
-fails as a whole, after a pause that grows: no single bad peer, schedule or job stops the process from doing its work.
+after a while; the thing is skipped for a while, and the rest continues. `work.supervision` restarts a
+task that fails as a whole.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Hashable
-from random import Random
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Hashable
+from typing import TypeVar
 
 from hocket.errors import StoreError
 from hocket.events import Emit, Event
-from hocket.events.workers import BackgroundTaskFailed, StepFailed
+from hocket.events.workers import StepFailed
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.retrying import TASK_RETRIES
 
 T = TypeVar("T")
 
@@ -20,8 +17,6 @@ TOLD_AGAIN_S = 600.0
 REST_S = 30.0
 # How many things are remembered; beyond that the one that failed longest ago is dropped and may be reported again.
 REMEMBERED_MAX = 1_000
-# A task that ran this long before it failed counts as healthy: its next pause is short.
-HEALTHY_S = 60.0
 
 
 class Troubles:
@@ -78,28 +73,3 @@ class _Contained:
 
 def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-class Pausing(Protocol):
-    """The clock by which a failed task pauses, and the randomness of its pauses."""
-
-    @property
-    def monotonic(self) -> Callable[[], float]: ...
-    @property
-    def chance(self) -> Random: ...
-
-
-async def supervised(name: str, make: Callable[[], Awaitable[T]], emit: Emit, environment: Pausing) -> T:
-    """Runs what `make` returns until it ends, and returns its result. After an error it emits an event, and the task
-    is made again. Cancelling this cancels the task; `name` is its name for the operator ("the sync loop").
-    """
-    failures = 0
-    while True:
-        began = environment.monotonic()
-        try:
-            return await make()
-        except Exception as error:
-            failures = 1 if environment.monotonic() - began >= HEALTHY_S else failures + 1
-            rest = TASK_RETRIES.delay_s(failures, environment.chance.random())
-            emit(BackgroundTaskFailed(name, f"{type(error).__name__}: {str(error) or 'no further detail'}", rest))
-        await asyncio.sleep(rest)

@@ -41,6 +41,10 @@ register(
     ),
     Extension(
         "tempo",
+        counts=dict.fromkeys(
+            ("BarReported", "BeatSent", "FrameRefused", "PulseFollows", "PulseLeads"), "extensions.tempo.metrics:count"
+        ),
+        watches={"pulse": "extensions.tempo.node_tempo:pulse_beside"},
         members={"score": "extensions.tempo.beats.score:score_of"},
         pacers=dict.fromkeys(("score", "budget"), "extensions.tempo.run_pace:paced_alone"),
         context={
@@ -52,6 +56,7 @@ register(
             "hold_length": "extensions.tempo.worker_tempo:hold_length",
             "secret": "extensions.tempo.window_secret:node_secret",
         },
+        request_proofs={"window.secret": "extensions.tempo.window_secret:window_tokens"},
         file="tempo.yaml",
         runtime="extensions.tempo.policy_file:keep_time",
         worker="extensions.tempo.worker_tempo:in_tempo",
@@ -71,6 +76,10 @@ register(
             "secret": (
                 "extensions.tempo.beat_commands:secret_app",
                 "Print keys and tokens of a project and role that change on each downbeat.",
+            ),
+            "top": (
+                "extensions.tempo.top_commands:top",
+                "Watch the mesh: beat, nodes, holds, queue, alarms, cost.",
             ),
             "ucxl": (
                 "extensions.tempo.beat_commands:ucxl_app",

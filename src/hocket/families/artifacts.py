@@ -21,7 +21,7 @@ from hocket.kernel.snapshot import SNAPSHOT_TYPE
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload
 from hocket.log import Transaction
 from hocket.store import Artifact, ArtifactSession, OpSession, Session, Store
-from hocket.store.blobs import ClearedBlobs
+from hocket.store.artifacts import ClearedBlobs
 
 if TYPE_CHECKING:
     from hocket.events.troubles import Troubles

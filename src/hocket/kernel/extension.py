@@ -43,8 +43,10 @@ class Extension:
     `commands` have for each a sentence of help besides, and `shortcuts` may run a command before the program is loaded.
     `members` are those of a job's policy: a place gives the value from what people write (the value itself, plain data,
     or the bytes of a file), and raises ValueError. `submits` are called with a runtime and drafts before jobs with such
-    a member are submitted. `tasks` run beside every process that keeps a node up, and `watches` beside a server, for
-    each value of its option of that name. `checks` are for `hocket doctor`, and `proof` finds the proof of a job.
+    a member are submitted. `tasks` run beside every process that keeps a node up. `watches` run beside a server, for
+    each value of its option of that name: a place gives a context manager of a node, the value and `emit`. `checks` are
+    for `hocket doctor`, and `proof` finds the proof of a job. `counts` are called with the counts of a process and each
+    event of such a type.
 
     `pacers` make the pacers of the runs of jobs with such a member. `context` and `node` have what methods of a
     handler's context and of a node call. A `file` in the home, a `variable` or a setting of a worker with the
@@ -65,6 +67,7 @@ class Extension:
         tasks: Places = _NONE,
         watches: Places = _NONE,
         checks: Places = _NONE,
+        counts: Places = _NONE,
         proof: str = "",
         pacers: Places = _NONE,
         context: Places = _NONE,
@@ -77,7 +80,7 @@ class Extension:
     ) -> None:
         self.name, self.commands, self.shortcuts = name, commands, shortcuts
         self.members, self.submits, self.kinds = members, submits, kinds
-        self.tasks, self.watches, self.checks, self.proof = tasks, watches, checks, proof
+        self.tasks, self.watches, self.checks, self.counts, self.proof = tasks, watches, checks, counts, proof
         self.pacers, self.context, self.node = pacers, context, node
         self.file, self.variable, self.runtime, self.worker = file, variable, runtime, worker
         self.request_proofs = request_proofs

@@ -25,8 +25,7 @@ from hocket.kernel.texts import span
 from hocket.kernel.vocabulary import DelegateUcan, number_of
 from hocket.mesh import peers, wire
 from hocket.mesh.outgoing import PAGE_OPS_MAX
-from hocket.mesh.window_tokens import WindowTokens
-from hocket.mesh.wire import Reply, Request, Transport, look
+from hocket.mesh.wire import Reply, Request, SecondProof, Transport, look
 from hocket.store import OpSession
 from hocket.work.environment import Environment
 
@@ -105,9 +104,9 @@ class Client:
         address: str,
         node: int | None,
         randomness: Callable[[int], bytes] = os.urandom,
-        window_tokens: WindowTokens | None = None,
+        second_proof: SecondProof | None = None,
     ) -> None:
-        self._window_tokens = window_tokens
+        self._second_proof = second_proof
         self._access, self._key, self._transport, self._environment = access, key, transport, environment
         self._randomness = randomness
         self.address = address
@@ -291,8 +290,8 @@ class Client:
         token = make_bearer(self._key, audience, self._now_s(), nonce, TOKEN_S)
         rules = rules_hash(self._access.log.rules).hex()
         headers = {"authorization": f"Bearer {token}", wire.RULES_HASH: rules, wire.KNOWS: knowledge_text(OURS)}
-        if self._window_tokens is not None:
-            headers[wire.WINDOW] = self._window_tokens.stamp(token, self._now_s() * 1000)
+        if self._second_proof is not None:
+            headers[wire.WINDOW] = self._second_proof.stamp(token, self._now_s() * 1000)
         return headers
 
     def _nonce(self) -> str:

@@ -47,8 +47,7 @@ from hocket.mesh.outgoing import PeerReader, order_ops
 from hocket.mesh.output import AskedOutput, answer_blob, answer_output, keep_output, read_query
 from hocket.mesh.quotas import BatchWork, Buckets, Quotas
 from hocket.mesh.sync import stored_messages
-from hocket.mesh.window_tokens import WINDOW_HELP, WindowTokens, is_of_window
-from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
+from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request, SecondProof
 from hocket.work.environment import Environment
 from hocket.work.output_files import OutputFiles
 
@@ -110,11 +109,11 @@ class Gate:
         output: OutputFiles | None = None,
         quotas: Quotas | None = None,
         relay: MessageRelay | None = None,
-        window_tokens: WindowTokens | None = None,
+        second_proof: SecondProof | None = None,
         used_tokens: UsedTokens | None = None,
         is_contested: bool = False,
     ) -> None:
-        self._output, self._window_tokens = output, window_tokens
+        self._output, self._second_proof = output, second_proof
         self._relay = relay
         self._quotas = quotas or Quotas(environment.monotonic, emit)
         self._access, self._key, self._environment = access, key, environment
@@ -250,8 +249,10 @@ class Gate:
         except Malformed:
             raise self._unknown("an unreadable token") from None
         caller = await self._access.call(lambda: self._recognise(token.strip(), bearer))
-        if not is_of_window(self._window_tokens, request, token.strip(), self._environment.physical_ms()):
-            raise self._unknown("no token of this window", caller.node, WINDOW_HELP)
+        proof, now_ms = request.headers.get(wire.WINDOW, ""), self._environment.physical_ms()
+        second = self._second_proof
+        if second is not None and not second.is_valid(proof, token.strip(), now_ms):
+            raise self._unknown("no token of this window", caller.node, second.hint)
         if not self._used_tokens.use(bearer, self._environment.physical_ms() // 1000):
             raise self._unknown("a token that was used before", caller.node)
         if caller.standing is not Standing.ACTIVE:

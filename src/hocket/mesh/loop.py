@@ -13,7 +13,6 @@ from hocket.bus.messages import MessageBus
 from hocket.errors import HocketError, StoreError
 from hocket.events import Emit, ignore
 from hocket.events.nodes import CoordinatorSilent, NodeGraded, OpsDelivered, OpsWaiting
-from hocket.events.troubles import supervised
 from hocket.events.workers import StoreUnavailable
 from hocket.families.access import NodeAccess
 from hocket.families.jobs.progress import own_notes
@@ -33,6 +32,7 @@ from hocket.mesh.wire import look
 from hocket.store import Peer
 from hocket.work.environment import Environment
 from hocket.work.presence import own_workers
+from hocket.work.supervision import supervised
 
 # How often a peer is visited if nothing is known to have happened, minus a random part each time.
 CADENCE_S = 30.0

@@ -22,8 +22,7 @@ from hocket.mesh.output import OutputPushes
 from hocket.mesh.peers import Trust
 from hocket.mesh.quotas import Buckets, Quotas
 from hocket.mesh.sync import Exchanges
-from hocket.mesh.window_tokens import WindowTokens
-from hocket.mesh.wire import Reply, Request, look, note
+from hocket.mesh.wire import Reply, Request, SecondProof, look, note
 from hocket.work.environment import Environment
 from hocket.work.output_files import OutputFiles
 
@@ -48,9 +47,9 @@ class MeshServices:
         emit: Emit = ignore,
         blobs: Blobs | None = None,
         output: OutputFiles | None = None,
-        window_tokens: WindowTokens | None = None,
+        second_proof: SecondProof | None = None,
     ) -> None:
-        self._window_tokens = window_tokens
+        self._second_proof = second_proof
         self._blobs, self._output = blobs, output
         self.messages: MessageBus | None = None
         """The bus between nodes, if there is one."""
@@ -64,7 +63,7 @@ class MeshServices:
         # Ops that a node pushes and ops that are pulled from it count together.
         self._quotas = Quotas(environment.monotonic, emit)
         self.exchanges = Exchanges(
-            access, key, self.transport, environment, emit=emit, quotas=self._quotas, window_tokens=window_tokens
+            access, key, self.transport, environment, emit=emit, quotas=self._quotas, second_proof=second_proof
         )
         self.relay: MessageRelay | None = None
         """Set it before the loop and the gate are made, to carry messages of the bus between the nodes."""
@@ -114,7 +113,7 @@ class MeshServices:
             output=self._output,
             quotas=self._quotas,
             relay=self.relay,
-            window_tokens=self._window_tokens,
+            second_proof=self._second_proof,
             used_tokens=UsedTokens(self._processes),
         )
 

@@ -29,8 +29,7 @@ from hocket.mesh.output import AskedOutput, FarOutput, fetch_blob, fetch_output
 from hocket.mesh.peer_exchange import Exchanged, PeerExchange
 from hocket.mesh.presence import PresenceSharing
 from hocket.mesh.quotas import Quotas
-from hocket.mesh.window_tokens import WindowTokens
-from hocket.mesh.wire import Reply, Request, Transport, look, note
+from hocket.mesh.wire import Reply, Request, SecondProof, Transport, look, note
 from hocket.store import OpSession, Peer, Session
 from hocket.work.environment import Environment
 
@@ -53,9 +52,9 @@ class Exchanges:
         randomness: Callable[[int], bytes] = os.urandom,
         emit: Emit = ignore,
         quotas: Quotas | None = None,
-        window_tokens: WindowTokens | None = None,
+        second_proof: SecondProof | None = None,
     ) -> None:
-        self._window_tokens = window_tokens
+        self._second_proof = second_proof
         self._quotas = quotas or Quotas(environment.monotonic, emit)
         self._access, self._key, self._environment = access, key, environment
         self.transport = GuardedTransport(transport, access, environment, emit)
@@ -176,7 +175,7 @@ class Exchanges:
             known = None if peer is None or peer.node is None else int.from_bytes(peer.node, "big")
             client = Client(
                 *(self._access, self._key, self.transport, self._environment, address, known, self._randomness),
-                self._window_tokens,
+                self._second_proof,
             )
             # Another task may have been faster.
             self._peers.setdefault(

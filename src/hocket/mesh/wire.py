@@ -87,6 +87,20 @@ class Request(NamedTuple):
         return self._replace(body=body, read=None)
 
 
+class SecondProof(Protocol):
+    """A proof on the requests between nodes beside their bearer tokens. `hint` says what to compare if a node has
+    none.
+    """
+
+    hint: str
+
+    def stamp(self, bearer: str, now_ms: int) -> str:
+        """The proof for a request with this bearer token."""
+        ...
+
+    def is_valid(self, proof: str, bearer: str, now_ms: int) -> bool: ...
+
+
 class Reply(NamedTuple):
     """With a `stream`, the body is what the stream yields, until it ends."""
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from hocket.bus.pipes import Pipes
 from hocket.errors import Conflict, StoreError
-from hocket.kernel.signing import RowMac
+from hocket.kernel.keys import RowMac
 from hocket.log import RULES, Log
 from hocket.log.machine_clock import SteadyWall
 from hocket.node.home import Home
 from hocket.node.variables import listen_address, named_store, replica_path
 from hocket.store import Migration, backend
 from hocket.store import open as open_store
+from hocket.store.local import MOVING, REPLICA
 from hocket.store.secrecy import without_password
-from hocket.store.unlogged import MOVING, REPLICA
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hocket.log.replica import ReplicatedStore
     from hocket.node.home import Home
     from hocket.store import Session, Store
-    from hocket.store.blobs import BlobPlace
+    from hocket.store.artifacts import BlobPlace
 
 
 def opened_store(home: Home) -> Store:
@@ -112,7 +112,7 @@ def put_blob_place(home: Home, store: Store, place: BlobPlace | None) -> None:
     """
     if home.server is None:
         return
-    from hocket.store.blobs import BLOBS, BlobPlace
+    from hocket.store.artifacts import BLOBS, BlobPlace
 
     with store.write() as session:
         if session.head().seq == 0:
@@ -123,7 +123,7 @@ def put_blob_place(home: Home, store: Store, place: BlobPlace | None) -> None:
 
 
 def blob_place(session: Session) -> BlobPlace:
-    from hocket.store.blobs import BLOBS, BlobPlace
+    from hocket.store.artifacts import BLOBS, BlobPlace
 
     return BlobPlace.STORE if session.meta(BLOBS) == BlobPlace.STORE.encode() else BlobPlace.HOME
 
@@ -131,7 +131,7 @@ def blob_place(session: Session) -> BlobPlace:
 def blobs_of(home: Home, store: Store) -> Blobs:
     """The blobs of a home, which its store may have."""
     from hocket.families.blobs import HomeBlobs
-    from hocket.store.blobs import BlobPlace
+    from hocket.store.artifacts import BlobPlace
 
     here = HomeBlobs(home.blobs)
     table = None if home.server is None else backend(home.server).blobs

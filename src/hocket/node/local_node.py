@@ -3,7 +3,7 @@ other nodes, and the periodic tasks. `node.Node` adds the API for programs.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import (
     AbstractContextManager,
@@ -14,27 +14,26 @@ from contextlib import (
     nullcontext,
     suppress,
 )
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hocket.bus import Subscription
 from hocket.bus.changes import ANYTHING, Changes
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
-from hocket.cancelling import end_tasks
 from hocket.errors import Unreachable, Usage
 from hocket.events import Emit, ignore
 from hocket.events.nodes import StoreRowRefused
-from hocket.events.troubles import supervised
 from hocket.events.workers import StepFailed
 from hocket.families.blobs import Blobs
 from hocket.families.jobs.requests import Decision, Offer, Result
 from hocket.families.jobs.rules import Job
 from hocket.families.locks.processes import LockProcesses, LockSweep
-from hocket.kernel.extension import named_parts
+from hocket.kernel.extension import extensions, loaded, named_parts
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
 from hocket.mesh.waiting import Waiting
 from hocket.node.delivery import Delivery
+from hocket.node.home import Home
 from hocket.node.requests import accepted, kept
 from hocket.node.runtime import Runtime
 from hocket.node.variables import MESH_ENABLED, is_on
@@ -44,12 +43,14 @@ from hocket.work.maintenance import ClockWatch, Maintenance
 from hocket.work.pending_decisions import decisions
 from hocket.work.serving import Serving
 from hocket.work.shared_presence import SharedPresence
+from hocket.work.supervision import supervising
 from hocket.work.sweep import SweepLoop
 
 if TYPE_CHECKING:
     from hocket.families.artifacts import Fetch
     from hocket.log.store_check import RowFinding
     from hocket.mesh.services import MeshServices
+    from hocket.mesh.wire import SecondProof
     from hocket.node.bus_settings import BusSettings
     from hocket.node.job_stream import PartSender
     from hocket.node.message_bus import NodeMessages
@@ -84,16 +85,6 @@ def _rows_told(log: Log, loop: asyncio.AbstractEventLoop, emit: Emit) -> Iterato
         check.report = before
 
 
-@asynccontextmanager
-async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs a task until the block ends."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        await end_tasks([task])
-
-
 def still_open(runtime: Runtime | None) -> Runtime:
     if runtime is None:
         raise Usage("this node is closed; open it again with hocket.open()")
@@ -119,6 +110,16 @@ def fetch_for(runtime: Runtime) -> "Fetch":
             return asyncio.run(run(LocalNode(own)))
 
     return fetch
+
+
+def second_proof(home: Home, mesh: str) -> "SecondProof | None":
+    """What requests between nodes carry beside a bearer token, if a file of an extension in the home asks for it."""
+    for extension in extensions():
+        for file, place in extension.request_proofs.items():
+            if (home.path / file).exists():
+                proof: SecondProof | None = loaded(place)(home, mesh)
+                return proof
+    return None
 
 
 class LocalNode:
@@ -202,7 +203,6 @@ class LocalNode:
             if not is_on(MESH_ENABLED):
                 raise Unreachable(f"this process talks to no other node: {MESH_ENABLED} is off")
             try:
-                from hocket.extensions.tempo.window_secret import window_tokens
                 from hocket.mesh.services import MeshServices
             except ImportError as error:
                 raise Usage(f"talking to other nodes needs {error.name}; install hocket[server]") from None
@@ -215,7 +215,7 @@ class LocalNode:
                 emit,
                 self.runtime.blobs,
                 self.runtime.output,
-                window_tokens(home, self.log.user),
+                second_proof(home, self.log.user),
             )
         return self._services
 
@@ -305,7 +305,7 @@ class LocalNode:
         } | {name: make(self, emit) for name, make in named_parts("tasks").items()}
         async with AsyncExitStack() as stack:
             for name, run in tasks.items():
-                await stack.enter_async_context(_beside(supervised(name, run, emit, self.environment)))
+                await stack.enter_async_context(supervising(name, run, emit, self.environment))
             yield
 
     async def _send_kept(self) -> None:
@@ -328,9 +328,7 @@ class LocalNode:
             services = self.services(emit)
             await self.relay_messages(emit)
             self.reach = services.exchanges.consult
-            async with _beside(
-                supervised("the exchange with peers", lambda: services.loop().run(), emit, self.environment)
-            ):
+            async with supervising("the exchange with peers", lambda: services.loop().run(), emit, self.environment):
                 yield
             self.reach = None
 

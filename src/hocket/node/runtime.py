@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from hocket.node.home import Ask
     from hocket.node.spool import Spool
     from hocket.store import Session, Store
-    from hocket.store.blobs import BlobPlace
+    from hocket.store.artifacts import BlobPlace
     from hocket.work.output_files import OutputFiles
     from hocket.work.pacing import MakePacer
     from hocket.work.serving import Serving
@@ -182,7 +182,7 @@ class Runtime:
         """
         from hocket.kernel.keys import did_key
         from hocket.node.home_store import put_blob_place, put_rules
-        from hocket.store.blobs import BlobPlace
+        from hocket.store.artifacts import BlobPlace
 
         home = Home(path or default_home())
         if strict and ranked_open:

@@ -16,8 +16,8 @@ import msgspec
 from hocket.errors import Conflict, StoreError
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash, node_id, node_text
+from hocket.kernel.keys import MAC_BYTES
 from hocket.kernel.rules import encode_rules
-from hocket.kernel.signing import MAC_BYTES
 from hocket.log import RULES
 from hocket.log.permissions import founder
 

@@ -8,9 +8,8 @@ from typing import Any
 from hocket.families.jobs.rules import Outcome
 from hocket.store.job_columns import CHECKED_COLUMNS, JOB_COLUMNS, job_entries, job_entry
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
-from hocket.store.locks import LockSession
 from hocket.store.row_check import RowCheck
-from hocket.store.statements import Dialect, insert_new, upsert
+from hocket.store.statements import Dialect, LockSession, insert_new, upsert
 
 _STAGES = tuple(Stage)
 _INDEXES = ("jobs_ready", "jobs_delayed", "jobs_blocked", "jobs_claimed")

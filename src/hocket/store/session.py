@@ -6,18 +6,13 @@ from hocket.store.artifacts import ArtifactSession
 from hocket.store.intake import IntakeSession
 from hocket.store.listening import NoteSession
 from hocket.store.local import LocalSession
-from hocket.store.lock_requests import LockRequestSession
 from hocket.store.messages import MessageSession
 from hocket.store.ops import OpSession
-from hocket.store.peers import PeerSession
 from hocket.store.presence import PresenceSession
 from hocket.store.registers import RegisterSession
 from hocket.store.roster import JobSession
 from hocket.store.row_check import RowCheck
-from hocket.store.rows import RowSession
 from hocket.store.subjects import SubjectSession
-from hocket.store.tokens import TokenSession
-from hocket.store.unlogged import UnloggedSession
 
 PROJECTIONS = (
     *("jobs", "finished", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
@@ -31,17 +26,12 @@ class Session(
     IntakeSession,
     JobSession,
     SubjectSession,
-    RowSession,
     MessageSession,
     RegisterSession,
     ArtifactSession,
-    PeerSession,
     PresenceSession,
     LocalSession,
-    TokenSession,
-    LockRequestSession,
     NoteSession,
-    UnloggedSession,
 ):
     """It has a `row_check` in a store that nodes share."""
 

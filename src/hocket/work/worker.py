@@ -21,7 +21,7 @@ from hocket.errors import StoreAway, StoreError, Usage
 from hocket.events import Emit, ignore
 from hocket.events.jobs import KindsNotDefined
 from hocket.events.nodes import CoordinatorUnknown
-from hocket.events.troubles import Troubles, described, supervised
+from hocket.events.troubles import Troubles, described
 from hocket.events.workers import AvailabilityChanged, BatchFailed, StoreUnavailable, WorkerDeclaredDead
 from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.jobs.candidates import worker_id
@@ -53,6 +53,7 @@ from hocket.work.ranked_claims import RankedClaims
 from hocket.work.run_outcomes import RunOutcomes
 from hocket.work.runner import Run
 from hocket.work.serving import Serving, serving, serving_text
+from hocket.work.supervision import supervised
 
 T = TypeVar("T")
 

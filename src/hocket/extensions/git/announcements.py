@@ -7,15 +7,12 @@ pushed there with plain git. Workers also list the refs.
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext, suppress
 
 from hocket.bus.messages import ANNOUNCED_S_MAX, MessageBus
-from hocket.cancelling import end_tasks
 from hocket.errors import HocketError
 from hocket.events import Emit, ignore
-from hocket.events.troubles import supervised
 from hocket.extensions.git import hints, jobs
 from hocket.extensions.git.opening import open_plane
 from hocket.extensions.git.pending_jobs import (
@@ -32,6 +29,7 @@ from hocket.node.home import Home
 from hocket.node.local_node import LocalNode
 from hocket.node.runtime import Runtime
 from hocket.work.environment import Environment
+from hocket.work.supervision import supervising
 
 # How often the refs of a repository are listed.
 WATCH_S = 2.0
@@ -87,11 +85,11 @@ class GitWatch:
 
 def watching(
     node: LocalNode, repository: str, emit: Emit, settings: BusSettings | None = None
-) -> Coroutine[Any, Any, None]:
-    """Watches a repository for as long as it runs."""
+) -> AbstractAsyncContextManager[None]:
+    """Watches a repository until the block ends."""
     bus = lambda: node.message_bus(emit, settings)  # noqa: E731
     watch = GitWatch(node.runtime.home, node.log.user, bus, node.environment, repository)
-    return supervised(f"watching {repository}", watch.run, emit, node.environment)
+    return supervising(f"watching {repository}", watch.run, emit, node.environment)
 
 
 # However many jobs are announced, a worker lists the refs once in this time because of them.
@@ -142,13 +140,11 @@ def hearing(
 
     async def run() -> None:
         node = LocalNode(runtime)
-        tasks = [asyncio.create_task(supervised("announcing git jobs", announcing(node, emit), emit, node.environment))]
-        if repository is not None:
-            tasks.append(asyncio.create_task(watching(node, repository, emit, settings)))
+        watch = nullcontext() if repository is None else watching(node, repository, emit, settings)
         try:
-            await listen(node)
+            async with supervising("announcing git jobs", announcing(node, emit), emit, node.environment), watch:
+                await listen(node)
         finally:
-            await end_tasks(tasks)
             await node.finish()
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), name="hocket-git-bus", daemon=True)

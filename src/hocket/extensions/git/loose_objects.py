@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
-from hocket.store.disk import sync_directory
+from hocket.store.files import sync_directory
 
 PLAIN_BYTES_MAX = 4_000
 LEVEL_DEFAULT = 1

@@ -17,10 +17,10 @@ from hocket.extensions.sim.network import Network
 from hocket.families.blobs import Blobs
 from hocket.families.locks.processes import LockSweep
 from hocket.kernel.ids import content_hash, node_id
-from hocket.kernel.keys import SigningKey, did_key
+from hocket.kernel.keys import RowMac, SigningKey, did_key
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.rules import Rules, encode_rules
-from hocket.kernel.signing import OpSigner, RowMac
+from hocket.kernel.signing import OpSigner
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import RULES, Log, Transaction

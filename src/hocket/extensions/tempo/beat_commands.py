@@ -1,6 +1,5 @@
 """`hocket beat`, `ucxl`, `secret`, `score` and `promise`: which beat it is, which time an address means, and what goes
-by beats. A beat follows from the time and the tempo policy alone, so the first two need no home. Also the option
-`--policy` of long-running commands.
+by beats. A beat follows from the time and the tempo policy alone, so the first two need no home.
 """
 
 import time
@@ -15,7 +14,6 @@ from hocket.errors import Failed, NotAuthorised, Usage
 if TYPE_CHECKING:
     from hocket.extensions.tempo.beats.policy import TempoPolicy
     from hocket.extensions.tempo.window_secret import ProjectSecret
-    from hocket.node.home import Home
 
 CLUSTER_DEFAULT = "local"
 
@@ -125,33 +123,6 @@ def _policy(file: str | None, bpm: int | None, bar: int | None) -> "TempoPolicy"
         return read_policy(read_file(file, FILE_BYTES_MAX))
     except BadField as error:
         raise Usage(f"{'standard input' if file == '-' else file}: {error}") from None
-
-
-PolicyOption = Annotated[
-    str | None, Option("--policy", metavar="FILE", help="The cluster's tempo policy. Default: tempo.yaml in the home.")
-]
-
-
-def needed_policy(home: "Home", file: str | None) -> "TempoPolicy":
-    """The policy of the file, or of the home. Raises Usage if there is none."""
-    from hocket.extensions.tempo.policy_file import tempo_policy
-
-    found = tempo_policy(home, file)
-    if found is None:
-        raise Usage(
-            f"there is no tempo policy at {home.tempo}; write `cluster_id: NAME` into it, or give --policy FILE"
-        )
-    return found
-
-
-def assumed_policy(home: "Home", file: str | None) -> "TempoPolicy":
-    """The policy of the file, or of the home, for commands that only read; if there is none, that of a cluster of one
-    machine.
-    """
-    from hocket.extensions.tempo.beats.policy import make_policy
-    from hocket.extensions.tempo.policy_file import CLUSTER_DEFAULT, tempo_policy
-
-    return tempo_policy(home, file) or make_policy(CLUSTER_DEFAULT)
 
 
 secret_app = new_app()

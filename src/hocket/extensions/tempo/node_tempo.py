@@ -2,20 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from typing import TYPE_CHECKING
 
 from hocket.cancelling import end_tasks
 from hocket.errors import StoreError
 from hocket.events import Emit, ignore
-from hocket.events.troubles import supervised
 from hocket.extensions.tempo.beats.messages import BarReport, PulseMessage
 from hocket.extensions.tempo.beats.policy import TempoPolicy
 from hocket.extensions.tempo.events import PulseStarted
 from hocket.extensions.tempo.heard_beats import BeatListener, HeardBeats, Leaders, TempoClock
 from hocket.extensions.tempo.leader_check import LeaderCheck
 from hocket.extensions.tempo.leader_lock import ArbiterLock, LeaderLock, is_incident
-from hocket.extensions.tempo.policy_file import tempo_changed
+from hocket.extensions.tempo.policy_file import needed_policy, tempo_changed
 from hocket.extensions.tempo.pulse import Pulse
 from hocket.extensions.tempo.reverb import Reverb
 from hocket.extensions.tempo.tempo_messages import TempoMessages, TempoQueue
@@ -23,6 +22,7 @@ from hocket.kernel.envelope import LIFE_MS
 from hocket.node.local_node import LocalNode
 from hocket.node.locks import lock_client
 from hocket.node.message_bus import NodeMessages
+from hocket.work.supervision import supervising
 
 if TYPE_CHECKING:
     from hocket.extensions.tempo.nats_leader import LeaderRegister
@@ -48,17 +48,16 @@ async def heard_beats(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore)
             await end_tasks([task])
 
 
-@asynccontextmanager
-async def pulsing(
+def pulsing(
     node: LocalNode, policy: TempoPolicy, emit: Emit = ignore, began: Callable[[Pulse], None] = lambda pulse: None
-) -> AsyncIterator[None]:
+) -> AbstractAsyncContextManager[None]:
     """Runs a pulse until the block ends. `began` is called with it."""
-    run = supervised("the pulse", lambda: _run_pulse(node, policy, emit, began), emit, node.environment)
-    task = asyncio.create_task(run)
-    try:
-        yield
-    finally:
-        await end_tasks([task])
+    return supervising("the pulse", lambda: _run_pulse(node, policy, emit, began), emit, node.environment)
+
+
+def pulse_beside(node: LocalNode, file: str, emit: Emit) -> AbstractAsyncContextManager[None]:
+    """Runs a pulse beside a server, by the policy of the file, or of the home if the name is empty."""
+    return pulsing(node, needed_policy(node.runtime.home, file or None), emit)
 
 
 async def _run_pulse(node: LocalNode, policy: TempoPolicy, emit: Emit, began: Callable[[Pulse], None]) -> None:

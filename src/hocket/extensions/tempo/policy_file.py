@@ -14,7 +14,7 @@ import msgspec
 from hocket.errors import Usage
 from hocket.extensions.tempo.beats.file_fields import FILE_BYTES_MAX, BadField
 from hocket.extensions.tempo.beats.placing import mark_at
-from hocket.extensions.tempo.beats.policy import TempoPolicy, policy_hash, read_policy
+from hocket.extensions.tempo.beats.policy import TempoPolicy, make_policy, policy_hash, read_policy
 from hocket.extensions.tempo.beats.tempo import CHANGES_MAX, TempoChange, Timeline, timeline
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ops import beat_at
@@ -23,6 +23,7 @@ from hocket.node.runtime import Runtime
 
 # The cluster of nodes without a policy.
 CLUSTER_DEFAULT = "local"
+CHANGES_BYTES_MAX = 64 * 1024
 
 
 def readable_policy(home: Home) -> TempoPolicy | None:
@@ -49,7 +50,19 @@ def tempo_policy(home: Home, file: PathLike[str] | str | None = None) -> TempoPo
         raise Usage(f"bad tempo policy {path}: {error}") from None
 
 
-CHANGES_BYTES_MAX = 64 * 1024
+def needed_policy(home: Home, file: str | None) -> TempoPolicy:
+    """The policy of the file, or of the home. Raises Usage if there is none."""
+    policy = tempo_policy(home, file)
+    if policy is None:
+        raise Usage(
+            f"there is no tempo policy at {home.tempo}; write `cluster_id: NAME` into it, or give --policy FILE"
+        )
+    return policy
+
+
+def assumed_policy(home: Home, file: str | None = None) -> TempoPolicy:
+    """The policy of the file, or of the home; if there is none, that of a cluster of one machine."""
+    return tempo_policy(home, file) or make_policy(CLUSTER_DEFAULT)
 
 
 class KeptChanges(msgspec.Struct, frozen=True):

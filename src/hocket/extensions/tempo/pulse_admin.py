@@ -34,41 +34,50 @@ class TempoWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PulseAdmin:
-    """`pulse` is the running one, once it has begun."""
-
     def __init__(self, node: Node, policy: TempoPolicy) -> None:
         self._node, self._policy = node, policy
-        self.pulse: Pulse | None = None
+        self._pulse: Pulse | None = None
+
+    def began(self, pulse: "Pulse") -> None:
+        self._pulse = pulse
 
     @property
     def routes(self) -> Mapping[tuple[str, str], Callable[[Request], Awaitable[Reply]]]:
-        return {("GET", PULSE): self._show, ("POST", TEMPO): self._change}
+        return {("GET", PULSE): self._answered(self._show), ("POST", TEMPO): self._answered(self._change)}
 
-    async def _show(self, request: Request) -> Reply:
+    @staticmethod
+    def _answered(route: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Reply]]:
+        async def reply(request: Request) -> Reply:
+            try:
+                return _reply(200, await route(request))
+            except HocketError as error:
+                status = next((each for kind, each in _STATUSES.items() if isinstance(error, kind)), 503)
+                return _reply(status, {"error": str(error)})
+
+        return reply
+
+    async def _show(self, request: Request) -> dict[str, Any]:
         pulse = self._running()
         frame = local_frame(self._policy, pulse.tempo, pulse.now.at_ms, pulse.now.phases)
         change = pulse.next_change
-        return _reply(
-            200,
-            {
-                "frame": frame,
-                "leads": bool(pulse.fence),
-                "fence": pulse.fence,
-                "degraded": pulse.now.is_degraded,
-                "adaptive": self._policy.is_adaptive,
-                "next_tempo_bpm": None if change is None else change.tempo.bpm,
-                "next_tempo_at": None if change is None else wall_text(change.since_ms),
-            },
-        )
+        return {
+            "frame": frame,
+            "leads": bool(pulse.fence),
+            "fence": pulse.fence,
+            "degraded": pulse.now.is_degraded,
+            "adaptive": self._policy.is_adaptive,
+            "next_tempo_bpm": None if change is None else change.tempo.bpm,
+            "next_tempo_at": None if change is None else wall_text(change.since_ms),
+        }
 
-    async def _change(self, request: Request) -> Reply:
+    async def _change(self, request: Request) -> dict[str, Any]:
         await self._check(request)
         try:
             wanted = decode_json(request.body, TempoWanted)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise Usage(f'send {{"tempo_bpm": 1 to {BPM_MAX}}}: {error}') from None
         change = self._running().change_tempo(wanted.tempo_bpm)
-        return _reply(200, {"tempo_bpm": change.tempo.bpm, "since": wall_text(change.since_ms)})
+        return {"tempo_bpm": change.tempo.bpm, "since": wall_text(change.since_ms)}
 
     async def _check(self, request: Request) -> None:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -80,14 +89,9 @@ class PulseAdmin:
             raise NotAuthorised(f"the token {program.name} may not lock {key}")
 
     def _running(self) -> "Pulse":
-        if self.pulse is None:
+        if self._pulse is None:
             raise Conflict("the pulse has not begun")
-        return self.pulse
-
-
-def refusal(error: HocketError) -> Reply:
-    status = next((each for kind, each in _STATUSES.items() if isinstance(error, kind)), 503)
-    return _reply(status, {"error": str(error)})
+        return self._pulse
 
 
 def _reply(status: int, answer: Any) -> Reply:

@@ -3,29 +3,24 @@
 import asyncio
 import os
 import sys
-from typing import TYPE_CHECKING
 
 from hocket.cli import INTERRUPTED
 from hocket.cli.declarations import new_app
 from hocket.cli.log_lines import start_logging
 from hocket.cli.monitoring import MetricsOption, monitored
-from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
+from hocket.cli.options import BusOption, LogFormatOption, PolicyOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
 from hocket.cli.settings import open_runtime
-from hocket.events.troubles import supervised
-from hocket.extensions.tempo.beat_commands import PolicyOption, assumed_policy, needed_policy
 from hocket.extensions.tempo.beats.policy import TempoPolicy
 from hocket.extensions.tempo.events import ReverbStarted
 from hocket.extensions.tempo.node_tempo import pulsing, run_reverb
+from hocket.extensions.tempo.policy_file import assumed_policy, needed_policy
+from hocket.extensions.tempo.pulse_admin import PulseAdmin
 from hocket.node.bus_settings import BusSettings, bus_settings
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
-
-if TYPE_CHECKING:
-    from hocket.extensions.tempo.beats.policy import TempoPolicy
-    from hocket.extensions.tempo.pulse import Pulse
-    from hocket.extensions.tempo.pulse_admin import PulseAdmin
+from hocket.work.supervision import supervising
 
 pulse_app = new_app()
 
@@ -55,26 +50,16 @@ def pulse(
         asyncio.run(_pulse(runtime, found, bus_settings(runtime.home, bus), metrics))
 
 
-async def _pulse(runtime: Runtime, policy: "TempoPolicy", servers: BusSettings | None, metrics: str | None) -> None:
+async def _pulse(runtime: Runtime, policy: TempoPolicy, servers: BusSettings | None, metrics: str | None) -> None:
     node, ended = Node(runtime), asyncio.Event()
-    admins: list[PulseAdmin] = []
-
-    def admin() -> "PulseAdmin":
-        from hocket.extensions.tempo.pulse_admin import PulseAdmin
-
-        admins.append(PulseAdmin(node, policy))
-        return admins[0]
-
-    def began(pulse: "Pulse") -> None:
-        for each in admins:
-            each.pulse = pulse
-
-    monitoring, events = monitored(node, metrics, lambda: ["this pulse stops"] if ended.is_set() else [], admin)
+    admin = PulseAdmin(node, policy)
+    troubles = lambda: ["this pulse stops"] if ended.is_set() else []  # noqa: E731
+    monitoring, events = monitored(node, metrics, troubles, admin.routes)
     try:
         if servers is not None:
             await node.message_bus(events, servers)
         with stopped_by_signals(ended.set) as received:
-            async with monitoring, node.in_touch(events), pulsing(node, policy, events, began):
+            async with monitoring, node.in_touch(events), pulsing(node, policy, events, admin.began):
                 shown = {"cluster": policy.cluster_id, "tempo_bpm": policy.initial_bpm, "process": os.getpid()}
                 emit(shown)
                 fields([(name.replace("_", " "), value) for name, value in shown.items()])
@@ -126,11 +111,8 @@ async def _run(runtime: Runtime, policy: TempoPolicy, servers: BusSettings | Non
             await node.message_bus(emit, servers)
             async with served, node.in_touch(emit):
                 emit(ReverbStarted(os.getpid(), policy.cluster_id))
-                work = supervised("the reverb", lambda: run_reverb(node, policy, emit), emit, node.environment)
-                running = asyncio.create_task(work)
-                await stopping.wait()
-                running.cancel()
-                await asyncio.wait([running])
+                async with supervising("the reverb", lambda: run_reverb(node, policy, emit), emit, node.environment):
+                    await stopping.wait()
         return received.is_interrupt
     finally:
         await node.finish()

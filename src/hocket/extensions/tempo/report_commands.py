@@ -5,10 +5,11 @@ and messages played again by the beat.
 from typing import TYPE_CHECKING, Annotated
 
 from hocket.cli.declarations import Option, new_app
+from hocket.cli.options import PolicyOption
 from hocket.cli.output import emit, fields, notice, say, table
 from hocket.cli.settings import open_service
 from hocket.errors import Usage
-from hocket.extensions.tempo.beat_commands import PolicyOption, assumed_policy
+from hocket.extensions.tempo.policy_file import assumed_policy
 from hocket.kernel.clock import parse_wall
 from hocket.kernel.texts import counted, span
 

@@ -2,14 +2,12 @@
 policy has no tempo, and pays nothing for it.
 """
 
-import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from hocket.errors import StoreError, Usage
-from hocket.events.troubles import supervised
 from hocket.extensions.tempo.beats.phases import Phases, hold_end
 from hocket.extensions.tempo.beats.tempo import Tempo
 from hocket.extensions.tempo.policy_file import home_timeline, tempo_policy
@@ -18,6 +16,7 @@ from hocket.kernel.ids import node_text
 from hocket.kernel.policy import LEASE_MS_MIN
 from hocket.node.runtime import Runtime
 from hocket.store import JobFilter, Session, Stage
+from hocket.work.supervision import supervising
 from hocket.work.worker import WorkerOptions
 
 if TYPE_CHECKING:
@@ -88,12 +87,11 @@ async def in_tempo(node: "LocalNode", options: WorkerOptions) -> AsyncIterator[N
             # A weight that changes by little all the time would only make others rank anew.
             options.reliability = lambda: round(watch.counts.of_node(node_text(log.node), beats_now().at_ms), 1)
         options.hold_ms = lambda beats, now_ms: lease_ms(beats_now().tempo, beats_now().phases, beats, now_ms)
-        running = [asyncio.create_task(supervised(name, make, emit, node.environment)) for name, make in tasks]
-        try:
-            yield
-        finally:
-            del runtime.pacers[EXTENSION]
-            runtime.beat_ms = own_beat_ms
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+        async with AsyncExitStack() as stack:
+            for name, make in tasks:
+                await stack.enter_async_context(supervising(name, make, emit, node.environment))
+            try:
+                yield
+            finally:
+                del runtime.pacers[EXTENSION]
+                runtime.beat_ms = own_beat_ms

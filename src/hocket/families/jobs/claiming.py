@@ -30,7 +30,7 @@ from hocket.kernel.vocabulary import (
 from hocket.log import SETTLE_STEP, Transaction
 from hocket.log.outbox import is_given_up
 from hocket.store import IsLeft, JobEntry
-from hocket.store.locks import LIMIT
+from hocket.store.statements import LIMIT
 
 # How many unsuitable jobs a claim skips at most.
 LOOKED_AT_MAX = 5_000

@@ -38,7 +38,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Transaction
 from hocket.log.set_judges import WrittenOp
-from hocket.store.locks import UNIQUE_KEY
+from hocket.store.statements import UNIQUE_KEY
 
 if TYPE_CHECKING:
     from hocket.families.blobs import Staged

@@ -15,48 +15,12 @@ from hocket.api import Service
 from hocket.api.figures import Figures, figures
 from hocket.bus.signed import SignedMessages
 from hocket.errors import StoreError
-from hocket.extensions.tempo.beats.kpis import Alarm, Kpis, alarms
-from hocket.extensions.tempo.beats.messages import BarReport, PromiseOutcome
-from hocket.extensions.tempo.reports import kpis_of
 from hocket.families.jobs.view import COUNTED
 from hocket.kernel.ids import node_text
 from hocket.kernel.version import __version__
 from hocket.server.monitoring import metrics
 from hocket.server.monitoring.event_counts import BUCKETS_S, LABEL_VALUES_MAX, BoundedLabel, EventCounts, Histogram
-from hocket.server.monitoring.metrics import Metric, MetricType
-
-Labels = tuple[str, ...]
-Samples = dict[Metric, dict[Labels, float]]
-
-
-def report_samples(report: BarReport, figures: Kpis) -> Samples:
-    """A key figure that would divide by nothing is left out."""
-    raised = alarms(report)
-    found: dict[Metric, float | None] = {
-        metrics.KPI_TNT: figures.tnt,
-        metrics.KPI_BPD: figures.bpd,
-        metrics.KPI_WR: figures.wr,
-        metrics.KPI_EFFICIENCY: figures.efficiency,
-        metrics.KPI_PMR: figures.pmr,
-        metrics.KPI_CPD: figures.cpd,
-        metrics.KPI_TTFU: None if figures.ttfu_ms is None else figures.ttfu_ms / 1000,
-    }
-    return {
-        metrics.BAR_TASKS: {(state.value,): count for state, count in report.states.items()},
-        metrics.BAR_AGENTS: {(): report.agents},
-        metrics.BAR_OVERRUNS: {(): report.overruns},
-        metrics.BAR_PROMISES: {
-            (PromiseOutcome.KEPT.value,): report.kept_promises,
-            (PromiseOutcome.LATE.value,): report.late_promises,
-            (PromiseOutcome.BROKEN.value,): report.broken_promises,
-        },
-        metrics.BAR_QUEUE: {(): report.queue_depth},
-        metrics.BAR_UTILISATION: {(): report.utilisation},
-        metrics.BAR_TEMPO: {("current",): report.tempo_bpm, ("suggested",): report.suggested_tempo_bpm},
-        metrics.ALARM: {(alarm.value,): alarm in raised for alarm in Alarm},
-        **{metric: {(): value} for metric, value in found.items() if value is not None},
-    }
-
+from hocket.server.monitoring.metrics import Labels, Metric, MetricType, Samples
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -107,7 +71,10 @@ class Collector:
     def _of_node(self) -> Samples:
         samples: Samples = {metrics.INFO: {(__version__,): 1}, metrics.STORE_READABLE: {(): 1}}
         try:
-            return samples | self._of_store(figures(self._service)) | self._of_report()
+            samples |= self._of_store(figures(self._service))
+            for shown in list(self._counts.shown.values()):
+                samples |= shown(self._service)
+            return samples
         except StoreError:
             return samples | {metrics.STORE_READABLE: {(): 0}}
 
@@ -130,11 +97,6 @@ class Collector:
             metrics.NODES: {(grade,): count for grade, count in found.nodes.items()},
             **self._of_grid(found),
         }
-
-    def _of_report(self) -> Samples:
-        """Of the newest window, if this process runs a reverb."""
-        report = self._counts.report
-        return {} if report is None else report_samples(report, kpis_of(self._service, [report]))
 
     def _of_grid(self, found: Figures) -> Samples:
         samples: Samples = {}

@@ -4,8 +4,10 @@ Prometheus, so that counting costs little and needs no package.
 
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hocket.api import Service
 from hocket.events import Event
 from hocket.events.jobs import (
     JobClaimed,
@@ -20,10 +22,9 @@ from hocket.events.jobs import (
     RunStarted,
 )
 from hocket.events.nodes import OpRefused
-from hocket.extensions.tempo.beats.messages import BarReport
-from hocket.extensions.tempo.events import BarReported, BeatSent, FrameRefused, PulseFollows, PulseLeads
+from hocket.kernel.extension import extensions, loaded
 from hocket.server.monitoring import metrics
-from hocket.server.monitoring.metrics import Metric
+from hocket.server.monitoring.metrics import Labels, Metric, Samples
 
 # The upper bounds of the buckets: from a quick handler to one that runs for hours.
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
@@ -65,65 +66,51 @@ class EventCounts:
 
     def __init__(self) -> None:
         self.kind = BoundedLabel()
-        self.counters: defaultdict[tuple[Metric, tuple[str, ...]], float] = defaultdict(float)
-        self.report: BarReport | None = None
-        """The newest window, if this process runs a reverb."""
-        self.histograms: dict[tuple[Metric, tuple[str, ...]], Histogram] = {}
+        self.counters: defaultdict[tuple[Metric, Labels], float] = defaultdict(float)
+        self.shown: dict[str, Callable[[Service], Samples]] = {}
+        """What extensions show besides, from an event and the store."""
+        self._counts = {type: place for each in extensions() for type, place in each.counts.items()}
+        self.histograms: dict[tuple[Metric, Labels], Histogram] = {}
 
     def __call__(self, event: Event) -> None:
-        self._add(metrics.EVENTS, type(event).__name__)
+        self.add(metrics.EVENTS, type(event).__name__)
         match event:
             case JobClaimed(kind=kind, waited_s=float(waited_s)):
-                self._observe(metrics.WAIT_SECONDS, waited_s, self.kind(kind))
+                self.observe(metrics.WAIT_SECONDS, waited_s, self.kind(kind))
             case RunStarted(kind=kind):
-                self._add(metrics.RUNS_STARTED, self.kind(kind))
+                self.add(metrics.RUNS_STARTED, self.kind(kind))
             case RunFinished():
                 self._ended(event, "succeeded")
             case RunFailed():
                 self._ended(event, "failed")
             case JobHandedBack(kind=kind):
-                self._add(metrics.RUNS, self.kind(kind), "handed_back")
+                self.add(metrics.RUNS, self.kind(kind), "handed_back")
             case JobPostponed(kind=kind):
-                self._add(metrics.RUNS, self.kind(kind), "postponed")
+                self.add(metrics.RUNS, self.kind(kind), "postponed")
             case RetryPlanned(kind=kind):
-                self._add(metrics.RETRIES, self.kind(kind))
+                self.add(metrics.RETRIES, self.kind(kind))
             case JobRescued(kind=kind):
-                self._add(metrics.RESCUED, self.kind(kind))
+                self.add(metrics.RESCUED, self.kind(kind))
             case LeaseLost():
-                self._add(metrics.LEASES_LOST)
+                self.add(metrics.LEASES_LOST)
             case ResultDiscarded():
-                self._add(metrics.RESULTS_DISCARDED)
-            case BarReported(report=report):
-                self._add(metrics.BAR_REPORTS)
-                if self.report is None or report.window_ms >= self.report.window_ms:
-                    self.report = report
+                self.add(metrics.RESULTS_DISCARDED)
             case OpRefused(reason=reason, count=count):
                 self.counters[metrics.OPS_REFUSED, (reason.lower(),)] += count
-            case BeatSent():
-                self._beat(event)
-            case PulseLeads() | PulseFollows():
-                self.counters[metrics.PULSE_LEADS, ()] = isinstance(event, PulseLeads)
-            case FrameRefused(reason=reason, count=count):
-                self.counters[metrics.FRAMES_REFUSED, (reason.replace(" ", "_"),)] += count
-
-    def _beat(self, event: BeatSent) -> None:
-        self._add(metrics.BEATS_SENT, "degraded" if event.is_degraded else "led")
-        self._observe(metrics.BEAT_LATENESS, event.late_s)
-        self.counters[metrics.PULSE_DRIFT, ()] = event.drift_s
-        self.counters[metrics.TEMPO_BPM, ()] = event.tempo_bpm
-        self.counters.setdefault((metrics.PULSE_LEADS, ()), 0)
+            case _ if place := self._counts.get(type(event).__name__):
+                loaded(place)(self, event)
 
     def _ended(self, event: RunFinished | RunFailed, outcome: str) -> None:
         kind = self.kind(event.kind)
-        self._add(metrics.RUNS, kind, outcome)
-        self._observe(metrics.RUN_SECONDS, event.run_s, kind, outcome)
+        self.add(metrics.RUNS, kind, outcome)
+        self.observe(metrics.RUN_SECONDS, event.run_s, kind, outcome)
         if event.cost is not None:
             self.counters[metrics.RUN_COST, (kind,)] += event.cost
 
-    def _add(self, metric: Metric, *labels: str) -> None:
+    def add(self, metric: Metric, *labels: str) -> None:
         self.counters[metric, labels] += 1
 
-    def _observe(self, metric: Metric, value: float, *labels: str) -> None:
+    def observe(self, metric: Metric, value: float, *labels: str) -> None:
         key = metric, labels
         if key not in self.histograms:
             self.histograms[key] = Histogram()

@@ -1,5 +1,6 @@
-"""Every metric that Hocket has: its name, what it counts, and its labels. Names follow Prometheus' conventions: base
-units, `_total` for counters, a plural for things that are counted now. docs/metrics.md and the dashboard name no other.
+"""Every metric of the core: its name, what it counts, and its labels. Names follow Prometheus' conventions: base
+units, `_total` for counters, a plural for things that are counted now. An extension that counts has a
+module `metrics` like this. docs/metrics.md and the dashboard name no other.
 """
 
 from enum import StrEnum
@@ -19,6 +20,8 @@ class Metric(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
+Labels = tuple[str, ...]
+Samples = dict[Metric, dict[Labels, float]]
 _COUNTER, _GAUGE, _HISTOGRAM = MetricType
 
 # Of this process, from its events. They begin at 0 with the process.
@@ -43,14 +46,6 @@ BUS_DROPPED = Metric(
     ("reason",),
 )
 BUS_CONNECTED = Metric("hocket_bus_connected", _GAUGE, "Whether this process is connected to its bus.")
-
-# Of a pulse and of those that hear it, from their events.
-BEATS_SENT = Metric("hocket_beats_sent_total", _COUNTER, "Beats that this pulse sent, led or degraded.", ("state",))
-BEAT_LATENESS = Metric("hocket_beat_lateness_seconds", _HISTOGRAM, "How long after its start a beat left.")
-PULSE_LEADS = Metric("hocket_pulse_leads", _GAUGE, "Whether this pulse leads its cluster.")
-PULSE_DRIFT = Metric("hocket_pulse_drift_seconds", _GAUGE, "How far the time of day is ahead of the pulse's clock.")
-TEMPO_BPM = Metric("hocket_tempo_bpm", _GAUGE, "The tempo of the last beat that this pulse sent, in beats a minute.")
-FRAMES_REFUSED = Metric("hocket_frames_refused_total", _COUNTER, "Frames that this process refused.", ("reason",))
 
 # Of this node, from its store. Every process of a node shows the same.
 JOBS = Metric("hocket_jobs", _GAUGE, "Jobs by kind and state or outcome.", ("kind", "state"))
@@ -93,24 +88,6 @@ GRID_DOUBLE_STARTS = Metric(
     "hocket_grid_double_starts", _GAUGE, "Open jobs claimed twice, in the last ten minutes.", ("kind",)
 )
 GRID_EPOCH = Metric("hocket_grid_epoch", _GAUGE, "The epoch of the candidates for a kind.", ("kind",))
-
-# Of the newest window that the reverb of this process has reported.
-BAR_REPORTS = Metric("hocket_bar_reports_total", _COUNTER, "Reports of windows that this reverb made.")
-BAR_TASKS = Metric("hocket_bar_tasks", _GAUGE, "Tasks of the last window by their last state.", ("state",))
-BAR_AGENTS = Metric("hocket_bar_agents", _GAUGE, "Agents that claimed a task in the last window.")
-BAR_OVERRUNS = Metric("hocket_bar_overruns", _GAUGE, "Tasks that ran over a phase in the last window.")
-BAR_PROMISES = Metric("hocket_bar_promises", _GAUGE, "Promises that ended in the last window.", ("outcome",))
-BAR_QUEUE = Metric("hocket_bar_queue_jobs", _GAUGE, "Ready jobs in the last window.")
-BAR_UTILISATION = Metric("hocket_bar_utilisation_ratio", _GAUGE, "Share of the slots that were busy.")
-BAR_TEMPO = Metric("hocket_bar_tempo_bpm", _GAUGE, "The tempo of the last window, and the suggested one.", ("tempo",))
-KPI_TNT = Metric("hocket_kpi_deliverables_per_beat", _GAUGE, "Tasks done a beat in the last window.")
-KPI_BPD = Metric("hocket_kpi_beats_per_deliverable", _GAUGE, "Beats of tasks for each task done.")
-KPI_WR = Metric("hocket_kpi_wait_ratio", _GAUGE, "Share of the beats of tasks that was spent waiting.")
-KPI_EFFICIENCY = Metric("hocket_kpi_efficiency_ratio", _GAUGE, "Share of the beats neither waited nor lost.")
-KPI_PMR = Metric("hocket_kpi_promise_miss_ratio", _GAUGE, "Share of the promises that were late or broken.")
-KPI_CPD = Metric("hocket_kpi_cost_per_deliverable", _GAUGE, "Cost of the jobs that ended, for each task done.")
-KPI_TTFU = Metric("hocket_kpi_first_useful_seconds", _GAUGE, "Median time from submit to first artifact or end.")
-ALARM = Metric("hocket_alarm", _GAUGE, "Whether the last window raises an alarm.", ("alarm",))
 
 INFO = Metric("hocket_node_info", _GAUGE, "Always 1. The labels say which node and version this is.", ("version",))
 STORE_READABLE = Metric("hocket_store_readable", _GAUGE, "Whether this process could read its store for this answer.")

@@ -2,17 +2,19 @@
 this machine unless the operator names another interface, and gives metrics only to requests that name this machine.
 """
 
+from collections.abc import Awaitable, Callable, Mapping
+
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from hocket.errors import HocketError, Usage
-from hocket.extensions.tempo.pulse_admin import PulseAdmin, refusal
+from hocket.errors import Usage
 from hocket.mesh.wire import Reply, Request
 from hocket.server.connections import Connections
 from hocket.server.monitoring.host_check import names_this_machine
 from hocket.server.monitoring.monitor import METRICS, Monitor
 from hocket.server.running import AppServer, bound_listener
 
+Routes = Mapping[tuple[str, str], Callable[[Request], Awaitable[Reply]]]
 LOCAL = "127.0.0.1"
 BODY_BYTES_MAX = 1_024
 _FOREIGN_NAME = b"ask for the metrics by the machine's IP address or host name, or start with --metrics NAME:PORT\n"
@@ -27,8 +29,10 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class MonitorServer:
-    def __init__(self, monitor: Monitor, host: str, port: int, admin: PulseAdmin | None = None) -> None:
-        self._monitor, self._host, self._admin = monitor, host, admin
+    """Answers `routes` besides, by method and path."""
+
+    def __init__(self, monitor: Monitor, host: str, port: int, routes: Routes) -> None:
+        self._monitor, self._host, self._routes = monitor, host, routes
         listener = bound_listener(host, port)
         listener.connections = Connections()
         shown, number = listener.getsockname()[:2]
@@ -44,23 +48,19 @@ class MonitorServer:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        route = None if self._admin is None else self._admin.routes.get((scope["method"], scope["path"]))
+        route = self._routes.get((scope["method"], scope["path"]))
         is_told = scope["path"] == METRICS or route is not None
         if is_told and not names_this_machine(headers.get("host"), self._host):
             reply = Reply(403, {"content-type": "text/plain"}, _FOREIGN_NAME)
         elif route is not None:
-            body = await _body(receive)
-            try:
-                reply = await route(Request(scope["method"], scope["path"], headers=headers, body=body))
-            except HocketError as error:
-                reply = refusal(error)
+            reply = await route(Request(scope["method"], scope["path"], headers=headers, body=await _body(receive)))
         else:
             reply = await self._monitor.answer(Request(scope["method"], scope["path"], headers=headers))
         await Response(reply.body, reply.status, dict(reply.headers))(scope, receive, send)
 
 
 async def _body(receive: Receive) -> bytes:
-    """The beginning of the body; no admin route takes more."""
+    """The beginning of the body; no route takes more."""
     body = b""
     while len(body) <= BODY_BYTES_MAX:
         message = await receive()

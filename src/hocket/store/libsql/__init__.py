@@ -12,7 +12,7 @@ import time
 import apsw
 
 from hocket.errors import CommitUnknown, StoreError
-from hocket.kernel.signing import RowMac
+from hocket.kernel.keys import RowMac
 from hocket.store.libsql.address import ServerAddress, read_address
 from hocket.store.libsql.connection import LibsqlConnection
 from hocket.store.libsql.faults import LOCK_WAIT_S, Broken, raise_explained
@@ -21,10 +21,10 @@ from hocket.store.libsql.migration import check_and_migrate, planned_migration
 from hocket.store.libsql.session import LATEST, LibsqlSession
 from hocket.store.migration import Migration
 from hocket.store.row_check import RowChecks
-from hocket.store.row_macs import EndedMacs, RowMacs
 from hocket.store.server_clock import ServerClock
 from hocket.store.sqlite import ReadPool
 from hocket.store.sqlite.session import HEAD, damaged, head_of
+from hocket.store.statements import EndedMacs, RowMacs
 
 # How long a process looks for the answer after a connection broke during a commit.
 COMMIT_CHECK_S = 30.0

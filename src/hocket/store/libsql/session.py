@@ -10,8 +10,8 @@ from hocket.store.jobs import IsLeft, JobEntry
 from hocket.store.libsql.connection import LibsqlConnection
 from hocket.store.local import LocalSession
 from hocket.store.ops import ENTRY_ID, Head, NewOp
-from hocket.store.row_macs import RowMacs
 from hocket.store.sqlite.session import SqliteSession
+from hocket.store.statements import RowMacs
 
 # How many ready jobs are read at once where some are left to others.
 READY_ROWS = 64

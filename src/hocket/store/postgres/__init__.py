@@ -13,8 +13,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from hocket.errors import CommitUnknown, StoreAway, StoreError, StoreMoved, StoreStarting
-from hocket.kernel.signing import RowMac
-from hocket.store.locks import MustBeAlone, Outdated
+from hocket.kernel.keys import RowMac
 from hocket.store.migration import Migration
 from hocket.store.postgres.address import DatabaseAddress, read_address
 from hocket.store.postgres.beginning import Beginning
@@ -27,8 +26,8 @@ from hocket.store.postgres.ops import HEAD, head_of
 from hocket.store.postgres.session import PostgresSession
 from hocket.store.postgres.statements import SERVER_MS
 from hocket.store.row_check import RowChecks
-from hocket.store.row_macs import EndedMacs, RowMacs
 from hocket.store.server_clock import ServerClock
+from hocket.store.statements import EndedMacs, MustBeAlone, Outdated, RowMacs
 
 READERS_MAX = 8
 # How long a process looks for the answer after a connection broke during a commit.

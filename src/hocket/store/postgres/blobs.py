@@ -16,7 +16,7 @@ from psycopg import errors
 
 from hocket.errors import StoreError, StoreLocked
 from hocket.kernel.ids import hash_text
-from hocket.store.blobs import PART_BYTES, ClearedBlobs
+from hocket.store.artifacts import PART_BYTES, ClearedBlobs
 from hocket.store.postgres.address import read_address
 from hocket.store.postgres.connecting import connect
 from hocket.store.postgres.exchange import Connection

@@ -5,12 +5,11 @@ from functools import cache
 from typing import Any
 
 from hocket.kernel.vocabulary import Subject
-from hocket.store.locks import LockMisuse, LockSession
 from hocket.store.ops import OP_COLUMNS, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns, unnested
 from hocket.store.postgres.statements import PostgresStatements, damaged
 from hocket.store.row_check import RowCheck
-from hocket.store.statements import Row, insert
+from hocket.store.statements import LockMisuse, LockSession, Row, insert
 
 HEAD = "SELECT wall, logical, seq, chain, settled, unsettled, rebuilding, law FROM head"
 _PUT_HEAD = (

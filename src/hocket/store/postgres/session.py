@@ -9,7 +9,7 @@ from psycopg import errors
 
 from hocket.kernel.vocabulary import Subject
 from hocket.store.artifacts import COLUMNS, Artifact
-from hocket.store.local import WorkerRow
+from hocket.store.local import MOVED, WorkerRow
 from hocket.store.ops import Head
 from hocket.store.postgres.beginning import Resumed, lock_key
 from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns, unnested
@@ -22,7 +22,6 @@ from hocket.store.row_check import RowCheck
 from hocket.store.session import PROJECTIONS, Session
 from hocket.store.statements import Row
 from hocket.store.subjects import LOCK_QUEUE, STATE
-from hocket.store.unlogged import MOVED
 
 # Stands in the head of a moved store, which each write transaction reads first, in place of a rebuild's progress.
 IS_MOVED = b"moved"

@@ -10,14 +10,12 @@ from psycopg.errors import DivisionByZero
 
 from hocket.errors import StoreError
 from hocket.kernel.vocabulary import Subject
-from hocket.store.locks import Outdated
 from hocket.store.ops import Head
 from hocket.store.postgres.columns import Column, unnested
 from hocket.store.postgres.exchange import Connection, Statement, StatementAnswer
 from hocket.store.postgres.told import Told
 from hocket.store.row_check import RowCheck
-from hocket.store.row_macs import RowMacs
-from hocket.store.statements import PAGE_ROWS, POSTGRES, Row, Statements, replacing
+from hocket.store.statements import PAGE_ROWS, POSTGRES, Outdated, Row, RowMacs, Statements, replacing
 
 T = TypeVar("T")
 

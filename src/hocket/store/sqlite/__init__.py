@@ -15,13 +15,12 @@ from typing import Protocol, TypeVar
 import apsw
 
 from hocket.errors import StoreAway, StoreError, StoreLocked, StoreMoved
-from hocket.kernel.signing import RowMac
-from hocket.store.disk import is_full
-from hocket.store.file_lock import WriteHints
+from hocket.kernel.keys import RowMac
+from hocket.store.files import WriteHints, is_full
 from hocket.store.migration import Migration
 from hocket.store.row_check import RowChecks
-from hocket.store.row_macs import EndedMacs, RowMacs
 from hocket.store.sqlite.session import MOVED_TO, SqliteSession
+from hocket.store.statements import EndedMacs, RowMacs
 
 T = TypeVar("T")
 
@@ -466,7 +465,7 @@ def _explain(path: str, error: BaseException) -> None:
 
 
 def _locked(path: str) -> str:
-    from hocket.store.file_lock import lock_holder
+    from hocket.store.files import lock_holder
 
     holder = lock_holder(path)
     if holder is None:

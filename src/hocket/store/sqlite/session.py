@@ -30,12 +30,11 @@ from hocket.store.job_columns import (
     ready_jobs,
 )
 from hocket.store.jobs import IsLeft, JobEntry, Stage
+from hocket.store.local import MOVED
 from hocket.store.ops import OP_COLUMNS, EndSeal, Head, NewOp, OpRow, SealedOp
 from hocket.store.row_check import RowCheck
-from hocket.store.row_macs import MAC_TABLES, RowMacs
 from hocket.store.session import Session
-from hocket.store.statements import SQLITE, Row
-from hocket.store.unlogged import MOVED
+from hocket.store.statements import MAC_TABLES, SQLITE, Row, RowMacs
 
 # How the error of a trigger begins that refuses a write to a moved store. The address follows.
 MOVED_TO = "this store was moved to "

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.extensions.tempo.beats.tempo import changed, make_tempo, timeline
-from hocket.extensions.tempo.beats.window_keys import (
+from hocket.extensions.tempo.window_secret import (
     BARS_MAX,
     SecretScope,
     is_valid_token,

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from hocket.errors import Usage
 from hocket.extensions.tempo.beats.tempo import make_tempo, timeline
-from hocket.extensions.tempo.window_secret import window_tokens
+from hocket.extensions.tempo.window_secret import TOKEN_BARS, WindowTokens, window_tokens
 from hocket.mesh import peers, wire
-from hocket.mesh.window_tokens import TOKEN_BARS, WindowTokens
 from hocket.node.home import Home
 from hocket.node.runtime import Runtime
 from tests.mesh.world import Place
