@@ -15,10 +15,10 @@ from hocket.api import Principal, Service, artifacts, jobs, nodes, ops, peers, p
 from hocket.api.peers import NewInvitation
 from hocket.errors import NotAuthorised
 from hocket.extensions.git import keys as git_keys
+from hocket.families.jobs.cron import NewSchedule
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.rules import HOCKET
 from hocket.kernel.ucan import NO_QUOTA
-from hocket.work.cron import NewSchedule
 
 DRAFT = hocket.kind("s.kind").draft({})
 KEY = "ed25519:" + "5d" * 32

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import Conflict, Usage
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.claiming import Claim, claim
+from hocket.families.jobs.requests import Draft, Held
+from hocket.families.jobs.rescue import expire
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.ids import node_text, ulid_text
@@ -22,10 +26,6 @@ from hocket.mesh.membership import members, reissue, revoke
 from hocket.node import home_store
 from hocket.node.runtime import Runtime
 from hocket.store import open as open_store
-from hocket.work import jobs
-from hocket.work.claiming import Claim, claim
-from hocket.work.jobs import Draft, Held
-from hocket.work.rescue import expire
 from tests.node.sharers import Sharers
 from tests.postgres_server import server
 from tests.stores import raw

@@ -12,11 +12,11 @@ from hocket.api.jobs import JobsPage
 from hocket.api.nodes import LiveNode
 from hocket.api.operation import Operation
 from hocket.errors import Usage
+from hocket.families.jobs.cron import NewSchedule
+from hocket.families.jobs.drafts import Duration
 from hocket.kernel.texts import duration_ms
 from hocket.node.node import Node, SyncNode
-from hocket.work.cron import NewSchedule
 from hocket.work.handlers import JobType, named_kind
-from hocket.work.job_options import Duration
 
 P = ParamSpec("P")
 A = TypeVar("A")

@@ -18,6 +18,7 @@ from hocket.api.status import breakers_of
 from hocket.errors import Conflict, HocketError, StoreError, Usage
 from hocket.events.nodes import NodeForked
 from hocket.families.availability.requests import unavailable
+from hocket.families.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
 from hocket.kernel.authority import Authority
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.extension import named_parts
@@ -45,7 +46,6 @@ from hocket.store import open as open_store
 from hocket.store.artifacts import BlobPlace
 from hocket.store.files import lock_holder
 from hocket.store.intake import REFUSALS_KEPT
-from hocket.work.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
 
 PYTHON_MIN = (3, 11)
 DISK_BAD, DISK_LOW = 16 * 1024 * 1024, 256 * 1024 * 1024

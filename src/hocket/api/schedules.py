@@ -10,13 +10,13 @@ from msgspec import UNSET, Meta, UnsetType
 from hocket.api import Service, ServiceAnswer
 from hocket.api.operation import InShell, OperationGroup, TokenNeed, operation
 from hocket.api.views import Line, View, at, moment, now_ms, table
+from hocket.families.jobs import cron, view
+from hocket.families.jobs.cron import NewSchedule
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import decode_policy
 from hocket.log import Transaction
 from hocket.mesh import membership
 from hocket.store import Session
-from hocket.work import cron, view
-from hocket.work.cron import NewSchedule
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
@@ -122,7 +122,7 @@ def add(
       hocket cron add pulse '*/5 * * * *' acme.ping --retries 2 --overlap queue
       hocket cron add report @daily acme.report
     """
-    from hocket.work.drafts import draft
+    from hocket.families.jobs.drafts import draft
 
     made = draft(kind, {} if payload is UNSET else payload, dict(options))
     return put(service, NewSchedule(name, expression, timezone, made, overlap))

@@ -26,13 +26,13 @@ from hocket.cli.output import emit_line, notice, on_terminal
 from hocket.cli.settings import open_runtime, settings
 from hocket.errors import StoreAway, Usage
 from hocket.events import Emit, Event
+from hocket.events.event_logging import ROOT, log_event, logged
 from hocket.events.jobs import JobWaiting
 from hocket.events.workers import MetricsServed, StoreUnavailable
 from hocket.kernel.retrying import STORE_RETRIES
 from hocket.kernel.texts import clean, clean_json
 from hocket.mesh.waiting import Waiting
 from hocket.node.runtime import Runtime
-from hocket.work.event_logging import ROOT, log_event, logged
 from hocket.work.output_capture import ShowLine, job_of
 
 if TYPE_CHECKING:

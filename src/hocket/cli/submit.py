@@ -20,12 +20,12 @@ from hocket.cli.options import JobOptions, decoded, job_options, payload, second
 from hocket.cli.output import Progress, emit, emit_each, emit_line, progress, say
 from hocket.cli.settings import deliver, open_runtime, open_service, spool_for
 from hocket.errors import CommitUnknown, HocketError, StoreAway, Usage
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.drafts import OPTION_NAMES, draft, likely, policy
+from hocket.families.jobs.requests import PAYLOAD_BYTES_MAX, Draft, Submitted
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
-from hocket.work import jobs
-from hocket.work.drafts import OPTION_NAMES, draft, likely, policy
-from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, Submitted
 
 if TYPE_CHECKING:
     from hocket.api import Service

@@ -19,6 +19,7 @@ from hocket.cli.output import console, emit, on_terminal, say
 from hocket.cli.settings import settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
 from hocket.events import Emit
+from hocket.events.event_logging import log_event
 from hocket.events.workers import KindsNotClaimable, WorkerStarted, WorkerStopping
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.extension import extension_kinds, loaded
@@ -29,7 +30,6 @@ from hocket.node.message_bus import BusSettings, bus_settings
 from hocket.node.node import Node, handler_processes, worker_parts
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
-from hocket.work.event_logging import log_event
 from hocket.work.handlers import Handlers, load
 from hocket.work.output_capture import catching
 from hocket.work.process_plan import PROCESSES_MAX

@@ -34,14 +34,14 @@ from hocket.store.secrecy import without_password
 
 if TYPE_CHECKING:
     from hocket.bus.shared import SharedBus
+    from hocket.families.blobs import Blobs
+    from hocket.families.liveness import Liveness
     from hocket.kernel.rules import Rules
     from hocket.log.permissions import Permissions
     from hocket.log.replica import ReplicatedStore
     from hocket.log.state_check import CheckedStateFiles
     from hocket.store import Session, Store
     from hocket.store.artifacts import BlobPlace
-    from hocket.work.blobs import Blobs
-    from hocket.work.liveness import Liveness
 
 # The store's key, for each node, of the home that uses it.
 HOME = "home"
@@ -97,7 +97,7 @@ def check_whole(home: Home, store: Store) -> None:
 
 def check_idle(session: Session, liveness: Liveness, now_ms: int, before: str) -> None:
     """Raises Conflict if workers of this store are running."""
-    from hocket.work.liveness import WorkerState, standing
+    from hocket.families.liveness import WorkerState, standing
 
     now = max(session.head().wall, now_ms)
     running = [each for each in session.workers() if standing(liveness, each, now) is WorkerState.RUNNING]
@@ -147,8 +147,8 @@ def blob_place(session: Session) -> BlobPlace:
 
 def blobs_of(home: Home, store: Store) -> Blobs:
     """The blobs of a home, which its store may have."""
+    from hocket.families.blobs import HomeBlobs
     from hocket.store.artifacts import BlobPlace
-    from hocket.work.blobs import HomeBlobs
 
     here = HomeBlobs(home.blobs)
     table = None if home.server is None else backend(home.server).blobs
@@ -158,7 +158,7 @@ def blobs_of(home: Home, store: Store) -> Blobs:
         place = blob_place(session)
     if place is not BlobPlace.STORE:
         return here
-    from hocket.work.store_blobs import StoreBlobs
+    from hocket.families.blobs import StoreBlobs
 
     return StoreBlobs(here, table(home.server))
 
@@ -180,7 +180,7 @@ def _origin(processes: Path) -> bytes:
     import hashlib
 
     from hocket.bus.shared import ORIGIN_BYTES
-    from hocket.work.liveness import place_of
+    from hocket.families.liveness import place_of
 
     place = place_of(processes)
     if not (place.boot and place.locks):
@@ -299,7 +299,7 @@ def note_home(home: Home, log: Log) -> None:
     """Notes that this home uses the shared store as its node. Raises Conflict if another home does so: two homes with
     one key would take each other's workers and claims for their own.
     """
-    from hocket.work.liveness import place_of
+    from hocket.families.liveness import place_of
 
     author, now_ms = log.node.to_bytes(8, "big"), log.physical()
     place = place_of(home.processes)

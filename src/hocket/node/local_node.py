@@ -24,6 +24,8 @@ from hocket.errors import Unreachable, Usage
 from hocket.events import Emit, ignore
 from hocket.events.nodes import StoreRowRefused
 from hocket.events.workers import StepFailed
+from hocket.families.blobs import Blobs
+from hocket.families.jobs.requests import Decision, Offer, Result
 from hocket.families.jobs.rules import Job
 from hocket.families.locks.processes import LockProcesses, LockSweep
 from hocket.kernel.extension import extensions, loaded, named_parts
@@ -37,11 +39,9 @@ from hocket.node.home import Home
 from hocket.node.runtime import Runtime
 from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import Session
-from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment, MachineEnvironment
-from hocket.work.jobs import Offer, Result
 from hocket.work.maintenance import ClockWatch, Maintenance
-from hocket.work.pending_decisions import Decision, decisions
+from hocket.work.pending_decisions import decisions
 from hocket.work.run_outputs import RunServices
 from hocket.work.serving import Serving
 from hocket.work.shared_presence import SharedPresence
@@ -49,12 +49,12 @@ from hocket.work.supervision import supervising
 from hocket.work.sweep import SweepLoop
 
 if TYPE_CHECKING:
+    from hocket.families.artifacts import Fetch
     from hocket.log.store_check import RowFinding
     from hocket.mesh.services import MeshServices
     from hocket.mesh.wire import SecondProof
     from hocket.node.job_stream import PartSender
     from hocket.node.message_bus import BusSettings, NodeMessages
-    from hocket.work.artifacts import Fetch
 
 
 T = TypeVar("T")

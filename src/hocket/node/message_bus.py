@@ -24,6 +24,7 @@ from hocket.bus.subject_names import cluster_root
 from hocket.cancelling import end_tasks
 from hocket.errors import StoreError, Usage
 from hocket.events import Emit
+from hocket.families.access import NodeAccess
 from hocket.kernel.authority import Standing
 from hocket.kernel.envelope import LIFE_MS
 from hocket.kernel.keys import SigningKey
@@ -33,7 +34,6 @@ from hocket.node.running import BusNote, RunningBus
 from hocket.node.variables import BUS, BUS_CA, BUS_CREDENTIALS, given
 from hocket.store import Session
 from hocket.work.environment import Environment
-from hocket.work.node_access import NodeAccess
 
 # How often the members are read again. An unknown author has them read at once, but not more often than that.
 REFRESH_S = 5.0

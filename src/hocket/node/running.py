@@ -13,9 +13,9 @@ import msgspec
 
 from hocket.breakers import CircuitBreaker
 from hocket.errors import Conflict, StoreCircuitOpen
+from hocket.families.liveness import ProcessLock, ProcessTurn, notes
+from hocket.kernel.lease import store_pause_s
 from hocket.kernel.retrying import OPEN_MS, Breaker, BreakerState
-from hocket.work.lease import store_pause_s
-from hocket.work.processes import ProcessLock, ProcessTurn, notes
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

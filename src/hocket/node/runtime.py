@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from hocket.errors import Conflict, StoreError, Usage
+from hocket.families.jobs.tracing import flush_traces
 from hocket.kernel.capabilities import OURS, knowledge_text, named_in, payloads, read_knowledge
 from hocket.kernel.extension import extensions, loaded, part, parts
 from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
@@ -43,13 +44,15 @@ from hocket.node.variables import (
 from hocket.store import backend
 from hocket.store import open as open_store
 from hocket.store.guarded import GuardedStore
-from hocket.work.tracing import flush_traces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from hocket.families.blobs import Blobs
+    from hocket.families.jobs.requests import Draft, Submitted
+    from hocket.families.liveness import Liveness
     from hocket.families.locks.requests import Length
     from hocket.log import Transaction
     from hocket.log.audit import Audit
@@ -61,9 +64,6 @@ if TYPE_CHECKING:
     from hocket.node.spool import Spool
     from hocket.store import Session, Store
     from hocket.store.artifacts import BlobPlace
-    from hocket.work.blobs import Blobs
-    from hocket.work.jobs import Draft, Submitted
-    from hocket.work.liveness import Liveness
     from hocket.work.output_files import OutputFiles
     from hocket.work.pacing import MakePacer
     from hocket.work.serving import Serving
@@ -301,25 +301,25 @@ class Runtime:
 
     def submit(self, drafts: Sequence[Draft]) -> list[Submitted]:
         """Submits all jobs in one transaction, or none."""
-        from hocket.work import jobs
+        from hocket.families.jobs import requests as jobs
 
         return self.log.run(lambda tx: jobs.submit(tx, drafts), beside=True)
 
     def find(self, prefix: str) -> bytes:
         """The id of the one job whose id begins or ends with this text."""
-        from hocket.work import view
+        from hocket.families.jobs import view
 
         with self.view() as session:
             return view.find(session, prefix).job.id
 
     def show(self, prefix: str) -> dict[str, Any]:
-        from hocket.work import view
+        from hocket.families.jobs import view
 
         with self.view() as session:
             return view.full(session, view.find(session, prefix))
 
     def brief(self, job_id: bytes) -> dict[str, Any]:
-        from hocket.work import view
+        from hocket.families.jobs import view
 
         with self.view() as session:
             entry = session.job(job_id)
@@ -337,8 +337,8 @@ class Runtime:
 
     def wait_reader(self, session: Session, here: Sequence[Serving] = (), *, is_connected: bool = False) -> WaitReader:
         """Says of many jobs what they wait for."""
+        from hocket.families.liveness import ProcessTurn
         from hocket.mesh.waiting import WaitReader
-        from hocket.work.processes import ProcessTurn
 
         is_in_touch = is_connected or ProcessTurn.is_taken(self.home.processes)
         return WaitReader(self.log, session, self.liveness(), is_in_touch, here)
@@ -439,7 +439,7 @@ class Runtime:
 
     def liveness(self) -> Liveness:
         """Which workers are alive, as seen from this process."""
-        from hocket.work.liveness import machine_liveness
+        from hocket.families.liveness import machine_liveness
 
         return machine_liveness(self.home.processes, time.monotonic)
 

@@ -218,10 +218,10 @@ async def _attached(
     from hocket.extensions.command.following import Following
     from hocket.extensions.command.node_runner import command_runner
     from hocket.extensions.cost.node_costs import price
+    from hocket.families.jobs import requests as jobs
     from hocket.kernel.ids import ulid_text
     from hocket.node.node import Node
     from hocket.node.signals import stopped_by_signals
-    from hocket.work import jobs
     from hocket.work.handlers import Handlers
     from hocket.work.serving import Serving
     from hocket.work.worker import Worker, WorkerOptions

@@ -115,6 +115,7 @@ def work(
     returns their jobs to the queue.
     """
     from hocket.cli.long_running import start_logging
+    from hocket.events.event_logging import log_event
     from hocket.extensions.command.node_runner import command_runner
     from hocket.extensions.command.proofs import GIT_KIND
     from hocket.extensions.git import holding
@@ -126,7 +127,6 @@ def work(
     from hocket.node.message_bus import bus_settings
     from hocket.node.signals import stopped_by_signals
     from hocket.work.environment import MachineEnvironment
-    from hocket.work.event_logging import log_event
 
     lease_s = seconds(lease, "--lease")
     assert lease_s is not None
