@@ -20,7 +20,7 @@ from hocket.mesh.wire import Reply, Request
 from hocket.node.joining import join
 from hocket.node.runtime import Runtime
 from hocket.store import NewOp
-from hocket.store.libsql.address import read_address
+from hocket.store.libsql.connecting import read_address
 from hocket.store.libsql.connection import LibsqlConnection
 from hocket.work import jobs
 from hocket.work.claiming import Claim, claim

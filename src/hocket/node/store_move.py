@@ -26,8 +26,8 @@ from hocket.node.variables import DB_PATH, DB_URL, STORE, given, named_store
 from hocket.store import BlobTable, Store, backend
 from hocket.store import open as open_store
 from hocket.store.artifacts import BLOBS, BlobPlace
+from hocket.store.connections import without_password
 from hocket.store.local import MOVED, MOVING
-from hocket.store.secrecy import without_password
 from hocket.work.blobs import HomeBlobs
 from hocket.work.liveness import machine_liveness
 from hocket.work.store_blobs import STORED_BYTES_MAX, stored_parts

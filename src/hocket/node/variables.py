@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from hocket.errors import Usage
 from hocket.store import SERVER_FORMS, backend
-from hocket.store.secrecy import DB_TOKEN, has_password, without_password
+from hocket.store.connections import DB_TOKEN, has_password, without_password
 from hocket.work.tracing import TRACES
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from blake3 import blake3
 from hocket.errors import StoreError
 from hocket.kernel.ids import hash_text
 from hocket.store.artifacts import PART_BYTES, BlobTable, ClearedBlobs
-from hocket.store.server_clock import machine_s
+from hocket.store.connections import machine_s
 from hocket.work.blobs import GARBAGE_AGE_S, Damaged, HomeBlobs, Staged, chunks_of
 
 STORED_BYTES_MAX = 64 * 1024 * 1024
