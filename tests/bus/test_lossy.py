@@ -16,6 +16,7 @@ from hocket.extensions import sim
 from hocket.extensions.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.extensions.sim.loop import run as run_virtually
 from hocket.extensions.sim.node import _SimRuntime
+from hocket.families.jobs.drafts import policy
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.ucan import ROOT, issue
@@ -26,7 +27,6 @@ from hocket.node.handles import JobCancelled, JobFailed
 from hocket.node.node import Node
 from hocket.store import MEMORY, Place
 from hocket.store import open as open_store
-from hocket.work.drafts import policy
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.runner import Context
 from hocket.work.worker import Worker, WorkerOptions

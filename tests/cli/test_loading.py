@@ -57,7 +57,6 @@ IDLE = {
     *(
         "hocket.store.postgres",
         "hocket.store.libsql",
-        "hocket.work.cron_times",
         "hocket.extensions.command.sealed_secrets",
     ),
 }

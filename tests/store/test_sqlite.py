@@ -15,6 +15,9 @@ import pytest
 from hocket.errors import StoreError
 from hocket.families.inbox import requests as inbox
 from hocket.families.inbox.requests import MessageDraft
+from hocket.families.jobs import claiming, rescue
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Content, Draft, Held, creation
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
@@ -42,9 +45,6 @@ from hocket.store import (
 )
 from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteStore
 from hocket.store.sqlite.session import SqliteSession
-from hocket.work import claiming, jobs, rescue
-from hocket.work.jobs import Draft, Held
-from hocket.work.written_outputs import Content, creation
 from tests.log.roster.world import INTRODUCTIONS, READER, Script, introduction, job_id, new_log, sent, signed
 
 

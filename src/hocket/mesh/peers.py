@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from hocket.errors import Conflict, Usage
+from hocket.families.access import NodeAccess
 from hocket.kernel.authority import Authority, Standing
 from hocket.kernel.capabilities import Knowledge, knowledge_text, read_knowledge, sentence
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
@@ -22,7 +23,6 @@ from hocket.log import Log
 from hocket.log.outbox import waiting
 from hocket.mesh.wire import look, note
 from hocket.store import PEER_NEW, PEER_OK, LocalSession, Peer, Session
-from hocket.work.node_access import NodeAccess
 
 if TYPE_CHECKING:
     from hocket.events import Emit

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from hocket.errors import Conflict, Usage
+from hocket.families.blobs import STORED_BYTES_MAX, HomeBlobs, stored_parts
+from hocket.families.liveness import machine_liveness
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.keys import RowMac
 from hocket.log import Log
@@ -28,9 +30,6 @@ from hocket.store import open as open_store
 from hocket.store.artifacts import BLOBS, BlobPlace
 from hocket.store.connections import without_password
 from hocket.store.local import MOVED, MOVING
-from hocket.work.blobs import HomeBlobs
-from hocket.work.liveness import machine_liveness
-from hocket.work.store_blobs import STORED_BYTES_MAX, stored_parts
 
 # How often the end of the copy is tried again because another process wrote meanwhile.
 ENDS_MAX = 20

@@ -228,7 +228,7 @@ def ready_jobs(
             return body  # type: ignore[no-any-return]
         bundle = bundles.get(seq - place - 1, b"")
         fact = _schedule_body(bundle, place, row[SCHEDULE_OP])
-        is_ranked = row[POLICY] and decode_policy(row[POLICY]).claim != "first"
+        is_ranked = row[POLICY] and decode_policy(row[POLICY]).is_ranked
         return with_bundle_signature(fact, bundle) if is_ranked else fact
 
     return [(job_entry(row[:_COUNT]), schedule(row)) for row in rows]
@@ -249,7 +249,7 @@ def _checked_ready_jobs(
             bundle, of_bundle = bundles.get(seq - place - 1, b""), facts.get(seq - place - 1, ())
             op, body = of_bundle[place] if 0 <= place < len(of_bundle) else (None, b"")
             came_in[entry.job.schedule_op] = BundledOp(bundle, op)
-            if entry.job.policy.claim != "first":
+            if entry.job.policy.is_ranked:
                 body = with_bundle_signature(body, bundle)
         jobs.append((entry, body))
     return check.ready(jobs, came_in) if jobs else []

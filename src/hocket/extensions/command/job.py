@@ -38,6 +38,10 @@ from hocket.extensions.cost.budget_guard import BudgetGuard, beat_in_force
 from hocket.extensions.cost.budgets import over_budget
 from hocket.extensions.cost.costs import spent_on
 from hocket.extensions.cost.rate_card import USAGE_TYPE, RateCard, UsageRecord, usage_of
+from hocket.families import artifacts
+from hocket.families.artifacts import Fetch
+from hocket.families.blobs import Blobs, chunks_of
+from hocket.families.jobs.authorship import is_own
 from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import content_hash, hash_text, node_text, parse_ulid, ulid_text
 from hocket.kernel.keys import SigningKey
@@ -46,10 +50,6 @@ from hocket.kernel.texts import counted
 from hocket.kernel.version import __version__
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.store import Session
-from hocket.work import artifacts
-from hocket.work.artifacts import Fetch
-from hocket.work.authorship import is_own
-from hocket.work.blobs import Blobs, chunks_of
 from hocket.work.handlers import JobType
 from hocket.work.output_files import STREAM_TYPES, OutputFiles
 from hocket.work.run_outputs import INLINE_BYTES_MAX, RunOutputs

@@ -13,9 +13,9 @@ from hocket.extensions.command.job import Commands, Premises
 from hocket.extensions.command.secrets import secrets_of
 from hocket.extensions.cost.node_costs import rates_of
 from hocket.node import variables
-from hocket.node.bus_settings import credentials_path
 from hocket.node.home import DATABASE_ENDS, Home
 from hocket.node.local_node import fetch_for
+from hocket.node.message_bus import credentials_path
 from hocket.node.runtime import Runtime
 
 # What the drivers of databases, git and ssh read by themselves.

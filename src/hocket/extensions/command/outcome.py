@@ -6,13 +6,14 @@ from hocket.errors import HocketError
 from hocket.extensions.command.execution import Execution, Stream
 from hocket.extensions.command.proof import read_envelope
 from hocket.extensions.command.proofs import find_proof
+from hocket.families import artifacts
+from hocket.families.artifacts import Fetch
+from hocket.families.blobs import Blobs
+from hocket.families.jobs import view
 from hocket.families.jobs.rules import Job
 from hocket.families.jobs.rules import Outcome as Ended
 from hocket.kernel.ids import ulid_text
 from hocket.store import Session, Stage
-from hocket.work import artifacts, view
-from hocket.work.artifacts import Fetch
-from hocket.work.blobs import Blobs
 from hocket.work.output_files import STREAM_TYPES
 
 TIMED_OUT, NOT_STARTED, BY_SIGNAL = 124, 127, 128

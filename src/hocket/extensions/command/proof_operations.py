@@ -5,7 +5,7 @@ from typing import NamedTuple
 from hocket.api import Service
 from hocket.extensions.command.proof import Proof
 from hocket.extensions.command.proofs import examine, need_proof
-from hocket.work import view
+from hocket.families.jobs import view
 
 
 class ExaminedProof(NamedTuple):

@@ -11,14 +11,14 @@ from hocket.errors import Failed, HocketError
 from hocket.extensions.command.execution import Execution, Stream
 from hocket.extensions.command.manifest import BadManifest, Manifest, content_id, parse_manifest
 from hocket.extensions.command.proof import PROOF_TYPE, BadProof, Proof, check, decode_proof, encode_proof
+from hocket.families import artifacts
+from hocket.families.artifacts import Fetch
+from hocket.families.blobs import Blobs, Damaged
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.ids import content_hash, hash_text, node_id, node_text, ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.vocabulary import AcceptWork, FailWork, ScheduleJob
 from hocket.store import Artifact, ArtifactSession, OpSession, Session
-from hocket.work import artifacts
-from hocket.work.artifacts import Fetch
-from hocket.work.blobs import Blobs, Damaged
 from hocket.work.output_files import STREAM_TYPES
 
 # Jobs whose holder a git repository decides; the repository counts the fences in their proofs.

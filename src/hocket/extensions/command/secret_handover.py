@@ -14,15 +14,15 @@ from hocket.events import Emit
 from hocket.events.jobs import SecretsNotHandedOver
 from hocket.events.workers import StoreUnavailable
 from hocket.extensions.command.secrets import Handed, Secrets, secrets_of
+from hocket.families import artifacts
+from hocket.families.access import NodeAccess
+from hocket.families.jobs.requests import Content
 from hocket.kernel.clock import unpack
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
 from hocket.log.job_check import sound_job
 from hocket.node.local_node import LocalNode
 from hocket.store import Artifact, Session, Stage
-from hocket.work import artifacts
-from hocket.work.node_access import NodeAccess
-from hocket.work.written_outputs import Content
 
 SEALED_TYPE = "hocket.sealed"
 # How often a node that keeps secrets checks whether a claimer needs them, and one without whether it has some.

@@ -29,15 +29,15 @@ from hocket.extensions.cost.rate_card import (
     unpriced_devices,
     usage_of,
 )
+from hocket.families import artifacts
+from hocket.families.artifacts import Fetch
+from hocket.families.blobs import Blobs
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.clock import unpack
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import node_id, node_text, ulid_text
 from hocket.kernel.ops import schedule_payload
 from hocket.store import Artifact, JobFilter, Session, Stage
-from hocket.work import artifacts
-from hocket.work.artifacts import Fetch
-from hocket.work.blobs import Blobs
 from hocket.work.run_spans import RunSpan, run_spans
 
 # The newest jobs that a sum looks at, and the newest of a kind that an estimate does.

@@ -15,6 +15,9 @@ from hocket.extensions.cost import costs as runs
 from hocket.extensions.cost.costs import CostRow, Costs, CostsBy, cost_estimate
 from hocket.extensions.cost.rate_card import BadRateCard, Estimate, RateCard, read_rate_card
 from hocket.extensions.tempo.policy_file import tempo_policy
+from hocket.families.artifacts import Fetch
+from hocket.families.jobs import view
+from hocket.families.jobs.requests import Draft
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import RATES_LABEL
@@ -22,9 +25,6 @@ from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
 from hocket.node.home import Home
 from hocket.node.runtime import Runtime
 from hocket.node.variables import RATES, given
-from hocket.work import view
-from hocket.work.artifacts import Fetch
-from hocket.work.jobs import Draft
 
 if TYPE_CHECKING:
     from hocket.extensions.cost.costs import Prices

@@ -16,7 +16,7 @@ from hocket.extensions.git.results import BLOBS, result_data, result_files, resu
 from hocket.extensions.git.trailers import BadTrailer
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import SigningKey
-from hocket.work.lease import may_be_taken_over
+from hocket.kernel.lease import may_be_taken_over
 
 LEASE_S_DEFAULT = 60
 ABORT_TRIES = 20

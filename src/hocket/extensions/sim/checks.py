@@ -12,11 +12,11 @@ from hocket.extensions.sim.hostile import ROGUE
 from hocket.extensions.sim.load import OPEN, SOLE, Journal, SimRun
 from hocket.extensions.sim.node import SimNode, Up
 from hocket.extensions.sim.trace import Violation
+from hocket.families.jobs import view
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.ids import node_id, ulid_text
 from hocket.log.rebuild import without_keys
 from hocket.store import JobEntry, JobSession, Stage
-from hocket.work import view
 
 
 class Shown(NamedTuple):

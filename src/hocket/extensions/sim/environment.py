@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from hocket.bus.memory import MemoryBus
+from hocket.families.liveness import Liveness, LockLiveness
 from hocket.store import Place
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.hardware import Hardware
-from hocket.work.liveness import Liveness, LockLiveness
 from hocket.work.process_plan import ProcessPlan
 from hocket.work.runner import Run
 

@@ -14,6 +14,7 @@ from hocket.extensions.sim.lines import Lines, address
 from hocket.extensions.sim.loop import Life
 from hocket.extensions.sim.messages import SimMessageServer
 from hocket.extensions.sim.network import Network
+from hocket.families.blobs import Blobs
 from hocket.families.locks.processes import LockSweep
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import RowMac, SigningKey, did_key
@@ -33,7 +34,6 @@ from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.store import MEMORY, OpRow, Place
 from hocket.store import open as open_store
-from hocket.work.blobs import Blobs
 from hocket.work.handlers import Handlers
 from hocket.work.output_files import OutputFiles
 from hocket.work.sweep import ROUND_S, SweepLoop

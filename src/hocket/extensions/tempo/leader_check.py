@@ -9,10 +9,10 @@ from typing import Protocol
 from hocket.errors import StoreError, Unreachable
 from hocket.extensions.tempo.beats.frame_judge import Lead
 from hocket.extensions.tempo.leader_lock import SCOPE, leader_key
+from hocket.families.access import NodeAccess
 from hocket.families.locks.decisions import read_scope
 from hocket.log.permissions import Permissions
 from hocket.store import Session
-from hocket.work.node_access import NodeAccess
 
 NOBODY = Lead(0, 0)
 

@@ -5,13 +5,13 @@ that has only NATS uses `nats_leader`.
 
 from typing import Protocol
 
+from hocket.families.access import NodeAccess
 from hocket.families.locks.decisions import read_scope
 from hocket.families.locks.requests import LockClient, LockHeld, wanted
 from hocket.families.locks.rules import Scope
 from hocket.families.locks.rules import live as live_holds
 from hocket.mesh import peers
 from hocket.store import Session
-from hocket.work.node_access import NodeAccess
 
 SCOPE = "tempo"
 INCIDENT = "incident"

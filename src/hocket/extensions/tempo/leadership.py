@@ -13,8 +13,8 @@ from hocket.extensions.tempo.events import PulseFollows, PulseLeads, PulseLockFa
 from hocket.extensions.tempo.heard_beats import HeardBeats
 from hocket.extensions.tempo.leader_lock import LeaderLock
 from hocket.families.locks.requests import LockHeld, LockLost
+from hocket.kernel.lease import COUNTED
 from hocket.kernel.retrying import RetryPolicy
-from hocket.work.lease import COUNTED
 
 # All in beats: how long the lock lasts, how long after the start of each beat it is renewed, how long after a failed
 # renewal that is tried again, after how long a silence a pulse asks for it, and how long after a refusal it asks again.

@@ -6,8 +6,7 @@ import sys
 
 from hocket.cli import INTERRUPTED
 from hocket.cli.declarations import new_app
-from hocket.cli.log_lines import start_logging
-from hocket.cli.monitoring import MetricsOption, monitored
+from hocket.cli.long_running import MetricsOption, monitored, start_logging
 from hocket.cli.options import BusOption, LogFormatOption, PolicyOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
 from hocket.cli.settings import open_runtime
@@ -16,7 +15,7 @@ from hocket.extensions.tempo.events import ReverbStarted
 from hocket.extensions.tempo.node_tempo import pulsing, run_reverb
 from hocket.extensions.tempo.policy_file import assumed_policy, needed_policy
 from hocket.extensions.tempo.pulse_admin import PulseAdmin
-from hocket.node.bus_settings import BusSettings, bus_settings
+from hocket.node.message_bus import BusSettings, bus_settings
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals

@@ -25,11 +25,11 @@ from hocket.extensions.tempo.beats.reverb import (
 from hocket.extensions.tempo.events import AlarmEnded, AlarmRaised, BarReported
 from hocket.extensions.tempo.tempo_messages import TempoMessages, TempoQueue
 from hocket.extensions.tempo.window_archive import keep, kept_reports, kept_window, packed_window
+from hocket.families.access import NodeAccess
 from hocket.kernel.clock import wall_text
 from hocket.kernel.rules import SKEW_MS_DEFAULT
 from hocket.log import Transaction
 from hocket.store import Session
-from hocket.work.node_access import NodeAccess
 
 # How many messages with claims may wait to be counted; more than the workers of a large fleet send in a beat.
 CLAIMS_WAITING_MAX = 20_000

@@ -11,17 +11,17 @@ import msgspec
 from hocket.errors import NotAuthorised
 from hocket.extensions.tempo.beats.messages import BarReport, from_json, to_json
 from hocket.extensions.tempo.beats.reverb import WindowContent, decode_content
+from hocket.families import artifacts
+from hocket.families.artifacts import Fetch
+from hocket.families.blobs import Blobs
+from hocket.families.jobs.requests import Content, creation
 from hocket.kernel.ids import make_ulid, ulid_ms
 from hocket.kernel.ops import artifact_id
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import Ids
 from hocket.log import Transaction
 from hocket.store import Artifact, Session
-from hocket.work import artifacts
-from hocket.work.artifacts import Fetch
-from hocket.work.blobs import Blobs
 from hocket.work.run_outputs import contain
-from hocket.work.written_outputs import Content, creation
 
 REPORT_TYPE = "hocket.bar-report"
 WINDOW_TYPE = "hocket.bar-window"

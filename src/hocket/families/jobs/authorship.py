@@ -6,6 +6,7 @@ would not run.
 
 from msgspec.structs import replace
 
+from hocket.families.jobs import cron
 from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import unpack
 from hocket.kernel.ops import decode
@@ -13,7 +14,6 @@ from hocket.kernel.policy import DEFAULT, readable_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import JOB, AcceptWork, RetryJob, ScheduleJob, Subject, number_of
 from hocket.store import OpRow, Session
-from hocket.work import cron
 
 _RETRY, _ACCEPT = number_of(RetryJob), number_of(AcceptWork)
 # Stands for an unknown author. No node has this id: ids are hashes of keys.

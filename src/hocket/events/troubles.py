@@ -1,16 +1,17 @@
 """Failures of one thing among many: one schedule, one job, one artifact. The operator gets one event, and another only
-after a while; the thing is skipped for a while, and the rest continues. `supervision` handles a loop that fails as a
-whole.
+after a while; the thing is skipped for a while, and the rest continues. `work.supervision` restarts a
+task that fails as a whole.
 """
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from hocket.errors import StoreError
+from hocket.events import Emit, Event
+from hocket.events.workers import StepFailed
 from hocket.kernel.ids import ulid_text
 
-if TYPE_CHECKING:
-    from hocket.events import Emit, Event
+T = TypeVar("T")
 
 TOLD_AGAIN_S = 600.0
 REST_S = 30.0
@@ -19,13 +20,13 @@ REMEMBERED_MAX = 1_000
 
 
 class Troubles:
-    def __init__(self, emit: "Emit", monotonic: Callable[[], float]) -> None:
+    def __init__(self, emit: Emit, monotonic: Callable[[], float]) -> None:
         self._emit = emit
         self._monotonic = monotonic
         self._told: dict[Hashable, float] = {}
         self._failed: dict[Hashable, float] = {}
 
-    def tell(self, thing: Hashable, event: "Event") -> None:
+    def tell(self, thing: Hashable, event: Event) -> None:
         """Records that the thing failed; the event says which one and why."""
         now = self._monotonic()
         self._note(self._failed, thing, now)
@@ -46,8 +47,6 @@ class Troubles:
 
     def failed(self, thing: Hashable, name: str, error: Exception, job: bytes | None = None) -> None:
         """Records that a step about the thing failed, under that name, followed by the job if one is given."""
-        from hocket.events.workers import StepFailed
-
         text = name if job is None else f"{name} {ulid_text(job)}"
         self.tell(thing, StepFailed(text, described(error)))
 

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hocket.errors import Conflict, HocketError, Unreachable, Usage
+from hocket.families import artifacts
+from hocket.families.blobs import Blobs, Damaged
+from hocket.families.jobs import view
 from hocket.families.jobs.rules import State
 from hocket.kernel.clock import hlc_text
 from hocket.kernel.ids import node_text, ulid_prefix_range, ulid_text
@@ -27,8 +30,6 @@ from hocket.kernel.vocabulary import (
     number_of,
 )
 from hocket.store import Artifact, JobEntry, Session
-from hocket.work import artifacts, view
-from hocket.work.blobs import Blobs, Damaged
 
 EXCERPT_CHARS = 400
 SHOWN_MAX = 5

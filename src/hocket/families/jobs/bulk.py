@@ -7,17 +7,16 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import NamedTuple, TypedDict, Unpack
 
 from hocket.errors import Conflict, NotAuthorised, Usage
+from hocket.families.access import NodeAccess, decided
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Result
 from hocket.families.jobs.rules import Job, Outcome
+from hocket.families.jobs.view import JobState
 from hocket.kernel.policy import covers
 from hocket.kernel.reasons import Reason
 from hocket.kernel.texts import duration_ms
 from hocket.log import Transaction
 from hocket.store import JobSession
-from hocket.work import jobs
-from hocket.work.arbiter import decided
-from hocket.work.job_states import JobState
-from hocket.work.jobs import Result
-from hocket.work.node_access import NodeAccess
 
 READ_MAX = 5_000
 CHANGED_MAX = 200

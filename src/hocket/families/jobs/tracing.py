@@ -53,7 +53,7 @@ def tracer() -> Tracer | None:
     if not endpoint.startswith(("http://", "https://")):
         raise Usage(f"bad {TRACES} {endpoint!r}; it is the address of an OTLP endpoint, like http://localhost:4318")
     try:
-        from hocket.work.otel_tracer import OtelTracer
+        from hocket.families.jobs.otel_tracer import OtelTracer
     except ImportError as error:
         raise Usage(f"{TRACES} is set, and traces need {error.name}; install hocket[traces]") from None
     return OtelTracer(endpoint)

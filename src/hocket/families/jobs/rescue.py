@@ -4,6 +4,7 @@ job that did not succeed.
 
 from collections.abc import Callable, Sequence
 
+from hocket.families.jobs.requests import NEVER, author, call_off_dependents
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.ops import decode
 from hocket.kernel.reasons import Reason
@@ -22,7 +23,6 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Transaction
 from hocket.store import JobEntry, Session
-from hocket.work.jobs import NEVER, author, call_off_dependents
 
 _ENDS = tuple(number_of(end) for end in (CompleteJob, FailWork, PostponeWork, YieldWork))
 # How long other nodes wait for the submitter of an open job to end it.

@@ -1,15 +1,18 @@
 """Setting, removing and ticking schedules. The id of a tick's job is derived from the op that set the schedule and the
 tick's time, so two nodes create the same job; it runs with the authority of the schedule's author, whichever node
-creates it. After a pause of several ticks, only the last one is made up, once.
+creates it. After a pause of several ticks, only the last one is made up, once. When an expression fires is decided by
+this machine's timezone table.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from hocket.errors import NotAuthorised, Usage
-from hocket.families.jobs.rules import NAME_LENGTH_MAX, Job, tick_id, tick_policy
+from hocket.families.jobs.requests import Draft, chosen_policy
+from hocket.families.jobs.rules import CRON_LENGTH_MAX, NAME_LENGTH_MAX, Job, tick_id, tick_policy
 from hocket.kernel.ids import node_text, ulid_ms
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import check_policy, decode_policy, encode_policy
@@ -17,7 +20,6 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ClearSchedule, ScheduleJob, SetSchedule
 from hocket.log import Transaction
 from hocket.store import OpSession, RegisterSession, Schedule
-from hocket.work.jobs import Draft, chosen_policy
 
 NAMED = {
     "@hourly": "0 * * * *",
@@ -28,6 +30,9 @@ NAMED = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 # Called with a schedule whose tick failed, and why.
 Failed = Callable[[Schedule, str], None]
@@ -48,9 +53,6 @@ def check(plan: NewSchedule) -> NewSchedule:
     plan = plan._replace(cron=NAMED.get(plan.cron.strip().lower(), plan.cron))
     if not 0 < len(plan.name) <= NAME_LENGTH_MAX or not plan.name.isprintable():
         raise Usage(f"bad schedule name {plan.name!r}; use 1 to {NAME_LENGTH_MAX} printable characters")
-    # `cron_times` brings the tables of timezones, and every worker loads this module.
-    from hocket.work.cron_times import check_expression, zone
-
     zone(plan.timezone)
     check_expression(plan.cron)
     if plan.draft.policy.unique is not None or plan.draft.policy.after:
@@ -134,7 +136,7 @@ def make_tick(tx: Transaction, schedule: Schedule, failed: Failed = lambda sched
         return False
     policy = tick_policy(decode_policy(schedule.policy), schedule.name, schedule.op)
     job = ScheduleJob(tick_id(schedule.op, tick), schedule.kind, schedule.payload, encode_policy(policy))
-    op = tx.author(job, (schedule.op,), at_once=policy.claim != "first")
+    op = tx.author(job, (schedule.op,), at_once=policy.is_ranked)
     if isinstance(op, Reason):
         failed(schedule, op.sentence)
     return not isinstance(op, Reason)
@@ -149,8 +151,6 @@ def is_tick(session: OpSession, job: Job) -> bool | None:
     payload = None if row is None else decode(row.body).payload
     if not isinstance(payload, SetSchedule):
         return None
-    from hocket.work.cron_times import tick, zone
-
     try:
         zone(payload.timezone)
     except Usage:
@@ -160,13 +160,52 @@ def is_tick(session: OpSession, job: Job) -> bool | None:
 
 def next_tick(schedule: Schedule, after_ms: int) -> int | None:
     """The first tick after that time."""
-    from hocket.work.cron_times import tick
-
     return tick(schedule.cron, schedule.timezone, after_ms, reverse=False)
 
 
 def last_tick(schedule: Schedule, now_ms: int) -> int | None:
     """The newest tick that is not later than now."""
-    from hocket.work.cron_times import tick
-
     return tick(schedule.cron, schedule.timezone, now_ms + 1, reverse=True)
+
+
+def check_expression(cron: str) -> None:
+    """Raises Usage if the expression is bad or never matches."""
+    from cronsim import CronSim, CronSimError
+
+    if len(cron) > CRON_LENGTH_MAX:
+        raise Usage(f"the cron expression has {len(cron)} characters, at most {CRON_LENGTH_MAX}")
+    try:
+        next(CronSim(cron, datetime(2024, 1, 1)))
+    except CronSimError as error:
+        raise Usage(f"bad cron expression {cron!r}: {error}; write five fields like '*/5 * * * *', or @daily") from None
+    except StopIteration:
+        raise Usage(f"the cron expression {cron!r} never matches") from None
+
+
+def zone(name: str) -> "ZoneInfo":
+    """Raises Usage for an unknown timezone."""
+    # Every worker loads this module, and few have schedules.
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise Usage(f"unknown timezone {name!r}; use a name like UTC or Europe/Vienna") from None
+
+
+def tick(cron: str | None, timezone: str, at_ms: int, reverse: bool) -> int | None:
+    """The first tick after that time, or the last before it. None if there is no such tick, or if the schedule, which
+    may come from another node, is invalid.
+    """
+    from cronsim import CronSim, CronSimError
+
+    assert cron is not None
+    # The search starts strictly after the given moment and ticks fall on whole seconds, so a fraction of a second must
+    # not hide one.
+    try:
+        at = datetime.fromtimestamp(at_ms // 1000, zone(timezone))
+        if reverse and at_ms % 1000:
+            at += timedelta(seconds=1)
+        return int(next(CronSim(cron, at, reverse=reverse)).timestamp()) * 1000
+    except (StopIteration, CronSimError, Usage, ValueError, OverflowError, OSError):
+        return None

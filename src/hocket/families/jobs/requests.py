@@ -1,18 +1,19 @@
 """What a node can do with jobs, each as a request that runs inside one transaction of the log: submit, renew, finish,
-fail, hand back, cancel, retry. `claiming` takes jobs from the queue, `rescue` returns them, and `accepting` is the
-arbiter's part. These modules decide what spans jobs (unique keys, limits, order of the queue), because only the
+fail, hand back, cancel, retry. `claiming` takes jobs from the queue and has the arbiter's part, `rescue` returns
+them. These modules decide what spans jobs (unique keys, limits, order of the queue), because only the
 transaction sees all of them at once; the roster decides what concerns one job alone.
 """
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.families.jobs.parts import RESULT_TYPE
 from hocket.families.jobs.rules import Job, Outcome, State
+from hocket.families.jobs.tracing import SubmitTrace, tracer
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.policy import Policy, completed, encode_policy, with_defaults, with_open
@@ -24,6 +25,7 @@ from hocket.kernel.vocabulary import (
     CompleteJob,
     CreateArtifact,
     FailWork,
+    Ids,
     Payload,
     PostponeWork,
     ReportProgress,
@@ -37,8 +39,9 @@ from hocket.kernel.vocabulary import (
 from hocket.log import Transaction
 from hocket.log.set_judges import WrittenOp
 from hocket.store.statements import UNIQUE_KEY
-from hocket.work.tracing import SubmitTrace, tracer
-from hocket.work.written_outputs import NOTHING, Content, WrittenOutputs, creation
+
+if TYPE_CHECKING:
+    from hocket.families.blobs import Staged
 
 KIND = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 KIND_LENGTH_MAX = 255
@@ -101,8 +104,39 @@ class Spare(NamedTuple):
     reason: str
 
 
-# The result of an op about a job: the job after it, the reason why it was not written, or an offer to the arbiter.
-Result = Job | Reason | Offer
+# The arbiter's decision on an op about a job: the job after it, or the reason why it does not count.
+Decision = Job | Reason
+# The result of an op about a job: the decision on it, or an offer to the arbiter.
+Result = Decision | Offer
+
+
+class WrittenOutputs(NamedTuple):
+    """What a run put on the log, for its completion to name. `records` are the ops that wrote the snapshots."""
+
+    snapshots: Ids = ()
+    artifacts: Ids = ()
+    claims: Ids = ()
+    records: Ids = ()
+
+
+NOTHING = WrittenOutputs()
+
+
+class Content(NamedTuple):
+    """Where an artifact's bytes are: in the op, or in a blob."""
+
+    hash: bytes
+    size: int
+    inline: bytes | None
+    staged: "Staged | None"
+
+
+def creation(
+    made: bytes, type: str, source_job: bytes | None, inputs: Ids, content: Content, ttl_ms: int | None
+) -> CreateArtifact:
+    return CreateArtifact(
+        made, type, source_job, inputs, content.hash, content.inline, None, None, content.size, ttl_ms
+    )
 
 
 def check_kind(kind: str) -> str:
@@ -133,7 +167,7 @@ def submit(tx: Transaction, drafts: Sequence[Draft]) -> list[Submitted]:
             write()
             made[number] = submit_one(tx, draft)
         else:
-            if is_ranked != (policy.claim != "first"):
+            if is_ranked != policy.is_ranked:
                 write()
                 is_ranked = not is_ranked
             tx.check_outbox(len(waiting))
@@ -160,7 +194,7 @@ def submit_one(tx: Transaction, draft: Draft) -> Submitted:
             return Submitted(holder, created=False)
     prepared = _prepared(tx, draft, policy)
     # Workers rank themselves by the signature. Each of them would make it, until the sealer has stored it.
-    return _submitted(prepared, tx.author(prepared.schedule, prepared.deps, at_once=policy.claim != "first"))
+    return _submitted(prepared, tx.author(prepared.schedule, prepared.deps, at_once=policy.is_ranked))
 
 
 def _prepared(tx: Transaction, draft: Draft, policy: Policy) -> _Prepared:

@@ -14,8 +14,8 @@ from hocket.kernel.ids import ulid_text
 from hocket.store import ProgressRow, Session
 
 if TYPE_CHECKING:
+    from hocket.families.jobs.requests import Held
     from hocket.log import Transaction
-    from hocket.work.jobs import Held
 
 # The shortest interval between two notes of a job in the store, and on the log. A run under a minute leaves none there.
 STORED_S = 0.5
@@ -85,7 +85,7 @@ def put_back(due: DueNote) -> None:
 
 def write(tx: "Transaction", notes: Sequence[DueNote]) -> None:
     """Stores the notes, and puts those on the log that are due there."""
-    from hocket.work.jobs import report
+    from hocket.families.jobs.requests import report
 
     if not notes:
         return

@@ -1,25 +1,76 @@
 """Jobs to submit, from what people and programs write: the kind, the payload, and the options with their names."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, Protocol, TypedDict
 
 import msgspec
 
 from hocket.errors import Usage
+from hocket.families.jobs.requests import PAYLOAD_BYTES_MAX, Draft, check_kind
+from hocket.families.jobs.tracing import current_trace
+from hocket.families.json_values import encode_json
 from hocket.kernel.extension import part
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.policy import DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_labels, check_policy
+from hocket.kernel.policy import (
+    DEFAULT,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    Budget,
+    Policy,
+    Rate,
+    Score,
+    check_labels,
+    check_policy,
+)
 from hocket.kernel.texts import BeatsLong, duration_ms, parse_length
-from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, check_kind
-from hocket.work.json_values import encode_json
-from hocket.work.tracing import current_trace
 
-if TYPE_CHECKING:
-    from hocket.work.job_options import Duration
+Duration = str | int | float
+
+
+class HasJobId(Protocol):
+    """A handle on a job."""
+
+    @property
+    def job_id(self) -> str: ...
+
+
+ErrorTypes = type[BaseException] | Iterable[type[BaseException]]
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of `policy`."""
+
+    priority: int
+    not_before: int | str | datetime | None
+    lease: Duration | None
+    timeout: Duration | None
+    retries: int | None
+    backoff: Duration
+    backoff_max: Duration
+    after: str | HasJobId | Iterable[str | HasJobId]
+    unique: str | None
+    unique_for: Duration | None
+    concurrency: int | None
+    rate: str | Rate | None
+    open: bool
+    needs: str | Iterable[str]
+    ttl: Duration | None
+    claim: Literal["first", "rendezvous", "sticky"]
+    sticky: str | None
+    claim_timeout: Duration
+    budget: Budget | Mapping[str, Any] | PathLike[str] | None
+    score: Score | Mapping[str, Any] | PathLike[str] | None
+
+
+class HandlerOptions(JobOptions, total=False):
+    """The options of `@job`: those of its jobs, and which errors are retried."""
+
+    retry_on: ErrorTypes
+    give_up_on: ErrorTypes
 
 
 def policy(base: Policy, **options: Any) -> Policy:
@@ -85,7 +136,7 @@ def encode_payload(kind: str, payload: object) -> bytes:
     return written
 
 
-def lease_members(value: "Duration | None") -> dict[str, int | None]:
+def lease_members(value: Duration | None) -> dict[str, int | None]:
     """The members of the policy for a lease: a duration, or beats such as "4b"."""
     if value is None:
         return {"lease_ms": None, "lease_beats": None}

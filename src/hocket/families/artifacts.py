@@ -7,9 +7,12 @@ deleted while an op that names it is being written. In a store that nodes share,
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hocket.errors import Conflict, NotAuthorised, NotFound, Unreachable, Usage
+from hocket.families.access import NodeAccess
+from hocket.families.blobs import GARBAGE_AGE_S, Blobs
+from hocket.families.jobs.requests import Content, creation
 from hocket.kernel.clock import hlc_text
 from hocket.kernel.ids import content_hash, hash_text, node_text, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import NO_ID, Op, decode, stamp_json
@@ -19,10 +22,9 @@ from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload
 from hocket.log import Transaction
 from hocket.store import Artifact, ArtifactSession, OpSession, Session, Store
 from hocket.store.artifacts import ClearedBlobs
-from hocket.work.blobs import GARBAGE_AGE_S, Blobs
-from hocket.work.node_access import NodeAccess
-from hocket.work.troubles import Troubles
-from hocket.work.written_outputs import Content, creation
+
+if TYPE_CHECKING:
+    from hocket.events.troubles import Troubles
 
 AMBIGUOUS_SHOWN = 5
 EVICT_MAX = 500
@@ -176,7 +178,7 @@ def evict_due(tx: Transaction, limit: int = EVICT_MAX) -> list[bytes]:
     return freed
 
 
-async def maintenance(access: NodeAccess, blobs: Blobs, troubles: Troubles | None = None) -> int:
+async def maintenance(access: NodeAccess, blobs: Blobs, troubles: "Troubles | None" = None) -> int:
     """Evicts what is due and deletes its blobs; returns the number of artifacts."""
     freed = await access.run(evict_due)
     if freed:
@@ -187,7 +189,9 @@ async def maintenance(access: NodeAccess, blobs: Blobs, troubles: Troubles | Non
 # Unused blobs.
 
 
-def collect(session: Session, blobs: Blobs, hashes: Iterable[bytes], troubles: Troubles | None = None) -> ClearedBlobs:
+def collect(
+    session: Session, blobs: Blobs, hashes: Iterable[bytes], troubles: "Troubles | None" = None
+) -> ClearedBlobs:
     """Deletes those of the blobs that no artifact needs. Only inside a write transaction that writes nothing, so that a
     rollback cannot make it wrong. With `troubles`, a blob that cannot be deleted is reported there, and the others are
     deleted.
@@ -200,7 +204,7 @@ def collect(session: Session, blobs: Blobs, hashes: Iterable[bytes], troubles: T
     return ClearedBlobs(sum(size > 0 for size in sizes), sum(sizes))
 
 
-def free(tx: Transaction, blobs: Blobs, hashes: Iterable[bytes], troubles: Troubles | None = None) -> ClearedBlobs:
+def free(tx: Transaction, blobs: Blobs, hashes: Iterable[bytes], troubles: "Troubles | None" = None) -> ClearedBlobs:
     """Deletes unused blobs inside a transaction that also writes (see `collect`)."""
     tx.projection.flush()
     return collect(tx.session, blobs, hashes, troubles)
@@ -211,7 +215,7 @@ def _is_needed(session: ArtifactSession, hash: bytes) -> bool:
 
 
 def clear(
-    store: Store, blobs: Blobs, now: Callable[[], float] = time.time, troubles: Troubles | None = None
+    store: Store, blobs: Blobs, now: Callable[[], float] = time.time, troubles: "Troubles | None" = None
 ) -> ClearedBlobs:
     """Deletes leftovers: blobs of evicted artifacts, old blobs that no op names, and staged content of dead processes;
     those of this home, and those in a store that nodes share.

@@ -1,14 +1,16 @@
-"""Jobs as people and programs see them: plain dictionaries made from the roster and the ops. Nothing here changes
-anything.
+"""Jobs as people and programs see them: the words for their states, and plain dictionaries made from the roster and
+the ops. Nothing here changes anything.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from hocket.errors import Failed, NotFound, Usage
 from hocket.families.jobs.parts import RESULT_TYPE, WHOLE_BYTES_TYPE, WHOLE_TYPES, decode_whole, joined
+from hocket.families.jobs.progress import newest_notes
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.clock import hlc_text, unpack
 from hocket.kernel.ids import node_text, ulid_ending, ulid_prefix_range, ulid_text
@@ -33,9 +35,7 @@ from hocket.kernel.vocabulary import (
     YieldWork,
     number_of,
 )
-from hocket.store import Artifact, JobEntry, OpRow, Session, Stage
-from hocket.work.job_states import stage_of, state_of
-from hocket.work.progress import newest_notes
+from hocket.store import Artifact, JobEntry, JobFilter, OpRow, Session, Stage
 
 _ABOUT_CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))
 # The reason of an offer that the coordinator has accepted, and how that of a claim begins that it has refused.
@@ -52,6 +52,69 @@ ULID_CHARS = 26
 
 # The type of the artifacts that say what a run did when its beats ran out.
 DEGRADED_TYPE = "hocket.degraded"
+
+
+_WAITING = (Stage.READY, Stage.DELAYED, Stage.BLOCKED)
+
+
+class JobState(StrEnum):
+    """The states that users read and write. A pending job is ready, delayed or blocked. The kernel's own words, and
+    those of earlier versions, are accepted.
+    """
+
+    pending = "pending"
+    ready = "ready"
+    delayed = "delayed"
+    blocked = "blocked"
+    running = "running"
+    succeeded = "succeeded"
+    failed = "failed"
+    cancelled = "cancelled"
+    completed = "completed"
+    """Ended, with any outcome."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> "JobState | None":
+        return {"claimed": cls.running, "waiting": cls.pending}.get(str(value))
+
+    @property
+    def filter(self) -> JobFilter:
+        """The jobs in this state."""
+        if self is JobState.pending:
+            return JobFilter(_WAITING)
+        if self is JobState.running:
+            return JobFilter((Stage.CLAIMED,))
+        if self is JobState.completed:
+            return JobFilter((Stage.DONE,))
+        if self.name.upper() in Outcome.__members__:
+            return JobFilter(outcome=Outcome[self.name.upper()])
+        return JobFilter((Stage[self.name.upper()],))
+
+
+# The words that people see; `completed` is an old one.
+STATE_WORDS = tuple(each.value for each in JobState if each is not JobState.completed)
+
+
+def state_of(job: Job) -> str:
+    if job.outcome is not None:
+        return job.outcome.name.lower()
+    return "running" if job.state is State.CLAIMED else "pending"
+
+
+def stage_of(entry: JobEntry) -> str:
+    """Why a pending job waits: ready, delayed or blocked; else its state."""
+    return entry.stage.name.lower() if entry.stage in _WAITING else state_of(entry.job)
+
+
+def counted_as(stage: Stage, outcome: int | None) -> str:
+    """The word under which a job is counted."""
+    if stage is Stage.DONE and outcome is not None:
+        return Outcome(outcome).name.lower()
+    return "running" if stage is Stage.CLAIMED else stage.name.lower()
+
+
+# The words under which jobs are counted, in the order of a job's life.
+COUNTED = ("ready", "delayed", "blocked", "running", *(each.name.lower() for each in Outcome))
 
 
 def find(session: Session, text: str) -> JobEntry:

@@ -8,25 +8,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from hocket.errors import Conflict, Unreachable, Usage
+from hocket.families.access import NodeAccess
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.reasons import Reason
-from hocket.work.node_access import NodeAccess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
 
     from hocket.bus.signed import SignedMessages
+    from hocket.families.artifacts import Fetch
     from hocket.families.jobs.parts import Part
+    from hocket.families.jobs.requests import Decision, Draft
     from hocket.families.jobs.rules import Job
     from hocket.log import Transaction
     from hocket.mesh.waiting import Waiting
     from hocket.node.delivery import Delivery
     from hocket.node.runtime import Runtime
-    from hocket.work.artifacts import Fetch
     from hocket.work.environment import Environment
     from hocket.work.handlers import JobType
-    from hocket.work.jobs import Draft
-    from hocket.work.pending_decisions import Decision
 
     Pairs = Iterable[tuple[JobType | str, dict[str, Any]]]
     Step = tuple[JobType | str, dict[str, Any]] | JobType | str
