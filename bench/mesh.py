@@ -24,6 +24,7 @@ import hocket
 from bench import crew, meter, ours
 from bench.subject import Result
 from hocket.extensions import sim
+from hocket.families.jobs.claiming import accept
 from hocket.kernel.authority import Authority
 from hocket.kernel.ids import node_id
 from hocket.kernel.jws import open_detached
@@ -37,7 +38,6 @@ from hocket.mesh.grants import parse_grants
 from hocket.mesh.outgoing import PAGE_OPS_MAX
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.work.accepting import accept
 
 GRANTS = ("job:claim:bench.", "job:complete:bench.")
 RAW_OPS_MAX = 20_000

@@ -14,11 +14,12 @@ import apsw
 import hocket
 from bench import crew, meter
 from bench.subject import Result
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Job
 from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
-from hocket.work import claiming, jobs
 from hocket.work.runner import Run
 
 LABEL = "Hocket"

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import psycopg
 
 from hocket import store
-from hocket.kernel.keys import SigningKey
-from hocket.kernel.signing import RowMac
+from hocket.kernel.keys import RowMac, SigningKey
 from hocket.store import MEMORY, Store
 from hocket.store.libsql import LibsqlStore
 from hocket.store.libsql.connection import LibsqlConnection

@@ -21,8 +21,8 @@ ORDER = [
     "store",
     "bus",
     "log",
-    "work",
     "families",
+    "work",
     "inference",
     "mesh",
     "node",
@@ -185,20 +185,19 @@ def test_the_core_names_no_extension():
 
 
 def test_the_engine_learns_of_families_from_their_records():
-    """These are left: all three are about jobs, claiming depends on kinds and availability, jobs send messages, and the
-    store has tables of its own for messages and rows.
+    """These are left: both are about jobs, claiming depends on kinds and availability, and the store has a table of
+    its own for messages.
     """
-    named: dict[str, set[str]] = {"kernel": set(), "store": set(), "bus": set(), "log": set(), "work": set()}
+    named: dict[str, set[str]] = {"kernel": set(), "store": set(), "bus": set(), "log": set()}
     for path in modules():
         if (room := path.relative_to(HOUSE).parts[0]) in named:
             found = imports(path.read_text(encoding="utf-8"), module_name(path), path.stem == "__init__")
             named[room] |= {name.split(".")[2] for name in found if name.startswith("hocket.families.")}
     assert named == {
         "kernel": set(),
-        "store": {"availability", "inbox", "jobs", "kinds", "rows"},
+        "store": {"availability", "inbox", "jobs", "kinds"},
         "bus": set(),
         "log": {"availability", "jobs", "kinds"},
-        "work": {"availability", "inbox", "jobs", "kinds"},
     }
 
 
@@ -497,7 +496,7 @@ def test_a_wrong_import_is_found(module: str, source: str):
         ("hocket.node.node", "from .mesh import peers"),
         ("hocket.errors", "from hocket.kernel.reasons import Reason"),
         ("hocket.families.locks.rules", "from hocket.families.locks.facts import LOCK\nfrom hocket.kernel import ids"),
-        ("hocket.families.locks.requests", "from hocket.work import liveness"),
+        ("hocket.work.claim_order", "from hocket.families import liveness"),
         ("hocket.store.messages", "from hocket.families.inbox.rules import Message"),
         ("hocket.testing.network", "import hocket\nfrom hocket import node, cli"),
     ],

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from hocket.api import Service, claims
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
 from hocket.kernel.ids import node_text, ulid_text
-from hocket.work import claiming, jobs
 from tests.work.test_claim_order import FRIEND, TIMEOUT_MS, Fleet, fleet
 
 assert fleet

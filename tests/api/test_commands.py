@@ -15,11 +15,10 @@ from hocket.api import Principal, Service, artifacts, jobs, nodes, ops, peers, p
 from hocket.api.peers import NewInvitation
 from hocket.errors import NotAuthorised
 from hocket.extensions.git import trust
+from hocket.families.jobs.cron import NewSchedule
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.rules import HOCKET
 from hocket.kernel.ucan import NO_QUOTA
-from hocket.mesh.peers import Trust
-from hocket.work.cron import NewSchedule
 
 DRAFT = hocket.kind("s.kind").draft({})
 KEY = "ed25519:" + "5d" * 32
@@ -32,14 +31,14 @@ COMMANDS: dict[Callable[..., Any], tuple[Any, ...]] = {
     artifacts.put: (Path(__file__), "s.file", None),
     artifacts.evict: ("0",),
     artifacts.clear: (),
-    schedules.add: (NewSchedule("nightly", "0 0 * * *", "UTC", DRAFT),),
+    schedules.put: (NewSchedule("nightly", "0 0 * * *", "UTC", DRAFT),),
     schedules.remove: ("nightly",),
     nodes.route: ("s.kind", "here"),
     nodes.designate: ("here",),
     nodes.decide_late: ("here", True),
     nodes.revoke: ("here", None),
     nodes.reissue: (SigningKey(bytes(32)),),
-    peers.add: ("http://127.0.0.1:1", Trust()),
+    peers.add: ("http://127.0.0.1:1",),
     peers.remove: ("http://127.0.0.1:1",),
     peers.resume: ("http://127.0.0.1:1",),
     peers.visit: (None,),

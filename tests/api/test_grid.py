@@ -10,8 +10,10 @@ import pytest
 import hocket
 from hocket.api import Service
 from hocket.api.claims import _Counts, grid
+from hocket.families.jobs import claiming
 from hocket.families.jobs.candidates import worker_id
 from hocket.families.jobs.rendezvous import EXPECTED_MIN
+from hocket.families.jobs.requests import Held, hand_back
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text
 from hocket.kernel.ops import Op
@@ -19,10 +21,8 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ClaimWork, ScheduleJob
 from hocket.node.runtime import Runtime
 from hocket.store import OpRow
-from hocket.work import claiming
 from hocket.work.claim_tally import MINUTE_MS, TOLD_MAX
 from hocket.work.handlers import JobType
-from hocket.work.jobs import Held, hand_back
 from hocket.work.presence import NodePresence, NodeSaid, said_text
 from hocket.work.serving import Serving, read_serving, serving_text
 from tests.mesh.world import Guest

@@ -7,8 +7,8 @@ import hocket.testing
 from hocket.api import Principal, Service, jobs
 from hocket.api.jobs import JobQuery, OutcomeName
 from hocket.errors import NotAuthorised, Usage
-from hocket.work import view
-from hocket.work.job_states import JobState
+from hocket.families.jobs import view
+from hocket.families.jobs.view import JobState
 
 
 def done(ctx: hocket.Context) -> None:

@@ -10,12 +10,12 @@ import hocket
 import hocket.testing
 from hocket.api import Program, Service, agents, inbox, locks, nodes, status
 from hocket.errors import Conflict, NotAuthorised, Usage
+from hocket.families.liveness import BEAT_S, MISSES, Grade
 from hocket.families.locks.requests import moment
 from hocket.mesh.grants import parse_grants
 from hocket.node.runtime import Runtime
 from hocket.work.handlers import kind
 from hocket.work.hardware import Hardware
-from hocket.work.liveness import BEAT_S, MISSES, Grade
 from hocket.work.presence import AgentSaid, NodePresence, NodeSaid
 from hocket.work.serving import Serving
 from tests.mesh.test_presence import employ

@@ -15,6 +15,7 @@ from hocket.bus.memory import MemoryBus
 from hocket.extensions import sim
 from hocket.extensions.sim.loop import run as run_virtually
 from hocket.extensions.sim.node import Clocks, SimEnvironment, SimHost, _SimRuntime
+from hocket.families.jobs.drafts import policy
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.ucan import ROOT, issue
@@ -25,7 +26,6 @@ from hocket.node.handles import JobCancelled, JobFailed
 from hocket.node.node import Node
 from hocket.store import MEMORY, Place
 from hocket.store import open as open_store
-from hocket.work.drafts import policy
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.runner import Context
 from hocket.work.worker import Worker, WorkerOptions
@@ -198,7 +198,7 @@ def test_a_mesh_breaks_no_rule_on_such_a_bus(seed: int, monkeypatch: pytest.Monk
         buses.append(Lossy(seed * 1_000 + len(buses), 0.5))
         return buses[-1]
 
-    monkeypatch.setattr("hocket.extensions.sim.node.MemoryBus", lossy)
+    monkeypatch.setattr("hocket.extensions.sim.environment.MemoryBus", lossy)
     report = sim.run(seed, nodes=3, minutes=0.7, jobs=12)
     assert not report.violations, report
     assert report.settled_s is not None

@@ -54,7 +54,7 @@ LOADED = (
     "hocket.server.routes",
     "hocket.store.postgres",
     "hocket.store.sqlite",
-    "hocket.work.cron_times",
+    "hocket.families.jobs.cron",
     "hocket.work.handler_processes",
     "encodings.ascii",
     "encodings.utf_16_be",

@@ -9,13 +9,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from hocket.families.blobs import HomeBlobs
 from hocket.log import archive
 from hocket.node import store_move
 from hocket.node.home import Home
 from hocket.node.store_move import move
-from hocket.store.blobs import PART_BYTES, BlobPlace
+from hocket.store.artifacts import PART_BYTES, BlobPlace
 from hocket.store.postgres.blobs import PostgresBlobs
-from hocket.work.blobs import HomeBlobs
 from tests.cli.conftest import Program
 from tests.postgres_server import server
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.work import cron
+from hocket.families.jobs import cron
 from hocket.work.handlers import kind as job_kind
 from tests.mesh.enrolment.people import Mesh, exchange
 

@@ -6,11 +6,11 @@ from contextlib import closing
 import pytest
 
 from hocket import open_sync
+from hocket.families.jobs import claiming
+from hocket.families.jobs.requests import Draft
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import Policy
 from hocket.node.runtime import Runtime
-from hocket.work import claiming
-from hocket.work.jobs import Draft
 
 from .conftest import Program, until
 

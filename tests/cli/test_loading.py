@@ -57,7 +57,6 @@ IDLE = {
     *(
         "hocket.store.postgres",
         "hocket.store.libsql",
-        "hocket.work.cron_times",
     ),
 }
 # What the worker of a program has no work for besides: handler processes, commands, interrupted handlers, blobs.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hocket.cli.batch import submit_batch
 from hocket.cli.settings import settings
+from hocket.cli.submit import submit_batch
 from hocket.node.runtime import Runtime
 
 from .conftest import Program

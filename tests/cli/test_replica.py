@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hocket.families.jobs.requests import Draft
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.policy import DEFAULT
 from hocket.log import replica
 from hocket.node.runtime import Runtime
-from hocket.work.jobs import Draft
 from tests.cli.conftest import Program, home_in_postgres, until
 from tests.cli.fork_server import start_command
 from tests.postgres_server import server

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Job
 from hocket.kernel.policy import DEFAULT
 from hocket.log import Log, Transaction
 from hocket.node.runtime import Runtime
 from hocket.store.local import Place, WorkerRow
-from hocket.work import claiming, jobs
 from tests.cli.conftest import TASKS, Program
 from tests.postgres_relay import Relay
 from tests.postgres_server import prepared, server

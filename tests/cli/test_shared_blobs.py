@@ -11,10 +11,10 @@ import pytest
 import hocket
 from hocket.api import Service, artifacts
 from hocket.errors import StoreError
+from hocket.families import blobs as store_blobs
+from hocket.families.artifacts import content, find
 from hocket.node.runtime import Runtime
-from hocket.store.blobs import PART_BYTES
-from hocket.work import store_blobs
-from hocket.work.artifacts import content, find
+from hocket.store.artifacts import PART_BYTES
 from tests.cli.conftest import Program, until
 from tests.postgres_server import server
 

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket import open as open_node
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft, Held
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import Policy
 from hocket.kernel.texts import clean, clean_json
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
-from hocket.work import claiming, jobs
-from hocket.work.jobs import Draft, Held
 from tests.cli.conftest import Program
 from tests.cli.test_program import on_a_terminal
 

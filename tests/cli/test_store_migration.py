@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from hocket.store.postgres import migration
-from hocket.store.row_macs import MAC_TABLES
+from hocket.store.statements import MAC_TABLES
 from tests.cli.conftest import TASKS, Program
 from tests.postgres_server import server
 

@@ -18,7 +18,7 @@ from hocket import store as stores
 from hocket.log import archive
 from hocket.node.home import Home
 from hocket.node.store_move import move
-from hocket.store import Store, unlogged
+from hocket.store import Store, local
 from tests.cli.conftest import PROGRAM, Program, until
 from tests.postgres_server import server
 
@@ -200,7 +200,7 @@ def test_a_move_that_ends_anywhere_is_finished_by_the_next(
         except Killed:
             assert not (used.home / "store").exists()
             with closing(stores.open(database)) as kept, kept.read() as session:
-                is_moved = session.meta(unlogged.MOVED) is not None
+                is_moved = session.meta(local.MOVED) is not None
             if tries > 1 and not is_moved:
                 half = used("status", environment={"HOCKET_STORE": address})
                 assert half.code in (3, 5), half
@@ -255,12 +255,12 @@ def test_every_table_is_copied_derived_or_left_on_purpose(used: Program, address
         *("jobs", "finished", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts", "evictions"),
         *("delegations", "revocations", "coordinators", "forks", "written", "messages", "deliveries", "group_cursors"),
     }
-    known = {"head", "ops", "hocket_version"} | derived | unlogged.KEPT.keys()
-    known |= {*unlogged.LEFT, *unlogged.CARRIED}
-    assert not derived & unlogged.KEPT.keys() and not set(unlogged.LEFT) & unlogged.KEPT.keys()
+    known = {"head", "ops", "hocket_version"} | derived | local.KEPT.keys()
+    known |= {*local.LEFT, *local.CARRIED}
+    assert not derived & local.KEPT.keys() and not set(local.LEFT) & local.KEPT.keys()
     with closing(sqlite3.connect(used.home / "log.db")) as connection:
         found = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    assert {name for name in found if not name.startswith("sqlite")} <= known | {unlogged.TO_MAC}
+    assert {name for name in found if not name.startswith("sqlite")} <= known | {local.TO_MAC}
     used("store", "migrate", address, code=0)
     with psycopg.connect(address) as server_side:
         rows = server_side.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'hocket'").fetchall()

@@ -16,15 +16,15 @@ from pathlib import Path
 import hocket
 from hocket.errors import HocketError
 from hocket.events import ignore
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Decision, Held, Offer
 from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
 from hocket.node.node import Node
 from hocket.store import Session
-from hocket.work import claiming, jobs
-from hocket.work.jobs import Held, Offer
-from hocket.work.pending_decisions import Decision
 from tests.histories.guarded import Guarded
 from tests.histories.recording import NOT_ASKED, Recorder
 

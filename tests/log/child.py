@@ -7,12 +7,12 @@ python child.py rebuild HOME STEP    a rebuild in steps of so many ops, one line
 
 import sys
 
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft
 from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import RouteKind
 from hocket.log import rebuild as rebuilding
 from hocket.node.runtime import Runtime
-from hocket.work import jobs
-from hocket.work.jobs import Draft
 
 
 def say(*words: object) -> None:

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import did_key
 from hocket.kernel.ops import decode, encode, encode_sequence
@@ -17,8 +20,6 @@ from hocket.log.archive import export_ops, import_ops
 from hocket.log.audit import verify
 from hocket.log.rebuild import roster_digest
 from hocket.node.runtime import Runtime
-from hocket.work import claiming, jobs
-from hocket.work.jobs import Draft
 from tests.log.roster.world import new_log
 from tests.log.test_admit import with_variant
 from tests.log.test_audit import fill

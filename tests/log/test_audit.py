@@ -10,6 +10,8 @@ from random import Random
 import pytest
 
 from hocket.errors import StoreError
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey, did_key
@@ -22,7 +24,6 @@ from hocket.log.sealing import link
 from hocket.node.runtime import Runtime
 from hocket.store import OpRow
 from hocket.store import open as open_store
-from hocket.work import claiming, jobs
 from tests.effort import IS_SOAK
 from tests.log.roster.world import (
     INTRODUCTIONS,

@@ -11,6 +11,9 @@ import hocket
 import hocket.testing
 from hocket.bus.changes import ANYTHING, CLAIM, KEYS_MAX, LOG, NOTHING, Changes
 from hocket.bus.memory import MemoryBus
+from hocket.families.jobs import claiming, rescue
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Claim, Draft, Held
 from hocket.families.locks.facts import LOCK, LOCK_WAIT, AcquireLocks, LeaveQueue, LockMode, ReleaseLocks
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
@@ -18,8 +21,6 @@ from hocket.kernel.vocabulary import JOB
 from hocket.log import Transaction
 from hocket.store import Place, WorkerRow
 from hocket.testing import MemorySyncNode
-from hocket.work import claiming, jobs, rescue
-from hocket.work.jobs import Claim, Draft, Held
 
 pytestmark = pytest.mark.touches("LW-18")
 

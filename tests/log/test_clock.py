@@ -9,6 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import StoreError
+from hocket.families.jobs import claiming, rescue
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft
 from hocket.families.jobs.rules import State
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.ids import node_id
@@ -20,8 +23,6 @@ from hocket.kernel.vocabulary import RouteKind, ScheduleJob, Unknown
 from hocket.log import RULES, Log
 from hocket.log.machine_clock import SteadyWall
 from hocket.store import open as open_store
-from hocket.work import claiming, jobs, rescue
-from hocket.work.jobs import Draft
 from tests.log.roster.world import (
     INTRODUCTIONS,
     KEYS,

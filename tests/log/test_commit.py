@@ -11,14 +11,14 @@ import pytest
 from hocket.bus.changes import ANYTHING, LOG, Changes
 from hocket.bus.memory import MemoryBus
 from hocket.errors import Conflict, StoreError, Usage
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft, Submitted
 from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import JOB, RouteKind
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify
 from hocket.log.committer import Committer
 from hocket.store import Session
-from hocket.work import jobs
-from hocket.work.jobs import Draft, Submitted
 from tests.log.roster.world import READER, introduction, job_id, new_log
 
 pytestmark = pytest.mark.touches("VX-07")

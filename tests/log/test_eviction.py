@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hocket.families import artifacts
+from hocket.families.blobs import HomeBlobs
 from hocket.families.jobs.rules import tick_id, tick_policy
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey
@@ -14,8 +16,6 @@ from hocket.kernel.policy import DEFAULT, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, ScheduleJob, SetSchedule
-from hocket.work import artifacts
-from hocket.work.blobs import HomeBlobs
 from tests.log.roster import world
 from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import INTRODUCTIONS, START, USER, job_id

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.families.jobs import claiming as accepting
 from hocket.kernel.arbitration import SubjectRules
 from hocket.kernel.clock import Hlc
 from hocket.kernel.family import FAMILIES, Family, FamilyPayload, Judged, Variant
@@ -24,7 +25,6 @@ from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordin
 from hocket.log import Log
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild
-from hocket.work import accepting
 from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import INTRODUCTIONS, KEYS, NODES, NOW, USER, Clock, Script, new_log, sent
 from tests.registered import registered

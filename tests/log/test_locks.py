@@ -6,13 +6,14 @@ from typing import Any, cast
 
 import pytest
 
+from hocket.families.jobs import claiming, rescue
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Claim, Draft, Held
 from hocket.kernel.policy import Policy, Rate
 from hocket.kernel.vocabulary import JOB, CancelJob, ClaimWork, RouteKind, ScheduleJob, Subject
 from hocket.log import Log, Transaction
 from hocket.store import JobEntry, Session, Store, WorkerRow
 from hocket.store import Place as WorkerPlace
-from hocket.work import claiming, jobs, rescue
-from hocket.work.jobs import Claim, Draft, Held
 from tests.log.roster.world import INTRODUCTIONS, NODES, READER, Clock, Script, introduction, job_id, new_log, sent
 from tests.stores import new_store
 

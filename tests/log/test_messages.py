@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import Conflict, Usage
-from hocket.families.deciding import acceptance
+from hocket.families.access import acceptance
 from hocket.families.inbox import requests as inbox
 from hocket.families.inbox.facts import MESSAGE, AcknowledgeMessage, ClaimMessage, SendMessage
 from hocket.families.inbox.projector import messages_of
 from hocket.families.inbox.requests import REPLIES_MAX, MessageDraft
+from hocket.families.jobs import claiming as accepting
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.ops import Op, decode
@@ -23,7 +24,6 @@ from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordin
 from hocket.log import Log
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild
-from hocket.work import accepting
 from tests.effort import orders
 from tests.log.roster.world import INTRODUCTIONS, KEYS, NODES, NOW, USER, Clock, Script, new_log, op_id, sent
 

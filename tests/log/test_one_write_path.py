@@ -18,6 +18,9 @@ from hocket.bus.memory import MemoryBus
 from hocket.errors import HocketError
 from hocket.families.availability.facts import Availability, SetAvailability
 from hocket.families.inbox.facts import SendMessage
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft, Held
 from hocket.families.kinds.facts import DefineKind
 from hocket.families.locks.facts import LOCK, AcquireLocks, BreakLock, LockMode, ReleaseLocks
 from hocket.families.locks.projector import LockProjector
@@ -34,8 +37,6 @@ from hocket.log import Log, Transaction
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild
 from hocket.store import Store
-from hocket.work import claiming, jobs
-from hocket.work.jobs import Draft, Held
 from tests.log.roster.world import KEYS, NODES, READER, USER, Clock, randomness, signed
 from tests.stores import new_store
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from hocket.bus.changes import ANYTHING, CLAIM, LOG, about
+from hocket.families.jobs import claiming, cron, rescue
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.capabilities import sharing
 from hocket.kernel.clock import Hlc
@@ -38,7 +40,6 @@ from hocket.kernel.vocabulary import (
 from hocket.log import RULES, Log
 from hocket.log.audit import verify
 from hocket.log.intake import Admission
-from hocket.work import claiming, cron, jobs, rescue
 from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import (
     INTRODUCTIONS,

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import StoreError
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft
 from hocket.kernel.clock import unpack
 from hocket.kernel.policy import Policy
 from hocket.log.rebuild import roster_digest
 from hocket.node.runtime import Runtime
-from hocket.work import claiming, jobs
-from hocket.work.jobs import Draft
 from tests.log.processes import go, rest, start
 
 

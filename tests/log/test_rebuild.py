@@ -2,6 +2,9 @@
 
 import pytest
 
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
 from hocket.log import Log
@@ -9,8 +12,6 @@ from hocket.log import rebuild as rebuilding
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild, roster_digest
 from hocket.store import Stage
-from hocket.work import claiming, jobs
-from hocket.work.jobs import Draft
 from tests.log.roster.test_rules import Story
 from tests.log.roster.world import INTRODUCTIONS, NOW, new_log, sent
 from tests.log.test_audit import fill, sql

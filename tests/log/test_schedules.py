@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from hocket.families.jobs import cron
 from hocket.families.jobs.rules import tick_id, tick_policy
 from hocket.kernel.ids import derived_ulid, node_id, ulid_ms, ulid_text
 from hocket.kernel.keys import SigningKey
@@ -20,7 +21,6 @@ from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import ClearSchedule, RevokeUcan, ScheduleJob, SetSchedule
 from hocket.log import Log
 from hocket.log.rebuild import rebuild
-from hocket.work import cron
 from tests.log.roster import world
 from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import INTRODUCTIONS, START

@@ -14,6 +14,8 @@ import pytest
 
 from hocket import store as stores
 from hocket.errors import StoreError
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft
 from hocket.kernel.clock import pack
 from hocket.kernel.jws import detached
 from hocket.kernel.keys import did_key
@@ -29,8 +31,6 @@ from hocket.log.sealing import OwnSealer, link
 from hocket.mesh.outgoing import page, reader
 from hocket.node.runtime import Runtime
 from hocket.store import NO_LINK, NO_SEAL, EndSeal, Head, NewOp, OpRow, SealedOp, Session
-from hocket.work import jobs
-from hocket.work.jobs import Draft
 from tests.log.processes import eventually, go, start
 from tests.log.roster.world import READER, STRANGER, USER, Clock, introduction, randomness
 

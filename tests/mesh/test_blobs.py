@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import Unreachable
+from hocket.families import artifacts
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ucan import Capability
 from hocket.mesh import output, wire
-from hocket.work import artifacts
 from hocket.work.run_outputs import contain
 from tests.mesh.world import WORKER, Place, enrolled, world
 

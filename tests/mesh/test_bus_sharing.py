@@ -10,6 +10,8 @@ import pytest
 
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.bus.subject_names import subject_name
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.candidates import worker_id
 from hocket.kernel.envelope import read_envelope
 from hocket.kernel.ids import ulid_text
@@ -18,7 +20,6 @@ from hocket.mesh.bus_sharing import JOBS, BusSharing
 from hocket.mesh.presence import keep
 from hocket.node.message_bus import NodeMessages
 from hocket.store import WorkerRow
-from hocket.work import claiming, jobs
 from hocket.work.handlers import kind
 from hocket.work.presence import AgentSaid, NodePresence, NodeSaid, read_presence
 from hocket.work.serving import Serving, serving_text

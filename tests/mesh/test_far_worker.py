@@ -19,6 +19,8 @@ import pytest
 
 import hocket
 from hocket.bus.changes import LOG, about
+from hocket.families.jobs import claiming
+from hocket.families.jobs.requests import Claim, Held, complete
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.bundles import Bundle, facts_of
 from hocket.kernel.ops import Op, read_sequence
@@ -29,8 +31,6 @@ from hocket.mesh.outgoing import readable, reader
 from hocket.mesh.wire import Reply, Request
 from hocket.node.runtime import Runtime
 from hocket.store import Session, Stage
-from hocket.work import claiming
-from hocket.work.jobs import Claim, Held, complete
 from hocket.work.pending_decisions import decisions
 from hocket.work.worker import Worker
 from tests.cli.conftest import Program

@@ -11,6 +11,7 @@ import pytest
 from hocket.errors import Unreachable
 from hocket.events import ignore
 from hocket.families.inbox.rules import DeliveryState
+from hocket.families.jobs import claiming
 from hocket.families.jobs.rules import State
 from hocket.families.locks.decisions import read_scope
 from hocket.families.locks.facts import AcquireLocks
@@ -20,7 +21,6 @@ from hocket.kernel.ids import parse_ulid
 from hocket.kernel.ops import decode
 from hocket.log import outbox
 from hocket.log.outbox import known_offset
-from hocket.work import claiming
 from hocket.work.handlers import kind
 from tests.mesh.world import Place, run, until
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.presence import heartbeats
-from hocket.work.liveness import BEAT_S
+from hocket.families.liveness import BEAT_S
 
 SECONDS = 20.0
 # What a server does to store what it has heard, and to read what other processes have stored.

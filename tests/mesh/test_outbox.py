@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from hocket.errors import OutboxFull
+from hocket.families.jobs import requests as jobs
 from hocket.log import outbox
 from hocket.mesh import peers
 from hocket.mesh.peers import WaitingOps
 from hocket.node.runtime import Runtime
-from hocket.work import jobs
 from hocket.work.handlers import kind
 from tests.mesh.world import Place, run
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from hocket.bus.changes import OUTPUT, about
+from hocket.families.jobs import claiming
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ucan import Capability
 from hocket.mesh import wire
@@ -20,7 +21,6 @@ from hocket.mesh.output import (
     encode_part,
     read_query,
 )
-from hocket.work import claiming
 from hocket.work.output_files import HANDLER, OutputPart
 from tests.mesh.world import WORKER, Place, enrolled, world
 

@@ -11,16 +11,17 @@ from hocket.extensions.command.execution import Stream
 from hocket.extensions.command.job import LeftOut, _left_out, _outputs, _stream
 from hocket.extensions.command.outputs import Kept
 from hocket.extensions.command.proofs import NOTHING, OUTPUT_TYPE
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Held
 from hocket.families.jobs.rules import Job
 from hocket.kernel.ucan import Quota
 from hocket.kernel.vocabulary import CreateArtifact
 from hocket.log.limits import output_key
 from hocket.mesh import membership
 from hocket.mesh.quotas import FULL_RETRY_S
-from hocket.node.run_services import run_services
+from hocket.node.local_node import run_services
 from hocket.store import WrittenTotals
-from hocket.work import claiming, jobs
-from hocket.work.jobs import Held
 from hocket.work.run_outputs import MEMBER_INLINE_BYTES_MAX, RunOutputs
 from tests.mesh.world import WORKER, Place, enrolled, run
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from hocket.extensions.command.allowance import refusal
+from hocket.families.liveness import BEAT_S, Grade
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey
 from hocket.log import Log, Transaction
@@ -17,7 +18,6 @@ from hocket.mesh.grants import parse_grants
 from hocket.mesh.presence import keep
 from hocket.store import Place as WorkerPlace
 from hocket.store import Presence, WorkerRow
-from hocket.work.liveness import BEAT_S, Grade
 from hocket.work.presence import AgentSaid, NodePresence, NodeSaid, beat, known_nodes, said_text
 from hocket.work.serving import TEXT_CHARS_MAX, Serving, read_serving, serving_text
 from tests.mesh.world import Place, enrolled, run, until

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from hocket.families.jobs import claiming, view
+from hocket.families.jobs.progress import SHARED_BYTES_MAX, ProgressNote, own_notes
+from hocket.families.liveness import BEAT_S
 from hocket.kernel.ids import ulid_text
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.presence import PresenceSharing
 from hocket.store import ProgressRow
-from hocket.work import claiming, view
-from hocket.work.liveness import BEAT_S
 from hocket.work.presence import NodePresence, NodeSaid, said_text
-from hocket.work.progress import SHARED_BYTES_MAX, ProgressNote, own_notes
 from hocket.work.serving import TEXT_CHARS_MAX, Serving
 from tests.mesh.test_presence import beats, employ
 from tests.mesh.world import Place, enrolled, run, until

@@ -9,6 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from hocket.bus.changes import ANYTHING, LOG, about
+from hocket.families.jobs import claiming
+from hocket.families.jobs.requests import cancel
 from hocket.kernel.frontier import Frontier, parse_frontier
 from hocket.kernel.ops import NO_ID, decode, encode_sequence
 from hocket.kernel.ucan import Capability
@@ -24,9 +26,7 @@ from hocket.log import Transaction
 from hocket.mesh import wire
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.hint_stream import _Listener
-from hocket.work import claiming
 from hocket.work.handlers import kind
-from hocket.work.jobs import cancel
 from tests.mesh.world import (
     Guest,
     Place,

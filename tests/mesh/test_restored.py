@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from hocket.api.checks import Check, examine
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft, Held
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.clock import Hlc, just_before, pack, unpack
 from hocket.kernel.frontier import parse_frontier
@@ -25,8 +28,6 @@ from hocket.log.lost_past import own_history, rewind
 from hocket.mesh import gate_requests, peer_exchange, wire
 from hocket.node.runtime import Runtime
 from hocket.store import OpRow
-from hocket.work import claiming, jobs
-from hocket.work.jobs import Draft, Held
 from tests.mesh.world import READ, WORKER, Place, enrolled, received, since
 
 ACME = (

@@ -12,14 +12,15 @@ from typing import Any, get_origin, get_type_hints
 
 import pytest
 
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Held
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import STRICT, rules_hash
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import EXTENSIONS, VARIANTS, CreateArtifact, FailWork
 from hocket.node.runtime import Runtime
-from hocket.work import claiming, jobs
-from hocket.work.jobs import Held
 from tests.mesh.likewise import RULES_HASH, Op, Other
 from tests.mesh.world import WORKER, Guest, Place, artifact, ask, delegation, enrolled, introduced, received, since
 

@@ -13,15 +13,17 @@ from msgspec.structs import replace
 
 from hocket.extensions.command import request
 from hocket.extensions.command.request import command
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
+from hocket.families.liveness import BEAT_S, MISSES, Grade
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import RouteKind
 from hocket.mesh import peers
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.waiting import Waiting, WaitReason
 from hocket.node.runtime import Runtime
-from hocket.work import claiming, jobs, kinds
+from hocket.work import kinds
 from hocket.work.handlers import Handlers, JobType, kind
-from hocket.work.liveness import BEAT_S, MISSES, Grade
 from hocket.work.presence import NodePresence, NodeSaid
 from hocket.work.serving import Serving
 from tests.mesh.test_presence import employ

@@ -10,6 +10,7 @@ from typing import Any
 
 from hocket.events import sentences
 from hocket.extensions.tempo.window_secret import window_tokens
+from hocket.families.jobs import requests as jobs
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.bearer import make_bearer, read_bearer
 from hocket.kernel.clock import Hlc
@@ -25,11 +26,10 @@ from hocket.mesh import enrolment, peers, wire
 from hocket.mesh.loop import SyncLoop
 from hocket.mesh.services import MeshServices
 from hocket.mesh.wire import Reply, Request
-from hocket.node.joining import join
 from hocket.node.node import Node
+from hocket.node.opening import join
 from hocket.node.runtime import Runtime
 from hocket.server.running import Server
-from hocket.work import jobs
 from hocket.work.handlers import kind
 
 PATIENCE_S = 60.0

@@ -10,7 +10,7 @@ from hocket.kernel.ucan import Capability
 from hocket.mesh import enrolment
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.wire import Reply, Request
-from hocket.node.joining import join
+from hocket.node.opening import join
 from hocket.node.runtime import Runtime
 from tests.postgres_server import prepared, server
 

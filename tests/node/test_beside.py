@@ -11,6 +11,9 @@ from typing import TypeVar
 
 import pytest
 
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.claiming import Claims, claim
+from hocket.families.jobs.requests import Claim, Draft, Held
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import decode
@@ -19,9 +22,6 @@ from hocket.kernel.vocabulary import ClaimWork, RouteKind, ScheduleJob, Subject
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import LockMisuse, MustBeAlone, Stage
-from hocket.work import jobs
-from hocket.work.claiming import Claims, claim
-from hocket.work.jobs import Claim, Draft, Held
 from tests.node.sharers import Sharers
 from tests.stores import raw
 from tests.work.mesh import wait_for

@@ -11,6 +11,7 @@ import pytest
 
 import hocket
 from hocket.errors import Usage
+from hocket.families.liveness import ProcessTurn
 from hocket.mesh import peers
 from hocket.mesh.peer_exchange import Exchanged
 from hocket.mesh.sync import Exchanges
@@ -19,7 +20,6 @@ from hocket.node.handles import SyncHandle
 from hocket.node.node import Node, SyncNode
 from hocket.node.opening import delivery as delivery_of
 from hocket.node.runtime import Runtime
-from hocket.work.processes import ProcessTurn
 
 THREAD = "hocket-delivery"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import hocket
+from hocket.families import artifacts
 from hocket.families.inbox import rules as messages
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid
 from hocket.node.runtime import Runtime
-from hocket.work import artifacts
 
 PATIENCE_S = 60.0
 

@@ -21,9 +21,8 @@ from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Transaction
 from hocket.mesh import membership
 from hocket.node import message_bus
-from hocket.node.bus_settings import bus_settings
 from hocket.node.home import Home
-from hocket.node.message_bus import NodeMessages
+from hocket.node.message_bus import NodeMessages, bus_settings
 from hocket.node.node import Node
 from hocket.node.running import running_buses
 from hocket.node.variables import BUS, BUS_CA, BUS_CREDENTIALS, MESH_ENABLED

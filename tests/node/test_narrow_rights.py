@@ -9,13 +9,13 @@ import psycopg
 import pytest
 
 from hocket.api import Service, programs
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.claiming import claim
+from hocket.families.jobs.requests import Draft, Held
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import DEFAULT
 from hocket.mesh.membership import members
 from hocket.node.runtime import Runtime
-from hocket.work import jobs
-from hocket.work.claiming import claim
-from hocket.work.jobs import Draft, Held
 from tests.cli.test_store_migration import RIGHTS, administer, new_role
 from tests.node.sharers import Sharers
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.claiming import claim
+from hocket.families.jobs.requests import Draft, Held
 from hocket.families.jobs.rules import Job
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
 from hocket.log import Log
 from hocket.node.runtime import Runtime
-from hocket.work import jobs
-from hocket.work.claiming import claim
-from hocket.work.jobs import Draft, Held
 from tests.node.sharers import Sharers
 
 KIND = "acme.render"

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import Conflict, Usage
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.claiming import Claim, claim
+from hocket.families.jobs.requests import Draft, Held
+from hocket.families.jobs.rescue import expire
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.ids import node_text, ulid_text
@@ -19,13 +23,9 @@ from hocket.log.audit import verify
 from hocket.log.lost_past import rewind
 from hocket.log.machine_clock import MachineClock
 from hocket.mesh.membership import members, reissue, revoke
-from hocket.node import shared_store
+from hocket.node import home_store
 from hocket.node.runtime import Runtime
 from hocket.store import open as open_store
-from hocket.work import jobs
-from hocket.work.claiming import Claim, claim
-from hocket.work.jobs import Draft, Held
-from hocket.work.rescue import expire
 from tests.node.sharers import Sharers
 from tests.postgres_server import server
 from tests.stores import raw
@@ -274,7 +274,7 @@ def test_two_homes_with_one_key_are_refused_until_the_first_one_is_gone(
 ) -> None:
     shutil.copytree(nodes.third.home.path, tmp_path / "copy")
     assert f"from another home, {nodes.third.home.path}" in refused(lambda: Runtime.open(tmp_path / "copy"))
-    monkeypatch.setattr(shared_store, "LEFT_MS", -1)
+    monkeypatch.setattr(home_store, "LEFT_MS", -1)
     Runtime.open(tmp_path / "copy").close()
     monkeypatch.undo()
     assert f"from another home, {tmp_path / 'copy'}" in refused(lambda: Runtime.open(nodes.third.home.path))

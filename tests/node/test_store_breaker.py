@@ -12,8 +12,8 @@ from hocket.events import Event
 from hocket.events.workers import BreakerClosed, BreakerOpened, BreakerProbing
 from hocket.node import runtime as runtime_module
 from hocket.node.node import Node
+from hocket.node.running import StoreBreaker, store_troubles
 from hocket.node.runtime import Runtime
-from hocket.node.store_breaker import StoreBreaker, store_troubles
 
 
 @pytest.mark.req("VX-16")

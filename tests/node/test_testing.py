@@ -10,8 +10,8 @@ import pytest
 
 import hocket
 import hocket.testing
+from hocket.families.jobs import cron
 from hocket.kernel.retrying import backoff_ms
-from hocket.work import cron
 
 seen: list[object] = []
 

@@ -12,8 +12,8 @@ import pytest
 
 import hocket
 import hocket.testing
-from hocket.work import job_options
-from hocket.work.drafts import _OPTIONS
+from hocket.families.jobs import drafts as job_options
+from hocket.families.jobs.drafts import _OPTIONS
 from hocket.work.handlers import REGISTRY
 
 MOMENT = datetime(2026, 1, 2, tzinfo=UTC)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hocket.api import Service, agents, nodes
+from hocket.families.liveness import BEAT_S, MISSES, Grade
 from hocket.kernel.ids import node_text
 from hocket.mesh.grants import parse_grants
-from hocket.work.liveness import BEAT_S, MISSES, Grade
 from tests.mesh.world import Place, enrolled, run
 from tests.mesh.world import until as until_async
 from tests.scenarios.machines import HANDLERS, MORTAL, Machine, journal, machines, until

@@ -17,7 +17,9 @@ import pytest
 from msgspec.structs import replace
 
 from hocket import store as contract
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rendezvous import seed_in
+from hocket.families.jobs.requests import Draft
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.families.locks.facts import LOCK
 from hocket.families.rows.facts import ROW
@@ -43,8 +45,6 @@ from hocket.store import (
     SubjectRow,
     WorkerRow,
 )
-from hocket.work import jobs
-from hocket.work.jobs import Draft
 from tests.libsql_server import new_server
 from tests.log.roster.world import READER, introduction, job_id, new_log
 from tests.postgres_server import prepared, server

@@ -9,6 +9,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.claiming import claim
 from hocket.families.jobs.rules import Job
 from hocket.families.kinds.facts import DefineKind
 from hocket.kernel.ops import decode, link_to
@@ -19,8 +21,6 @@ from hocket.store import OpRow, Outdated
 from hocket.store.local import Place, WorkerRow
 from hocket.store.postgres import PostgresStore
 from hocket.store.postgres.session import PostgresSession
-from hocket.work import jobs
-from hocket.work.claiming import claim
 from tests.stores import with_macs
 
 pytestmark = pytest.mark.touches("VX-18")

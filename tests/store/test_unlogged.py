@@ -18,9 +18,9 @@ from hocket.log.outbox import SHARED
 from hocket.log.transaction import GAPS, NEWCOMER
 from hocket.mesh.peer_exchange import READING
 from hocket.mesh.peers import ADDRESS, BREAKERS, TRUST
-from hocket.node.shared_store import HOME
+from hocket.node.home_store import HOME
 from hocket.store import LateOp, OverQuota, Refusal, Store, TokenRow
-from hocket.store.unlogged import KEPT, OF_NODE
+from hocket.store.local import KEPT, OF_NODE
 from tests.stores import STORES, with_macs
 
 NODE = bytes(range(8))

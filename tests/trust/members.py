@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from hocket.families.jobs import claiming as accepting
+from hocket.families.jobs import requests as jobs
 from hocket.kernel import keys, ops
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_id
@@ -23,7 +25,6 @@ from hocket.log import RULES, Admission, Log, Transaction, author_check, citatio
 from hocket.log.rebuild import rebuild, roster_digest
 from hocket.store import MEMORY, JobEntry, Session, Store
 from hocket.store import open as open_store
-from hocket.work import accepting, jobs
 from tests.log.roster.world import Clock, randomness
 
 USER = SigningKey(b"trust user ".ljust(32, b"!"))

@@ -13,6 +13,9 @@ from random import Random
 import msgspec
 
 from hocket.errors import HocketError
+from hocket.families.jobs import claiming as accepting
+from hocket.families.jobs import cron
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import State, tick_id, tick_policy
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.clock import just_before, pack, unpack
@@ -46,7 +49,6 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Admission, Transaction
 from hocket.store import JobEntry
-from hocket.work import accepting, cron, jobs
 from tests.trust.judge import Judge, Violation
 from tests.trust.members import DAY_MS, START, USER, Forger, Member, decode, key, remembering
 from tests.trust.random_histories import HONEST_GRANTS, ROGUE_GRANTS, Move, Setup

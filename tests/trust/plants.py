@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from hocket.families.jobs import claiming as accepting
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs import rules as schedules
 from hocket.kernel import arbitration, capabilities, delegation_graph
 from hocket.kernel.arbitration import FoldContext
@@ -18,7 +20,6 @@ from hocket.kernel.signing import Forked
 from hocket.kernel.vocabulary import ReportFork, Subject
 from hocket.log import author_check, intake, job_projector, permissions, projection, registers
 from hocket.mesh import names
-from hocket.work import accepting, jobs
 from tests.trust import judge
 
 Plant = Callable[[pytest.MonkeyPatch], None]

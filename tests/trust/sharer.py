@@ -6,6 +6,9 @@ from typing import Any
 
 import psycopg
 
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.claiming import Claim, claim
+from hocket.families.jobs.requests import Draft, Held
 from hocket.kernel.capabilities import sharing
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ops import Op, bound, link_to
@@ -17,14 +20,11 @@ from hocket.log.sealing import link
 from hocket.mesh import enrolment
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.wire import Reply, Request
-from hocket.node.joining import join
+from hocket.node.opening import join
 from hocket.node.runtime import Runtime
 from hocket.store import NewOp
-from hocket.store.libsql.address import read_address
+from hocket.store.libsql.connecting import read_address
 from hocket.store.libsql.connection import LibsqlConnection
-from hocket.work import jobs
-from hocket.work.claiming import Claim, claim
-from hocket.work.jobs import Draft, Held
 from tests.libsql_server import new_server
 from tests.postgres_server import prepared, server
 

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.candidates import Candidates, worker_id
+from hocket.families.jobs.requests import Completion, Held
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.bundles import FACTS_MAX, count_of, facts_of
 from hocket.kernel.clock import Hlc, pack
@@ -29,10 +32,8 @@ from hocket.log.audit import verify
 from hocket.log.limits import HANDED_ON_FACTOR
 from hocket.mesh.outgoing import page, reader
 from hocket.mesh.quotas import Quotas
-from hocket.work import claiming, jobs
 from hocket.work.claim_order import ClaimOrder
 from hocket.work.heard_claims import HeardClaims
-from hocket.work.jobs import Completion, Held
 from tests.bundled import bundled
 from tests.trust.members import DID, READS, START, USER, WORKER, Forger, Member, job, key, meet, owner
 from tests.trust.test_quotas import quota, written

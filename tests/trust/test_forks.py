@@ -4,6 +4,8 @@ which history each of them has heard, and nothing is lost that others had done.
 
 import pytest
 
+from hocket.families.jobs import cron
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Outcome, tick_id, tick_policy
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID, Op
@@ -20,7 +22,6 @@ from hocket.kernel.vocabulary import (
     SetSchedule,
     Telemetry,
 )
-from hocket.work import cron, jobs
 from tests.trust.judge import Sight
 from tests.trust.members import START, WORKER, Forger, Member, job, meet, owner
 

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
@@ -22,7 +23,6 @@ from hocket.kernel.vocabulary import (
     Telemetry,
 )
 from hocket.log.audit import verify
-from hocket.work import jobs
 from tests.trust.members import START, USER, Forger, Member, key, owner
 
 pytestmark = pytest.mark.touches("LW-20")

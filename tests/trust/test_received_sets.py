@@ -10,6 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hocket.families.availability.facts import Availability, SetAvailability
+from hocket.families.jobs import claiming as accepting
+from hocket.families.jobs import requests as jobs
 from hocket.families.kinds.facts import DefineKind
 from hocket.kernel.bundles import facts_of
 from hocket.kernel.clock import Hlc
@@ -32,7 +34,6 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Admission, Transaction, set_judges
 from hocket.store import Session
-from hocket.work import accepting, jobs
 from tests.bundled import bundled
 from tests.trust.members import READS, START, USER, Forger, Member, job, key, meet, owner, remembering
 

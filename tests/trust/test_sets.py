@@ -10,6 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hocket.families.availability.facts import Availability, SetAvailability
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Conflict, Usage
 from hocket.families.kinds.facts import DefineKind
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID
@@ -20,8 +22,6 @@ from hocket.log import set_judges
 from hocket.log.set_judges import WrittenOp
 from hocket.log.transaction import Transaction
 from hocket.store import Session
-from hocket.work import jobs
-from hocket.work.jobs import Conflict, Usage
 from tests.trust.members import READS, START, Member, job, meet, owner, remembering
 
 MANY = settings(max_examples=settings().max_examples * 4)

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs import view
 from hocket.families.jobs.rules import Outcome, State
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, derived_ulid
@@ -35,7 +37,6 @@ from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild, roster_digest
 from hocket.store import MEMORY
 from hocket.store import open as open_store
-from hocket.work import jobs, view
 from tests.log.roster.world import INTRODUCTIONS, NODES, NOW, READER, USER, new_log, op_id, sent
 from tests.log.roster.world import START as BEGIN
 from tests.log.roster.world import Script as Writing

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs import rescue
+from hocket.families.jobs.claiming import Claim
+from hocket.families.jobs.requests import Held
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import Policy
 from hocket.node.runtime import Runtime
 from hocket.store import JobEntry, Stage
-from hocket.work import jobs, rescue
-from hocket.work.claiming import Claim
-from hocket.work.jobs import Held
 from tests.trust.sharer import SharedMesh
 
 pytestmark = [pytest.mark.slow]

@@ -11,6 +11,9 @@ import psycopg
 import pytest
 
 from hocket.errors import StoreError
+from hocket.families.jobs import cron, rescue
+from hocket.families.jobs.cron import NewSchedule
+from hocket.families.jobs.requests import Draft
 from hocket.kernel.ids import node_text
 from hocket.kernel.ops import decode, verify_op
 from hocket.kernel.policy import DEFAULT, Policy
@@ -27,9 +30,6 @@ from hocket.kernel.vocabulary import (
 from hocket.log import state_check
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.membership import revoke
-from hocket.work import cron, rescue
-from hocket.work.cron import NewSchedule
-from hocket.work.jobs import Draft
 from tests.trust.agents_judge import FAILURES, AgentsJudge, Violated
 from tests.trust.sharer import SharedMesh
 

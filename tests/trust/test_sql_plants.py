@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hocket.families.jobs import authorship
 from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import content_hash
 from hocket.kernel.policy import Policy, encode_policy
@@ -18,7 +19,6 @@ from hocket.log import (
     store_check,
 )
 from hocket.store import JobEntry, Stage
-from hocket.work import authorship
 from tests.trust import test_sql_job_rows as rows
 from tests.trust import test_sql_sharer as attacks
 from tests.trust import test_sql_states as states

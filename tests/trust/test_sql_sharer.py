@@ -10,6 +10,10 @@ import psycopg
 import pytest
 
 from hocket.errors import StoreError
+from hocket.families.jobs import cron
+from hocket.families.jobs.authorship import is_own
+from hocket.families.jobs.cron import NewSchedule
+from hocket.families.jobs.requests import Draft
 from hocket.families.jobs.rules import Job, State
 from hocket.families.kinds.facts import DefineKind
 from hocket.families.kinds.rules import KINDS
@@ -26,10 +30,6 @@ from hocket.mesh.grants import parse_grants
 from hocket.mesh.membership import revoke
 from hocket.node.runtime import Runtime
 from hocket.store import open as open_store
-from hocket.work import cron
-from hocket.work.authorship import is_own
-from hocket.work.cron import NewSchedule
-from hocket.work.jobs import Draft
 from tests.trust.sharer import ROLE, SharedMesh
 
 pytestmark = [pytest.mark.slow, pytest.mark.touches("LW-48")]

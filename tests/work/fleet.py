@@ -11,12 +11,11 @@ from pathlib import Path
 
 from hocket.api import Service, claims
 from hocket.api.claims import ClaimsExplained
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import State
 from hocket.kernel.ids import node_text, parse_ulid, ulid_text
-from hocket.node.bus_settings import bus_settings
-from hocket.node.message_bus import open_message_bus
+from hocket.node.message_bus import bus_settings, open_message_bus
 from hocket.node.runtime import Runtime
-from hocket.work import jobs
 from hocket.work.handlers import kind
 from hocket.work.presence import read_presence
 from tests.bus.nats_server import NatsServer

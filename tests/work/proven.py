@@ -12,17 +12,17 @@ from hocket.extensions.command.execution import Execution, Output, Resources, Ru
 from hocket.extensions.command.manifest import canonical, content_id, parse_manifest
 from hocket.extensions.command.proof import PROOF_TYPE, Proof, encode_proof, prove
 from hocket.extensions.command.proofs import OUTPUT_TYPE, STREAM_TYPES
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import NOTHING, Draft, Held
 from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
-from hocket.node.run_services import run_services
+from hocket.node.local_node import run_services
 from hocket.node.runtime import Runtime
-from hocket.work import claiming, jobs
-from hocket.work.jobs import Draft, Held
 from hocket.work.run_outputs import RunOutputs
-from hocket.work.written_outputs import NOTHING
 
 KIND = "hocket.run"
 MANIFEST: dict[str, Any] = {"command": ["sh", "-c"], "args": ["make dist"], "timeout": 60, "env": {"CI": "1"}}

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import hocket
+from hocket.families.jobs import cron, rescue
 from hocket.log import Log
 from hocket.node.node import SyncNode
 from hocket.node.runtime import Runtime
-from hocket.work import cron, rescue
 
 
 def unique(runtime: Runtime) -> list[object]:

@@ -9,6 +9,10 @@ import msgspec
 import pytest
 
 from hocket.extensions.command.request import KIND
+from hocket.families.jobs import cron
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.authorship import is_own
+from hocket.families.jobs.requests import Draft
 from hocket.families.jobs.rules import Job, State, tick_id, tick_policy
 from hocket.kernel.policy import DEFAULT, encode_policy
 from hocket.kernel.reasons import Reason
@@ -25,9 +29,6 @@ from hocket.kernel.vocabulary import (
 from hocket.log import Log
 from hocket.node.node import SyncNode
 from hocket.node.runtime import Runtime
-from hocket.work import cron, jobs
-from hocket.work.authorship import is_own
-from hocket.work.jobs import Draft
 from tests.log.roster import world
 from tests.log.roster.world import NODES, START, job_id
 from tests.log.test_permissions import WORKER, WORKER_NODE, Mesh, admitted

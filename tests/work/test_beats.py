@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from hocket.extensions.sim.node import Clocks, SimEnvironment, SimHost
+from hocket.families.jobs import requests as jobs
+from hocket.families.liveness import BEAT_S, SILENT_S
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.log import Transaction
 from hocket.store import Place
-from hocket.work import jobs
 from hocket.work.handlers import Handlers
-from hocket.work.liveness import BEAT_S, SILENT_S
 from hocket.work.sweep import SweepLoop
 from hocket.work.worker import Worker, WorkerOptions
 from tests.work.test_offers import Home, Line, Work, now, until, virtually

@@ -12,14 +12,14 @@ import pytest
 
 import hocket
 from hocket.errors import Usage
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft
 from hocket.kernel.policy import DEFAULT
 from hocket.log import Transaction
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.work import jobs
 from hocket.work.batch import BatchResult
 from hocket.work.handlers import Handlers
-from hocket.work.jobs import Draft
 from hocket.work.worker import Worker, WorkerOptions
 
 pytestmark = pytest.mark.touches("LW-05")

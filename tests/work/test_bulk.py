@@ -8,11 +8,12 @@ import pytest
 import hocket
 import hocket.testing
 from hocket.errors import Usage
+from hocket.families.jobs import bulk, claiming
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.bulk import Changed
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
 from hocket.testing import MemorySyncNode
-from hocket.work import bulk, claiming, jobs
-from hocket.work.bulk import Changed
 from hocket.work.handlers import JobType
 
 pytestmark = pytest.mark.touches("LW-41")

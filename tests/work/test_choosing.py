@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 import hocket.testing
 from hocket.bus.changes import Changes
+from hocket.families.jobs import claiming
+from hocket.families.jobs.requests import Draft
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import ScheduleJob
-from hocket.work import claiming
 from hocket.work.handlers import Handlers, JobType
-from hocket.work.jobs import Draft
 
 pytestmark = pytest.mark.touches("LW-41")
 

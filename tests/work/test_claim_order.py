@@ -15,9 +15,13 @@ import pytest
 from hocket.errors import Usage
 from hocket.families.availability.facts import Availability
 from hocket.families.availability.requests import set_availability
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.candidates import EPOCH_MS, worker_id
+from hocket.families.jobs.drafts import policy
 from hocket.families.jobs.rendezvous import AnnouncedClaim, rank, rank_sticky, rank_weighted
 from hocket.families.jobs.rules import Job, State
+from hocket.families.liveness import ProcessLock, lock_path
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.jws import open_detached
@@ -29,14 +33,12 @@ from hocket.kernel.vocabulary import DelegateUcan, RouteKind
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import Place, Stage, WorkerRow
-from hocket.work import claim_order, claiming, jobs
-from hocket.work.claim_order import UNSIGNED_MS, ClaimOrder, is_ranked
-from hocket.work.drafts import policy
+from hocket.work import claim_order
+from hocket.work.claim_order import UNSIGNED_MS, ClaimOrder
 from hocket.work.handlers import kind
 from hocket.work.heard_claims import HeardClaims
 from hocket.work.members import EXPIRY_MS, REFRESH_MS, Members
 from hocket.work.presence import NodePresence, NodeSaid
-from hocket.work.processes import ProcessLock, lock_path
 from hocket.work.serving import Serving, serving_text
 from tests.mesh.world import Guest
 
@@ -160,7 +162,7 @@ def test_a_kind_without_ranks_is_claimed_by_whichever_worker_asks(fleet: Fleet) 
     order = fleet.orders[fleet.worker("one")]
     fleet.worker("two")
     for job in fleet.submit(10, claim="first"):
-        assert not is_ranked(job)
+        assert not job.policy.is_ranked
         assert fleet.log.run(lambda tx, job=job: order.may_claim_at(tx, job, b"") <= tx.now)
 
 

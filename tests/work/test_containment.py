@@ -13,8 +13,14 @@ import pytest
 import hocket
 import hocket.testing
 from hocket.errors import Conflict, StoreError
-from hocket.events import sentences
+from hocket.events import sentences, troubles
+from hocket.events import troubles as supervision
 from hocket.events.jobs import JobSkipped
+from hocket.events.troubles import Troubles
+from hocket.families import artifacts
+from hocket.families.jobs import claiming, cron
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Decision, Offer
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, make_ulid, parse_ulid
 from hocket.kernel.ops import Op, encode, sign
@@ -26,14 +32,12 @@ from hocket.log import Transaction
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.store import Schedule, Session
-from hocket.work import artifacts, claiming, cron, jobs, maintenance, supervision, troubles
+from hocket.work import maintenance
 from hocket.work.handlers import Handlers, JobType
-from hocket.work.jobs import Offer
 from hocket.work.maintenance import Maintenance
-from hocket.work.pending_decisions import Decision, PendingDecisions
+from hocket.work.pending_decisions import PendingDecisions
 from hocket.work.run_outputs import contain
 from hocket.work.sweep import Sweep
-from hocket.work.troubles import Troubles
 from tests.mesh.world import until
 from tests.work.test_pending_decisions import StubEnvironment
 

@@ -19,6 +19,9 @@ from hocket.extensions.command.proof import BadProof, Proof, prove, signing_byte
 from hocket.extensions.cost.costs import check_budgets, costs, estimate_of, job_cost, need_rates, spent_on
 from hocket.extensions.tempo.policy import make_policy
 from hocket.extensions.tempo.top_commands import TopView
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft, Held
 from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey
@@ -27,8 +30,6 @@ from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
-from hocket.work import claiming, jobs
-from hocket.work.jobs import Draft, Held
 from tests.mesh.world import Guest
 from tests.work import proven
 from tests.work.proven import KIND, MANIFEST, ran, saying

@@ -20,17 +20,19 @@ import hocket
 import hocket.testing
 from hocket.errors import StoreError
 from hocket.events import Event, ignore, listens, sentences
+from hocket.events.event_logging import log_event, logged
 from hocket.events.jobs import JobClaimed, JobRescued, RunFailed, RunFinished, RunStarted
 from hocket.events.nodes import PeerChanged
+from hocket.events.troubles import Troubles
 from hocket.events.workers import StoreUnavailable, WorkerStarted
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
 from hocket.kernel.ids import parse_ulid
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import Place, Session, WorkerRow
-from hocket.work import claiming, held_jobs, jobs, run_outcomes
-from hocket.work.event_logging import log_event, logged
+from hocket.work import held_jobs, run_outcomes
 from hocket.work.sweep import Sweep, SweepLoop
-from hocket.work.troubles import Troubles
 
 
 def lines(caplog: pytest.LogCaptureFixture, job_id: str) -> list[tuple[str, str]]:

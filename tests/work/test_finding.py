@@ -5,12 +5,12 @@ from msgspec.structs import replace
 
 from hocket.errors import Usage
 from hocket.families.jobs.rules import Job, State
+from hocket.families.jobs.view import ENDING_CHARS_MIN, ending_chars, find
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import parse_ulid, ulid_ending, ulid_text
 from hocket.kernel.policy import DEFAULT
 from hocket.store import MEMORY, JobEntry, Stage, Store
 from hocket.store import open as open_store
-from hocket.work.view import ENDING_CHARS_MIN, ending_chars, find
 
 FIRST, SECOND, THIRD = "01M7HEESFGZFB4H0J1Q15SBRAR", "01M7HEESFGYK8553MFK9546RAR", "01M7HEFSFGYK8553MFK01M7HEE"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hocket.work.liveness import BEAT_S, MISSES, Grade, grade
+from hocket.families.liveness import BEAT_S, MISSES, Grade, grade
 
 BEAT_MS = round(BEAT_S * 1000)
 

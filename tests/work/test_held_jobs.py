@@ -15,15 +15,16 @@ import pytest
 import hocket
 from hocket.bus.changes import IDLE, about
 from hocket.events import ignore
+from hocket.events.troubles import Troubles
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import UNSTARTED
-from hocket.node.run_services import run_services
+from hocket.node.local_node import run_services
 from hocket.node.runtime import Runtime
-from hocket.work import claiming, jobs
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.held_jobs import AHEAD_S, BEGUN_S, ENDED_MAX, OTHERS_IDLE_S, QUEUED_MAX_S, HeldJobs
 from hocket.work.runner import Run
-from hocket.work.troubles import Troubles
 from hocket.work.worker import AHEAD_DEFAULT
 from tests.work.mesh import PATIENCE_S, wait_for
 

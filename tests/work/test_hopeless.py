@@ -4,15 +4,15 @@ not know of the end.
 
 import pytest
 
+from hocket.events.troubles import Troubles
+from hocket.families.jobs.rescue import OTHERS_MS
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.vocabulary import CancelJob, ScheduleJob
 from hocket.log import Log
 from hocket.work import sweep as sweeping
-from hocket.work.rescue import OTHERS_MS
 from hocket.work.sweep import BLOCKED_EVERY_MS, Sweep
-from hocket.work.troubles import Troubles
 from tests.log.roster.world import INTRODUCTIONS, READER, START, Clock, Script, introduction, job_id, new_log, sent
 
 ELSEWHERE = 1

@@ -8,13 +8,14 @@ import pytest
 
 import hocket
 import hocket.testing
+from hocket.families.jobs import claiming, rescue
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Held
 from hocket.families.jobs.rules import Job
 from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import backoff_ms
 from hocket.kernel.vocabulary import ClaimWork
 from hocket.testing import MemorySyncNode
-from hocket.work import claiming, jobs, rescue
-from hocket.work.jobs import Held
 
 pytestmark = pytest.mark.touches("LW-41")
 

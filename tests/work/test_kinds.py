@@ -11,6 +11,10 @@ import pytest
 
 import hocket
 from hocket.events.jobs import KindsNotDefined
+from hocket.families.jobs import claiming, cron
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.cron import NewSchedule
+from hocket.families.jobs.drafts import draft, policy, said
 from hocket.families.kinds.facts import DefineKind
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import DEFAULT, Policy, names_of
@@ -19,10 +23,7 @@ from hocket.kernel.rules import HOCKET, STRICT
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import RevokeUcan
 from hocket.log import Log, Transaction
-from hocket.work import claiming, cron, jobs
 from hocket.work import kinds as work_kinds
-from hocket.work.cron import NewSchedule
-from hocket.work.drafts import draft, policy, said
 from hocket.work.handlers import Handlers, JobType
 from tests.log.roster import world
 from tests.log.roster.test_cascades import everywhere_the_same, reason

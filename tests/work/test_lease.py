@@ -16,15 +16,15 @@ from hocket import work
 from hocket.events import Event
 from hocket.extensions.sim import loop
 from hocket.extensions.sim.node import Clocks, SimNode, Up
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft
 from hocket.kernel.keys import SigningKey
+from hocket.kernel.lease import COUNTED, GROWN_S_MAX, WAITED, Lease, may_be_taken_over, run_out, to_renew
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import ClaimWork
-from hocket.work import jobs
 from hocket.work.handlers import Handlers, JobType
-from hocket.work.jobs import Draft
-from hocket.work.lease import COUNTED, GROWN_S_MAX, WAITED, Lease, may_be_taken_over, run_out, to_renew
 from hocket.work.runner import Context
 from hocket.work.worker import Worker, WorkerOptions
 

@@ -15,11 +15,8 @@ from typing import Any
 import pytest
 
 from hocket.extensions.sim.node import SimHost
-from hocket.log import Log
-from hocket.store import MEMORY, Place, WorkerRow
-from hocket.store import open as open_store
-from hocket.work import liveness as rule
-from hocket.work.liveness import (
+from hocket.families import liveness as rule
+from hocket.families.liveness import (
     BEAT_S,
     SILENT_S,
     FileLocks,
@@ -32,6 +29,9 @@ from hocket.work.liveness import (
     standing,
     whereabouts,
 )
+from hocket.log import Log
+from hocket.store import MEMORY, Place, WorkerRow
+from hocket.store import open as open_store
 from tests.log.roster.world import new_log
 from tests.work.mesh import SOURCE
 
@@ -42,7 +42,7 @@ CONTAINER = HERE._replace(namespace="second namespace")
 APART = HERE._replace(namespace="second namespace", locks="another directory")
 ELSEWHERE = Place("another machine", "its start", "its namespace", "directory")
 HOLDER = (
-    "import sys, pathlib, hocket.work.processes as p\n"
+    "import sys, pathlib, hocket.families.liveness as p\n"
     "lock = p.ProcessLock(pathlib.Path(sys.argv[1]), sys.argv[2]); print(flush=True); sys.stdin.read()"
 )
 

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from hocket.events import sentences
+from hocket.families import artifacts
+from hocket.families.jobs import claiming
+from hocket.families.jobs.cron import NewSchedule, add
 from hocket.families.jobs.rules import State
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import NO_ID, bound, encode, link_to, sign
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.work import artifacts, claiming, maintenance, sweep
-from hocket.work.cron import NewSchedule, add
+from hocket.work import maintenance, sweep
 from hocket.work.handlers import JobType, kind
 from hocket.work.run_outputs import contain
 from tests.mesh.world import until

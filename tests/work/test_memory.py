@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import hocket
+from hocket.families.liveness import ProcessLock, ProcessTurn, is_held
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.work.processes import ProcessLock, ProcessTurn, is_held
 from tests.mesh.world import PATIENCE_S, WORKER, enrolled, world
 
 JOBS = 300

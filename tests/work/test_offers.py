@@ -15,6 +15,10 @@ from hocket.errors import Unreachable
 from hocket.events import sentences
 from hocket.extensions.sim.loop import run as run_virtually
 from hocket.extensions.sim.node import Clocks, SimEnvironment, SimHost
+from hocket.families.jobs import claiming, rescue
+from hocket.families.jobs import claiming as accepting
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Decision, Draft, Held, Offer
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import SigningKey, did_key
@@ -28,11 +32,9 @@ from hocket.log import Log, Transaction
 from hocket.log.machine_clock import SteadyWall
 from hocket.store import MEMORY, Place, Session
 from hocket.store import open as open_store
-from hocket.work import accepting, claiming, jobs, rescue
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.held_jobs import QUEUED_MAX_S
-from hocket.work.jobs import Draft, Held, Offer
-from hocket.work.pending_decisions import Decision, decisions
+from hocket.work.pending_decisions import decisions
 from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Context
 from hocket.work.worker import Worker, WorkerOptions

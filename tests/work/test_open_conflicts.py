@@ -13,13 +13,13 @@ import pytest
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.events import Event
 from hocket.events.jobs import LeaseLost, RunFinished
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.candidates import worker_id
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.vocabulary import JOB, ClaimWork, CompleteJob, Subject, YieldWork
 from hocket.node.message_bus import NodeMessages
-from hocket.work import jobs
 from hocket.work.claim_messages import ClaimMessages
 from hocket.work.handlers import Handlers, JobType, kind
 from hocket.work.heard_claims import HeardClaims

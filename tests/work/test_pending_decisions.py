@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from hocket.families.jobs.requests import Decision, Offer
 from hocket.kernel.reasons import Reason
-from hocket.work.jobs import Offer
-from hocket.work.pending_decisions import Decision, PendingDecisions
+from hocket.work.pending_decisions import PendingDecisions
 
 
 class StubEnvironment:

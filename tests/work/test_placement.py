@@ -7,14 +7,14 @@ import pytest
 
 import hocket
 from hocket.errors import Usage
+from hocket.families.jobs.drafts import policy
+from hocket.families.jobs.why import explain
 from hocket.kernel.policy import DEFAULT, check_labels, lacking
 from hocket.node.handles import SyncHandle
 from hocket.node.node import SyncNode
 from hocket.store import Session
-from hocket.work.drafts import policy
 from hocket.work.handlers import JobType
 from hocket.work.serving import Serving, read_serving
-from hocket.work.why import explain
 
 pytestmark = pytest.mark.touches("LW-41")
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import hocket
+from hocket.families.jobs import claiming, cron, rescue
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import Place, WorkerRow
-from hocket.work import claiming, cron, rescue
 from tests.work.mesh import PATIENCE_S, SOURCE, Mesh
 
 OTHER = Path(__file__).with_name("submitter_process.py")

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from hocket.extensions.sim.node import Clocks
+from hocket.families.jobs import claiming, view
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.progress import LOGGED_S, STORED_S
+from hocket.families.jobs.requests import Held
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import DesignateCoordinator
-from hocket.work import claiming, jobs, view
 from hocket.work.handlers import JobType
-from hocket.work.jobs import Held
-from hocket.work.progress import LOGGED_S, STORED_S
 from hocket.work.runner import Context
 from tests.work.test_beats import ELSEWHERE, HERE, HOUR_MS, Cluster
 from tests.work.test_offers import Home, Work, until, virtually

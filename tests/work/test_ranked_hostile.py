@@ -13,6 +13,7 @@ import pytest
 
 from hocket.bus.nats_messages import NatsMessages
 from hocket.bus.subject_names import cluster_root, subject_name
+from hocket.families.jobs import claiming
 from hocket.families.jobs.candidates import worker_id
 from hocket.families.jobs.rendezvous import WEIGHT_MAX, WEIGHT_MIN
 from hocket.kernel.clock import Hlc
@@ -23,7 +24,6 @@ from hocket.mesh.bus_sharing import JOBS, PRESENCE
 from hocket.node.message_bus import NodeMessages
 from hocket.node.runtime import Runtime
 from hocket.store import WorkerRow
-from hocket.work import claiming
 from hocket.work.claim_messages import CLAIMS, PASSES, ClaimSaid
 from hocket.work.serving import Serving, serving_text
 from tests.bus.nats_server import connected

@@ -12,13 +12,13 @@ import pytest
 
 from hocket.bus.memory_messages import MemoryMessages, MemoryServer
 from hocket.bus.messages import MessageBus
+from hocket.families.jobs import requests as jobs
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, CompleteJob
 from hocket.node.message_bus import NodeMessages
 from hocket.store import Stage
 from hocket.testing.lossy_messages import LossyMessages
-from hocket.work import jobs
 from hocket.work.handlers import Handlers, JobType, kind
 from hocket.work.presence import read_presence
 from hocket.work.runner import Context

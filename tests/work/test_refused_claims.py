@@ -3,11 +3,11 @@
 import pytest
 
 from hocket.api.ops import op_lines
+from hocket.families.jobs import claiming, view
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import CancelJob, ClaimWork, CompleteJob, Telemetry
 from hocket.log import Transaction
-from hocket.work import claiming, view
 from tests.trust.members import Member, meet, owner
 
 OFFERED = Reason.OFFERED.sentence

@@ -7,13 +7,14 @@ import pytest
 
 from hocket.errors import Failed
 from hocket.extensions.sim.node import Clocks
+from hocket.families.jobs import claiming, view
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Held
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.ops import decode
 from hocket.kernel.vocabulary import CreateArtifact, DesignateCoordinator
 from hocket.log.transaction import GAPS
-from hocket.work import claiming, jobs, view
-from hocket.work.jobs import Held
 from tests.work.test_offers import USER, Home, virtually
 
 

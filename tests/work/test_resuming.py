@@ -11,10 +11,11 @@ import pytest
 
 import hocket
 import hocket.testing
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Held
 from hocket.kernel.reasons import Reason
-from hocket.work import claiming, jobs
 from hocket.work.checkpoints import interval_s, last_checkpoint
-from hocket.work.jobs import Held
 from tests.work.test_offers import virtually
 from tests.work.test_results_elsewhere import Pair
 

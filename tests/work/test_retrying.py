@@ -12,8 +12,8 @@ import hocket.testing
 from hocket.errors import Usage
 from hocket.events import Event
 from hocket.events.jobs import JobPostponed
+from hocket.families.jobs import view
 from hocket.testing import MemorySyncNode, Ran
-from hocket.work import view
 from hocket.work.handlers import REGISTRY, JobType
 
 pytestmark = pytest.mark.touches("LW-41")

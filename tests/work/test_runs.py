@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 
 import hocket
+from hocket.families.jobs import claiming
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.drafts import draft
 from hocket.families.jobs.rules import Job, Outcome
+from hocket.families.json_values import encode_json
 from hocket.kernel.ids import ulid_text
-from hocket.node.run_services import run_services
+from hocket.node.local_node import run_services
 from hocket.node.runtime import Runtime
-from hocket.work import claiming, jobs, runner
+from hocket.work import runner
 from hocket.work.batch import settle
-from hocket.work.drafts import draft
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import JobType
-from hocket.work.json_values import encode_json
 from hocket.work.output_capture import catching
 from hocket.work.output_files import HANDLER, OutputFiles
 from hocket.work.runner import Run, Step

@@ -9,8 +9,8 @@ import pytest
 from hocket.errors import Usage
 from hocket.extensions.tempo.policy import BadField
 from hocket.extensions.tempo.score import read_score
+from hocket.families.jobs.drafts import policy
 from hocket.kernel.policy import DEFAULT, Policy, Score, decode_policy, encode_policy, readable_policy
-from hocket.work.drafts import policy
 
 TEXT = "score:\n  phases: {plan: 2, work: 4, review: 2}\n  wait_budget: {help: 2}\n  retry: {max_phrases: 2}\n"
 SCORE = read_score(TEXT.encode())

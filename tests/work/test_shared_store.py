@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hocket
-from hocket.work.liveness import place_of
+from hocket.families.liveness import place_of
 from tests.work.mesh import PATIENCE_S, Mesh, wait_for
 
 QUICK = {"BEAT_S": 0.2, "SILENT_S": 2.0}

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from hocket.errors import Usage
+from hocket.families.jobs import claiming, cron, view
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import RETURNS_MAX, State
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
@@ -13,7 +15,6 @@ from hocket.kernel.rules import STRICT
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DesignateCoordinator, discriminant
 from hocket.log import Transaction
-from hocket.work import claiming, cron, jobs, view
 from tests.trust.members import START, USER, Member, key
 
 

@@ -7,6 +7,10 @@ import pytest
 
 import hocket
 from hocket.errors import Usage
+from hocket.events.troubles import Troubles
+from hocket.families.jobs import claiming, rescue
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft
 from hocket.families.jobs.rules import Outcome, State
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import Policy, encode_policy
@@ -14,10 +18,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import DesignateCoordinator, ScheduleJob
 from hocket.log import Log
 from hocket.store import JobEntry
-from hocket.work import claiming, jobs, rescue
-from hocket.work.jobs import Draft
 from hocket.work.sweep import Sweep
-from hocket.work.troubles import Troubles
 from tests.log.roster.world import (
     INTRODUCTIONS,
     NODES,

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from hocket.events.jobs import JobsReclaimed
+from hocket.families.jobs import claiming
 from hocket.kernel.reasons import Reason
-from hocket.work import claiming
 from hocket.work.sweep import SweepLoop
 from tests.work.test_offers import Mesh, Work, until, virtually
 

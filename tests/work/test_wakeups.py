@@ -10,12 +10,12 @@ import pytest
 
 import hocket
 import hocket.testing
+from hocket.events.troubles import Troubles
+from hocket.families.jobs import cron
 from hocket.families.jobs.rules import tick_id
+from hocket.families.liveness import ProcessLock, is_alive
 from hocket.kernel.vocabulary import SetSchedule
-from hocket.work import cron
-from hocket.work.processes import ProcessLock, is_alive
 from hocket.work.sweep import Sweep
-from hocket.work.troubles import Troubles
 from tests.work.mesh import PATIENCE_S
 
 pytestmark = pytest.mark.touches("LW-18")
@@ -27,7 +27,7 @@ def environment() -> dict[str, str]:
 
 def test_a_process_is_alive_until_it_ends_however_it_ends(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib, hocket.work.processes as p\n"
+        "import sys, pathlib, hocket.families.liveness as p\n"
         "lock = p.ProcessLock(pathlib.Path(sys.argv[1]), 'a'); print(flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(

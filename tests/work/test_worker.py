@@ -9,11 +9,11 @@ from collections import Counter
 import pytest
 
 import hocket
+from hocket.families.jobs.requests import Draft
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import Policy
 from hocket.store import Stage
 from hocket.work import worker as worker_module
-from hocket.work.jobs import Draft
 from tests.work.mesh import PATIENCE_S, Mesh, Process, wait_for
 
 GATE = hocket.kind("step.gate", lease="60s")

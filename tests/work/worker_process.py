@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import hocket
-from hocket.work import handler_processes, handler_watch, held_jobs, liveness, runner, worker
+from hocket.families import liveness
+from hocket.work import handler_processes, handler_watch, held_jobs, runner, worker
 from hocket.work.handlers import Handlers, load
 
 PR_SET_PDEATHSIG = 1

@@ -19,9 +19,9 @@ from hocket.node.runtime import Runtime
 from hocket.store import Session
 
 if TYPE_CHECKING:
+    from hocket.families.artifacts import Fetch
     from hocket.node.delivery import Delivery
     from hocket.node.node import SyncNode
-    from hocket.work.artifacts import Fetch
 
 T = TypeVar("T")
 

@@ -12,11 +12,11 @@ from hocket.api.jobs import JobsPage
 from hocket.api.nodes import LiveNode
 from hocket.api.operation import Operation
 from hocket.errors import Usage
+from hocket.families.jobs.cron import NewSchedule
+from hocket.families.jobs.drafts import Duration
 from hocket.kernel.texts import duration_ms
 from hocket.node.node import Node, SyncNode
-from hocket.work.cron import NewSchedule
 from hocket.work.handlers import JobType, named_kind
-from hocket.work.job_options import Duration
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -94,7 +94,7 @@ def _schedule(
     timezone: str = "UTC",
 ) -> None:
     """Sets a schedule; replaces one of the same name. Each tick submits a job."""
-    schedules.add(service, NewSchedule(name, cron, timezone, named_kind(job).draft(payload or {})))
+    schedules.put(service, NewSchedule(name, cron, timezone, named_kind(job).draft(payload or {})))
 
 
 def _live_nodes(service: Service, stale: Duration | None = None) -> list[LiveNode]:

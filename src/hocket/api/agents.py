@@ -14,6 +14,7 @@ from hocket.api.operation import InShell, TokenNeed, operation
 from hocket.api.views import Line, View, seen, table
 from hocket.families.inbox.rules import read_address
 from hocket.families.jobs.rules import Job
+from hocket.families.liveness import BEAT_S, grade
 from hocket.families.locks.decisions import read_scope, subject
 from hocket.families.locks.facts import LOCK, RenewLocks
 from hocket.families.locks.requests import moment
@@ -23,7 +24,6 @@ from hocket.kernel.ids import node_text, ulid_ms
 from hocket.kernel.ops import decode
 from hocket.kernel.texts import counted
 from hocket.store import OpRow, Session
-from hocket.work.liveness import BEAT_S, grade
 from hocket.work.presence import (
     DOING_CHARS_MAX,
     EVERY_MS_DEFAULT,

@@ -12,15 +12,15 @@ from hocket.api import ListPage, Service, ServiceAnswer
 from hocket.api.operation import PAGE_MAX, ULID, After, InShell, OverHttp, TokenNeed, operation
 from hocket.api.views import Line, Pairs, Table, Terminal, View, moment
 from hocket.errors import Usage
+from hocket.families import artifacts
+from hocket.families.jobs.why import explain
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import hash_text, parse_ulid, ulid_text
 from hocket.kernel.ops import BeatPlace
 from hocket.kernel.texts import counted
 from hocket.store import Artifact, Session
-from hocket.store.blobs import ClearedBlobs
-from hocket.work import artifacts
+from hocket.store.artifacts import ClearedBlobs
 from hocket.work.run_outputs import check_ttl, check_type, contain
-from hocket.work.why import explain
 
 LIMIT_MAX = 100_000
 JOB_CHARS = 8

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from hocket.api import Service
 from hocket.api.jobs import REASON_CHARS_MAX
 from hocket.errors import Usage
+from hocket.families.jobs import bulk
+from hocket.families.jobs.bulk import CANCEL as CANCEL
+from hocket.families.jobs.bulk import RETRY as RETRY
+from hocket.families.jobs.bulk import BulkChange, Changed, Selection
 from hocket.node.node import Node
-from hocket.work import bulk
-from hocket.work.bulk import CANCEL as CANCEL
-from hocket.work.bulk import RETRY as RETRY
-from hocket.work.bulk import BulkChange, Changed, Selection
 
 
 def select(

@@ -18,15 +18,16 @@ from hocket.api.status import breakers_of
 from hocket.errors import Conflict, HocketError, StoreError, Usage
 from hocket.events.nodes import NodeForked
 from hocket.families.availability.requests import unavailable
+from hocket.families.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
 from hocket.kernel.authority import Authority
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.extension import named_parts
 from hocket.kernel.ids import node_id, node_text
+from hocket.kernel.keys import RowMac
 from hocket.kernel.ops import decode
 from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import BreakerState
 from hocket.kernel.rules import HOCKET, decode_kept_rules
-from hocket.kernel.signing import RowMac
 from hocket.kernel.texts import counted, span
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
@@ -36,17 +37,15 @@ from hocket.log.outbox import OUTBOX_OPS_MAX, waiting
 from hocket.log.permissions import Permissions, PermissionsReader, writers
 from hocket.mesh.incoming import BEHIND_SENTENCE
 from hocket.node import variables
-from hocket.node.bus_settings import bus_settings
 from hocket.node.home import Home, exposure, key_owner
-from hocket.node.home_store import blob_place
+from hocket.node.home_store import blob_place, check_sharing
+from hocket.node.message_bus import bus_settings
 from hocket.node.running import running_buses
-from hocket.node.shared_store import check_sharing
 from hocket.store import Session, WakeUp, backend
 from hocket.store import open as open_store
-from hocket.store.blobs import BlobPlace
-from hocket.store.file_lock import lock_holder
+from hocket.store.artifacts import BlobPlace
+from hocket.store.files import lock_holder
 from hocket.store.intake import REFUSALS_KEPT
-from hocket.work.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
 
 PYTHON_MIN = (3, 11)
 DISK_BAD, DISK_LOW = 16 * 1024 * 1024, 256 * 1024 * 1024

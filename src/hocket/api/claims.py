@@ -17,6 +17,7 @@ from hocket.api import Service, ServiceAnswer
 from hocket.api.jobs import READ, JobText
 from hocket.api.operation import operation
 from hocket.api.views import Line, View, moment
+from hocket.families.jobs import view
 from hocket.families.jobs.candidates import EPOCH_MS, Candidates, epoch_at, node_of
 from hocket.families.jobs.rendezvous import ClaimPeriod, Expectation, RankedSpell, expectations, may_try_at
 from hocket.families.jobs.rules import Job, State
@@ -39,8 +40,7 @@ from hocket.kernel.vocabulary import (
     YieldWork,
 )
 from hocket.store import JobFilter, OpRow, Session, Stage
-from hocket.work import view
-from hocket.work.claim_order import is_ranked, ranking
+from hocket.work.claim_order import ranking
 from hocket.work.claim_tally import MINUTE_MS
 from hocket.work.members import Members
 from hocket.work.presence import read_presence
@@ -132,7 +132,7 @@ def explain(service: Service, job: JobText) -> ClaimsExplained:
         ops = [(row, decode(row.body)) for row in session.ops_about(Subject(JOB, found.id))]
         ready_ms, now_ms = _ready_ms(session, found, ops), session.head().wall
         epoch, digest, key, ranked = None, None, None, []
-        if is_ranked(found):
+        if found.policy.is_ranked:
             members = Members(service.runtime.liveness(), log)
             members.refresh(session, log.physical())
             schedule = next(row.signed_body for row, op in ops if op.id == found.schedule_op)
@@ -305,7 +305,7 @@ def grid(service: Service, kind: str | None = None, window_ms: int = WINDOW_MS) 
 def _newest(session: Session, kind: str | None) -> Sequence[Job]:
     wanted = JobFilter((Stage.READY, Stage.CLAIMED, Stage.DONE))
     found = [entry.job for entry in session.jobs(wanted, JOBS_MAX)]
-    return [job for job in found if is_ranked(job) and (kind is None or covers(kind, job.kind))]
+    return [job for job in found if job.policy.is_ranked and (kind is None or covers(kind, job.kind))]
 
 
 def _told(session: Session) -> dict[str, Serving]:

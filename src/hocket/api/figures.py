@@ -6,12 +6,12 @@ from collections import Counter
 
 from hocket.api import Service, ServiceAnswer
 from hocket.api.claims import GridKind, grid
+from hocket.families.jobs.view import counted_as
+from hocket.families.liveness import standing
 from hocket.kernel.ids import node_text
 from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.mesh.peers import outbox
 from hocket.store import Session
-from hocket.work.job_states import counted_as
-from hocket.work.liveness import standing
 from hocket.work.presence import known_nodes
 
 _NOT_REFUSED = {int(Reason.WAITING), int(Reason.OFFERED)}

@@ -18,6 +18,7 @@ from hocket.api.operation import (
     After,
     InShell,
     Limit,
+    OperationGroup,
     TokenNeed,
     json_size,
     operation,
@@ -496,3 +497,16 @@ def _shown(data: MessageData) -> MessageShown:
     fields["lease_until"] = fields.pop("lease_until_ms")
     del fields["sender_address"]
     return MessageShown(**fields)
+
+
+dead_commands = OperationGroup(
+    """List the messages that could not be delivered, and retry them: those that were tried too often, and those that
+    nobody claimed before they expired.
+
+    \b
+      hocket dead list
+      hocket dead retry 01JC8M…
+    """,
+    *(dead, retry),
+    alone=dead,
+)

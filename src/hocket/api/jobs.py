@@ -16,21 +16,21 @@ from hocket.api.operation import ULID, Arguments, InShell, OverHttp, TokenNeed, 
 from hocket.api.views import Line, Pairs, Table, Terminal, View, moment
 from hocket.bus.changes import about
 from hocket.errors import Unreachable, Usage
+from hocket.families.jobs.progress import newest_notes
 from hocket.families.jobs.rules import KIND_LENGTH_MAX, Outcome
+from hocket.families.jobs.view import STATE_WORDS, JobState
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import BeatPlace
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.store import JobEntry, JobFilter, OpRow, Session, Stage
-from hocket.work.job_states import STATE_WORDS, JobState
-from hocket.work.progress import newest_notes
 
 if TYPE_CHECKING:
     from hocket.families.jobs.parts import Part
+    from hocket.families.jobs.requests import Draft, Submitted
     from hocket.mesh.waiting import Waiting
+    from hocket.node.calls import StreamNews
     from hocket.node.node import Node
-    from hocket.node.requests import StreamNews
-    from hocket.work.jobs import Draft, Submitted
 
 REASON_CHARS_MAX = 500
 LIMIT_MAX = 100_000
@@ -213,7 +213,7 @@ def listing(
 
 
 def _briefs(session: Session, entries: Sequence[JobEntry]) -> list[JobBrief]:
-    from hocket.work import view
+    from hocket.families.jobs import view
 
     notes = newest_notes(session, (entry.job for entry in entries))
     return [convert(view.brief(session, entry, notes), JobBrief) for entry in entries]
@@ -363,8 +363,8 @@ def _detail(op: OpLine) -> str:
 
 def rejected(op: OpLine) -> str:
     """Why an op does not count, or not yet, or how the coordinator has decided on it."""
+    from hocket.families.jobs.view import ACCEPTED, REFUSED
     from hocket.kernel.reasons import Reason
-    from hocket.work.view import ACCEPTED, REFUSED
 
     reason = str(op.reason)
     is_told = reason in (Reason.WAITING.sentence, Reason.OFFERED.sentence, ACCEPTED) or reason.startswith(REFUSED)
@@ -444,7 +444,7 @@ async def result_of(
     """Show the result of a job, or why it failed; the token also needs `artifact:read` for its kind. A job that has not
     ended by then has no outcome yet.
     """
-    from hocket.work import view
+    from hocket.families.jobs import view
 
     def details(session: Session) -> dict[str, Any]:
         _found(service, session, job, "Read")
@@ -468,7 +468,7 @@ async def result_of(
 
 def _found(service: Service, session: Session, job: str, action: str) -> str:
     """The id of a job, if the program that asks may do this to jobs of its kind."""
-    from hocket.work import view
+    from hocket.families.jobs import view
 
     found = view.find(session, job).job
     service.check("Job", action, found.kind)
@@ -558,7 +558,7 @@ def _target(service: Service, job: str, reason: str) -> str:
 
 def op_lines(session: Session, rows: Sequence[OpRow]) -> list[OpLine]:
     """Ops as lines of the log. An offer that the coordinator has decided on says how."""
-    from hocket.work import view
+    from hocket.families.jobs import view
 
     decided: dict[bytes, str] = {}
     with suppress(ValueError):  # an op cannot be read; its own line says so
@@ -568,7 +568,7 @@ def op_lines(session: Session, rows: Sequence[OpRow]) -> list[OpLine]:
 
 
 def _op_line(row: OpRow) -> OpLine:
-    from hocket.work import view
+    from hocket.families.jobs import view
 
     try:
         return convert(view.op_line(row), OpLine)

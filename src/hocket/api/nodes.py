@@ -17,6 +17,7 @@ from hocket.families.availability.facts import Availability
 from hocket.families.availability.requests import set_availability, unavailable
 from hocket.families.availability.rules import REASON_CHARS_MAX
 from hocket.families.jobs.rules import KIND_LENGTH_MAX
+from hocket.families.liveness import Grade
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import hash_text, node_text
 from hocket.kernel.keys import SigningKey
@@ -29,7 +30,6 @@ from hocket.mesh.names import likeness, why_not
 from hocket.node.home import Ask
 from hocket.store import Session
 from hocket.work.hardware import this_machine
-from hocket.work.liveness import Grade
 from hocket.work.presence import NodePresence, NodeSaid, known_nodes
 
 NodeText = Annotated[

@@ -52,7 +52,7 @@ _COROUTINE = 0x80
 class InShell(NamedTuple):
     """How a shell spells a parameter, where that does not follow from its name and type: stands in its annotation. A
     parameter without a default and without a name here is an argument, every other an option. `earlier` is a name that
-    is still understood.
+    is still understood. A parameter that has the options of jobs, or of the jobs of schedules, is `options_of` them.
     """
 
     name: str | None = None
@@ -61,6 +61,7 @@ class InShell(NamedTuple):
     form: Form | None = None
     is_argument: bool = False
     earlier: str | None = None
+    options_of: Literal["jobs", "schedules"] | None = None
 
 
 class OverHttp(NamedTuple):
@@ -219,6 +220,13 @@ class operation(Struct, frozen=True):
     def __call__(self, function: Callable[Concatenate[Service, P], A], /) -> Operation[P, A]: ...
     def __call__(self, function: Callable[..., Any], /) -> Operation[..., Any]:
         return Operation(function, self)
+
+
+class OperationGroup:
+    """The commands of operations under one word. `alone` is done if no command is named."""
+
+    def __init__(self, help: str, *operations: Operation[..., Any], alone: Operation[[], Any] | None = None) -> None:
+        self.help, self.operations, self.alone = help, operations, alone
 
 
 def _dedented(doc: str) -> str:

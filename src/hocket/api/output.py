@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from hocket.api import Service
 from hocket.bus.changes import OUTPUT, about
 from hocket.errors import Unreachable, Usage
+from hocket.families.jobs import view
 from hocket.kernel.extension import ExtensionKind, extension_kind, loaded
 from hocket.kernel.ids import ulid_text
 from hocket.mesh.output import AskedOutput, FarOutput, holders
 from hocket.node.node import Node
 from hocket.store import Stage
-from hocket.work import view
 from hocket.work.output_files import HANDLER, OutputPart
 
 if TYPE_CHECKING:

@@ -4,10 +4,15 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from hocket.api import Service, ServiceAnswer
+from hocket.api.operation import InShell, OperationGroup, operation
+from hocket.api.views import Line, Table, View, ago, now_ms, seen, table
 from hocket.bus.changes import PEER, about
 from hocket.errors import Usage
 from hocket.kernel.capabilities import sharing
@@ -18,7 +23,7 @@ from hocket.mesh import enrolment, peers
 from hocket.mesh.enrolment import Invited, is_cancelled, is_open, terms_of
 from hocket.mesh.grants import words
 from hocket.mesh.peer_exchange import Exchanged
-from hocket.mesh.peers import ADDRESS, Trust, check_address
+from hocket.mesh.peers import ADDRESS, Trust, check_address, check_pin
 from hocket.node.node import Node
 from hocket.node.running import running_servers
 from hocket.store import Invitation, Peer, Session
@@ -67,36 +72,145 @@ class InvitationShown(ServiceAnswer, frozen=True):
     quota: Quota
 
 
+def _show_peers(shown: PeersShown) -> Iterator[View]:
+    rows = [(each.address, each.node or "", each.state, seen("seen_ms")(each), each.detail) for each in shown.peers]
+    columns = ("address", "node", "state", "last exchange", "detail")
+    yield Table(columns, rows, "no peers; add one with `hocket peers add ADDRESS`")
+    silent = shown.silent_coordinator
+    if silent is not None:
+        last = "yet" if silent.last_ms is None else f"since {ago(silent.last_ms, now_ms())}"
+        yield Line(f"the coordinator {silent.node} was not heard from {last}; `hocket coordinator` designates another")
+
+
+@operation("list_peers", "GET", command="peers list", show=_show_peers)
 def listing(service: Service) -> PeersShown:
+    """List the peers with the state of each, and whether the coordinator has fallen silent.
+
+    \b
+      hocket peers list
+      hocket peers list --json | jq '.peers[] | select(.state != "ok")'
+    """
     with service.read() as session:
         quiet = peers.silence(service.runtime.log, session)
         silent = None if quiet is None else SilentCoordinator(node_text(quiet.node), quiet.last_ms)
         return PeersShown([_shown(each) for each in session.peers()], silent)
 
 
-def add(service: Service, address: str, trust: Trust) -> str:
-    """Returns the address in canonical form."""
+class PeerAdded(ServiceAnswer, frozen=True):
+    """The address is in its canonical form, as in the next two."""
+
+    address: str
+    added: bool = True
+
+
+class PeerRemoved(ServiceAnswer, frozen=True):
+    address: str
+    removed: bool = True
+
+
+class PeerResumed(ServiceAnswer, frozen=True):
+    address: str
+    resumed: bool = True
+
+
+Address = Annotated[str, Meta(description="Like http://192.168.1.7:7315.")]
+
+
+@operation(
+    "add_peer",
+    "POST",
+    command="peers add",
+    show=lambda done: [Line(f"peer {done.address} added; run `hocket sync` to sync with it now")],
+)
+def add(
+    service: Service,
+    address: Address,
+    ca: Annotated[Path, Meta(description="The CA of its certificate."), InShell(metavar="FILE")] | None = None,
+    pin: Annotated[str, Meta(description="The fingerprint of the one certificate to trust."), InShell(metavar="SHA256")]
+    | None = None,
+) -> PeerAdded:
+    """Add a peer. `hocket sync` then syncs with it at once.
+
+    \b
+      hocket peers add 192.168.1.7:7315
+      hocket peers add https://mesh.example.org:7315 --ca ca.pem
+    """
+    if ca is not None and not ca.is_file():
+        raise Usage(f"no file at {ca}")
+    trust = Trust(None if ca is None else str(ca.absolute()), check_pin(pin))
     where = check_address(address)
     if trust != Trust() and not where.startswith("https://"):
         raise Usage("only an https:// address has a certificate; use one, or leave out --pin and --ca")
     with _changing(service, where) as session:
         peers.add(session, where, int(time.time() * 1000), trust=trust)
-    return where
+    return PeerAdded(where)
 
 
-def remove(service: Service, address: str) -> str:
+@operation("remove_peer", "DELETE", command="peers remove", show=lambda done: [Line(f"peer {done.address} removed")])
+def remove(service: Service, address: Address) -> PeerRemoved:
+    """Remove a peer. Ops received from it stay.
+
+    \b
+      hocket peers remove http://192.168.1.7:7315
+    """
     where = check_address(address)
     with _changing(service, where) as session:
         peers.remove(session, where)
-    return where
+    return PeerRemoved(where)
 
 
-def resume(service: Service, address: str) -> str:
-    """Resumes a paused peer."""
+@operation(
+    "resume_peer",
+    "POST",
+    command="peers resume",
+    show=lambda done: [Line(f"peer {done.address} resumed; run `hocket sync` to sync with it now")],
+)
+def resume(service: Service, address: Address) -> PeerResumed:
+    """Try a paused peer again, after both nodes were given the same rules.
+
+    \b
+      hocket peers resume http://192.168.1.7:7315
+    """
     where = check_address(address)
     with _changing(service, where) as session:
         peers.resume(session, where)
-    return where
+    return PeerResumed(where)
+
+
+class ServerFound(ServiceAnswer, frozen=True):
+    """The node id is what the server claims; `is_ours` is whether it claims to be of this mesh."""
+
+    address: str
+    node: str
+    is_ours: bool
+
+
+_show_found = table(
+    ServerFound,
+    "no server answered on the local network",
+    {"address": "address", "node": "node", "mesh": lambda each: "this one" if each.is_ours else "another"},
+)
+
+
+@operation("find_peers", "GET", command="peers find", show=_show_found)
+def find(
+    service: Service,
+    seconds: Annotated[float, Meta(ge=0.1, le=60.0, description="How long to search."), InShell(metavar="N")] = 3.0,
+) -> list[ServerFound]:
+    """Find servers on the local network that were started with `hocket serve --announce`.
+
+    A result is only an address: a node is trusted for its delegation, not for being near.
+
+    \b
+      hocket peers find
+    """
+    try:
+        from hocket.mesh import lan
+    except ImportError as error:
+        raise Usage(f"finding peers needs {error.name}; install hocket[server]") from None
+    log = service.runtime.log
+    found = asyncio.run(lan.find(log.user, seconds))
+    return [ServerFound(*each) for each in found if each.node != node_text(log.node)]
 
 
 @contextmanager
@@ -240,3 +354,14 @@ def _invitation(invitation: Invitation, now: int) -> InvitationShown:
     return InvitationShown(
         invitation.name, state, invitation.made, invitation.expires or None, used_by, words(terms.att), terms.quota
     )
+
+
+commands = OperationGroup(
+    """Nodes that this node syncs with. While `hocket serve` or a worker runs, it syncs automatically.
+
+    \b
+      hocket peers add http://192.168.1.7:7315
+      hocket peers list
+    """,
+    *(add, listing, remove, resume, find),
+)

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from hocket.api import Program, Service, ServiceAnswer
-from hocket.api.operation import InShell, operation
+from hocket.api.operation import InShell, OperationGroup, operation
 from hocket.api.views import Line, Pairs, View, at, moment, seen, table
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, StoreError, Usage
 from hocket.kernel.capabilities import Grant, grant_of, held_grants
@@ -314,3 +314,15 @@ class KeyedRequest:
         """The request did nothing, so it may be tried again."""
         with self._runtime.store.write() as session:
             session.drop_answer(self._program, self._key)
+
+
+commands = OperationGroup(
+    """Tokens of programs that use this node over HTTP, while `hocket serve` runs.
+
+    \b
+      hocket token create ci --may lock:acquire:file:src/ --expires 30d
+      hocket token list
+      hocket token revoke ci
+    """,
+    *(create, listing, revoke),
+)

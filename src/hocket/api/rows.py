@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from hocket.api import ListPage, Service, ServiceAnswer
-from hocket.api.operation import PAGE_DEFAULT, ULID, After, InShell, Limit, TokenNeed, operation
+from hocket.api.operation import PAGE_DEFAULT, ULID, After, InShell, Limit, OperationGroup, TokenNeed, operation
 from hocket.api.views import Line, Pairs, View, at, json_text, moment, table
 from hocket.errors import NotFound, Usage
 from hocket.families.rows import requests as rows
@@ -263,8 +263,23 @@ def listing(
     return ListPage(shown, shown[-1].key if len(found) > limit and shown else None)
 
 
-def watch(service: Service, table: str, prefix: str = "") -> Iterator[RowShown]:
-    """First the rows that there are, then each row that changes. It does not end."""
+def _show_watched(row: RowShown) -> Iterator[View]:
+    yield Line(f"{row.key}  {'deleted' if row.deleted else json_text(row.value)}  {row.version}  {author(row)}")
+
+
+@operation("watch_rows", "GET", command="rows watch", show=_show_watched)
+def watch(
+    service: Service,
+    table: Annotated[str, Meta(description="The table.")],
+    prefix: Annotated[
+        str, Meta(description="Only keys that begin with this."), InShell(metavar="[PREFIX]", is_argument=True)
+    ] = "",
+) -> Iterator[RowShown]:
+    """Show the rows of a table, then each row that changes, until Ctrl-C; with --json one object a line.
+
+    \b
+      hocket rows watch memories
+    """
     for row in service.node.rows(table).watch(prefix):
         with service.runtime.store.read() as session:
             shown = _row(service, session, row)
@@ -399,3 +414,25 @@ def _id(text: str) -> bytes:
 def author(written: RowShown | ConflictShown) -> str:
     node = written.node_name or written.node
     return f"{written.agent}@{node}" if written.agent else node
+
+
+commands = OperationGroup(
+    """Read and write rows that several agents share. A row is a JSON value in a table, under a key. A write names the
+    version that its author has read, and does not overwrite what others have written since.
+
+    \b
+      hocket rows put memories sky '{"colour": "blue"}'
+      hocket rows get memories sky
+    """,
+    *(get, put, delete, listing, watch),
+)
+conflict_commands = OperationGroup(
+    """List, show and resolve conflicts of rows. Left is the write that came with an older version, right is what is
+    stored. An open conflict waits for a decision; the others were decided by their strategy, and are kept for review.
+
+    \b
+      hocket conflicts list
+      hocket conflicts resolve ID --take left
+    """,
+    *(conflicts, conflict, resolve),
+)

@@ -1,20 +1,24 @@
 """Schedules: set, list, remove."""
 
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from hocket.api import Service, ServiceAnswer
-from hocket.api.operation import TokenNeed, operation
-from hocket.api.views import Line, at, now_ms, table
+from hocket.api.operation import InShell, OperationGroup, TokenNeed, operation
+from hocket.api.views import Line, View, at, moment, now_ms, table
+from hocket.families.jobs import cron, view
+from hocket.families.jobs.cron import NewSchedule
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import decode_policy
 from hocket.log import Transaction
 from hocket.mesh import membership
 from hocket.store import Session
-from hocket.work import cron, view
-from hocket.work.cron import NewSchedule
+
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class ScheduleShown(ServiceAnswer, frozen=True):
@@ -73,12 +77,55 @@ def listing(service: Service) -> list[ScheduleShown]:
         return [each for each in _shown(service, session) if service.may("Job", "Read", each.kind)]
 
 
-def add(service: Service, plan: NewSchedule) -> ScheduleShown | None:
+def put(service: Service, plan: NewSchedule) -> ScheduleShown | None:
     """Sets a schedule; returns None if it is not in force afterwards."""
     service.check_writer()
     checked = cron.check(plan)
     service.runtime.log.run(lambda tx: cron.add(tx, checked))
     return next((each for each in listing(service) if each.name == plan.name), None)
+
+
+def _show_added(added: ScheduleShown | None) -> Iterator[View]:
+    if added is not None:
+        yield Line(f"schedule {added.name} set; next tick {moment(added.next_ms) or 'never'}")
+
+
+@operation("add_schedule", "PUT", command="cron add", show=_show_added)
+def add(
+    service: Service,
+    name: Annotated[str, Meta(description="The schedule's name; replaces a schedule of that name.")],
+    expression: Annotated[
+        str,
+        Meta(description="Five fields: minute hour day month weekday; or @daily and the like."),
+        InShell(metavar="'EXPR'"),
+    ],
+    kind: Annotated[str, Meta(description="The kind of its jobs.")],
+    payload: Annotated[
+        Any | UnsetType,
+        Meta(description="Their payload."),
+        InShell(metavar="[JSON|@FILE|-]", form="json", is_argument=True),
+    ] = UNSET,
+    timezone: Annotated[str, Meta(description="Like Europe/Vienna."), InShell(metavar="NAME")] = "UTC",
+    overlap: Annotated[
+        Literal["skip", "queue"],
+        Meta(description="If the last job has not ended at a tick: skip the tick, or queue a job."),
+    ] = "skip",
+    options: Annotated[Mapping[str, Any], InShell(options_of="schedules")] = NO_OPTIONS,
+) -> ScheduleShown | None:
+    """Set a schedule. It submits its first job at the next tick.
+
+    Its jobs run with this node's authority, whichever node submits them. To replace or remove another node's schedule,
+    a node must itself be allowed to schedule jobs of that kind.
+
+    \b
+      hocket cron add nightly '30 2 * * *' acme.backup '{"full": true}' --timezone Europe/Vienna
+      hocket cron add pulse '*/5 * * * *' acme.ping --retries 2 --overlap queue
+      hocket cron add report @daily acme.report
+    """
+    from hocket.families.jobs.drafts import draft
+
+    made = draft(kind, {} if payload is UNSET else payload, dict(options))
+    return put(service, NewSchedule(name, expression, timezone, made, overlap))
 
 
 @operation(
@@ -129,3 +176,14 @@ def _shown(service: Service, session: Session) -> list[ScheduleShown]:
         )
         for each in session.schedules()
     ]
+
+
+commands = OperationGroup(
+    """Submit jobs on a schedule. If no worker ran at a tick, the next worker makes it up, once.
+
+    \b
+      hocket cron add nightly '30 2 * * *' acme.backup
+      hocket cron list
+    """,
+    *(add, listing, remove),
+)

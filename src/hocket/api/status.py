@@ -9,6 +9,8 @@ from hocket.api import Service, ServiceAnswer
 from hocket.api.nodes import AvailabilityShown, availability_of_all
 from hocket.api.operation import operation
 from hocket.api.views import Pairs, ago, now_ms
+from hocket.families.jobs.view import COUNTED, counted_as
+from hocket.families.liveness import WorkerState, standing, whereabouts
 from hocket.kernel.capabilities import unknown_of
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text, ulid_text
@@ -19,11 +21,8 @@ from hocket.log.outbox import OUTBOX_OPS_MAX
 from hocket.mesh.names import names
 from hocket.mesh.peers import breakers, coordinator, outbox, program_differences, silence
 from hocket.node.home import Home
-from hocket.node.running import RunningServer, running_buses, running_servers
-from hocket.node.store_breaker import store_troubles
+from hocket.node.running import RunningServer, running_buses, running_servers, store_troubles
 from hocket.store import Session
-from hocket.work.job_states import COUNTED, counted_as
-from hocket.work.liveness import WorkerState, standing, whereabouts
 from hocket.work.presence import is_away, known_nodes
 from hocket.work.serving import read_serving
 

@@ -1,6 +1,6 @@
 """The list of commands and the module of each, and what runs before every command. A module is loaded only when its
 command runs or shows its help, so that common commands start fast. `hocket --help` shows the list below, and after it
-the commands of extensions. A place in `api` is that of an operation.
+the commands of extensions. A place in `api` is that of an operation, or of a group of operations.
 """
 
 import os
@@ -20,8 +20,8 @@ COMMANDS = {
     "retry": ("jobs:retry", "Retry a failed or cancelled job, or many."),
     "kinds": ("api.kinds:listing", "List the options of kinds, which their jobs have by default."),
     "artifacts": ("outputs:app", "List, read, store and evict artifacts."),
-    "rows": ("rows:rows_app", "Read, write and watch rows that several agents share."),
-    "conflicts": ("rows:conflicts_app", "List, show and resolve conflicts of rows."),
+    "rows": ("api.rows:commands", "Read, write and watch rows that several agents share."),
+    "conflicts": ("api.rows:conflict_commands", "List, show and resolve conflicts of rows."),
     "why": ("outputs:why", "Trace an output to its model, prompt, context and evidence."),
     "send": ("inbox:send", "Send a message to an agent, a group of agents, or all."),
     "ask": ("inbox:ask", "Send a message to an agent, and wait for the reply."),
@@ -29,13 +29,13 @@ COMMANDS = {
     "inbox": ("inbox:inbox", "List or claim the messages of an agent."),
     "ack": ("inbox:ack", "Acknowledge a message that you hold."),
     "nack": ("inbox:nack", "Return a message that you hold, to be delivered again."),
-    "dead": ("inbox:dead_app", "List and retry messages that could not be delivered."),
+    "dead": ("api.inbox:dead_commands", "List and retry messages that could not be delivered."),
     "thread": ("api.inbox:thread", "Show the messages of a thread."),
     "claims": ("claims:claims_app", "Show how jobs find their workers: explain a job, rank workers."),
     "derive": ("log:derive", "Run pure functions over the ops of the log, or repeat them and compare."),
     "grid": ("claims:grid", "Show how ranked jobs spread over the workers, live."),
-    "invite": ("invite:invite", "Invite another machine: prints a token for it."),
-    "join": ("join:join", "Join a mesh with an invitation token."),
+    "invite": ("invitations:invite", "Invite another machine: prints a token for it."),
+    "join": ("invitations:join", "Join a mesh with an invitation token."),
     "nodes": ("nodes:nodes", "List the nodes of the mesh, what each may do, and which are alive."),
     "agents": ("nodes:agents_app", "List agents and what they do, or say what one does."),
     "drain": ("api.nodes:drain", "Let a node finish its jobs and take no new ones."),
@@ -49,11 +49,11 @@ COMMANDS = {
     "rules": ("rules:app", "Show or change the mesh rules, which every node must share."),
     "keys": ("keys:app", "Show, back up, restore and lock the user's key; reissue the root delegation."),
     "serve": ("serve:serve", "Run the server that other nodes connect to, and sync with peers."),
-    "token": ("token:app", "Create, list and revoke the tokens of programs that use this node over HTTP."),
-    "peers": ("nodes:peers_app", "List, add, remove and find the nodes that this node syncs with."),
+    "token": ("api.programs:commands", "Create, list and revoke the tokens of programs that use this node over HTTP."),
+    "peers": ("api.peers:commands", "List, add, remove and find the nodes that this node syncs with."),
     "sync": ("nodes:sync", "Sync with the peers once, now."),
     "lock": ("lock:app", "Lock files and other things that several agents use."),
-    "cron": ("cron:app", "Submit jobs on a schedule."),
+    "cron": ("api.schedules:commands", "Submit jobs on a schedule."),
     "log": ("log:app", "Read, verify, rebuild, export and import the log."),
     "store": ("store:app", "Migrate the node's store, or move it to a database server or back."),
     "status": ("api.status:status", "Show the state of this node."),
@@ -64,13 +64,16 @@ for _extension in extensions():
 
 
 def app_of(command: str) -> App:
-    """The app of a command. A place may be that of an app, of a function, or of an operation."""
+    """The app of a command. A place may be that of an app, of a function, of an operation, or of a group of them."""
     found = loaded(COMMANDS[command][0])
     if isinstance(found, App):
         return found
     if not isinstance(found, FunctionType):
-        from hocket.cli.derived import OperationCommand
+        from hocket.api.operation import OperationGroup
+        from hocket.cli.derived import OperationCommand, app_of_group
 
+        if isinstance(found, OperationGroup):
+            return app_of_group(found)
         found = OperationCommand(found)
     app = App()
     app.command()(found)

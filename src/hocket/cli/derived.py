@@ -2,14 +2,16 @@
 answer.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from hocket.api import ListPage, Service, ServiceAnswer
-from hocket.api.operation import Form, Input, InShell, Operation
+from hocket.api.operation import Form, Input, InShell, Operation, OperationGroup
 from hocket.api.views import Line, Pairs, Table, Terminal, View
-from hocket.cli.declarations import REQUIRED, App, Argument, Option
+from hocket.cli.declarations import REQUIRED, App, Argument, CommandContext, Option
+from hocket.cli.options import GROUPS, job_options, milliseconds, payload
 from hocket.cli.output import emit, fields, notice, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 
@@ -38,6 +40,11 @@ class OperationCommand:
             read = {each.name: each.value(service, values) for each in self._spelled}
             answer = self._operation(service, **read)
             named = _names(service, self._operation)
+            if isinstance(answer, Iterator):
+                for each in answer:
+                    show(self._operation, each, *named)
+                    sys.stdout.flush()
+                return
         show(self._operation, answer, *named)
 
 
@@ -47,7 +54,10 @@ class _Spelled:
     def __init__(self, parameter: Input) -> None:
         self.name, self._default = parameter.name, parameter.default
         self._spelling = parameter.note(InShell) or InShell()
-        self.declarations = list(self._declared(parameter))
+        if self._spelling.options_of is None:
+            self.declarations = list(self._declared(parameter))
+        else:
+            self.declarations = [(name, each, None) for name, each in GROUPS[self._spelling.options_of].items()]
 
     def _declared(self, parameter: Input) -> Iterator[Declaration]:
         spelling, attributes = self._spelling, dict[str, Any](help=self._spelling.help or parameter.description)
@@ -66,7 +76,7 @@ class _Spelled:
             if kind in (str, int):
                 attributes.setdefault("metavar", self.name.upper())
             declared = Option(spelling.name or f"--{self.name.replace('_', '-')}", **attributes)
-        given = default if spelling.form is None and isinstance(default, str | int | bool) else None
+        given = default if spelling.form is None and isinstance(default, str | int | float) else None
         if not parameter.is_required and given is None:
             kind = kind | None
         yield self.name, Annotated[kind, declared], REQUIRED if parameter.is_required else given
@@ -74,6 +84,8 @@ class _Spelled:
             yield f"earlier_{self.name}", Annotated[str | None, Option(spelling.earlier, hidden=True)], None
 
     def value(self, service: Service, values: dict[str, Any]) -> Any:
+        if self._spelling.options_of is not None:
+            return job_options({name: values[name] for name, _, _ in self.declarations})
         given = values[self.name]
         if given is None:
             given = values.get(f"earlier_{self.name}")
@@ -103,18 +115,26 @@ def _length(service: Service, text: str, name: str) -> Any:
 
 
 def _duration(service: Service, text: str, name: str) -> int:
-    from hocket.cli.options import milliseconds
-
     return milliseconds(text, name)
 
 
 def _json(service: Service, text: str, name: str) -> Any:
-    from hocket.cli.options import payload
-
     return payload(text)
 
 
 READERS: dict[Form, Callable[[Service, str, str], Any]] = {"json": _json, "duration": _duration, "length": _length}
+
+
+def app_of_group(group: OperationGroup) -> App:
+    def begin(context: CommandContext) -> None:
+        if group.alone is not None and context.invoked_subcommand is None:
+            perform(group.alone)
+
+    begin.__doc__ = group.help
+    app = App()
+    app.callback(**({} if group.alone is None else {"invoke_without_command": True}))(begin)
+    add_operations(app, *group.operations)
+    return app
 
 
 def add_operations(app: App, *operations: Operation[..., Any]) -> None:

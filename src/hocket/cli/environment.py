@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hocket.errors import Usage
+from hocket.families.jobs.tracing import TRACES
 from hocket.node import variables
 from hocket.node.variables import given
-from hocket.work.tracing import TRACES
 
 _NODE = re.compile("[0-9a-f]{16}")
 

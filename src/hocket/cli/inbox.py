@@ -1,19 +1,16 @@
-"""`hocket send`, `ask`, `reply`, `inbox`, `ack`, `nack`, `dead` and `thread`: messages between agents."""
+"""`hocket send`, `ask`, `reply`, `inbox`, `ack` and `nack`: messages between agents."""
 
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 from hocket.api import inbox as messages
-from hocket.api.operation import PAGE_MAX
-from hocket.cli.declarations import Argument, CommandContext, Option, new_app
-from hocket.cli.derived import OperationCommand, add_operations, draw
+from hocket.cli.declarations import Argument, Option
+from hocket.cli.derived import draw
 from hocket.cli.options import Agent, checked_agent, milliseconds
 from hocket.cli.output import emit, say
 from hocket.cli.settings import open_service, spool_for
 from hocket.errors import StoreAway, Usage
-
-dead_app = new_app()
 
 MessageId = Annotated[str, Argument("ID", "The message's id, or its beginning.")]
 
@@ -167,22 +164,6 @@ def nack(
         shown = messages.show(service, found)
     emit({"id": found, "state": shown.state})
     say(f"message {found} returned; it is {shown.state}")
-
-
-@dead_app.callback(invoke_without_command=True)
-def dead_group(context: CommandContext) -> None:
-    """List the messages that could not be delivered, and retry them: those that were tried too often, and those that
-    nobody claimed before they expired.
-
-    \b
-      hocket dead list
-      hocket dead retry 01JC8M…
-    """
-    if context.invoked_subcommand is None:
-        OperationCommand(messages.dead)(limit=PAGE_MAX, after=None)
-
-
-add_operations(dead_app, messages.dead, messages.retry)
 
 
 def _body(text: str) -> bytes:

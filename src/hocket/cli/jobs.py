@@ -16,13 +16,13 @@ from hocket.cli.options import StateOption
 from hocket.cli.output import confirmed, console, emit, lines_drawn, notice, on_terminal, progress, say
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, Usage
+from hocket.families.jobs.view import JobState
 from hocket.kernel.texts import clean, counted, span
-from hocket.work.job_states import JobState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hocket.work.bulk import BulkChange
+    from hocket.families.jobs.bulk import BulkChange
 
 
 # The list is redrawn at most once per DRAW_MIN_S, however fast the log grows. On a terminal it is redrawn at least once
@@ -93,7 +93,7 @@ def _drawn(listed: JobsPage, kind: str | None, width: int) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    from hocket.work.view import ending_chars
+    from hocket.families.jobs.view import ending_chars
 
     if not listed.items:
         return Text(_nothing(kind), "dim")

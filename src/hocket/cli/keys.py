@@ -16,7 +16,7 @@ from hocket.cli.output import emit, fields, notice, on_terminal, say
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, StoreError, Usage
 from hocket.node.home import Ask
-from hocket.store.blobs import BlobPlace
+from hocket.store.artifacts import BlobPlace
 
 if TYPE_CHECKING:
     from hocket.node.home import Home

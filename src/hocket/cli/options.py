@@ -1,6 +1,6 @@
 """Job options as the command line spells them, and where payloads come from. `policy` decides what the options mean.
 Files are read up to a limit, and written whole or not at all, readable only by their owner. Also the options for the
-log lines of long-running commands, which `log_lines` prints.
+log lines of long-running commands, which `long_running` prints.
 """
 
 import os
@@ -64,7 +64,8 @@ RUN = {name: JOB[name] for name in ("priority", "retries", *_BUDGET)}
 
 JobOptions = Annotated[dict[str, Any], OptionGroup(JOB)]
 RunOptions = Annotated[dict[str, Any], OptionGroup(RUN)]
-ScheduleOptions = Annotated[dict[str, Any], OptionGroup({name: JOB[name] for name in _OF_SCHEDULES})]
+# For operations: the options of jobs, and those that the jobs of a schedule may have.
+GROUPS = {"jobs": JOB, "schedules": {name: JOB[name] for name in _OF_SCHEDULES}}
 
 
 def checked_agent(name: str | None) -> str | None:

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.cli.declarations import Option
-from hocket.cli.log_lines import start_logging
+from hocket.cli.long_running import start_logging
 from hocket.cli.options import BusOption, LogFormatOption, PolicyOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
 from hocket.cli.settings import open_runtime
 from hocket.errors import Usage
+from hocket.events.event_logging import log_event, logged
 from hocket.kernel.extension import named_parts
-from hocket.work.event_logging import log_event, logged
 
 if TYPE_CHECKING:
     from hocket.mesh.gate import Gate
-    from hocket.node.bus_settings import BusSettings
+    from hocket.node.message_bus import BusSettings
     from hocket.node.runtime import Runtime
     from hocket.server.running import Server
 
@@ -70,9 +70,9 @@ def serve(
       hocket serve --pulse
       hocket serve --host 0.0.0.0 --cert cert.pem --key key.pem --address https://mesh.example.org:7315
     """
+    from hocket.families.jobs.requests import check_kind
     from hocket.mesh.peers import check_address
-    from hocket.node.bus_settings import bus_settings
-    from hocket.work.jobs import check_kind
+    from hocket.node.message_bus import bus_settings
 
     known = None if address is None else check_address(address)
     if openai is not None:

@@ -9,7 +9,7 @@ from hocket.cli.output import Progress, emit, notice, on_terminal, progress, say
 from hocket.cli.settings import settings
 from hocket.errors import Failed
 from hocket.kernel.texts import counted
-from hocket.store.blobs import BlobPlace
+from hocket.store.artifacts import BlobPlace
 
 app = new_app()
 

@@ -13,25 +13,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hocket.api import Service, nodes, peers
 from hocket.cli import INTERRUPTED
 from hocket.cli.declarations import Argument, Option
-from hocket.cli.log_lines import LogLines, start_logging
-from hocket.cli.monitoring import MetricsOption, monitored
+from hocket.cli.long_running import LogLines, MetricsOption, monitored, open_patiently, start_logging, until_answered
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
 from hocket.cli.output import console, emit, on_terminal, say
-from hocket.cli.patient_opening import open_patiently, until_answered
 from hocket.cli.settings import settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
 from hocket.events import Emit
+from hocket.events.event_logging import log_event
 from hocket.events.workers import KindsNotClaimable, WorkerStarted, WorkerStopping
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.extension import extension_kinds, loaded
 from hocket.kernel.reasons import Reason
 from hocket.kernel.texts import clean, counted
-from hocket.node.bus_settings import BusSettings, bus_settings
 from hocket.node.home import ENVIRONMENT
+from hocket.node.message_bus import BusSettings, bus_settings
 from hocket.node.node import Node, handler_processes, worker_parts
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
-from hocket.work.event_logging import log_event
 from hocket.work.handlers import Handlers, load
 from hocket.work.output_capture import catching
 from hocket.work.process_plan import PROCESSES_MAX

@@ -1,6 +1,6 @@
 """Events: what happens while a node works. A program reads an event's type and fields; a person reads its sentence,
 `str(event)`. Events are information only: nothing depends on them, and losing one loses no data. The log holds what
-must last. `work.event_logging` writes them to Python's `logging`. The modules of this package declare them.
+must last. `events.event_logging` writes them to Python's `logging`. The modules of this package declare them.
 """
 
 from collections.abc import Callable

@@ -141,6 +141,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     lease_beats: Annotated[int, msgspec.Meta(ge=1, le=HOLD_BEATS_MAX)] | None = None
     overlap: Literal["skip", "queue"] = "skip"
 
+    @property
+    def is_ranked(self) -> bool:
+        """Whether workers claim the job in the order of their ranks for it."""
+        return self.claim != "first"
+
     def dependencies(self) -> tuple[bytes, ...]:
         """The ids of the jobs that must have succeeded before this one may start."""
         return tuple(parse_ulid(text) for text in self.after)
@@ -275,7 +280,7 @@ def with_open(policy: Policy, is_ranked_open: bool) -> Policy:
     """A job's policy with the answer whether it is open. If nobody has said it, a job that workers claim by rank is
     open where the rules of the mesh say so.
     """
-    if policy.open is None and is_ranked_open and policy.claim != "first":
+    if policy.open is None and is_ranked_open and policy.is_ranked:
         return replace(policy, open=True)
     return replace(policy, open=None) if policy.open is False else policy
 

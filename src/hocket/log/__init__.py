@@ -15,8 +15,8 @@ from hocket.bus.changes import ANYTHING
 from hocket.errors import StoreError
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
+from hocket.kernel.keys import RowMac
 from hocket.kernel.rules import HOCKET, Rules, decode_kept_rules
-from hocket.kernel.signing import RowMac
 from hocket.log.outbox import OutboxBound
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.store import MustBeAlone, Outdated
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from hocket.log.store_check import StoreCheck
     from hocket.log.transaction import BeatOf, Transaction, Wall
     from hocket.store import Head, NewOp, Session, Store
-    from hocket.store.row_macs import EndedMacs
+    from hocket.store.statements import EndedMacs
 
     Request = Callable[[Transaction], Any]
 

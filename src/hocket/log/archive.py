@@ -18,7 +18,7 @@ from hocket.log import Admission, Log
 from hocket.log.audit import Auditor
 from hocket.log.citations import keyed
 from hocket.store import OpRow, Session, Store
-from hocket.store.unlogged import KEPT, OF_NODE
+from hocket.store.local import KEPT, OF_NODE
 
 BATCH = 1_000
 CHUNK = 4 * MAX_OP_BYTES

@@ -24,7 +24,6 @@ from hocket.kernel.ids import content_hash, node_text, ulid_text
 from hocket.kernel.ops import NO_ID, Op, decode, link_to, pin_to, pinned_time
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Rules
-from hocket.kernel.signing import read_fork
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
@@ -390,7 +389,11 @@ def row_of(op: Op) -> _Row | None:
         # A pin looks back, so no later arrival may change whether it counts.
         pin = None if op.cited else op.pin
         return Coordinator(hlc, op.id, payload.coordinator.to_bytes(8, "big"), pin)
-    forked = read_fork(payload) if isinstance(payload, ReportFork) else None
+    if not isinstance(payload, ReportFork):
+        return None
+    from hocket.kernel.signing import read_fork  # loads OpenSSL's hashes, which reading jobs does not need
+
+    forked = read_fork(payload)
     return None if forked is None else Fork(op.id, forked.node.to_bytes(8, "big"), pack(forked.since))
 
 

@@ -309,7 +309,7 @@ def scheduled(op: Op) -> Schedule:
 
 
 # When a schedule ticks, as far as every node must agree on it: the fold needs to know whether a job can be a schedule's
-# newest tick. `work.cron` finds the next tick by this machine's clock and timezones.
+# newest tick. `families.jobs.cron` finds the next tick by this machine's clock and timezones.
 _EPOCH = datetime(1970, 1, 1)
 _SECOND = timedelta(seconds=1)
 # The largest distances of local time from UTC.

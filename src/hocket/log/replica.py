@@ -11,12 +11,12 @@ from threading import Lock
 from typing import NamedTuple
 
 from hocket.errors import Conflict, StoreError
-from hocket.kernel.signing import RowMac
+from hocket.kernel.keys import RowMac
 from hocket.log import Log
 from hocket.log.archive import StoreCopy, copy_unlogged, origin
 from hocket.store import RowChecks, Session, Store
-from hocket.store.row_macs import EndedMacs
-from hocket.store.unlogged import REPLICA
+from hocket.store.local import REPLICA
+from hocket.store.statements import EndedMacs
 
 # A copy that is older than this is brought up to date before it is read.
 FOLLOW_MS = 1_000

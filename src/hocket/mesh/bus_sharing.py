@@ -18,6 +18,8 @@ from hocket.bus.opening import LOOK_S
 from hocket.bus.signed import SignedMessages
 from hocket.bus.subject_names import cluster_root, subject_name, subject_pattern
 from hocket.errors import HocketError
+from hocket.families.access import NodeAccess
+from hocket.families.liveness import BEAT_S
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.envelope import Envelope, Seen, read_envelope
 from hocket.kernel.ids import node_text, parse_ulid, ulid_text
@@ -28,8 +30,6 @@ from hocket.mesh.presence import keep
 from hocket.mesh.wire import look, message_event
 from hocket.store import Session
 from hocket.work.environment import Environment
-from hocket.work.liveness import BEAT_S
-from hocket.work.node_access import NodeAccess
 from hocket.work.presence import NodePresence, NodeSaid, own_presence, read_presence, said_text
 from hocket.work.serving import Serving, read_serving, serving_text
 

@@ -11,6 +11,7 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from hocket.errors import HocketError, Unreachable
+from hocket.families.access import NodeAccess
 from hocket.kernel.bearer import check_bearer, make_bearer, read_bearer
 from hocket.kernel.capabilities import OURS, Knowledge, knowledge_text, read_knowledge
 from hocket.kernel.decoding import decode_json
@@ -27,7 +28,6 @@ from hocket.mesh.outgoing import PAGE_OPS_MAX
 from hocket.mesh.wire import Reply, Request, SecondProof, Transport, look
 from hocket.store import OpSession
 from hocket.work.environment import Environment
-from hocket.work.node_access import NodeAccess
 
 # A token is for one request; this is how long the request may take to arrive.
 TOKEN_S = 120

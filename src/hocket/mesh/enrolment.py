@@ -34,7 +34,7 @@ from hocket.mesh.grants import words
 from hocket.mesh.names import likeness, names, why_not
 from hocket.mesh.tickets import StoreTicket, Ticket, Welcome
 from hocket.mesh.wire import JSON, Reply, Request
-from hocket.store import Invitation, PeerSession
+from hocket.store import Invitation, LocalSession
 
 JOIN = "/v1/join"
 VALID_MS_DEFAULT = 3_600_000
@@ -185,7 +185,7 @@ def refusal_of(reply: Reply) -> str:
         return ""
 
 
-def _invited(session: PeerSession, asked: tickets.JoinRequest) -> Invitation | None:
+def _invited(session: LocalSession, asked: tickets.JoinRequest) -> Invitation | None:
     """The invitation whose secret the request proves."""
     return next(
         (

@@ -13,6 +13,9 @@ from typing import NamedTuple
 from hocket.bus.changes import OUTPUT, about
 from hocket.events import Emit, ignore
 from hocket.events.nodes import CallerRefused, NodeForked, OpRefused, OpsCollided
+from hocket.families.access import NodeAccess
+from hocket.families.blobs import Blobs
+from hocket.families.jobs.claiming import accept
 from hocket.kernel.authority import Standing
 from hocket.kernel.bearer import Bearer, check_bearer, make_bearer, read_bearer
 from hocket.kernel.capabilities import OURS, knowledge_text, read_knowledge
@@ -45,10 +48,7 @@ from hocket.mesh.output import AskedOutput, answer_blob, answer_output, keep_out
 from hocket.mesh.quotas import BatchWork, Buckets, Quotas
 from hocket.mesh.sync import stored_messages
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request, SecondProof
-from hocket.work.accepting import accept
-from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
-from hocket.work.node_access import NodeAccess
 from hocket.work.output_files import OutputFiles
 
 # A worker that offers claims asks many times a second.

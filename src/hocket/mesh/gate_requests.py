@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from hocket.families.access import NodeAccess
 from hocket.kernel.authority import Standing
 from hocket.kernel.bearer import LEEWAY_S, NONCES_MAX, Bearer, Nonces
 from hocket.kernel.clock import Hlc
@@ -34,7 +35,6 @@ from hocket.mesh import wire
 from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, PeerReader, may_have, page
 from hocket.mesh.wire import Reply, Request
 from hocket.work.environment import Environment
-from hocket.work.node_access import NodeAccess
 
 PAGE_OPS_DEFAULT = 1_000
 

@@ -11,6 +11,7 @@ from functools import partial
 
 from hocket.bus.changes import ANYTHING, LOG, NOTHING, OUTPUT, Changes, about
 from hocket.events import Emit
+from hocket.families.access import NodeAccess
 from hocket.kernel.authority import Standing
 from hocket.kernel.clock import unpack
 from hocket.kernel.frontier import Frontier, merge
@@ -19,7 +20,6 @@ from hocket.mesh.output import OutputWishes, holders, wanted_in
 from hocket.mesh.wire import hint, look
 from hocket.store import OpRow, OpSession, Session
 from hocket.work.environment import Environment
-from hocket.work.node_access import NodeAccess
 from hocket.work.supervision import supervised
 
 # Growth within this time of a hint goes into the next hint.

@@ -6,6 +6,7 @@ paused until the rules change or the operator resumes it. One process of a node 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
+from typing import Protocol
 
 from hocket.bus.changes import ANYTHING, LOG, NOTHING, OUTPUT, PEER, about
 from hocket.bus.messages import MessageBus
@@ -13,6 +14,9 @@ from hocket.errors import HocketError, StoreError
 from hocket.events import Emit, ignore
 from hocket.events.nodes import CoordinatorSilent, NodeGraded, OpsDelivered, OpsWaiting
 from hocket.events.workers import StoreUnavailable
+from hocket.families.access import NodeAccess
+from hocket.families.jobs.progress import own_notes
+from hocket.families.liveness import Grade, grade
 from hocket.kernel.ids import node_text
 from hocket.kernel.retrying import PEER_RETRIES, STORE_RETRIES
 from hocket.kernel.rules import rules_hash
@@ -26,11 +30,8 @@ from hocket.mesh.peers import WaitingOps
 from hocket.mesh.sync import DirectDelivery, Exchanges
 from hocket.mesh.wire import look
 from hocket.store import Peer
-from hocket.work.environment import Closing, Environment
-from hocket.work.liveness import Grade, grade
-from hocket.work.node_access import NodeAccess
+from hocket.work.environment import Environment
 from hocket.work.presence import own_workers
-from hocket.work.progress import own_notes
 from hocket.work.supervision import supervised
 
 # How often a peer is visited if nothing is known to have happened, minus a random part each time.
@@ -45,6 +46,12 @@ ROUND_S = 2.0
 GAP_S = 0.02
 
 _PEERS = about(PEER)
+
+
+class Turn(Protocol):
+    """The right to sync: one process of a node has it."""
+
+    def close(self) -> None: ...
 
 
 class _Visitor:
@@ -188,7 +195,7 @@ class SyncLoop:
         access: NodeAccess,
         exchanges: Exchanges,
         environment: Environment,
-        turn: Callable[[], Closing | None],
+        turn: Callable[[], Turn | None],
         emit: Emit = ignore,
         wanted: Callable[[str, frozenset[bytes]], None] = lambda address, job_ids: None,
         carry: Callable[[str], Awaitable[None]] | None = None,

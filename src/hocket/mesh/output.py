@@ -17,6 +17,9 @@ import msgspec
 
 from hocket.bus.changes import OUTPUT, Changes
 from hocket.errors import HocketError, Unreachable
+from hocket.families import artifacts
+from hocket.families.access import NodeAccess
+from hocket.families.blobs import BLOB_BYTES_MAX, Blobs
 from hocket.families.jobs.rules import Job
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.extension import extension_kind
@@ -30,9 +33,6 @@ from hocket.mesh.client import Client, Refused
 from hocket.mesh.outgoing import JobKinds, PeerReader, Undecided, kind_of
 from hocket.mesh.wire import Reply
 from hocket.store import Session, Stage
-from hocket.work import artifacts
-from hocket.work.blobs import BLOB_BYTES_MAX, Blobs
-from hocket.work.node_access import NodeAccess
 from hocket.work.output_files import HANDLER, STREAM_TYPES, STREAMS, OutputFiles, OutputPart
 
 PART_BYTES = 256 * 1024

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from hocket.errors import HocketError
 from hocket.events import Emit
 from hocket.events.nodes import NodeForked, OpRefused
+from hocket.families.access import NodeAccess
+from hocket.families.jobs.claiming import accept
 from hocket.kernel.capabilities import Knowledge
 from hocket.kernel.clock import Hlc, just_before
 from hocket.kernel.frontier import Frontier, encode_frontier, merge
@@ -28,9 +30,7 @@ from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontie
 from hocket.mesh.quotas import BatchWork, Quotas
 from hocket.mesh.wire import look, note
 from hocket.store import Session
-from hocket.work.accepting import accept
 from hocket.work.environment import Environment
-from hocket.work.node_access import NodeAccess
 
 Push = Callable[[list[bytes]], Awaitable[PushCounts]]
 

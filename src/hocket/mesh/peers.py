@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from hocket.errors import Conflict, Usage
+from hocket.families.access import NodeAccess
 from hocket.kernel.authority import Authority, Standing
 from hocket.kernel.capabilities import Knowledge, knowledge_text, read_knowledge, sentence
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
@@ -21,8 +22,7 @@ from hocket.kernel.retrying import Breaker
 from hocket.log import Log
 from hocket.log.outbox import waiting
 from hocket.mesh.wire import look, note
-from hocket.store import PEER_NEW, PEER_OK, LocalSession, Peer, PeerSession, Session
-from hocket.work.node_access import NodeAccess
+from hocket.store import PEER_NEW, PEER_OK, LocalSession, Peer, Session
 
 if TYPE_CHECKING:
     from hocket.events import Emit
@@ -111,7 +111,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def find(session: PeerSession, address: str) -> Peer | None:
+def find(session: LocalSession, address: str) -> Peer | None:
     return next((peer for peer in session.peers() if peer.address == address), None)
 
 
@@ -215,13 +215,13 @@ def outbox(log: Log, session: Session) -> WaitingOps:
     return WaitingOps(node, found.ops, found.since_ms, bool(asked) and not any(asked))
 
 
-def has_peers(session: PeerSession) -> bool:
+def has_peers(session: LocalSession) -> bool:
     """Whether a peer has answered, or none is needed, because others come to this node."""
     known = session.peers()
     return not known or any(each.state in (OK, NEW) for each in known)
 
 
-def address_of(session: PeerSession, node: int) -> str | None:
+def address_of(session: LocalSession, node: int) -> str | None:
     """The address where a node was met; of several, the one that answered last."""
     known = [peer for peer in session.peers() if peer.node == node.to_bytes(8, "big")]
     return max(known, key=lambda peer: (peer.state == OK, peer.seen)).address if known else None
@@ -272,7 +272,7 @@ async def note_program(access: NodeAccess, node: int, knows: Knowledge, emit: "E
         emit(ProgramDiffers(node_text(node), difference))
 
 
-def program_differences(session: PeerSession) -> dict[int, str]:
+def program_differences(session: LocalSession) -> dict[int, str]:
     """The nodes whose programs differ from this one, and how."""
     found = {node: sentence(read_knowledge(knows)) for node, knows in session.programs().items()}
     return {int.from_bytes(node, "big"): said for node, said in found.items() if said is not None}

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from hocket.errors import HocketError
+from hocket.families.access import NodeAccess
+from hocket.families.jobs.progress import ProgressNote
+from hocket.families.liveness import BEAT_S
 from hocket.kernel.authority import Standing
 from hocket.kernel.capabilities import Grant, grant_of
 from hocket.kernel.decoding import decode_json
@@ -24,8 +27,6 @@ from hocket.mesh.outgoing import PeerReader, reader
 from hocket.mesh.wire import Reply, look
 from hocket.store import Session
 from hocket.work.environment import Environment
-from hocket.work.liveness import BEAT_S
-from hocket.work.node_access import NodeAccess
 from hocket.work.presence import (
     AHEAD_MS,
     KEPT_MS,
@@ -38,7 +39,6 @@ from hocket.work.presence import (
     read_said,
     said_text,
 )
-from hocket.work.progress import ProgressNote
 from hocket.work.serving import Serving, serving_text
 
 if TYPE_CHECKING:

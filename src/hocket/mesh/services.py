@@ -8,6 +8,9 @@ from pathlib import Path
 from hocket.bus.messages import MessageBus
 from hocket.events import Emit, ignore
 from hocket.events.nodes import JoinRefused
+from hocket.families.access import NodeAccess
+from hocket.families.blobs import Blobs
+from hocket.families.liveness import ProcessTurn
 from hocket.kernel.keys import SigningKey
 from hocket.mesh import enrolment, peers, tickets
 from hocket.mesh.bus_sharing import MessageRelay
@@ -20,11 +23,8 @@ from hocket.mesh.peers import Trust
 from hocket.mesh.quotas import Buckets, Quotas
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.wire import Reply, Request, SecondProof, look, note
-from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
-from hocket.work.node_access import NodeAccess
 from hocket.work.output_files import OutputFiles
-from hocket.work.processes import ProcessTurn
 
 # How long the settings for checking peers' certificates are cached.
 TRUST_S = 2.0

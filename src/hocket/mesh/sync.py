@@ -12,8 +12,10 @@ from hocket.bus.changes import Changes, about
 from hocket.errors import CircuitOpen, HocketError, StoreError, Unreachable
 from hocket.events import Emit, ignore
 from hocket.events.nodes import PeerChanged, PeerPaused
+from hocket.families.access import NodeAccess
 from hocket.families.inbox.facts import MESSAGE, SendMessage
 from hocket.families.inbox.rules import read_address
+from hocket.families.liveness import BEAT_S
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, decode, read_sequence
@@ -30,8 +32,6 @@ from hocket.mesh.quotas import Quotas
 from hocket.mesh.wire import Reply, Request, SecondProof, Transport, look, note
 from hocket.store import OpSession, Peer, Session
 from hocket.work.environment import Environment
-from hocket.work.liveness import BEAT_S
-from hocket.work.node_access import NodeAccess
 
 # How long a worker waits for the arbiter's answer.
 CONSULT_S = 5.0

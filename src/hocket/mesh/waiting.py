@@ -9,7 +9,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from hocket.families.availability.requests import unavailable
+from hocket.families.jobs.authorship import is_own
+from hocket.families.jobs.claiming import turn_at
 from hocket.families.jobs.rules import Job, Outcome
+from hocket.families.jobs.view import state_of
+from hocket.families.liveness import Liveness
 from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.extension import extension_kind, loaded
 from hocket.kernel.ids import node_text, ulid_text
@@ -23,10 +27,6 @@ from hocket.mesh import peers
 from hocket.mesh.membership import route_of
 from hocket.mesh.names import names
 from hocket.store import JobEntry, Session, Stage
-from hocket.work.authorship import is_own
-from hocket.work.claiming import turn_at
-from hocket.work.job_states import state_of
-from hocket.work.liveness import Liveness
 from hocket.work.presence import NodePresence, is_away, known_nodes
 from hocket.work.serving import Serving
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from hocket.cancelling import end_tasks
 from hocket.errors import HocketError
+from hocket.events.troubles import described
+from hocket.families.liveness import ProcessTurn
 from hocket.mesh import peers
 from hocket.mesh.sync import DirectDelivery
 from hocket.mesh.waiting import DELIVERS
 from hocket.node.runtime import Runtime
 from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import Session
-from hocket.work.processes import ProcessTurn
-from hocket.work.troubles import described
 
 if TYPE_CHECKING:
     from hocket.mesh.loop import SyncLoop

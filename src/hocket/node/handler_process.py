@@ -22,10 +22,11 @@ from hocket.errors import HocketError, Usage
 from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc
 from hocket.kernel.extension import loaded
+from hocket.kernel.lease import run_out
 from hocket.node.home import ENVIRONMENT
+from hocket.node.local_node import run_services
 from hocket.node.node import Node, SyncNode, handler_node
 from hocket.node.process_loop import process_loop
-from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.work.handler_channel import (
     Channel,
@@ -45,7 +46,6 @@ from hocket.work.handler_channel import (
 )
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import REGISTRY, load
-from hocket.work.lease import run_out
 from hocket.work.output_capture import catching
 from hocket.work.pacing import Limit, Pacer
 from hocket.work.run_outputs import RunOutput, RunOutputs, RunServices

@@ -7,18 +7,20 @@ from typing import TypeVar as AnyTypeVar
 
 from hocket.bus.changes import Changes, about
 from hocket.errors import Failed, Usage
+from hocket.families.blobs import Blobs
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs import view
 from hocket.families.jobs.parts import Part
+from hocket.families.jobs.requests import Draft
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.extension import extensions, loaded
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import JOB, Subject
-from hocket.node.requests import Blocking, ProgramNode, StreamNews, each, now
+from hocket.node.calls import Blocking, ProgramNode, StreamNews, each, now
 from hocket.node.runtime import Runtime
 from hocket.store import JobEntry, JobSession, Session, Stage
-from hocket.work import chains, jobs, view
-from hocket.work.blobs import Blobs
+from hocket.work import chains
 from hocket.work.handlers import JobType, named_kind
-from hocket.work.jobs import Draft
 from hocket.work.signature import HandlerSignature
 
 if TYPE_CHECKING:

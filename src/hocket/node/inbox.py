@@ -12,7 +12,8 @@ import msgspec
 
 from hocket.bus.changes import about
 from hocket.errors import Unreachable, Usage
-from hocket.families.deciding import decide
+from hocket.families.access import decide
+from hocket.families.blobs import Blobs
 from hocket.families.inbox import requests as inbox
 from hocket.families.inbox.facts import MESSAGE
 from hocket.families.inbox.requests import LEASE_MS_DEFAULT, TTL_MS_DEFAULT, ClaimedMessage, MessageDraft
@@ -24,9 +25,8 @@ from hocket.kernel.texts import duration_ms
 from hocket.log import Log, Transaction
 from hocket.mesh import membership
 from hocket.mesh.names import names
-from hocket.node.requests import Blocking, ProgramNode, each, kept, now
+from hocket.node.calls import Blocking, ProgramNode, each, kept, now
 from hocket.store import Session
-from hocket.work.blobs import Blobs
 
 Body = bytes | str | Any
 Attached = tuple[str, bytes | os.PathLike[str]] | os.PathLike[str]

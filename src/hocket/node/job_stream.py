@@ -15,6 +15,8 @@ from hocket.bus.signed import SignedMessages
 from hocket.bus.subject_names import read_subject, subject_name, subject_pattern
 from hocket.cancelling import end_tasks
 from hocket.errors import HocketError
+from hocket.families import artifacts
+from hocket.families.jobs import view
 from hocket.families.jobs.parts import (
     PART_BYTES_MAX,
     Part,
@@ -26,16 +28,15 @@ from hocket.families.jobs.parts import (
     encode_message,
     encode_wanted,
 )
+from hocket.families.jobs.progress import newest_notes
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.vocabulary import JOB
 from hocket.mesh.quotas import Buckets
+from hocket.node.calls import ProgramNode, StreamNews
 from hocket.node.handles import ending_of
-from hocket.node.requests import ProgramNode, StreamNews
 from hocket.store import Session, Stage
-from hocket.work import artifacts, view
 from hocket.work.parts import RunParts
-from hocket.work.progress import newest_notes
 
 PARTS = "parts"
 WANTED = "parts-wanted"

@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hocket.errors import CommitUnknown, StoreAway
+from hocket.families.blobs import beginning
 from hocket.families.inbox import requests as inbox
 from hocket.families.inbox.projector import messages_of
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Content, Draft, Submitted
 from hocket.kernel.ids import parse_ulid
 from hocket.log import Transaction
 from hocket.node.inbox import Attached, Body, plain_draft, resolved
 from hocket.node.runtime import Runtime
 from hocket.node.spool import Cited, KeptMessage, KeptRequest, Spool, sentence
-from hocket.work import jobs
-from hocket.work.blobs import beginning
-from hocket.work.jobs import Draft, Submitted
 from hocket.work.run_outputs import contain
-from hocket.work.written_outputs import Content
 
 T = TypeVar("T")
 _LOG = logging.getLogger("hocket")

@@ -14,7 +14,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.bus import Subscription
 from hocket.bus.changes import ANYTHING, Changes
@@ -24,36 +24,37 @@ from hocket.errors import Unreachable, Usage
 from hocket.events import Emit, ignore
 from hocket.events.nodes import StoreRowRefused
 from hocket.events.workers import StepFailed
+from hocket.families.blobs import Blobs
+from hocket.families.jobs.requests import Decision, Offer, Result
 from hocket.families.jobs.rules import Job
 from hocket.families.locks.processes import LockProcesses, LockSweep
 from hocket.kernel.extension import extensions, loaded, named_parts
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
+from hocket.log.limits import output_room
 from hocket.mesh.waiting import Waiting
+from hocket.node.calls import accepted, kept
 from hocket.node.delivery import Delivery
 from hocket.node.home import Home
-from hocket.node.requests import accepted, kept
 from hocket.node.runtime import Runtime
 from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import Session
-from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment, MachineEnvironment
-from hocket.work.jobs import Offer, Result
 from hocket.work.maintenance import ClockWatch, Maintenance
-from hocket.work.pending_decisions import Decision, decisions
+from hocket.work.pending_decisions import decisions
+from hocket.work.run_outputs import RunServices
 from hocket.work.serving import Serving
 from hocket.work.shared_presence import SharedPresence
 from hocket.work.supervision import supervising
 from hocket.work.sweep import SweepLoop
 
 if TYPE_CHECKING:
+    from hocket.families.artifacts import Fetch
     from hocket.log.store_check import RowFinding
     from hocket.mesh.services import MeshServices
     from hocket.mesh.wire import SecondProof
-    from hocket.node.bus_settings import BusSettings
     from hocket.node.job_stream import PartSender
-    from hocket.node.message_bus import NodeMessages
-    from hocket.work.artifacts import Fetch
+    from hocket.node.message_bus import BusSettings, NodeMessages
 
 
 T = TypeVar("T")
@@ -222,8 +223,7 @@ class LocalNode:
     async def message_bus(self, emit: Emit = ignore, settings: "BusSettings | None" = None) -> "NodeMessages":
         """The signed messages of this node, over the servers in its settings or those given; opened on first use."""
         if self._messages is None:
-            from hocket.node.bus_settings import bus_settings
-            from hocket.node.message_bus import open_message_bus
+            from hocket.node.message_bus import bus_settings, open_message_bus
 
             home = self.runtime.home
             chosen = (settings or bus_settings(home)) if is_on(MESH_ENABLED) else None
@@ -396,3 +396,39 @@ class LocalNode:
                     if found:
                         return value
                     await changes.wait(LOOK_AGAIN_S)
+
+
+def run_services(runtime: Runtime, kind: str, monotonic: Callable[[], float]) -> RunServices:
+    """What a run of a job of that kind needs."""
+
+    def audited() -> bool:
+        permissions = runtime.log.permissions_reader.latest
+        return permissions is None or permissions.authority.audited(runtime.log.node, runtime.log.reading().wall, kind)
+
+    def read(query: Callable[[Session], Any]) -> Any:
+        def run() -> Any:
+            with runtime.read() as session:
+                return query(session)
+
+        return run() if runtime.helpers is None else runtime.helpers.submit(run).result()
+
+    def room(job: Job) -> int | None:
+        if job.scheduled.node == runtime.log.node and job.policy.schedule_op is None:
+            return None
+        now_ms = runtime.log.physical()
+        found: int | None = read(lambda s: output_room(s, runtime.log.permissions(s), job, now_ms))
+        return found
+
+    return RunServices(
+        runtime.blobs,
+        runtime.log.reading,
+        runtime.log.new_id,
+        monotonic,
+        audited,
+        read,
+        output=runtime.output,
+        room=room,
+        clock_ms=runtime.log.physical,
+        pacers=runtime.pacers,
+        beat_ms=lambda: None if runtime.beat_ms is None else runtime.beat_ms(),
+    )

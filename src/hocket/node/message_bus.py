@@ -1,36 +1,92 @@
 """The messages of one node: signed with its key, believed from the members of its mesh. `open_message_bus` opens the
 bus that the settings name. A process with a server notes its state in a file beside an OS lock, for `hocket status`.
+
+The settings say which servers carry the messages: `--bus`, else $HOCKET_BUS, else `url` in the table [bus] of the
+home's config.toml. Without any of them, messages stay on this machine. Credentials are in a file, and so are the
+authorities that TLS trusts.
 """
 
 import asyncio
 import os
+import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from hocket.bus.messages import MessageBus
+from hocket.bus.nats_access import NatsAccess, read_access, read_servers, shown
 from hocket.bus.process_messages import ProcessMessages
 from hocket.bus.signed import SignedMessages
 from hocket.bus.subject_names import cluster_root
 from hocket.cancelling import end_tasks
 from hocket.errors import StoreError, Usage
 from hocket.events import Emit
+from hocket.families.access import NodeAccess
 from hocket.kernel.authority import Standing
 from hocket.kernel.envelope import LIFE_MS
 from hocket.kernel.keys import SigningKey
 from hocket.log.permissions import Permissions
-from hocket.node.bus_settings import BusSettings
-from hocket.node.home import Home
+from hocket.node.home import Home, exposure
 from hocket.node.running import BusNote, RunningBus
+from hocket.node.variables import BUS, BUS_CA, BUS_CREDENTIALS, given
 from hocket.store import Session
 from hocket.work.environment import Environment
-from hocket.work.node_access import NodeAccess
 
 # How often the members are read again. An unknown author has them read at once, but not more often than that.
 REFRESH_S = 5.0
 UNKNOWN_S = 1.0
+
+_URL, _CREDENTIALS, _CA = "url", "credentials", "ca"
+_VARIABLES = {_URL: BUS, _CREDENTIALS: BUS_CREDENTIALS, _CA: BUS_CA}
+
+
+class BusSettings(NamedTuple):
+    servers: list[str]
+    access: NatsAccess
+
+    def __str__(self) -> str:
+        return ",".join(map(shown, self.servers))
+
+
+def bus_settings(home: Home, url: str | None = None) -> BusSettings | None:
+    """Raises Usage, which names the setting and repeats no secret."""
+    table = _configured(home.configuration)
+    chosen = {key: given(variable) or table.get(key) for key, variable in _VARIABLES.items()}
+    text = url or chosen[_URL]
+    if text is None:
+        return None
+    where = "--bus" if url else BUS if given(BUS) else f"bus.url in {home.configuration}"
+    try:
+        servers = read_servers(text)
+    except Usage as error:
+        raise Usage(f"bad {where}: {error}") from None
+    credentials, ca = (chosen[key] and Path(str(chosen[key])).expanduser() for key in (_CREDENTIALS, _CA))
+    if credentials and credentials.is_file() and (exposed := exposure(credentials)):
+        raise Usage(exposed)
+    return BusSettings(servers, read_access(servers, credentials or None, ca or None))
+
+
+def credentials_path(home: Home) -> Path | None:
+    path = given(BUS_CREDENTIALS) or _configured(home.configuration).get(_CREDENTIALS)
+    return None if path is None else Path(path).expanduser()
+
+
+def _configured(path: Path) -> dict[str, str]:
+    try:
+        table = tomllib.loads(path.read_text("utf-8")).get("bus", {})
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise Usage(f"cannot read {path}: {error}") from None
+    if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
+        raise Usage(f'{path}: bus must be a table of texts, like [bus] with url = "nats://host:4222"')
+    for key in table:
+        if key not in _VARIABLES:
+            raise Usage(f"{path}: unknown key bus.{key}; known are {', '.join(_VARIABLES)}")
+    return table
 
 
 class NodeMessages(SignedMessages):

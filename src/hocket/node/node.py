@@ -34,15 +34,22 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 from hocket.bus.changes import ANYTHING, Changes
 from hocket.errors import Failed, StoreAway, Unreachable, Usage
 from hocket.events import Emit, ignore, sentences
+from hocket.events.event_logging import logged
 from hocket.families.inbox import requests as messages
+from hocket.families.jobs import bulk
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.bulk import CANCEL, RETRY, BulkChange, Changed, Which
 from hocket.families.jobs.parts import Part
+from hocket.families.jobs.requests import Decision, Draft, Offer, Result, Submitted
 from hocket.families.jobs.rules import Job
+from hocket.families.jobs.tracing import tracer
 from hocket.kernel.extension import extension_kinds, loaded, part
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import DEFAULT
 from hocket.log import Transaction
 from hocket.mesh.waiting import Waiting
 from hocket.node import handles
+from hocket.node.calls import Blocking, JobRequest, StreamNews, drafts_of, each, id_of, kept, now, pairs_of
 from hocket.node.delivery import Delivery
 from hocket.node.handles import Handle, SyncHandle
 from hocket.node.home import switched_on
@@ -59,31 +66,24 @@ from hocket.node.inbox import (
     node_of,
 )
 from hocket.node.kept_requests import keep_jobs, keep_message, send_kept
-from hocket.node.local_node import LOOK_AGAIN_S, LocalNode
+from hocket.node.local_node import LOOK_AGAIN_S, LocalNode, run_services
 from hocket.node.locks import HeldLock, LockOptions, NodeLock, for_threads
 from hocket.node.process_loop import INLINE, on_loop, process_loop
-from hocket.node.requests import Blocking, JobRequest, StreamNews, drafts_of, each, id_of, kept, now, pairs_of
 from hocket.node.rows import RowTable, SyncRowTable
-from hocket.node.run_services import run_services
 from hocket.node.runtime import Runtime
 from hocket.node.signals import held_interrupts, stopped_by_signals
 from hocket.store import Session
-from hocket.work import bulk, chains, jobs
-from hocket.work.bulk import CANCEL, RETRY, BulkChange, Changed, Which
-from hocket.work.event_logging import logged
+from hocket.work import chains
 from hocket.work.handlers import Handlers, JobType, named_kind
-from hocket.work.jobs import Draft, Offer, Result, Submitted
 from hocket.work.output_capture import catching
-from hocket.work.pending_decisions import Decision
 from hocket.work.process_plan import ProcessPlan, plan
 from hocket.work.roster_queries import RosterAsk, claimable, overdue
 from hocket.work.run_outputs import RunServices
 from hocket.work.serving import Serving, WorkerPart, serving
-from hocket.work.tracing import tracer
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
-    from hocket.node.requests import Pairs, Step
+    from hocket.node.calls import Pairs, Step
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -8,7 +8,7 @@ from hocket.errors import Unreachable
 from hocket.families.rows import requests as rows
 from hocket.families.rows.facts import ROW
 from hocket.families.rows.requests import PAGE, RowChange, RowConflict, RowRequest, StoredRow, row_value, row_write
-from hocket.node.requests import Blocking, ProgramNode, each, kept
+from hocket.node.calls import Blocking, ProgramNode, each, kept
 from hocket.store import Session
 
 

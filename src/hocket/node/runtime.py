@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from hocket.errors import Conflict, StoreError, Usage
+from hocket.families.jobs.tracing import flush_traces
 from hocket.kernel.capabilities import OURS, knowledge_text, named_in, payloads, read_knowledge
 from hocket.kernel.extension import extensions, loaded, part, parts
 from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
@@ -24,10 +25,9 @@ from hocket.log import RULES, Log
 from hocket.log.machine_clock import MachineClock, SteadyWall
 from hocket.log.parallel import HelperThreads
 from hocket.log.permissions import PermissionsReader, RevocationFile
+from hocket.node import home_store
 from hocket.node.home import Home, Remembered, default_home, read_user_key, switched_on
-from hocket.node.home_store import bus_of, check_whole, opened_store, replica_in
-from hocket.node.shared_store import check_database, check_rules, checked_states, ended_rows
-from hocket.node.store_breaker import StoreBreaker
+from hocket.node.running import StoreBreaker
 from hocket.node.variables import (
     DB_CIRCUIT_BREAKER,
     MESH_CONTROL_ADDR,
@@ -44,13 +44,15 @@ from hocket.node.variables import (
 from hocket.store import backend
 from hocket.store import open as open_store
 from hocket.store.guarded import GuardedStore
-from hocket.work.tracing import flush_traces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from hocket.families.blobs import Blobs
+    from hocket.families.jobs.requests import Draft, Submitted
+    from hocket.families.liveness import Liveness
     from hocket.families.locks.requests import Length
     from hocket.log import Transaction
     from hocket.log.audit import Audit
@@ -61,10 +63,7 @@ if TYPE_CHECKING:
     from hocket.node.home import Ask
     from hocket.node.spool import Spool
     from hocket.store import Session, Store
-    from hocket.store.blobs import BlobPlace
-    from hocket.work.blobs import Blobs
-    from hocket.work.jobs import Draft, Submitted
-    from hocket.work.liveness import Liveness
+    from hocket.store.artifacts import BlobPlace
     from hocket.work.output_files import OutputFiles
     from hocket.work.pacing import MakePacer
     from hocket.work.serving import Serving
@@ -102,7 +101,7 @@ class Runtime:
         randomness: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.home = home
-        self.replica = None if home.server is None else replica_in(store)
+        self.replica = None if home.server is None else home_store.replica_in(store)
         url = read_address(home.server)
         follow = None if url is None else backend(url).replica
         self._read_replica = None if url is None or follow is None else follow(store, url, home.path / "read_position")
@@ -111,7 +110,7 @@ class Runtime:
             store = GuardedStore(store, self.store_breaker)
         self.store = store
         self.spool = spool_of(home) if home.keeps_requests else None
-        self.bus = bus_of(home)
+        self.bus = home_store.bus_of(home)
         self._blobs: Blobs | None = None
         self._blobs_lock = Lock()
         self.helpers = helpers
@@ -128,9 +127,9 @@ class Runtime:
             randomness=randomness,
             helpers=helpers,
             bus=self.bus,
-            ended=None if home.server is None else ended_rows(home),
+            ended=None if home.server is None else home_store.ended_rows(home),
             revocations=RevocationFile(home.revocations),
-            checked=None if home.server is None else checked_states(home),
+            checked=None if home.server is None else home_store.checked_states(home),
         )
         self.pacers: dict[str, MakePacer] = {}
         """What paces every run of this process, by extension."""
@@ -144,10 +143,10 @@ class Runtime:
         home.check()
         home.shut_out_others()
         check_scope(home.user_did())
-        store = opened_store(home)
-        check_whole(home, store)
+        store = home_store.opened_store(home)
+        home_store.check_whole(home, store)
         try:
-            check_rules(home, store)
+            home_store.check_rules(home, store)
         except BaseException:
             store.close()
             raise
@@ -181,8 +180,7 @@ class Runtime:
         by default.
         """
         from hocket.kernel.keys import did_key
-        from hocket.node.home_store import put_blob_place, put_rules
-        from hocket.store.blobs import BlobPlace
+        from hocket.store.artifacts import BlobPlace
 
         home = Home(path or default_home())
         if strict and ranked_open:
@@ -204,10 +202,10 @@ class Runtime:
                 raise Conflict(f"the home {home.path} already exists; nothing was changed")
             home.ensure_keys(user, known.passphrase)
             store = open_store(home.new_store(server), create=True)
-            check_database(home, store)
-            put_rules(home, store, STRICT if strict else replace(HOCKET, ranked_open=ranked_open))
-            put_blob_place(home, store, blobs)
-            check_rules(home, store)
+            home_store.check_database(home, store)
+            home_store.put_rules(home, store, STRICT if strict else replace(HOCKET, ranked_open=ranked_open))
+            home_store.put_blob_place(home, store, blobs)
+            home_store.check_rules(home, store)
             runtime = cls(home, store, helper_threads())
             runtime.log.run(lambda tx: runtime.introduce(tx, known, called))
             if runtime.log.is_shared:
@@ -226,7 +224,6 @@ class Runtime:
         from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
         from hocket.log.permissions import founder
         from hocket.log.transaction import NEWCOMER
-        from hocket.node.shared_store import check_sharing
 
         began = founder(tx.session) if self.log.is_shared else None
         if began is not None and self.home.made_user():
@@ -243,7 +240,7 @@ class Runtime:
         elif began is None:
             tx.session.set_own_meta(NEWCOMER, b"1")
         else:
-            check_sharing(tx.session, tx.node, tx.projection.permissions, tx.now)
+            home_store.check_sharing(tx.session, tx.node, tx.projection.permissions, tx.now)
             if not tx.projection.permissions.coordinators:
                 tx.session.set_own_meta(NEWCOMER, b"1")
 
@@ -257,9 +254,7 @@ class Runtime:
     def blobs(self) -> Blobs:
         with self._blobs_lock:
             if self._blobs is None:
-                from hocket.node.home_store import blobs_of
-
-                self._blobs = blobs_of(self.home, self.store)
+                self._blobs = home_store.blobs_of(self.home, self.store)
             return self._blobs
 
     def close(self) -> None:
@@ -306,25 +301,25 @@ class Runtime:
 
     def submit(self, drafts: Sequence[Draft]) -> list[Submitted]:
         """Submits all jobs in one transaction, or none."""
-        from hocket.work import jobs
+        from hocket.families.jobs import requests as jobs
 
         return self.log.run(lambda tx: jobs.submit(tx, drafts), beside=True)
 
     def find(self, prefix: str) -> bytes:
         """The id of the one job whose id begins or ends with this text."""
-        from hocket.work import view
+        from hocket.families.jobs import view
 
         with self.view() as session:
             return view.find(session, prefix).job.id
 
     def show(self, prefix: str) -> dict[str, Any]:
-        from hocket.work import view
+        from hocket.families.jobs import view
 
         with self.view() as session:
             return view.full(session, view.find(session, prefix))
 
     def brief(self, job_id: bytes) -> dict[str, Any]:
-        from hocket.work import view
+        from hocket.families.jobs import view
 
         with self.view() as session:
             entry = session.job(job_id)
@@ -342,8 +337,8 @@ class Runtime:
 
     def wait_reader(self, session: Session, here: Sequence[Serving] = (), *, is_connected: bool = False) -> WaitReader:
         """Says of many jobs what they wait for."""
+        from hocket.families.liveness import ProcessTurn
         from hocket.mesh.waiting import WaitReader
-        from hocket.work.processes import ProcessTurn
 
         is_in_touch = is_connected or ProcessTurn.is_taken(self.home.processes)
         return WaitReader(self.log, session, self.liveness(), is_in_touch, here)
@@ -413,7 +408,7 @@ class Runtime:
         the runtime if they name others.
         """
         try:
-            check_database(self.home, self.store)
+            home_store.check_database(self.home, self.store)
             if self.log.is_shared:
                 self.check_sharing()
             if given(MESH_NODE_ID) is not None or given(MESH_CONTROL_ADDR) is not None:
@@ -424,31 +419,27 @@ class Runtime:
 
     def check_sharing(self) -> None:
         """Raises Conflict unless this node may use its shared store, or if another home with its key does."""
-        from hocket.node.shared_store import check_sharing, note_home
-
         try:
             with self.store.read() as session:
                 now_ms = max(self.log.physical(), session.head().wall)
-                check_sharing(session, self.log.node, self.log.permissions(session), now_ms)
+                home_store.check_sharing(session, self.log.node, self.log.permissions(session), now_ms)
         except Conflict:
             if self.replica is not None:
                 self.replica.check()
             raise
         try:
-            note_home(self.home, self.log)
+            home_store.note_home(self.home, self.log)
         except StoreError:
             if self.replica is None:  # which answers reads while the server is away
                 raise
 
     def _nobody_works(self, before: str) -> None:
-        from hocket.node.home_store import check_idle
-
         with self.read() as session:
-            check_idle(session, self.liveness(), self.log.physical(), before)
+            home_store.check_idle(session, self.liveness(), self.log.physical(), before)
 
     def liveness(self) -> Liveness:
         """Which workers are alive, as seen from this process."""
-        from hocket.work.liveness import machine_liveness
+        from hocket.families.liveness import machine_liveness
 
         return machine_liveness(self.home.processes, time.monotonic)
 

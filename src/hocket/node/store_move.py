@@ -13,8 +13,10 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from hocket.errors import Conflict, Usage
+from hocket.families.blobs import STORED_BYTES_MAX, HomeBlobs, stored_parts
+from hocket.families.liveness import machine_liveness
 from hocket.kernel.ids import node_id, node_text
-from hocket.kernel.signing import RowMac
+from hocket.kernel.keys import RowMac
 from hocket.log import Log
 from hocket.log.archive import StoreCopy, copy_unlogged, origin
 from hocket.log.permissions import writers
@@ -25,12 +27,9 @@ from hocket.node.runtime import Progress
 from hocket.node.variables import DB_PATH, DB_URL, STORE, given, named_store
 from hocket.store import BlobTable, Store, backend
 from hocket.store import open as open_store
-from hocket.store.blobs import BLOBS, BlobPlace
-from hocket.store.secrecy import without_password
-from hocket.store.unlogged import MOVED, MOVING
-from hocket.work.blobs import HomeBlobs
-from hocket.work.liveness import machine_liveness
-from hocket.work.store_blobs import STORED_BYTES_MAX, stored_parts
+from hocket.store.artifacts import BLOBS, BlobPlace
+from hocket.store.connections import without_password
+from hocket.store.local import MOVED, MOVING
 
 # How often the end of the copy is tried again because another process wrote meanwhile.
 ENDS_MAX = 20

@@ -14,30 +14,31 @@ from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
 from hocket.errors import Usage
-from hocket.kernel.signing import RowMac
-from hocket.store.artifacts import Artifact, ArtifactSession
-from hocket.store.blobs import BlobTable
+from hocket.kernel.keys import RowMac
+from hocket.store.artifacts import Artifact, ArtifactSession, BlobTable
+from hocket.store.connections import DB_TOKEN, NOTE_BYTES_MAX, Migration, NoteListener, WakeUp
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
-from hocket.store.listening import NOTE_BYTES_MAX, NoteListener, NoteSession, WakeUp
-from hocket.store.local import LocalSession, Place, WorkerRow
-from hocket.store.lock_requests import BoundRequest, LockRequestSession
-from hocket.store.locks import LockMisuse, LockSession, MustBeAlone, Outdated
+from hocket.store.local import (
+    PEER_NEW,
+    PEER_OK,
+    AnswerRow,
+    BoundRequest,
+    Invitation,
+    LocalSession,
+    Peer,
+    Place,
+    TokenRow,
+    WorkerRow,
+)
 from hocket.store.messages import DeliveryStage, MessageSession, QueuedDelivery
-from hocket.store.migration import Migration
 from hocket.store.ops import NO_LINK, NO_SEAL, EndSeal, Head, NewOp, OpRow, OpSession, SealedOp
-from hocket.store.peers import PEER_NEW, PEER_OK, Invitation, Peer, PeerSession
 from hocket.store.presence import AgentRow, Presence, PresenceSession, ProgressRow
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
 from hocket.store.roster import JobSession
-from hocket.store.row_check import RowCheck, RowChecks
-from hocket.store.row_macs import EndedMacs, RowWithoutMac
-from hocket.store.rows import RowSession
-from hocket.store.secrecy import DB_TOKEN
-from hocket.store.session import Session
+from hocket.store.session import RowCheck, RowChecks, Session
+from hocket.store.statements import EndedMacs, LockMisuse, LockSession, MustBeAlone, Outdated, RowWithoutMac
 from hocket.store.subjects import SubjectRow, SubjectSession
-from hocket.store.tokens import AnswerRow, TokenRow, TokenSession
-from hocket.store.unlogged import UnloggedSession
 
 __all__ = [
     "MEMORY",
@@ -69,20 +70,17 @@ __all__ = [
     "LateOp",
     "LocalSession",
     "LockMisuse",
-    "LockRequestSession",
     "LockSession",
     "MessageSession",
     "Migration",
     "MustBeAlone",
     "NewOp",
     "NoteListener",
-    "NoteSession",
     "OpRow",
     "OpSession",
     "Outdated",
     "OverQuota",
     "Peer",
-    "PeerSession",
     "Place",
     "Presence",
     "PresenceSession",
@@ -94,7 +92,6 @@ __all__ = [
     "Revoked",
     "RowCheck",
     "RowChecks",
-    "RowSession",
     "RowWithoutMac",
     "Schedule",
     "SealedOp",
@@ -104,8 +101,6 @@ __all__ = [
     "SubjectRow",
     "SubjectSession",
     "TokenRow",
-    "TokenSession",
-    "UnloggedSession",
     "WakeUp",
     "WorkerRow",
     "WrittenTotals",

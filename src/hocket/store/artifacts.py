@@ -1,6 +1,10 @@
-"""Artifacts and their evictions. The content is in the ops or in blobs."""
+"""Artifacts and their evictions. The content is in the ops or in blobs, which are known by their hashes: in files of
+each node's home, or in a store that nodes share. There a blob is in the table whole or not at all, and it is split into
+parts, so that no statement carries a large one.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from hocket.store.statements import Row, Statements, insert_new
@@ -34,7 +38,7 @@ class Artifact(NamedTuple):
 
 
 class ChecksArtifacts(Protocol):
-    """What a store that nodes share asks about artifacts: see `row_check`."""
+    """What a store that nodes share asks about artifacts: see `RowCheck`."""
 
     def artifacts(self, found: Sequence[Artifact]) -> list[Artifact]:
         """The artifacts that are as the ops say that create them, and that these ops' authors may create."""
@@ -107,3 +111,54 @@ class ArtifactSession(Statements):
 
     def is_evicted(self, artifact_id: bytes) -> bool:
         return bool(self._one("SELECT EXISTS (SELECT 1 FROM evictions WHERE artifact = ?)", artifact_id))
+
+
+PART_BYTES = 1024 * 1024
+
+# The store's key of where its nodes keep their blobs.
+BLOBS = "blobs"
+
+
+class BlobPlace(StrEnum):
+    """Where the nodes of a store keep blobs: each in its home, or all in the store."""
+
+    HOME = "home"
+    STORE = "store"
+
+
+class ClearedBlobs(NamedTuple):
+    blobs: int
+    bytes: int
+
+
+class BlobTable(Protocol):
+    """Has connections of its own, so it can be used inside a write transaction and beside it. Safe to use from several
+    threads, also from those that an exception may interrupt anywhere.
+    """
+
+    shown: str
+    """The store's address without its password."""
+
+    def write(self, hash: bytes, size: int, content: Callable[[], Iterator[bytes]]) -> None:
+        """Stores a blob, and commits. One that is there already only becomes young again. Raises StoreError, and stores
+        nothing, if the content does not match the hash. `content` gives it in parts, and may be called again.
+        """
+
+    def among(self, hashes: Sequence[bytes]) -> set[bytes]:
+        """Those of the blobs that are there."""
+
+    def part(self, hash: bytes, number: int) -> bytes | None:
+        """The part with this number, the first is 0; None if there is none."""
+
+    def all(self) -> Iterator[tuple[bytes, int]]:
+        """Every blob with its size."""
+
+    def remove(self, hash: bytes, age_s: float) -> int:
+        """Deletes a blob that nobody has written for so long; returns the number of bytes freed."""
+
+    def clear(self, age_s: float) -> ClearedBlobs:
+        """Deletes the blobs that nobody has written for so long and that no artifact needs. Nothing while artifacts are
+        being derived from the ops.
+        """
+
+    def close(self) -> None: ...

@@ -10,9 +10,9 @@ from types import TracebackType
 
 from hocket.breakers import CircuitBreaker
 from hocket.errors import StoreError, StoreStarting
-from hocket.kernel.signing import RowMac
+from hocket.kernel.keys import RowMac
 from hocket.store import RowChecks, Session, Store
-from hocket.store.row_macs import EndedMacs
+from hocket.store.statements import EndedMacs
 
 
 class GuardedStore:

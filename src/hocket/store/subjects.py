@@ -1,10 +1,14 @@
-"""The states of subjects whose families have no tables of their own."""
+"""The states of subjects whose families have no tables of their own. Contested rows are such subjects: they are also
+found by name, by conflict and by change.
+"""
 
+from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple, Protocol
 
 from hocket.families.inbox.facts import MESSAGE
 from hocket.kernel.vocabulary import Subject
-from hocket.store.statements import Statements, upsert
+from hocket.store.statements import Dialect, Row, Statements, upsert
 
 # The families of subjects whose states no ops say: which scopes of locks agents wait in.
 LOCK_QUEUE = "lock queue"
@@ -23,6 +27,18 @@ _OFFERED = (
 )
 _WITH_OPS = "SELECT key FROM ops WHERE settled = 1 AND key IS NOT NULL AND family = ?1"
 _WITH_STATE = "SELECT key FROM subjects WHERE family = ?1"
+_ROWS = (
+    "SELECT family, key, last, state FROM subjects WHERE family = 'row' AND key >= ? AND key < ? AND key > ?"
+    " ORDER BY key LIMIT ?"
+)
+_WRITTEN = "SELECT DISTINCT key FROM ops WHERE seq > ? AND family = 'row' AND key >= ? AND key < ?"
+
+
+@cache
+def _in_conflict(dialect: Dialect) -> str:
+    table = f"subjects {dialect.using.format('rows_in_conflict')}"
+    where = f"family = 'row' AND substr(state, 1, 1) = {dialect.blob.format('01')} AND key > ?"
+    return f"SELECT family, key, last, state FROM {table} WHERE {where} ORDER BY key LIMIT ?"
 
 
 class SubjectRow(NamedTuple):
@@ -34,7 +50,7 @@ class SubjectRow(NamedTuple):
 
 
 class ChecksStates(Protocol):
-    """What a store that nodes share asks about states: see `row_check`."""
+    """What a store that nodes share asks about states: see `RowCheck`."""
 
     def state(self, subject: Subject, row: bytes | None, latest: bytes | None) -> bytes | None:
         """The state that the ops about a subject lead to. `row` is the stored one, and `latest` the time of the latest
@@ -49,7 +65,7 @@ class SubjectSession(Statements):
     row_check: ChecksStates | None
 
     def subject_state(self, subject: Subject) -> bytes | None:
-        """In a store that nodes share, what the ops about the subject say: see `row_check`."""
+        """In a store that nodes share, what the ops about the subject say: see `RowCheck`."""
         if self.row_check is None or subject.family == LOCK_QUEUE:
             state: bytes | None = self._one("SELECT state FROM subjects WHERE family = ? AND key = ?", *subject)
             return state
@@ -91,5 +107,27 @@ class SubjectSession(Statements):
         return self._column(f"{stored} UNION {_WITH_OPS}", family)
 
     def each_subject(self) -> list[SubjectRow]:
-        rows = self._rows("SELECT family, key, last, state FROM subjects ORDER BY family, key")
-        return [SubjectRow(Subject(family, key), last, state) for family, key, last, state in rows]
+        return _subjects(self._rows("SELECT family, key, last, state FROM subjects ORDER BY family, key"))
+
+    def rows(self, prefix: bytes, after: bytes, limit: int) -> list[SubjectRow]:
+        """Rows whose name begins with the prefix and comes after another name, in the order of their names. Deleted
+        rows are among them.
+        """
+        return _subjects(self._rows(_ROWS, prefix, _end(prefix), after, limit))
+
+    def rows_in_conflict(self, after: bytes, limit: int) -> list[SubjectRow]:
+        """Rows with recorded conflicts, after this name, in the order of their names."""
+        return _subjects(self._rows(_in_conflict(self.dialect), after, limit))
+
+    def rows_written(self, prefix: bytes, after: int) -> list[bytes]:
+        """The names with the prefix that ops after this number are about, each once."""
+        return self._column(_WRITTEN, after, prefix, _end(prefix))
+
+
+def _end(prefix: bytes) -> bytes:
+    """What no name with the prefix reaches: in UTF-8 there is no byte 255."""
+    return prefix + b"\xff"
+
+
+def _subjects(rows: Iterable[Row]) -> list[SubjectRow]:
+    return [SubjectRow(Subject(family, key), last, state) for family, key, last, state in rows]

@@ -8,16 +8,17 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from hocket.errors import Conflict
+from hocket.families.jobs import claiming, cron, rescue
+from hocket.families.jobs import requests as jobs
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
 from hocket.node.home import Ask, Home
-from hocket.node.run_services import run_services
+from hocket.node.local_node import run_services
 from hocket.node.runtime import Runtime
 from hocket.store import MEMORY
 from hocket.store import open as open_store
-from hocket.work import claiming, cron, jobs, rescue
 from hocket.work.batch import settle
 from hocket.work.handlers import REGISTRY, Handlers, JobType
 from hocket.work.runner import Run

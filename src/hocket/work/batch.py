@@ -10,26 +10,26 @@ from typing import NamedTuple
 from hocket.bus.changes import IDLE, Changes, gathered
 from hocket.bus.changes import NOTHING as NO_CHANGES
 from hocket.events.jobs import JobSkipped
+from hocket.events.troubles import Troubles
+from hocket.families.access import NodeAccess
 from hocket.families.availability.facts import Availability
+from hocket.families.jobs import claiming, cron, progress
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.claiming import Claims, HoldMs, OfferedClaim, whole_beats
+from hocket.families.jobs.progress import DueNote
+from hocket.families.jobs.requests import NOTHING, Claim, Result, Spare, WrittenOutputs
 from hocket.families.jobs.rules import UNSTARTED, Job
+from hocket.families.liveness import SignOfLife
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
-from hocket.store import NoteSession, Session
-from hocket.work import claiming, cron, jobs, progress
-from hocket.work.claim_order import ClaimOrder, is_ranked
-from hocket.work.claiming import Claims, HoldMs, OfferedClaim, whole_beats
+from hocket.store import Session
+from hocket.work.claim_order import ClaimOrder
 from hocket.work.contested_claims import ContestedClaims
 from hocket.work.handlers import Handlers
-from hocket.work.jobs import Claim, Result, Spare
-from hocket.work.liveness import SignOfLife
-from hocket.work.node_access import NodeAccess
-from hocket.work.progress import DueNote
 from hocket.work.rests import Rests
 from hocket.work.runner import Run
-from hocket.work.troubles import Troubles
-from hocket.work.written_outputs import NOTHING, WrittenOutputs
 
 # The jobs that a worker without a free slot looks at, to say which it leaves to others.
 PASSES_MAX = 32
@@ -117,7 +117,7 @@ class BatchRunner:
         hold_ms: HoldMs = whole_beats,
         isolates: Callable[[str], bool] = lambda kind: True,
         held_kinds: Callable[[], Mapping[str, int]] = dict,
-        announce: Callable[[NoteSession, Changes], None] = lambda session, changes: None,
+        announce: Callable[[Session, Changes], None] = lambda session, changes: None,
     ) -> None:
         self._handlers, self._isolates = handlers, isolates
         self._held_kinds, self._announce = held_kinds, announce
@@ -272,7 +272,11 @@ class BatchRunner:
         rests_until = self._rests.until(job.id, tx.now) if tx.is_strict else 0
         if rests_until > tx.now:
             return rests_until
-        return self._order.may_claim_at(tx, job, schedule) if is_ranked(job) else self.contested.may_claim_at(tx, job)
+        return (
+            self._order.may_claim_at(tx, job, schedule)
+            if job.policy.is_ranked
+            else self.contested.may_claim_at(tx, job)
+        )
 
     def _wants(self, tx: Transaction, job: Job, schedule: bytes) -> bool:
         with self._troubles.contained(job.id, "job", job.id):

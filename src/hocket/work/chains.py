@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 
 from hocket.errors import Failed, Usage
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs import view
+from hocket.families.jobs.requests import Draft, Submitted
 from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import check_policy, covers
 from hocket.log import Transaction
 from hocket.store import Session
-from hocket.work import jobs, view
-from hocket.work.jobs import Draft, Submitted
 
 
 def after(draft: Draft, before: Iterable[bytes]) -> Draft:

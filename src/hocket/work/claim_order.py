@@ -44,10 +44,6 @@ AHEAD_PAGE = 256
 AHEAD_MAX = 2_048
 
 
-def is_ranked(job: Job) -> bool:
-    return job.policy.claim != "first"
-
-
 def ready_since(job: Job, succeeded: Callable[[bytes], Hlc | None]) -> int:
     """When the job became ready, or came back, by the clock of the log. `succeeded` tells when a job did."""
     at = job.scheduled.wall if job.fence == 0 and job.failures == 0 and job.returns == 0 else job.last.wall
@@ -221,7 +217,7 @@ class ClaimOrder:
 
     def may_claim_at(self, tx: QueueView, job: Job, schedule: bytes) -> int:
         """When this worker may claim a ready job, by the clock of the log; any time that has passed means now."""
-        if not is_ranked(job):
+        if not job.policy.is_ranked:
             return tx.now
         known = self._known.get(job.id)
         if known is None or known.fence != job.fence:

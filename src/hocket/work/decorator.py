@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from hocket.errors import Usage
+from hocket.families.jobs.drafts import HandlerOptions
 from hocket.work import handlers
 from hocket.work.handlers import JobType
-from hocket.work.job_options import HandlerOptions
 from hocket.work.runner import Context
 
 P = ParamSpec("P")

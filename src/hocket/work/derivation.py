@@ -15,6 +15,9 @@ from blake3 import blake3
 
 from hocket.bus.changes import LOG, about
 from hocket.errors import Failed, Usage
+from hocket.families.access import NodeAccess
+from hocket.families.jobs import view
+from hocket.families.jobs.requests import submit_one
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.clock import Hlc
 from hocket.kernel.decoding import convert
@@ -25,10 +28,8 @@ from hocket.kernel.rules import DERIVATION_KINDS
 from hocket.kernel.vocabulary import JOB, NAMES, PAYLOAD, Payload, number_of
 from hocket.log import Transaction
 from hocket.store import JobFilter, OpRow, Session
-from hocket.work import handlers, view
+from hocket.work import handlers
 from hocket.work.handlers import REGISTRY, Handlers, JobType
-from hocket.work.jobs import submit_one
-from hocket.work.node_access import NodeAccess
 from hocket.work.run_outputs import GRAPH_OPS
 from hocket.work.runner import Context, products_of
 

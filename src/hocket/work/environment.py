@@ -8,43 +8,36 @@ import os
 import random
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 from hocket.bus import Bus
+from hocket.families.access import NodeAccess
+from hocket.families.liveness import Liveness, ProcessEnvironment, machine_liveness
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.hardware import Hardware, this_machine
-from hocket.work.liveness import Liveness, machine_liveness
 from hocket.work.process_plan import ProcessPlan
+from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Run
 
 
-class Closing(Protocol):
-    def close(self) -> None: ...
+class WorkerAccess(NodeAccess, Protocol):
+    """A node that can run jobs."""
+
+    def kit(self, kind: str) -> RunServices:
+        """What a run of a job of that kind needs."""
+
+    def holding(self, shortest_lease_s: Callable[[], float]) -> AbstractContextManager[None]:
+        """While the block runs, a store that fails is tried again well within the shortest lease."""
 
 
-class Environment(Protocol):
-    """`monotonic` counts seconds and never jumps; `physical_ms` is the machine's time of day. Neither depends on the
-    clocks of other nodes.
-    """
+class Environment(ProcessEnvironment, Protocol):
+    """What a worker depends on besides."""
 
-    @property
-    def bus(self) -> Bus:
-        """Reports every change that a process of this node commits."""
-
-    @property
-    def chance(self) -> random.Random: ...
-    @property
-    def monotonic(self) -> Callable[[], float]: ...
-    @property
-    def liveness(self) -> Liveness: ...
     @property
     def hardware(self) -> Hardware:
         """What the machine has."""
-
-    def physical_ms(self) -> int: ...
-    def name(self, role: str) -> str:
-        """A name that no other process of this node has, or ever had."""
 
     def slots(self, count: int, finished: Callable[[Run], None], plan: ProcessPlan | None) -> HandlerThreads:
         """The slots that run handlers, `count` at once: in processes if there is a plan for them."""

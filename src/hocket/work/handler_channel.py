@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from hocket.work.jobs import Claim
+from hocket.families.jobs.requests import Claim
 from hocket.work.pacing import Ending
 from hocket.work.run_outputs import RunOutput
 from hocket.work.runner import Step

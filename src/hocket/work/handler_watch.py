@@ -3,9 +3,9 @@ a handler process that does not start. `look` reports it, from time to time.
 """
 
 from hocket.events import Emit
+from hocket.events.troubles import Troubles
 from hocket.events.workers import HandlerLoopBlocked, HandlerStuck, StepFailed, WorkerSpent
 from hocket.work.handler_threads import HandlerThreads
-from hocket.work.troubles import Troubles
 
 BLOCKED_LOOP_S = 5.0
 

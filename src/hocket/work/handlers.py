@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 from hocket.errors import Usage
+from hocket.families.jobs.drafts import Duration, JobOptions, encode_payload, lease_members, policy, said
+from hocket.families.jobs.requests import Draft, check_kind
+from hocket.families.jobs.tracing import current_trace
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, Policy, covers, lacking, of_kind
 from hocket.store import Session
-from hocket.work.drafts import encode_payload, lease_members, policy, said
-from hocket.work.job_options import Duration, JobOptions
-from hocket.work.jobs import Draft, check_kind
 from hocket.work.retrying import ErrorTypes, error_types
 from hocket.work.signature import HandlerSignature, PayloadRejected
-from hocket.work.tracing import current_trace
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar

@@ -15,20 +15,21 @@ from hocket.bus.changes import IDLE, Changes, about
 from hocket.errors import StoreError
 from hocket.events import Emit, listens
 from hocket.events.jobs import JobClaimed, JobRunsAlone, LeaseLost, RunStarted
+from hocket.events.troubles import Troubles
+from hocket.families.jobs import progress
+from hocket.families.jobs.requests import Claim, Held, Spare
 from hocket.families.jobs.rules import RETURN_REST_MS, RETURN_REST_MS_MAX, UNSTARTED, Job
+from hocket.families.jobs.tracing import tracer
+from hocket.kernel import lease
 from hocket.kernel.policy import run_options
 from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import backoff_ms
-from hocket.work import lease, progress
 from hocket.work.batch import Batch
 from hocket.work.checkpoints import interval_s
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import Handlers
-from hocket.work.jobs import Claim, Held, Spare
 from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Run
-from hocket.work.tracing import tracer
-from hocket.work.troubles import Troubles
 
 # Runs that have ended and are not on the log yet, with those that may end before the next commit; with more slots, as
 # many as there are slots. When the worker is killed, only these are run again.

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hocket.errors import Usage
+from hocket.families.jobs.requests import Content
 from hocket.kernel.clock import Hlc
 from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, encode_snapshot
 from hocket.kernel.vocabulary import CreateArtifact, Ids, Telemetry
 from hocket.work.run_outputs import RunOutput, RunOutputs, check_id, contain
-from hocket.work.written_outputs import Content
 
 PROMPT_BYTES_MAX = 8 * 1024 * 1024
 OUTPUT_BYTES_MAX = 8 * 1024 * 1024

@@ -9,13 +9,14 @@ import asyncio
 
 from hocket.errors import StoreError
 from hocket.events import Emit
+from hocket.events.troubles import Troubles
 from hocket.events.workers import ClockDisagrees, EvictionNotAllowed, StoreUnavailable
+from hocket.families import artifacts
+from hocket.families.access import NodeAccess
+from hocket.families.jobs import claiming as accepting
 from hocket.log.machine_clock import MachineClock
 from hocket.store import OpSession
-from hocket.work import accepting, artifacts
 from hocket.work.environment import Environment
-from hocket.work.node_access import NodeAccess
-from hocket.work.troubles import Troubles
 
 # How often held ops and artifacts are checked.
 ROUND_S = 1.0

@@ -10,6 +10,7 @@ import msgspec
 from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.availability.rules import AVAILABILITIES
 from hocket.families.jobs.candidates import EPOCH_MS, Candidates, KnownWorkers, WorkerHeard, worker_id
+from hocket.families.liveness import Liveness, WorkerState, standing
 from hocket.kernel.clock import Hlc
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.policy import routed_to
@@ -17,7 +18,6 @@ from hocket.log import Log
 from hocket.log.permissions import Permissions
 from hocket.log.projectors import availability_of
 from hocket.store import Presence, RegisterSession, Session, WorkerRow
-from hocket.work.liveness import Liveness, WorkerState, standing
 from hocket.work.serving import Serving, read_serving
 
 # A node that is not heard for this long has no members: two heartbeats, and a half for the way through a third node.

@@ -18,7 +18,7 @@ from hocket.families.jobs.parts import (
     WHOLE_TYPE,
     encode_whole,
 )
-from hocket.work.json_values import encode_json
+from hocket.families.json_values import encode_json
 
 
 class RunParts:

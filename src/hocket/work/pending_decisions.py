@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from hocket.errors import Unreachable
 from hocket.events import Emit
 from hocket.events.nodes import CoordinatorFailed, CoordinatorReachable, CoordinatorUnreachable
+from hocket.events.troubles import described
+from hocket.families.jobs.requests import Decision, Offer, Result
 from hocket.families.jobs.rules import Job
 from hocket.kernel.ops import decode
 from hocket.kernel.reasons import Reason
@@ -18,10 +20,7 @@ from hocket.kernel.retrying import ARBITER_RETRIES
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, number_of
 from hocket.store import OpRow, Session
 from hocket.work.environment import Environment
-from hocket.work.jobs import Offer, Result
-from hocket.work.troubles import described
 
-Decision = Job | Reason
 Consult = Callable[[Sequence[Offer], bool], Awaitable[list[Decision]]]
 
 _ACCEPT, _CLAIM = number_of(AcceptWork), number_of(ClaimWork)

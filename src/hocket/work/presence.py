@@ -2,7 +2,7 @@
 what its machine has. Presence is on no log, expires, and decides nothing: it shows people who is there and what a job
 waits for. `mesh.presence` carries it between nodes.
 
-A node says it again every `BEAT_S`, an agent as often as it has promised. `work.liveness` grades those that fall
+A node says it again every `BEAT_S`, an agent as often as it has promised. `families.liveness` grades those that fall
 silent.
 """
 
@@ -12,12 +12,12 @@ from typing import NamedTuple
 import msgspec
 
 from hocket.errors import Conflict, Usage
+from hocket.families.jobs.progress import ProgressNote, own_notes
+from hocket.families.liveness import Grade, Liveness, WorkerState, grade, standing
 from hocket.kernel.decoding import decode_json
 from hocket.log import Log
 from hocket.store import AgentRow, Presence, Session, WorkerRow
 from hocket.work.hardware import UNKNOWN, Hardware
-from hocket.work.liveness import Grade, Liveness, WorkerState, grade, standing
-from hocket.work.progress import ProgressNote, own_notes
 from hocket.work.serving import TEXT_CHARS_MAX, Serving, read_serving, without_tallies
 
 # What was heard longer ago than this is forgotten: a week.

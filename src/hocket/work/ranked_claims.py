@@ -8,7 +8,7 @@ from hocket.bus.messages import MessageBus
 from hocket.families.jobs.rendezvous import AnnouncedClaim, winning_claim
 from hocket.work.batch import BatchResult
 from hocket.work.claim_messages import ClaimMessages
-from hocket.work.claim_order import ClaimOrder, is_ranked
+from hocket.work.claim_order import ClaimOrder
 from hocket.work.held_jobs import HeldJobs
 
 # A worker without a free slot says at most this often which jobs it leaves to others.
@@ -50,12 +50,12 @@ class RankedClaims:
             return
         for claim in turned.claims.taken:
             job, fence = claim.job, claim.job.fence - 1
-            if is_ranked(job):
+            if job.policy.is_ranked:
                 self._messages.tell_claim(job, fence, job.last if job.policy.open else None)
                 if (other := self._order.heard.first(job.id, fence)) is not None:
                     self._claimed(job.id, fence, other)  # it came during the turn
         for wanted in turned.claims.wanted:
-            if is_ranked(wanted.job):
+            if wanted.job.policy.is_ranked:
                 self._messages.tell_claim(wanted.job, wanted.job.fence)
         for job in turned.passes:
             self._messages.tell_pass(job)

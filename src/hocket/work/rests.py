@@ -4,10 +4,10 @@ Likewise v0.1 has no op that says so: the job is pending for every node, and onl
 
 from msgspec.structs import replace
 
+from hocket.families.jobs.requests import Result
 from hocket.families.jobs.rules import Job
 from hocket.kernel.retrying import backoff_ms
 from hocket.log import Transaction
-from hocket.work.jobs import Result
 from hocket.work.runner import Run
 
 # A worker remembers this many of them, and forgets first the one that it has left alone longest.

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hocket.errors import Failed, Usage
+from hocket.families.blobs import Blobs, Staged, beginning
 from hocket.families.inbox.facts import SendMessage
+from hocket.families.jobs.requests import NOTHING, Content, WrittenOutputs, creation
 from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, parse_ulid
@@ -46,10 +48,8 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Transaction
 from hocket.store import Session
-from hocket.work.blobs import Blobs, Staged, beginning
 from hocket.work.output_files import OutputFiles
 from hocket.work.parts import RunParts
-from hocket.work.written_outputs import NOTHING, Content, WrittenOutputs, creation
 
 INLINE_BYTES_MAX = 64 * 1024
 # How many bytes the artifacts of one run may have inside ops if another member submitted the job. The rest goes into

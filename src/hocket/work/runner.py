@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING, Any, Generic
 import msgspec
 
 from hocket.errors import NotAuthorised
+from hocket.families.jobs.requests import RESULT_BYTES_MAX, Claim, Held
+from hocket.families.jobs.rescue import DEATHS_ALONE
 from hocket.families.jobs.rules import Job
+from hocket.families.jobs.tracing import RunTrace
+from hocket.families.json_values import encode_json
 from hocket.kernel.extension import part
 from hocket.kernel.ids import ulid_text
+from hocket.kernel.lease import Lease
 from hocket.kernel.ops import Beat, schedule_payload
 from hocket.kernel.texts import counted
 from hocket.kernel.vocabulary import Payload
@@ -29,17 +34,12 @@ from hocket.work.handler_errors import description, stack_text
 from hocket.work.handlers import JobType
 from hocket.work.inference import infer, question
 from hocket.work.interruption import Cancelled, absorb, is_traced, raise_in
-from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
-from hocket.work.json_values import encode_json
-from hocket.work.lease import Lease
 from hocket.work.output_capture import Capture, captured
 from hocket.work.output_files import CLOSED_FILE, HANDLER, OutputFile, OutputFiles
 from hocket.work.pacing import Ending, Limit, Pacer, RunEnded, pacers_of
 from hocket.work.parts import RunParts, gathered, gathered_async
-from hocket.work.rescue import DEATHS_ALONE
 from hocket.work.retrying import Later, may_retry
 from hocket.work.run_outputs import RunOutput, RunOutputs, RunServices
-from hocket.work.tracing import RunTrace
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar

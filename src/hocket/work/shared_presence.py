@@ -4,9 +4,9 @@ need no connection to each other.
 
 import asyncio
 
+from hocket.families.access import NodeAccess
+from hocket.families.liveness import BEAT_S
 from hocket.work.environment import Environment
-from hocket.work.liveness import BEAT_S
-from hocket.work.node_access import NodeAccess
 from hocket.work.presence import AHEAD_MS, KEPT_MS, own_presence
 
 

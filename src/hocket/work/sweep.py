@@ -11,15 +11,15 @@ import math
 from hocket.errors import StoreError
 from hocket.events import Emit, Event
 from hocket.events.jobs import JobRescued, JobsReclaimed, ScheduleSkipped
+from hocket.events.troubles import Troubles, described
 from hocket.events.workers import BatchFailed, StoreUnavailable
+from hocket.families.access import NodeAccess
+from hocket.families.jobs import cron, rescue
+from hocket.families.jobs.requests import NEVER
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
 from hocket.store import JobEntry, Schedule, Session
-from hocket.work import cron, rescue
 from hocket.work.environment import Environment
-from hocket.work.jobs import NEVER
-from hocket.work.node_access import NodeAccess
-from hocket.work.troubles import Troubles, described
 
 # How often a process checks whether a sweep is due while a job is claimed, and otherwise. A dead process's jobs restart
 # within this time.

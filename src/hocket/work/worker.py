@@ -21,11 +21,16 @@ from hocket.errors import StoreAway, StoreError, Usage
 from hocket.events import Emit, ignore
 from hocket.events.jobs import KindsNotDefined
 from hocket.events.nodes import CoordinatorUnknown
+from hocket.events.troubles import Troubles, described
 from hocket.events.workers import AvailabilityChanged, BatchFailed, StoreUnavailable, WorkerDeclaredDead
 from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.jobs.candidates import worker_id
+from hocket.families.jobs.claiming import HoldMs, OfferedClaim, whole_beats
 from hocket.families.jobs.rendezvous import WEIGHT_MAX, WEIGHT_MIN, is_weight
+from hocket.families.jobs.requests import Claim, Decision, Offer
 from hocket.families.jobs.rules import Job
+from hocket.families.liveness import BEAT_S, SignOfLife
+from hocket.kernel.lease import COUNTED, store_pause_s
 from hocket.kernel.policy import check_labels
 from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import STORE_RETRIES
@@ -35,26 +40,20 @@ from hocket.work import kinds
 from hocket.work.batch import Batch, BatchResult, BatchRunner, renew_outputs
 from hocket.work.claim_order import ClaimOrder
 from hocket.work.claim_tally import ClaimTally
-from hocket.work.claiming import HoldMs, OfferedClaim, whole_beats
 from hocket.work.derivation import DerivationWatch
-from hocket.work.environment import Environment
+from hocket.work.environment import Environment, WorkerAccess
 from hocket.work.handler_watch import HandlerWatch
 from hocket.work.handlers import Handlers
 from hocket.work.heard_claims import HeardClaims
 from hocket.work.held_jobs import AHEAD_S, HeldJobs
-from hocket.work.jobs import Claim, Offer
-from hocket.work.lease import COUNTED, store_pause_s
-from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.members import Members
-from hocket.work.node_access import WorkerAccess
-from hocket.work.pending_decisions import Decision, PendingDecisions
+from hocket.work.pending_decisions import PendingDecisions
 from hocket.work.process_plan import ProcessPlan
 from hocket.work.ranked_claims import RankedClaims
 from hocket.work.run_outcomes import RunOutcomes
 from hocket.work.runner import Run
 from hocket.work.serving import Serving, serving, serving_text
 from hocket.work.supervision import supervised
-from hocket.work.troubles import Troubles, described
 
 T = TypeVar("T")
 

@@ -10,11 +10,12 @@ from hocket.errors import Failed
 from hocket.extensions.command.execution import Output, Stream
 from hocket.extensions.command.proof import check, encode_proof, prove
 from hocket.extensions.command.proofs import OUTPUT_TYPE, examine, find_proof, need_proof
+from hocket.families import artifacts
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.node.runtime import Runtime
-from hocket.work import artifacts, jobs
 from tests.work.proven import FILES, MANIFEST, Change, asked, ran, saying
 
 pytestmark = pytest.mark.touches("GT-12")

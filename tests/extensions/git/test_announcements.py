@@ -11,8 +11,7 @@ from hocket.bus.subject_names import read_subject
 from hocket.events import ignore
 from hocket.extensions.git.announcements import announce, hearing
 from hocket.extensions.git.pending_jobs import pending_subject
-from hocket.node.bus_settings import bus_settings
-from hocket.node.message_bus import open_message_bus
+from hocket.node.message_bus import bus_settings, open_message_bus
 from tests.bus.nats_server import NatsServer
 from tests.cli.conftest import Program
 from tests.mesh.world import Place, world

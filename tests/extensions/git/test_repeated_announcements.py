@@ -14,7 +14,7 @@ import pytest
 from hocket.events import ignore
 from hocket.extensions.git.announcements import hearing
 from hocket.extensions.git.pending_jobs import NOTED_MS_MAX, PendingGitJobs
-from hocket.node.bus_settings import bus_settings
+from hocket.node.message_bus import bus_settings
 from hocket.node.runtime import Runtime
 from tests.bus.nats_server import NatsServer
 from tests.cli.conftest import Program

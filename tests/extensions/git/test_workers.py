@@ -29,7 +29,7 @@ from hocket.extensions.git.worker import GitWorker, Parts
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import SigningKey, key_text
 from hocket.node.home import Home
-from hocket.node.run_services import run_services
+from hocket.node.local_node import run_services
 from hocket.node.runtime import Runtime
 from hocket.work.environment import MachineEnvironment
 from tests.cli.fork_server import run_command, start_command

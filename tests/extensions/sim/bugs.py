@@ -10,6 +10,9 @@ from hocket.errors import StoreError
 from hocket.families.inbox import requests as inbox
 from hocket.families.inbox import rules as messages
 from hocket.families.inbox.projector import messages_of
+from hocket.families.jobs import claiming as accepting
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs import rescue
 from hocket.families.jobs import rules as roster
 from hocket.families.jobs.rules import State
 from hocket.families.locks import projector as lock_projector
@@ -22,7 +25,6 @@ from hocket.log import Log, Transaction, limits
 from hocket.log.intake import Intake
 from hocket.mesh.quotas import Quotas
 from hocket.node.rows import RowTable
-from hocket.work import accepting, jobs, rescue
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -14,10 +14,10 @@ from hocket.extensions.tempo.beats import changed, timeline
 from hocket.extensions.tempo.node_tempo import lease_ms
 from hocket.extensions.tempo.policy import make_policy, read_policy
 from hocket.extensions.tempo.policy_file import home_timeline, keep_change
+from hocket.families.jobs.drafts import policy, said
 from hocket.families.locks.decisions import read_scope
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MIN, with_defaults
 from hocket.node.runtime import Runtime
-from hocket.work.drafts import policy, said
 
 PATIENCE_S = 30.0
 POLICY = "cluster_id: choir\ninitial_bpm: 60\nbar_len_beats: 4\n"

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import Conflict
+from hocket.families.jobs import claiming, rescue
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.ops import Op, decode
@@ -20,7 +22,6 @@ from hocket.kernel.vocabulary import DelegateUcan, RouteKind
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild, roster_digest
-from hocket.work import claiming, jobs, rescue
 from tests.log.roster.model import Mesh
 from tests.log.roster.test_model import check
 from tests.log.roster.world import KEYS, NODES, NOW, USER, Clock, new_log

@@ -3,6 +3,8 @@
 import pytest
 
 from hocket.errors import StoreError, Usage
+from hocket.families.jobs import claiming, rescue
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import RETURNS_MAX, UNSTARTED, Job, Outcome, State
 from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.ids import ulid_text
@@ -26,7 +28,6 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Log
 from hocket.store import JobFilter
-from hocket.work import claiming, jobs, rescue
 from tests.log.roster.world import INTRODUCTIONS, KEYS, NODES, NOW, START, Clock, Script, job_id, new_log, op_id, sent
 
 A, B, C = 0, 1, 2

@@ -11,7 +11,7 @@ from hocket.mesh import enrolment, membership
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.wire import Reply, Request
 from hocket.node.home import Home
-from hocket.node.joining import join
+from hocket.node.opening import join
 from hocket.node.runtime import Runtime
 from hocket.store import open as open_store
 from hocket.testing import Clock

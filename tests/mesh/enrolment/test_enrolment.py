@@ -20,7 +20,7 @@ from hocket.kernel.vocabulary import DelegateUcan
 from hocket.mesh import enrolment, tickets
 from hocket.mesh.wire import Reply, Request
 from hocket.node.home import Home
-from hocket.node.joining import join
+from hocket.node.opening import join
 from hocket.node.runtime import Runtime
 
 from .people import ADDRESS, INVITER, Mesh, exchange

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from hocket.errors import Conflict, NotAuthorised, Unreachable, Usage
+from hocket.families.jobs import claiming
 from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey
@@ -13,7 +14,6 @@ from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import ClaimWork, CompleteJob, DelegateUcan, DesignateCoordinator, RouteKind, Telemetry
 from hocket.mesh import membership
 from hocket.node.runtime import Runtime
-from hocket.work import claiming
 
 from .people import INVITER, Mesh, exchange
 
@@ -355,7 +355,7 @@ def test_a_new_root_delegation_after_the_node_was_revoked(mesh: Mesh):
 
 def test_what_the_coordinator_accepted_stands(mesh: Mesh):
     """The promise that `revoke` makes to people."""
-    from hocket.work.accepting import accept
+    from hocket.families.jobs.claiming import accept
 
     gpu = mesh.join(mesh.invite())
     job = mesh.owner.log.append_plain("acme.render", b"{}")

@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 
 from hocket.errors import Unreachable
+from hocket.families.access import decided
+from hocket.families.jobs import claiming, rescue, view
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Decision, Held, Offer, Result
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
@@ -20,11 +24,7 @@ from hocket.kernel.vocabulary import RouteKind
 from hocket.log import Log, Transaction
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.work import claiming, jobs, rescue, view
-from hocket.work.arbiter import decided
 from hocket.work.handlers import kind
-from hocket.work.jobs import Held, Offer, Result
-from hocket.work.pending_decisions import Decision
 from tests.libsql_server import new_server
 from tests.mesh.world import Place, world
 from tests.postgres_server import prepared, server

@@ -15,8 +15,8 @@ from hocket.errors import Conflict, HocketError
 from hocket.extensions.git import holding
 from hocket.extensions.git.holding import ClaimWatch
 from hocket.extensions.git.holding import HeldClaim as GitHeld
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Job, Outcome
-from hocket.work import jobs
 from tests.extensions.git.hands import CONTENTS, NOW_MS, proof, seen, submitted, worker
 from tests.extensions.git.places import place
 from tests.work.arbiter.test_contract import LEASE_MS, Table, complete, coordinating, held, on_a_loop, sharing

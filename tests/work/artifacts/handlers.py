@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from hocket.families import artifacts
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.vocabulary import CompleteJob, CreateArtifact
@@ -10,7 +11,6 @@ from hocket.node.handles import SyncHandle
 from hocket.node.node import SyncNode
 from hocket.store import Artifact
 from hocket.testing import MemorySyncNode
-from hocket.work import artifacts
 from hocket.work.handlers import JobType
 
 

@@ -13,6 +13,9 @@ import pytest
 import hocket
 import hocket.testing
 from hocket.errors import Conflict, NotAuthorised, Unreachable
+from hocket.families import artifacts
+from hocket.families.blobs import Damaged
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.ops import NO_ID, Op
@@ -30,8 +33,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Transaction
 from hocket.testing import MemorySyncNode
-from hocket.work import artifacts, jobs, run_outputs
-from hocket.work.blobs import Damaged
+from hocket.work import run_outputs
 from tests.work.artifacts.handlers import completion, content, creation, of_job, ops, run, succeeded
 
 LARGE = b"large" * 20_000

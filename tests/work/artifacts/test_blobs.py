@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import StoreError, Usage
-from hocket.work import blobs as rooms
-from hocket.work.blobs import Damaged, HomeBlobs
+from hocket.families import blobs as rooms
+from hocket.families.blobs import Damaged, HomeBlobs
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_what_is_too_large_or_no_file(blobs: HomeBlobs, tmp_path: Path, monkeypa
 def test_the_shelf_goes_with_its_process(blobs: HomeBlobs, tmp_path: Path):
     staged = blobs.stage(b"mine")
     code = (
-        "import os, sys; from pathlib import Path; from hocket.work.blobs import HomeBlobs\n"
+        "import os, sys; from pathlib import Path; from hocket.families.blobs import HomeBlobs\n"
         "HomeBlobs(Path(sys.argv[1])).stage(b'left behind'); os._exit(1)"
     )
     subprocess.run([sys.executable, "-c", code, str(blobs._directory)], check=False)

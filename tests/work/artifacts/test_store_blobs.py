@@ -21,14 +21,13 @@ from blake3 import blake3
 
 from hocket import store as stores
 from hocket.errors import StoreError
+from hocket.families import blobs as store_blobs
+from hocket.families.blobs import GARBAGE_AGE_S, Blobs, Damaged, HomeBlobs, StoreBlobs
 from hocket.store import BlobTable
-from hocket.store.blobs import PART_BYTES
+from hocket.store.artifacts import PART_BYTES
 from hocket.store.postgres import blobs as postgres_blobs
 from hocket.store.postgres import migration
 from hocket.store.postgres.blobs import PostgresBlobs
-from hocket.work import store_blobs
-from hocket.work.blobs import GARBAGE_AGE_S, Blobs, Damaged, HomeBlobs
-from hocket.work.store_blobs import StoreBlobs
 from tests.postgres_relay import Relay
 from tests.postgres_server import prepared, server
 from tests.waiting import wait_for as until

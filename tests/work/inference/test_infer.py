@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import hocket
 import hocket.testing
 from hocket.errors import NotAuthorised
+from hocket.families.jobs import requests as jobs
 from hocket.kernel.ids import content_hash, parse_ulid, ulid_text
 from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, decode_snapshot
 from hocket.kernel.vocabulary import (
@@ -26,7 +27,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.node.handles import SyncHandle
 from hocket.testing import MemorySyncNode
-from hocket.work import inference, jobs
+from hocket.work import inference
 from hocket.work.handlers import JobType
 from hocket.work.inference import Answer
 from tests.work.artifacts.handlers import completion, content, creation, of_job, ops, run, succeeded

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hocket.families import artifacts
+from hocket.families.jobs.why import explain
 from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, decode_snapshot
 from hocket.node.handles import SyncHandle
-from hocket.work import artifacts
-from hocket.work.why import explain
 from tests.work.artifacts.handlers import content, of_job
 from tests.work.inference.endpoint import Endpoint, Handler, chat, endpoint
 from tests.work.mesh import Mesh, mesh_in, wait_for

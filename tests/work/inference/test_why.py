@@ -4,6 +4,8 @@ import pytest
 
 import hocket
 import hocket.testing
+from hocket.families import artifacts
+from hocket.families.jobs.why import explain
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, encode_snapshot
 from hocket.kernel.vocabulary import (
@@ -19,8 +21,6 @@ from hocket.kernel.vocabulary import (
     TombstoneEvidence,
 )
 from hocket.testing import MemorySyncNode
-from hocket.work import artifacts
-from hocket.work.why import explain
 from tests.work.artifacts.handlers import content, of_job, ops, run
 
 pytestmark = pytest.mark.touches("LW-35")

@@ -36,6 +36,10 @@ from hocket.extensions.command.workdir import Content, Workdir, Workdirs
 from hocket.extensions.cost.budgets import BudgetGuard, beat_in_force, over_budget
 from hocket.extensions.cost.costs import rates_of, spent_on
 from hocket.extensions.cost.rate_card import USAGE_TYPE, RateCard, UsageRecord, usage_of
+from hocket.families import artifacts
+from hocket.families.artifacts import Fetch
+from hocket.families.blobs import Blobs, chunks_of
+from hocket.families.jobs.authorship import is_own
 from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import content_hash, hash_text, node_text, parse_ulid, ulid_text
 from hocket.kernel.keys import SigningKey
@@ -44,15 +48,11 @@ from hocket.kernel.texts import counted
 from hocket.kernel.version import __version__
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.node import variables
-from hocket.node.bus_settings import credentials_path
 from hocket.node.home import DATABASE_ENDS, Home
 from hocket.node.local_node import fetch_for
+from hocket.node.message_bus import credentials_path
 from hocket.node.runtime import Runtime
 from hocket.store import Session
-from hocket.work import artifacts
-from hocket.work.artifacts import Fetch
-from hocket.work.authorship import is_own
-from hocket.work.blobs import Blobs, chunks_of
 from hocket.work.handlers import JobType
 from hocket.work.output_files import STREAM_TYPES, OutputFiles
 from hocket.work.run_outputs import INLINE_BYTES_MAX, RunOutputs

@@ -29,6 +29,7 @@ from hocket.extensions.command.local_client import (
 from hocket.extensions.command.proofs import CommandOutcome
 from hocket.extensions.command.request import CommandRequest, PackedRequest
 from hocket.extensions.cost.costs import check_budgets
+from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Job
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
@@ -36,7 +37,6 @@ from hocket.kernel.texts import clean
 from hocket.log import Transaction
 from hocket.node.delivery import TELL_S
 from hocket.node.node import Node
-from hocket.work import jobs
 from hocket.work.runner import Run
 from hocket.work.worker import Worker
 

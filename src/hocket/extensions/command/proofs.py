@@ -21,15 +21,16 @@ from hocket.extensions.command.proof import (
     encode_proof,
     read_envelope,
 )
+from hocket.families import artifacts
+from hocket.families.artifacts import Fetch
+from hocket.families.blobs import Blobs, Damaged
+from hocket.families.jobs import view
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.families.jobs.rules import Outcome as Ended
 from hocket.kernel.ids import content_hash, hash_text, node_id, node_text, ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.vocabulary import AcceptWork, FailWork, ScheduleJob
 from hocket.store import Artifact, ArtifactSession, OpSession, Session, Stage
-from hocket.work import artifacts, view
-from hocket.work.artifacts import Fetch
-from hocket.work.blobs import Blobs, Damaged
 from hocket.work.output_files import STREAM_TYPES
 
 # Jobs whose holder a git repository decides; the repository counts the fences in their proofs.

@@ -21,16 +21,15 @@ from hocket.extensions.command.manifest import (
     parse_manifest,
 )
 from hocket.extensions.command.secrets import SECRETS_NAME, check_values, named_values, secrets_of
+from hocket.families import artifacts
+from hocket.families.blobs import Blobs
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.drafts import Duration, policy
+from hocket.families.jobs.requests import Content, Draft
 from hocket.kernel.ids import hash_text
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.texts import duration_ms
 from hocket.log import Transaction
-from hocket.work import artifacts, jobs
-from hocket.work.blobs import Blobs
-from hocket.work.drafts import policy
-from hocket.work.job_options import Duration
-from hocket.work.jobs import Draft
-from hocket.work.written_outputs import Content
 
 if TYPE_CHECKING:
     from hocket.node.runtime import Runtime

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hocket.api import Service
-    from hocket.cli.streaming import WaitLine
+    from hocket.cli.long_running import WaitLine
     from hocket.events import Event
     from hocket.extensions.command.following import Following
     from hocket.extensions.command.job import Commands
@@ -214,14 +214,14 @@ async def _attached(
     """Submits the command, and waits until it has ended. Unless it goes to another node, a worker runs it here."""
     from contextlib import ExitStack
 
-    from hocket.cli.streaming import WaitLine
+    from hocket.cli.long_running import WaitLine
     from hocket.extensions.command.following import Following
     from hocket.extensions.command.job import command_runner
     from hocket.extensions.cost.run_meter import price
+    from hocket.families.jobs import requests as jobs
     from hocket.kernel.ids import ulid_text
     from hocket.node.node import Node
     from hocket.node.signals import stopped_by_signals
-    from hocket.work import jobs
     from hocket.work.handlers import Handlers
     from hocket.work.serving import Serving
     from hocket.work.worker import Worker, WorkerOptions

@@ -20,6 +20,9 @@ from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Usag
 from hocket.events import Emit
 from hocket.events.jobs import SecretsNotHandedOver
 from hocket.events.workers import StoreUnavailable
+from hocket.families import artifacts
+from hocket.families.access import NodeAccess
+from hocket.families.jobs.requests import Content
 from hocket.kernel.clock import unpack
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import parse_ulid, ulid_text
@@ -27,9 +30,6 @@ from hocket.kernel.keys import SigningKey
 from hocket.log import Transaction
 from hocket.log.job_check import sound_job
 from hocket.store import Artifact, JobSession, Session, Stage
-from hocket.work import artifacts
-from hocket.work.node_access import NodeAccess
-from hocket.work.written_outputs import Content
 
 if TYPE_CHECKING:
     from hocket.extensions.command.manifest import Manifest

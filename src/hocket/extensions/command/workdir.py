@@ -20,8 +20,8 @@ from blake3 import blake3
 from hocket.errors import Failed, StoreError
 from hocket.extensions.command.manifest import Manifest, Pointer
 from hocket.extensions.command.outputs import collect
+from hocket.families.liveness import ProcessLock, is_alive
 from hocket.kernel.ids import hash_text
-from hocket.work.processes import ProcessLock, is_alive
 
 # Returns the content with a hash, whole or in parts. It is checked here.
 Content = Callable[[bytes], bytes | Iterable[bytes]]

@@ -37,6 +37,11 @@ from hocket.extensions.cost.rate_card import (
     usage_of,
 )
 from hocket.extensions.tempo.policy_file import tempo_policy
+from hocket.families import artifacts
+from hocket.families.artifacts import Fetch
+from hocket.families.blobs import Blobs
+from hocket.families.jobs import view
+from hocket.families.jobs.requests import Draft
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.decoding import decode_json
@@ -47,10 +52,6 @@ from hocket.node.home import Home
 from hocket.node.runtime import Runtime
 from hocket.node.variables import RATES, given
 from hocket.store import Artifact, JobFilter, Session, Stage
-from hocket.work import artifacts, view
-from hocket.work.artifacts import Fetch
-from hocket.work.blobs import Blobs
-from hocket.work.jobs import Draft
 from hocket.work.run_spans import RunSpan, run_spans
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ def announce_elsewhere(repo: str, content_id: bytes) -> None:
     if not home.processes.is_dir():
         return
     from hocket.extensions.git.announcements import announce, note_submitted
-    from hocket.node.bus_settings import bus_settings
+    from hocket.node.message_bus import bus_settings
 
     servers = bus_settings(home)
     with open_runtime() as runtime:

@@ -29,9 +29,9 @@ from hocket.extensions.git.pending_jobs import (
 )
 from hocket.extensions.git.plane import Plane
 from hocket.extensions.git.planes import open_plane
-from hocket.node.bus_settings import BusSettings
 from hocket.node.home import Home
 from hocket.node.local_node import LocalNode
+from hocket.node.message_bus import BusSettings
 from hocket.node.runtime import Runtime
 from hocket.work.environment import Environment
 from hocket.work.supervision import supervising

@@ -114,18 +114,18 @@ def work(
     home's config.toml permits. The first SIGTERM or Ctrl-C lets running commands finish; the second stops them and
     returns their jobs to the queue.
     """
-    from hocket.cli.log_lines import start_logging
+    from hocket.cli.long_running import start_logging
+    from hocket.events.event_logging import log_event
     from hocket.extensions.command.job import command_runner
     from hocket.extensions.command.proofs import GIT_KIND
     from hocket.extensions.git import holding
     from hocket.extensions.git.announcements import hearing, listening
     from hocket.extensions.git.worker import GitWorker, Parts
     from hocket.kernel.ids import hash_text
-    from hocket.node.bus_settings import bus_settings
-    from hocket.node.run_services import run_services
+    from hocket.node.local_node import run_services
+    from hocket.node.message_bus import bus_settings
     from hocket.node.signals import stopped_by_signals
     from hocket.work.environment import MachineEnvironment
-    from hocket.work.event_logging import log_event
 
     lease_s = seconds(lease, "--lease")
     assert lease_s is not None

@@ -16,7 +16,7 @@ from hocket.extensions.git.results import BLOBS, result_data, result_files, resu
 from hocket.extensions.git.trailers import BadTrailer
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import SigningKey
-from hocket.work.lease import Lease, may_be_taken_over
+from hocket.kernel.lease import Lease, may_be_taken_over
 
 if TYPE_CHECKING:
     from hocket.extensions.command.job import Performed

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from hocket.errors import StoreError, Usage
 from hocket.extensions.git.git import PATIENCE_S, Git, GitGone, Talk
-from hocket.store.disk import sync_directory
+from hocket.store.files import sync_directory
 
 OBJECT_BYTES_MAX = 64 * 1024 * 1024
 COMMIT_BYTES_MAX = 64 * 1024

@@ -18,7 +18,7 @@ from hocket.kernel.keys import key_text, parse_did_key, parse_key
 from hocket.log import Log
 from hocket.mesh import membership
 from hocket.store import Session
-from hocket.store.disk import sync_directory
+from hocket.store.files import sync_directory
 
 KEYS_MAX = 10_000
 NAME_CHARS_MAX = 100

@@ -25,19 +25,20 @@ from hocket.extensions.git.jobs import GitJob, GitOrder, JobRefs
 from hocket.extensions.git.plane import Plane
 from hocket.extensions.git.results import BLOBS_BYTES_MAX, state_of
 from hocket.families.availability.facts import Availability
+from hocket.families.jobs import claiming, rescue
+from hocket.families.jobs import requests as log_jobs
+from hocket.families.jobs.requests import Draft
 from hocket.families.jobs.rules import State
+from hocket.families.liveness import BEAT_S, SignOfLife
+from hocket.kernel import lease
 from hocket.kernel.ids import hash_text, ulid_text
 from hocket.kernel.policy import Policy
 from hocket.kernel.retrying import GIT_RETRIES, RACE_RETRIES, STORE_RETRIES
 from hocket.log import Log, Transaction
 from hocket.log.projectors import availability_of
-from hocket.work import claiming, lease, rescue
-from hocket.work import jobs as log_jobs
 from hocket.work.batch import settle
 from hocket.work.environment import Environment
 from hocket.work.handlers import JobType
-from hocket.work.jobs import Draft
-from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Context, Run
 from hocket.work.serving import Serving, serving_text

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from hocket.extensions.sim.hostile import ROGUE
 from hocket.extensions.sim.load import OPEN, SOLE, Journal, SimRun
 from hocket.extensions.sim.node import SimNode, Up
+from hocket.families.jobs import view
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.ids import node_id, ulid_text
 from hocket.log.rebuild import without_keys
 from hocket.store import JobEntry, JobSession, Stage
-from hocket.work import view
 
 _LARGE = frozenset(("crash", "restart", "cut", "heal", "slow disk", "good disk", "clock", "quiet"))
 

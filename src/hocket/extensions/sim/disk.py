@@ -14,14 +14,14 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from hocket.extensions.sim.loop import Inline, Life
 from hocket.families.locks.facts import LOCK, AcquireLocks
+from hocket.kernel.keys import RowMac
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.signing import RowMac
 from hocket.log.intake import Intake
 from hocket.log.sealing import link_anew
 from hocket.store import MEMORY, NO_SEAL, RowChecks, Session, Store
 from hocket.store import open as open_store
-from hocket.store.row_macs import EndedMacs
+from hocket.store.statements import EndedMacs
 
 # What every op takes, what one comparison takes, and what an op takes at most.
 OP_S = 0.0005

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from hocket.errors import HocketError
 from hocket.extensions.sim.node import SimNode
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.drafts import encode_payload
+from hocket.families.jobs.requests import Draft
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.policy import Policy
 from hocket.log import Transaction
-from hocket.work import jobs
-from hocket.work.drafts import encode_payload
 from hocket.work.handlers import Handlers, JobType
-from hocket.work.jobs import Draft
 from hocket.work.runner import Context
 
 SOLE, OPEN = "sim.sole", "sim.open"

@@ -16,12 +16,14 @@ from hocket.events import Event
 from hocket.extensions.sim.disk import Disk, SimStore, StoreTime
 from hocket.extensions.sim.loop import Life
 from hocket.extensions.sim.network import Lines, Network, SimMessageServer, address
+from hocket.families.blobs import Blobs
+from hocket.families.liveness import Liveness, LockLiveness
 from hocket.families.locks.processes import LockSweep
 from hocket.kernel.ids import content_hash, node_id
-from hocket.kernel.keys import SigningKey, did_key
+from hocket.kernel.keys import RowMac, SigningKey, did_key
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.rules import Rules, encode_rules
-from hocket.kernel.signing import OpSigner, RowMac
+from hocket.kernel.signing import OpSigner
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import RULES, Log, Transaction
@@ -35,11 +37,9 @@ from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.store import MEMORY, OpRow, Place
 from hocket.store import open as open_store
-from hocket.work.blobs import Blobs
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import Handlers
 from hocket.work.hardware import Hardware
-from hocket.work.liveness import Liveness, LockLiveness
 from hocket.work.output_files import OutputFiles
 from hocket.work.process_plan import ProcessPlan
 from hocket.work.runner import Run

@@ -23,6 +23,7 @@ from hocket.events import Emit, ignore
 from hocket.extensions.tempo.events import RegisterReplaced
 from hocket.extensions.tempo.frame_judge import Lead
 from hocket.extensions.tempo.messages import Count
+from hocket.families.access import NodeAccess
 from hocket.families.locks.decisions import read_scope
 from hocket.families.locks.requests import LockClient, LockHeld, LockLost, wanted
 from hocket.families.locks.rules import Scope
@@ -33,7 +34,6 @@ from hocket.kernel.ids import node_text
 from hocket.log.permissions import Permissions
 from hocket.mesh import peers
 from hocket.store import Session
-from hocket.work.node_access import NodeAccess
 
 if TYPE_CHECKING:
     from hocket.bus.nats_register import NatsRegister

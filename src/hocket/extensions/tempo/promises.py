@@ -28,8 +28,8 @@ from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import node_text, parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
+from hocket.node.calls import ProgramNode
 from hocket.node.inbox import Inbox, ReceivedMessage, message_data, message_id_of
-from hocket.node.requests import ProgramNode
 from hocket.store import Session
 from hocket.work.runner import Run
 

@@ -29,8 +29,8 @@ from hocket.extensions.tempo.policy import CHANGE_MS, ControlState, control, red
 from hocket.families.locks.requests import LockHeld, LockLost
 from hocket.kernel.clock import parse_wall
 from hocket.kernel.ids import node_text
+from hocket.kernel.lease import COUNTED
 from hocket.kernel.retrying import RetryPolicy
-from hocket.work.lease import COUNTED
 
 Publish = Callable[[PulseMessage], Awaitable[None]]
 # All in beats: how long the lock lasts, how long after the start of each beat it is renewed, how long after a failed

@@ -17,8 +17,7 @@ from hocket.api import Service
 from hocket.api.programs import UnknownToken, recognise
 from hocket.cli import INTERRUPTED
 from hocket.cli.declarations import new_app
-from hocket.cli.log_lines import start_logging
-from hocket.cli.monitoring import MetricsOption, monitored
+from hocket.cli.long_running import MetricsOption, monitored, start_logging
 from hocket.cli.options import BusOption, LogFormatOption, PolicyOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
 from hocket.cli.settings import open_runtime
@@ -34,7 +33,7 @@ from hocket.kernel.clock import wall_text
 from hocket.kernel.decoding import decode_json
 from hocket.mesh import wire
 from hocket.mesh.wire import Reply, Request
-from hocket.node.bus_settings import BusSettings, bus_settings
+from hocket.node.message_bus import BusSettings, bus_settings
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals

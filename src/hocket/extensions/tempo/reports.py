@@ -23,6 +23,10 @@ from hocket.extensions.cost.costs import prices_of, rates_of, row_of_job
 from hocket.extensions.tempo.beats import make_tempo
 from hocket.extensions.tempo.messages import BarReport, ClaimState, from_json, to_json
 from hocket.extensions.tempo.windows import WindowContent, decode_content
+from hocket.families import artifacts
+from hocket.families.artifacts import Fetch
+from hocket.families.blobs import Blobs
+from hocket.families.jobs.requests import Content, creation
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.clock import unpack
 from hocket.kernel.ids import make_ulid, ulid_ms
@@ -31,11 +35,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import Ids
 from hocket.log import Transaction
 from hocket.store import Artifact, JobFilter, Session, Stage
-from hocket.work import artifacts
-from hocket.work.artifacts import Fetch
-from hocket.work.blobs import Blobs
 from hocket.work.run_outputs import contain
-from hocket.work.written_outputs import Content, creation
 
 # The newest ended jobs whose costs and times count.
 JOBS_MAX = 10_000

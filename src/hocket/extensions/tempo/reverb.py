@@ -24,11 +24,11 @@ from hocket.extensions.tempo.windows import (
     WindowMessage,
     content_parts,
 )
+from hocket.families.access import NodeAccess
 from hocket.kernel.clock import wall_text
 from hocket.kernel.rules import SKEW_MS_DEFAULT
 from hocket.log import Transaction
 from hocket.store import Session
-from hocket.work.node_access import NodeAccess
 
 # How many messages with claims may wait to be counted; more than the workers of a large fleet send in a beat.
 CLAIMS_WAITING_MAX = 20_000

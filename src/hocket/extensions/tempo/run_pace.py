@@ -37,20 +37,20 @@ from hocket.extensions.tempo.score import (
     wait_end,
 )
 from hocket.families.inbox.facts import SendMessage
+from hocket.families.jobs.requests import RESULT_BYTES_MAX
 from hocket.families.jobs.rules import Job
+from hocket.families.jobs.view import DEGRADED_TYPE
+from hocket.families.json_values import encode_json
 from hocket.kernel.clock import wall_text
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID, Beat
 from hocket.kernel.policy import Score
 from hocket.kernel.texts import counted
 from hocket.work.handlers import JobType
-from hocket.work.jobs import RESULT_BYTES_MAX
-from hocket.work.json_values import encode_json
 from hocket.work.pacing import Ending, Limit, Pacer, RunEnded
 from hocket.work.retrying import Fatal
 from hocket.work.run_outputs import RunOutput, RunOutputs, RunServices
 from hocket.work.runner import NO_FALLBACK, Run
-from hocket.work.view import DEGRADED_TYPE
 
 EXTENSION = "tempo"
 ESCALATION_TYPE = "escalation"

@@ -19,13 +19,12 @@ from hocket.extensions.tempo.beats import beat_at, phase_at
 from hocket.extensions.tempo.policy import TempoPolicy
 from hocket.extensions.tempo.policy_file import assumed_policy
 from hocket.extensions.tempo.reports import Alarm, alarms, kept_reports
+from hocket.families.jobs.progress import newest_notes
+from hocket.families.jobs.view import counted_as, readable
 from hocket.kernel.clock import wall_text
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.texts import counted, span
 from hocket.store import JobFilter, Session, Stage
-from hocket.work.job_states import counted_as
-from hocket.work.progress import newest_notes
-from hocket.work.view import readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,9 @@ from functools import partial
 from typing import NamedTuple
 
 from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
-from hocket.families.deciding import acceptance
+from hocket.families import artifacts
+from hocket.families.access import NodeAccess, acceptance
+from hocket.families.blobs import Blobs
 from hocket.families.inbox.facts import AcknowledgeMessage, ClaimMessage, RetryMessage, ReturnMessage, SendMessage
 from hocket.families.inbox.projector import messages_of
 from hocket.families.inbox.rules import (
@@ -25,6 +27,7 @@ from hocket.families.inbox.rules import (
     is_agent,
     read_address,
 )
+from hocket.families.jobs.requests import Content
 from hocket.kernel.clock import U32_MAX, Hlc, pack
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID, Op, decode
@@ -34,10 +37,6 @@ from hocket.kernel.texts import span
 from hocket.log import Log, Transaction
 from hocket.log.transaction import NEWCOMER
 from hocket.store import DeliveryStage, QueuedDelivery, Session
-from hocket.work import artifacts
-from hocket.work.blobs import Blobs
-from hocket.work.node_access import NodeAccess
-from hocket.work.written_outputs import Content
 
 TTL_MS_DEFAULT = 7 * 24 * 3600 * 1000
 LEASE_MS_DEFAULT = 60_000

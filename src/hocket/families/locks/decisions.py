@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hocket.bus.changes import LOG, about
 from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
-from hocket.families.deciding import acceptance
+from hocket.families.access import NodeAccess, acceptance
 from hocket.families.locks import rules as locks
 from hocket.families.locks.facts import LOCK, LockMode
 from hocket.families.locks.key_patterns import overlap
@@ -21,7 +21,6 @@ from hocket.kernel.vocabulary import Subject
 from hocket.log import Transaction
 from hocket.log.outbox import DECIDED_MS
 from hocket.store import Session
-from hocket.work.node_access import NodeAccess
 
 # How long a node that has just joined waits for the log that says who decides.
 INFORMED_S = 10.0

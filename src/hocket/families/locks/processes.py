@@ -11,19 +11,18 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from hocket.errors import StoreError
+from hocket.families.access import NodeAccess
+from hocket.families.liveness import SignOfLife
 from hocket.families.locks.facts import LOCK, AcquireLocks, LeaveQueue, ReleaseLocks
 from hocket.families.locks.rules import LOCKS, Hold, Wait
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.vocabulary import AcceptOffer, Subject
 from hocket.log import Transaction
 from hocket.store import BoundRequest, Session, WorkerRow
-from hocket.work.liveness import SignOfLife
-from hocket.work.node_access import NodeAccess
-from hocket.work.troubles import Troubles
 
 if TYPE_CHECKING:
     from hocket.events import Emit
-    from hocket.work.environment import Environment
+    from hocket.families.liveness import ProcessEnvironment
 
 from typing import NamedTuple
 
@@ -44,7 +43,7 @@ EXPIRED_S = 60.0
 class LockProcesses:
     """Which requests end with this process, and which ended with another. Close it when the process needs no lock."""
 
-    def __init__(self, environment: "Environment") -> None:
+    def __init__(self, environment: "ProcessEnvironment") -> None:
         self._environment = environment
         self._name = ""
         self._sign: SignOfLife | None = None
@@ -198,9 +197,14 @@ def release_expired(tx: Transaction) -> int:
 class LockSweep:
     """Sweeps in a long-running process."""
 
-    def __init__(self, access: NodeAccess, environment: "Environment", emit: "Emit", quiet_s: float = QUIET_S) -> None:
+    def __init__(
+        self, access: NodeAccess, environment: "ProcessEnvironment", emit: "Emit", quiet_s: float = QUIET_S
+    ) -> None:
         self._access, self._environment, self._emit, self._quiet_s = access, environment, emit, quiet_s
         self._processes = LockProcesses(environment)
+        # A command that takes a lock needs no events.
+        from hocket.events.troubles import Troubles
+
         self._troubles = Troubles(emit, environment.monotonic)
         self._looked_at = environment.monotonic()
 

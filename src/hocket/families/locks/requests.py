@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from hocket.bus.changes import about
 from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
+from hocket.families.access import NodeAccess
 from hocket.families.locks import rules as locks
 from hocket.families.locks.decisions import (
     ASK_AGAIN_S,
@@ -53,7 +54,6 @@ from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.texts import span
 from hocket.log import Transaction
 from hocket.store import Session
-from hocket.work.node_access import NodeAccess
 
 # How long a lock is held unless its agent says otherwise: keys that name files, and all others.
 FILE_TTL_MS = 30_000

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, Unreachable, Usage
-from hocket.families.deciding import acceptance
+from hocket.families.access import NodeAccess, acceptance
+from hocket.families.json_values import encode_json
 from hocket.families.rows.facts import ROW, PutRow, ResolveConflict, Strategy
 from hocket.families.rows.rules import (
     AGENT_BYTES_MAX,
@@ -30,8 +31,6 @@ from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.vocabulary import AcceptOffer, Subject
 from hocket.log import Transaction
 from hocket.store import Session, SubjectRow
-from hocket.work.json_values import encode_json
-from hocket.work.node_access import NodeAccess
 
 # How many rows one query reads.
 PAGE = 200

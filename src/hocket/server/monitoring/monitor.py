@@ -13,13 +13,13 @@ from hocket.api import Service
 from hocket.api.figures import why_not_ready
 from hocket.errors import StoreError
 from hocket.events import Emit, ignore
+from hocket.events.troubles import described
 from hocket.events.workers import StepFailed
 from hocket.kernel.ids import node_text
 from hocket.mesh import wire
 from hocket.mesh.wire import Reply, Request
 from hocket.node.node import Node
 from hocket.server.monitoring.event_counts import EventCounts
-from hocket.work.troubles import described
 
 if TYPE_CHECKING:
     from hocket.server.monitoring.collector import Collector
