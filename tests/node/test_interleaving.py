@@ -20,7 +20,6 @@ from hocket.kernel.vocabulary import ClaimWork, CompleteJob, ExpireWork
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store.ops import Head
-from hocket.store.postgres.jobs import PostgresJobs
 from hocket.store.postgres.session import PostgresSession
 from tests.node.interleaving import gates, interleave
 from tests.node.sharers import Sharers
@@ -133,9 +132,9 @@ def numbers_before_the_commit(patch: pytest.MonkeyPatch, nodes: Sharers) -> None
 
 
 def jobs_without_locks(patch: pytest.MonkeyPatch, nodes: Sharers) -> None:
-    ready = PostgresJobs._ready
-    patch.setattr(PostgresJobs, "_locking", "")
-    patch.setattr(PostgresJobs, "_ready", lambda session, *asked: ready(session, *asked[:3]))
+    ready = PostgresSession._ready
+    patch.setattr(PostgresSession, "_locking", "")
+    patch.setattr(PostgresSession, "_ready", lambda session, *asked, lock="": ready(session, *asked[:3]))
 
 
 def a_nodes_own_clock(patch: pytest.MonkeyPatch, nodes: Sharers) -> None:

@@ -116,12 +116,12 @@ def test_only_what_is_asked_again_is_read_in_advance(store: PostgresStore) -> No
         for n in range(SUBJECTS_MAX + 5):
             session.subject_state(Subject(KIND, b"%d" % n))
     with store.write(ME) as session:
-        assert session._told is not None and len(session._told.subjects) == SUBJECTS_MAX
+        assert len(session._prefetched.subjects) == SUBJECTS_MAX
     for _ in range(UNASKED_MAX):
         with store.write(ME) as session:
             session.subject_state(KEY)
     with store.write(ME) as session:
-        assert session._told is not None and len(session._told.subjects) <= 1
+        assert len(session._prefetched.subjects) <= 1
 
 
 def test_a_plain_submit_notices_that_its_kind_has_options(store: PostgresStore, other: PostgresStore) -> None:

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.store.postgres.address import read_address
-from hocket.store.postgres.columns import Bytes, Numbers, Texts, columns, unnested
-from hocket.store.postgres.connecting import connect
+from hocket.store.postgres.connecting import connect, read_address
+from hocket.store.postgres.exchange import Bytes, Numbers, Texts, columns, unnested
 from tests.postgres_server import server
 
 TYPES = (Bytes, Texts, Numbers)

@@ -10,8 +10,7 @@ import psycopg
 import pytest
 
 from hocket.store.postgres import PostgresStore
-from hocket.store.postgres.address import read_address
-from hocket.store.postgres.connecting import PREPARE_AFTER, connect
+from hocket.store.postgres.connecting import PREPARE_AFTER, connect, read_address
 from hocket.store.postgres.exchange import Connection
 from tests.postgres_server import prepared, server
 

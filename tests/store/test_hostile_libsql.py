@@ -17,11 +17,10 @@ import pytest
 
 from hocket import store as stores
 from hocket.errors import HocketError, StoreError
+from hocket.store.connections import DB_TOKEN
 from hocket.store.libsql import hrana
-from hocket.store.libsql.address import read_address
 from hocket.store.libsql.answers import PIPELINE_BYTES_MAX
-from hocket.store.libsql.faults import repeated
-from hocket.store.secrecy import DB_TOKEN
+from hocket.store.libsql.connecting import read_address, repeated
 from tests.libsql_server import LibsqlServer, new_server
 from tests.stores import with_macs
 

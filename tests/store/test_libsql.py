@@ -17,11 +17,10 @@ import pytest
 from hocket import store as stores
 from hocket.errors import StoreError, Usage
 from hocket.store import NO_LINK, NewOp, Session, Store
+from hocket.store.connections import DB_TOKEN, has_password, without_password
 from hocket.store.libsql import LibsqlStore
-from hocket.store.libsql.address import read_address
+from hocket.store.libsql.connecting import Broken, read_address
 from hocket.store.libsql.connection import LibsqlConnection
-from hocket.store.libsql.faults import Broken
-from hocket.store.secrecy import DB_TOKEN, has_password, without_password
 from tests.libsql_relay import LibsqlRelay
 from tests.libsql_server import LibsqlServer, new_server
 from tests.libsql_tokens import public_key, token

@@ -17,7 +17,7 @@ from hocket.breakers import CircuitBreaker
 from hocket.errors import HocketError, StoreCircuitOpen, StoreError, StoreLocked, Usage
 from hocket.log import Transaction
 from hocket.log.audit import verify
-from hocket.store import postgres
+from hocket.store import connections, postgres
 from hocket.store.guarded import GuardedStore
 from hocket.store.postgres import PostgresStore, beginning, migration, statements
 from tests.log.roster.world import READER, introduction, new_log
@@ -444,7 +444,7 @@ def test_a_crash_of_the_server_loses_nothing_and_the_breaker_bridges_it(store: P
 def test_a_server_that_does_not_come_back_leaves_the_question_open(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "COMMIT_CHECK_S", 0.0)
+    monkeypatch.setattr(connections, "COMMIT_CHECK_S", 0.0)
     with closing(Cutter(after=True)) as cutter, closing(PostgresStore(over_tcp(address, port=cutter.port))) as store:
         log = new_log(store)
         cutter.is_armed = True

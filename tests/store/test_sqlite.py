@@ -40,9 +40,11 @@ from hocket.store import (
     Stage,
     TokenRow,
     WorkerRow,
+    connections,
     sqlite,
 )
 from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteStore
+from hocket.store.sqlite.session import SqliteSession
 from tests.log.roster.world import INTRODUCTIONS, READER, Script, introduction, job_id, new_log, sent, signed
 
 
@@ -63,8 +65,9 @@ def log(path: Path) -> Iterator[Log]:
 def test_a_commit_is_on_the_disk_when_it_returns(log: Log) -> None:
     store = log.store
     assert isinstance(store, SqliteStore)
-    with store.read():
-        reader = store._readers.take().connection
+    with store.read() as view:
+        reader = view._connection
+    assert isinstance(reader, apsw.Connection)
     for connection in (store._writer, reader):
         assert connection.pragma("synchronous") == 2
         assert connection.pragma("journal_mode") == "wal"
@@ -261,8 +264,9 @@ def test_a_database_of_version_4_knows_how_many_jobs_have_ended(path: Path) -> N
 def steps(store: SqliteStore, ask: Callable[[Session], object]) -> int:
     """How many steps SQLite's machine takes to answer."""
     taken: list[int] = []
-    with store.read():
-        reader = store._readers.take().connection
+    with store.read() as view:
+        reader = view._connection
+    assert isinstance(reader, apsw.Connection)
     reader.trace_v2(
         apsw.SQLITE_TRACE_PROFILE, lambda event: taken.append(event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"])
     )
@@ -600,13 +604,13 @@ def test_a_change_that_does_not_look_at_the_head_does_not_make_an_old_one_new(tm
 
 
 def test_readers_that_do_not_end_are_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "READERS_MAX", 2)
-    monkeypatch.setattr(sqlite, "LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr(connections, "READERS_MAX", 2)
+    monkeypatch.setattr(connections, "LOCK_WAIT_S", 0.05)
     with closing(SqliteStore(path, create=True)) as store, ThreadPoolExecutor(2) as threads:
         views = [store.read(), store.read()]
         together = threading.Barrier(2)
 
-        def hold(view: sqlite.ReadTransaction) -> None:
+        def hold(view: connections.ReadView[SqliteSession]) -> None:
             view.__enter__()
             together.wait(60)
 

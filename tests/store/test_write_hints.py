@@ -16,8 +16,7 @@ import pytest
 
 from hocket.errors import StoreLocked
 from hocket.store import sqlite
-from hocket.store.files import WriteHints
-from hocket.store.sqlite import SqliteStore
+from hocket.store.sqlite import SqliteStore, WriteHints
 from tests.log.processes import eventually
 
 WAITERS = 5

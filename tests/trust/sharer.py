@@ -23,7 +23,7 @@ from hocket.mesh.wire import Reply, Request
 from hocket.node.opening import join
 from hocket.node.runtime import Runtime
 from hocket.store import NewOp
-from hocket.store.libsql.address import read_address
+from hocket.store.libsql.connecting import read_address
 from hocket.store.libsql.connection import LibsqlConnection
 from tests.libsql_server import new_server
 from tests.postgres_server import prepared, server

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from hocket.bus.changes import Changes
-from hocket.store import NoteSession
+from hocket.store import Session
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -39,7 +39,7 @@ class Bus(Protocol):
     def publish(self, changes: Changes) -> None:
         """Tells every matching listener. Never blocks, and never fails because of a listener."""
 
-    def announce(self, session: NoteSession, changes: Changes) -> None:
+    def announce(self, session: Session, changes: Changes) -> None:
         """Call this in the transaction that makes the changes, and `publish` after its commit: listeners that only the
         store reaches are told with the commit.
         """

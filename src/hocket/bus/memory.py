@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hocket.bus.changes import NOTHING, Changes
-from hocket.store import NoteSession
+from hocket.store import Session
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -27,7 +27,7 @@ class MemoryBus:
             for each in self._subscriptions:
                 each.tell(changes)
 
-    def announce(self, session: NoteSession, changes: Changes) -> None:
+    def announce(self, session: Session, changes: Changes) -> None:
         """`publish` reaches every listener."""
 
     def subscribe(self, topics: Changes) -> "_Subscription":

@@ -26,7 +26,7 @@ from hocket.bus.changes import (
     decode_or_anything,
     encode_within,
 )
-from hocket.store import NoteSession
+from hocket.store import Session
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -132,7 +132,7 @@ class Pipes:
         self._seen = -1
         self._lock = threading.Lock()
 
-    def announce(self, session: NoteSession, changes: Changes) -> None:
+    def announce(self, session: Session, changes: Changes) -> None:
         """`publish` reaches every listener."""
 
     def subscribe(self, topics: Changes) -> PipeSubscription:

@@ -15,7 +15,7 @@ from hocket.bus.changes import ANYTHING, Changes, decode_or_anything, encode_wit
 from hocket.bus.pipes import Pipes, PipeSubscription
 from hocket.errors import CircuitOpen, StoreError
 from hocket.kernel.retrying import STORE_RETRIES
-from hocket.store import NOTE_BYTES_MAX, NoteListener, NoteSession, WakeUp
+from hocket.store import NOTE_BYTES_MAX, NoteListener, Session, WakeUp
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -54,7 +54,7 @@ class SharedBus:
         """Another machine may listen."""
         return True
 
-    def announce(self, session: NoteSession, changes: Changes) -> None:
+    def announce(self, session: Session, changes: Changes) -> None:
         session.carry_note(self._origin + encode_within(changes, NOTE_BYTES_MAX - ORIGIN_BYTES))
 
     def publish(self, changes: Changes) -> None:

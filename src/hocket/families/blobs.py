@@ -19,8 +19,8 @@ from hocket.errors import StoreError, Usage
 from hocket.families.liveness import ProcessLock, is_alive
 from hocket.kernel.ids import hash_text
 from hocket.store.artifacts import PART_BYTES, BlobTable, ClearedBlobs
+from hocket.store.connections import machine_s
 from hocket.store.files import sync_directory
-from hocket.store.server_clock import machine_s
 
 BLOB_BYTES_MAX = 1024 * 1024 * 1024
 CHUNK_BYTES = 1024 * 1024

@@ -20,7 +20,7 @@ from hocket.log.citations import ID_BYTES
 from hocket.log.permissions import Permissions
 from hocket.log.registers import could_be_newest
 from hocket.store import JobEntry, OpRow, Session, Stage
-from hocket.store.row_check import BundledOp, ReadyJob
+from hocket.store.jobs import BundledOp, ReadyJob
 
 # How many ops, jobs and claims are remembered as good.
 REMEMBERED_MAX = 16_384

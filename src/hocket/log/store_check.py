@@ -36,9 +36,9 @@ from hocket.log.parallel import Helpers, in_parallel
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.state_check import CheckedStates, SessionStates, StateCheck
 from hocket.store import JobEntry, NewOp, OpRow, Session
+from hocket.store.jobs import BundledOp, ReadyJob
 from hocket.store.ops import BUNDLE
 from hocket.store.registers import NodeKeys
-from hocket.store.row_check import BundledOp, ReadyJob
 
 FINDINGS_MAX = 1_000
 UNREADABLE = "its bytes cannot be read"

@@ -22,8 +22,8 @@ from hocket.kernel.keys import SigningKey, did_key, key_text, parse_did_key, par
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.strongbox import RANDOM_BYTES, WrongPassphrase, is_locked, lock, owner, unlock
 from hocket.node.variables import database_path, given, server_address
+from hocket.store.connections import without_password
 from hocket.store.files import sync_directory
-from hocket.store.secrecy import without_password
 
 ENVIRONMENT = "HOCKET_HOME"
 

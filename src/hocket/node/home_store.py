@@ -29,8 +29,8 @@ from hocket.node.home import Home
 from hocket.node.variables import listen_address, named_store, replica_path
 from hocket.store import Migration, backend
 from hocket.store import open as open_store
+from hocket.store.connections import without_password
 from hocket.store.local import MOVING, REPLICA
-from hocket.store.secrecy import without_password
 
 if TYPE_CHECKING:
     from hocket.bus.shared import SharedBus
@@ -168,7 +168,7 @@ def bus_of(home: Home) -> Pipes | SharedBus:
     if home.server is None:
         return pipes
     from hocket.bus.shared import SharedBus
-    from hocket.store.listening import NoNotes
+    from hocket.store.connections import NoNotes
 
     hear, direct = backend(home.server).listener, listen_address()
     notes = NoNotes() if hear is None else hear(home.server, direct)

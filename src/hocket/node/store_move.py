@@ -28,8 +28,8 @@ from hocket.node.variables import DB_PATH, DB_URL, STORE, given, named_store
 from hocket.store import BlobTable, Store, backend
 from hocket.store import open as open_store
 from hocket.store.artifacts import BLOBS, BlobPlace
+from hocket.store.connections import without_password
 from hocket.store.local import MOVED, MOVING
-from hocket.store.secrecy import without_password
 
 # How often the end of the copy is tried again because another process wrote meanwhile.
 ENDS_MAX = 20

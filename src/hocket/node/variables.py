@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from hocket.errors import Usage
 from hocket.families.jobs.tracing import TRACES
 from hocket.store import SERVER_FORMS, backend
-from hocket.store.secrecy import DB_TOKEN, has_password, without_password
+from hocket.store.connections import DB_TOKEN, has_password, without_password
 
 if TYPE_CHECKING:
     from hocket.log import Log

@@ -16,9 +16,9 @@ from urllib.parse import unquote
 from hocket.errors import Usage
 from hocket.kernel.keys import RowMac
 from hocket.store.artifacts import Artifact, ArtifactSession, BlobTable
+from hocket.store.connections import DB_TOKEN, NOTE_BYTES_MAX, Migration, NoteListener, WakeUp
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
 from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
-from hocket.store.listening import NOTE_BYTES_MAX, NoteListener, NoteSession, WakeUp
 from hocket.store.local import (
     PEER_NEW,
     PEER_OK,
@@ -32,14 +32,11 @@ from hocket.store.local import (
     WorkerRow,
 )
 from hocket.store.messages import DeliveryStage, MessageSession, QueuedDelivery
-from hocket.store.migration import Migration
 from hocket.store.ops import NO_LINK, NO_SEAL, EndSeal, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.presence import AgentRow, Presence, PresenceSession, ProgressRow
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
 from hocket.store.roster import JobSession
-from hocket.store.row_check import RowCheck, RowChecks
-from hocket.store.secrecy import DB_TOKEN
-from hocket.store.session import Session
+from hocket.store.session import RowCheck, RowChecks, Session
 from hocket.store.statements import EndedMacs, LockMisuse, LockSession, MustBeAlone, Outdated, RowWithoutMac
 from hocket.store.subjects import SubjectRow, SubjectSession
 
@@ -79,7 +76,6 @@ __all__ = [
     "MustBeAlone",
     "NewOp",
     "NoteListener",
-    "NoteSession",
     "OpRow",
     "OpSession",
     "Outdated",

@@ -38,7 +38,7 @@ class Artifact(NamedTuple):
 
 
 class ChecksArtifacts(Protocol):
-    """What a store that nodes share asks about artifacts: see `row_check`."""
+    """What a store that nodes share asks about artifacts: see `RowCheck`."""
 
     def artifacts(self, found: Sequence[Artifact]) -> list[Artifact]:
         """The artifacts that are as the ops say that create them, and that these ops' authors may create."""

@@ -185,7 +185,7 @@ def _bytes(value: Any) -> bytes:
 
 
 class ChecksOps(Protocol):
-    """What a store that nodes share asks about ops: see `row_check`."""
+    """What a store that nodes share asks about ops: see `RowCheck`."""
 
     def ops(self, rows: list[OpRow]) -> list[OpRow]:
         """The rows with ops that their authors signed."""
@@ -197,7 +197,7 @@ class ChecksOps(Protocol):
 class OpSession(Statements):
     """An entry of the log is an op by itself, or a bundle. Reads of ops give those by themselves and those in bundles;
     reads of entries give bundles instead of what is in them. In a store that nodes share, the ops that a read returns
-    are those that their authors signed: see `row_check`.
+    are those that their authors signed: see `RowCheck`.
     """
 
     row_check: ChecksOps | None

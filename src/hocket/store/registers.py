@@ -89,13 +89,16 @@ class Schedule(NamedTuple):
 
 
 class ChecksRegisters(Protocol):
-    """What a store that nodes share asks about nodes and routes: see `row_check`."""
+    """What a store that nodes share asks about nodes and routes: see `RowCheck`."""
 
     def nodes(self, keys: NodeKeys) -> NodeKeys:
         """The nodes whose delegations lead back to the user, with the keys that these name."""
 
     def route(self, kind: str, hlc: bytes, node: bytes | None) -> bool:
         """Whether an op of an owner's node routed the kind so at this time."""
+
+    def enter_route(self, kind: str, hlc: bytes, node: bytes | None) -> None:
+        """The transaction enters a route, by an op that it has yet to store."""
 
 
 class RegisterSession(Statements):

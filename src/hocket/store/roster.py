@@ -6,10 +6,25 @@ from functools import cache
 from typing import Any
 
 from hocket.families.jobs.rules import Outcome
-from hocket.store.job_columns import CHECKED_COLUMNS, JOB_COLUMNS, job_entries, job_entry
-from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
-from hocket.store.row_check import RowCheck
-from hocket.store.statements import Dialect, LockSession, insert_new, upsert
+from hocket.kernel.clock import pack
+from hocket.store.jobs import (
+    CHECKED_COLUMNS,
+    CHECKED_READY_COLUMNS,
+    JOB_COLUMNS,
+    PRIORITY,
+    READY_COLUMNS,
+    SCHEDULED,
+    ChecksJobs,
+    IsLeft,
+    JobEntry,
+    JobFilter,
+    ReadyJob,
+    Stage,
+    job_entries,
+    job_entry,
+    ready_jobs,
+)
+from hocket.store.statements import Dialect, LockSession, Row, insert_new, upsert
 
 _STAGES = tuple(Stage)
 _INDEXES = ("jobs_ready", "jobs_delayed", "jobs_blocked", "jobs_claimed")
@@ -52,7 +67,7 @@ def _unended(dialect: Dialect) -> tuple[str, str]:
 
 
 class JobSession(LockSession):
-    row_check: RowCheck | None
+    row_check: ChecksJobs | None
 
     @abstractmethod
     def job(self, job_id: bytes) -> JobEntry | None: ...
@@ -174,20 +189,39 @@ class JobSession(LockSession):
     def ready_kinds(self) -> list[str]:
         return self._column(READY_KINDS)
 
-    def ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
+    def ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[ReadyJob]:
         """The most urgent jobs of a kind, each with its ScheduleJob op (None if that is not stored yet)."""
         return self._ready(kind, limit, after)
 
+    def _ready(self, kind: str, limit: int, after: JobEntry | None, where: str = "", lock: str = "") -> list[ReadyJob]:
+        """See `ready`. `where` and `lock` are parts of the statement."""
+        jobs: list[ReadyJob] = []
+        place = None if after is None else (after.job.policy.priority, pack(after.job.scheduled))
+        columns = READY_COLUMNS if self.row_check is None else CHECKED_READY_COLUMNS
+        while wanted := limit - len(jobs):
+            beyond, values = "", []
+            if place is not None:
+                beyond, values = "AND j.priority <= ? AND (j.priority < ? OR j.scheduled > ?)", [place[0], *place]
+            rows, bundles = self._with_bundles(
+                f"SELECT {columns} FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1"
+                f" WHERE j.stage = 0 AND j.kind = ? {beyond} {where}"
+                f" ORDER BY j.priority DESC, j.scheduled LIMIT ? {lock}",
+                (kind, *values, wanted),
+            )
+            jobs += ready_jobs(rows, self.row_check, bundles)
+            if len(rows) < wanted:
+                break
+            place = rows[-1][PRIORITY], rows[-1][SCHEDULED]
+        return jobs
+
     @abstractmethod
-    def _ready(
-        self, kind: str, limit: int, after: JobEntry | None, others: str = ""
-    ) -> list[tuple[JobEntry, bytes | None]]:
-        """See `ready`. `others` is a part of the statement."""
+    def _with_bundles(self, sql: str, values: Sequence[Any]) -> tuple[list[Row], Mapping[int, bytes]]:
+        """Rows that end with the ScheduleJob op, and the bundles that these came in."""
 
     @abstractmethod
     def take_ready(
         self, kind: str, limit: int, after: JobEntry | None = None, is_left: IsLeft | None = None
-    ) -> list[tuple[JobEntry, bytes | None]]:
+    ) -> list[ReadyJob]:
         """Locks and returns the most urgent jobs of a kind. Leaves out jobs that another transaction has locked, and
         jobs that the caller has left to others: of these it reads no more than id and fence.
         """

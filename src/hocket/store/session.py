@@ -1,24 +1,47 @@
-"""What a transaction can read, and a write transaction also write: the statements of all concerns."""
+"""What a transaction can read, and a write transaction also write: the statements of all concerns. And what a store
+that nodes share has checked.
+"""
 
 from abc import abstractmethod
+from typing import Protocol
 
-from hocket.store.artifacts import ArtifactSession
+from hocket.kernel.vocabulary import Subject
+from hocket.store.artifacts import ArtifactSession, ChecksArtifacts
 from hocket.store.intake import IntakeSession
-from hocket.store.listening import NoteSession
+from hocket.store.jobs import ChecksJobs
 from hocket.store.local import LocalSession
 from hocket.store.messages import MessageSession
-from hocket.store.ops import OpSession
+from hocket.store.ops import ChecksOps, OpSession
 from hocket.store.presence import PresenceSession
-from hocket.store.registers import RegisterSession
+from hocket.store.registers import ChecksRegisters, RegisterSession
 from hocket.store.roster import JobSession
-from hocket.store.row_check import RowCheck
-from hocket.store.subjects import SubjectSession
+from hocket.store.subjects import ChecksStates, SubjectSession
 
 PROJECTIONS = (
     *("jobs", "finished", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
     *("evictions", "delegations", "revocations", "coordinators", "forks", "written"),
     *("messages", "deliveries", "group_cursors"),
 )
+
+
+class RowCheck(ChecksOps, ChecksJobs, ChecksStates, ChecksRegisters, ChecksArtifacts, Protocol):
+    """What a store that nodes share asks the log before it gives rows: each of these nodes, and every person with
+    rights in the database, can change any row. A row that does not stand the check is left out, as if it were not
+    there, and reported. A store of one node has no such check.
+    """
+
+    wrong: set[Subject]
+    """The subjects with rows that were found not to say what the ops say."""
+    replays: bool
+    """A caller that replays ops takes the rows as they are."""
+
+    def committed(self) -> None:
+        """The transaction is committed."""
+
+
+class RowChecks(Protocol):
+    def within(self, session: "Session") -> RowCheck:
+        """The check of the rows that this session reads. It may read more from it."""
 
 
 class Session(
@@ -31,17 +54,21 @@ class Session(
     ArtifactSession,
     PresenceSession,
     LocalSession,
-    NoteSession,
 ):
-    """It has a `row_check` in a store that nodes share."""
-
     row_check: RowCheck | None
+    """Only in a store that nodes share."""
 
     def drop_projections(self) -> None:
         """Drops everything that is derived from the ops."""
         # Not TRUNCATE: PostgreSQL's readers would wait for it, and see empty tables in an older view.
         for table in PROJECTIONS:
             self._put(f"DELETE FROM {table}")
+
+    @abstractmethod
+    def carry_note(self, note: bytes) -> None:
+        """Tells every process that listens on the store, with the commit. A transaction carries its last note. A store
+        of one machine carries none: the processes there have their pipes.
+        """
 
     @abstractmethod
     def damage(self) -> list[str]:

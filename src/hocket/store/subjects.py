@@ -50,7 +50,7 @@ class SubjectRow(NamedTuple):
 
 
 class ChecksStates(Protocol):
-    """What a store that nodes share asks about states: see `row_check`."""
+    """What a store that nodes share asks about states: see `RowCheck`."""
 
     def state(self, subject: Subject, row: bytes | None, latest: bytes | None) -> bytes | None:
         """The state that the ops about a subject lead to. `row` is the stored one, and `latest` the time of the latest
@@ -65,7 +65,7 @@ class SubjectSession(Statements):
     row_check: ChecksStates | None
 
     def subject_state(self, subject: Subject) -> bytes | None:
-        """In a store that nodes share, what the ops about the subject say: see `row_check`."""
+        """In a store that nodes share, what the ops about the subject say: see `RowCheck`."""
         if self.row_check is None or subject.family == LOCK_QUEUE:
             state: bytes | None = self._one("SELECT state FROM subjects WHERE family = ? AND key = ?", *subject)
             return state

@@ -24,7 +24,7 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
-from hocket.store import NoteSession, Session
+from hocket.store import Session
 from hocket.work.claim_order import ClaimOrder
 from hocket.work.contested_claims import ContestedClaims
 from hocket.work.handlers import Handlers
@@ -117,7 +117,7 @@ class BatchRunner:
         hold_ms: HoldMs = whole_beats,
         isolates: Callable[[str], bool] = lambda kind: True,
         held_kinds: Callable[[], Mapping[str, int]] = dict,
-        announce: Callable[[NoteSession, Changes], None] = lambda session, changes: None,
+        announce: Callable[[Session, Changes], None] = lambda session, changes: None,
     ) -> None:
         self._handlers, self._isolates = handlers, isolates
         self._held_kinds, self._announce = held_kinds, announce

@@ -3,41 +3,38 @@ everything that was committed before. Only a statement that reads waits for the 
 those, or with the commit. Reads are consistent views, and wait for nothing. A connection that broke is made again at
 the next transaction. If it breaks during a commit, the store looks whether the transaction's last op is on the log.
 The server ends a transaction of more than five seconds if another one waits.
+
+The tables are those of SQLite, by the same numbered steps, and one with their version, because the server lets nobody
+write SQLite's own marks. The write lock lets one process at a time look and change, however many start at once. A
+database of a newer program, or with tables that are not ours, is refused and left as it is.
 """
 
 import random
-import threading
 import time
+from typing import NoReturn
 
 import apsw
 
-from hocket.errors import CommitUnknown, StoreError
-from hocket.kernel.keys import RowMac
-from hocket.store.libsql.address import ServerAddress, read_address
+from hocket.errors import StoreError
+from hocket.store.connections import LOCK_WAIT_S, Migration, ServerStore, StoreReader
+from hocket.store.libsql.connecting import Broken, ServerAddress, raise_explained, read_address
 from hocket.store.libsql.connection import LibsqlConnection
-from hocket.store.libsql.faults import LOCK_WAIT_S, Broken, raise_explained
 from hocket.store.libsql.hrana import Statement
-from hocket.store.libsql.migration import check_and_migrate, planned_migration
 from hocket.store.libsql.session import LATEST, LibsqlSession
-from hocket.store.migration import Migration
-from hocket.store.row_check import RowChecks
-from hocket.store.server_clock import ServerClock
-from hocket.store.sqlite import ReadPool
+from hocket.store.sqlite import VERSION, table_steps
 from hocket.store.sqlite.session import HEAD, damaged, head_of
-from hocket.store.statements import EndedMacs, RowMacs
+from hocket.store.statements import RowMacs
 
-# How long a process looks for the answer after a connection broke during a commit.
-COMMIT_CHECK_S = 30.0
+# How long to wait before the next try for the write lock, at most.
 PAUSE_S = 0.2
 # The server's time in milliseconds.
 _SERVER_MS: Statement = ("SELECT CAST(unixepoch('subsec') * 1000 AS INTEGER)", ())
 
 
-class LibsqlStore:
+class LibsqlStore(ServerStore[LibsqlSession]):
     def __init__(self, url: str, *, create: bool = False) -> None:
         self.address = address = read_address(url)
-        self._lock = threading.RLock()
-        self.server_clock = ServerClock()
+        super().__init__(address.shown)
         # The author of the last transaction, which is most likely that of the next one.
         self._author: bytes | None = None
         self._writer = writer = LibsqlConnection(address)
@@ -48,32 +45,21 @@ class LibsqlStore:
             writer.roll_back()
         except BaseException as error:
             writer.close()
-            raise_explained(address.shown, error)
-        self._macs = macs = RowMacs()
-        self._session = LibsqlSession(writer, is_writer=True, macs=macs)
-        self._row_checks: RowChecks | None = None
-        self._readers = ReadPool(lambda: LibsqlReader(address, macs), address.shown)
+            self._explain(error)
+        self._session = LibsqlSession(writer, is_writer=True, macs=self.macs)
 
-    def mac_rows(self, mac: RowMac, ended: EndedMacs | None = None) -> None:
-        self._macs.use(mac, ended)
+    def _new_reader(self) -> "LibsqlReader":
+        return LibsqlReader(self.address, self.macs)
 
-    def check_rows(self, checks: RowChecks) -> None:
-        self._row_checks = checks
+    def _explain(self, error: BaseException) -> NoReturn:
+        raise_explained(self.shown, error)
+
+    def _close_writer(self) -> None:
+        self._writer.close()
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> "LibsqlWrite":
         """Always alone."""
         return LibsqlWrite(self, author)
-
-    def read(self) -> "LibsqlRead":
-        return LibsqlRead(self._readers, self.address.shown, self._row_checks)
-
-    def trim(self) -> None:
-        """The server does this by itself."""
-
-    def close(self) -> None:
-        self._readers.close()
-        with self._lock:
-            self._writer.close()
 
     @property
     def round_trips(self) -> int:
@@ -91,7 +77,7 @@ class LibsqlStore:
             return self._begin()
         except BaseException as error:
             self.roll_back()
-            raise_explained(self.address.shown, error)
+            self._explain(error)
 
     def _begin(self) -> LibsqlSession:
         latest = (LATEST, (self._author or b"",))
@@ -108,7 +94,7 @@ class LibsqlStore:
         if not heads:
             raise damaged("it has lost the end of its log")
         self.server_clock.set(now_ms)
-        self._session.row_check = None if self._row_checks is None else self._row_checks.within(self._session)
+        self._session.row_check = None if self.row_checks is None else self.row_checks.within(self._session)
         self._session.begun(head_of(heads[0]), (self._author, last[0][0] if last else bytes(16)))
         return self._session
 
@@ -125,23 +111,13 @@ class LibsqlStore:
         self._release()
 
     def _was_committed(self, seq: int, op_id: bytes, broken: Broken) -> bool:
-        """Whether the last op of a transaction is on the log, asked in a transaction of its own: the old one has ended
-        by then, one way or the other.
-        """
-        deadline = time.monotonic() + COMMIT_CHECK_S
-        while True:
-            try:
-                self._writer.roll_back()
-                found = self._begin().has_op(seq, op_id)
-                self._writer.roll_back()
-                return found
-            except (Broken, StoreError, apsw.Error) as error:
-                if time.monotonic() > deadline:
-                    raise CommitUnknown(
-                        f"{self.address.shown} broke off during a commit ({broken.message}), and could not be asked"
-                        f" since whether op {op_id[:16].hex()} is on the log; look before you repeat the change"
-                    ) from error
-                time.sleep(PAUSE_S)
+        def look() -> bool:
+            self._writer.roll_back()
+            is_there = self._begin().has_op(seq, op_id)
+            self._writer.roll_back()
+            return is_there
+
+        return self._looked_up(op_id, look, broken.message, (Broken, StoreError, apsw.Error))
 
     def roll_back(self) -> None:
         self._writer.roll_back()
@@ -172,56 +148,25 @@ class LibsqlWrite:
         except BaseException as failure:
             error = failure
         self._store.roll_back()
-        raise_explained(self._store.address.shown, error)
+        raise_explained(self._store.shown, error)
 
 
-class LibsqlReader:
-    """A stream that reads, for one thread at a time."""
-
-    __slots__ = ("_connection", "_depth", "session", "thread")
+class LibsqlReader(StoreReader[LibsqlSession]):
+    """A stream that reads."""
 
     def __init__(self, address: ServerAddress, macs: RowMacs) -> None:
         self._connection = LibsqlConnection(address)
         self.session = LibsqlSession(self._connection, macs=macs)
-        self.thread = 0
-        self._depth = 0
 
     def begin(self) -> None:
-        if self._depth == 0:
-            self._connection.begin_read()
-        self._depth += 1
+        self._connection.begin_read()
 
-    def end(self) -> bool:
-        self._depth -= 1
-        if self._depth == 0:
-            self.session.ended()
-            self._connection.roll_back()
-        return self._depth == 0
+    def end(self) -> None:
+        self.session.ended()
+        self._connection.roll_back()
 
     def close(self) -> None:
         self._connection.close()
-
-
-class LibsqlRead:
-    """One view."""
-
-    __slots__ = ("_checks", "_reader", "_readers", "_shown")
-
-    def __init__(self, readers: ReadPool, shown: str, checks: RowChecks | None) -> None:
-        self._readers, self._shown, self._checks = readers, shown, checks
-
-    def __enter__(self) -> LibsqlSession:
-        self._reader = self._readers.take()
-        self._reader.begin()
-        session = self._reader.session
-        assert isinstance(session, LibsqlSession)
-        session.row_check = None if self._checks is None else self._checks.within(session)
-        return session
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._readers.give_back(self._reader, self._reader.end())
-        if error is not None:
-            raise_explained(self._shown, error)
 
 
 def planned(url: str) -> Migration:
@@ -234,3 +179,62 @@ def planned(url: str) -> Migration:
         raise_explained(address.shown, error)
     finally:
         connection.close()
+
+
+_MARK = "hocket_version"
+# Many nodes write here, so the sequences of authors are indexed from the start.
+_AUTHORS = "CREATE INDEX IF NOT EXISTS ops_by_author ON ops (substr(hlc, 13), hlc);"
+
+# Rows of version 10 have no MAC. These end with the processes that wrote them.
+_WITHOUT_MAC = "DELETE FROM workers WHERE mac = x''; DELETE FROM lock_requests WHERE mac = x'';"
+
+
+def check_and_migrate(connection: LibsqlConnection, shown: str, create: bool) -> None:
+    """Brings a new or an older store to the current version."""
+    connection.begin_read()
+    version = stored_version(connection, shown)
+    connection.roll_back()
+    if version == VERSION:
+        return
+    if version == 0 and not create:
+        raise StoreError(f"{shown} has no Hocket store; create one with `hocket init --store`")
+    connection.begin_write()
+    version = stored_version(connection, shown)
+    if version < VERSION:
+        connection.run_script("\n".join(migration(version)))
+    connection.commit()
+
+
+def planned_migration(connection: LibsqlConnection, shown: str) -> Migration:
+    connection.begin_read()
+    version = stored_version(connection, shown)
+    return Migration(version, VERSION, tuple(migration(version)))
+
+
+def migration(version: int) -> list[str]:
+    """The SQL that brings a store from this version to the current one."""
+    if version == VERSION:
+        return []
+    mark = f"UPDATE {_MARK} SET version = {VERSION};"
+    if version == 0:
+        mark = f"CREATE TABLE {_MARK} (version INTEGER NOT NULL) STRICT; INSERT INTO {_MARK} VALUES ({VERSION});"
+    return [*table_steps(version), _WITHOUT_MAC, _AUTHORS, mark]
+
+
+def stored_version(connection: LibsqlConnection, shown: str) -> int:
+    """The version of the store in the database, 0 for none."""
+    sql = "SELECT name FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%' AND name NOT LIKE 'libsql_%'"
+    names = {name for (name,) in connection.execute(sql)}
+    if not names:
+        return 0
+    if _MARK not in names:
+        raise StoreError(f"{shown} has tables of another program; choose another database")
+    row = connection.execute(f"SELECT version FROM {_MARK}").fetchone()
+    if row is None:
+        raise StoreError(f"{shown} is damaged (it has lost its version); restore a backup")
+    version = int(row[0])
+    if version > VERSION:
+        raise StoreError(
+            f"{shown} has version {version}, this program knows up to {VERSION}; upgrade Hocket, nothing was changed"
+        )
+    return version

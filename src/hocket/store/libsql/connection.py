@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from hocket.store.libsql.address import ServerAddress
 from hocket.store.libsql.answers import Row, StepAnswer
-from hocket.store.libsql.faults import TOO_LARGE, TRANSACTION_TIMEOUT, Broken, statement_error
+from hocket.store.libsql.connecting import TOO_LARGE, TRANSACTION_TIMEOUT, Broken, ServerAddress, statement_error
 from hocket.store.libsql.hrana import HranaStream, Statement
 
 # Changes that a transaction gathers before it sends them: so many, or of so many bytes.

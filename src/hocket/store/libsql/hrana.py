@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from hocket.kernel.postcard import Malformed
-from hocket.store.libsql.address import ServerAddress
 from hocket.store.libsql.answers import (
     CURSOR_BYTES_MAX,
     LINE_BYTES_MAX,
@@ -26,7 +25,7 @@ from hocket.store.libsql.answers import (
     read_entry,
     read_pipeline,
 )
-from hocket.store.libsql.faults import BadAnswer, Broken, answered_badly, connecting, repeated
+from hocket.store.libsql.connecting import BadAnswer, Broken, ServerAddress, answered_badly, connecting, repeated
 
 CONNECT_S = 10.0
 # Longer than the server lets one transaction wait for another.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from hocket.store.jobs import IsLeft, JobEntry
+from hocket.store.jobs import IsLeft, JobEntry, ReadyJob
 from hocket.store.libsql.connection import LibsqlConnection
 from hocket.store.local import LocalSession
 from hocket.store.ops import ENTRY_ID, Head, NewOp
@@ -78,10 +78,8 @@ class LibsqlSession(SqliteSession):
         rows = self._many(sql, values)
         return [list(group) for _, group in groupby(rows, key=lambda row: row[2][12:])]
 
-    def _not_left(
-        self, kind: str, limit: int, after: JobEntry | None, is_left: IsLeft
-    ) -> list[tuple[JobEntry, bytes | None]]:
-        found: list[tuple[JobEntry, bytes | None]] = []
+    def _not_left(self, kind: str, limit: int, after: JobEntry | None, is_left: IsLeft) -> list[ReadyJob]:
+        found: list[ReadyJob] = []
         while page := self._ready(kind, READY_ROWS, after):
             found += [each for each in page if not is_left(each[0].job.id, each[0].job.fence)]
             if len(found) >= limit or len(page) < READY_ROWS:

@@ -5,45 +5,42 @@ connection that broke is made again at the next transaction. If it breaks during
 transaction's last op is on the log.
 """
 
-import threading
 import time
 from contextlib import suppress
+from typing import NoReturn
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from hocket.errors import CommitUnknown, StoreAway, StoreError, StoreMoved, StoreStarting
-from hocket.kernel.keys import RowMac
-from hocket.store.migration import Migration
-from hocket.store.postgres.address import DatabaseAddress, read_address
+from hocket.errors import StoreAway, StoreError, StoreMoved, StoreStarting
+from hocket.store.connections import Migration, ServerStore, StoreReader
 from hocket.store.postgres.beginning import Beginning
-from hocket.store.postgres.connecting import connect, is_pooled
+from hocket.store.postgres.connecting import (
+    RESTARTING,
+    DatabaseAddress,
+    connect,
+    first_line,
+    is_pooled,
+    raise_explained,
+    read_address,
+)
 from hocket.store.postgres.exchange import Connection
-from hocket.store.postgres.faults import LOCK_WAIT_S, RESTARTING, first_line, raise_explained
 from hocket.store.postgres.listening import notification
 from hocket.store.postgres.migration import check_and_migrate, planned_migration
-from hocket.store.postgres.ops import HEAD, head_of
 from hocket.store.postgres.session import PostgresSession
-from hocket.store.postgres.statements import SERVER_MS
-from hocket.store.row_check import RowChecks
-from hocket.store.server_clock import ServerClock
-from hocket.store.statements import EndedMacs, MustBeAlone, Outdated, RowMacs
+from hocket.store.postgres.statements import HEAD, SERVER_MS, head_of
+from hocket.store.statements import MustBeAlone, Outdated, RowMacs
 
-READERS_MAX = 8
-# How long a process looks for the answer after a connection broke during a commit.
-COMMIT_CHECK_S = 30.0
-COMMIT_CHECK_PAUSE_S = 0.2
 # A server that has said that it shuts down may refuse connections for this long: it is restarting.
 RESTART_S = 30.0
 # What NOTIFY raises if a listener that is stopped somewhere has let the notifications pile up.
 QUEUE_FULL = psycopg.errors.ProgramLimitExceeded
 
 
-class PostgresStore:
+class PostgresStore(ServerStore[PostgresSession]):
     def __init__(self, url: str, *, create: bool = False) -> None:
         self.address = address = read_address(url)
-        self._lock = threading.RLock()
-        self.server_clock = ServerClock()
+        super().__init__(address.shown)
         self._beginning = Beginning(address.schema)
         self._restarts_until = 0.0
         connection = connect(address)
@@ -56,34 +53,24 @@ class PostgresStore:
             self._ask_time(connection)
         except BaseException as error:
             connection.close()
-            raise_explained(address.shown, error)
+            self._explain(error)
+            raise
         self._writer = connection
         self._write_session: PostgresSession | None = None
-        self.macs = RowMacs()
-        self._readers = PostgresReaders(self.address, self.macs)
-        self.row_checks: RowChecks | None = None
         # How many write transactions this process has committed.
         self.commits = 0
 
-    def check_rows(self, checks: RowChecks) -> None:
-        self.row_checks = checks
+    def _new_reader(self) -> "PostgresReader":
+        return PostgresReader(self.address, self.macs)
+
+    def _explain(self, error: BaseException) -> NoReturn:
+        raise_explained(self.shown, error)
+
+    def _close_writer(self) -> None:
+        self._writer.close()
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> "PostgresWrite":
         return PostgresWrite(self, author, at_end)
-
-    def read(self) -> "PostgresRead":
-        return PostgresRead(self._readers, self.address.shown, self.row_checks)
-
-    def mac_rows(self, mac: RowMac, ended: EndedMacs | None = None) -> None:
-        self.macs.use(mac, ended)
-
-    def trim(self) -> None:
-        """PostgreSQL's own autovacuum does this."""
-
-    def close(self) -> None:
-        self._readers.close()
-        with self._lock:
-            self._writer.close()
 
     def begin(self, author: bytes | None, at_end: bool) -> PostgresSession:
         """Locks the store against other threads, and other processes or those of the author, after a new connection if
@@ -106,7 +93,7 @@ class PostgresStore:
                 return self._begin(author, at_end)
         except BaseException as error:
             self.roll_back()
-            raise_explained(self.address.shown, error)
+            raise_explained(self.shown, error)
 
     def _resumed(self, author: bytes | None) -> PostgresSession | None:
         session, resumed = self._write_session, self._beginning.resumed(author)
@@ -142,9 +129,9 @@ class PostgresStore:
             self._write_session = session
         session.is_beside = is_beside = author is not None
         session.row_check = None if self.row_checks is None else self.row_checks.within(session)
-        session.begun(begun.head, begun.told, has_end=not is_beside or at_end)
+        session.begun(begun.head, begun.known, has_end=not is_beside or at_end)
         if (address := session.moved_to()) is not None:
-            raise StoreMoved(self.address.shown, address)
+            raise StoreMoved(self.shown, address)
         return session
 
     def _ask_time(self, connection: Connection) -> None:
@@ -171,38 +158,33 @@ class PostgresStore:
 
     def position(self) -> int:
         """How far the server's write-ahead log is. It contains all that this process has committed."""
-        return self._readers.position()
+        with self.read() as session:
+            return session.position()
 
     def _was_committed(self, session: PostgresSession, broken: psycopg.OperationalError) -> bool:
-        """Whether the last op of a transaction is on the log, asked over a new connection in a transaction that is
-        alone: the old one has ended by then, one way or the other.
-        """
         assert session.last_added is not None
         seq, op_id = session.last_added
-        deadline = time.monotonic() + COMMIT_CHECK_S
-        while True:
+
+        def look() -> bool:
             try:
                 self._writer.close()
                 self._writer = connect(self.address)
-                found = self._begin().has_op(seq, op_id)
+                is_there = self._begin().has_op(seq, op_id)
                 self._writer.ask((_ROLLBACK,))
-                return found
-            except (psycopg.OperationalError, StoreError) as error:
+                return is_there
+            except BaseException:
                 self._writer.close()
-                if time.monotonic() > deadline:
-                    raise CommitUnknown(
-                        f"{self.address.shown} broke off during a commit ({first_line(broken)}), and could not be asked"
-                        f" since whether op {op_id[:16].hex()} is on the log; look before you repeat the change"
-                    ) from error
-                time.sleep(COMMIT_CHECK_PAUSE_S)
+                raise
+
+        return self._looked_up(op_id, look, first_line(broken), (psycopg.OperationalError, StoreError))
 
     def ended(self, session: PostgresSession, *, is_committed: bool) -> None:
         """Remembers what its transactions ask, and what the last one has left."""
         head, resumes = session.head() if is_committed else None, session.resumes
-        if (ended := session.ended()) is not None:
-            if not resumes:
-                self._beginning.ended(*ended)
-            self._beginning.left(head, *ended)
+        ended = session.ended()
+        if not resumes:
+            self._beginning.ended(*ended)
+        self._beginning.left(head, *ended)
 
     def roll_back(self) -> None:
         with suppress(psycopg.Error):  # then the connection broke, and the server has rolled back
@@ -214,10 +196,6 @@ class PostgresStore:
 _BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _SEARCH = "SELECT set_config('search_path', ?, true)"
 _ROLLBACK = ("ROLLBACK", ())
-_POSITION = (
-    "SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
-    " - '0/0'::pg_lsn)::bigint"
-)
 
 
 class PostgresWrite:
@@ -250,133 +228,38 @@ class PostgresWrite:
             raise Outdated from error
         if self._author is not None and isinstance(error, psycopg.errors.DeadlockDetected):
             raise MustBeAlone from error
-        raise_explained(self._store.address.shown, error)
+        raise_explained(self._store.shown, error)
 
 
-class PostgresReader:
-    """A connection that reads, for one thread at a time."""
-
-    __slots__ = ("_depth", "_schema", "connection", "session", "thread")
-
-    def __init__(self, connection: Connection, schema: str, macs: RowMacs) -> None:
-        self.connection = connection
-        self.session = PostgresSession(connection, schema, macs=macs)
-        self._schema = schema
-        self.thread = 0
-        self._depth = 0
-
-    def begin(self) -> None:
-        """A view within a view is the same view."""
-        if self._depth == 0:
-            path = f"{self._schema}, pg_temp"
-            *_, head = self.connection.ask(((_BEGIN_READ, ()), (_SEARCH, (path,)), (HEAD, ())))
-            self.session.begun(head_of(head.first))
-        self._depth += 1
-
-    def end(self) -> bool:
-        """Whether this was the outermost view."""
-        self._depth -= 1
-        if self._depth == 0:
-            self.session.ended()
-            with suppress(psycopg.Error):  # then the connection broke, and is not used again
-                self.connection.ask((_ROLLBACK,))
-        return self._depth == 0
-
-
-class PostgresReaders:
-    """The readers of a store: as many as there are threads that read at once, up to a limit. At the limit, a thread
-    waits for one.
-    """
-
+class PostgresReader(StoreReader[PostgresSession]):
     def __init__(self, address: DatabaseAddress, macs: RowMacs) -> None:
         self._address, self._macs = address, macs
-        self._places = threading.Semaphore(READERS_MAX)
-        self._free: list[PostgresReader] = []
-        self._taken: dict[int, PostgresReader] = {}
-        self._is_closed = False
+        self._connect()
 
-    def take(self) -> PostgresReader:
-        """A reader in a transaction."""
-        thread = threading.get_ident()
-        reader = self._taken.get(thread)
-        if reader is not None:
-            reader.begin()
-            return reader
-        if not self._places.acquire(timeout=LOCK_WAIT_S):
-            raise StoreError(f"{self._address.shown} has {READERS_MAX} readers that do not end; what do they wait for?")
+    def _connect(self) -> None:
+        self._connection = connect(self._address)
+        self.session = PostgresSession(self._connection, self._address.schema, macs=self._macs)
+
+    def begin(self) -> None:
         try:
-            if self._is_closed:
-                raise StoreError(f"{self._address.shown} is closed")
-            reader = self._begun()
-        except BaseException:
-            self._places.release()
-            raise
-        reader.thread = thread
-        self._taken[thread] = reader
-        return reader
+            self._begin()
+        except psycopg.OperationalError:
+            self._connection.close()
+            self._connect()
+            self._begin()
 
-    def _begun(self) -> PostgresReader:
-        while self._free:
-            reader = self._free.pop()
-            try:
-                reader.begin()
-                return reader
-            except psycopg.OperationalError:
-                reader.connection.close()
-        reader = PostgresReader(connect(self._address), self._address.schema, self._macs)
-        reader.begin()
-        return reader
+    def _begin(self) -> None:
+        path = f"{self._address.schema}, pg_temp"
+        *_, head = self._connection.ask(((_BEGIN_READ, ()), (_SEARCH, (path,)), (HEAD, ())))
+        self.session.begun(head_of(head.first))
 
-    def give_back(self, reader: PostgresReader) -> None:
-        if reader.end():
-            del self._taken[reader.thread]
-            if not reader.connection.closed:
-                self._free.append(reader)
-            self._places.release()
-
-    def position(self) -> int:
-        """How far the server's write-ahead log is, or how far a replica has replayed it."""
-        try:
-            reader = self.take()
-        except psycopg.Error as error:
-            raise_explained(self._address.shown, error)
-        try:
-            return int(next(iter(reader.connection.execute(_POSITION)))[0])
-        finally:
-            self.give_back(reader)
+    def end(self) -> None:
+        self.session.ended()
+        with suppress(psycopg.Error):  # then the connection broke, and is made again
+            self._connection.ask((_ROLLBACK,))
 
     def close(self) -> None:
-        """Waits for the current readers, at most as long as for a lock."""
-        deadline = time.monotonic() + LOCK_WAIT_S
-        for _ in range(READERS_MAX):
-            self._places.acquire(timeout=max(0.0, deadline - time.monotonic()))
-        self._is_closed = True
-        for reader in self._free:
-            reader.connection.close()
-        self._places.release(READERS_MAX)
-
-
-class PostgresRead:
-    """One view."""
-
-    __slots__ = ("_checks", "_reader", "_readers", "_shown")
-
-    def __init__(self, readers: PostgresReaders, shown: str, checks: RowChecks | None) -> None:
-        self._readers, self._shown, self._checks = readers, shown, checks
-
-    def __enter__(self) -> PostgresSession:
-        try:
-            self._reader = self._readers.take()
-        except BaseException as error:
-            raise_explained(self._shown, error)
-        session = self._reader.session
-        session.row_check = None if self._checks is None else self._checks.within(session)
-        return session
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._readers.give_back(self._reader)
-        if error is not None:
-            raise_explained(self._shown, error)
+        self._connection.close()
 
 
 def planned(url: str) -> Migration:

@@ -17,12 +17,11 @@ from typing import NamedTuple
 
 from hocket.kernel.ids import content_hash
 from hocket.kernel.vocabulary import Subject
+from hocket.store.connections import LOCK_WAIT_S
 from hocket.store.ops import LATEST, Head
+from hocket.store.postgres.connecting import IDLE_S
 from hocket.store.postgres.exchange import Statement, StatementAnswer
-from hocket.store.postgres.faults import IDLE_S, LOCK_WAIT_S
-from hocket.store.postgres.ops import HEAD, head_of
-from hocket.store.postgres.statements import SERVER_MS
-from hocket.store.postgres.told import Told
+from hocket.store.postgres.statements import HEAD, SERVER_MS, Prefetched, head_of
 from hocket.store.subjects import STATE
 
 # How many subjects are read in advance at most, and after how many transactions that have not asked for one it no
@@ -78,7 +77,7 @@ def _facts(size: int) -> tuple[str, int]:
 class Begun(NamedTuple):
     head: Head
     server_ms: int
-    told: Told
+    known: Prefetched
 
 
 class Resumed(NamedTuple):
@@ -87,7 +86,7 @@ class Resumed(NamedTuple):
     """
 
     head: Head
-    told: Told
+    known: Prefetched
     locks: list[Statement]
     unchanged: Statement
     unchanged_end: Statement
@@ -105,9 +104,9 @@ class Beginning:
         # How many transactions have not asked for a subject.
         self._unasked: dict[Subject, int] = {}
         self._sent: list[Subject] = []
-        # The head that the last transaction has left and what it was told, and how many transactions in a row have
+        # The head that the last transaction has left and what it knew, and how many transactions in a row have
         # found the head that the one before them had left.
-        self._left: tuple[Head, Told] | None = None
+        self._left: tuple[Head, Prefetched] | None = None
         self._quiet = 0
         self._read_at = 0.0
 
@@ -136,14 +135,14 @@ class Beginning:
             return None
         if time.monotonic() - self._read_at > RESUMED_S:
             return None
-        head, told = self._left
-        told.resume((author, head.last))
+        head, known = self._left
+        known.resume((author, head.last))
         sql, values = _UNCHANGED, [*head[:6], head.permissions_state]
-        if told.worker is not None:
+        if known.worker is not None:
             sql += _HAS_WORKER
-            values.append(told.worker[0])
+            values.append(known.worker[0])
         unchanged, unchanged_end = ((f"{sql}{lock}) AS same", values) for lock in ("", " FOR UPDATE"))
-        return Resumed(head, told, self._locks(author), unchanged, unchanged_end)
+        return Resumed(head, known, self._locks(author), unchanged, unchanged_end)
 
     def begun(self, answers: Sequence[StatementAnswer]) -> Begun:
         """What the server has answered to the last statements."""
@@ -153,23 +152,23 @@ class Beginning:
         self._quiet = self._quiet + 1 if is_quiet else 0
         self._read_at = time.monotonic()
         ((server_ms, last, has_after, has_routes, has_worker, *states),) = facts.rows
-        told = Told((self.author, last or bytes(16)), has_after, has_routes, (self.worker, has_worker))
-        told.subjects.update(zip(self._sent, zip(states[::2], states[1::2], strict=True), strict=False))
-        return Begun(head, server_ms, told)
+        known = Prefetched((self.author, last or bytes(16)), has_after, has_routes, (self.worker, has_worker))
+        known.subjects.update(zip(self._sent, zip(states[::2], states[1::2], strict=True), strict=False))
+        return Begun(head, server_ms, known)
 
-    def left(self, head: Head | None, told: Told, author: bytes | None) -> None:
+    def left(self, head: Head | None, known: Prefetched, author: bytes | None) -> None:
         """A transaction of this author has left this head; None if it was undone."""
-        self._left = None if head is None or author != self.author else (head, told)
+        self._left = None if head is None or author != self.author else (head, known)
 
-    def ended(self, told: Told, author: bytes | None) -> None:
+    def ended(self, known: Prefetched, author: bytes | None) -> None:
         """A transaction of this author has ended: the next one is likely to ask the same."""
         self.author = author or self.author
-        if told.worker is not None:
-            self.worker = told.worker[0]
+        if known.worker is not None:
+            self.worker = known.worker[0]
         for subject in list(self._unasked):
             self._unasked[subject] += 1
             if self._unasked[subject] > UNASKED_MAX:
                 del self._unasked[subject]
-        for subject in told.asked:
+        for subject in known.asked:
             if subject in self._unasked or len(self._unasked) < SUBJECTS_MAX:
                 self._unasked[subject] = 0

@@ -12,11 +12,9 @@ from contextlib import suppress
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from hocket.store.listening import WakeUp
-from hocket.store.postgres.address import DatabaseAddress, read_address
-from hocket.store.postgres.connecting import connect, is_pooled
+from hocket.store.connections import WakeUp
+from hocket.store.postgres.connecting import DatabaseAddress, connect, is_pooled, raise_explained, read_address
 from hocket.store.postgres.exchange import Connection, Statement
-from hocket.store.postgres.faults import raise_explained
 
 # A server that vanished without a word is noticed after about a minute.
 _KEEP_ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}

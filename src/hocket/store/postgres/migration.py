@@ -8,10 +8,9 @@ from importlib.resources import files
 from psycopg import errors, sql
 
 from hocket.errors import StoreError
-from hocket.store.migration import Migration
-from hocket.store.postgres.address import DatabaseAddress
+from hocket.store.connections import Migration
+from hocket.store.postgres.connecting import DatabaseAddress, first_line
 from hocket.store.postgres.exchange import Connection
-from hocket.store.postgres.faults import first_line
 
 VERSION = 6
 _STEPS = ("schema.sql", "schema_2.sql", "schema_3.sql", "schema_4.sql", "schema_5.sql", "schema_6.sql")

@@ -1,24 +1,28 @@
 """The default store: one SQLite file in WAL mode with `synchronous=FULL`, shared by every process of a node. A commit
 is on the disk when it returns. SQLite's lock, taken at the start of a transaction, lets one writer in at a time. A
-process that finds it taken sleeps until the writer wakes it (`file_lock`), because SQLite's own waiting lets some
+process that finds it taken sleeps until the writer wakes it (`WriteHints`), because SQLite's own waiting lets some
 processes starve.
 """
 
 import functools
+import os
+import select
+import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import apsw
 
 from hocket.errors import StoreAway, StoreError, StoreLocked, StoreMoved
 from hocket.kernel.keys import RowMac
-from hocket.store.files import WriteHints, is_full
-from hocket.store.migration import Migration
-from hocket.store.row_check import RowChecks
+from hocket.store.connections import LOCK_WAIT_S, Migration, ReadPool, ReadView, StoreReader
+from hocket.store.files import is_full
+from hocket.store.session import RowChecks
 from hocket.store.sqlite.session import MOVED_TO, SqliteSession
 from hocket.store.statements import EndedMacs, RowMacs
 
@@ -27,16 +31,17 @@ T = TypeVar("T")
 APPLICATION_ID = 0x484F434B  # "HOCK"
 VERSION = 13
 _SCHEMA = ("schema.sql", *(f"schema_{version}.sql" for version in range(2, VERSION + 1)))
-LOCK_WAIT_S = 30.0
 RETRY_MIN_S, RETRY_MAX_S = 0.0001, 0.002
 # A process that waits to write and is not woken tries again after this long, and up to twice that: a writer that was
 # killed wakes nobody.
 UNWOKEN_S = 0.01
+_READ_BYTES = 65_536
+# A writer looks for the pipe at most this often. A process that has just made it tries again by itself.
+LOOK_S = 0.005
 # A drain beside 100,000 finished jobs finds 99.6 % of its pages in this, as in twice as much.
 CACHE_KIB = 2_048
 # A reader's cache is useless once anybody has written.
 READER_CACHE_KIB = 1_024
-READERS_MAX = 8
 PAGE_BYTES = 2048
 # Statements that stay prepared: there are more than the hundred that apsw keeps by default.
 STATEMENTS = 512
@@ -68,9 +73,10 @@ class SqliteStore:
         self._macs = RowMacs()
         self._write_session = session = SqliteSession(self._writer, is_writer=True, macs=self._macs)
         self._write = WriteTransaction(self._writer, session, self._write_lock, self.path, self._hints)
-        self._readers: ReadPool | WriterAsReader
+        self._explain = functools.partial(_explain, self.path)
+        self._readers: ReadPool[SqliteSession]
         if self.path == ":memory:":
-            self._readers = WriterAsReader(ReadConnection(self._writer, self._macs, is_alone=True), self._write_lock)
+            self._readers = WriterAsReader(SqliteReader(self._writer, self._macs), self._write_lock)
         else:
             self._readers = ReadPool(self._new_reader, self.path)
 
@@ -81,8 +87,8 @@ class SqliteStore:
         """Always alone."""
         return self._write
 
-    def read(self) -> "ReadTransaction":
-        return ReadTransaction(self._readers, self.path)
+    def read(self) -> ReadView[SqliteSession]:
+        return ReadView(self._readers, self._explain)
 
     def mac_rows(self, mac: RowMac, ended: EndedMacs | None = None) -> None:
         """A file is of one node, so the rows of an older program are that node's."""
@@ -121,8 +127,8 @@ class SqliteStore:
         _set(connection, "synchronous=FULL", f"cache_size=-{cache_kib}", "temp_store=MEMORY")
         return connection
 
-    def _new_reader(self) -> "ReadConnection":
-        return ReadConnection(self._connect(apsw.SQLITE_OPEN_READWRITE, READER_CACHE_KIB), self._macs)
+    def _new_reader(self) -> "SqliteReader":
+        return SqliteReader(self._connect(apsw.SQLITE_OPEN_READWRITE, READER_CACHE_KIB), self._macs)
 
     def _migrate(self) -> None:
         """Brings a new or an older file to the current version."""
@@ -203,6 +209,58 @@ def _copy(database: bytes, to: apsw.Connection) -> None:
             copying.step()
 
 
+class WriteHints:
+    """When to try again for the write lock of a file. A process that finds the lock taken sleeps on a named pipe beside
+    the file, and a process that has written puts a byte into the pipe. That wakes one of the others, the one that has
+    waited longest. SQLite's lock decides who writes; a byte that is lost, or comes in vain, costs a moment. For one
+    thread at a time. There is no pipe until a process has to wait.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = f"{path}-waiting"
+        self._pipe: int | None = None
+        self._looks_at = 0.0
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleeps until another process has written, or for so long. It does not sleep if it has just opened the pipe:
+        before, the writer may not have found it.
+        """
+        if self._pipe is not None and sys.platform == "linux":
+            with select.epoll() as poll:
+                # A byte wakes one process.
+                poll.register(self._pipe, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+                if poll.poll(timeout_s):
+                    with suppress(BlockingIOError):
+                        os.read(self._pipe, _READ_BYTES)  # earlier ones, too, that nobody waited for
+            return
+        with suppress(OSError):
+            os.mkfifo(self._path, 0o600)
+        self._open()
+        if self._pipe is None or sys.platform != "linux":
+            time.sleep(timeout_s)
+
+    def written(self) -> None:
+        """Wakes a process that waits."""
+        if self._pipe is None and (now := time.monotonic()) >= self._looks_at:
+            self._looks_at = now + LOOK_S
+            if os.access(self._path, os.F_OK):
+                self._open()
+        if self._pipe is not None:
+            with suppress(BlockingIOError):  # it is full of bytes that nobody waited for
+                os.write(self._pipe, b"\0")
+
+    def close(self) -> None:
+        if self._pipe is not None:
+            os.close(self._pipe)
+            self._pipe = None
+
+    def _open(self) -> None:
+        """Something else may be in its place."""
+        with suppress(OSError):
+            if stat.S_ISFIFO(os.stat(self._path).st_mode):
+                self._pipe = os.open(self._path, os.O_RDWR | os.O_NONBLOCK)
+
+
 class WriteTransaction:
     """The write transactions of a store, one after the other. It is a class and not a generator, because that is faster
     and every append needs one.
@@ -262,148 +320,39 @@ class WriteTransaction:
         self._hints.wait(_between(UNWOKEN_S, 2 * UNWOKEN_S))
 
 
-class StoreReader(Protocol):
-    """A connection that reads, for one thread at a time."""
-
-    thread: int
-
-    @property
-    def session(self) -> SqliteSession: ...
-
-    def begin(self) -> None:
-        """A view within a view is the same view."""
-
-    def end(self) -> bool:
-        """Whether this was the outermost view."""
-
-    def close(self) -> None: ...
-
-
-class ReadConnection:
-    """A connection that reads, for one thread at a time. One that `is_alone` needs no transaction: while a thread has
-    it, no other can write.
-    """
-
-    __slots__ = ("_depth", "_is_alone", "connection", "session", "thread")
-
-    def __init__(self, connection: apsw.Connection, macs: RowMacs, is_alone: bool = False) -> None:
+class SqliteReader(StoreReader[SqliteSession]):
+    def __init__(self, connection: apsw.Connection, macs: RowMacs) -> None:
         self.connection = connection
-        self._is_alone = is_alone
         self.session = SqliteSession(connection, macs=macs)
-        self.thread = 0
-        self._depth = 0
 
     def begin(self) -> None:
-        if self._depth == 0 and not self._is_alone:
-            self.connection.execute("BEGIN")
-        self._depth += 1
+        self.connection.execute("BEGIN")
 
-    def end(self) -> bool:
-        self._depth -= 1
-        if self._depth == 0 and not self._is_alone:
-            self.connection.execute("ROLLBACK")
-        return self._depth == 0
+    def end(self) -> None:
+        self.connection.execute("ROLLBACK")
 
     def close(self) -> None:
         self.connection.close()
 
 
-class ReadPool:
-    """The readers of a store: as many as there are threads that read at once, up to a limit. At the limit, a thread
-    waits for one.
+class WriterAsReader(ReadPool[SqliteSession]):
+    """The reader of a store in memory: the writer's connection, so readers wait for the writer. It needs no
+    transaction: while a thread has it, no other can write.
     """
 
-    def __init__(self, new_reader: Callable[[], StoreReader], path: str) -> None:
-        self._new_reader = new_reader
-        self._path = path
-        self._places = threading.Semaphore(READERS_MAX)
-        self._free: list[StoreReader] = []
-        self._taken: dict[int, StoreReader] = {}
-        self._is_closed = False
-
-    def take(self) -> StoreReader:
-        thread = threading.get_ident()
-        reader = self._taken.get(thread)
-        if reader is not None:
-            return reader
-        if not self._places.acquire(timeout=LOCK_WAIT_S):
-            raise StoreError(f"{self._path} has {READERS_MAX} readers that do not end; find out what they wait for")
-        try:
-            if self._is_closed:
-                raise StoreError(f"{self._path} is closed")
-            reader = self._free.pop() if self._free else self._new_reader()
-        except BaseException:
-            self._places.release()
-            raise
-        reader.thread = thread
-        self._taken[thread] = reader
-        return reader
-
-    def give_back(self, reader: StoreReader, is_over: bool) -> None:
-        if is_over:
-            del self._taken[reader.thread]
-            self._free.append(reader)
-            self._places.release()
-
-    def close(self) -> None:
-        """Waits for the current readers, at most as long as for a lock."""
-        deadline = time.monotonic() + LOCK_WAIT_S
-        for _ in range(READERS_MAX):
-            self._places.acquire(timeout=max(0.0, deadline - time.monotonic()))
-        self._is_closed = True
-        for reader in self._free:
-            reader.close()
-        self._places.release(READERS_MAX)
-
-
-class WriterAsReader:
-    """The reader of a store in memory: the writer's connection, so readers wait for the writer."""
-
-    def __init__(self, reader: ReadConnection, lock: threading.RLock) -> None:
+    def __init__(self, reader: SqliteReader, lock: threading.RLock) -> None:
         self._reader = reader
         self._lock = lock
 
-    def take(self) -> StoreReader:
+    def take(self) -> StoreReader[SqliteSession]:
         self._lock.acquire()
         return self._reader
 
-    def give_back(self, reader: StoreReader, is_over: bool) -> None:
+    def give_back(self, reader: StoreReader[SqliteSession]) -> None:
         self._lock.release()
 
     def close(self) -> None:
         pass
-
-
-class ReadTransaction:
-    """One view."""
-
-    __slots__ = ("_path", "_reader", "_readers")
-
-    def __init__(self, readers: ReadPool | WriterAsReader, path: str) -> None:
-        self._readers = readers
-        self._path = path
-
-    def __enter__(self) -> SqliteSession:
-        try:
-            self._reader = reader = self._readers.take()
-            try:
-                reader.begin()
-            except BaseException:
-                self._readers.give_back(reader, is_over=True)
-                raise
-        except BaseException as error:
-            _explain(self._path, error)
-            raise
-        return reader.session
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        is_over = True
-        try:
-            is_over = self._reader.end()
-        finally:
-            self._readers.give_back(self._reader, is_over)
-        if error is not None:
-            _explain(self._path, error)
 
 
 def _set(connection: apsw.Connection, *pragmas: str) -> None:

@@ -13,27 +13,23 @@ from typing import Any, Protocol
 import apsw
 
 from hocket.errors import StoreError
-from hocket.kernel.clock import pack
 from hocket.kernel.vocabulary import Subject
-from hocket.store.job_columns import (
+from hocket.store.jobs import (
     CHECKED_COLUMNS,
-    CHECKED_READY_COLUMNS,
     JOB_COLUMNS,
     MOVED_COLUMNS,
-    PRIORITY,
-    READY_COLUMNS,
-    SCHEDULED,
+    IsLeft,
+    JobEntry,
+    ReadyJob,
+    Stage,
     bundles_of,
     job_entries,
     job_row,
     moved_row,
-    ready_jobs,
 )
-from hocket.store.jobs import IsLeft, JobEntry, Stage
 from hocket.store.local import MOVED
 from hocket.store.ops import OP_COLUMNS, EndSeal, Head, NewOp, OpRow, SealedOp
-from hocket.store.row_check import RowCheck
-from hocket.store.session import Session
+from hocket.store.session import RowCheck, Session
 from hocket.store.statements import MAC_TABLES, SQLITE, Row, RowMacs
 
 # How the error of a trigger begins that refuses a write to a moved store. The address follows.
@@ -326,46 +322,19 @@ class SqliteSession(Session):
     def promote(self, now: int) -> None:
         self._sql("UPDATE jobs SET stage = 0 WHERE stage = 1 AND ready_at <= ?", (now,))
 
-    def _ready(
-        self, kind: str, limit: int, after: JobEntry | None, others: str = ""
-    ) -> list[tuple[JobEntry, bytes | None]]:
-        found: list[tuple[JobEntry, bytes | None]] = []
-        place = None if after is None else (after.job.policy.priority, pack(after.job.scheduled))
-        while wanted := limit - len(found):
-            rows = self._stored_ready(kind, wanted, place, others)
-            found += ready_jobs(rows, self.row_check, self._bundles(bundles_of(rows)))
-            if len(rows) < wanted:
-                break
-            place = rows[-1][PRIORITY], rows[-1][SCHEDULED]
-        return found
-
-    def _stored_ready(
-        self, kind: str, limit: int, place: tuple[int, bytes] | None, others: str
-    ) -> list[tuple[Any, ...]]:
-        beyond = ""
-        values: tuple[object, ...] = ()
-        if place is not None:
-            beyond = "AND j.priority <= ? AND (j.priority < ? OR j.scheduled > ?)"
-            values = (place[0], *place)
-        columns = READY_COLUMNS if self.row_check is None else CHECKED_READY_COLUMNS
-        rows = self._sql(
-            f"""SELECT {columns} FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
-                WHERE j.stage = 0 AND j.kind = ? {beyond} {others} ORDER BY j.priority DESC, j.scheduled LIMIT ?""",
-            (kind, *values, limit),
-        )
-        return list(rows)
+    def _with_bundles(self, sql: str, values: Sequence[Any]) -> tuple[list[Row], Mapping[int, bytes]]:
+        rows = self._rows(sql, *values)
+        return rows, self._bundles(bundles_of(rows))
 
     def take_ready(
         self, kind: str, limit: int, after: JobEntry | None = None, is_left: IsLeft | None = None
-    ) -> list[tuple[JobEntry, bytes | None]]:
+    ) -> list[ReadyJob]:
         self.lock_subjects(())
         found = self._ready(kind, limit, after) if is_left is None else self._not_left(kind, limit, after, is_left)
         self._unended.update(entry.job.id for entry, _ in found)
         return found
 
-    def _not_left(
-        self, kind: str, limit: int, after: JobEntry | None, is_left: IsLeft
-    ) -> list[tuple[JobEntry, bytes | None]]:
+    def _not_left(self, kind: str, limit: int, after: JobEntry | None, is_left: IsLeft) -> list[ReadyJob]:
         """Ready jobs without those that the caller leaves to others. SQLite calls it for each row that it passes."""
         if self._is_left is None:
             # Once: each registration makes SQLite prepare every statement again.

@@ -1,21 +1,85 @@
-"""Errors of a libSQL server: those of a statement as apsw's, since it is SQLite that raises them, and all of them as
-sentences for the user, which name the store by its address without the token and say what to do.
+"""The way to a libSQL server: its address, and its errors: those of a statement as apsw's, since it is SQLite that
+raises them, and all of them as sentences for the user, which name the store by its address without the token and say
+what to do.
+
+An address is `libsql://host`, which means TLS, `libsql://host:port?tls=0`, `https://host` or `http://host:port`. The
+token comes from a variable, or from the parameter `authToken` of an address that is itself in a variable. It never
+appears in a message.
 """
 
 import http.client
 import json
+import os
 import socket
 import ssl
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
+from urllib.parse import parse_qsl, urlsplit
 
 import apsw
 
-from hocket.errors import HocketError, StoreAway, StoreError, StoreLocked, StoreMoved
-from hocket.store.libsql.address import ServerAddress
-from hocket.store.secrecy import DB_TOKEN
+from hocket.errors import HocketError, StoreAway, StoreError, StoreLocked, StoreMoved, Usage
+from hocket.store.connections import DB_TOKEN, LOCK_WAIT_S, TOKEN_PARAMETER
 from hocket.store.sqlite.session import MOVED_TO
 
-LOCK_WAIT_S = 30.0
+_PORTS = {"https": 443, "http": 80}
+_PARAMETERS = {"tls", TOKEN_PARAMETER}
+
+
+class ServerAddress(NamedTuple):
+    """`path` stands before those of the protocol. `shown` has no token."""
+
+    host: str
+    port: int
+    is_tls: bool
+    path: str
+    shown: str
+    token: str | None = None
+
+    def is_origin_of(self, url: str) -> bool:
+        """Whether the address names a place at this very server."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port or _PORTS.get(parts.scheme)
+        except ValueError:
+            return False
+        is_plain = "@" not in parts.netloc and parts.path.isascii() and parts.path.isprintable()
+        scheme = "https" if self.is_tls else "http"
+        return is_plain and (parts.scheme, parts.hostname, port) == (scheme, self.host, self.port)
+
+    def __repr__(self) -> str:
+        return f"ServerAddress({self.shown!r})"
+
+
+def read_address(url: str) -> ServerAddress:
+    try:
+        parts = urlsplit(url)
+        given = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        host, port = parts.hostname, parts.port
+        if not host or parts.fragment or "@" in parts.netloc or not {name for name, _ in given} <= _PARAMETERS:
+            raise ValueError("a part is missing, or is not one of ours")
+    except ValueError:
+        # The reason would repeat a part of the address, which may be one of the token.
+        raise Usage(
+            "cannot read the store's address; write libsql://host, libsql://host:port?tls=0, https://host or"
+            f" http://host:port, without a user, and put the token into {DB_TOKEN}"
+        ) from None
+    settings = dict(given)
+    tls = settings.get("tls", "0" if parts.scheme == "http" else "1")
+    if tls not in ("0", "1") or (parts.scheme != "libsql" and "tls" in settings):
+        raise Usage("bad tls in the store's address: it is for libsql://, and is 0 or 1")
+    is_tls = tls == "1"
+    if parts.scheme == "libsql" and not is_tls and port is None:
+        raise Usage("a store's address with tls=0 needs a port: libsql://host:port?tls=0")
+    path = parts.path.rstrip("/")
+    name = f"[{host}]" if ":" in host else host
+    place = name if port is None else f"{name}:{port}"
+    shown = f"{parts.scheme}://{place}{path}" + ("?tls=0" if parts.scheme == "libsql" and not is_tls else "")
+    token = settings.get(TOKEN_PARAMETER) or os.environ.get(DB_TOKEN, "").strip() or None
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise Usage(f"bad {DB_TOKEN}: a token has printable ASCII characters only, and no spaces")
+    return ServerAddress(host, port or _PORTS["https" if is_tls else "http"], is_tls, path, shown, token)
+
+
 # The server's codes for a transaction that it has ended.
 STREAM_EXPIRED, TRANSACTION_TIMEOUT = "STREAM_EXPIRED", "TRANSACTION_TIMEOUT"
 # The server's code for an answer that is too large for a batch.
@@ -146,7 +210,7 @@ def _explained(shown: str, error: BaseException) -> HocketError | None:
     if isinstance(error, Broken):
         return StoreAway(f"{shown} {_ENDED.get(error.code, _BROKE).format(error=error.message)}")
     if isinstance(error, apsw.BusyError):
-        return StoreLocked(f"{shown} was locked by other transactions for {LOCK_WAIT_S:.0f} seconds; repeat the change")
+        return StoreLocked(f"{shown} was locked by other transactions for {LOCK_WAIT_S} seconds; repeat the change")
     if isinstance(error, apsw.ConstraintError) and MOVED_TO in str(error):
         return StoreMoved(shown, str(error).partition(MOVED_TO)[2])
     for kinds, sentence in _SENTENCES:
