@@ -235,5 +235,5 @@ def test_the_shipped_schema_is_that_of_the_type(kind: type) -> None:
 @pytest.mark.req("BB-02")
 def test_the_schemas_are_in_the_package() -> None:
     assert {each.name for each in SCHEMAS.iterdir()} == {f"{kind.__name__}.json" for kind in MESSAGES}
-    project = tomllib.loads((Path(messages.__file__).parents[5] / "pyproject.toml").read_text())
+    project = tomllib.loads((Path(messages.__file__).parents[4] / "pyproject.toml").read_text())
     assert "schemas/*.json" in project["tool"]["setuptools"]["package-data"]["hocket.extensions.tempo"]
