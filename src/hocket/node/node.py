@@ -59,6 +59,7 @@ from hocket.node.inbox import (
     Duration,
     Inbox,
     MessageData,
+    MessageOptions,
     ReceivedMessage,
     SyncInbox,
     ask,
@@ -266,34 +267,24 @@ class Node(LocalNode):
         return NodeLock(self, self.lock_processes, keys, agent, self.runtime.hold_length, **options)
 
     async def send(
-        self,
-        to: str,
-        body: Body,
-        *,
-        agent: str | None = None,
-        type: str = "",
-        thread: str | None = None,
-        reply_to: str | None = None,
-        priority: int = 0,
-        ttl: Duration | None = None,
-        attachments: Iterable[Attached] = (),
+        self, to: str, body: Body, *, attachments: Iterable[Attached] = (), **options: Unpack[MessageOptions]
     ) -> str:
         """Sends a message to an agent (`editor`, `editor@gpu-box`), a group (`team/`) or `all`, and returns its id. The
-        body is text, bytes or anything that can be JSON; an attachment is a path, or a name with bytes or a path.
+        body is text, bytes or anything that can be JSON; an attachment is a path, or a name with bytes or a path. See
+        `MessageOptions`.
         """
         runtime, attached = self.runtime, list(attachments)
-        given: dict[str, Any] = {"type": type, "thread": thread, "reply_to": reply_to, "priority": priority, "ttl": ttl}
-        given |= {"agent": agent, "attachments": attached}
 
         async def write() -> bytes:
-            draft = await self.call(lambda: draft_of(runtime.log, runtime.blobs, to, body, **given))
+            draft = await self.call(lambda: draft_of(runtime.log, runtime.blobs, to, body, attached, **options))
             message_id = await self.run(lambda tx: messages.send(tx, runtime.blobs, draft))
             self.wrote(node_of(draft))
             return message_id
 
-        return ulid_text(
-            await self._written_or_kept(write, lambda error: keep_message(runtime, error, to, body, **given))
+        keep: Callable[[StoreAway], bytes] = lambda error: keep_message(  # noqa: E731
+            runtime, error, to, body, attachments=attached, **options
         )
+        return ulid_text(await self._written_or_kept(write, keep))
 
     def inbox(self, agent: str | None = None) -> Inbox:
         """The messages of an agent of this node; default $HOCKET_AGENT, else this machine's user."""
