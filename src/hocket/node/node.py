@@ -40,8 +40,7 @@ from hocket.families.jobs import bulk
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.bulk import CANCEL, RETRY, BulkChange, Changed, Which
 from hocket.families.jobs.parts import Part
-from hocket.families.jobs.requests import Decision, Draft, Offer, Result, Submitted
-from hocket.families.jobs.rules import Job
+from hocket.families.jobs.requests import Decision, Draft, Offer, Submitted
 from hocket.families.jobs.tracing import tracer
 from hocket.kernel.extension import extension_kinds, loaded, part
 from hocket.kernel.ids import ulid_text
@@ -426,10 +425,7 @@ class DirectNode(Node):
 
     async def append_plain(self, draft: Draft) -> bytes:
         log = self.runtime.log
-        if self._executor is INLINE:
-            job_id = log.append_plain(draft.kind, draft.payload)
-        else:
-            job_id = await self.call(lambda: log.append_plain(draft.kind, draft.payload))
+        job_id = await self.call(lambda: log.append_plain(draft.kind, draft.payload))
         if job_id is not None:
             return job_id
         return await self.run(lambda tx: jobs.submit(tx, [draft])[0].job_id, beside=True)
@@ -633,10 +629,6 @@ class SyncNode:
     def call(self, work: Callable[[], T]) -> T:
         """Runs a function that touches the store."""
         return now(self._target.call(work))
-
-    def decide(self, request: Callable[[Transaction], Result]) -> Job:
-        """The job after a request on it was decided. Raises Conflict if the request was not accepted."""
-        return now(self._target.decide(request))
 
     def parts(self, job_id: bytes, news: StreamNews) -> Generator[Part, None, None]:
         """The parts of a job's result, as `Node.parts` gives them."""
