@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from math import ceil
 from typing import NamedTuple
 
-from hocket.bus.changes import OUTPUT, about
+from hocket.bus.hints import OUTPUT, about
 from hocket.events import Emit, ignore
 from hocket.events.nodes import CallerRefused, NodeForked, OpRefused, OpsCollided
 from hocket.families.access import NodeAccess
