@@ -59,7 +59,7 @@ def test_jobs_are_listed_and_counted() -> None:
 
 
 def test_a_count_reads_on_beyond_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hocket.api.jobs.COUNT_STEP", 2)
+    monkeypatch.setattr("hocket.api.job_lists.COUNT_STEP", 2)
     with hocket.testing.node() as node:
         node.submit_many([("admin.other", {"n": n}) for n in range(5)])
         assert hocket.admin(node).count(kind="admin.other") == 5

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hocket.testing
-from hocket.api import Principal, Service, artifacts, jobs, nodes, ops, peers, programs, schedules
+from hocket.api import Principal, Service, artifacts, jobs, nodes, ops, peers, programs, rights, schedules
 from hocket.api.peers import NewInvitation
 from hocket.errors import NotAuthorised
 from hocket.extensions.git import keys as git_keys
@@ -33,11 +33,11 @@ COMMANDS: dict[Callable[..., Any], tuple[Any, ...]] = {
     artifacts.clear: (),
     schedules.put: (NewSchedule("nightly", "0 0 * * *", "UTC", DRAFT),),
     schedules.remove: ("nightly",),
-    nodes.route: ("s.kind", "here"),
-    nodes.designate: ("here",),
-    nodes.decide_late: ("here", True),
-    nodes.revoke: ("here", None),
-    nodes.reissue: (SigningKey(bytes(32)),),
+    rights.route: ("s.kind", "here"),
+    rights.designate: ("here",),
+    rights.decide_late: ("here", True),
+    rights.revoke: ("here", None),
+    rights.reissue: (SigningKey(bytes(32)),),
     peers.add: ("http://127.0.0.1:1",),
     peers.remove: ("http://127.0.0.1:1",),
     peers.resume: ("http://127.0.0.1:1",),
@@ -69,7 +69,9 @@ def test_no_command_is_taken_from_a_principal_of_another_node(command: Callable[
 
 
 @pytest.mark.parametrize(
-    "module", [artifacts, git_keys, jobs, nodes, ops, peers, schedules, programs], ids=lambda each: each.__name__
+    "module",
+    [artifacts, git_keys, jobs, nodes, ops, peers, schedules, programs, rights],
+    ids=lambda each: each.__name__,
 )
 def test_every_function_that_writes_is_among_the_commands(module: ModuleType) -> None:
     """What writes begins with the check; and whatever runs a transaction writes."""

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 import hocket.testing
-from hocket.api import Principal, Service, jobs
-from hocket.api.jobs import JobQuery, OutcomeName
+from hocket.api import Principal, Service, job_lists, jobs
+from hocket.api.job_lists import JobQuery, OutcomeName
 from hocket.errors import NotAuthorised, Usage
 from hocket.families.jobs import view
 from hocket.families.jobs.view import JobState
@@ -30,7 +30,7 @@ def test_pages_have_every_job_once_and_the_newest_first(size: int) -> None:
         seen: list[str] = []
         before = None
         while True:
-            page = jobs.page(service, JobQuery(limit=size, before=before))
+            page = job_lists.page(service, JobQuery(limit=size, before=before))
             seen += [each.job_id for each in page.items]
             if page.next is None:
                 break
@@ -48,16 +48,16 @@ def test_pages_of_one_outcome() -> None:
                 node.submit(GOOD)
         node.drain([GOOD, BAD])
         service = Service(node.runtime)
-        first = jobs.page(service, JobQuery(outcome=OutcomeName.failed, limit=5))
-        rest = jobs.page(service, JobQuery(outcome=OutcomeName.failed, limit=50, before=first.next))
+        first = job_lists.page(service, JobQuery(outcome=OutcomeName.failed, limit=5))
+        rest = job_lists.page(service, JobQuery(outcome=OutcomeName.failed, limit=50, before=first.next))
         found = [each.job_id for each in (*first.items, *rest.items)]
         assert found == sorted(bad, reverse=True) and rest.next is None
-        assert jobs.page(service, JobQuery(JobState.pending, OutcomeName.failed)).items == []
+        assert job_lists.page(service, JobQuery(JobState.pending, OutcomeName.failed)).items == []
 
 
 def test_a_page_begins_at_a_job() -> None:
     with hocket.testing.node() as node, pytest.raises(Usage, match="not a job id"):
-        jobs.page(Service(node.runtime), JobQuery(before="nonsense"))
+        job_lists.page(Service(node.runtime), JobQuery(before="nonsense"))
 
 
 def test_answers_have_the_fields_of_a_handles_status() -> None:

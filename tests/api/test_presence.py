@@ -8,7 +8,7 @@ import pytest
 
 import hocket
 import hocket.testing
-from hocket.api import Program, Service, agents, inbox, locks, nodes, status
+from hocket.api import Program, Service, agents, inbox, locks, nodes, rights, status
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.families.liveness import BEAT_S, MISSES, Grade
 from hocket.families.locks.requests import moment
@@ -219,7 +219,7 @@ def test_a_revoked_node_cannot_be_drained(tmp_path: Path) -> None:
         leaf = await enrolled(tmp_path / "leaf", a, parse_grants(["job:claim:acme."]))
         try:
             await leaf.exchanges.visit(a.address)
-            nodes.revoke(Service(a.runtime), "leaf", None)
+            rights.revoke(Service(a.runtime), "leaf", None)
             with pytest.raises(Conflict, match="revoked"):
                 nodes.drain(Service(a.runtime), "leaf")
             assert [each.here for each in nodes.live(Service(a.runtime))] == [True]

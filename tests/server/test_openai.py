@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from hocket.api import Service, jobs, programs
-from hocket.api.jobs import JobQuery
+from hocket.api import Service, job_lists, programs
+from hocket.api.job_lists import JobQuery
 from hocket.node.runtime import Runtime
 from hocket.server import openai
 from hocket.server.api import STATUSES, ApiError
@@ -174,7 +174,7 @@ def test_a_client_that_goes_away_cancels_its_job(chat: Chat, tmp_path: Path, str
         assert time.monotonic() < deadline, "the handler goes on"
         time.sleep(0.01)
     with Runtime.open(chat.home) as runtime:
-        (last,) = jobs.page(Service(runtime), JobQuery(limit=1)).items
+        (last,) = job_lists.page(Service(runtime), JobQuery(limit=1)).items
     assert last.error == openai.GONE
 
 

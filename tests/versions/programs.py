@@ -19,9 +19,11 @@ Changes = dict[str, list[tuple[str, str]]]
 NEWER: Changes = {
     "kernel/vocabulary.py": [
         ("class Unknown(Struct", "class Note(Struct, frozen=True):\n    text: str\n\n\nclass Unknown(Struct"),
-        ("PAYLOAD: Codec", f"VARIANTS[{NOTE}] = fields(Note, STR)\nPAYLOAD: Codec"),
+        (
+            "    Variant(1051,",
+            f'    Variant({NOTE}, fields(Note, STR), Judged("Moon", "Write")),\n    Variant(1051,',
+        ),
     ],
-    "kernel/needs.py": [("    v.Unknown:", '    v.Note: Judged("Moon", "Write"),\n    v.Unknown:')],
     "kernel/capabilities.py": [
         ("RESOURCES: Set[str] = _RESOURCES.keys()", 'RESOURCES: Set[str] = _RESOURCES.keys() | {"Moon"}'),
         ("    audit_inference: bool = False\n", "    audit_inference: bool = False\n    gravity: bool = False\n"),
@@ -37,7 +39,6 @@ NEWER: Changes = {
 OLDER: Changes = {
     "kernel/vocabulary.py": [
         ("PAYLOAD: Codec", f"del VARIANTS[{BUNDLE}]\nPAYLOAD: Codec"),
-        ("def discriminant", f"_NUMBERS[Bundle] = {BUNDLE}\n\n\ndef discriminant"),
     ],
     "kernel/rules.py": [
         ("bounds=Bounds(), bundles=True)", "bounds=Bounds())"),

@@ -6,9 +6,9 @@ the other interfaces get.
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from hocket.api import Service, agents, artifacts, jobs, kinds, nodes, programs, schedules, status
+from hocket.api import Service, agents, artifacts, job_lists, jobs, kinds, nodes, programs, rights, schedules, status
 from hocket.api.agents import AgentShown
-from hocket.api.jobs import JobsPage
+from hocket.api.job_lists import JobsPage
 from hocket.api.nodes import LiveNode
 from hocket.api.operation import Operation
 from hocket.errors import Usage
@@ -71,12 +71,12 @@ def _jobs(
     before: str | None = None,
 ) -> JobsPage:
     """Jobs, newest first. The `next` of a page, as `before`, gives the following page."""
-    return jobs.page(service, jobs.query(state, outcome, kind, limit, before))
+    return job_lists.page(service, job_lists.query(state, outcome, kind, limit, before))
 
 
 def _count(service: Service, *, state: str | None = None, outcome: str | None = None, kind: str | None = None) -> int:
     """How many jobs match."""
-    return jobs.count(service, jobs.query(state, outcome, kind))
+    return job_lists.count(service, job_lists.query(state, outcome, kind))
 
 
 def _content(service: Service, artifact_id: str) -> bytes:
@@ -120,10 +120,10 @@ class _Methods:
     drain = Method(nodes.drain)
     quarantine = Method(nodes.quarantine)
     resume = Method(nodes.resume)
-    routes = Method(nodes.routes)
-    route = Method(nodes.route)
-    coordinator = Method(nodes.coordinator)
-    designate = Method(nodes.designate)
+    routes = Method(rights.routes)
+    route = Method(rights.route)
+    coordinator = Method(rights.coordinator)
+    designate = Method(rights.designate)
     nodes = Method(nodes.listing)
     live_nodes = Method(_live_nodes)
     job = Method(jobs.show)

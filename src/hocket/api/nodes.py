@@ -1,9 +1,7 @@
-"""The nodes of the mesh: who they are, what they may do, where jobs are routed, which node coordinates, and which late
-ops wait for a decision.
-"""
+"""The nodes of the mesh: who they are, how alive, and whether they take new work."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -11,23 +9,20 @@ from msgspec import Meta
 
 from hocket.api import Service, ServiceAnswer
 from hocket.api.operation import InShell, TokenNeed, operation
-from hocket.api.views import Line, Pairs, Table, View, ago, moment, now_ms, seen, table
-from hocket.errors import Conflict, NotAuthorised, Usage
+from hocket.api.views import Line, Pairs, View, ago, moment, now_ms, seen, table
+from hocket.errors import Conflict, NotAuthorised
 from hocket.families.availability.facts import Availability
 from hocket.families.availability.requests import set_availability, unavailable
 from hocket.families.availability.rules import REASON_CHARS_MAX
-from hocket.families.jobs.rules import KIND_LENGTH_MAX
 from hocket.families.liveness import Grade
 from hocket.kernel.decoding import convert
-from hocket.kernel.ids import hash_text, node_text
-from hocket.kernel.keys import SigningKey
+from hocket.kernel.ids import node_text
 from hocket.kernel.texts import counted
 from hocket.kernel.ucan import Quota
 from hocket.mesh import membership
-from hocket.mesh.grants import parse_action, quota_words, size_words, words
-from hocket.mesh.membership import Member, Revocation
-from hocket.mesh.names import likeness, why_not
-from hocket.node.home import Ask
+from hocket.mesh.grants import quota_words, size_words, words
+from hocket.mesh.membership import Member
+from hocket.mesh.names import likeness
 from hocket.store import Session
 from hocket.work.hardware import this_machine
 from hocket.work.presence import NodePresence, NodeSaid, known_nodes
@@ -97,69 +92,6 @@ class Identity(NodeShown, frozen=True):
     holds_user_key: bool
 
 
-class DelegationShown(ServiceAnswer, frozen=True):
-    delegation: str
-    to: str
-    by: str
-    may: list[str]
-    expires_ms: int | None
-
-
-class MayShown(ServiceAnswer, frozen=True):
-    """`may` is the answer; `chain` has the delegations that grant it, the user's first; it is empty if none does."""
-
-    may: bool
-    node: str
-    routed_to: str | None
-    chain: list[DelegationShown]
-
-
-class Route(ServiceAnswer, frozen=True):
-    kind: str
-    node: str
-    name: str | None
-
-
-class RouteSet(ServiceAnswer, frozen=True):
-    """`node` is None if the kind has no route; `able` is whether the node may claim jobs of the kind."""
-
-    kind: str
-    node: str | None
-    able: bool
-
-
-class CoordinatorShown(ServiceAnswer, frozen=True):
-    node: str | None
-    name: str | None
-
-
-class CoordinatorSet(ServiceAnswer, frozen=True):
-    """`previous_hears` is whether the previous coordinator is known to learn of the change; `reads_every_kind` is
-    whether the new one sees the jobs of all kinds.
-    """
-
-    node: str
-    name: str | None
-    previous: str | None
-    previous_hears: bool
-    reads_every_kind: bool
-
-
-class LateOps(ServiceAnswer, frozen=True):
-    """Ops of a node that arrived long after the delegation they rely on had ended."""
-
-    node: str
-    name: str
-    ops: int
-    received_ms: int
-
-
-class LateDecided(ServiceAnswer, frozen=True):
-    node: str
-    ops: int
-    accepted: bool
-
-
 class NodeName(ServiceAnswer, frozen=True):
     node: str
     name: str | None
@@ -167,14 +99,6 @@ class NodeName(ServiceAnswer, frozen=True):
     @property
     def called(self) -> str:
         return self.name or self.node
-
-
-class Revoking(NodeName, frozen=True):
-    """`cascade` has the nodes that lose the rights they hold through it."""
-
-    delegations: int
-    cascade: list[NodeName]
-    roles: list[str]
 
 
 class CapabilitiesShown(ServiceAnswer, frozen=True):
@@ -211,11 +135,6 @@ class AvailabilitySet(NodeName, frozen=True):
     running: int
     changed: bool
     is_coordinator: bool
-
-
-class DelegationMade(ServiceAnswer, frozen=True):
-    node: str
-    delegation: str
 
 
 READ = TokenNeed("Mesh", "Read")
@@ -342,11 +261,11 @@ def _live(shown: NodeShown, known: NodePresence | None, running: int, now_ms: in
 def namesakes(service: Service) -> list[list[NodeShown]]:
     """The nodes that have the same name as another, or one that looks like it."""
     known = listing(service)
-    groups = {likeness(each.name): _alike(known, each.name) for each in known if each.name is not None}
+    groups = {likeness(each.name): alike(known, each.name) for each in known if each.name is not None}
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _alike(known: list[NodeShown], name: str) -> list[NodeShown]:
+def alike(known: list[NodeShown], name: str) -> list[NodeShown]:
     """The nodes in force whose names look like this one."""
     return [
         each
@@ -359,7 +278,7 @@ def _alike(known: list[NodeShown], name: str) -> list[NodeShown]:
 def find(service: Service, node: NodeText) -> NodeShown:
     """Show one node: the one with this name, or whose id begins with this text; `here` is this node."""
     with service.read() as session:
-        member = membership.find(_members(service, session), node)
+        member = membership.find(members_of(service, session), node)
         return next(each for each in _all_shown(service, session) if each.node == member.id)
 
 
@@ -393,148 +312,6 @@ def identity(service: Service) -> Identity:
         raise NotAuthorised("no delegation on the log admits this node; run `hocket doctor`")
     more = {"user": log.user, "home": str(home.path), "holds_user_key": home.has_user_key()}
     return convert(msgspec.to_builtins(here) | more, Identity)
-
-
-def _show_may(answer: MayShown) -> Iterator[View]:
-    if answer.may:
-        yield Line("yes")
-    elif answer.chain:
-        yield Line(f"no: a delegation grants it, but the kind is routed to {answer.routed_to}")
-    else:
-        yield Line("no: no delegation in force grants it")
-    yield Table(
-        ("to", "by", "delegation", "until", "may"),
-        [
-            (each.to, each.by, each.delegation, moment(each.expires_ms) or "-", "; ".join(each.may))
-            for each in answer.chain
-        ],
-        "",
-    )
-
-
-@operation("may", "GET", show=_show_may)
-def may(service: Service, node: str, action: str, kind: str | None) -> MayShown:
-    """Whether a node may do something now, and which delegations grant it."""
-    resource, wanted = parse_action(action)
-    with service.read() as session:
-        members = _members(service, session)
-        names = {each.node: each.shown for each in members}
-        member = membership.find(members, node)
-        answer = membership.may(service.runtime.log, session, member.node, resource, wanted, kind)
-    chain = [
-        DelegationShown(
-            hash_text(each.cid),
-            names.get(each.node, node_text(each.node)),
-            each.issuer,
-            words(each.capabilities),
-            None if each.expires is None else each.expires * 1000,
-        )
-        for each in answer.chain or ()
-    ]
-    routed = None if answer.routed is None else names.get(answer.routed, node_text(answer.routed))
-    return MayShown(answer.chain is not None and routed is None, member.id, routed, chain)
-
-
-def not_claimable(service: Service, kinds: Iterable[str]) -> list[str]:
-    """Those of the kinds whose jobs this node may not claim and complete now, or that are routed to another node. A
-    kind that ends with a dot is not among them: the node may be allowed some of the kinds below it.
-    """
-    log = service.runtime.log
-
-    def may_not(session: Session, kind: str, action: str) -> bool:
-        answer = membership.may(log, session, log.node, "Job", action, kind)
-        return answer.chain is None or answer.routed is not None
-
-    with service.runtime.store.read() as session:
-        whole = [kind for kind in kinds if not kind.endswith(".")]
-        return [kind for kind in whole if may_not(session, kind, "Claim") or may_not(session, kind, "Complete")]
-
-
-@operation(
-    "list_routes",
-    "GET /v1/routes",
-    READ,
-    key=lambda each: each.kind,
-    show=table(Route, "no routes", {"kind": "kind", "node": lambda each: each.name or "-", "id": "node"}),
-)
-def routes(service: Service) -> list[Route]:
-    """List the routes in force: kinds whose jobs all go to one node."""
-    with service.read() as session:
-        names = {each.node: each.shown for each in _members(service, session)}
-        found = [(kind, int.from_bytes(node, "big")) for kind, _, node in session.routes() if node is not None]
-    return [Route(kind, node_text(node), names.get(node)) for kind, node in found]
-
-
-def _show_route(done: RouteSet, names: dict[str, str]) -> Iterator[View]:
-    where = "any node that may claim it" if done.node is None else names.get(done.node, done.node)
-    yield Line(f"{done.kind} goes to {where}")
-    if not done.able:
-        yield Line("but that node may not claim jobs of this kind, so none will run", "warn")
-
-
-@operation("set_route", "PUT /v1/routes/{kind}", WRITE, show=_show_route)
-def route(
-    service: Service,
-    kind: Annotated[
-        str,
-        Meta(min_length=1, max_length=KIND_LENGTH_MAX, description="The full kind, or a prefix with its dot: acme."),
-    ],
-    node: NodeText | None = None,
-) -> RouteSet:
-    """Send all jobs of a kind, or of all kinds below a prefix like `acme.`, to one node; without a node, remove the
-    route. Only the owner's nodes may.
-    """
-    service.check_writer()
-    log = service.runtime.log
-    with service.read() as session:
-        member = None if node is None else membership.find(_members(service, session), node)
-        able = member is None or membership.may(log, session, member.node, "Job", "Claim", kind).chain is not None
-    membership.route(log, kind, None if member is None else member.node)
-    return RouteSet(kind, None if member is None else member.id, able)
-
-
-def _show_coordinator(current: CoordinatorShown) -> Iterator[View]:
-    yield Line("there is no coordinator" if current.node is None else f"{current.name or '-'} {current.node}")
-
-
-@operation("show_coordinator", "GET /v1/coordinator", READ, show=_show_coordinator)
-def coordinator(service: Service) -> CoordinatorShown:
-    """Show the node that decides claims. `node` is null if there is none."""
-    with service.read() as session:
-        names = {each.node: each.shown for each in _members(service, session)}
-        current = membership.coordinator(service.runtime.log, session)
-    return CoordinatorShown(None if current is None else node_text(current), names.get(current or 0))
-
-
-def _show_designated(done: CoordinatorSet, names: dict[str, str]) -> Iterator[View]:
-    called = done.name or done.node
-    yield Line(f"{called} is the coordinator")
-    if not done.reads_every_kind:
-        yield Line(
-            f"{called} may not read the jobs of every kind, and cannot decide about those that it does"
-            " not see: their claims wait; designate another node, or invite this one again with `--may all`",
-            "warn",
-        )
-    if not done.previous_hears and done.previous is not None:
-        yield Line(
-            f"the previous coordinator, {names.get(done.previous, done.previous)}, was not seen lately and cannot"
-            " confirm; until it learns of this change it keeps deciding claims, and those decisions will not count",
-            "warn",
-        )
-
-
-@operation("designate_coordinator", "POST", show=_show_designated)
-def designate(service: Service, node: str) -> CoordinatorSet:
-    """Makes a node the coordinator."""
-    service.check_writer()
-    with service.read() as session:
-        member = membership.find(_members(service, session), node)
-        reads_every_kind = membership.reads_every_kind(service.runtime.log, session, member.node)
-    if member.standing in ("revoked", "suspended"):
-        raise Conflict(f"{member.shown} is {member.standing}; choose a node in force")
-    done = membership.designate(service.runtime.log, member.node)
-    previous = None if done.previous is None else node_text(done.previous)
-    return CoordinatorSet(member.id, member.name, previous, done.hears, reads_every_kind)
 
 
 @operation("drain_node", "POST /v1/nodes/{node}/drain", WRITE, command="drain", show=_show_drained)
@@ -574,7 +351,7 @@ def resume(service: Service, node: NodeText, reason: AvailabilityReason = "") ->
 def _set_availability(service: Service, node: str, availability: Availability, reason: str) -> AvailabilitySet:
     service.check_writer()
     with service.read() as session:
-        member = membership.find(_members(service, session), node)
+        member = membership.find(members_of(service, session), node)
     if member.standing == "revoked" and availability is not Availability.ACTIVE:
         raise Conflict(f"{member.shown} is revoked, so it takes no work anyway")
     changed = service.runtime.log.run(lambda tx: set_availability(tx, member.node, availability, reason))
@@ -586,79 +363,8 @@ def _set_availability(service: Service, node: str, availability: Availability, r
     return AvailabilitySet(member.id, member.name, shown, running, changed, is_coordinator)
 
 
-_show_late = table(LateOps, "no ops wait for a decision", {"node": "name", "ops": "ops", "came": seen("received_ms")})
-
-
-@operation("list_late_ops", "GET", show=_show_late)
-def late(service: Service) -> list[LateOps]:
-    """The late ops that wait, by author."""
-    with service.read() as session:
-        names = {each.node: each.shown for each in _members(service, session)}
-        waiting = session.late_ops()
-    found = []
-    for author in dict.fromkeys(each.author for each in waiting):
-        held = [each for each in waiting if each.author == author]
-        shown = names.get(int.from_bytes(author, "big"), author.hex())
-        found.append(LateOps(author.hex(), shown, len(held), held[0].received))
-    return found
-
-
-def _show_decided(done: LateDecided, names: dict[str, str]) -> Iterator[View]:
-    done_so = "put on the log" if done.accepted else "dropped"
-    yield Line(f"{counted(done.ops, 'op')} of {names.get(done.node, done.node)} {done_so}")
-
-
-@operation("decide_late_ops", "POST", show=_show_decided)
-def decide_late(service: Service, node: str, accept: bool) -> LateDecided:
-    """Puts the late ops of a node on the log, or deletes them."""
-    service.check_writer()
-    with service.read() as session:
-        member = membership.find(_members(service, session), node)
-    count = service.runtime.log.decide_late(member.node, accept)
-    return LateDecided(member.id, count, accept)
-
-
-def revocable(service: Service, node: str) -> Revoking:
-    """What revoking a node would take away. Raises NotAuthorised if this node may not revoke it."""
-    holds_key = service.runtime.home.holds_user_key()
-    return _revoking(membership.revocable(service.runtime.log, node, holds_key))
-
-
-def revoke(service: Service, node: str, ask: Ask | None) -> Revoking:
-    """Revokes all rights of a node. `ask` returns the passphrase of the user's key, if needed."""
-    service.check_writer()
-    home = service.runtime.home
-    user_key = (lambda: home.user_key(ask)) if home.holds_user_key() else None
-    return _revoking(membership.revoke(service.runtime.log, node, user_key))
-
-
-def reissue(service: Service, user_key: SigningKey, name: str | None = None) -> DelegationMade:
-    """Issues this node a new root delegation with the user's key, and perhaps a new name. Raises Conflict if another
-    node has that name or a similar one.
-    """
-    service.check_writer()
-    log, home = service.runtime.log, service.runtime.home
-    known = listing(service)
-    if name is None:
-        name = next((each.name for each in known if each.here), None)
-    elif problem := why_not(name):
-        raise Usage(f"bad name {name!r}: {problem}")
-    elif taken := next((each for each in _alike(known, name) if not each.here), None):
-        raise Conflict(f"{name} looks too much like {taken.name}, node {taken.node}; choose another name")
-    made = membership.reissue(log, user_key, home.node_key().public, name)
-    if not membership.is_owner(log):
-        raise NotAuthorised("the new delegation does not make this node the owner's")
-    return DelegationMade(node_text(made.node), hash_text(made.cid))
-
-
-def _members(service: Service, session: Session) -> list[Member]:
+def members_of(service: Service, session: Session) -> list[Member]:
     return membership.members(service.runtime.log, session)
-
-
-def _revoking(done: Revocation) -> Revoking:
-    member = done.member
-    cascade = [NodeName(each.id, each.name) for each in done.cascade]
-    return Revoking(member.id, member.name, done.delegations, cascade, list(member.roles))
 
 
 def availability_of_all(service: Service, session: Session) -> dict[int, AvailabilityShown]:
@@ -677,7 +383,7 @@ def availability_of_all(service: Service, session: Session) -> dict[int, Availab
 
 def _all_shown(service: Service, session: Session) -> list[NodeShown]:
     availability = availability_of_all(service, session)
-    return [_shown(each, availability.get(each.node, AvailabilityShown())) for each in _members(service, session)]
+    return [_shown(each, availability.get(each.node, AvailabilityShown())) for each in members_of(service, session)]
 
 
 def _shown(member: Member, availability: AvailabilityShown) -> NodeShown:

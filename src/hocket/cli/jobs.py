@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from hocket.api import jobs as operations
-from hocket.api.jobs import LIMIT_MAX, JobBrief, JobQuery, JobsPage, JobsWatch, OutcomeName, RosterQuery, page
+from hocket.api.job_lists import (
+    LIMIT_MAX,
+    JobQuery,
+    JobsPage,
+    JobsWatch,
+    OutcomeName,
+    RosterQuery,
+    change_all,
+    count_selected,
+    page,
+    select,
+)
+from hocket.api.jobs import JobBrief
 from hocket.api.views import ago
 from hocket.cli.declarations import Argument, Option
 from hocket.cli.options import StateOption
@@ -213,7 +225,7 @@ def cancel(
       hocket cancel --kind acme. --state pending --older-than 1h
     """
     if job is None:
-        from hocket.api.bulk import CANCEL
+        from hocket.families.jobs.bulk import CANCEL
 
         _change_many(CANCEL, kind, state, older_than, yes, reason)
     else:
@@ -240,7 +252,7 @@ def retry(
       hocket retry --kind acme.render --yes
     """
     if job is None:
-        from hocket.api.bulk import RETRY
+        from hocket.families.jobs.bulk import RETRY
 
         _change_many(RETRY, kind, state, older_than, yes, reason)
     else:
@@ -259,15 +271,14 @@ def _change_many(
     change: "BulkChange", kind: str | None, state: str | None, older_than: str | None, yes: bool, reason: str
 ) -> None:
     """Asks before it changes many jobs, unless `yes`."""
-    from hocket.api import bulk
 
     with open_service() as service:
-        wanted = bulk.select(service, change, state, kind, older_than)
-        found = bulk.count(service, wanted)
+        wanted = select(service, change, state, kind, older_than)
+        found = count_selected(service, wanted)
         if found and not yes and not _confirmed(f"{change.verb} {_counted(found)}?", found):
             raise Conflict("nothing was changed")
         with progress(change.verb) as bar:
-            done = bulk.change_all(service, change, wanted, reason, lambda visited: bar(visited, found))
+            done = change_all(service, change, wanted, reason, lambda visited: bar(visited, found))
     emit({"matched": found, **done._asdict()})
     say(f"{change.done} {_counted(done.changed)}" if found else "no job matches")
     if done.refused:

@@ -224,12 +224,12 @@ def reissue(
       hocket keys reissue
       hocket keys reissue --name rack-2
     """
-    from hocket.api import nodes
+    from hocket.api import nodes, rights
 
     with open_service() as service:
         user_key = service.runtime.home.user_key(known(passphrase_file))
-        made = nodes.reissue(service, user_key, name)
-        current = nodes.coordinator(service).node
+        made = rights.reissue(service, user_key, name)
+        current = rights.coordinator(service).node
         after = nodes.listing(service)
     emit(made)
     say(f"this node, {made.node}, is the owner's, by delegation {made.delegation}")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
-from hocket.api import nodes, ops
+from hocket.api import ops, rights
 from hocket.api.jobs import OpLine, rejected
 from hocket.api.ops import LIMIT_MAX
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
@@ -190,9 +190,9 @@ def late(
     if (accept or drop) and node is None:
         raise Usage("name a node; `hocket log late` lists them")
     if node is not None:
-        perform(nodes.decide_late, node, accept)
+        perform(rights.decide_late, node, accept)
     else:
-        perform(nodes.late)
+        perform(rights.late)
 
 
 @app.command()

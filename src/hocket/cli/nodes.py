@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from hocket.api import agents as agent_operations
 from hocket.api import nodes as operations
+from hocket.api import rights
 from hocket.cli.declarations import Argument, CommandContext, Option, new_app
 from hocket.cli.derived import add_operations, perform
 from hocket.cli.keys import PassphraseFile, known
@@ -17,7 +18,7 @@ from hocket.kernel.texts import counted, duration_ms
 
 if TYPE_CHECKING:
     from hocket.api import Service
-    from hocket.api.nodes import Revoking
+    from hocket.api.rights import Revoking
 
 
 _NO = 4
@@ -101,7 +102,7 @@ def may(
       hocket may gpu-box claim acme.render.frame
       hocket may phone artifact:write
     """
-    if not perform(operations.may, node, action, kind).may:
+    if not perform(rights.may, node, action, kind).may:
         sys.exit(_NO)
 
 
@@ -125,12 +126,12 @@ def revoke(
       hocket revoke 3f9a01 --yes
     """
     with open_service() as service:
-        planned = operations.revocable(service, node)
+        planned = rights.revocable(service, node)
         if not yes and on_terminal(sys.stdin) and not settings.as_json:
             _explain(planned)
             if not confirmed("revoke it?"):
                 raise Conflict("nothing was revoked")
-        done = operations.revoke(service, planned.node, known(passphrase_file))
+        done = rights.revoke(service, planned.node, known(passphrase_file))
     emit({"node": done.node, "name": done.name, "delegations": done.delegations, "cascade": done.cascade})
     say(f"{done.called} is revoked ({counted(done.delegations, 'delegation')})")
     for each in done.cascade:
@@ -176,11 +177,11 @@ def route(
       hocket route --list
     """
     if list_them:
-        perform(operations.routes)
+        perform(rights.routes)
     elif kind is None or (node is None) == (not clear):
         raise Usage("give a kind and a node, like `hocket route acme.render gpu-box`, a kind and --clear, or --list")
     else:
-        perform(operations.route, kind, node)
+        perform(rights.route, kind, node)
 
 
 def coordinator(
@@ -197,9 +198,9 @@ def coordinator(
     if (node is None) == (not show):
         raise Usage("name a node, like `hocket coordinator rack-1`, or give --show")
     if node is None:
-        perform(operations.coordinator)
+        perform(rights.coordinator)
     else:
-        perform(operations.designate, node)
+        perform(rights.designate, node)
 
 
 def sync(

@@ -83,7 +83,7 @@ Agent = Annotated[
 
 
 def _job_state(text: str | None) -> str | None:
-    from hocket.api.jobs import query
+    from hocket.api.job_lists import query
 
     return None if (state := query(text).state) is None else state.value
 

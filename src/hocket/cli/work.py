@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hocket.api import Service, nodes, peers
+from hocket.api import Service, peers, rights
 from hocket.cli import INTERRUPTED
 from hocket.cli.declarations import Argument, Option
 from hocket.cli.long_running import LogLines, MetricsOption, monitored, open_patiently, start_logging, until_answered
@@ -251,7 +251,7 @@ class Shift:
         worker = self._worker
         assert worker is not None
         denied = await until_answered(
-            lambda: node.call(lambda: nodes.not_claimable(Service(self._runtime), kinds)),
+            lambda: node.call(lambda: rights.not_claimable(Service(self._runtime), kinds)),
             self._emit,
             lambda: worker.is_stopping,
         )

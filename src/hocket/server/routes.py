@@ -22,10 +22,12 @@ from hocket.api import (
     artifacts,
     claims,
     inbox,
+    job_lists,
     jobs,
     kinds,
     locks,
     nodes,
+    rights,
     rows,
     schedules,
 )
@@ -246,7 +248,7 @@ def _lowered(text: str) -> str:
 
 
 # The modules whose operations are routes, if they have a path.
-MODULES = (locks, inbox, rows, nodes, agents, jobs, claims, artifacts, kinds, schedules)
+MODULES = (locks, inbox, rows, nodes, rights, agents, job_lists, jobs, claims, artifacts, kinds, schedules)
 
 ROUTES: tuple[ApiRoute, ...] = tuple(
     route_of(each)

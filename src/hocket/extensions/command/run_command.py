@@ -174,10 +174,10 @@ def _split(text: str) -> tuple[str, str]:
 
 def _target(service: "Service", text: str) -> str:
     """The id of the node that shall run the command. Raises NotAuthorised if it may not."""
-    from hocket.api import nodes
+    from hocket.api import rights
     from hocket.extensions.command.request import KIND
 
-    answer = nodes.may(service, text, "claim", KIND)
+    answer = rights.may(service, text, "claim", KIND)
     if answer.may:
         return answer.node
     why = f"{KIND} is routed to {answer.routed_to}" if answer.routed_to else f"no delegation lets it claim {KIND}"
