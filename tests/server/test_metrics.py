@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hocket.api import Service
 from hocket.api.figures import figures
-from hocket.bus.memory_messages import MemoryMessages, MemoryServer
+from hocket.bus.messages import MemoryMessages, MemoryServer
 from hocket.events import Event
 from hocket.events.jobs import (
     JobClaimed,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager
 from math import ceil
 
-from hocket.bus.changes import OUTPUT, about
+from hocket.bus.hints import OUTPUT, about
 from hocket.events import Emit, ignore
 from hocket.events.nodes import CallerRefused, NodeForked, OpRefused, OpsCollided
 from hocket.families.access import NodeAccess

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 import msgspec
 
-from hocket.bus.changes import about
+from hocket.bus.hints import about
 from hocket.errors import Unreachable, Usage
 from hocket.families.access import decide
 from hocket.families.blobs import Blobs

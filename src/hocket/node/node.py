@@ -31,7 +31,7 @@ from contextlib import (
 )
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
-from hocket.bus.changes import ANYTHING, Changes
+from hocket.bus.hints import ANYTHING, Changes
 from hocket.errors import Failed, StoreAway, Unreachable, Usage
 from hocket.events import Emit, ignore, sentences
 from hocket.events.event_logging import logged

@@ -5,9 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
-from hocket.bus.memory_messages import MemoryMessages, MemoryServer
+from hocket.bus.messages import MemoryMessages, MemoryServer, subject_name
 from hocket.bus.signed import SignedMessages
-from hocket.bus.subject_names import subject_name
 from hocket.extensions.tempo.beats.frame_judge import JudgeState, judge_frame
 from hocket.extensions.tempo.beats.messages import (
     ClaimState,

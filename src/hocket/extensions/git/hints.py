@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from hocket.bus import Bus
-from hocket.bus.changes import GIT, about
-from hocket.bus.pipes import Pipes
+from hocket.bus.hints import GIT, Bus, Pipes, about
 
 
 def announce(processes: Path, content_id: bytes) -> None:

@@ -9,9 +9,7 @@ from random import Random
 
 import msgspec
 
-from hocket.bus.memory_messages import MemoryMessages
-from hocket.bus.messages import BoundedQueue, BusMessage
-from hocket.bus.subject_names import subject_name
+from hocket.bus.messages import BoundedQueue, BusMessage, MemoryMessages, subject_name
 from hocket.extensions.sim.load import OPEN, SOLE
 from hocket.extensions.sim.node import SimNode
 from hocket.families.jobs.candidates import worker_id

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Protocol
 
-from hocket.bus.changes import Changes
+from hocket.bus.hints import Changes
 from hocket.errors import Unreachable
 from hocket.extensions.sim.loop import Life
 from hocket.extensions.sim.network import Network

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hocket.bus.memory_messages import MemoryMessages, MemoryServer
-from hocket.bus.messages import BusMessage
+from hocket.bus.messages import BusMessage, MemoryMessages, MemoryServer
 from hocket.events import Emit, ignore
 from hocket.extensions.sim.faults import HOSTILE
 from hocket.extensions.sim.network import Network
