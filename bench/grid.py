@@ -26,8 +26,7 @@ from bench.fleet import (
     wait_until_finished,
 )
 from bench.subject import Result
-from hocket.bus.messages import MessageQueue
-from hocket.bus.subject_names import subject_pattern
+from hocket.bus.messages import MessageQueue, subject_pattern
 from hocket.mesh.bus_sharing import JOBS
 from hocket.work.claim_messages import CLAIMS, read_claims_said
 

@@ -19,7 +19,7 @@ import hocket
 from bench import crew, meter, ours
 from bench.mesh import _hocket, _serving
 from bench.subject import Result
-from hocket.bus.changes import about
+from hocket.bus.hints import about
 from hocket.families.locks.facts import LOCK
 from hocket.families.locks.requests import read_scope
 from hocket.families.locks.rules import Scope

@@ -12,7 +12,7 @@ import tracemalloc
 from pathlib import Path
 
 from bench.subject import Result
-from hocket.bus.memory_messages import MemoryMessages, MemoryServer
+from hocket.bus.messages import MemoryMessages, MemoryServer
 from hocket.bus.signed import SignedMessages
 from hocket.extensions.tempo.beats import timeline
 from hocket.extensions.tempo.messages import ClaimState, StatusClaim, from_json, to_json

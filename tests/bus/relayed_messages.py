@@ -9,9 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from hocket.bus.messages import CAPACITY, BusMessage, MessageBus, MessageQueue, MessagesState
+from hocket.bus.messages import CAPACITY, BusMessage, MessageBus, MessageQueue, MessagesState, cluster_root
 from hocket.bus.process_messages import ProcessMessages
-from hocket.bus.subject_names import cluster_root
 from hocket.events import Emit, Event
 from hocket.events.nodes import MessagesDropped
 from hocket.node.message_bus import NodeMessages

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hocket.bus import Bus
-from hocket.bus.changes import ANYTHING, GIT, NOTHING, Changes, about
+from hocket.bus.hints import ANYTHING, GIT, NOTHING, Bus, Changes, Pipes, about
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
-from hocket.bus.pipes import Pipes
 from hocket.kernel.vocabulary import JOB
 
 pytestmark = pytest.mark.touches("LW-40")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from hocket.bus.changes import ANYTHING, Changes
+from hocket.bus.hints import ANYTHING, Changes
 from hocket.bus.memory import MemoryBus
 from hocket.extensions import sim
 from hocket.extensions.sim.loop import run as run_virtually

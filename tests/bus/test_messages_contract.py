@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from hocket.bus import process_messages
-from hocket.bus.memory_messages import MemoryMessages, MemoryServer
-from hocket.bus.messages import BusMessage, MessageBus, MessageQueue, is_match
+from hocket.bus.messages import BusMessage, MemoryMessages, MemoryServer, MessageBus, MessageQueue, is_match
 from hocket.bus.nats_messages import NatsMessages
 from hocket.bus.process_messages import ProcessMessages
 from hocket.events import Event

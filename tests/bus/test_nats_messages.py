@@ -21,11 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from hocket.bus import nats_messages
-from hocket.bus.messages import BusMessage, MessageQueue
+from hocket.bus.messages import BusMessage, MessageQueue, subject_name, subject_pattern
 from hocket.bus.nats_access import NatsAccess, Nkey, _checksum, read_access, read_servers, shown
 from hocket.bus.nats_messages import NatsMessages
 from hocket.bus.signed import SignedMessages
-from hocket.bus.subject_names import subject_name, subject_pattern
 from hocket.errors import Usage
 from hocket.events import Event
 from hocket.events.nodes import BusAway, BusConnected, MessagesDropped

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 import hocket
-from hocket.bus import pipes
-from hocket.bus.changes import ANYTHING, LOG, NOTHING, Changes, about
-from hocket.bus.pipes import Pipes
+from hocket.bus import hints
+from hocket.bus.hints import ANYTHING, LOG, NOTHING, Changes, Pipes, about
 from hocket.kernel.vocabulary import JOB
 
 pytestmark = pytest.mark.touches("LW-18")
@@ -49,7 +48,7 @@ def test_a_pipe_is_found_although_the_time_of_the_directory_has_not_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Time stamps of directories are coarse; here as coarse as it takes."""
-    monkeypatch.setattr(pipes, "STAMP_GRAIN_NS", 3_600_000_000_000)
+    monkeypatch.setattr(hints, "STAMP_GRAIN_NS", 3_600_000_000_000)
     bus = Pipes(tmp_path)
     bus.subscribe(ANYTHING).close()
     bus.publish(RENDER)
@@ -73,7 +72,7 @@ def test_a_pipe_that_nobody_reads_any_more_is_removed_when_it_is_found(tmp_path:
 
 def test_the_pipe_of_a_killed_process_is_removed_and_a_full_one_is_no_trouble(tmp_path: Path) -> None:
     listening = process(
-        "import sys, pathlib, hocket.bus.pipes as p, hocket.bus.changes as c\n"
+        "import sys, pathlib, hocket.bus.hints as p, hocket.bus.hints as c\n"
         "l = p.Pipes(pathlib.Path(sys.argv[1])).subscribe(c.ANYTHING); print(flush=True); sys.stdin.read()",
         tmp_path,
     )
@@ -121,7 +120,7 @@ def test_a_pipe_that_was_full_means_anything(tmp_path: Path, size: int, pages: i
 
 
 def test_messages_are_short_enough_to_be_written_at_once(tmp_path: Path) -> None:
-    assert pipes.MESSAGE_BYTES_MAX <= select.PIPE_BUF
+    assert hints.MESSAGE_BYTES_MAX <= select.PIPE_BUF
     bus = Pipes(tmp_path)
     listener = bus.subscribe(ANYTHING)
     long = Changes(frozenset(f"{n}.{'k' * 250}" for n in range(3)), frozenset(((JOB, b"x"),)))
@@ -191,8 +190,8 @@ def test_a_listener_of_another_version_is_told_of_everything(tmp_path: Path, nam
 
 PUBLISH = """
 import sys, pathlib
-from hocket.bus.pipes import Pipes
-from hocket.bus.changes import about
+from hocket.bus.hints import Pipes
+from hocket.bus.hints import about
 from hocket.kernel.vocabulary import JOB
 bus = Pipes(pathlib.Path(sys.argv[1]))
 for n in range(int(sys.argv[3])):

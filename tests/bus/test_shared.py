@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from hocket import store as stores
-from hocket.bus import Subscription, shared
-from hocket.bus.changes import ANYTHING, LOG, NOTHING, Changes, about
-from hocket.bus.pipes import Pipes
+from hocket.bus import shared
+from hocket.bus.hints import ANYTHING, LOG, NOTHING, Changes, Pipes, Subscription, about
 from hocket.bus.shared import SharedBus
 from hocket.errors import StoreError
 from hocket.kernel.vocabulary import JOB

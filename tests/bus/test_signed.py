@@ -8,12 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hocket.bus.memory_messages import MemoryMessages, MemoryServer
-from hocket.bus.messages import BusMessage, MessageBus, MessageQueue
-from hocket.bus.opening import EARLY_MAX, EARLY_MS, LOOK_S
+from hocket.bus.messages import BusMessage, MemoryMessages, MemoryServer, MessageBus, MessageQueue, subject_name
 from hocket.bus.process_messages import ProcessMessages
-from hocket.bus.signed import SignedMessages
-from hocket.bus.subject_names import subject_name
+from hocket.bus.signed import EARLY_MAX, EARLY_MS, LOOK_S, SignedMessages
 from hocket.kernel.clock import Hlc
 from hocket.kernel.envelope import (
     DATA_BYTES_MAX,

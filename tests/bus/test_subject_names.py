@@ -6,8 +6,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hocket.bus.messages import BusMessage, check_message, check_pattern, is_match
-from hocket.bus.subject_names import NAME_CHARS_MAX, read_subject, subject_name, subject_pattern
+from hocket.bus.messages import (
+    NAME_CHARS_MAX,
+    BusMessage,
+    check_message,
+    check_pattern,
+    is_match,
+    read_subject,
+    subject_name,
+    subject_pattern,
+)
 from hocket.families.jobs.rules import KIND_LENGTH_MAX
 from hocket.kernel.postcard import Malformed
 

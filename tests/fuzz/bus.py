@@ -6,8 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hocket.bus import process_messages
-from hocket.bus.messages import BusMessage
-from hocket.bus.subject_names import SubjectName, read_subject, subject_name
+from hocket.bus.messages import BusMessage, SubjectName, read_subject, subject_name
 from hocket.families.jobs.candidates import node_of, worker_id
 from hocket.families.jobs.parts import Part, PartsInOrder, PartsMessage, decode_message, encode_message
 from hocket.kernel.clock import Hlc

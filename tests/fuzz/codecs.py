@@ -8,7 +8,7 @@ from random import Random
 
 import msgspec
 
-from hocket.bus.changes import ANYTHING, NOTHING, Changes, decode_changes, decode_or_anything, encode_changes
+from hocket.bus.hints import ANYTHING, NOTHING, Changes, decode_changes, decode_or_anything, encode_changes
 from hocket.kernel import ops, policy
 from hocket.kernel import vocabulary as v
 from hocket.kernel.clock import Hlc

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.bus import changes
+from hocket.bus import hints
 from hocket.extensions.command import proof
 from hocket.kernel import authority, bearer, jws, ops, postcard, ucan, yaml_subset
 from hocket.kernel.vocabulary import AcceptWork, Sanitised
@@ -155,7 +155,7 @@ def _lax_base64(text: bytes) -> bytes:
     [
         ("op", postcard, "_varint", _lax_varint),
         ("frontier", postcard, "_varint", _lax_varint),
-        ("changes", changes, "_check_ascending", lambda values: None),
+        ("changes", hints, "_check_ascending", lambda values: None),
         ("op", ops, "verify", lambda public, signature, message: True),
         ("sequence", ops, "_fault", lambda op, size: None),
         ("bearer", bearer, "verify", lambda public, signature, message: True),

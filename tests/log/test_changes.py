@@ -9,7 +9,7 @@ import pytest
 
 import hocket
 import hocket.testing
-from hocket.bus.changes import ANYTHING, CLAIM, KEYS_MAX, LOG, NOTHING, Changes
+from hocket.bus.hints import ANYTHING, CLAIM, KEYS_MAX, LOG, NOTHING, Changes
 from hocket.bus.memory import MemoryBus
 from hocket.families.jobs import claiming, rescue
 from hocket.families.jobs import requests as jobs

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hocket.bus.changes import ANYTHING, LOG, Changes
+from hocket.bus.hints import ANYTHING, LOG, Changes
 from hocket.bus.memory import MemoryBus
 from hocket.errors import Conflict, StoreError, Usage
 from hocket.families.jobs import requests as jobs

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket import store
-from hocket.bus.changes import Changes
+from hocket.bus.hints import Changes
 from hocket.bus.memory import MemoryBus
 from hocket.errors import HocketError
 from hocket.families.availability.facts import Availability, SetAvailability

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from hocket.bus.changes import ANYTHING, CLAIM, LOG, about
+from hocket.bus.hints import ANYTHING, CLAIM, LOG, about
 from hocket.families.jobs import claiming, cron, rescue
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Job, Outcome, State

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from hocket.bus.memory_messages import MemoryMessages, MemoryServer
-from hocket.bus.subject_names import subject_name
+from hocket.bus.messages import MemoryMessages, MemoryServer, subject_name
 from hocket.families.jobs import claiming
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.candidates import worker_id

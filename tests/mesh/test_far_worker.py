@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import hocket
-from hocket.bus.changes import LOG, about
+from hocket.bus.hints import LOG, about
 from hocket.families.jobs import claiming
 from hocket.families.jobs.requests import Claim, Held, complete
 from hocket.families.jobs.rules import Job, Outcome

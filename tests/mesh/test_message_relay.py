@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 import hocket
-from hocket.bus.messages import BusMessage, MessageQueue
+from hocket.bus.messages import BusMessage, MessageQueue, subject_name, subject_pattern
 from hocket.bus.process_messages import ProcessMessages
-from hocket.bus.subject_names import subject_name, subject_pattern
 from hocket.kernel.clock import Hlc
 from hocket.kernel.envelope import PROCESS_BYTES, Drop, Envelope, read_envelope, seal
 from hocket.kernel.ids import node_text

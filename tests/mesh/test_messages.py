@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from hocket.bus.changes import Changes
+from hocket.bus.hints import Changes
 from hocket.errors import Conflict, NotAuthorised, Unreachable, Usage
 from hocket.families.inbox.facts import SendMessage
 from hocket.families.inbox.rules import Message

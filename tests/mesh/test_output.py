@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hocket.bus.changes import OUTPUT, about
+from hocket.bus.hints import OUTPUT, about
 from hocket.families.jobs import claiming
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ucan import Capability

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.bus.changes import PEER, about
+from hocket.bus.hints import PEER, about
 from hocket.errors import Unreachable
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import DesignateCoordinator

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hocket.bus.changes import Changes
+from hocket.bus.hints import Changes
 from hocket.errors import Unreachable
 from hocket.events import Event
 from hocket.extensions.sim.loop import Life

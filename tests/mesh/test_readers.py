@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hocket.bus.changes import ANYTHING, LOG, about
+from hocket.bus.hints import ANYTHING, LOG, about
 from hocket.families.jobs import claiming
 from hocket.families.jobs.requests import cancel
 from hocket.kernel.frontier import Frontier, parse_frontier

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import hocket
-from hocket.bus.messages import MessageQueue
-from hocket.bus.subject_names import subject_name, subject_pattern
+from hocket.bus.messages import MessageQueue, subject_name, subject_pattern
 from hocket.families.jobs.parts import Part
 from hocket.node.node import Node
 from hocket.work.claim_messages import CLAIMS, PASSES, read_claims_said

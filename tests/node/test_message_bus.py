@@ -10,8 +10,7 @@ import pytest
 import hocket
 from hocket.api import Service
 from hocket.api.status import status
-from hocket.bus.memory_messages import MemoryMessages, MemoryServer
-from hocket.bus.subject_names import subject_name, subject_pattern
+from hocket.bus.messages import MemoryMessages, MemoryServer, subject_name, subject_pattern
 from hocket.errors import Usage
 from hocket.kernel.envelope import Drop
 from hocket.kernel.ids import content_hash, node_id, node_text

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from hocket.bus.memory_messages import MemoryMessages, MemoryServer
-from hocket.bus.messages import MessageQueue
+from hocket.bus.messages import MemoryMessages, MemoryServer, MessageQueue
 from hocket.bus.signed import SignedMessages
 from hocket.families.jobs.parts import encode_wanted
 from hocket.kernel.ids import node_id

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from hocket.bus.changes import ANYTHING, NOTHING, Changes, about
+from hocket.bus.hints import ANYTHING, NOTHING, Changes, about
 from hocket.errors import Unreachable, Usage
 from hocket.kernel.vocabulary import JOB
 from hocket.mesh import peers, wire

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from hocket import store as stores
-from hocket.bus.changes import ANYTHING, Changes
-from hocket.bus.pipes import Pipes
+from hocket.bus.hints import ANYTHING, Changes, Pipes
 from hocket.bus.shared import SharedBus
 from hocket.log.audit import verify
 from hocket.store import WakeUp

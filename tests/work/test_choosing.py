@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hocket.testing
-from hocket.bus.changes import Changes
+from hocket.bus.hints import Changes
 from hocket.families.jobs import claiming
 from hocket.families.jobs.requests import Draft
 from hocket.kernel.ops import decode

@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from hocket.bus.memory_messages import MemoryMessages, MemoryServer
+from hocket.bus.messages import MemoryMessages, MemoryServer, subject_name, subject_pattern
 from hocket.bus.signed import SignedMessages
-from hocket.bus.subject_names import subject_name, subject_pattern
 from hocket.families.jobs.candidates import WORKER_NAME_CHARS_MAX, worker_id
 from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc, hlc_text

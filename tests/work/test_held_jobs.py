@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import hocket
-from hocket.bus.changes import IDLE, about
+from hocket.bus.hints import IDLE, about
 from hocket.events import ignore
 from hocket.events.troubles import Troubles
 from hocket.families.jobs import claiming

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hocket.bus.memory_messages import MemoryMessages, MemoryServer
+from hocket.bus.messages import MemoryMessages, MemoryServer
 from hocket.events import Event
 from hocket.events.jobs import LeaseLost, RunFinished
 from hocket.families.jobs import requests as jobs

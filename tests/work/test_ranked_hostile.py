@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hocket.bus.messages import cluster_root, subject_name
 from hocket.bus.nats_messages import NatsMessages
-from hocket.bus.subject_names import cluster_root, subject_name
 from hocket.families.jobs import claiming
 from hocket.families.jobs.candidates import worker_id
 from hocket.families.jobs.rendezvous import WEIGHT_MAX, WEIGHT_MIN

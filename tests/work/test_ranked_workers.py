@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hocket.bus.memory_messages import MemoryMessages, MemoryServer
-from hocket.bus.messages import MessageBus
+from hocket.bus.messages import MemoryMessages, MemoryServer, MessageBus
 from hocket.families.jobs import requests as jobs
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import decode

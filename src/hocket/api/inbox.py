@@ -24,7 +24,7 @@ from hocket.api.operation import (
     operation,
 )
 from hocket.api.views import Line, at, table
-from hocket.bus.changes import about
+from hocket.bus.hints import about
 from hocket.errors import Conflict, NotFound, StoreAway, Unreachable, Usage
 from hocket.families.inbox import requests as inbox
 from hocket.families.inbox.facts import MESSAGE

@@ -12,7 +12,7 @@ from msgspec import Meta
 from hocket.api import ListPage, Service
 from hocket.api.jobs import PAGE_MAX, READ_KIND, REASON_CHARS_MAX, JobBrief, briefs, id_of
 from hocket.api.operation import ULID, OverHttp, operation
-from hocket.bus.changes import about
+from hocket.bus.hints import about
 from hocket.errors import Usage
 from hocket.families.jobs.rules import KIND_LENGTH_MAX, Outcome
 from hocket.families.jobs.view import STATE_WORDS, JobState

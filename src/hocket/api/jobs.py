@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from hocket.api import Service, ServiceAnswer
 from hocket.api.operation import ULID, Arguments, InShell, OverHttp, TokenNeed, operation
 from hocket.api.views import Line, Pairs, Table, Terminal, View, moment
-from hocket.bus.changes import about
+from hocket.bus.hints import about
 from hocket.errors import Unreachable, Usage
 from hocket.families.jobs.progress import newest_notes
 from hocket.kernel.decoding import convert

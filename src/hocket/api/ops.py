@@ -10,7 +10,7 @@ import msgspec
 
 from hocket.api import Service, ServiceAnswer
 from hocket.api.jobs import OpLine, op_lines
-from hocket.bus.changes import LOG, about
+from hocket.bus.hints import LOG, about
 from hocket.events import ignore
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.policy import covers

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hocket.api import Service
-from hocket.bus.changes import OUTPUT, about
+from hocket.bus.hints import OUTPUT, about
 from hocket.errors import Unreachable, Usage
 from hocket.families.jobs import view
 from hocket.kernel.extension import ExtensionKind, extension_kind, loaded

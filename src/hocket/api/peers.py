@@ -13,7 +13,7 @@ from msgspec import Meta
 from hocket.api import Service, ServiceAnswer
 from hocket.api.operation import InShell, OperationGroup, operation
 from hocket.api.views import Line, Table, View, ago, now_ms, seen, table
-from hocket.bus.changes import PEER, about
+from hocket.bus.hints import PEER, about
 from hocket.errors import Usage
 from hocket.kernel.capabilities import sharing
 from hocket.kernel.ids import node_id, node_text

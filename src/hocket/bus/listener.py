@@ -3,8 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from hocket.bus import Subscription
-from hocket.bus.changes import NOTHING, Changes
+from hocket.bus.hints import NOTHING, Changes, Subscription
 
 
 class Listener:

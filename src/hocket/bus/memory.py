@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hocket.bus.changes import NOTHING, Changes
+from hocket.bus.hints import NOTHING, Changes
 from hocket.store import Session
 
 if TYPE_CHECKING:

@@ -4,11 +4,19 @@ and a last `>` for one or more, as in NATS.
 
 An announcement is a message that is also kept for a while, so that those who subscribe later get it too.
 
-`memory_messages` carries messages within one process, `process_messages` between the processes of one machine, and
+`MemoryMessages` carries messages within one process, `process_messages` between the processes of one machine, and
 `nats_messages` between machines. `signed` seals and checks them.
+
+The subjects of a mesh are `hocket.<cluster>.<topic>.<kind…>`. A cluster, a topic and a kind can be any text. Letters,
+digits, `-` and `_` stand for themselves; every other character is written as `%XX` for each of its bytes, so that a
+name can be a subject of NATS and a part of a file's name, and can be read back. A kind is split at its dots, so that
+one pattern covers all kinds below a prefix. An empty part is `%`.
 """
 
 import asyncio
+import os
+import re
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +28,7 @@ from hocket.events import Emit, ignore
 from hocket.events.nodes import MessagesDropped
 from hocket.kernel.clock import Hlc
 from hocket.kernel.envelope import KEPT_MS, SEALED_BYTES_MAX
+from hocket.kernel.postcard import Malformed
 
 CAPACITY = 1_024
 # The same bounds for announcements on every bus.
@@ -185,3 +194,146 @@ def check_message(message: BusMessage) -> BusMessage:
 def _check_part(part: str, subject: str) -> None:
     if not part or not part.isprintable() or any(each in part for each in " *>"):
         raise ValueError(f"bad subject {subject[:100]!r}: its parts are words without spaces, * and >")
+
+
+ROOT = "hocket"
+# NATS reads commands of up to 4096 bytes: a subject, one to reply to, and a few more. Every kind fits.
+NAME_CHARS_MAX = 3_500
+
+_UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
+_TOKEN = re.compile(r"%|(?:[A-Za-z0-9_-]|%[0-9A-F]{2})+")
+_ESCAPED = re.compile(rb"%([0-9A-F]{2})")
+_EMPTY = "%"
+
+
+class SubjectName(NamedTuple):
+    cluster: str
+    topic: str
+    kind: str
+
+
+def cluster_root(cluster: str) -> str:
+    """How every subject of a mesh begins."""
+    return f"{ROOT}.{_token(cluster)}"
+
+
+def subject_name(cluster: str, topic: str, kind: str) -> str:
+    """Raises Malformed if the name would be too long, or a text cannot be UTF-8."""
+    return _checked(".".join((ROOT, _token(cluster), _token(topic), *map(_token, kind.split(".")))))
+
+
+def subject_pattern(cluster: str, topic: str, kind: str = "") -> str:
+    """The pattern for one kind; for all kinds below it if it ends in a dot, and for every kind if it is empty. Raises
+    Malformed as `subject_name` does.
+    """
+    if kind and not kind.endswith("."):
+        return subject_name(cluster, topic, kind)
+    parts = kind.split(".")[:-1]
+    return _checked(".".join((ROOT, _token(cluster), _token(topic), *map(_token, parts), ">")))
+
+
+def read_subject(name: str) -> SubjectName:
+    """The inverse of `subject_name`. Raises Malformed for anything that it would not have written."""
+    root, *tokens = _checked(name).split(".")
+    if root != ROOT or len(tokens) < 3:
+        raise Malformed(f"not a subject of a mesh: {name[:100]!r}")
+    cluster, topic, *kind = map(_text, tokens)
+    if any("." in part for part in kind):
+        raise Malformed(f"a dot inside a part of a kind: {name[:100]!r}")
+    return SubjectName(cluster, topic, ".".join(kind))
+
+
+def _checked(name: str) -> str:
+    if len(name) > NAME_CHARS_MAX:
+        raise Malformed(f"a subject's name has at most {NAME_CHARS_MAX} characters, not {len(name)}")
+    return name
+
+
+def _token(part: str) -> str:
+    try:
+        data = part.encode()
+    except UnicodeEncodeError as error:
+        raise Malformed(f"text that UTF-8 cannot carry: {error}") from None
+    return _UNSAFE.sub(lambda found: b"%%%02X" % found[0][0], data).decode("ascii") or _EMPTY
+
+
+def _text(token: str) -> str:
+    if not _TOKEN.fullmatch(token):
+        raise Malformed(f"not a part of a subject's name: {token[:100]!r}")
+    if token == _EMPTY:
+        return ""
+    try:
+        part = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), token.encode("ascii")).decode()
+    except UnicodeDecodeError as error:
+        raise Malformed(f"not UTF-8: {error}") from None
+    if _token(part) != token:
+        raise Malformed(f"a part of a subject's name has another spelling: {token[:100]!r}")
+    return part
+
+
+class MemoryServer:
+    """What several `MemoryMessages` share, as processes share a server. A message is in every matching queue when
+    `publish` returns, in the order of the subscriptions, so a run on one event loop is the same every time. A
+    simulation overrides `carry`.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._queues: dict[BoundedQueue, MemoryMessages] = {}
+        self._announced: deque[tuple[float, BusMessage]] = deque(maxlen=ANNOUNCED_MAX)
+
+    def carry(self, sender: "MemoryMessages", receiver: "MemoryMessages", put: Callable[[], None]) -> None:
+        """Brings a message from one to the other: `put` delivers it."""
+        put()
+
+    def add(self, queue: BoundedQueue, owner: "MemoryMessages", since_s: float) -> None:
+        now_s = self._monotonic()
+        for at_s, message in self._announced:
+            if (
+                now_s - at_s <= min(since_s, ANNOUNCED_S_MAX)
+                and since_s > 0
+                and is_match(queue.pattern, message.subject)
+            ):
+                queue.put(message)
+        self._queues[queue] = owner
+
+    def remove(self, queue: BoundedQueue) -> None:
+        self._queues.pop(queue, None)
+
+    def close(self, owner: "MemoryMessages") -> None:
+        for queue in [queue for queue, whose in self._queues.items() if whose is owner]:
+            queue.close()
+
+    def publish(self, sender: "MemoryMessages", message: BusMessage) -> None:
+        for queue, owner in list(self._queues.items()):
+            if is_match(queue.pattern, message.subject):
+                self.carry(sender, owner, lambda queue=queue: queue.put(message))  # type: ignore[misc]
+
+    def announce(self, sender: "MemoryMessages", message: BusMessage) -> None:
+        self._announced.append((self._monotonic(), message))
+        self.publish(sender, message)
+
+
+class MemoryMessages:
+    def __init__(
+        self, server: MemoryServer, emit: Emit = ignore, randomness: Callable[[int], bytes] = os.urandom
+    ) -> None:
+        self._server, self._emit, self._randomness = server, emit, randomness
+        self.state = MessagesState("this process", True, 0)
+
+    async def publish(self, subject: str, data: bytes, *, reply_to: str = "") -> None:
+        self._server.publish(self, check_message(BusMessage(subject, data, reply_to)))
+
+    async def announce(self, subject: str, data: bytes) -> None:
+        self._server.announce(self, check_message(BusMessage(subject, data)))
+
+    async def subscribe(self, pattern: str, *, capacity: int = CAPACITY, since_s: float = 0.0) -> BoundedQueue:
+        queue = BoundedQueue(pattern, capacity, self._emit, self._server.remove)
+        self._server.add(queue, self, since_s)
+        return queue
+
+    async def request(self, subject: str, data: bytes, timeout_s: float) -> BusMessage | None:
+        return await ask(self, f"reply.{self._randomness(16).hex()}", subject, data, timeout_s)
+
+    async def close(self) -> None:
+        self._server.close(self)

@@ -12,8 +12,8 @@ import nats.js.errors
 from nats.aio.client import Client
 from nats.js import api
 
+from hocket.bus.messages import subject_name
 from hocket.bus.nats_messages import NatsMessages
-from hocket.bus.subject_names import subject_name
 from hocket.cancelling import cancellable
 from hocket.errors import Unreachable
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hocket.breakers import CircuitBreaker
-from hocket.bus.changes import ANYTHING, Changes, decode_or_anything, encode_within
-from hocket.bus.pipes import Pipes, PipeSubscription
+from hocket.bus.hints import ANYTHING, Changes, Pipes, PipeSubscription, decode_or_anything, encode_within
 from hocket.errors import CircuitOpen, StoreError
 from hocket.kernel.retrying import STORE_RETRIES
 from hocket.store import NOTE_BYTES_MAX, NoteListener, Session, WakeUp

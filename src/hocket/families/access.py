@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from hocket.bus.changes import ANYTHING, Changes
+from hocket.bus.hints import ANYTHING, Changes
 from hocket.kernel.clock import pack
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import Reason

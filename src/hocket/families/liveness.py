@@ -28,7 +28,7 @@ from hocket.kernel.decoding import decode_json
 from hocket.store import Place, WorkerRow
 
 if TYPE_CHECKING:
-    from hocket.bus import Bus
+    from hocket.bus.hints import Bus
     from hocket.log import Transaction
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hocket.bus.changes import ANYTHING
+from hocket.bus.hints import ANYTHING
 from hocket.errors import StoreError
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
@@ -24,7 +24,7 @@ from hocket.store import MustBeAlone, Outdated
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hocket.bus import Bus
+    from hocket.bus.hints import Bus
     from hocket.kernel.authority import Authority
     from hocket.kernel.keys import SigningKey
     from hocket.kernel.ops import Op

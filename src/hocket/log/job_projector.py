@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from hocket.bus.changes import CLAIM
+from hocket.bus.hints import CLAIM
 from hocket.families.availability.rules import allows
 from hocket.families.jobs.rules import JOBS, Job, Outcome, State, tick_fault
 from hocket.kernel.clock import Hlc, pack, unpack

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from hocket.bus.changes import LOG, Changes, gathered
+from hocket.bus.hints import LOG, Changes, gathered
 from hocket.errors import NotAuthorised, StoreError
 from hocket.families.availability.facts import Availability
 from hocket.kernel.bundles import BundleDraft, facts_of, read_facts, with_bundle_signature

@@ -12,11 +12,17 @@ from functools import partial
 
 import msgspec
 
-from hocket.bus.changes import ANYTHING, about
-from hocket.bus.messages import ANNOUNCED_S_MAX, BusMessage, MessageBus, MessageQueue
-from hocket.bus.opening import LOOK_S
-from hocket.bus.signed import SignedMessages
-from hocket.bus.subject_names import cluster_root, subject_name, subject_pattern
+from hocket.bus.hints import ANYTHING, about
+from hocket.bus.messages import (
+    ANNOUNCED_S_MAX,
+    BusMessage,
+    MessageBus,
+    MessageQueue,
+    cluster_root,
+    subject_name,
+    subject_pattern,
+)
+from hocket.bus.signed import LOOK_S, SignedMessages
 from hocket.errors import HocketError
 from hocket.families.access import NodeAccess
 from hocket.families.liveness import BEAT_S

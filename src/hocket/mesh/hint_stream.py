@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 
-from hocket.bus.changes import ANYTHING, LOG, NOTHING, OUTPUT, Changes, about
+from hocket.bus.hints import ANYTHING, LOG, NOTHING, OUTPUT, Changes, about
 from hocket.events import Emit
 from hocket.families.access import NodeAccess
 from hocket.kernel.authority import Standing

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from hocket.bus.changes import Changes
+from hocket.bus.hints import Changes
 from hocket.errors import Unreachable, Usage
 from hocket.mesh import wire
 from hocket.mesh.peers import Trust

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from typing import Protocol
 
-from hocket.bus.changes import ANYTHING, LOG, NOTHING, OUTPUT, PEER, about
+from hocket.bus.hints import ANYTHING, LOG, NOTHING, OUTPUT, PEER, about
 from hocket.bus.messages import MessageBus
 from hocket.errors import HocketError, StoreError
 from hocket.events import Emit, ignore

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hocket.bus.changes import LOG, NOTHING, Changes, gathered
+from hocket.bus.hints import LOG, NOTHING, Changes, gathered
 from hocket.kernel.authority import Authority
 from hocket.kernel.bundles import read_facts
 from hocket.kernel.clock import U32_MAX, U64_MAX, Hlc, pack, unpack

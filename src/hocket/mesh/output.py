@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
-from hocket.bus.changes import OUTPUT, Changes
+from hocket.bus.hints import OUTPUT, Changes
 from hocket.errors import HocketError, Unreachable
 from hocket.families import artifacts
 from hocket.families.access import NodeAccess

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import closing, suppress
 
 from hocket.breakers import refusal, transition
-from hocket.bus.changes import Changes, about
+from hocket.bus.hints import Changes, about
 from hocket.errors import CircuitOpen, HocketError, StoreError, Unreachable
 from hocket.events import Emit, ignore
 from hocket.events.nodes import PeerChanged, PeerPaused

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from hocket.bus.changes import ANYTHING, Changes, decode_changes, encode_changes
+from hocket.bus.hints import ANYTHING, Changes, decode_changes, encode_changes
 from hocket.families.access import NodeAccess
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash

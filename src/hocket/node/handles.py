@@ -5,7 +5,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, cast, overload
 from typing import TypeVar as AnyTypeVar
 
-from hocket.bus.changes import Changes, about
+from hocket.bus.hints import Changes, about
 from hocket.errors import Failed, Usage
 from hocket.families.blobs import Blobs
 from hocket.families.jobs import requests as jobs

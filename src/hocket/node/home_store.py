@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hocket.bus.pipes import Pipes
+from hocket.bus.hints import Pipes
 from hocket.errors import Conflict, StoreError
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash, node_id, node_text

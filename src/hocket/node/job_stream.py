@@ -9,10 +9,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
-from hocket.bus.changes import about
-from hocket.bus.messages import BusMessage
+from hocket.bus.hints import about
+from hocket.bus.messages import BusMessage, read_subject, subject_name, subject_pattern
 from hocket.bus.signed import SignedMessages
-from hocket.bus.subject_names import read_subject, subject_name, subject_pattern
 from hocket.cancelling import end_tasks
 from hocket.errors import HocketError
 from hocket.families import artifacts

@@ -16,8 +16,7 @@ from contextlib import (
 )
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hocket.bus import Subscription
-from hocket.bus.changes import ANYTHING, Changes
+from hocket.bus.hints import ANYTHING, Changes, Subscription
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
 from hocket.errors import Unreachable, Usage

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from typing import Generic, TypedDict, TypeVar, Unpack
 
-from hocket.bus.changes import about
+from hocket.bus.hints import about
 from hocket.errors import HocketError, Unreachable, Usage
 from hocket.families.access import NodeAccess
 from hocket.families.locks.decisions import read_scope

@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from hocket.bus.messages import MessageBus
+from hocket.bus.messages import MessageBus, cluster_root
 from hocket.bus.nats_access import NatsAccess, read_access, read_servers, shown
 from hocket.bus.process_messages import ProcessMessages
 from hocket.bus.signed import SignedMessages
-from hocket.bus.subject_names import cluster_root
 from hocket.cancelling import end_tasks
 from hocket.errors import StoreError, Usage
 from hocket.events import Emit

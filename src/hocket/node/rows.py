@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from hocket.bus.changes import about
+from hocket.bus.hints import about
 from hocket.errors import Unreachable
 from hocket.families.rows import requests as rows
 from hocket.families.rows.facts import ROW

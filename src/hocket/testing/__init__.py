@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from hocket.bus.changes import ANYTHING, Changes
+from hocket.bus.hints import ANYTHING, Changes
 from hocket.node.node import DirectNode, Node, SyncNode
 from hocket.node.process_loop import INLINE
 from hocket.testing.bench import RUNS_MAX, Bench, Clock, Ran, Types

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from hocket.bus.changes import IDLE, Changes, gathered
-from hocket.bus.changes import NOTHING as NO_CHANGES
+from hocket.bus.hints import IDLE, Changes, gathered
+from hocket.bus.hints import NOTHING as NO_CHANGES
 from hocket.events.jobs import JobSkipped
 from hocket.events.troubles import Troubles
 from hocket.families.access import NodeAccess

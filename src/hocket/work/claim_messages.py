@@ -10,8 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from hocket.bus.messages import BusMessage, MessageBus
-from hocket.bus.subject_names import subject_name, subject_pattern
+from hocket.bus.messages import BusMessage, MessageBus, subject_name, subject_pattern
 from hocket.families.jobs.candidates import WORKER_NAME_CHARS_MAX, node_of, worker_id
 from hocket.families.jobs.rendezvous import AnnouncedClaim
 from hocket.families.jobs.rules import Job

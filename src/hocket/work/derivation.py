@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from blake3 import blake3
 
-from hocket.bus.changes import LOG, about
+from hocket.bus.hints import LOG, about
 from hocket.errors import Failed, Usage
 from hocket.families.access import NodeAccess
 from hocket.families.jobs import view

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from hocket.bus import Bus
+from hocket.bus.hints import Bus
 from hocket.families.access import NodeAccess
 from hocket.families.liveness import Liveness, ProcessEnvironment, machine_liveness
 from hocket.work.handler_threads import HandlerThreads

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import msgspec
 
-from hocket.bus.changes import IDLE, Changes, about
+from hocket.bus.hints import IDLE, Changes, about
 from hocket.errors import StoreError
 from hocket.events import Emit, listens
 from hocket.events.jobs import JobClaimed, JobRunsAlone, LeaseLost, RunStarted

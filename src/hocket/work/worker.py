@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from hocket.bus.changes import CLAIM, IDLE, Changes, about
+from hocket.bus.hints import CLAIM, IDLE, Changes, about
 from hocket.bus.messages import MessageBus
 from hocket.errors import StoreAway, StoreError, Usage
 from hocket.events import Emit, ignore

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.bus.subject_names import read_subject
+from hocket.bus.messages import read_subject
 from hocket.events import ignore
 from hocket.extensions.git.announcements import announce, hearing
 from hocket.extensions.git.pending_jobs import pending_subject

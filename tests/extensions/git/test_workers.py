@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.bus.pipes import Pipes
+from hocket.bus.hints import Pipes
 from hocket.extensions.command.job import command_runner
 from hocket.extensions.command.manifest import content_id, read_manifest
 from hocket.extensions.command.proofs import GIT_KIND

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 import hocket
-from hocket.bus.messages import MessageBus
+from hocket.bus.messages import MessageBus, cluster_root
 from hocket.bus.nats_messages import NatsMessages
 from hocket.bus.nats_register import NatsRegister
 from hocket.bus.process_messages import ProcessMessages
 from hocket.bus.signed import SignedMessages
-from hocket.bus.subject_names import cluster_root
 from hocket.events import Event
 from hocket.extensions.tempo.events import FrameRefused, PulseLeads, RegisterReplaced, ReportRefused
 from hocket.extensions.tempo.heard_beats import HeardBeats, local_frame

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 import hocket
+from hocket.bus.messages import subject_name
 from hocket.bus.nats_messages import NatsMessages
 from hocket.bus.nats_register import NOTHING, NatsRegister
 from hocket.bus.signed import SignedMessages
-from hocket.bus.subject_names import subject_name
 from hocket.errors import NotAuthorised, Unreachable
 from hocket.events import Event
 from hocket.extensions.tempo.events import RegisterReplaced

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hocket
-from hocket.bus.memory_messages import MemoryMessages, MemoryServer
+from hocket.bus.messages import MemoryMessages, MemoryServer
 from hocket.bus.process_messages import ProcessMessages
 from hocket.bus.signed import SignedMessages
 from hocket.errors import Usage

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hocket
-from hocket.bus.memory_messages import MemoryMessages, MemoryServer
+from hocket.bus.messages import MemoryMessages, MemoryServer
 from hocket.bus.signed import SignedMessages
 from hocket.events import Event
 from hocket.extensions.tempo import reports

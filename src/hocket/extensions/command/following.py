@@ -10,7 +10,7 @@ from typing import Literal
 
 from hocket.api import Service
 from hocket.api.output import output
-from hocket.bus.changes import about
+from hocket.bus.hints import about
 from hocket.errors import HocketError
 from hocket.extensions.command.execution import Execution
 from hocket.extensions.command.proofs import CommandOutcome, ending, exit_code, plain_ending, printed

@@ -12,10 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from hocket.bus import Bus
-from hocket.bus.changes import GIT, about
+from hocket.bus.hints import GIT, Bus, Pipes, about
 from hocket.bus.messages import ANNOUNCED_S_MAX, MessageBus
-from hocket.bus.pipes import Pipes
 from hocket.errors import HocketError
 from hocket.events import Emit, ignore
 from hocket.extensions.git import jobs

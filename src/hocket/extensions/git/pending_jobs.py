@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from hocket.bus.messages import ANNOUNCED_S_MAX, MessageBus
-from hocket.bus.subject_names import subject_name
+from hocket.bus.messages import ANNOUNCED_S_MAX, MessageBus, subject_name
 from hocket.errors import HocketError
 from hocket.events import Emit
 from hocket.kernel.decoding import decode_json

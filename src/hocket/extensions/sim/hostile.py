@@ -16,9 +16,7 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
-from hocket.bus.memory_messages import MemoryMessages
-from hocket.bus.messages import BoundedQueue, BusMessage
-from hocket.bus.subject_names import subject_name
+from hocket.bus.messages import BoundedQueue, BusMessage, MemoryMessages, subject_name
 from hocket.errors import HocketError
 from hocket.extensions.sim.load import OPEN, SOLE
 from hocket.extensions.sim.network import Lines, Network, SimMessageServer, address

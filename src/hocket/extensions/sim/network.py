@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from hocket.bus.changes import Changes
-from hocket.bus.memory_messages import MemoryMessages, MemoryServer
-from hocket.bus.messages import BusMessage
+from hocket.bus.hints import Changes
+from hocket.bus.messages import BusMessage, MemoryMessages, MemoryServer
 from hocket.errors import Unreachable
 from hocket.events import Emit, ignore
 from hocket.extensions.sim.faults import HOSTILE

@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 from operator import itemgetter
 from typing import Any
 
-from hocket.bus import memory_messages
+from hocket.bus import messages
 from hocket.bus.messages import is_match
 from hocket.kernel import envelope, ops, ucan
 from hocket.kernel.clock import pack, unpack
@@ -41,7 +41,7 @@ def remembered() -> Iterator[None]:
         (outgoing, "pack"): cached(pack),
         (outgoing, "unpack"): cached(unpack),
         (envelope, "_read"): _read_once(envelope._read),
-        (memory_messages, "is_match"): cached(is_match),
+        (messages, "is_match"): cached(is_match),
         (session_type, "frontier"): _from_new_ops(session_type.frontier),
     }
     originals = {(place, name): getattr(place, name) for place, name in calls}

@@ -16,7 +16,7 @@ import msgspec
 from hocket.api import Service
 from hocket.api.programs import UnknownToken, recognise
 from hocket.cli import INTERRUPTED
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import App
 from hocket.cli.long_running import MetricsOption, monitored, start_logging
 from hocket.cli.options import BusOption, LogFormatOption, PolicyOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
@@ -42,8 +42,8 @@ from hocket.work.supervision import supervising
 if TYPE_CHECKING:
     from hocket.extensions.tempo.pulse import Pulse
 
-pulse_app = new_app()
-reverb_app = new_app()
+pulse_app = App()
+reverb_app = App()
 PULSE, TEMPO = "/admin/pulse", "/admin/tempo"
 _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff", "content-type": wire.JSON}
 _STATUSES: dict[type[HocketError], int] = {UnknownToken: 401, NotAuthorised: 403, Conflict: 409, Usage: 400}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from hocket.api import Service, ServiceAnswer
 from hocket.api.jobs import op_lines
-from hocket.cli.declarations import Option, new_app
+from hocket.cli.declarations import App, Option
 from hocket.cli.options import PolicyOption
 from hocket.cli.output import emit, fields, notice, say, table
 from hocket.cli.settings import open_service
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from hocket.extensions.tempo.reports import ReportShown
 
 WINDOWS_DEFAULT = 8
-report_app = new_app()
-replay_app = new_app()
+report_app = App()
+replay_app = App()
 # The ops of a window that are played.
 OPS_MAX = 10_000
 _STEP = 1_000

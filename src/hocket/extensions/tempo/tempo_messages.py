@@ -10,8 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from hocket.bus.messages import CAPACITY, BusMessage, MessageBus, MessageQueue
-from hocket.bus.subject_names import subject_name, subject_pattern
+from hocket.bus.messages import CAPACITY, BusMessage, MessageBus, MessageQueue, subject_name, subject_pattern
 from hocket.extensions.tempo.messages import (
     BarReport,
     HelpPromise,

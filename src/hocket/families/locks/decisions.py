@@ -7,7 +7,7 @@ way.
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from hocket.bus.changes import LOG, about
+from hocket.bus.hints import LOG, about
 from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
 from hocket.families.access import NodeAccess, acceptance
 from hocket.families.locks import rules as locks

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hocket.bus.changes import about
+from hocket.bus.hints import about
 from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
 from hocket.families.access import NodeAccess
 from hocket.families.locks import rules as locks

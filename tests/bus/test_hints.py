@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.bus import changes as c
-from hocket.bus.changes import (
+from hocket.bus import hints as c
+from hocket.bus.hints import (
     ANYTHING,
     NOTHING,
     Changes,
