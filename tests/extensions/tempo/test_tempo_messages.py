@@ -4,13 +4,13 @@ import asyncio
 
 import msgspec
 import pytest
-from hocket.extensions.tempo.messages import ClaimState
 
 from hocket.bus.messages import MemoryMessages, MemoryServer, subject_name
 from hocket.bus.signed import SignedMessages
 from hocket.extensions.tempo.beats import timeline
 from hocket.extensions.tempo.frame_judge import JudgeState, judge_frame
 from hocket.extensions.tempo.messages import (
+    ClaimState,
     HelpPromise,
     NodeLoad,
     PromiseOutcome,

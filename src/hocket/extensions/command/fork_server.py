@@ -30,8 +30,8 @@ from hocket.extensions.command.command_process import (
     CommandProcess,
     UsageMeter,
 )
-from hocket.work.bare_interpreter import receive_fds
-from hocket.work.process_tree import REST_S, Process, Tree, adopt_orphans, name_process, watch_parent
+from hocket.work.child_processes.bare_interpreter import receive_fds
+from hocket.work.child_processes.process_tree import REST_S, Process, Tree, adopt_orphans, name_process, watch_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

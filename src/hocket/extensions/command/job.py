@@ -53,10 +53,10 @@ from hocket.node.local_node import fetch_for
 from hocket.node.message_bus import credentials_path
 from hocket.node.runtime import Runtime
 from hocket.store import Session
+from hocket.work.context import Context, claim_of, job_of, products_of, schedule_of, set_cost
 from hocket.work.handlers import JobType
 from hocket.work.output_files import STREAM_TYPES, OutputFiles
 from hocket.work.run_outputs import INLINE_BYTES_MAX, RunOutputs
-from hocket.work.runner import Context, claim_of, job_of, products_of, schedule_of, set_cost
 
 # The worker's limits where a manifest has none: the time of a command, how much of its output is kept, its files.
 RUN_S_MAX = 24 * 3_600

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from hocket.extensions.command.fork_server import MESSAGE_BYTES_MAX
 from hocket.extensions.command.outputs import Keeping, Kept
-from hocket.work.bare_interpreter import bare_interpreter, send_fds
+from hocket.work.child_processes.bare_interpreter import bare_interpreter, send_fds
 
 READ_BYTES = 65_536
 # Output left in a pipe is read after the command's end, but only this much: another process may hold the pipe.

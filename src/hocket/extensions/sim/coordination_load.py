@@ -19,7 +19,7 @@ from hocket.extensions.sim.checks import Violation
 from hocket.extensions.sim.node import SimNode, Up
 from hocket.families.inbox.rules import DeliveryState
 from hocket.families.locks.facts import LOCK
-from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.index import overlap
 from hocket.families.locks.rules import LOCKS, Scope, conflict
 from hocket.families.rows.requests import StoredRow, find
 from hocket.kernel.ids import parse_ulid, ulid_text

@@ -58,9 +58,9 @@ from hocket.mesh.gate import Gate
 from hocket.mesh.gate_requests import Caller
 from hocket.mesh.wire import Reply
 from hocket.store import Stage
-from hocket.work.claim_messages import CLAIMS, PASSES, ClaimSaid
 from hocket.work.handlers import Handlers
-from hocket.work.serving import Serving, serving_text
+from hocket.work.presence import Serving, serving_text
+from hocket.work.ranked_claims import CLAIMS, PASSES, ClaimSaid
 
 ROGUE = "sim.rogue"
 GRANTED = (

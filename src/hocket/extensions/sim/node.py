@@ -37,13 +37,12 @@ from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.store import MEMORY, OpRow, Place
 from hocket.store import open as open_store
-from hocket.work.handler_threads import HandlerThreads
+from hocket.work.handler_threads import HandlerThreads, ProcessPlan
 from hocket.work.handlers import Handlers
-from hocket.work.hardware import Hardware
+from hocket.work.maintenance import ROUND_S, SweepLoop
 from hocket.work.output_files import OutputFiles
-from hocket.work.process_plan import ProcessPlan
+from hocket.work.presence import Hardware
 from hocket.work.runner import Run
-from hocket.work.sweep import ROUND_S, SweepLoop
 from hocket.work.worker import Worker, WorkerOptions
 
 T = TypeVar("T")
