@@ -39,9 +39,8 @@ from hocket.node.runtime import Runtime
 from hocket.server.monitoring import metrics
 from hocket.server.monitoring.collector import Collector
 from hocket.server.monitoring.event_counts import LABEL_VALUES_MAX, OTHER, EventCounts
-from hocket.server.monitoring.host_check import names_this_machine
 from hocket.server.monitoring.metrics import MetricType
-from hocket.server.monitoring.monitor import Monitor
+from hocket.server.monitoring.monitor import Monitor, names_this_machine
 from hocket.server.monitoring.monitor_server import parse_address
 from tests.api.test_grid import claim, tell
 from tests.bus.test_signed import ALICE, BOB, MALLORY, SUBJECT, Clock, all_of, member

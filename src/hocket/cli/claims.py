@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 from hocket.api import claims
-from hocket.cli.declarations import Option, new_app
+from hocket.cli.declarations import App, Option
 from hocket.cli.derived import add_operations
 from hocket.cli.options import seconds
 from hocket.cli.output import console, emit, on_terminal, say, table
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hocket.api.claims import GridKind, GridShare
 
-claims_app = new_app()
+claims_app = App()
 
 
 @claims_app.callback()

@@ -151,10 +151,6 @@ class App:
         return made
 
 
-def new_app() -> App:
-    return App()
-
-
 def loaded(place: str) -> Any:
     """What has this place in the command line's modules, `jobs:app`, or in another folder, `api.nodes:drain`."""
     module, _, name = place.partition(":")

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.declarations import App, Argument, Option
 from hocket.cli.output import emit, fields, notice, on_terminal, say
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, StoreError, Usage
@@ -77,7 +77,7 @@ def _checked(passphrase: str) -> str:
     return passphrase
 
 
-app = new_app()
+app = App()
 
 BackupArgument = Annotated[Path, Argument("FILE", "The backup.")]
 STAYS = "a node's key never leaves its machine, so no backup has it; invite a lost node again"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from hocket.api import locks
-from hocket.cli.declarations import Argument, CommandContext, Option, new_app
+from hocket.cli.declarations import App, Argument, CommandContext, Option
 from hocket.cli.derived import add_operations
 from hocket.cli.options import Agent, checked_agent
 from hocket.cli.output import emit, say
@@ -22,7 +22,7 @@ FENCE = "HOCKET_FENCE"
 # How long a command has to end by itself after its lock was lost.
 GRACE_S = 1.0
 
-app = new_app()
+app = App()
 
 Lease = Annotated[
     str | None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 from hocket.api import ops, rights
 from hocket.api.jobs import OpLine, rejected
 from hocket.api.ops import LIMIT_MAX
-from hocket.cli.declarations import Argument, CommandContext, Option, new_app
+from hocket.cli.declarations import App, Argument, CommandContext, Option
 from hocket.cli.derived import perform
 from hocket.cli.options import private_file
 from hocket.cli.output import console, emit, notice, on_terminal, progress, say, table
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hocket.work.derivation import Derivation
 
 
-app = new_app()
+app = App()
 
 
 @app.callback(invoke_without_command=True)

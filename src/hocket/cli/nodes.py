@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from hocket.api import agents as agent_operations
 from hocket.api import nodes as operations
 from hocket.api import rights
-from hocket.cli.declarations import Argument, CommandContext, Option, new_app
+from hocket.cli.declarations import App, Argument, CommandContext, Option
 from hocket.cli.derived import add_operations, perform
 from hocket.cli.keys import PassphraseFile, known
 from hocket.cli.output import confirmed, emit, notice, on_terminal, say, table
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _NO = 4
 
-agents_app = new_app()
+agents_app = App()
 
 NodeArgument = Annotated[str, Argument("NODE", "A node's name, the beginning of its id, or `here`.")]
 MaybeNode = Annotated[str | None, Argument("NODE", "A node's name, the beginning of its id, or `here`.")]

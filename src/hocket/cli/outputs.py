@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 from hocket.api import artifacts
 from hocket.api.views import moment
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.declarations import App, Argument, Option
 from hocket.cli.derived import add_operations
 from hocket.cli.options import write_file
 from hocket.cli.output import emit, on_terminal, say
 from hocket.cli.settings import open_service, settings
 from hocket.kernel.texts import clean, counted, span
 
-app = new_app()
+app = App()
 
 IdArgument = Annotated[str, Argument("ID", "An artifact id, or a unique beginning of one.")]
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hocket.cli.declarations import Option, new_app
+from hocket.cli.declarations import App, Option
 from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, progress, say
 from hocket.cli.settings import open_service
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SKEW_MS_MAX = 86_400_000
 
-app = new_app()
+app = App()
 
 
 @app.callback()

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.declarations import App, Argument, Option
 from hocket.cli.output import Progress, emit, notice, on_terminal, progress, say, table
 from hocket.cli.settings import settings
 from hocket.errors import Failed
 from hocket.kernel.texts import counted
 from hocket.store.artifacts import BlobPlace
 
-app = new_app()
+app = App()
 
 
 @app.callback()

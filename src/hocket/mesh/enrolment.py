@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from hocket.errors import Conflict, Failed, HocketError, NotAuthorised, Unreachable, Usage
-from hocket.kernel.authority import Authority, Standing
+from hocket.kernel.authority import Authority
 from hocket.kernel.capabilities import grant_of
 from hocket.kernel.clock import Hlc
 from hocket.kernel.decoding import decode_json
@@ -31,7 +31,7 @@ from hocket.log import Log, Transaction
 from hocket.log.transaction import NEWCOMER, Wall
 from hocket.mesh import peers, tickets
 from hocket.mesh.grants import words
-from hocket.mesh.names import likeness, names, why_not
+from hocket.mesh.names import likeness, names, namesakes, why_not
 from hocket.mesh.tickets import StoreTicket, Ticket, Welcome
 from hocket.mesh.wire import JSON, Reply, Request
 from hocket.store import Invitation, LocalSession
@@ -153,22 +153,26 @@ def _end(log: Log, invitation: Invitation) -> None:
         session.end_row("invitations", invitation)
 
 
+class _JoinRefused(Exception):
+    def __init__(self, status: int, code: str, message: str) -> None:
+        body = msgspec.json.encode({"error": code, "message": message})
+        self.reply = Reply(status, {"content-type": JSON}, body)
+
+
 def answer(log: Log, key: SigningKey, request: Request) -> Reply:
     """The inviting node's answer to a request to join. A caller that does not know an invitation's secret learns
     nothing else; a caller that knows it learns what is wrong.
     """
-    if len(request.body) > tickets.MESSAGE_BYTES_MAX:
-        return _refused(413, "unknown", "the request is too long")
     try:
-        asked = tickets.read_request(request.body)
-    except Malformed:
-        return _refused(403, "unknown", "unknown invitation")
-    with log.store.read() as session:
-        # Strangers are refused before they could delay a writer.
-        before = _invited(session, asked)
-    if before is None:
-        return _refused(403, "unknown", "unknown invitation")
-    try:
+        if len(request.body) > tickets.MESSAGE_BYTES_MAX:
+            raise _JoinRefused(413, "unknown", "the request is too long")
+        try:
+            asked = tickets.read_request(request.body)
+        except Malformed:
+            raise _JoinRefused(403, "unknown", "unknown invitation") from None
+        with log.store.read() as session:
+            # Strangers are refused before they could delay a writer.
+            before = _invited(session, asked)
         reply = log.run(lambda tx: _let_in(tx, log, key, asked))
     except _JoinRefused as refused:
         return refused.reply
@@ -185,31 +189,16 @@ def refusal_of(reply: Reply) -> str:
         return ""
 
 
-def _invited(session: LocalSession, asked: tickets.JoinRequest) -> Invitation | None:
+def _invited(session: LocalSession, asked: tickets.JoinRequest) -> Invitation:
     """The invitation whose secret the request proves."""
-    return next(
-        (
-            each
-            for each in session.invitations()
-            if tickets.id_of(each.secret_hash) == asked.invitation and asked.is_vouched_for(each.secret_hash)
-        ),
-        None,
-    )
-
-
-class _JoinRefused(Exception):
-    def __init__(self, status: int, code: str, message: str) -> None:
-        self.reply = _refused(status, code, message)
-
-
-def _refused(status: int, code: str, message: str) -> Reply:
-    return Reply(status, {"content-type": JSON}, msgspec.json.encode({"error": code, "message": message}))
+    for each in session.invitations():
+        if tickets.id_of(each.secret_hash) == asked.invitation and asked.is_vouched_for(each.secret_hash):
+            return each
+    raise _JoinRefused(403, "unknown", "unknown invitation")
 
 
 def _let_in(tx: Transaction, log: Log, key: SigningKey, asked: tickets.JoinRequest) -> Reply:
     invitation = _invited(tx.session, asked)
-    if invitation is None:
-        raise _JoinRefused(403, "unknown", "unknown invitation")
     terms = terms_of(invitation)
     if invitation.used_by is None:
         if not is_open(invitation, tx.now):
@@ -238,7 +227,7 @@ def _admit(
     held = tx.projection.permissions.authority.held(node)
     if node == tx.node or (held and names(tx.projection.permissions).get(node) != name):
         raise _JoinRefused(409, "key", "a node with this key is already in the mesh under another name")
-    if not _namesakes(tx, name).keys() <= {node}:
+    if not namesakes(tx.projection.permissions, name, tx.now).keys() <= {node}:
         raise _JoinRefused(
             409, "name", "another node of this name, or of one that looks like it, is already in the mesh"
         )
@@ -301,7 +290,9 @@ def _issue(
     held = [
         each
         for each in permissions.authority.held(tx.node)
-        if permissions.authority.fault(each) is None and each.not_before <= now_s and _before(now_s, each.expires)
+        if permissions.authority.fault(each) is None
+        and each.not_before <= now_s
+        and (each.expires is None or now_s < each.expires)
     ]
     parents = _parents(permissions.authority, held, terms.att)
     ends = [each.expires for each in parents if each.expires is not None]
@@ -322,10 +313,6 @@ def _issue(
     if fault is not None:
         raise NotAuthorised(f"this node cannot grant that: {fault.sentence}")
     return token
-
-
-def _before(now_s: int, end: int | None) -> bool:
-    return end is None or now_s < end
 
 
 def _parents(authority: Authority, held: list[Delegation], att: tuple[Capability, ...]) -> list[Delegation]:
@@ -359,20 +346,9 @@ def _passes_on(delegation: Delegation) -> bool:
     return any(grant is not None and grant.covers("Registration", "Write") for grant in grants)
 
 
-def _namesakes(tx: Transaction, name: str) -> dict[int, str]:
-    """The nodes in the mesh with this name or a similar one, except revoked ones."""
-    permissions = tx.projection.permissions
-    return {
-        node: known
-        for node, known in names(permissions).items()
-        if likeness(known) == likeness(name)
-        and permissions.authority.standing(node, tx.now) not in (Standing.REVOKED, Standing.UNKNOWN)
-    }
-
-
 def _renewed(tx: Transaction, name: str) -> int | None:
     """The existing node that an invitation of this name is for. Raises Conflict if the name is ambiguous."""
-    found = _namesakes(tx, name)
+    found = namesakes(tx.projection.permissions, name, tx.now)
     for node, known in found.items():
         if known != name:
             raise Conflict(f"{name} looks too much like {known}, which is already in the mesh; choose another name")

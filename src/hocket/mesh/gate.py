@@ -8,7 +8,6 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from math import ceil
-from typing import NamedTuple
 
 from hocket.bus.hints import OUTPUT, about
 from hocket.events import Emit, ignore
@@ -33,6 +32,7 @@ from hocket.mesh.bus_sharing import MessageRelay
 from hocket.mesh.gate_requests import (
     Caller,
     OpPages,
+    RequestCounts,
     RequestRefused,
     Turns,
     UsedTokens,
@@ -73,20 +73,6 @@ ADMISSIONS_MAX = 2
 
 Handler = Callable[[Request], Awaitable[Reply]]
 Routes = dict[tuple[str, str], Handler]
-
-
-class RequestCounts(NamedTuple):
-    appended: int
-    duplicated: int
-    rejected: int
-    held: int
-    unlinked: int
-    over_quota: int
-    retry_s: int
-
-    def shown(self) -> dict[str, int]:
-        """Likewise's counts and ours; quota counts only if a quota was used up."""
-        return {name: count for name, count in self._asdict().items() if count or name not in ("over_quota", "retry_s")}
 
 
 class Gate:

@@ -51,6 +51,20 @@ class Caller(NamedTuple):
         return self.reader.node
 
 
+class RequestCounts(NamedTuple):
+    appended: int
+    duplicated: int
+    rejected: int
+    held: int
+    unlinked: int
+    over_quota: int
+    retry_s: int
+
+    def shown(self) -> dict[str, int]:
+        """Likewise's counts and ours; quota counts only if a quota was used up."""
+        return {name: count for name, count in self._asdict().items() if count or name not in ("over_quota", "retry_s")}
+
+
 class RequestRefused(Exception):
     """Ends a request: a status for the caller, a reason for the operator. There are only a few reasons; `detail` may
     repeat what the caller sent. `node` is the caller, if proven.

@@ -7,6 +7,7 @@ anything else: not for a word of the command line, not for the beginning of an i
 
 import re
 
+from hocket.kernel.authority import Standing
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import Delegation
 from hocket.log.permissions import Permissions
@@ -61,6 +62,16 @@ def names(permissions: Permissions) -> dict[int, str]:
         if known is None or rank < known[0] or (rank == known[0] and each.issuer == known[1]):
             chosen[each.node] = rank, each.issuer, each.name
     return {node: name for node, (_, _, name) in chosen.items()}
+
+
+def namesakes(permissions: Permissions, name: str, now_ms: int) -> dict[int, str]:
+    """The nodes in the mesh with this name or a similar one, except revoked ones."""
+    return {
+        node: known
+        for node, known in names(permissions).items()
+        if likeness(known) == likeness(name)
+        and permissions.authority.standing(node, now_ms) not in (Standing.REVOKED, Standing.UNKNOWN)
+    }
 
 
 def _depth(delegation: Delegation, by_cid: dict[bytes, Delegation], depths: dict[bytes, int]) -> int:

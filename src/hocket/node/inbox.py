@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
@@ -127,26 +127,32 @@ def milliseconds(value: Duration, what: str) -> int:
         raise Usage(f"bad {what}: {error}") from None
 
 
+class MessageOptions(TypedDict, total=False):
+    """`agent`: who sends it; default $HOCKET_AGENT, else this machine's user. `thread`: the first message of a thread.
+    `reply_to`: the message that it answers. `priority`: higher ones are delivered first. `ttl`: when it expires if
+    nobody claims it; default 7 days.
+    """
+
+    agent: str | None
+    type: str
+    thread: str | None
+    reply_to: str | None
+    priority: int
+    ttl: Duration | None
+
+
 def draft_of(
     log: Log,
     blobs: Blobs,
     to: str,
     body: Body,
-    *,
-    agent: str | None = None,
-    type: str = "",
-    thread: str | None = None,
-    reply_to: str | None = None,
-    priority: int = 0,
-    ttl: Duration | None = None,
     attachments: Iterable[Attached] = (),
+    **options: Unpack[MessageOptions],
 ) -> MessageDraft:
     """The message that a program wants to send. A body that is neither text nor bytes is sent as JSON."""
     with log.store.read() as session:
         receiver = resolved(log, session, to)
-    plain = plain_draft(
-        receiver, body, agent=agent, type=type, thread=thread, reply_to=reply_to, priority=priority, ttl=ttl
-    )
+    plain = plain_draft(receiver, body, **options)
     if not attachments:
         return inbox.check_draft(plain)
     from hocket.work.run_outputs import contain
@@ -157,28 +163,19 @@ def draft_of(
     )
 
 
-def plain_draft(
-    to: str,
-    body: Body,
-    *,
-    agent: str | None = None,
-    type: str = "",
-    thread: str | None = None,
-    reply_to: str | None = None,
-    priority: int = 0,
-    ttl: Duration | None = None,
-) -> MessageDraft:
+def plain_draft(to: str, body: Body, **options: Unpack[MessageOptions]) -> MessageDraft:
     """A message without attachments, to an address that names its node by the id."""
     data = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else msgspec.json.encode(body)
+    thread, reply_to, ttl = options.get("thread"), options.get("reply_to"), options.get("ttl")
     return inbox.check_draft(
         MessageDraft(
             to,
             data,
-            agent or inbox.default_agent(),
-            type,
+            options.get("agent") or inbox.default_agent(),
+            options.get("type", ""),
             None if thread is None else message_id_of(thread),
             None if reply_to is None else message_id_of(reply_to),
-            priority,
+            options.get("priority", 0),
             TTL_MS_DEFAULT if ttl is None else milliseconds(ttl, "ttl"),
         )
     )

@@ -40,8 +40,7 @@ from hocket.families.jobs import bulk
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.bulk import CANCEL, RETRY, BulkChange, Changed, Which
 from hocket.families.jobs.parts import Part
-from hocket.families.jobs.requests import Decision, Draft, Offer, Result, Submitted
-from hocket.families.jobs.rules import Job
+from hocket.families.jobs.requests import Decision, Draft, Offer, Submitted
 from hocket.families.jobs.tracing import tracer
 from hocket.kernel.extension import extension_kinds, loaded, part
 from hocket.kernel.ids import ulid_text
@@ -59,6 +58,7 @@ from hocket.node.inbox import (
     Duration,
     Inbox,
     MessageData,
+    MessageOptions,
     ReceivedMessage,
     SyncInbox,
     ask,
@@ -266,34 +266,24 @@ class Node(LocalNode):
         return NodeLock(self, self.lock_processes, keys, agent, self.runtime.hold_length, **options)
 
     async def send(
-        self,
-        to: str,
-        body: Body,
-        *,
-        agent: str | None = None,
-        type: str = "",
-        thread: str | None = None,
-        reply_to: str | None = None,
-        priority: int = 0,
-        ttl: Duration | None = None,
-        attachments: Iterable[Attached] = (),
+        self, to: str, body: Body, *, attachments: Iterable[Attached] = (), **options: Unpack[MessageOptions]
     ) -> str:
         """Sends a message to an agent (`editor`, `editor@gpu-box`), a group (`team/`) or `all`, and returns its id. The
-        body is text, bytes or anything that can be JSON; an attachment is a path, or a name with bytes or a path.
+        body is text, bytes or anything that can be JSON; an attachment is a path, or a name with bytes or a path. See
+        `MessageOptions`.
         """
         runtime, attached = self.runtime, list(attachments)
-        given: dict[str, Any] = {"type": type, "thread": thread, "reply_to": reply_to, "priority": priority, "ttl": ttl}
-        given |= {"agent": agent, "attachments": attached}
 
         async def write() -> bytes:
-            draft = await self.call(lambda: draft_of(runtime.log, runtime.blobs, to, body, **given))
+            draft = await self.call(lambda: draft_of(runtime.log, runtime.blobs, to, body, attached, **options))
             message_id = await self.run(lambda tx: messages.send(tx, runtime.blobs, draft))
             self.wrote(node_of(draft))
             return message_id
 
-        return ulid_text(
-            await self._written_or_kept(write, lambda error: keep_message(runtime, error, to, body, **given))
+        keep: Callable[[StoreAway], bytes] = lambda error: keep_message(  # noqa: E731
+            runtime, error, to, body, attachments=attached, **options
         )
+        return ulid_text(await self._written_or_kept(write, keep))
 
     def inbox(self, agent: str | None = None) -> Inbox:
         """The messages of an agent of this node; default $HOCKET_AGENT, else this machine's user."""
@@ -435,10 +425,7 @@ class DirectNode(Node):
 
     async def append_plain(self, draft: Draft) -> bytes:
         log = self.runtime.log
-        if self._executor is INLINE:
-            job_id = log.append_plain(draft.kind, draft.payload)
-        else:
-            job_id = await self.call(lambda: log.append_plain(draft.kind, draft.payload))
+        job_id = await self.call(lambda: log.append_plain(draft.kind, draft.payload))
         if job_id is not None:
             return job_id
         return await self.run(lambda tx: jobs.submit(tx, [draft])[0].job_id, beside=True)
@@ -642,10 +629,6 @@ class SyncNode:
     def call(self, work: Callable[[], T]) -> T:
         """Runs a function that touches the store."""
         return now(self._target.call(work))
-
-    def decide(self, request: Callable[[Transaction], Result]) -> Job:
-        """The job after a request on it was decided. Raises Conflict if the request was not accepted."""
-        return now(self._target.decide(request))
 
     def parts(self, job_id: bytes, news: StreamNews) -> Generator[Part, None, None]:
         """The parts of a job's result, as `Node.parts` gives them."""

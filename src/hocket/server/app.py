@@ -17,8 +17,7 @@ from hocket.mesh.peers import is_loopback
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.server.api import Api
 from hocket.server.connections import Connections, address_of
-from hocket.server.monitoring.host_check import names_this_machine
-from hocket.server.monitoring.monitor import METRICS, Monitor
+from hocket.server.monitoring.monitor import METRICS, Monitor, names_this_machine
 from hocket.server.routes import PREFIX
 
 # The most bytes of request bodies in memory at once, of all callers and of one address; beyond that, callers are told

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.declarations import App, Argument, Option
 from hocket.cli.options import read_file, write_file
 from hocket.cli.output import emit, fields, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hocket.extensions.command.manifest import Manifest
     from hocket.extensions.command.proof import Attestation, Proof
 
-proof_app = new_app()
+proof_app = App()
 
 ProofArgument = Annotated[
     str,
@@ -291,7 +291,7 @@ def _manifest(file: str) -> "Manifest":
         raise Usage(f"bad --manifest {file}: {error}") from None
 
 
-manifest_app = new_app()
+manifest_app = App()
 
 FileArgument = Annotated[str, Argument(metavar="FILE", help="A manifest in YAML or JSON; - reads stdin.")]
 

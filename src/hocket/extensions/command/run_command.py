@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import App
 from hocket.cli.options import RUN, RunOptions, job_options
 from hocket.cli.output import emit, notice, say
 from hocket.cli.settings import deliver, open_service, settings
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # A command that no worker allows is given up after so many looks, a second apart.
 REFUSED_LOOKS = 3
 
-app = new_app()
+app = App()
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.declarations import App, Argument, Option
 from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, notice, say, table
 from hocket.cli.settings import open_service
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Of the devices without a rate, these many are named.
 DEVICES_SHOWN = 5
 
-app = new_app()
+app = App()
 
 
 @app.command()

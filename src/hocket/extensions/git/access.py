@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.declarations import App, Argument, Option
 from hocket.cli.output import emit, notice, say, table
 from hocket.cli.settings import open_runtime, open_service, settings
 from hocket.errors import Usage
@@ -66,7 +66,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-trust_app = new_app()
+trust_app = App()
 
 Key = Annotated[str, Argument(metavar="KEY", help="A worker's key, as `hocket git show` prints it.")]
 

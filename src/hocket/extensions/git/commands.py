@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.api.views import ago
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.declarations import App, Argument, Option
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, read_file, seconds
 from hocket.cli.output import emit, fields, notice, on_terminal, progress, say, table
 from hocket.cli.settings import open_runtime, open_service
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CONCURRENCY_MAX = 1_000
 SHORT_ID_CHARS = 12
 
-app = new_app()
+app = App()
 app.add_group(git_access.trust_app, "trust")
 app.command()(git_hook.hook)
 app.command()(git_hook.received)

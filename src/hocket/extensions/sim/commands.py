@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from hocket.cli.declarations import Option, new_app
+from hocket.cli.declarations import App, Option
 from hocket.cli.output import emit, progress, say
 from hocket.errors import Failed, Usage
 from hocket.kernel.texts import counted
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NODES_MAX = 1_000
 MINUTES_MAX = 10_000.0
 
-app = new_app()
+app = App()
 
 
 @app.command()

@@ -5,7 +5,7 @@ by beats. A beat follows from the time and the tempo policy alone, so the first 
 import time
 from typing import TYPE_CHECKING, Annotated
 
-from hocket.cli.declarations import Argument, Option, new_app
+from hocket.cli.declarations import App, Argument, Option
 from hocket.cli.options import Agent, read_file
 from hocket.cli.output import emit, fields, say
 from hocket.cli.settings import open_runtime, open_service
@@ -27,8 +27,8 @@ ClusterPolicy = Annotated[
     str | None, Option("--policy", metavar="FILE", help="The cluster's tempo policy, in YAML or JSON.")
 ]
 
-beat_app = new_app()
-ucxl_app = new_app()
+beat_app = App()
+ucxl_app = App()
 
 
 @beat_app.command()
@@ -125,7 +125,7 @@ def _policy(file: str | None, bpm: int | None, bar: int | None) -> "TempoPolicy"
         raise Usage(f"{'standard input' if file == '-' else file}: {error}") from None
 
 
-secret_app = new_app()
+secret_app = App()
 
 Project = Annotated[str, Argument(metavar="PROJECT", help="Like acme/web.")]
 Role = Annotated[str, Argument(metavar="ROLE", help="Like deploy.")]
@@ -185,7 +185,7 @@ def _secret(project: str, role: str, bars: int = BARS_DEFAULT) -> "ProjectSecret
         return project_secret(runtime.home, project, role, runtime.log.physical, bars)
 
 
-score_app = new_app()
+score_app = App()
 
 
 @score_app.callback()
@@ -232,7 +232,7 @@ def check_score(
     say(f"good: waits of at most {waits} beats")
 
 
-promise_app = new_app()
+promise_app = App()
 
 
 @promise_app.command()

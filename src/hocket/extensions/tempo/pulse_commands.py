@@ -5,7 +5,7 @@ import os
 import sys
 
 from hocket.cli import INTERRUPTED
-from hocket.cli.declarations import new_app
+from hocket.cli.declarations import App
 from hocket.cli.long_running import MetricsOption, monitored, start_logging
 from hocket.cli.options import BusOption, LogFormatOption, PolicyOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
@@ -21,7 +21,7 @@ from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.work.supervision import supervising
 
-pulse_app = new_app()
+pulse_app = App()
 
 
 @pulse_app.command()
@@ -70,7 +70,7 @@ async def _pulse(runtime: Runtime, policy: TempoPolicy, servers: BusSettings | N
         await node.finish()
 
 
-reverb_app = new_app()
+reverb_app = App()
 
 
 @reverb_app.command()

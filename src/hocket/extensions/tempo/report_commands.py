@@ -4,7 +4,7 @@ and messages played again by the beat.
 
 from typing import TYPE_CHECKING, Annotated
 
-from hocket.cli.declarations import Option, new_app
+from hocket.cli.declarations import App, Option
 from hocket.cli.options import PolicyOption
 from hocket.cli.output import emit, fields, notice, say, table
 from hocket.cli.settings import open_service
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WINDOWS_DEFAULT = 8
 
-report_app = new_app()
+report_app = App()
 
 
 @report_app.command()
@@ -82,7 +82,7 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.0f} %"
 
 
-replay_app = new_app()
+replay_app = App()
 
 
 @replay_app.command()

@@ -10,8 +10,7 @@ from starlette.types import Receive, Scope, Send
 from hocket.errors import Usage
 from hocket.mesh.wire import Reply, Request
 from hocket.server.connections import Connections
-from hocket.server.monitoring.host_check import names_this_machine
-from hocket.server.monitoring.monitor import METRICS, Monitor
+from hocket.server.monitoring.monitor import METRICS, Monitor, names_this_machine
 from hocket.server.running import AppServer, bound_listener
 
 Routes = Mapping[tuple[str, str], Callable[[Request], Awaitable[Reply]]]
