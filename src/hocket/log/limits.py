@@ -25,7 +25,7 @@ how much the arbiter's clock differs from its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -40,9 +40,11 @@ from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Bounds
 from hocket.kernel.vocabulary import ACCEPTANCES, CreateArtifact, Subject, number_of, subject_of
-from hocket.log.permissions import Permissions
-from hocket.log.projection import Projection
 from hocket.store import PEER_NEW, PEER_OK, IntakeSession, OpSession, Session, WrittenTotals
+
+if TYPE_CHECKING:
+    from hocket.log.permissions import Permissions
+    from hocket.log.projection import Projection
 
 # When others pass on an author's ops, up to this multiple of its quota is admitted.
 HANDED_ON_FACTOR = 4
@@ -57,7 +59,7 @@ class Limits:
     """
 
     def __init__(
-        self, projection: Projection, node: int, sender: int | None, is_vouched: bool, expected: Sequence[Op]
+        self, projection: "Projection", node: int, sender: int | None, is_vouched: bool, expected: Sequence[Op]
     ) -> None:
         """`expected` are all ops that may be admitted."""
         self._projection, self._expected = projection, expected
@@ -265,7 +267,7 @@ def stored_bytes(session: IntakeSession, nodes: Iterable[int]) -> int:
     return sum(each.bytes for each in stored_totals(session, nodes).values())
 
 
-def output_room(session: Session, permissions: Permissions, job: Job, now_ms: int) -> int | None:
+def output_room(session: Session, permissions: "Permissions", job: Job, now_ms: int) -> int | None:
     """How many bytes the quota of a job's submitter leaves for outputs here; None if it has no quota."""
     node = submitter(session, job)
     if not permissions.delegations or permissions.is_trusted(node, now_ms):
