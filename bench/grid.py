@@ -28,7 +28,7 @@ from bench.fleet import (
 from bench.subject import Result
 from hocket.bus.messages import MessageQueue, subject_pattern
 from hocket.mesh.bus_sharing import JOBS
-from hocket.work.claim_messages import CLAIMS, read_claims_said
+from hocket.work.ranked_claims import CLAIMS, read_claims_said
 
 BATCH = 500
 WARM_UP = 5

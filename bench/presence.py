@@ -29,7 +29,7 @@ from hocket.mesh import presence, wire
 from hocket.mesh.loop import SyncLoop
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.wire import Reply, Request
-from hocket.work.serving import Serving, serving_text
+from hocket.work.presence import Serving, serving_text
 
 # The nodes start within this time, and after it once more have all heard of each other.
 WARM_UP_S = 12.0

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from hocket.node.handles import Handle, JobCancelled, JobFailed, SyncHandle
     from hocket.node.node import Node, SyncNode
     from hocket.node.opening import init, open, open_sync
+    from hocket.work.context import Context
     from hocket.work.decorator import job
     from hocket.work.derivation import derivation
+    from hocket.work.handler_errors import Cancelled, Fatal, Later
     from hocket.work.handlers import Handlers, JobType, kind
-    from hocket.work.interruption import Cancelled
-    from hocket.work.retrying import Fatal, Later
-    from hocket.work.runner import Context
 
 __all__ = [
     "Admin",
@@ -82,9 +81,8 @@ _ROOMS = {
     "work.decorator": ("job",),
     "work.derivation": ("derivation",),
     "work.handlers": ("Handlers", "JobType", "kind"),
-    "work.retrying": ("Fatal", "Later"),
-    "work.interruption": ("Cancelled",),
-    "work.runner": ("Context",),
+    "work.handler_errors": ("Cancelled", "Fatal", "Later"),
+    "work.context": ("Context",),
     "extensions.tempo.run_pace": ("WaitExhausted",),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}

@@ -14,8 +14,8 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from hocket.errors import Failed, Unreachable, Usage
+from hocket.work.context import Context
 from hocket.work.inference import Answer, count, member
-from hocket.work.runner import Context
 
 __all__ = ["Answer", "OpenAI"]
 

@@ -21,10 +21,17 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ClaimWork, ScheduleJob
 from hocket.node.runtime import Runtime
 from hocket.store import OpRow
-from hocket.work.claim_tally import MINUTE_MS, TOLD_MAX
 from hocket.work.handlers import JobType
-from hocket.work.presence import NodePresence, NodeSaid, said_text
-from hocket.work.serving import Serving, read_serving, serving_text
+from hocket.work.presence import (
+    MINUTE_MS,
+    TOLD_MAX,
+    NodePresence,
+    NodeSaid,
+    Serving,
+    read_serving,
+    said_text,
+    serving_text,
+)
 from tests.mesh.world import Guest
 from tests.work.test_claim_order import FRIEND, KIND, TIMEOUT_MS, Fleet, fleet
 

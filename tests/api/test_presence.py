@@ -15,9 +15,7 @@ from hocket.families.locks.requests import moment
 from hocket.mesh.grants import parse_grants
 from hocket.node.runtime import Runtime
 from hocket.work.handlers import kind
-from hocket.work.hardware import Hardware
-from hocket.work.presence import AgentSaid, NodePresence, NodeSaid
-from hocket.work.serving import Serving
+from hocket.work.presence import AgentSaid, Hardware, NodePresence, NodeSaid, Serving
 from tests.mesh.test_presence import employ
 from tests.mesh.world import Place, enrolled, run
 from tests.scenarios.machines import until

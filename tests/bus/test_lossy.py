@@ -27,8 +27,8 @@ from hocket.node.handles import JobCancelled, JobFailed
 from hocket.node.node import Node
 from hocket.store import MEMORY, Place
 from hocket.store import open as open_store
+from hocket.work.context import Context
 from hocket.work.handlers import Handlers, JobType
-from hocket.work.runner import Context
 from hocket.work.worker import Worker, WorkerOptions
 from tests.work.mesh import Mesh, mesh_in
 

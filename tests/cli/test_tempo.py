@@ -9,7 +9,7 @@ from hocket.extensions.tempo.beats.messages import PromiseOutcome, PromiseResult
 from hocket.extensions.tempo.beats.policy import read_policy
 from hocket.extensions.tempo.beats.tempo import beat_at
 from hocket.node.runtime import Runtime
-from hocket.work.serving import read_serving
+from hocket.work.presence import read_serving
 from tests.cli.conftest import Program, until
 from tests.cli.test_reverb import say
 

@@ -14,7 +14,7 @@ from hocket.kernel.envelope import Drop, Envelope, Seen, open_envelope, seal
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.postcard import Malformed
-from hocket.work.claim_messages import SAID_AT_ONCE_MAX, WORKER_ID_CHARS_MAX, ClaimSaid, read_claims_said
+from hocket.work.ranked_claims import SAID_AT_ONCE_MAX, WORKER_ID_CHARS_MAX, ClaimSaid, read_claims_said
 from tests.fuzz.mutate import Damage, Sample
 from tests.fuzz.target import Target
 

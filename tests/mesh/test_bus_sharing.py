@@ -20,8 +20,7 @@ from hocket.mesh.presence import keep
 from hocket.node.message_bus import NodeMessages
 from hocket.store import WorkerRow
 from hocket.work.handlers import kind
-from hocket.work.presence import AgentSaid, NodePresence, NodeSaid, read_presence
-from hocket.work.serving import Serving, serving_text
+from hocket.work.presence import AgentSaid, NodePresence, NodeSaid, Serving, read_presence, serving_text
 from tests.mesh.world import Place, until, world
 
 KIND = "acme.render"

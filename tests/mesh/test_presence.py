@@ -18,8 +18,18 @@ from hocket.mesh.grants import parse_grants
 from hocket.mesh.presence import keep
 from hocket.store import Place as WorkerPlace
 from hocket.store import Presence, WorkerRow
-from hocket.work.presence import AgentSaid, NodePresence, NodeSaid, beat, known_nodes, said_text
-from hocket.work.serving import TEXT_CHARS_MAX, Serving, read_serving, serving_text
+from hocket.work.presence import (
+    TEXT_CHARS_MAX,
+    AgentSaid,
+    NodePresence,
+    NodeSaid,
+    Serving,
+    beat,
+    known_nodes,
+    read_serving,
+    said_text,
+    serving_text,
+)
 from tests.mesh.world import Place, enrolled, run, until
 
 RENDER = Serving(("acme.", "hocket.run", "secret.one"), allow=("ffmpeg -i *",), labels=("gpu",))

@@ -13,8 +13,7 @@ from hocket.kernel.ids import ulid_text
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.presence import PresenceSharing
 from hocket.store import ProgressRow
-from hocket.work.presence import NodePresence, NodeSaid, said_text
-from hocket.work.serving import TEXT_CHARS_MAX, Serving
+from hocket.work.presence import TEXT_CHARS_MAX, NodePresence, NodeSaid, Serving, said_text
 from tests.mesh.test_presence import beats, employ
 from tests.mesh.world import Place, enrolled, run, until
 

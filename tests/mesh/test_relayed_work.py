@@ -14,7 +14,7 @@ import hocket
 from hocket.bus.messages import MessageQueue, subject_name, subject_pattern
 from hocket.families.jobs.parts import Part
 from hocket.node.node import Node
-from hocket.work.claim_messages import CLAIMS, PASSES, read_claims_said
+from hocket.work.ranked_claims import CLAIMS, PASSES, read_claims_said
 from tests.cli.conftest import Program
 
 pytestmark = pytest.mark.touches("GR-05")

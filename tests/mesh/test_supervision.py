@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hocket.events import troubles as supervision
 from hocket.kernel.retrying import RetryPolicy
 from hocket.mesh.peer_exchange import Exchanged
+from hocket.work import supervision
 from tests.mesh.world import Place, run, until
 
 

@@ -22,10 +22,9 @@ from hocket.mesh import peers
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.waiting import Waiting, WaitReason
 from hocket.node.runtime import Runtime
-from hocket.work import kinds
+from hocket.work import handlers as kinds
 from hocket.work.handlers import Handlers, JobType, kind
-from hocket.work.presence import NodePresence, NodeSaid
-from hocket.work.serving import Serving
+from hocket.work.presence import NodePresence, NodeSaid, Serving
 from tests.mesh.test_presence import employ
 from tests.mesh.world import Place, enrolled, run
 

@@ -11,7 +11,7 @@ from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
 from hocket.node import job_stream
 from hocket.node.job_stream import PartSender, parts_subject, wanted_subject
-from hocket.work.parts import RunParts
+from hocket.work.run_outputs import RunParts
 
 MESH, JOB = "did:key:zMesh", b"j" * 16
 KEYS = [SigningKey(bytes(31) + letter) for letter in (b"a", b"b", b"c", b"d")]

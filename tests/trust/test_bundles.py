@@ -32,8 +32,7 @@ from hocket.log.audit import verify
 from hocket.log.limits import HANDED_ON_FACTOR
 from hocket.mesh.outgoing import page, reader
 from hocket.mesh.quotas import Quotas
-from hocket.work.claim_order import ClaimOrder
-from hocket.work.heard_claims import HeardClaims
+from hocket.work.claim_order import ClaimOrder, HeardClaims
 from tests.bundled import bundled
 from tests.trust.members import DID, READS, START, USER, WORKER, Forger, Member, job, key, meet, owner
 from tests.trust.test_quotas import quota, written

@@ -16,7 +16,7 @@ from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.log import Transaction
 from hocket.store import Place
 from hocket.work.handlers import Handlers
-from hocket.work.sweep import SweepLoop
+from hocket.work.maintenance import SweepLoop
 from hocket.work.worker import Worker, WorkerOptions
 from tests.work.test_offers import Home, Line, Work, now, until, virtually
 

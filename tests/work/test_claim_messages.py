@@ -17,7 +17,8 @@ from hocket.kernel.envelope import DATA_BYTES_MAX, LIFE_MS, PROCESS_BYTES, Drop,
 from hocket.kernel.ids import node_id, ulid_text
 from hocket.kernel.keys import SIGNATURE_BYTES, SigningKey
 from hocket.kernel.policy import Policy
-from hocket.work.claim_messages import (
+from hocket.work.claim_order import HeardClaims
+from hocket.work.ranked_claims import (
     CLAIMS,
     PASSES,
     SAID_AT_ONCE_MAX,
@@ -27,7 +28,6 @@ from hocket.work.claim_messages import (
     ClaimSaid,
     read_claims_said,
 )
-from hocket.work.heard_claims import HeardClaims
 
 MESH, KIND = "did:key:z6MkTest", "acme.render"
 KEYS = [SigningKey(bytes([number]) * 32) for number in (1, 2)]

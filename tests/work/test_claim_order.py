@@ -34,12 +34,10 @@ from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import Place, Stage, WorkerRow
 from hocket.work import claim_order
-from hocket.work.claim_order import UNSIGNED_MS, ClaimOrder
+from hocket.work.claim_order import UNSIGNED_MS, ClaimOrder, HeardClaims
 from hocket.work.handlers import kind
-from hocket.work.heard_claims import HeardClaims
 from hocket.work.members import EXPIRY_MS, REFRESH_MS, Members
-from hocket.work.presence import NodePresence, NodeSaid
-from hocket.work.serving import Serving, serving_text
+from hocket.work.presence import NodePresence, NodeSaid, Serving, serving_text
 from tests.mesh.world import Guest
 
 KIND = "acme.render"

@@ -14,7 +14,6 @@ import hocket
 import hocket.testing
 from hocket.errors import Conflict, StoreError
 from hocket.events import sentences, troubles
-from hocket.events import troubles as supervision
 from hocket.events.jobs import JobSkipped
 from hocket.events.troubles import Troubles
 from hocket.families import artifacts
@@ -32,12 +31,11 @@ from hocket.log import Transaction
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.store import Schedule, Session
-from hocket.work import maintenance
+from hocket.work import maintenance, supervision
 from hocket.work.handlers import Handlers, JobType
-from hocket.work.maintenance import Maintenance
+from hocket.work.maintenance import Maintenance, Sweep
 from hocket.work.pending_decisions import PendingDecisions
 from hocket.work.run_outputs import contain
-from hocket.work.sweep import Sweep
 from tests.mesh.world import until
 from tests.work.test_pending_decisions import StubEnvironment
 

@@ -9,7 +9,7 @@ from hocket.families.jobs.candidates import Candidates, worker_id
 from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc
 from hocket.kernel.policy import DEFAULT
-from hocket.work.contested_claims import CONTESTED_MS, LEFT_MAX, LEFT_MS, ContestedClaims
+from hocket.work.claim_order import CONTESTED_MS, LEFT_MAX, LEFT_MS, ContestedClaims
 
 NODES = (1, 2, 3)
 JOB = Job(bytes(16), "test.kind", bytes(16), Hlc(1, 0, 1), DEFAULT, Hlc(1, 0, 1))

@@ -32,7 +32,7 @@ from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import Place, Session, WorkerRow
 from hocket.work import held_jobs, run_outcomes
-from hocket.work.sweep import Sweep, SweepLoop
+from hocket.work.maintenance import Sweep, SweepLoop
 
 
 def lines(caplog: pytest.LogCaptureFixture, job_id: str) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hocket.work import hardware
+from hocket.work import presence as hardware
 
 
 def test_this_machine_has_processors_and_memory() -> None:

@@ -11,8 +11,8 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.vocabulary import CancelJob, ScheduleJob
 from hocket.log import Log
-from hocket.work import sweep as sweeping
-from hocket.work.sweep import BLOCKED_EVERY_MS, Sweep
+from hocket.work import maintenance as sweeping
+from hocket.work.maintenance import BLOCKED_EVERY_MS, Sweep
 from tests.log.roster.world import INTRODUCTIONS, READER, START, Clock, Script, introduction, job_id, new_log, sent
 
 ELSEWHERE = 1

@@ -8,9 +8,9 @@ import pytest
 
 from hocket.events import ignore
 from hocket.families.locks.processes import LockSweep
-from hocket.work import sweep
-from hocket.work.handler_watch import HandlerWatch
-from hocket.work.sweep import SweepLoop
+from hocket.work import maintenance as sweep
+from hocket.work.handler_threads import HandlerWatch
+from hocket.work.maintenance import SweepLoop
 from tests.work.test_offers import Mesh, Work, until, virtually
 
 IDLE_S = 60
@@ -62,7 +62,7 @@ def test_a_process_whose_node_holds_a_job_looks_four_times_a_second(monkeypatch:
         await until(lambda: work.began)
         del watched[:], swept[:]
         await asyncio.sleep(IDLE_S)
-        assert min(len(watched), len(swept)) >= IDLE_S / sweep.ROUND_S / 1.3
+        assert min(len(watched), len(swept)) >= IDLE_S / sweep.SWEEP_S / 1.3
         task.cancel()
         await mesh.stop()
 

@@ -23,7 +23,7 @@ from hocket.kernel.rules import HOCKET, STRICT
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import RevokeUcan
 from hocket.log import Log, Transaction
-from hocket.work import kinds as work_kinds
+from hocket.work import handlers as work_kinds
 from hocket.work.handlers import Handlers, JobType
 from tests.log.roster import world
 from tests.log.roster.test_cascades import everywhere_the_same, reason

@@ -25,8 +25,8 @@ from hocket.kernel.ops import decode
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import ClaimWork
+from hocket.work.context import Context
 from hocket.work.handlers import Handlers, JobType
-from hocket.work.runner import Context
 from hocket.work.worker import Worker, WorkerOptions
 
 DAY_S = 86_400

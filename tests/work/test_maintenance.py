@@ -17,7 +17,8 @@ from hocket.kernel.ops import NO_ID, bound, encode, link_to, sign
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.work import maintenance, sweep
+from hocket.work import maintenance
+from hocket.work import maintenance as sweep
 from hocket.work.handlers import JobType, kind
 from hocket.work.run_outputs import contain
 from tests.mesh.world import until
@@ -26,7 +27,7 @@ from tests.mesh.world import until
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "ROUND_S", 0.02)
-    monkeypatch.setattr(sweep, "ROUND_S", 0.02)
+    monkeypatch.setattr(maintenance, "SWEEP_S", 0.02)
 
 
 def kept_up(home: Path, test: Callable[[Node], Awaitable[None]]) -> None:
@@ -118,7 +119,7 @@ def test_a_process_that_works_sweeps_once_in_each_round(tmp_path: Path, monkeypa
         made.append(self)
         real(self, *arguments)
 
-    monkeypatch.setattr(sweep.Sweep, "__init__", init)
+    monkeypatch.setattr(maintenance.Sweep, "__init__", init)
 
     async def run() -> None:
         node = Node(Runtime.init(tmp_path / "home"))

@@ -20,10 +20,10 @@ from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.vocabulary import JOB, ClaimWork, CompleteJob, Subject, YieldWork
 from hocket.node.message_bus import NodeMessages
-from hocket.work.claim_messages import ClaimMessages
+from hocket.work.claim_order import HeardClaims
+from hocket.work.context import Context
 from hocket.work.handlers import Handlers, JobType, kind
-from hocket.work.heard_claims import HeardClaims
-from hocket.work.runner import Context
+from hocket.work.ranked_claims import ClaimMessages
 from hocket.work.worker import Worker, WorkerOptions
 from tests.mesh.world import Place, until, world
 

@@ -14,7 +14,7 @@ from hocket.node.handles import SyncHandle
 from hocket.node.node import SyncNode
 from hocket.store import Session
 from hocket.work.handlers import JobType
-from hocket.work.serving import Serving, read_serving
+from hocket.work.presence import Serving, read_serving
 
 pytestmark = pytest.mark.touches("LW-41")
 

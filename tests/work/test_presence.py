@@ -11,16 +11,17 @@ from hocket.work.presence import (
     DOING_CHARS_MAX,
     EVERY_MS_MAX,
     KEPT_MS,
+    TEXT_CHARS_MAX,
     AgentSaid,
     NodePresence,
     NodeSaid,
+    Serving,
     agents_of,
     beat,
     read_presence,
     read_said,
     said_text,
 )
-from hocket.work.serving import TEXT_CHARS_MAX, Serving
 from tests.stores import new_store
 
 NODE = 7

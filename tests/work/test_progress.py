@@ -12,8 +12,8 @@ from hocket.families.jobs.progress import LOGGED_S, STORED_S
 from hocket.families.jobs.requests import Held
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import DesignateCoordinator
+from hocket.work.context import Context
 from hocket.work.handlers import JobType
-from hocket.work.runner import Context
 from tests.work.test_beats import ELSEWHERE, HERE, HOUR_MS, Cluster
 from tests.work.test_offers import Home, Work, until, virtually
 

@@ -24,8 +24,8 @@ from hocket.mesh.bus_sharing import JOBS, PRESENCE
 from hocket.node.message_bus import NodeMessages
 from hocket.node.runtime import Runtime
 from hocket.store import WorkerRow
-from hocket.work.claim_messages import CLAIMS, PASSES, ClaimSaid
-from hocket.work.serving import Serving, serving_text
+from hocket.work.presence import Serving, serving_text
+from hocket.work.ranked_claims import CLAIMS, PASSES, ClaimSaid
 from tests.bus.nats_server import connected
 from tests.mesh.world import Guest, Place
 from tests.work.fleet import KIND, SLOW_MS, Fleet, fleet, places

@@ -18,9 +18,9 @@ from hocket.kernel.vocabulary import AcceptWork, ClaimWork, CompleteJob
 from hocket.node.message_bus import NodeMessages
 from hocket.store import Stage
 from hocket.testing.lossy_messages import LossyMessages
+from hocket.work.context import Context
 from hocket.work.handlers import Handlers, JobType, kind
 from hocket.work.presence import read_presence
-from hocket.work.runner import Context
 from hocket.work.worker import Worker, WorkerOptions
 from tests.mesh.world import Place, world
 

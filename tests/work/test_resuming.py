@@ -15,7 +15,8 @@ from hocket.families.jobs import claiming
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Held
 from hocket.kernel.reasons import Reason
-from hocket.work.checkpoints import interval_s, last_checkpoint
+from hocket.work.context import last_checkpoint
+from hocket.work.held_jobs import interval_s
 from tests.work.test_offers import virtually
 from tests.work.test_results_elsewhere import Pair
 

@@ -21,6 +21,7 @@ from hocket.node.local_node import run_services
 from hocket.node.runtime import Runtime
 from hocket.work import runner
 from hocket.work.batch import settle
+from hocket.work.context import Context
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import JobType
 from hocket.work.output_capture import catching
@@ -54,7 +55,7 @@ class Runs:
         claims = log.run(lambda tx: claiming.claim(tx, 0, 1, {handler.kind: LEASE_MS}.get))
         assert [ulid_text(each.job.id) for each in claims.taken] == [ulid_text(job_id)]
         kit = run_services(self.runtime, handler.kind, lambda: self.now)
-        return Run(claims.taken[0], handler, LEASE_MS, self.now, kit)
+        return Run(claims.taken[0], handler, LEASE_MS, self.now, kit, Context)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import DesignateCoordinator, ScheduleJob
 from hocket.log import Log
 from hocket.store import JobEntry
-from hocket.work.sweep import Sweep
+from hocket.work.maintenance import Sweep
 from tests.log.roster.world import (
     INTRODUCTIONS,
     NODES,

@@ -7,7 +7,7 @@ import pytest
 from hocket.events.jobs import JobsReclaimed
 from hocket.families.jobs import claiming
 from hocket.kernel.reasons import Reason
-from hocket.work.sweep import SweepLoop
+from hocket.work.maintenance import SweepLoop
 from tests.work.test_offers import Mesh, Work, until, virtually
 
 

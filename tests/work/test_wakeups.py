@@ -15,7 +15,7 @@ from hocket.families.jobs import cron
 from hocket.families.jobs.rules import tick_id
 from hocket.families.liveness import ProcessLock, is_alive
 from hocket.kernel.vocabulary import SetSchedule
-from hocket.work.sweep import Sweep
+from hocket.work.maintenance import Sweep
 from tests.work.mesh import PATIENCE_S
 
 pytestmark = pytest.mark.touches("LW-18")

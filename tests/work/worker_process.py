@@ -11,7 +11,8 @@ from pathlib import Path
 
 import hocket
 from hocket.families import liveness
-from hocket.work import handler_processes, handler_watch, held_jobs, runner, worker
+from hocket.work import handler_processes, held_jobs, runner, worker
+from hocket.work import handler_threads as handler_watch
 from hocket.work.handlers import Handlers, load
 
 PR_SET_PDEATHSIG = 1

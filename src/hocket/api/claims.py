@@ -41,10 +41,8 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.store import JobFilter, OpRow, Session, Stage
 from hocket.work.claim_order import ranking
-from hocket.work.claim_tally import MINUTE_MS
 from hocket.work.members import Members
-from hocket.work.presence import read_presence
-from hocket.work.serving import Serving, read_serving
+from hocket.work.presence import MINUTE_MS, Serving, read_presence, read_serving
 
 MAKES_READY = (ScheduleJob, YieldWork, ExpireWork, FailWork, PostponeWork, RetryJob)
 

@@ -131,7 +131,7 @@ def _page(service: Service, session: Session, wanted: JobQuery) -> JobsPage:
 
 def _asked(service: Service, session: Session, wanted: JobQuery) -> list[JobEntry]:
     """The jobs that answer a question to the roster, and one more than wanted if there are more."""
-    from hocket.work import roster_queries  # few lists need it
+    from hocket.work import members as roster_queries  # few lists need it
 
     ask = roster_queries.overdue if wanted.roster is RosterQuery.overdue else roster_queries.claimable
     return ask(service.runtime.log, session, wanted.kind, wanted.limit + 1)

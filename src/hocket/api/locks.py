@@ -14,7 +14,7 @@ from hocket.errors import Usage
 from hocket.families.locks import requests as locks
 from hocket.families.locks.decisions import read_scope
 from hocket.families.locks.facts import LOCK
-from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.index import overlap
 from hocket.families.locks.requests import (
     REASON_CHARS_MAX,
     Length,

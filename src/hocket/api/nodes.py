@@ -24,8 +24,7 @@ from hocket.mesh.grants import quota_words, size_words, words
 from hocket.mesh.membership import Member
 from hocket.mesh.names import likeness
 from hocket.store import Session
-from hocket.work.hardware import this_machine
-from hocket.work.presence import NodePresence, NodeSaid, known_nodes
+from hocket.work.presence import NodePresence, NodeSaid, known_nodes, this_machine
 
 NodeText = Annotated[
     str,

@@ -23,8 +23,7 @@ from hocket.mesh.peers import breakers, coordinator, outbox, program_differences
 from hocket.node.home import Home
 from hocket.node.running import RunningServer, running_buses, running_servers, store_troubles
 from hocket.store import Session
-from hocket.work.presence import is_away, known_nodes
-from hocket.work.serving import read_serving
+from hocket.work.presence import is_away, known_nodes, read_serving
 
 # The most job ids that are shown for one worker.
 SHOWN_MAX = 3

@@ -177,7 +177,7 @@ class Leash:
         os.close(self._end)
 
     def stop(self) -> None:
-        from hocket.work.bound_command import STOP
+        from hocket.work.child_processes.bound_command import STOP
 
         os.write(self._end, STOP)
 
@@ -186,14 +186,14 @@ async def _start(command: Sequence[str], environment: dict[str, str], leash: Lea
     """On a terminal the command stays in the foreground group, so that it can read and gets Ctrl-C."""
     import asyncio
 
-    from hocket.work.bare_interpreter import bare_interpreter
-    from hocket.work.bound_command import OWN, SHARED
+    from hocket.work.child_processes.bare_interpreter import bare_interpreter
+    from hocket.work.child_processes.bound_command import OWN, SHARED
 
     is_on_terminal = sys.stdin is not None and sys.stdin.isatty()
     reading, report = os.pipe()
     passed = (leash.far_end, report, *(() if lock is None else (lock,)))
     settings = (str(leash.far_end), str(report), SHARED if is_on_terminal else OWN, str(GRACE_S))
-    words = bare_interpreter("work.bound_command", *settings, *command)
+    words = bare_interpreter("work.child_processes.bound_command", *settings, *command)
     try:
         try:
             process = await asyncio.create_subprocess_exec(

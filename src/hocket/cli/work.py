@@ -30,11 +30,11 @@ from hocket.node.message_bus import BusSettings, bus_settings
 from hocket.node.node import Node, handler_processes, worker_parts
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
+from hocket.work.handler_threads import PROCESSES_MAX
 from hocket.work.handlers import Handlers, load
 from hocket.work.output_capture import catching
-from hocket.work.process_plan import PROCESSES_MAX
+from hocket.work.presence import WorkerPart
 from hocket.work.runner import Run
-from hocket.work.serving import WorkerPart
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Failures of one thing among many: one schedule, one job, one artifact. The operator gets one event, and another only
-after a while; the thing is skipped for a while, and the rest continues. `work.supervision` restarts a
-task that fails as a whole.
+after a while; the thing is skipped for a while, and the rest continues. `work.supervision` restarts a task that fails
+as a whole.
 """
 
 from collections.abc import Callable, Hashable

@@ -2,11 +2,10 @@
 file of its own; the kernel releases it the moment the process ends, however it ends. So a free lock means a dead
 process, without a clock or a timeout, for every process of the same running system that sees the same directory.
 
-A worker shows two signs of life: an OS lock that ends with its process, and a heartbeat, a
-time in its row that it renews. An observer on the same running system that sees the same lock directory tests the lock
-and knows at once. For every other observer only the heartbeat counts: a worker whose heartbeat stays the same for
-`SILENT_S` is dead. A worker that is wrongly declared dead loses its jobs to others, and the fence tells the two holders
-apart.
+A worker shows two signs of life: an OS lock that ends with its process, and a heartbeat, a time in its row that it
+renews. An observer on the same running system that sees the same lock directory tests the lock and knows at once. For
+every other observer only the heartbeat counts: a worker whose heartbeat stays the same for `SILENT_S` is dead. A worker
+that is wrongly declared dead loses its jobs to others, and the fence tells the two holders apart.
 
 A heartbeat is compared only with itself, and the wait is counted on the observer's own clock. So a wrong clock, or one
 that is set, makes no worker look dead.

@@ -36,8 +36,16 @@ from hocket.mesh.presence import keep
 from hocket.mesh.wire import look, message_event
 from hocket.store import Session
 from hocket.work.environment import Environment
-from hocket.work.presence import NodePresence, NodeSaid, own_presence, read_presence, said_text
-from hocket.work.serving import Serving, read_serving, serving_text
+from hocket.work.presence import (
+    NodePresence,
+    NodeSaid,
+    Serving,
+    own_presence,
+    read_presence,
+    read_serving,
+    said_text,
+    serving_text,
+)
 
 JOBS, PRESENCE, RESULTS = "jobs", "presence", "results"
 # How often a node looks whether it has something else to say about its workers.

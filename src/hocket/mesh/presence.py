@@ -32,14 +32,15 @@ from hocket.work.presence import (
     KEPT_MS,
     NodePresence,
     NodeSaid,
+    Serving,
     is_away,
     known_nodes,
     own_presence,
     read_presence,
     read_said,
     said_text,
+    serving_text,
 )
-from hocket.work.serving import Serving, serving_text
 
 if TYPE_CHECKING:
     from hocket.mesh.client import Client

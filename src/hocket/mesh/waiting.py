@@ -27,8 +27,7 @@ from hocket.mesh import peers
 from hocket.mesh.membership import route_of
 from hocket.mesh.names import names
 from hocket.store import JobEntry, Session, Stage
-from hocket.work.presence import NodePresence, is_away, known_nodes
-from hocket.work.serving import Serving
+from hocket.work.presence import NodePresence, Serving, is_away, known_nodes
 
 HERE = "this node"
 DELIVERS = "the next `hocket sync`, `hocket work` or `hocket serve` here sends it"

@@ -28,7 +28,8 @@ from hocket.node.local_node import run_services
 from hocket.node.node import Node, SyncNode, handler_node
 from hocket.node.process_loop import process_loop
 from hocket.node.runtime import Runtime
-from hocket.work.handler_channel import (
+from hocket.work.context import Context
+from hocket.work.handler_processes import (
     Channel,
     Close,
     Ended,
@@ -174,7 +175,7 @@ class _RemoteRun(Run):
 
     def __init__(self, start: Start, kit: RunServices, send: Send) -> None:
         self.number, self._send, self._twins = start.run, send, start.twins
-        super().__init__(start.claim, REGISTRY[start.kind], start.lease_ms, start.claimed_at, kit)
+        super().__init__(start.claim, REGISTRY[start.kind], start.lease_ms, start.claimed_at, kit, Context)
 
     def _new_pacers(self) -> Mapping[str, Pacer]:
         made: dict[str, Pacer] = {}

@@ -19,9 +19,7 @@ from hocket.kernel.vocabulary import JOB, Subject
 from hocket.node.calls import Blocking, ProgramNode, StreamNews, each, now
 from hocket.node.runtime import Runtime
 from hocket.store import JobEntry, JobSession, Session, Stage
-from hocket.work import chains
-from hocket.work.handlers import JobType, named_kind
-from hocket.work.signature import HandlerSignature
+from hocket.work.handlers import HandlerSignature, JobType, named_kind
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -97,7 +95,7 @@ def typed(signature: HandlerSignature | None, job_id: bytes, value: Any) -> Any:
 
 def following(job_id: bytes, job: JobType | str, args: tuple[Any, ...], payload: dict[str, Any]) -> Draft:
     """A job to submit that comes after another."""
-    return chains.after(named_kind(job).draft(payload, args), [job_id])
+    return jobs.after(named_kind(job).draft(payload, args), [job_id])
 
 
 def overdue(runtime: Runtime, job_ids: Sequence[bytes], timeout: float | None) -> TimeoutError:

@@ -35,7 +35,7 @@ from hocket.mesh.quotas import Buckets
 from hocket.node.calls import ProgramNode, StreamNews
 from hocket.node.handles import ending_of
 from hocket.store import Session, Stage
-from hocket.work.parts import RunParts
+from hocket.work.run_outputs import RunParts
 
 PARTS = "parts"
 WANTED = "parts-wanted"

@@ -39,13 +39,11 @@ from hocket.node.runtime import Runtime
 from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import Session
 from hocket.work.environment import Environment, MachineEnvironment
-from hocket.work.maintenance import ClockWatch, Maintenance
+from hocket.work.maintenance import ClockWatch, Maintenance, SharedPresence, SweepLoop
 from hocket.work.pending_decisions import decisions
+from hocket.work.presence import Serving
 from hocket.work.run_outputs import RunServices
-from hocket.work.serving import Serving
-from hocket.work.shared_presence import SharedPresence
 from hocket.work.supervision import supervising
-from hocket.work.sweep import SweepLoop
 
 if TYPE_CHECKING:
     from hocket.families.artifacts import Fetch

@@ -73,13 +73,12 @@ from hocket.node.rows import RowTable, SyncRowTable
 from hocket.node.runtime import Runtime
 from hocket.node.signals import held_interrupts, stopped_by_signals
 from hocket.store import Session
-from hocket.work import chains
+from hocket.work.handler_threads import ProcessPlan, plan
 from hocket.work.handlers import Handlers, JobType, named_kind
+from hocket.work.members import RosterAsk, claimable, overdue
 from hocket.work.output_capture import catching
-from hocket.work.process_plan import ProcessPlan, plan
-from hocket.work.roster_queries import RosterAsk, claimable, overdue
+from hocket.work.presence import Serving, WorkerPart, serving
 from hocket.work.run_outputs import RunServices
-from hocket.work.serving import Serving, WorkerPart, serving
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
@@ -159,14 +158,14 @@ class Node(LocalNode):
         a job with its payload, or without one; `ctx.results` has the result of the step before.
         """
         types, drafts = drafts_of(pairs_of(steps))
-        return await self._submit(types, drafts, chains.submit)
+        return await self._submit(types, drafts, jobs.submit_chain)
 
     async def _submit(self, types: list[JobType], drafts: list[Draft], submit: SubmitDrafts) -> list[Handle]:
         async def write() -> list[Submitted]:
             await self._check(drafts)
             return await self.run(lambda tx: submit(tx, drafts), beside=True)
 
-        cited = _chain(len(drafts)) if submit is chains.submit else ()
+        cited = _chain(len(drafts)) if submit is jobs.submit_chain else ()
         made = await self._written_or_kept(write, lambda error: keep_jobs(self.runtime, error, drafts, cited))
         return [Handle(self, *each, type.signature) for type, each in zip(types, made, strict=True)]
 

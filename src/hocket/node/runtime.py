@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from hocket.store.artifacts import BlobPlace
     from hocket.work.output_files import OutputFiles
     from hocket.work.pacing import MakePacer
-    from hocket.work.serving import Serving
+    from hocket.work.presence import Serving
 
 Progress = Callable[[int, int], None]
 # The store key of what the last program to judge all ops knew.

@@ -18,13 +18,12 @@ import msgspec
 from hocket.errors import Conflict, HocketError, NotAuthorised, OutboxFull, StoreError, StoreMoved, Usage
 from hocket.families.inbox.facts import SendMessage
 from hocket.families.inbox.requests import MessageDraft
-from hocket.families.jobs.requests import Draft
+from hocket.families.jobs.requests import Draft, after
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import NO_ID, foreseen_id
 from hocket.kernel.policy import decode_policy, encode_policy
 from hocket.kernel.vocabulary import ScheduleJob
-from hocket.work.chains import after
 
 # The most bytes that may wait for the database server. Then nothing more is kept.
 SPOOL_BYTES_MAX = 256 * 1024 * 1024

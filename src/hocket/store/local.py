@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 class WorkerRow(NamedTuple):
     """A process of a node that holds claims. `beat` is its last sign of life, by the store's clock; `serves` is what it
-    runs, as `work.serving` writes it.
+    runs, as `work.presence` writes it.
     """
 
     number: int

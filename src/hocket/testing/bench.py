@@ -20,6 +20,7 @@ from hocket.node.runtime import Runtime
 from hocket.store import MEMORY
 from hocket.store import open as open_store
 from hocket.work.batch import settle
+from hocket.work.context import Context
 from hocket.work.handlers import REGISTRY, Handlers, JobType
 from hocket.work.runner import Run
 
@@ -118,4 +119,4 @@ class Bench(Runtime):
         job_type = handlers.find(claim.job.kind)
         assert job_type is not None
         kit = run_services(self, claim.job.kind, lambda: self.clock.now)._replace(node=self.handler_node)
-        return Run(claim, job_type, job_type.lease_ms, self.clock.now, kit)
+        return Run(claim, job_type, job_type.lease_ms, self.clock.now, kit, Context)

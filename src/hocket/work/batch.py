@@ -7,6 +7,8 @@ import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from hocket.bus.hints import IDLE, Changes, gathered
 from hocket.bus.hints import NOTHING as NO_CHANGES
 from hocket.events.jobs import JobSkipped
@@ -23,16 +25,17 @@ from hocket.families.liveness import SignOfLife
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
+from hocket.kernel.retrying import backoff_ms
 from hocket.log import Transaction
 from hocket.store import Session
-from hocket.work.claim_order import ClaimOrder
-from hocket.work.contested_claims import ContestedClaims
+from hocket.work.claim_order import ClaimOrder, ContestedClaims
 from hocket.work.handlers import Handlers
-from hocket.work.rests import Rests
 from hocket.work.runner import Run
 
 # The jobs that a worker without a free slot looks at, to say which it leaves to others.
 PASSES_MAX = 32
+# A worker remembers this many of them, and forgets first the one that it has left alone longest.
+RESTS_MAX = 10_000
 
 
 class Batch(NamedTuple):
@@ -99,6 +102,43 @@ class BatchResult(NamedTuple):
         slow = chance.uniform(1.0, 2.0)
         again_at = self.claims.again_at
         return slow if again_at is None else min(slow, max(0.0, (again_at - self.now_ms) / 1000.0) + 0.001)
+
+
+class Rests:
+    """Jobs that a worker of a strict mesh leaves alone for a while, because its handler failed or wanted to run later.
+    Likewise v0.1 has no op that says so: the job is pending for every node, and only this worker waits.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[bytes, int] = {}
+
+    def after(self, tx: Transaction, run: Run, result: Result) -> Result:
+        """The result of a run, with the time until which this worker leaves the job alone."""
+        is_returned = run.stopped and not run.timed_out
+        if run.error is None or is_returned or not tx.is_strict or not isinstance(result, Job):
+            return result
+        until = tx.now + _rest_ms(run, result)
+        self._until.pop(result.id, None)
+        while len(self._until) >= RESTS_MAX:
+            del self._until[next(iter(self._until))]
+        self._until[result.id] = until
+        return replace(result, ready_at=max(until, result.ready_at))
+
+    def until(self, job_id: bytes, now: int) -> int:
+        """A time that has passed, unless the job is left alone."""
+        if (at := self._until.get(job_id, 0)) and at <= now:
+            del self._until[job_id]
+        return at
+
+
+def _rest_ms(run: Run, job: Job) -> int:
+    """As long as another mesh's log would have the job wait. The longest wait stands for "never again"."""
+    if run.later_ms is not None:
+        return run.later_ms
+    policy = job.policy
+    if not run.may_retry:
+        return policy.backoff_max_ms
+    return backoff_ms(job.returns, policy.backoff_ms, policy.backoff_max_ms)
 
 
 class BatchRunner:

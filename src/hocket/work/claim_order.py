@@ -2,19 +2,21 @@
 another claim timeout, and each node has one turn before any node has a second. This decides only who tries: the
 arbiter, or for `open` jobs the order of the log, decides who holds the job.
 
-Workers tell each other of claims and passes (`claim_messages`). Such a message moves a turn by one claim timeout at
+Workers tell each other of claims and passes (`ranked_claims`). Such a message moves a turn by one claim timeout at
 most, since it may be a lie or lost.
 
 Every worker ranks every job. Most of that is done outside transactions, which exclude each other.
 """
 
 from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from hocket.families.jobs.candidates import EPOCH_MS, Candidates, node_of
 from hocket.families.jobs.rendezvous import (
+    AnnouncedClaim,
     NotSigned,
     in_turns,
     may_try_at,
@@ -24,6 +26,7 @@ from hocket.families.jobs.rendezvous import (
     seed_of,
     turn_of,
     turn_outside,
+    winning_claim,
 )
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.clock import Hlc
@@ -32,7 +35,6 @@ from hocket.kernel.ops import Op, decode
 from hocket.kernel.signing import is_marked
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.store import JobEntry, Session
-from hocket.work.heard_claims import HeardClaims
 from hocket.work.members import Members
 
 # An op that another process has yet to sign is looked at again after this long.
@@ -42,6 +44,16 @@ REMEMBERED_MAX = 10_000
 # A look ahead reads this many jobs at once, and at most so many in all.
 AHEAD_PAGE = 256
 AHEAD_MAX = 2_048
+# The jobs about which announcements are remembered.
+JOBS_MAX = 4_096
+# The claims on a job that are remembered, one for each node, and the passes.
+SAID_MAX = 64
+_NOBODY: frozenset[str] = frozenset()
+# For this long after a lost claim a worker leaves jobs to others, each of them for so long.
+CONTESTED_MS = 5_000
+LEFT_MS = 1_000
+# The jobs that are left to others; beyond that, the worker forgets since when.
+LEFT_MAX = 10_000
 
 
 def ready_since(job: Job, succeeded: Callable[[bytes], Hlc | None]) -> int:
@@ -144,6 +156,72 @@ class _LeftJobs:
         self.candidates = candidates
         self.job_ids: list[bytes] = []
         self.until_ms = 0
+
+
+class _HeardSaid(NamedTuple):
+    """`heard_ms` is when the first claim came."""
+
+    claims: dict[int, AnnouncedClaim]
+    passes: frozenset[str]
+    heard_ms: int
+
+
+_NOTHING = _HeardSaid({}, _NOBODY, 0)
+
+
+class HeardClaims:
+    """What other workers have said about claims on jobs that the log still shows as ready. A claim holds the others
+    back for one claim timeout, however many claims follow; a pass takes its worker out of the ranking for this job.
+    What was said holds for one fence: a job that was claimed and comes back begins anew.
+
+    `now_ms` is this machine's clock. Messages come on the event loop and are looked up in another thread: each call
+    reads or replaces one entry.
+    """
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._said: dict[tuple[bytes, int], _HeardSaid] = {}
+        self.dropped = 0
+        """How many messages were forgotten or ignored because there were too many."""
+
+    def hear_claim(self, job_id: bytes, fence: int, claim: AnnouncedClaim) -> None:
+        before = self._room_for(job_id, fence)
+        node = node_of(claim.worker)
+        if node in before.claims:
+            claim = winning_claim((claim, before.claims[node]))
+        elif len(before.claims) >= SAID_MAX:
+            self.dropped += 1
+            return
+        heard_ms = before.heard_ms if before.claims else self._now_ms()
+        self._said[job_id, fence] = _HeardSaid(before.claims | {node: claim}, before.passes, heard_ms)
+
+    def hear_pass(self, job_id: bytes, fence: int, worker: str) -> None:
+        before = self._room_for(job_id, fence)
+        if len(before.passes) >= SAID_MAX:
+            self.dropped += 1
+            return
+        self._said[job_id, fence] = before._replace(passes=before.passes | {worker})
+
+    def claimed_until(self, job_id: bytes, fence: int, worker: str, timeout_ms: int) -> int:
+        """Until when this worker leaves the job to the claim that stands; 0 if there is none or it is its own."""
+        said = self._said.get((job_id, fence), _NOTHING)
+        if not said.claims or winning_claim(said.claims.values()).worker == worker:
+            return 0
+        return said.heard_ms + timeout_ms
+
+    def first(self, job_id: bytes, fence: int) -> AnnouncedClaim | None:
+        """The claim that stands, of those that were heard."""
+        said = self._said.get((job_id, fence), _NOTHING)
+        return winning_claim(said.claims.values()) if said.claims else None
+
+    def passed(self, job_id: bytes, fence: int) -> frozenset[str]:
+        return self._said.get((job_id, fence), _NOTHING).passes
+
+    def _room_for(self, job_id: bytes, fence: int) -> _HeardSaid:
+        if (job_id, fence) not in self._said and len(self._said) >= JOBS_MAX:
+            del self._said[next(iter(self._said))]
+            self.dropped += 1
+        return self._said.get((job_id, fence), _NOTHING)
 
 
 class ClaimOrder:
@@ -273,3 +351,54 @@ class ClaimOrder:
         rank = turn_of(ulid_text(job.id), known.seed, self.worker, weights)
         self._ranks[job.id] = candidates, passed, rank
         return rank
+
+
+class ContestedClaims:
+    """Which node tries first for a job that the first claim gets, while several nodes want the same jobs. Each node
+    sees the same queue, so their workers offer claims on the same jobs, and the arbiter refuses all but one of each. A
+    worker that has lost a claim leaves each job for a moment to the node that a hash of the job chooses among those
+    that serve its kind. This decides only who tries: after that moment every worker may.
+
+    Of one worker. Use it from one thread at a time; any thread may call `lost`.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._has_lost = False
+        self._until_ms = 0
+        self._left: dict[bytes, int] = {}
+        self._nodes: tuple[Candidates, tuple[int, ...]] | None = None
+
+    def lost(self) -> None:
+        """The arbiter has refused a claim of this worker."""
+        self._has_lost = True
+
+    def is_over(self, now_ms: int) -> bool:
+        """Whether this worker may claim every job at once, by the clock of the log."""
+        return not self._has_lost and now_ms >= self._until_ms
+
+    def may_claim_at(self, tx: QueueView, job: Job) -> int:
+        """When this worker may claim a ready job, by the clock of the log."""
+        if self._has_lost:
+            self._has_lost, self._until_ms = False, tx.now + CONTESTED_MS
+        if tx.now >= self._until_ms:
+            self._left.clear()
+            return tx.now
+        nodes = self._serving(tx, job)
+        if tx.node not in nodes or len(nodes) == 1 or first_node(job.id, nodes) == tx.node:
+            return tx.now
+        if len(self._left) >= LEFT_MAX:
+            self._left.clear()
+        return self._left.setdefault(job.id, tx.now + LEFT_MS)
+
+    def _serving(self, tx: QueueView, job: Job) -> tuple[int, ...]:
+        self._members.refresh(tx.session, tx.physical)
+        candidates = self._members.candidates(job.kind, tx.physical, job.policy.needs)
+        if self._nodes is None or self._nodes[0] is not candidates:
+            self._nodes = candidates, tuple({node_of(worker) for worker in candidates.weights})
+        return self._nodes[1]
+
+
+def first_node(job_id: bytes, nodes: tuple[int, ...]) -> int:
+    """The node that tries first: one of them, and for other jobs others."""
+    return max(nodes, key=lambda node: blake2b(job_id + node.to_bytes(8, "big"), digest_size=8).digest())

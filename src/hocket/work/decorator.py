@@ -10,8 +10,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overl
 from hocket.errors import Usage
 from hocket.families.jobs.drafts import HandlerOptions
 from hocket.work import handlers
+from hocket.work.context import Context
 from hocket.work.handlers import JobType
-from hocket.work.runner import Context
 
 P = ParamSpec("P")
 R = TypeVar("R")

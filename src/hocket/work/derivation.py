@@ -29,9 +29,9 @@ from hocket.kernel.vocabulary import JOB, NAMES, PAYLOAD, Payload, number_of
 from hocket.log import Transaction
 from hocket.store import JobFilter, OpRow, Session
 from hocket.work import handlers
+from hocket.work.context import Context, products_of
 from hocket.work.handlers import REGISTRY, Handlers, JobType
 from hocket.work.run_outputs import GRAPH_OPS
-from hocket.work.runner import Context, products_of
 
 (PREFIX,) = DERIVATION_KINDS
 # How many ops one pass hands to the function, and how many of one author it reads from the store at once.

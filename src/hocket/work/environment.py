@@ -1,6 +1,6 @@
 """What a worker depends on: two clocks, randomness, which workers of its node are alive, the bus that wakes it, and the
-slots that run its handlers. `MachineEnvironment` is the real one. A simulation passes its own, and the same worker runs
-on virtual time, with every choice drawn from a seed.
+slots that run its handlers, on threads or in processes. `MachineEnvironment` is the real one. A simulation passes its
+own, and the same worker runs on virtual time, with every choice drawn from a seed.
 """
 
 import functools
@@ -15,9 +15,8 @@ from typing import Protocol
 from hocket.bus.hints import Bus
 from hocket.families.access import NodeAccess
 from hocket.families.liveness import Liveness, ProcessEnvironment, machine_liveness
-from hocket.work.handler_threads import HandlerThreads
-from hocket.work.hardware import Hardware, this_machine
-from hocket.work.process_plan import ProcessPlan
+from hocket.work.handler_threads import HandlerThreads, ProcessPlan
+from hocket.work.presence import Hardware, this_machine
 from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Run
 

@@ -1,15 +1,54 @@
 """Runs handlers in the worker's slots: plain functions on threads of their own, coroutines on an event loop of their
-own. Neither can block the worker's loop, which keeps renewing leases whatever a handler does.
+own. Neither can block the worker's loop, which keeps renewing leases whatever a handler does. A `ProcessPlan` says
+which handlers run in processes instead; `handler_processes` starts them.
 """
 
 import asyncio
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from queue import SimpleQueue
+from typing import NamedTuple
 
 from hocket.cancelling import end_loop
+from hocket.errors import Usage
+from hocket.events import Emit
+from hocket.events.troubles import Troubles
+from hocket.events.workers import HandlerLoopBlocked, HandlerStuck, StepFailed, WorkerSpent
+from hocket.work.handlers import JobType
 from hocket.work.runner import Run, Step
+
+BLOCKED_LOOP_S = 5.0
+PROCESSES_MAX = 256
+
+
+class ProcessPlan(NamedTuple):
+    """How many processes, for the handlers of which kinds, and where those are defined; none if only runs that must be
+    alone get a process. `program` is the module that a process runs.
+    """
+
+    processes: int
+    program: str
+    home: Path
+    modules: list[tuple[str, str]]
+    kinds: frozenset[str]
+
+
+def plan(processes: int, program: str, home: Path, types: Iterable[JobType]) -> ProcessPlan:
+    """Raises Usage if a process could not import the handlers."""
+    if not 0 <= processes <= PROCESSES_MAX:
+        raise Usage(f"{processes} processes are too few or too many; give 1 to {PROCESSES_MAX}")
+    modules: dict[tuple[str, str], None] = {}
+    served = [each for each in types if each.function is not None]
+    for each in served:
+        name = getattr(each.function, "__module__", "")
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is None:
+            raise Usage(f"the handler of {each.kind} is in no file, so no process can import it; put it into a module")
+        modules[name, str(Path(file).resolve())] = None
+    return ProcessPlan(processes, program, home, list(modules), frozenset(each.kind for each in served))
 
 
 class HandlerThreads:
@@ -245,3 +284,40 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
     finally:
         end_loop(loop)
+
+
+class HandlerWatch:
+    """What goes wrong with the handlers of a worker: one that does not end, one that blocks the loop of the async ones,
+    and a handler process that does not start. `look` reports it, from time to time.
+    """
+
+    def __init__(self, runner: HandlerThreads, slots: int, troubles: Troubles, emit: Emit) -> None:
+        self._runner, self._slots, self._troubles, self._emit = runner, slots, troubles, emit
+        self._beat_sent: float | None = None
+        self.is_spent = False
+        """Whether every slot has a stuck handler."""
+
+    def look(self, now: float) -> None:
+        self._look_at_loop(now)
+        for run in self._runner.look(now):
+            self._emit(HandlerStuck(run.job_id, run.job.kind))
+        trouble, self._runner.trouble = self._runner.trouble, None
+        if trouble is not None:
+            self._troubles.tell("slots", StepFailed("starting a handler process", trouble))
+        if self._runner.is_spent and not self.is_spent:
+            self.is_spent = True
+            self._emit(WorkerSpent(self._slots))
+
+    def _look_at_loop(self, now: float) -> None:
+        loop = self._runner.loop
+        if loop is None:
+            return
+        if self._beat_sent is None:
+            self._beat_sent = now
+            loop.call_soon_threadsafe(self._beaten)
+        elif now - self._beat_sent > BLOCKED_LOOP_S:
+            self._emit(HandlerLoopBlocked(now - self._beat_sent))
+            self._beat_sent = now
+
+    def _beaten(self) -> None:
+        self._beat_sent = None

@@ -25,7 +25,7 @@ from hocket.kernel.policy import run_options
 from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import backoff_ms
 from hocket.work.batch import Batch
-from hocket.work.checkpoints import interval_s
+from hocket.work.context import Context
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import Handlers
 from hocket.work.run_outputs import RunServices
@@ -47,6 +47,10 @@ QUEUED_MAX_S = 1.0
 OTHERS_IDLE_S = 2.5
 # A run younger than this is not checked for having been cancelled: it will be over before that matters.
 YOUNG_S = 0.05
+# Checkpoints are at least this far apart, and at least a hundredth of the time that the run has taken: a long run then
+# leaves hundreds of them on the log and not thousands, and a worker that dies loses about a hundredth of its work.
+CHECKPOINT_S = 0.5
+CHECKPOINT_SHARE = 0.01
 # A run is checked this often without a hint, because a hint can be lost.
 CHECK_S = 5.0
 
@@ -129,7 +133,7 @@ class HeldJobs:
         lease_ms = job.policy.lease_ms or job_type.lease_ms
         if job.policy.lease_beats is not None and job.deadline is not None:
             lease_ms = max(1, job.deadline - job.last.wall)
-        run = Run(claim, job_type, lease_ms, before, self._kit(job.kind))
+        run = Run(claim, job_type, lease_ms, before, self._kit(job.kind), Context)
         if (earlier := self.runs.get(job.id)) is not None:
             self._replace(earlier)
         self.runs[job.id] = run
@@ -229,8 +233,8 @@ class HeldJobs:
     # What is due.
 
     def due(self, now: float, is_stopping: bool, doubted_at: float) -> Batch:
-        """What the next turn has to put on the log about the held jobs. Runs that were last checked before
-        `doubted_at` are checked.
+        """What the next turn has to put on the log about the held jobs. Runs that were last checked before `doubted_at`
+        are checked.
         """
         if self._watch is not None and now >= self._watch_at:
             self._look_at_leases()
@@ -353,8 +357,8 @@ class HeldJobs:
         return 0 if ahead and held >= slots + (ahead + 1) // 2 else slots + ahead - held
 
     def _ahead(self, now: float) -> int:
-        """How many jobs to hold beyond those that run. If commits are slow, few of them must end many runs, so a
-        commit has work for the next one, unless another worker is idle.
+        """How many jobs to hold beyond those that run. If commits are slow, few of them must end many runs, so a commit
+        has work for the next one, unless another worker is idle.
         """
         pace, logged_s = max(self.pace_s, now - self._moved_at, 1e-6), max(self._logged_s, 1e-6)
         by_log = max(ENDED_MAX, int(BEGUN_S / logged_s)) if self._others_idle is None else int(AHEAD_S / logged_s)
@@ -441,6 +445,11 @@ def _due_at(run: Run, after: float = -math.inf) -> float:
     times = run.lease.renews_at, run.lease.ends_at, run.waits_since + QUEUED_MAX_S
     due = min(times)
     return due if due > after else min((each for each in times if each > after), default=math.inf)
+
+
+def interval_s(running_s: float) -> float:
+    """How long after a checkpoint the next one is stored."""
+    return max(CHECKPOINT_S, running_s * CHECKPOINT_SHARE)
 
 
 def _checkpoint(run: Run, now: float) -> bytes | None:

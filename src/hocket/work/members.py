@@ -1,24 +1,28 @@
 """Which workers are ranked for the jobs of a kind: those of the nodes that share this store, by their rows, and those
 of other nodes, by what these have said about themselves. `families.jobs.candidates` decides who counts; here the store
 is read. A node that is draining or quarantined has no members, and a node that may not claim the kind has none for it.
+`claimable` and `overdue` tell which jobs this node may claim now, and which claims are past their deadline.
 
 What a coordinator relays about other nodes is believed unchecked: this decides only who tries to claim a job.
 """
+
+from collections.abc import Callable
 
 import msgspec
 
 from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.availability.rules import AVAILABILITIES
 from hocket.families.jobs.candidates import EPOCH_MS, Candidates, KnownWorkers, WorkerHeard, worker_id
+from hocket.families.jobs.rules import Job
 from hocket.families.liveness import Liveness, WorkerState, standing
 from hocket.kernel.clock import Hlc
 from hocket.kernel.decoding import decode_json
-from hocket.kernel.policy import routed_to
+from hocket.kernel.policy import covers, routed_to
 from hocket.log import Log
 from hocket.log.permissions import Permissions
 from hocket.log.projectors import availability_of
-from hocket.store import Presence, RegisterSession, Session, WorkerRow
-from hocket.work.serving import Serving, read_serving
+from hocket.store import JobEntry, JobFilter, Presence, RegisterSession, Session, Stage, WorkerRow
+from hocket.work.presence import Serving, read_serving
 
 # A node that is not heard for this long has no members: two heartbeats, and a half for the way through a third node.
 EXPIRY_MS = 25_000
@@ -147,3 +151,43 @@ def routes_in_force(session: RegisterSession) -> dict[str, int]:
 
 def _told(row: WorkerRow) -> Serving | None:
     return next((each for each in read_serving(row.serves) if each.id and each.kinds), None)
+
+
+# How many jobs a search reads at once.
+PAGE = 1_000
+
+RosterAsk = Callable[[Log, Session, str | None, int], list[JobEntry]]
+"""A question to the roster: about which kind, and how many jobs at most."""
+
+
+def claimable(log: Log, session: Session, kind: str | None, limit: int) -> list[JobEntry]:
+    """The pending jobs of a kind (`acme.` for all kinds below acme) that this node may claim now, the oldest first: the
+    routes in force and its delegations let it. In a strict mesh nothing else keeps a pending job from being claimed.
+    """
+    is_strict, now = log.rules.is_strict, max(log.physical(), session.head().wall)
+    permissions, routes = log.permissions(session), routes_in_force(session)
+    stages = (Stage.READY, Stage.DELAYED, *((Stage.BLOCKED,) if is_strict else ()))
+    known: dict[str, bool] = {}
+
+    def is_admitted(job: Job) -> bool:
+        if job.kind not in known:
+            is_routed_here = routed_to(job.kind, routes) in (None, log.node)
+            known[job.kind] = is_routed_here and permissions.may_run(log.node, job.kind, now)
+        return known[job.kind] and (is_strict or job.ready_at <= now)
+
+    found: list[JobEntry] = []
+    wanted = JobFilter(stages, None, kind, newest_first=False)
+    while len(found) < limit and (entries := session.jobs(wanted, PAGE)):
+        found += [entry for entry in entries if is_admitted(entry.job)]
+        wanted = wanted._replace(beyond=entries[-1].job.id)
+    return found[:limit]
+
+
+def overdue(log: Log, session: Session, kind: str | None, limit: int) -> list[JobEntry]:
+    """The claimed jobs of a kind whose lease is over by the clock of the log, the oldest first. The next sweep ends
+    such leases.
+    """
+    now = max(log.physical(), session.head().wall)
+    entries = session.overdue(now, session.job_count(JobFilter((Stage.CLAIMED,))))
+    found = [each for each in entries if kind is None or covers(kind, each.job.kind)]
+    return sorted(found, key=lambda each: each.job.id)[:limit]

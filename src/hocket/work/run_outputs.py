@@ -17,8 +17,17 @@ import msgspec
 from hocket.errors import Failed, Usage
 from hocket.families.blobs import Blobs, Staged, beginning
 from hocket.families.inbox.facts import SendMessage
+from hocket.families.jobs.parts import (
+    PART_BYTES_MAX,
+    PARTS_MAX,
+    WHOLE_BYTES_MAX,
+    WHOLE_BYTES_TYPE,
+    WHOLE_TYPE,
+    encode_whole,
+)
 from hocket.families.jobs.requests import NOTHING, Content, WrittenOutputs, creation
 from hocket.families.jobs.rules import Job
+from hocket.families.json_values import encode_json
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, parse_ulid
 from hocket.kernel.ops import artifact_id
@@ -49,7 +58,6 @@ from hocket.kernel.vocabulary import (
 from hocket.log import Transaction
 from hocket.store import Session
 from hocket.work.output_files import OutputFiles
-from hocket.work.parts import RunParts
 
 INLINE_BYTES_MAX = 64 * 1024
 # How many bytes the artifacts of one run may have inside ops if another member submitted the job. The rest goes into
@@ -71,6 +79,46 @@ GRAPH_OPS = (
 
 def _unavailable(wanted: object) -> Any:
     raise Usage("this run has no node")
+
+
+class RunParts:
+    """The parts of a result that a run has made so far, each as JSON. The handler's thread adds them and never waits
+    for anyone; others read meanwhile, and the node sends what is there. At the end they become the whole, an artifact
+    of the run.
+    """
+
+    def __init__(self, job_id: bytes, fence: int) -> None:
+        self.job_id, self.fence = job_id, fence
+        self.made: list[bytes] = []
+        self.is_bytes = False
+        self.is_over = False
+        self._size = 0
+
+    def encode(self, value: Any) -> tuple[bytes, bool]:
+        """The next part as JSON, and whether it is bytes. Raises ValueError if it is too large, there are too many, or
+        it is not like those before.
+        """
+        is_bytes = isinstance(value, bytes | bytearray | memoryview)
+        written = msgspec.json.encode(bytes(value)) if is_bytes else encode_json(value, "the part")
+        if self.made and is_bytes is not self.is_bytes:
+            raise ValueError("the parts of a job are all bytes, or none of them is")
+        if len(written) > PART_BYTES_MAX:
+            raise ValueError(f"the part has {len(written)} bytes as JSON, at most {PART_BYTES_MAX}; give smaller ones")
+        if len(self.made) >= PARTS_MAX:
+            raise ValueError(f"a job has at most {PARTS_MAX} parts; give larger ones")
+        if self._size + len(written) > WHOLE_BYTES_MAX:
+            raise ValueError(f"the parts of a job have at most {WHOLE_BYTES_MAX} bytes together; make an artifact")
+        return written, is_bytes
+
+    def add(self, written: bytes, is_bytes: bool) -> None:
+        self.is_bytes = is_bytes
+        self._size += len(written) + 1
+        self.made.append(written)
+
+    @property
+    def whole(self) -> tuple[bytes, str]:
+        """All parts as one artifact, and its type."""
+        return encode_whole(self.made), WHOLE_BYTES_TYPE if self.is_bytes else WHOLE_TYPE
 
 
 class RunServices(NamedTuple):

@@ -20,8 +20,8 @@ HEALTHY_S = 60.0
 
 
 async def supervised(name: str, make: Callable[[], Awaitable[T]], emit: Emit, environment: Environment) -> T:
-    """Runs what `make` returns until it ends, and returns its result. After an error it emits an event, and the task
-    is made again. Cancelling this cancels the task; `name` is its name for the operator ("the sync loop").
+    """Runs what `make` returns until it ends, and returns its result. After an error it emits an event, and the task is
+    made again. Cancelling this cancels the task; `name` is its name for the operator ("the sync loop").
     """
     failures = 0
     while True:

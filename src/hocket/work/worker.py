@@ -36,23 +36,20 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import STORE_RETRIES
 from hocket.log import Transaction
 from hocket.log import load as load_log
-from hocket.work import kinds
+from hocket.work import handlers as kinds
 from hocket.work.batch import Batch, BatchResult, BatchRunner, renew_outputs
-from hocket.work.claim_order import ClaimOrder
-from hocket.work.claim_tally import ClaimTally
+from hocket.work.claim_order import ClaimOrder, HeardClaims
 from hocket.work.derivation import DerivationWatch
 from hocket.work.environment import Environment, WorkerAccess
-from hocket.work.handler_watch import HandlerWatch
+from hocket.work.handler_threads import HandlerWatch, ProcessPlan
 from hocket.work.handlers import Handlers
-from hocket.work.heard_claims import HeardClaims
 from hocket.work.held_jobs import AHEAD_S, HeldJobs
 from hocket.work.members import Members
 from hocket.work.pending_decisions import PendingDecisions
-from hocket.work.process_plan import ProcessPlan
+from hocket.work.presence import ClaimTally, Serving, serving, serving_text
 from hocket.work.ranked_claims import RankedClaims
 from hocket.work.run_outcomes import RunOutcomes
 from hocket.work.runner import Run
-from hocket.work.serving import Serving, serving, serving_text
 from hocket.work.supervision import supervised
 
 T = TypeVar("T")
@@ -80,12 +77,12 @@ _LOST, _IDLE = about(CLAIM), about(IDLE)
 @dataclass
 class WorkerOptions:
     """`grace` is how many seconds running handlers may go on after the worker is told to stop. `ahead` is how many jobs
-    it may claim beyond those that run, 256 by default. `labels` are what jobs may need, like
-    `gpu` or `gpu=a100`. `processes` are the processes that run its handlers; None for threads of this one. `serving` is
-    what it tells others about itself, besides its labels; by default the kinds of its handlers. `weight` is its share
-    of the jobs that go by rank: a worker of weight 2 gets twice the jobs of one of weight 1. Over `messages` it tells
-    other nodes' workers of its claims. `hold_ms` counts leases in beats. Its weight is multiplied by the `reliability`
-    of its node's agents. `settings` are those of extensions.
+    it may claim beyond those that run, 256 by default. `labels` are what jobs may need, like `gpu` or `gpu=a100`.
+    `processes` are the processes that run its handlers; None for threads of this one. `serving` is what it tells others
+    about itself, besides its labels; by default the kinds of its handlers. `weight` is its share of the jobs that go by
+    rank: a worker of weight 2 gets twice the jobs of one of weight 1. Over `messages` it tells other nodes' workers of
+    its claims. `hold_ms` counts leases in beats. Its weight is multiplied by the `reliability` of its node's agents.
+    `settings` are those of extensions.
     """
 
     handlers: Handlers
@@ -554,8 +551,8 @@ class Worker:
             self._held.begin((claim,), before)
 
     def _wind_down(self) -> bool:
-        """While stopping: whether it is time to go. Past the grace, or when hurried, handlers are stopped and
-        their jobs handed back.
+        """While stopping: whether it is time to go. Past the grace, or when hurried, handlers are stopped and their
+        jobs handed back.
         """
         assert self._stopping is not None
         is_over = self._hurry or self._monotonic() >= self._stopping

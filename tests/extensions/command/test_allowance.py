@@ -9,7 +9,7 @@ from hocket.errors import Usage
 from hocket.extensions.command import sandbox
 from hocket.extensions.command.allowance import AS_ROOT, PROCESSES_MAX, Allowance, configured, read_pattern
 from hocket.extensions.command.manifest import Manifest, parse_manifest
-from hocket.work.serving import Serving
+from hocket.work.presence import Serving
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import pytest
 from hocket.extensions.command.execute import CommandRunner
 from hocket.extensions.command.gpus import GpuMeter, Gpus
 from hocket.extensions.command.metering import UsageMeter
-from hocket.work.process_tree import Process, Tree
+from hocket.work.child_processes.process_tree import Process, Tree
 from tests.extensions.command.bench import MIB, Bench, bench_in, children, never, now_ms, wait_for
 
 BURN = """
@@ -155,8 +155,8 @@ def test_a_process_whose_parent_is_not_known_yet_is_no_stranger(monkeypatch: pyt
             return None
         return Process(b"%d (x) S %d 4 5 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 100 1000 1 1" % (number, table[number]))
 
-    monkeypatch.setattr("hocket.work.process_tree._numbers", lambda: listed)
-    monkeypatch.setattr("hocket.work.process_tree._read", process)
+    monkeypatch.setattr("hocket.work.child_processes.process_tree._numbers", lambda: listed)
+    monkeypatch.setattr("hocket.work.child_processes.process_tree._read", process)
     tree = Tree()
     table |= {root + 2: root + 1, root + 3: 1, root + 4: root + 3}
     listed = [1, root, root + 2, root + 3, root + 4]

@@ -16,7 +16,7 @@ import pytest
 
 from hocket.extensions.command.execute import CommandResult
 from hocket.extensions.command.fork_server_connection import ANSWER_S
-from hocket.work.interruption import Cancelled
+from hocket.work.handler_errors import Cancelled
 from tests.extensions.command.bench import (
     MARK,
     PATIENCE_S,

@@ -10,7 +10,7 @@ import pytest
 from hocket.extensions import sim
 from hocket.extensions.sim import hostile, load, world
 from hocket.kernel.envelope import Drop
-from hocket.work.heard_claims import HeardClaims
+from hocket.work.claim_order import HeardClaims
 
 pytestmark = pytest.mark.touches("GR-05")
 

@@ -35,7 +35,7 @@ from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.node.inbox import ReceivedMessage
 from hocket.node.node import Node
-from hocket.work.serving import read_serving
+from hocket.work.presence import read_serving
 from tests.mesh.world import Guest
 
 PATIENCE_S = 30.0

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from hocket.families.locks import rules as locks
 from hocket.families.locks.facts import BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
-from hocket.families.locks.index import LockIndex
-from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.index import LockIndex, overlap
 from hocket.families.locks.rules import GRANT_MS, Hold, Scope, Wait, conflict, deadlock, in_the_way, live
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason

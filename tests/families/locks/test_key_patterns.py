@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.index import overlap
 from hocket.families.locks.rules import KEY_CHARS_MAX
 
 parts = st.sampled_from(["a", "b", "ab", "/", "*", "**", "***", "/**/", "**/*", "*/"])

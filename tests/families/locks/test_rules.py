@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hocket.families.locks.facts import AcquireLocks, BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
-from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.index import overlap
 from hocket.families.locks.rules import (
     GRANT_MS,
     KEY_CHARS_MAX,

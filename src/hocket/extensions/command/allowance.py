@@ -34,7 +34,7 @@ from hocket.extensions.command.manifest import (
 from hocket.extensions.command.orders import PASSED_ON
 from hocket.extensions.command.running import ResourceLimits
 from hocket.extensions.command.secrets import SECRETS_NAME, secret_names
-from hocket.work.serving import Serving
+from hocket.work.presence import Serving
 
 _WILD = re.compile(r"[*?\[]")
 _VERSION = re.compile(r"[-0-9.]+$")

@@ -11,8 +11,8 @@ import marshal
 import os
 import resource
 
-from hocket.work.bare_interpreter import receive_fds, send_fds
-from hocket.work.process_tree import die_with_parent, forgo_new_rights, keep_to_own_sockets
+from hocket.work.child_processes.bare_interpreter import receive_fds, send_fds
+from hocket.work.child_processes.process_tree import die_with_parent, forgo_new_rights, keep_to_own_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import time
 
 from hocket.extensions.command.metering import LOOK_MAX_S
 from hocket.extensions.command.supervisor import supervise
-from hocket.work.bare_interpreter import receive_fds
-from hocket.work.process_tree import REST_S, Tree, adopt_orphans, name_process, watch_parent
+from hocket.work.child_processes.bare_interpreter import receive_fds
+from hocket.work.child_processes.process_tree import REST_S, Tree, adopt_orphans, name_process, watch_parent
 
 # How long supervisors may take to end when the worker has died, and when it has closed the connection.
 ORPHANED_S = 3.0

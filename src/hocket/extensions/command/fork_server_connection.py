@@ -8,7 +8,7 @@ import subprocess
 import threading
 from contextlib import suppress
 
-from hocket.work.bare_interpreter import bare_interpreter, send_fds
+from hocket.work.child_processes.bare_interpreter import bare_interpreter, send_fds
 
 # How long the fork server may take for an order, or to end when no command runs.
 ANSWER_S = 30.0

@@ -50,10 +50,10 @@ from hocket.kernel.texts import counted
 from hocket.kernel.version import __version__
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.store import Session
+from hocket.work.context import Context, claim_of, job_of, products_of, schedule_of, set_cost
 from hocket.work.handlers import JobType
 from hocket.work.output_files import STREAM_TYPES, OutputFiles
 from hocket.work.run_outputs import INLINE_BYTES_MAX, RunOutputs
-from hocket.work.runner import Context, claim_of, job_of, products_of, schedule_of, set_cost
 
 # The worker's limits where a manifest has none: the time of a command, how much of its output is kept, its files.
 RUN_S_MAX = 24 * 3_600

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import resource
 
-from hocket.work.process_tree import Process
+from hocket.work.child_processes.process_tree import Process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

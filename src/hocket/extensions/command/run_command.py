@@ -223,7 +223,7 @@ async def _attached(
     from hocket.node.node import Node
     from hocket.node.signals import stopped_by_signals
     from hocket.work.handlers import Handlers
-    from hocket.work.serving import Serving
+    from hocket.work.presence import Serving
     from hocket.work.worker import Worker, WorkerOptions
 
     node = Node(runtime)
@@ -285,7 +285,7 @@ async def _refusal(node: "Node", job_id: bytes, following: "Following", line: "W
     from hocket.extensions.command.request import KIND
     from hocket.mesh.waiting import HERE, WaitReason
     from hocket.node.delivery import TELL_S
-    from hocket.work.serving import Serving
+    from hocket.work.presence import Serving
 
     refused = 0
     with line:

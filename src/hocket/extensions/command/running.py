@@ -19,7 +19,7 @@ from hocket.extensions.command.fork_server_connection import ForkServerConnectio
 from hocket.extensions.command.gpus import ASK_S, GpuMeter, Gpus
 from hocket.extensions.command.streams import Keeping, Kept
 from hocket.extensions.command.supervisor import MESSAGE_BYTES_MAX
-from hocket.work.bare_interpreter import send_fds
+from hocket.work.child_processes.bare_interpreter import send_fds
 
 READ_BYTES = 65_536
 # Output left in a pipe is read after the command's end, but only this much: another process may hold the pipe.

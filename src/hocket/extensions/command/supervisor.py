@@ -16,8 +16,8 @@ import time
 
 from hocket.extensions.command.command_process import CommandProcess
 from hocket.extensions.command.metering import LOOK_ADVANCE_S, LOOK_MAX_S, LOOK_S, LOOK_SHARE, UsageMeter
-from hocket.work.bare_interpreter import receive_fds
-from hocket.work.process_tree import Process, Tree, adopt_orphans, name_process, watch_parent
+from hocket.work.child_processes.bare_interpreter import receive_fds
+from hocket.work.child_processes.process_tree import Process, Tree, adopt_orphans, name_process, watch_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

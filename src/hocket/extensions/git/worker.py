@@ -38,11 +38,12 @@ from hocket.kernel.retrying import GIT_RETRIES, RACE_RETRIES, STORE_RETRIES
 from hocket.log import Log, Transaction
 from hocket.log.projectors import availability_of
 from hocket.work.batch import settle
+from hocket.work.context import Context
 from hocket.work.environment import Environment
 from hocket.work.handlers import JobType
+from hocket.work.presence import Serving, serving_text
 from hocket.work.run_outputs import RunServices
-from hocket.work.runner import Context, Run
-from hocket.work.serving import Serving, serving_text
+from hocket.work.runner import Run
 
 # How often the refs are listed without a hint: rarely enough for a server that is not ours.
 LISTED_EVERY_S = 2.0
@@ -360,7 +361,9 @@ class GitWorker:
             each.performed = self._parts.commands.perform(ctx, manifest, self._content(each.order))
             return result(manifest, each.performed)
 
-        each.run = Run(taken, JobType(GIT_KIND, function=handler), LEASE_MS, self._monotonic(), self._parts.kit)
+        each.run = Run(
+            taken, JobType(GIT_KIND, function=handler), LEASE_MS, self._monotonic(), self._parts.kit, Context
+        )
         if each.is_lost or each.is_called_off:
             each.run.stop()
         if each.run.begin(self._monotonic()):

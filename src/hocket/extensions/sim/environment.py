@@ -11,9 +11,8 @@ from typing import NamedTuple
 from hocket.bus.memory import MemoryBus
 from hocket.families.liveness import Liveness, LockLiveness
 from hocket.store import Place
-from hocket.work.handler_threads import HandlerThreads
-from hocket.work.hardware import Hardware
-from hocket.work.process_plan import ProcessPlan
+from hocket.work.handler_threads import HandlerThreads, ProcessPlan
+from hocket.work.presence import Hardware
 from hocket.work.runner import Run
 
 EPOCH_S = 1_750_000_000.0

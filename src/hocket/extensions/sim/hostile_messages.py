@@ -20,8 +20,8 @@ from hocket.kernel.ids import node_id, node_text, ulid_text
 from hocket.kernel.keys import did_key
 from hocket.mesh.bus_sharing import JOBS, PRESENCE
 from hocket.store import Stage
-from hocket.work.claim_messages import CLAIMS, PASSES, ClaimSaid
-from hocket.work.serving import Serving, serving_text
+from hocket.work.presence import Serving, serving_text
+from hocket.work.ranked_claims import CLAIMS, PASSES, ClaimSaid
 
 # How long it waits between two misdeeds, how many messages a flood has, and how wrong its clock is in a lie about time.
 REST_S = (0.05, 0.5)

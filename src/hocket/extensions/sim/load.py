@@ -17,8 +17,8 @@ from hocket.families.jobs.requests import Draft
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.policy import Policy
 from hocket.log import Transaction
+from hocket.work.context import Context
 from hocket.work.handlers import Handlers, JobType
-from hocket.work.runner import Context
 
 SOLE, OPEN = "sim.sole", "sim.open"
 LEASE_MS = (600, 3_000)

@@ -15,7 +15,7 @@ from hocket.errors import HocketError
 from hocket.extensions.sim.node import SimNode, Up
 from hocket.extensions.sim.trace import Violation
 from hocket.families.locks.facts import LOCK
-from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.index import overlap
 from hocket.families.locks.rules import LOCKS, Scope, conflict
 from hocket.kernel.vocabulary import Subject
 from hocket.testing.linearizability import Acquire, Call, falling_fences

@@ -35,8 +35,8 @@ from hocket.node.runtime import Runtime
 from hocket.store import MEMORY, OpRow, Place
 from hocket.store import open as open_store
 from hocket.work.handlers import Handlers
+from hocket.work.maintenance import ROUND_S, SweepLoop
 from hocket.work.output_files import OutputFiles
-from hocket.work.sweep import ROUND_S, SweepLoop
 from hocket.work.worker import Worker, WorkerOptions
 
 T = TypeVar("T")

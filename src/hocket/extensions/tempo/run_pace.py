@@ -46,11 +46,12 @@ from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID, Beat
 from hocket.kernel.policy import Score
 from hocket.kernel.texts import counted
+from hocket.work.context import NO_FALLBACK
+from hocket.work.handler_errors import Fatal
 from hocket.work.handlers import JobType
 from hocket.work.pacing import Ending, Limit, Pacer, RunEnded
-from hocket.work.retrying import Fatal
 from hocket.work.run_outputs import RunOutput, RunOutputs, RunServices
-from hocket.work.runner import NO_FALLBACK, Run
+from hocket.work.runner import Run
 
 EXTENSION = "tempo"
 ESCALATION_TYPE = "escalation"

@@ -16,7 +16,7 @@ from hocket.extensions.tempo.tempo_messages import TempoMessages
 from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text, ulid_text
-from hocket.work.hardware import MachineLoad
+from hocket.work.presence import MachineLoad
 
 # How many changes a worker tells between two beats, and how far apart it tells them.
 CHANGES_MAX = 256

@@ -78,13 +78,13 @@ def policy(base: Policy, **options: Any) -> Policy:
 
     priority: higher runs sooner · not_before: a datetime, ISO-8601, "+30s" or milliseconds since the epoch · lease,
     backoff, backoff_max, unique_for: durations · timeout: how long one run may take, 0 for no limit · retries: a count
-    · after: job ids or handles · unique: a key · concurrency: how many of the kind run at once · rate: "10/s",
-    "100/1m" · open: True for jobs that need no decision of the coordinator · needs: labels that the worker must have,
-    like "gpu" or "gpu=a100" · ttl: how long the job may wait for its first worker before it is cancelled · claim:
-    how a job finds its worker, "first", "rendezvous" or "sticky" · sticky: the member of the payload whose value is the
-    key of a sticky job · claim_timeout: how long each rank waits for the one before it · budget: the caps of the job
-    and the account that pays, like {"max_cost": 2.5, "charge_to": "acme"}, or the path of a file with them · score: the
-    beats of the job, as the path of a file or as its content.
+    · after: job ids or handles · unique: a key · concurrency: how many of the kind run at once · rate: "10/s", "100/1m"
+    · open: True for jobs that need no decision of the coordinator · needs: labels that the worker must have, like "gpu"
+    or "gpu=a100" · ttl: how long the job may wait for its first worker before it is cancelled · claim: how a job finds
+    its worker, "first", "rendezvous" or "sticky" · sticky: the member of the payload whose value is the key of a sticky
+    job · claim_timeout: how long each rank waits for the one before it · budget: the caps of the job and the account
+    that pays, like {"max_cost": 2.5, "charge_to": "acme"}, or the path of a file with them · score: the beats of the
+    job, as the path of a file or as its content.
     """
     made = base
     for name, value in options.items():

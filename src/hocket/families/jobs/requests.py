@@ -1,11 +1,11 @@
 """What a node can do with jobs, each as a request that runs inside one transaction of the log: submit, renew, finish,
-fail, hand back, cancel, retry. `claiming` takes jobs from the queue and has the arbiter's part, `rescue` returns
-them. These modules decide what spans jobs (unique keys, limits, order of the queue), because only the
-transaction sees all of them at once; the roster decides what concerns one job alone.
+fail, hand back, cancel, retry. `claiming` takes jobs from the queue and has the arbiter's part, `rescue` returns them.
+These modules decide what spans jobs (unique keys, limits, order of the queue), because only the transaction sees all of
+them at once; the roster decides what concerns one job alone.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.families.jobs.tracing import SubmitTrace, tracer
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.ops import NO_ID, Op
-from hocket.kernel.policy import Policy, completed, encode_policy, with_defaults, with_open
+from hocket.kernel.policy import Policy, check_policy, completed, encode_policy, with_defaults, with_open
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.vocabulary import (
     AcceptWork,
@@ -174,6 +174,24 @@ def submit(tx: Transaction, drafts: Sequence[Draft]) -> list[Submitted]:
             waiting[number] = _prepared(tx, draft, policy)
     write()
     return [made[number] for number in range(len(drafts))]
+
+
+def submit_chain(tx: Transaction, drafts: Sequence[Draft]) -> list[Submitted]:
+    """Submits all of them or none; each comes after the one before it."""
+    made: list[Submitted] = []
+    for draft in drafts:
+        made.append(submit_one(tx, after(draft, [each.job_id for each in made[-1:]])))
+    return made
+
+
+def after(draft: Draft, before: Iterable[bytes]) -> Draft:
+    """A job that starts only when these have succeeded as well."""
+    named = dict.fromkeys((*draft.policy.after, *map(ulid_text, before)))
+    try:
+        policy = check_policy(replace(draft.policy, after=tuple(named)))
+    except ValueError as error:
+        raise Usage(f"bad after: {error}") from None
+    return draft._replace(policy=policy)
 
 
 class _Prepared(NamedTuple):

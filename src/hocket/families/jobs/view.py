@@ -1,8 +1,8 @@
-"""Jobs as people and programs see them: the words for their states, and plain dictionaries made from the roster and
-the ops. Nothing here changes anything.
+"""Jobs as people and programs see them: the words for their states, and plain dictionaries made from the roster and the
+ops. Nothing here changes anything.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +15,7 @@ from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.clock import hlc_text, unpack
 from hocket.kernel.ids import node_text, ulid_ending, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode, stamp_json
+from hocket.kernel.policy import covers
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.vocabulary import (
@@ -411,3 +412,21 @@ def _shallow(value: Any) -> Any:
         if not level:
             return value
     return {"omitted": f"it is nested more than {DEPTH_MAX} levels deep"}
+
+
+def results_before(session: Session, job: Job) -> list[Any]:
+    """The results of the jobs that this one comes after, in the order in which it names them."""
+    return [result(session, each) for each in _before(session, job)]
+
+
+def results_of(session: Session, job: Job, kind: str) -> list[tuple[str, Any]]:
+    """The ids and results of those jobs of a kind that this one comes after."""
+    return [(ulid_text(each.id), result(session, each)) for each in _before(session, job) if covers(kind, each.kind)]
+
+
+def _before(session: Session, job: Job) -> Iterator[Job]:
+    for job_id in job.policy.dependencies():
+        entry = session.job(job_id)
+        if entry is None:
+            raise Failed(f"job {ulid_text(job_id)}, before this one, is not on this log")
+        yield entry.job

@@ -12,7 +12,7 @@ from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usa
 from hocket.families.access import NodeAccess, acceptance
 from hocket.families.locks import rules as locks
 from hocket.families.locks.facts import LOCK, LockMode
-from hocket.families.locks.key_patterns import overlap
+from hocket.families.locks.index import overlap
 from hocket.families.locks.rules import LOCKS, Hold, Scope, Wait
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ops import Op

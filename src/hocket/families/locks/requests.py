@@ -43,8 +43,7 @@ from hocket.families.locks.facts import (
     ReleaseLocks,
     RenewLocks,
 )
-from hocket.families.locks.index import LockIndex
-from hocket.families.locks.key_patterns import is_pattern
+from hocket.families.locks.index import LockIndex, is_pattern
 from hocket.families.locks.processes import DeadlockWatch, LockProcesses, Suspicion
 from hocket.families.locks.projector import waited_in
 from hocket.families.locks.rules import Hold, Scope, Wait

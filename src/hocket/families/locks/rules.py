@@ -17,9 +17,8 @@ import msgspec
 from msgspec.structs import replace
 
 from hocket.families.locks.facts import AcquireLocks, BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
-from hocket.families.locks.index import LockIndex
+from hocket.families.locks.index import LockIndex, is_pattern, overlap
 from hocket.families.locks.index import conflict as conflict
-from hocket.families.locks.key_patterns import is_pattern, overlap
 from hocket.kernel.arbitration import FoldContext, SubjectRules
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op

@@ -11,7 +11,7 @@ import os
 import select
 import time
 
-from hocket.work.process_tree import Tree, adopt_orphans, die_with_parent, name_process
+from hocket.work.child_processes.process_tree import Tree, adopt_orphans, die_with_parent, name_process
 
 # What the leash carries: the command and everything below it must end.
 STOP = b"s"

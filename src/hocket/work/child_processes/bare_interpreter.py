@@ -12,9 +12,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_HOUSE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Empty stand-ins for the packages: the real ones would import all of Hocket.
-_PACKAGES = ("hocket", "hocket.work", "hocket.extensions", "hocket.extensions.command")
+_PACKAGES = ("hocket", "hocket.work", "hocket.work.child_processes", "hocket.extensions", "hocket.extensions.command")
 _BEGIN = """
 import sys
 for name in sys.argv[3].split():
