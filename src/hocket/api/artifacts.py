@@ -19,7 +19,6 @@ from hocket.kernel.ids import hash_text, parse_ulid, ulid_text
 from hocket.kernel.ops import BeatPlace
 from hocket.kernel.texts import counted
 from hocket.store import Artifact, Session
-from hocket.store.artifacts import ClearedBlobs
 from hocket.work.run_outputs import check_ttl, check_type, contain
 
 LIMIT_MAX = 100_000
@@ -226,11 +225,25 @@ def evict(service: Service, id: ArtifactText) -> ArtifactEvicted:
     return ArtifactEvicted(ulid_text(found.id), True, cleared.bytes)
 
 
-def clear(service: Service) -> ClearedBlobs:
-    """Deletes unused blobs."""
+class BlobsDeleted(ServiceAnswer, frozen=True):
+    blobs: int
+    freed_bytes: int
+
+
+def _show_deleted(done: BlobsDeleted) -> Iterator[View]:
+    yield Line(f"deleted {counted(done.blobs, 'blob')}, {counted(done.freed_bytes, 'byte')} freed")
+
+
+@operation("delete_unused_blobs", "POST", command="artifacts gc", show=_show_deleted)
+def clear(service: Service) -> BlobsDeleted:
+    """Delete unused blobs: those of evicted artifacts, and those that no op has named for an hour.
+
+    \b
+      hocket artifacts gc
+    """
     service.check_writer()
     service.runtime.log.settle()
-    return artifacts.clear(service.runtime.store, service.runtime.blobs)
+    return BlobsDeleted(*artifacts.clear(service.runtime.store, service.runtime.blobs))
 
 
 def why(service: Service, prefix: str, full: bool) -> dict[str, Any]:

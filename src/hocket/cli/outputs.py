@@ -61,20 +61,7 @@ def get(
     say(f"{counted(len(found.data), 'byte')} written to {output}")
 
 
-add_operations(app, artifacts.put, artifacts.evict)
-
-
-@app.command()
-def gc() -> None:
-    """Delete unused blobs: those of evicted artifacts, and those that no op has named for an hour.
-
-    \b
-      hocket artifacts gc
-    """
-    with open_service() as service:
-        cleared = artifacts.clear(service)
-    emit({"blobs": cleared.blobs, "freed_bytes": cleared.bytes})
-    say(f"deleted {counted(cleared.blobs, 'blob')}, {counted(cleared.bytes, 'byte')} freed")
+add_operations(app, artifacts.put, artifacts.evict, artifacts.clear)
 
 
 def logs(
