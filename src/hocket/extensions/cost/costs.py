@@ -46,13 +46,24 @@ from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import node_id, node_text, ulid_text
-from hocket.kernel.ops import schedule_payload
+from hocket.kernel.ops import decode, schedule_payload
+from hocket.kernel.vocabulary import (
+    JOB,
+    AcceptWork,
+    CancelJob,
+    ClaimWork,
+    CompleteJob,
+    ExpireWork,
+    FailWork,
+    PostponeWork,
+    Subject,
+    YieldWork,
+)
 from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
 from hocket.node.home import Home
 from hocket.node.runtime import Runtime
 from hocket.node.variables import RATES, given
 from hocket.store import Artifact, JobFilter, Session, Stage
-from hocket.work.run_spans import RunSpan, run_spans
 
 if TYPE_CHECKING:
     pass
@@ -62,11 +73,45 @@ JOBS_MAX = 100_000
 HISTORY_MAX = 200
 _GB = 1e9
 _HOUR_MS = 3_600_000
+_ENDS = (CompleteJob, FailWork, YieldWork, PostponeWork, ExpireWork, CancelJob)
 MayCharge = Callable[[int, int, str], bool]
 FILE = "rates.yaml"
 
 
 """Whether a node may charge an account at a time."""
+
+
+class RunSpan(NamedTuple):
+    """One run. `ran_ms` is how long its handler ran if the worker said so, else how long the node held the job."""
+
+    node: int
+    began_ms: int
+    ended_ms: int
+    ran_ms: int
+
+
+def run_spans(session: Session, job_id: bytes) -> list[RunSpan]:
+    """The runs that have ended, in their order."""
+    rows = sorted(session.ops_about(Subject(JOB, job_id)), key=lambda row: unpack(row.hlc))
+    ops = [(row, decode(row.body)) for row in rows]
+    accepted = {op.payload.offer for row, op in ops if row.reason == 0 and isinstance(op.payload, AcceptWork)}
+    spans: list[RunSpan] = []
+    holder: int | None = None
+    began_ms = 0
+    for row, op in ops:
+        if row.reason != 0 and op.id not in accepted:
+            continue
+        at_ms = op.timestamp.wall
+        if isinstance(op.payload, ClaimWork) and holder is None:
+            holder, began_ms = op.node_id, at_ms
+        elif isinstance(op.payload, _ENDS) and holder is not None:
+            held_ms = max(0, at_ms - began_ms)
+            ran_ms = held_ms
+            if isinstance(op.payload, CompleteJob):
+                ran_ms = min(held_ms, op.payload.telemetry.duration_ms)
+            spans.append(RunSpan(holder, began_ms, at_ms, ran_ms))
+            holder = None
+    return spans
 
 
 class MeteredRun(NamedTuple):

@@ -29,7 +29,7 @@ from hocket.work.runner import Run
 
 if TYPE_CHECKING:
     from hocket.node.local_node import LocalNode
-    from hocket.work.worker import WorkerOptions
+    from hocket.work.environment import WorkerOptions
 
 EXTENSION = "cost"
 

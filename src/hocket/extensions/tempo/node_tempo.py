@@ -37,8 +37,8 @@ from hocket.node.locks import lock_client
 from hocket.node.message_bus import NodeMessages
 from hocket.node.runtime import Runtime
 from hocket.store import JobFilter, Session, Stage
+from hocket.work.environment import WorkerOptions
 from hocket.work.supervision import supervising
-from hocket.work.worker import WorkerOptions
 
 WAIT_S = 60.0
 
