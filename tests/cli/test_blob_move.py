@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from hocket.families.blobs import HomeBlobs
-from hocket.log import archive
+from hocket.log import copies
 from hocket.node import store_move
 from hocket.node.home import Home
 from hocket.node.store_move import move
@@ -136,7 +136,7 @@ def test_a_move_that_is_killed_after_every_blob_goes_on_where_it_was(
 def test_what_is_put_while_the_log_is_copied_moves_too(
     hocket: Program, made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive, "COPY_STEP", 1)
+    monkeypatch.setattr(copies, "COPY_STEP", 1)
     address, other = server().new_database(), server().new_database()
     hocket("store", "move", hocket.home / "log.db", address, "--blobs", "store", code=0)
     late: list[str] = []

@@ -21,13 +21,7 @@ NEVER = {
         "hocket.kernel.yaml_subset",
     ),
     *("hocket.log.intake", "hocket.log.author_check", "hocket.log.audit", "hocket.log.store_check"),
-    *(
-        "hocket.log.replica",
-        "hocket.log.rebuild",
-        "hocket.log.archive",
-        "hocket.kernel.sanitise",
-        "hocket.kernel.sanitise",
-    ),
+    *("hocket.log.copies", "hocket.log.rebuild", "hocket.kernel.sanitise"),
     *(
         "hocket.store.postgres",
         "hocket.store.libsql",

@@ -11,7 +11,7 @@ import pytest
 from hocket.families.jobs.requests import Draft
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.policy import DEFAULT
-from hocket.log import replica
+from hocket.log import copies
 from hocket.node.runtime import Runtime
 from tests.cli.conftest import Program, home_in_postgres, until
 from tests.cli.fork_server import start_command
@@ -75,7 +75,7 @@ def test_a_process_reads_what_it_wrote_however_young_the_replica_is(
     hocket: Program, here: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOCKET_REPLICA", here["HOCKET_REPLICA"])
-    monkeypatch.setattr(replica, "FOLLOW_MS", 3_600_000)
+    monkeypatch.setattr(copies, "FOLLOW_MS", 3_600_000)
     with Runtime.open(hocket.home) as runtime:
         with runtime.view() as session:
             assert session.head().seq == copied(here)
@@ -84,7 +84,7 @@ def test_a_process_reads_what_it_wrote_however_young_the_replica_is(
             assert session.job(made.job_id) is not None
         # Of others it learns when the replica is old enough.
         other = hocket.submit("test.echo")
-        monkeypatch.setattr(replica, "FOLLOW_MS", 0)
+        monkeypatch.setattr(copies, "FOLLOW_MS", 0)
         with runtime.view() as session:
             assert session.job(parse_ulid(other)) is not None
 

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from hocket import store as stores
-from hocket.log import archive
+from hocket.log import copies
 from hocket.node.home import Home
 from hocket.node.store_move import move
 from hocket.store import Store, local
@@ -180,7 +180,7 @@ def killed_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], No
         return found
 
     monkeypatch.setattr("hocket.node.store_move.open_store", open_counted)
-    monkeypatch.setattr(archive, "COPY_STEP", 20)
+    monkeypatch.setattr(copies, "COPY_STEP", 20)
     yield lambda n: left.__setitem__(0, n)
 
 
@@ -213,7 +213,7 @@ def test_a_move_that_ends_anywhere_is_finished_by_the_next(
 def test_what_others_write_while_the_ops_are_copied_moves_too(
     used: Program, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive, "COPY_STEP", 20)
+    monkeypatch.setattr(copies, "COPY_STEP", 20)
     written: list[str] = []
 
     def write(done: int, total: int) -> None:

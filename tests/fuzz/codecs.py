@@ -21,7 +21,7 @@ from hocket.kernel.rules import HOCKET, STRICT, Extensions, Rules, decode_rules,
 from hocket.kernel.sanitise import sanitised
 from hocket.kernel.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from hocket.kernel.vocabulary import subject_of
-from hocket.log import archive
+from hocket.log import copies
 from tests.fuzz.mutate import JSON_WORDS, Damage, JsonDamage, Sample, Stream, by_fields, by_punctuation
 from tests.fuzz.target import Target
 from tests.vectors import make_ops
@@ -84,12 +84,12 @@ def _hold_sequence(data: bytes, read: list[tuple[bytes, Op | Malformed]]) -> boo
     return True
 
 
-def _read_archive(data: bytes) -> tuple[archive.OpReader, list[tuple[bytes, Op | Malformed]]]:
-    reading = archive.OpReader(io.BytesIO(data))
+def _read_archive(data: bytes) -> tuple[copies.OpReader, list[tuple[bytes, Op | Malformed]]]:
+    reading = copies.OpReader(io.BytesIO(data))
     return reading, list(reading)
 
 
-def _hold_archive(data: bytes, read: tuple[archive.OpReader, list[tuple[bytes, Op | Malformed]]]) -> bool:
+def _hold_archive(data: bytes, read: tuple[copies.OpReader, list[tuple[bytes, Op | Malformed]]]) -> bool:
     """The file's reader finds what the batch's reader finds, up to the first op that is none."""
     reading, found = read
     expected = _read_sequence(data)
@@ -109,12 +109,12 @@ _SMALL = 512
 
 def _in_small_chunks(data: bytes) -> list[tuple[bytes, Op | Malformed]]:
     """Reads an archive with a buffer so small that it must be filled again in mid-op."""
-    before = archive.MAX_OP_BYTES, archive.CHUNK
-    archive.MAX_OP_BYTES, archive.CHUNK = _SMALL, 2 * _SMALL
+    before = copies.MAX_OP_BYTES, copies.CHUNK
+    copies.MAX_OP_BYTES, copies.CHUNK = _SMALL, 2 * _SMALL
     try:
         return _read_archive(data)[1]
     finally:
-        archive.MAX_OP_BYTES, archive.CHUNK = before
+        copies.MAX_OP_BYTES, copies.CHUNK = before
 
 
 def _sequences() -> list[Sample]:

@@ -14,10 +14,9 @@ import msgspec
 from hocket.kernel import ucan
 from hocket.kernel import vocabulary as v
 from hocket.kernel.authority import Authority, Standing
-from hocket.kernel.bearer import Bearer, check_bearer, make_bearer, read_bearer
 from hocket.kernel.frontier import Frontier, frontier_text
 from hocket.kernel.ids import content_hash, node_id
-from hocket.kernel.jws import canonical_json
+from hocket.kernel.jws import Bearer, canonical_json, check_bearer, make_bearer, read_bearer
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.kernel.ucan import Capability, Delegation

@@ -11,9 +11,8 @@ from hocket.families.locks.facts import AcquireLocks, BreakLock, LockMode, Renew
 from hocket.kernel import capabilities
 from hocket.kernel import vocabulary as v
 from hocket.kernel.authority import Authority, Standing, counting_revocations
-from hocket.kernel.capabilities import READERS, sharing
+from hocket.kernel.capabilities import CHAIN_MAX, READERS, sharing
 from hocket.kernel.clock import Hlc
-from hocket.kernel.delegation_graph import CHAIN_MAX
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.reasons import Reason

@@ -8,9 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel.bearer import LEEWAY_S, LIFETIME_S_MAX, Bearer, Nonces, check_bearer, make_bearer, read_bearer
 from hocket.kernel.ids import node_id
-from hocket.kernel.jws import canonical_json, compact
+from hocket.kernel.jws import (
+    LEEWAY_S,
+    LIFETIME_S_MAX,
+    Bearer,
+    Nonces,
+    canonical_json,
+    check_bearer,
+    compact,
+    make_bearer,
+    read_bearer,
+)
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.postcard import Malformed
 

@@ -15,9 +15,9 @@ from hocket.kernel.ops import decode, encode, encode_sequence
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
 from hocket.log import Log
-from hocket.log import archive as archives
-from hocket.log.archive import export_ops, import_ops
+from hocket.log import copies as archives
 from hocket.log.audit import verify
+from hocket.log.copies import export_ops, import_ops
 from hocket.log.rebuild import roster_digest
 from hocket.node.runtime import Runtime
 from tests.log.roster.world import new_log

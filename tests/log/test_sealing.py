@@ -25,8 +25,8 @@ from hocket.kernel.rules import HOCKET, encode_rules
 from hocket.kernel.signing import OpSigner, is_marked
 from hocket.kernel.vocabulary import RouteKind, number_of
 from hocket.log import RULES, Log
-from hocket.log.archive import OpReader, export_ops
 from hocket.log.audit import verify
+from hocket.log.copies import OpReader, export_ops
 from hocket.log.sealing import OwnSealer, link
 from hocket.mesh.outgoing import page, reader
 from hocket.node.runtime import Runtime

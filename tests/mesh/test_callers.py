@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hocket.kernel.bearer import Bearer, make_bearer
 from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import AUTHORS_MAX, Frontier, frontier_text, parse_frontier
+from hocket.kernel.jws import Bearer, make_bearer
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import (
@@ -170,7 +170,7 @@ def test_a_node_whose_delegation_has_ended_is_sent_away(tmp_path: Path):
 
 def test_the_answer_says_which_node_gave_it(tmp_path: Path):
     async def test(a: Place, b: Place) -> None:
-        from hocket.kernel.bearer import check_bearer, read_bearer
+        from hocket.kernel.jws import check_bearer, read_bearer
 
         await b.exchanges.exchange(a.address)
         reply = await b.ask(a, headers=b.headers(a.id, nonce="mine"))

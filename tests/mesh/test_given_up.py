@@ -19,8 +19,8 @@ from hocket.families.locks.processes import LockProcesses, LockSweep
 from hocket.families.locks.rules import Scope
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.ops import decode
-from hocket.log import outbox
-from hocket.log.outbox import known_offset
+from hocket.log import limits
+from hocket.log.limits import known_offset
 from hocket.work.handlers import kind
 from tests.mesh.world import Place, run, until
 
@@ -70,7 +70,7 @@ def test_a_request_of_a_killed_process_is_not_granted_after_its_deadline(
         await a.stop_serving()
         with monkeypatch.context() as dying:
             dying.setattr(LockProcesses, "give_up", lambda *_: None)
-            dying.setattr(outbox, "DECIDED_MS", 1)
+            dying.setattr(limits, "DECIDED_MS", 1)
             with pytest.raises(Unreachable):
                 async with b.node.lock("k", agent="killed", ttl="1h", wait=wait):
                     pass
@@ -100,7 +100,7 @@ def test_a_message_is_not_leased_later_to_a_claim_that_was_given_up(
         sent = parse_ulid(await a.node.send("reader", "hello", agent="writer"))
         await b.exchanges.consult()
         await a.stop_serving()
-        monkeypatch.setattr(outbox, "DECIDED_MS", 1)
+        monkeypatch.setattr(limits, "DECIDED_MS", 1)
         for _ in range(3):
             with pytest.raises(Unreachable):
                 await b.node.inbox("reader").claim(lease="1h")
@@ -128,7 +128,7 @@ def test_a_job_is_not_claimed_later_for_a_worker_that_was_killed(
         await b.exchanges.consult()
         await a.stop_serving()
         sign = b.node.environment.liveness.announce("killed")
-        monkeypatch.setattr(outbox, "DECIDED_MS", 1)
+        monkeypatch.setattr(limits, "DECIDED_MS", 1)
         claims = await b.node.run(lambda tx: claiming.claim(tx, sign.row(tx), 1, lambda kind: 3_600_000, True))
         assert [each.offer.job_id for each in claims.wanted] == [job_id]
         await passed(a, b.log.physical() + 1)
@@ -210,7 +210,7 @@ def test_a_node_whose_clock_is_wrong_gets_locks_and_its_requests_end_in_time(
         await a.stop_serving()
         with monkeypatch.context() as dying:
             dying.setattr(LockProcesses, "give_up", lambda *_: None)
-            dying.setattr(outbox, "DECIDED_MS", 1_000)
+            dying.setattr(limits, "DECIDED_MS", 1_000)
             with pytest.raises(Unreachable):
                 async with b.node.lock("k", agent="killed"):
                     pass

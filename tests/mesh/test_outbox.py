@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from hocket.errors import OutboxFull
 from hocket.families.jobs import requests as jobs
-from hocket.log import outbox
+from hocket.log import limits
 from hocket.mesh import peers
 from hocket.mesh.peers import WaitingOps
 from hocket.node.runtime import Runtime
@@ -54,7 +54,7 @@ def test_ops_wait_until_the_coordinator_has_them(tmp_path: Path):
 def test_what_is_new_is_refused_when_the_outbox_is_full_and_what_ends_a_job_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(outbox, "OUTBOX_OPS_MAX", 4)
+    monkeypatch.setattr(limits, "OUTBOX_OPS_MAX", 4)
 
     async def test(a: Place, b: Place) -> None:
         a.submit(10)  # a coordinator has no outbox
@@ -82,7 +82,7 @@ def test_where_ranked_jobs_are_open_ops_wait_only_until_another_node_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A grid whose coordinator never comes back does not fill up."""
-    monkeypatch.setattr(outbox, "OUTBOX_OPS_MAX", 4)
+    monkeypatch.setattr(limits, "OUTBOX_OPS_MAX", 4)
 
     async def test(a: Place, b: Place, c: Place) -> None:
         address = a.address

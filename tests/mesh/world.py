@@ -12,10 +12,10 @@ from hocket.events import sentences
 from hocket.extensions.tempo.window_secret import window_tokens
 from hocket.families.jobs import requests as jobs
 from hocket.kernel.authority import revoke_root
-from hocket.kernel.bearer import make_bearer, read_bearer
 from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import Frontier, frontier_text
 from hocket.kernel.ids import content_hash, node_id
+from hocket.kernel.jws import make_bearer, read_bearer
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import NO_ID, Op, bind, decode, encode, link_to, read_sequence, sign
 from hocket.kernel.rules import rules_hash

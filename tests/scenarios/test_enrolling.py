@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from hocket.kernel.bearer import make_bearer
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import parse_ulid
+from hocket.kernel.jws import make_bearer
 from hocket.kernel.ops import Op, bound, decode, encode, encode_sequence, link_to, sign, unsigned
 from hocket.kernel.rules import rules_hash
 from hocket.kernel.vocabulary import ClaimWork, CompleteJob, IngestEvidence, Location, Payload, Sanitised, Telemetry

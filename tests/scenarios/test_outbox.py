@@ -185,7 +185,7 @@ def test_a_full_outbox_is_an_error_that_says_so_and_loses_nothing(mesh: list[Mac
     hub.cut_power()
     small = tmp_path / "small"
     small.mkdir()
-    (small / "sitecustomize.py").write_text("import hocket.log.outbox as o\no.OUTBOX_OPS_MAX = 5\n")
+    (small / "sitecustomize.py").write_text("import hocket.log.limits as o\no.OUTBOX_OPS_MAX = 5\n")
     leaf.environment["PYTHONPATH"] = f"{small}:{leaf.environment['PYTHONPATH']}"
     lines = [{"kind": "acme.one", "payload": {"n": n}} for n in range(1, 5)]
     leaf.submit_all(lines)

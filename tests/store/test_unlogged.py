@@ -10,11 +10,11 @@ import pytest
 import hocket
 from hocket import store as stores
 from hocket.errors import StoreMoved
-from hocket.log import outbox
-from hocket.log.archive import copy_unlogged
+from hocket.log import limits
+from hocket.log.copies import copy_unlogged
 from hocket.log.intake import BEHIND
+from hocket.log.limits import SHARED
 from hocket.log.lost_past import SET_ASIDE
-from hocket.log.outbox import SHARED
 from hocket.log.transaction import GAPS, NEWCOMER
 from hocket.mesh.peer_exchange import READING
 from hocket.mesh.peers import ADDRESS, BREAKERS, TRUST
@@ -82,8 +82,8 @@ def test_every_setting_of_a_node_is_known() -> None:
         for file in source.rglob("*.py")
         for name in re.findall(r"(?:node_meta\([^\n]*?, |own_meta\()([A-Z_]+)[,)]", file.read_text())
     }
-    values = {ADDRESS, BEHIND, BREAKERS, GAPS, HOME, NEWCOMER, READING, SET_ASIDE, SHARED, TRUST, outbox._DELIVERED}
-    values |= {outbox._OFFSETS}
+    values = {ADDRESS, BEHIND, BREAKERS, GAPS, HOME, NEWCOMER, READING, SET_ASIDE, SHARED, TRUST, limits._DELIVERED}
+    values |= {limits._OFFSETS}
     names = {"ADDRESS", "BEHIND", "BREAKERS", "HOME", "READING", "SET_ASIDE", "SHARED", "TRUST", "_DELIVERED"}
     assert used == names | {"_OFFSETS", "GAPS", "NEWCOMER"} and values == {*OF_NODE}
 

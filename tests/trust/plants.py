@@ -10,7 +10,7 @@ import pytest
 from hocket.families.jobs import claiming as accepting
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs import rules as schedules
-from hocket.kernel import arbitration, capabilities, delegation_graph
+from hocket.kernel import arbitration, capabilities
 from hocket.kernel.arbitration import FoldContext
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_id
@@ -80,7 +80,7 @@ def pins_are_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_member_revokes(patch: pytest.MonkeyPatch) -> None:
-    graph = delegation_graph.DelegationGraph
+    graph = capabilities.DelegationGraph
     patch.setattr(graph, "may_revoke", lambda self, node, cid, at_ms, revoked: bool(self.of_node.get(node)))
 
 
@@ -90,7 +90,7 @@ def any_key_revokes_roots(patch: pytest.MonkeyPatch) -> None:
 
 def every_grant_passes_on(patch: pytest.MonkeyPatch) -> None:
     """Every worker delegates, whether or not it may write registrations."""
-    patch.setattr(delegation_graph, "_passes_on", lambda grant, child, granted: True)
+    patch.setattr(capabilities, "_passes_on", lambda grant, child, granted: True)
 
 
 def delegations_widen(patch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ from hocket.kernel.ops import NO_ID
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import ClaimWork, DelegateUcan, DesignateCoordinator, RouteKind, ScheduleJob, SetSchedule
-from hocket.log.archive import export_ops
 from hocket.log.audit import verify
+from hocket.log.copies import export_ops
 from hocket.log.job_check import sound_job
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.membership import revoke

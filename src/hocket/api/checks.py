@@ -32,8 +32,8 @@ from hocket.kernel.texts import counted, span
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import RULES
+from hocket.log.limits import OUTBOX_OPS_MAX, waiting
 from hocket.log.lost_past import own_history
-from hocket.log.outbox import OUTBOX_OPS_MAX, waiting
 from hocket.log.permissions import Permissions, PermissionsReader, writers
 from hocket.mesh.incoming import BEHIND_SENTENCE
 from hocket.node import variables

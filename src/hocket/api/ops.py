@@ -17,8 +17,8 @@ from hocket.kernel.policy import covers
 from hocket.kernel.rules import Rules
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.log import Admission
-from hocket.log.archive import export_ops, import_ops
 from hocket.log.audit import Audit
+from hocket.log.copies import export_ops, import_ops
 from hocket.log.lost_past import rewind
 from hocket.log.rebuild import Rebuilt
 from hocket.mesh.incoming import recover

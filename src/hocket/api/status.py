@@ -17,7 +17,7 @@ from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.retrying import BreakerState
 from hocket.kernel.texts import counted, span
-from hocket.log.outbox import OUTBOX_OPS_MAX
+from hocket.log.limits import OUTBOX_OPS_MAX
 from hocket.mesh.names import names
 from hocket.mesh.peers import breakers, coordinator, outbox, program_differences, silence
 from hocket.node.home import Home

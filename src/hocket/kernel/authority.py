@@ -23,9 +23,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from hocket.kernel import vocabulary as v
-from hocket.kernel.capabilities import Grant, Limit, Words, admits, is_narrower
+from hocket.kernel.capabilities import DelegationGraph, Grant, Limit, Words, admits, is_narrower, window
 from hocket.kernel.clock import U64_MAX, Hlc
-from hocket.kernel.delegation_graph import DelegationGraph, window
 from hocket.kernel.family import Judged
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey, parse_did_key, verify

@@ -17,7 +17,7 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
 from hocket.kernel.keys import RowMac
 from hocket.kernel.rules import HOCKET, Rules, decode_kept_rules
-from hocket.log.outbox import OutboxBound
+from hocket.log.limits import OutboxBound
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.store import MustBeAlone, Outdated
 
@@ -76,14 +76,7 @@ def load() -> None:
     from hocket.kernel.family import FAMILIES
     from hocket.log.projectors import rules_of
 
-    for name in (
-        "admitting",
-        "author_check",
-        "intake",
-        "links",
-        "limits",
-        "sealing",
-    ):
+    for name in ("admitting", "author_check", "intake", "limits", "sealing"):
         import_module(f"{__name__}.{name}")
     for family in FAMILIES.values():
         rules_of(family.name)

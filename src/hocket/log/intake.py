@@ -30,8 +30,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log.author_check import CURABLE, SIGNED
 from hocket.log.citations import long_key
-from hocket.log.limits import Limits
-from hocket.log.outbox import SHARED
+from hocket.log.limits import SHARED, Limits
 from hocket.log.transaction import Transaction
 from hocket.store import LateOp
 

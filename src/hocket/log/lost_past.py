@@ -18,7 +18,7 @@ from hocket.kernel.ops import NO_ID, SELF_NAMED, Op, decode, encode_sequence, re
 from hocket.kernel.vocabulary import Bundle
 from hocket.log import Log, Transaction
 from hocket.log.intake import BEHIND
-from hocket.log.outbox import SHARED
+from hocket.log.limits import SHARED
 from hocket.log.rebuild import START, rebuild
 from hocket.store import OpRow, Session
 

@@ -487,7 +487,7 @@ class Projection:
 
     def _fault(self, op: Op) -> Reason | None:
         """Why an op without a subject does not count, if so."""
-        from hocket.log.links import unlinked
+        from hocket.log.citations import unlinked
 
         known = lambda name: self.known(self._naming.key(name, op))[0]  # noqa: E731
         return (

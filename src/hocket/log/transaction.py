@@ -49,7 +49,7 @@ from hocket.kernel.vocabulary import (
     subject_of,
 )
 from hocket.log.citations import ID_BYTES, is_taken, keyed
-from hocket.log.outbox import OutboxBound, is_out_of_touch, request_deadline
+from hocket.log.limits import OutboxBound, is_out_of_touch, request_deadline
 from hocket.log.projection import Projection
 from hocket.log.projectors import FOLLOWED_UP, follow_up
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister

@@ -12,11 +12,11 @@ import msgspec
 
 from hocket.errors import HocketError, Unreachable
 from hocket.families.access import NodeAccess
-from hocket.kernel.bearer import check_bearer, make_bearer, read_bearer
 from hocket.kernel.capabilities import OURS, Knowledge, knowledge_text, read_knowledge
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.frontier import Frontier, frontier_text, parse_frontier
 from hocket.kernel.ids import node_text, parse_node
+from hocket.kernel.jws import check_bearer, make_bearer, read_bearer
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import encode_sequence
 from hocket.kernel.postcard import Malformed

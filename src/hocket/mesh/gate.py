@@ -16,10 +16,10 @@ from hocket.families.access import NodeAccess
 from hocket.families.blobs import Blobs
 from hocket.families.jobs.claiming import accept
 from hocket.kernel.authority import Standing
-from hocket.kernel.bearer import Bearer, check_bearer, make_bearer, read_bearer
 from hocket.kernel.capabilities import OURS, knowledge_text, read_knowledge
 from hocket.kernel.frontier import Frontier
 from hocket.kernel.ids import node_text
+from hocket.kernel.jws import Bearer, check_bearer, make_bearer, read_bearer
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed

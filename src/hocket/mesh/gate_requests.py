@@ -24,10 +24,10 @@ import msgspec
 
 from hocket.families.access import NodeAccess
 from hocket.kernel.authority import Standing
-from hocket.kernel.bearer import LEEWAY_S, NONCES_MAX, Bearer, Nonces
 from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import Frontier, encode_frontier, frontier_text, parse_frontier
 from hocket.kernel.ids import content_hash, digest
+from hocket.kernel.jws import LEEWAY_S, NONCES_MAX, Bearer, Nonces
 from hocket.kernel.ops import encode_sequence
 from hocket.kernel.postcard import Malformed
 from hocket.log.lost_past import note_shared, ops_there

@@ -6,8 +6,8 @@ from hocket.events import Emit
 from hocket.events.nodes import HistoryRecovered
 from hocket.kernel import postcard
 from hocket.kernel.authority import Authority
-from hocket.kernel.bearer import LEEWAY_S
 from hocket.kernel.frontier import AUTHORS_MAX
+from hocket.kernel.jws import LEEWAY_S
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.ucan import Delegation

@@ -20,8 +20,8 @@ from hocket.kernel.ids import node_text
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission
+from hocket.log.limits import OFFSET_MS_MIN, known_offset, note_delivered, note_offset
 from hocket.log.lost_past import note_shared, ops_there, own_history, rewind
-from hocket.log.outbox import OFFSET_MS_MIN, known_offset, note_delivered, note_offset
 from hocket.log.transaction import GAPS
 from hocket.mesh import incoming, outgoing, peers
 from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Client, PeerAnswer, PushCounts, Refused

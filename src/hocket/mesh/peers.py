@@ -20,7 +20,7 @@ from hocket.kernel.ids import node_text
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.retrying import Breaker
 from hocket.log import Log
-from hocket.log.outbox import waiting
+from hocket.log.limits import waiting
 from hocket.mesh.wire import look, note
 from hocket.store import PEER_NEW, PEER_OK, LocalSession, Peer, Session
 

@@ -18,9 +18,20 @@ from typing import Any
 
 from hocket.errors import Conflict, NotAuthorised, StoreError, Usage
 from hocket.kernel.extension import Extension, extensions
-from hocket.kernel.keys import SigningKey, did_key, key_text, parse_did_key, parse_key
+from hocket.kernel.keys import (
+    RANDOM_BYTES,
+    SigningKey,
+    WrongPassphrase,
+    did_key,
+    is_locked,
+    key_text,
+    lock,
+    owner,
+    parse_did_key,
+    parse_key,
+    unlock,
+)
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.strongbox import RANDOM_BYTES, WrongPassphrase, is_locked, lock, owner, unlock
 from hocket.node.variables import database_path, given, server_address
 from hocket.store.connections import without_password
 from hocket.store.files import sync_directory

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from hocket.families.blobs import Blobs
     from hocket.families.liveness import Liveness
     from hocket.kernel.rules import Rules
+    from hocket.log.copies import ReplicatedStore
     from hocket.log.permissions import Permissions
-    from hocket.log.replica import ReplicatedStore
     from hocket.log.state_check import CheckedStateFiles
     from hocket.store import Session, Store
     from hocket.store.artifacts import BlobPlace
@@ -56,7 +56,7 @@ def opened_store(home: Home) -> Store:
     path, address = replica_path(home.server, home.replica), home.store_address
     if path is None:
         return open_store(address)
-    from hocket.log.replica import ReplicatedStore
+    from hocket.log.copies import ReplicatedStore
 
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -71,7 +71,7 @@ def opened_store(home: Home) -> Store:
 
 def replica_in(store: Store) -> ReplicatedStore | None:
     """The store of a server with its replica, if it has one."""
-    from hocket.log.replica import ReplicatedStore
+    from hocket.log.copies import ReplicatedStore
 
     return store if isinstance(store, ReplicatedStore) else None
 

@@ -18,7 +18,7 @@ from hocket.families.liveness import machine_liveness
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.keys import RowMac
 from hocket.log import Log
-from hocket.log.archive import StoreCopy, copy_unlogged, origin
+from hocket.log.copies import StoreCopy, copy_unlogged, origin
 from hocket.log.permissions import writers
 from hocket.node.home import Home
 from hocket.node.home_store import blob_place, check_idle, log_in

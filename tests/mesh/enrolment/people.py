@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from hocket.log.archive import export_ops, import_ops
+from hocket.log.copies import export_ops, import_ops
 from hocket.mesh import enrolment, membership
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.wire import Reply, Request

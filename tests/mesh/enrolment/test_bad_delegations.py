@@ -18,7 +18,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan, RouteKind, ScheduleJob
 from hocket.log import Log
-from hocket.log.archive import export_ops, import_ops
+from hocket.log.copies import export_ops, import_ops
 from hocket.mesh import membership
 from hocket.node.runtime import Runtime
 from hocket.store import MEMORY

@@ -379,7 +379,7 @@ def test_what_the_coordinator_accepted_stands(mesh: Mesh):
 def _offer(worker: Runtime, arbiter: Runtime, decide: object) -> None:
     import io
 
-    from hocket.log.archive import OpReader, export_ops
+    from hocket.log.copies import OpReader, export_ops
 
     file = io.BytesIO()
     export_ops(worker.log, file)

@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nacl.pwhash import argon2id
 
-from hocket.kernel import strongbox
-from hocket.kernel.keys import SigningKey, did_key
+from hocket.kernel import keys
+from hocket.kernel.keys import RANDOM_BYTES, SigningKey, WrongPassphrase, did_key, lock, owner, unlock
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.strongbox import RANDOM_BYTES, WrongPassphrase, lock, owner, unlock
 
 KEY = SigningKey(b"k" * 32)
 RANDOMNESS = bytes(range(RANDOM_BYTES))
@@ -17,15 +16,15 @@ RANDOMNESS = bytes(range(RANDOM_BYTES))
 @pytest.fixture(autouse=True)
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guessing is made cheap here, but for the test of the real cost."""
-    monkeypatch.setattr(strongbox, "PASSES", 1)
-    monkeypatch.setattr(strongbox, "MEMORY_KIB", 8)
+    monkeypatch.setattr(keys, "PASSES", 1)
+    monkeypatch.setattr(keys, "MEMORY_KIB", 8)
 
 
 @pytest.mark.parametrize("passphrase", ["x", "correct horse", "Zoë 🐎", "\udcff", " " * 1000])
 def test_the_passphrase_gives_the_key_back(passphrase: str) -> None:
     text = lock(KEY, passphrase, RANDOMNESS)
     assert unlock(text, passphrase).seed == KEY.seed
-    assert strongbox.is_locked(text) and owner(text) == did_key(KEY.public)
+    assert keys.is_locked(text) and owner(text) == did_key(KEY.public)
     assert KEY.seed.hex() not in text and "\n" not in text
     for other in (passphrase + " ", passphrase[:-1], passphrase.upper() + "!"):
         with pytest.raises(WrongPassphrase):
@@ -40,14 +39,14 @@ def test_the_same_key_is_never_locked_twice_alike() -> None:
 
 def test_what_a_guess_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert strongbox.PASSES >= argon2id.OPSLIMIT_INTERACTIVE
-    assert strongbox.MEMORY_KIB * 1024 >= argon2id.MEMLIMIT_INTERACTIVE
+    assert keys.PASSES >= argon2id.OPSLIMIT_INTERACTIVE
+    assert keys.MEMORY_KIB * 1024 >= argon2id.MEMLIMIT_INTERACTIVE
     assert unlock(lock(KEY, "x", RANDOMNESS), "x").seed == KEY.seed
 
 
 @given(st.integers(0, 10_000), st.sampled_from("0123456789abcdefz "))
 def test_a_damaged_file_is_noticed(at: int, char: str) -> None:
-    strongbox.PASSES, strongbox.MEMORY_KIB = 1, 8
+    keys.PASSES, keys.MEMORY_KIB = 1, 8
     text = lock(KEY, "x", RANDOMNESS)
     place = at % len(text)
     damaged = text[:place] + char + text[place + 1 :]

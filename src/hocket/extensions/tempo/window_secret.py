@@ -18,8 +18,8 @@ import msgspec
 from hocket.errors import Usage
 from hocket.extensions.tempo.beats.tempo import Timeline, timeline
 from hocket.extensions.tempo.policy_file import assumed_policy, home_timeline
-from hocket.kernel.bearer import LEEWAY_S
 from hocket.kernel.clock import wall_text
+from hocket.kernel.jws import LEEWAY_S
 from hocket.kernel.postcard import STR, U64, encode, tuple_of
 from hocket.node.home import Home, exposure
 from hocket.node.runtime import Runtime

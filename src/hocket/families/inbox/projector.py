@@ -29,7 +29,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import AcceptOffer, Subject
 from hocket.log.citations import Memory
-from hocket.log.outbox import is_given_up
+from hocket.log.limits import is_given_up
 from hocket.log.projection import Projection
 from hocket.log.projectors import Engine, is_wrong
 from hocket.store import DeliveryStage, QueuedDelivery, Session

@@ -28,7 +28,7 @@ from hocket.kernel.vocabulary import (
     subject_of,
 )
 from hocket.log import SETTLE_STEP, Transaction
-from hocket.log.outbox import is_given_up
+from hocket.log.limits import is_given_up
 from hocket.store import IsLeft, JobEntry
 from hocket.store.statements import LIMIT
 

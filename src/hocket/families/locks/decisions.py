@@ -19,7 +19,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.vocabulary import Subject
 from hocket.log import Transaction
-from hocket.log.outbox import DECIDED_MS
+from hocket.log.limits import DECIDED_MS
 from hocket.store import Session
 
 # How long a node that has just joined waits for the log that says who decides.

@@ -19,7 +19,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ACCEPTANCES, Subject, subject_of
 from hocket.log.citations import Memory
-from hocket.log.outbox import is_given_up
+from hocket.log.limits import is_given_up
 from hocket.log.projectors import Engine, SubjectProjector
 from hocket.store import Session, SubjectRow
 from hocket.store.subjects import LOCK_QUEUE
