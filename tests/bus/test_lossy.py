@@ -28,8 +28,9 @@ from hocket.node.node import Node
 from hocket.store import MEMORY, Place
 from hocket.store import open as open_store
 from hocket.work.context import Context
+from hocket.work.environment import WorkerOptions
 from hocket.work.handlers import Handlers, JobType
-from hocket.work.worker import Worker, WorkerOptions
+from hocket.work.worker import Worker
 from tests.work.mesh import Mesh, mesh_in
 
 pytestmark = pytest.mark.touches("LW-18")

@@ -134,7 +134,7 @@ def test_limits_of_a_kind_that_the_job_does_not_state(tmp_path: Path) -> None:
     def test(here: Place) -> None:
         employ(here, Serving(("acme.",)))
         sole = JobType("acme.sole", function=lambda ctx: None).using(concurrency=1)
-        here.log.run(lambda tx: kinds.define(tx, Handlers([sole])))
+        here.log.run(lambda tx: kinds.define_kinds(tx, Handlers([sole])))
         submit(here, "acme.sole")
         claim(here)
         assert waiting(here, submit(here, "acme.sole")).sentence == "1 of at most 1 acme.sole jobs run (--concurrency)"

@@ -15,9 +15,10 @@ from hocket.families.liveness import BEAT_S, SILENT_S
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.log import Transaction
 from hocket.store import Place
+from hocket.work.environment import WorkerOptions
 from hocket.work.handlers import Handlers
 from hocket.work.maintenance import SweepLoop
-from hocket.work.worker import Worker, WorkerOptions
+from hocket.work.worker import Worker
 from tests.work.test_offers import Home, Line, Work, now, until, virtually
 
 HOUR_MS = 3_600_000

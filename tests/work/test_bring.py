@@ -19,8 +19,9 @@ from hocket.log import Transaction
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.work.batch import BatchResult
+from hocket.work.environment import WorkerOptions
 from hocket.work.handlers import Handlers
-from hocket.work.worker import Worker, WorkerOptions
+from hocket.work.worker import Worker
 
 pytestmark = pytest.mark.touches("LW-05")
 

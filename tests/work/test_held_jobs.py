@@ -21,11 +21,11 @@ from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import UNSTARTED
 from hocket.node.local_node import run_services
 from hocket.node.runtime import Runtime
+from hocket.work.environment import AHEAD_DEFAULT
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.held_jobs import AHEAD_S, BEGUN_S, ENDED_MAX, OTHERS_IDLE_S, QUEUED_MAX_S, HeldJobs
 from hocket.work.runner import Run
-from hocket.work.worker import AHEAD_DEFAULT
 from tests.work.mesh import PATIENCE_S, wait_for
 
 KIND = "acme.held"

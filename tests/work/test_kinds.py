@@ -50,7 +50,7 @@ def owner(name: str = "owner") -> Member:
 
 
 def define(member: Member, *handlers: JobType) -> list[str]:
-    return member.log.run(lambda tx: work_kinds.define(tx, Handlers(handlers)))
+    return member.log.run(lambda tx: work_kinds.define_kinds(tx, Handlers(handlers)))
 
 
 def submitted(member: Member, kind: str = KIND, **options: object) -> Policy:
@@ -253,7 +253,7 @@ def test_a_strict_mesh_has_no_definitions() -> None:
 def test_only_what_a_worker_serves_is_defined() -> None:
     member = owner()
     some = [handler("a.x", retries=1), handler("b.x", retries=1)]
-    member.log.run(lambda tx: work_kinds.define(tx, Handlers(some, only=["a."])))
+    member.log.run(lambda tx: work_kinds.define_kinds(tx, Handlers(some, only=["a."])))
     assert submitted(member, "a.x").retries == 1 and submitted(member, "b.x").retries is None
 
 
@@ -287,7 +287,7 @@ def test_the_async_node_takes_them_too(tmp_path: Path) -> None:
 
     async def submit() -> object:
         async with hocket.open(tmp_path) as node:
-            await node.run(lambda tx: work_kinds.define(tx, Handlers([handler(retries=2)])))
+            await node.run(lambda tx: work_kinds.define_kinds(tx, Handlers([handler(retries=2)])))
             return (await (await node.submit(KIND)).status())["options"]
 
     assert asyncio.run(submit()) == {"retries": 2}

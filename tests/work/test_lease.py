@@ -26,8 +26,9 @@ from hocket.kernel.policy import DEFAULT
 from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import ClaimWork
 from hocket.work.context import Context
+from hocket.work.environment import WorkerOptions
 from hocket.work.handlers import Handlers, JobType
-from hocket.work.worker import Worker, WorkerOptions
+from hocket.work.worker import Worker
 
 DAY_S = 86_400
 

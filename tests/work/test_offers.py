@@ -33,11 +33,12 @@ from hocket.log.machine_clock import SteadyWall
 from hocket.store import MEMORY, Place, Session
 from hocket.store import open as open_store
 from hocket.work.context import Context
+from hocket.work.environment import WorkerOptions
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.held_jobs import QUEUED_MAX_S
 from hocket.work.pending_decisions import decisions
 from hocket.work.run_outputs import RunServices
-from hocket.work.worker import Worker, WorkerOptions
+from hocket.work.worker import Worker
 
 pytestmark = pytest.mark.touches("LW-39")
 

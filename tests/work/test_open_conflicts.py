@@ -22,9 +22,10 @@ from hocket.kernel.vocabulary import JOB, ClaimWork, CompleteJob, Subject, Yield
 from hocket.node.message_bus import NodeMessages
 from hocket.work.claim_order import HeardClaims
 from hocket.work.context import Context
+from hocket.work.environment import WorkerOptions
 from hocket.work.handlers import Handlers, JobType, kind
 from hocket.work.ranked_claims import ClaimMessages
-from hocket.work.worker import Worker, WorkerOptions
+from hocket.work.worker import Worker
 from tests.mesh.world import Place, until, world
 
 pytestmark = pytest.mark.touches("GR-10")

@@ -19,9 +19,10 @@ from hocket.node.message_bus import NodeMessages
 from hocket.store import Stage
 from hocket.testing.lossy_messages import LossyMessages
 from hocket.work.context import Context
+from hocket.work.environment import WorkerOptions
 from hocket.work.handlers import Handlers, JobType, kind
 from hocket.work.presence import read_presence
-from hocket.work.worker import Worker, WorkerOptions
+from hocket.work.worker import Worker
 from tests.mesh.world import Place, world
 
 KIND = "test.ranked"

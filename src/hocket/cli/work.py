@@ -30,12 +30,13 @@ from hocket.node.message_bus import BusSettings, bus_settings
 from hocket.node.node import Node, handler_processes, worker_parts
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
+from hocket.work.environment import WorkerOptions
 from hocket.work.handler_threads import PROCESSES_MAX
 from hocket.work.handlers import Handlers, load
 from hocket.work.output_capture import catching
 from hocket.work.presence import WorkerPart
 from hocket.work.runner import Run
-from hocket.work.worker import Worker, WorkerOptions
+from hocket.work.worker import Worker
 
 if TYPE_CHECKING:
     from rich.status import Status

@@ -73,13 +73,14 @@ from hocket.node.rows import RowTable, SyncRowTable
 from hocket.node.runtime import Runtime
 from hocket.node.signals import held_interrupts, stopped_by_signals
 from hocket.store import Session
+from hocket.work.environment import WorkerOptions
 from hocket.work.handler_threads import ProcessPlan, plan
 from hocket.work.handlers import Handlers, JobType, named_kind
 from hocket.work.members import RosterAsk, claimable, overdue
 from hocket.work.output_capture import catching
 from hocket.work.presence import Serving, WorkerPart, serving
 from hocket.work.run_outputs import RunServices
-from hocket.work.worker import Worker, WorkerOptions
+from hocket.work.worker import Worker
 
 if TYPE_CHECKING:
     from hocket.node.calls import Pairs, Step

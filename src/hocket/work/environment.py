@@ -1,24 +1,38 @@
-"""What a worker depends on: two clocks, randomness, which workers of its node are alive, the bus that wakes it, and the
-slots that run its handlers, on threads or in processes. `MachineEnvironment` is the real one. A simulation passes its
-own, and the same worker runs on virtual time, with every choice drawn from a seed.
+"""What a worker is given. Its options; the node that it works for, as it sees it; and what it depends on: two clocks,
+randomness, which workers of its node are alive, the bus that wakes it, and the slots that run its handlers, on threads
+or in processes. `MachineEnvironment` is the real one. A simulation passes its own, and the same worker runs on virtual
+time, with every choice drawn from a seed.
 """
 
 import functools
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hocket.bus.hints import Bus
+from hocket.bus.messages import MessageBus
+from hocket.errors import Usage
+from hocket.events import Emit, ignore
 from hocket.families.access import NodeAccess
+from hocket.families.jobs.claiming import HoldMs, whole_beats
+from hocket.families.jobs.rendezvous import WEIGHT_MAX, WEIGHT_MIN, is_weight
+from hocket.families.jobs.rules import Job
 from hocket.families.liveness import Liveness, ProcessEnvironment, machine_liveness
+from hocket.kernel.policy import check_labels
+from hocket.kernel.reasons import Reason
 from hocket.work.handler_threads import HandlerThreads, ProcessPlan
-from hocket.work.presence import Hardware, this_machine
+from hocket.work.handlers import Handlers
+from hocket.work.presence import Hardware, Serving, this_machine
 from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Run
+
+# Jobs that a worker claims by default beyond those that run. They go back when it stops or dies: none has begun.
+AHEAD_DEFAULT = 256
 
 
 class WorkerAccess(NodeAccess, Protocol):
@@ -70,3 +84,43 @@ class MachineEnvironment:
         from hocket.work.handler_processes import HandlerProcesses
 
         return HandlerProcesses(plan, count, finished, self.monotonic)
+
+
+@dataclass
+class WorkerOptions:
+    """`grace` is how many seconds running handlers may go on after the worker is told to stop. `ahead` is how many jobs
+    it may claim beyond those that run, 256 by default. `labels` are what jobs may need, like `gpu` or `gpu=a100`.
+    `processes` are the processes that run its handlers; None for threads of this one. `serving` is what it tells others
+    about itself, besides its labels; by default the kinds of its handlers. `weight` is its share of the jobs that go by
+    rank: a worker of weight 2 gets twice the jobs of one of weight 1. Over `messages` it tells other nodes' workers of
+    its claims. `hold_ms` counts leases in beats. Its weight is multiplied by the `reliability` of its node's agents.
+    `settings` are those of extensions.
+    """
+
+    handlers: Handlers
+    concurrency: int = 4
+    until_idle: bool = False
+    grace: float = 10.0
+    ahead: int | None = None
+    labels: Iterable[str] = ()
+    emit: Emit = ignore
+    finished: Callable[[Run, Job | Reason], None] = lambda run, outcome: None
+    processes: ProcessPlan | None = None
+    serving: Serving | None = None
+    weight: float = 1.0
+    messages: MessageBus | None = None
+    hold_ms: HoldMs = whole_beats
+    reliability: Callable[[], float] = lambda: 1.0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        try:
+            self.labels = frozenset(check_labels(self.labels))
+        except ValueError as error:
+            raise Usage(str(error)) from None
+        if not is_weight(self.weight):
+            raise Usage(f"a worker's weight is between {WEIGHT_MIN} and {WEIGHT_MAX:g}, not {self.weight}")
+
+    @property
+    def ahead_max(self) -> int:
+        return AHEAD_DEFAULT if self.ahead is None else self.ahead

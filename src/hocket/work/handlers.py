@@ -421,7 +421,7 @@ def _where(function: Callable[..., Any] | None) -> str:
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"
 
 
-def define(tx: Transaction, handlers: Handlers) -> list[str]:
+def define_kinds(tx: Transaction, handlers: Handlers) -> list[str]:
     """Writes the options of the kinds that have other ones on the log. Returns the kinds that this node may not define,
     if that matters: their options also say how jobs wait, which only a submitter writes down. In a strict mesh nothing
     is written: Likewise v0.1 has no op for it.

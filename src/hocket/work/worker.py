@@ -8,41 +8,36 @@ it.
 import asyncio
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from hocket.bus.hints import CLAIM, IDLE, Changes, about
-from hocket.bus.messages import MessageBus
-from hocket.errors import StoreAway, StoreError, Usage
-from hocket.events import Emit, ignore
+from hocket.errors import StoreAway, StoreError
 from hocket.events.jobs import KindsNotDefined
 from hocket.events.nodes import CoordinatorUnknown
 from hocket.events.troubles import Troubles, described
 from hocket.events.workers import AvailabilityChanged, BatchFailed, StoreUnavailable, WorkerDeclaredDead
 from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.jobs.candidates import worker_id
-from hocket.families.jobs.claiming import HoldMs, OfferedClaim, whole_beats
-from hocket.families.jobs.rendezvous import WEIGHT_MAX, WEIGHT_MIN, is_weight
+from hocket.families.jobs.claiming import OfferedClaim
+from hocket.families.jobs.rendezvous import WEIGHT_MIN
 from hocket.families.jobs.requests import Claim, Decision, Offer
 from hocket.families.jobs.rules import Job
 from hocket.families.liveness import BEAT_S, SignOfLife
 from hocket.kernel.lease import COUNTED, store_pause_s
-from hocket.kernel.policy import check_labels
 from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import STORE_RETRIES
 from hocket.log import Transaction
 from hocket.log import load as load_log
-from hocket.work import handlers as kinds
 from hocket.work.batch import Batch, BatchResult, BatchRunner, renew_outputs
 from hocket.work.claim_order import ClaimOrder, HeardClaims
 from hocket.work.derivation import DerivationWatch
-from hocket.work.environment import Environment, WorkerAccess
-from hocket.work.handler_threads import HandlerWatch, ProcessPlan
-from hocket.work.handlers import Handlers
+from hocket.work.environment import Environment, WorkerAccess, WorkerOptions
+from hocket.work.handler_threads import HandlerWatch
+from hocket.work.handlers import define_kinds
 from hocket.work.held_jobs import AHEAD_S, HeldJobs
 from hocket.work.members import Members
 from hocket.work.pending_decisions import PendingDecisions
@@ -60,8 +55,6 @@ ROUND_S = 0.25
 QUIET_S = 1.0
 # Ends are put on the log together if the runs that are under way are expected to end within this time.
 LINGER_S = 0.002
-# Jobs that a worker claims by default beyond those that run. They go back when it stops or dies: none has begun.
-AHEAD_DEFAULT = 256
 # A job whose claim the arbiter did not accept is not claimed again for this long, unless something happens to it.
 REFUSED_REST_S = 1.0
 # An idle worker tells those that hold jobs at most this often that it has a free slot.
@@ -74,55 +67,12 @@ CANCELLED = "it was cancelled, or its lease was lost"
 _LOST, _IDLE = about(CLAIM), about(IDLE)
 
 
-@dataclass
-class WorkerOptions:
-    """`grace` is how many seconds running handlers may go on after the worker is told to stop. `ahead` is how many jobs
-    it may claim beyond those that run, 256 by default. `labels` are what jobs may need, like `gpu` or `gpu=a100`.
-    `processes` are the processes that run its handlers; None for threads of this one. `serving` is what it tells others
-    about itself, besides its labels; by default the kinds of its handlers. `weight` is its share of the jobs that go by
-    rank: a worker of weight 2 gets twice the jobs of one of weight 1. Over `messages` it tells other nodes' workers of
-    its claims. `hold_ms` counts leases in beats. Its weight is multiplied by the `reliability` of its node's agents.
-    `settings` are those of extensions.
-    """
-
-    handlers: Handlers
-    concurrency: int = 4
-    until_idle: bool = False
-    grace: float = 10.0
-    ahead: int | None = None
-    labels: Iterable[str] = ()
-    emit: Emit = ignore
-    finished: Callable[[Run, Job | Reason], None] = lambda run, outcome: None
-    processes: ProcessPlan | None = None
-    serving: Serving | None = None
-    weight: float = 1.0
-    messages: MessageBus | None = None
-    hold_ms: HoldMs = whole_beats
-    reliability: Callable[[], float] = lambda: 1.0
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        try:
-            self.labels = frozenset(check_labels(self.labels))
-        except ValueError as error:
-            raise Usage(str(error)) from None
-        if not is_weight(self.weight):
-            raise Usage(f"a worker's weight is between {WEIGHT_MIN} and {WEIGHT_MAX:g}, not {self.weight}")
-
-    @property
-    def ahead_max(self) -> int:
-        return AHEAD_DEFAULT if self.ahead is None else self.ahead
-
-
 class Worker:
     """Run it once. `stop` makes it finish or hand back its jobs; a second `stop` makes it do so at once."""
 
     def __init__(self, access: WorkerAccess, environment: Environment, options: WorkerOptions) -> None:
-        self._access = access
-        self._environment = environment
-        self._monotonic = environment.monotonic
-        self._options = options
-        self._emit = options.emit
+        self._access, self._environment, self._options = access, environment, options
+        self._monotonic, self._emit = environment.monotonic, options.emit
         self._store_failures = 0
         self._name = environment.name("worker")
         self._sign: SignOfLife
@@ -131,19 +81,12 @@ class Worker:
         self._beat_at = 0.0
         self._runner = environment.slots(options.concurrency, self._ended_in_thread, options.processes)
         self._troubles = Troubles(options.emit, environment.monotonic)
-        self._outcomes = RunOutcomes(self._finished, self._troubles, options.emit)
+        self._outcomes = RunOutcomes(options.finished, self._troubles, options.emit)
         self._handler_watch = HandlerWatch(self._runner, options.concurrency, self._troubles, options.emit)
         self._tally = ClaimTally(access.log.physical)
         self._held = HeldJobs(
-            options.handlers,
-            self._runner,
-            access.kit,
-            options.ahead_max,
-            self._troubles,
-            options.emit,
-            environment.monotonic,
-            self._tally.add,
-            access.log.node,
+            *(options.handlers, self._runner, access.kit, options.ahead_max, self._troubles, options.emit),
+            *(environment.monotonic, self._tally.add, access.log.node),
         )
         self.id = worker_id(access.log.node, self._name)
         members = Members(environment.liveness, access.log)
@@ -154,7 +97,8 @@ class Worker:
             *(options.hold_ms, self._held.isolates, self._held.kinds, environment.bus.announce),
         )
         self._wake = asyncio.Event()
-        self._pending_decisions = PendingDecisions(self._consult, environment, self._wake.set, options.emit)
+        consult = lambda offers, is_urgent: access.consult(offers, is_urgent=is_urgent)  # noqa: E731
+        self._pending_decisions = PendingDecisions(consult, environment, self._wake.set, options.emit)
         self._closed: list[tuple[float, bytes]] = []
         self._guests: list[asyncio.Future[None]] = []
         # Whether an end wakes the loop: not while it is about to look anyway, unless as many have ended as it awaits.
@@ -170,8 +114,7 @@ class Worker:
         self._lost_at = 0.0
         self._idle_since = math.inf
         self._asked_others_at = -math.inf
-        self._next_round = 0.0
-        self._next_look = 0.0
+        self._next_round = self._next_look = 0.0
 
     @property
     def succeeded(self) -> int:
@@ -207,7 +150,7 @@ class Worker:
         topics = self._served | _LOST | _IDLE | self._own_availability
         hints = self._environment.bus.subscribe(topics)
         hints.attach(self._loop, self._hinted)
-        beside = [task for task in (self._talk(), self._derive()) if task is not None]
+        beside = self._start_beside()
         try:
             await self._runner.open()
             with self._access.holding(self._held.shortest_lease_s):
@@ -227,18 +170,18 @@ class Worker:
                 with suppress(StoreError):
                     await self._access.run(lambda tx: tx.session.drop_worker(self._sign.number))
 
-    def _talk(self) -> asyncio.Task[None] | None:
-        if (messages := self._options.messages) is None:
-            return None
-        mesh, kinds = self._access.log.user, self._options.handlers.topics()
-        talk = functools.partial(self._ranked.talk, messages, mesh, kinds, self._look_again)
-        return asyncio.create_task(supervised("talking about claims", talk, self._emit, self._environment))
-
-    def _derive(self) -> asyncio.Task[None] | None:
-        watch = DerivationWatch(self._access, self._options.handlers)
-        if not watch.derivations:
-            return None
-        return asyncio.create_task(supervised("asking for derivations", watch.run, self._emit, self._environment))
+    def _start_beside(self) -> list[asyncio.Task[None]]:
+        """Starts what goes on beside the turns: talking about claims, and asking for derivations."""
+        served = self._options.handlers
+        loops: dict[str, Callable[[], Awaitable[None]]] = {}
+        if (messages := self._options.messages) is not None:
+            mesh, kinds = self._access.log.user, served.topics()
+            talk = self._ranked.talk
+            loops["talking about claims"] = functools.partial(talk, messages, mesh, kinds, self._look_again)
+        if (watch := DerivationWatch(self._access, served)).derivations:
+            loops["asking for derivations"] = watch.run
+        running = [supervised(name, loop, self._emit, self._environment) for name, loop in loops.items()]
+        return [asyncio.create_task(each) for each in running]
 
     def _look_again(self) -> None:
         self._hungry = True
@@ -303,17 +246,11 @@ class Worker:
     def _register(self, tx: Transaction) -> None:
         if tx.is_uninformed:
             self._emit(CoordinatorUnknown())
-        if undefined := kinds.define(tx, self._options.handlers):
+        if undefined := define_kinds(tx, self._options.handlers):
             self._emit(KindsNotDefined(tuple(undefined)))
         self._sign.beat(tx)
         self._number = self._sign.number
         self._beat_at = self._monotonic() + BEAT_S
-
-    def _finished(self, run: Run, outcome: Job | Reason) -> None:
-        self._options.finished(run, outcome)
-
-    async def _consult(self, offers: Sequence[Offer], is_urgent: bool) -> list[Decision]:
-        return await self._access.consult(offers, is_urgent=is_urgent)
 
     def _hinted(self, changes: Changes) -> None:
         if changes.matches(self._served):

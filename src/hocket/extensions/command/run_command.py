@@ -222,9 +222,10 @@ async def _attached(
     from hocket.kernel.ids import ulid_text
     from hocket.node.node import Node
     from hocket.node.signals import stopped_by_signals
+    from hocket.work.environment import WorkerOptions
     from hocket.work.handlers import Handlers
     from hocket.work.presence import Serving
-    from hocket.work.worker import Worker, WorkerOptions
+    from hocket.work.worker import Worker
 
     node = Node(runtime)
     stack = ExitStack()

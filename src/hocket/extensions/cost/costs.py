@@ -36,9 +36,20 @@ from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.clock import unpack
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import node_id, node_text, ulid_text
-from hocket.kernel.ops import schedule_payload
+from hocket.kernel.ops import decode, schedule_payload
+from hocket.kernel.vocabulary import (
+    JOB,
+    AcceptWork,
+    CancelJob,
+    ClaimWork,
+    CompleteJob,
+    ExpireWork,
+    FailWork,
+    PostponeWork,
+    Subject,
+    YieldWork,
+)
 from hocket.store import Artifact, JobFilter, Session, Stage
-from hocket.work.run_spans import RunSpan, run_spans
 
 # The newest jobs that a sum looks at, and the newest of a kind that an estimate does.
 JOBS_MAX = 100_000
@@ -50,6 +61,41 @@ _HOUR_MS = 3_600_000
 
 MayCharge = Callable[[int, int, str], bool]
 """Whether a node may charge an account at a time."""
+
+_ENDS = (CompleteJob, FailWork, YieldWork, PostponeWork, ExpireWork, CancelJob)
+
+
+class RunSpan(NamedTuple):
+    """One run. `ran_ms` is how long its handler ran if the worker said so, else how long the node held the job."""
+
+    node: int
+    began_ms: int
+    ended_ms: int
+    ran_ms: int
+
+
+def run_spans(session: Session, job_id: bytes) -> list[RunSpan]:
+    """The runs that have ended, in their order."""
+    rows = sorted(session.ops_about(Subject(JOB, job_id)), key=lambda row: unpack(row.hlc))
+    ops = [(row, decode(row.body)) for row in rows]
+    accepted = {op.payload.offer for row, op in ops if row.reason == 0 and isinstance(op.payload, AcceptWork)}
+    spans: list[RunSpan] = []
+    holder: int | None = None
+    began_ms = 0
+    for row, op in ops:
+        if row.reason != 0 and op.id not in accepted:
+            continue
+        at_ms = op.timestamp.wall
+        if isinstance(op.payload, ClaimWork) and holder is None:
+            holder, began_ms = op.node_id, at_ms
+        elif isinstance(op.payload, _ENDS) and holder is not None:
+            held_ms = max(0, at_ms - began_ms)
+            ran_ms = held_ms
+            if isinstance(op.payload, CompleteJob):
+                ran_ms = min(held_ms, op.payload.telemetry.duration_ms)
+            spans.append(RunSpan(holder, began_ms, at_ms, ran_ms))
+            holder = None
+    return spans
 
 
 class MeteredRun(NamedTuple):

@@ -29,7 +29,7 @@ from hocket.node.variables import RATES, given
 if TYPE_CHECKING:
     from hocket.extensions.cost.costs import Prices
     from hocket.node.local_node import LocalNode
-    from hocket.work.worker import WorkerOptions
+    from hocket.work.environment import WorkerOptions
 
 
 FILE = "rates.yaml"

@@ -34,10 +34,11 @@ from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.store import MEMORY, OpRow, Place
 from hocket.store import open as open_store
+from hocket.work.environment import WorkerOptions
 from hocket.work.handlers import Handlers
 from hocket.work.maintenance import ROUND_S, SweepLoop
 from hocket.work.output_files import OutputFiles
-from hocket.work.worker import Worker, WorkerOptions
+from hocket.work.worker import Worker
 
 T = TypeVar("T")
 

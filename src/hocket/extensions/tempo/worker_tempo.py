@@ -16,8 +16,8 @@ from hocket.kernel.ids import node_text
 from hocket.kernel.policy import LEASE_MS_MIN
 from hocket.node.runtime import Runtime
 from hocket.store import JobFilter, Session, Stage
+from hocket.work.environment import WorkerOptions
 from hocket.work.supervision import supervising
-from hocket.work.worker import WorkerOptions
 
 if TYPE_CHECKING:
     from hocket.extensions.tempo.beats.messages import PromiseResult
