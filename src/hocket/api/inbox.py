@@ -27,35 +27,18 @@ from hocket.api.views import Line, at, table
 from hocket.bus.hints import about
 from hocket.errors import Conflict, NotFound, StoreAway, Unreachable, Usage
 from hocket.families.inbox import requests as inbox
+from hocket.families.inbox import rules
 from hocket.families.inbox.facts import MESSAGE
 from hocket.families.inbox.projector import messages_of
 from hocket.families.inbox.requests import CLAIMED_MAX, LEASE_MS_DEFAULT
-from hocket.families.inbox.rules import (
-    AGENT_CHARS_MAX,
-    ATTACHMENT_CHARS_MAX,
-    ATTACHMENTS_MAX,
-    REASON_CHARS_MAX,
-    TTL_MS_MAX,
-    TYPE_CHARS_MAX,
-    Address,
-    addresses_of,
-    read_address,
-)
+from hocket.families.inbox.rules import Address, addresses_of, read_address
 from hocket.kernel.ids import node_text, parse_ulid, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import BeatPlace, Op
 from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX
 from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
-from hocket.node.inbox import (
-    AttachmentInfo,
-    MessageData,
-    decided,
-    draft_of,
-    message_data,
-    message_id_of,
-    node_of,
-    plain_draft,
-)
+from hocket.node import inbox as node_inbox
+from hocket.node.inbox import AttachmentInfo, MessageData, message_data
 from hocket.store import QueuedDelivery, Session
 
 if TYPE_CHECKING:
@@ -75,14 +58,14 @@ MessageId = Annotated[
 ]
 AgentName = Annotated[
     str,
-    Meta(min_length=1, max_length=AGENT_CHARS_MAX, description="The agent; default: the token's name."),
+    Meta(min_length=1, max_length=rules.AGENT_CHARS_MAX, description="The agent; default: the token's name."),
     InShell(metavar="NAME", help="The agent that you act for. Default: $HOCKET_AGENT, else your user."),
 ]
-MessageReason = Annotated[str, Meta(max_length=REASON_CHARS_MAX, description="Why."), InShell(metavar="TEXT")]
+MessageReason = Annotated[str, Meta(max_length=rules.REASON_CHARS_MAX, description="Why."), InShell(metavar="TEXT")]
 
 
 class AttachmentToSend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: Annotated[str, Meta(min_length=1, max_length=ATTACHMENT_CHARS_MAX)]
+    name: Annotated[str, Meta(min_length=1, max_length=rules.ATTACHMENT_CHARS_MAX)]
     content_base64: bytes
 
 
@@ -144,15 +127,15 @@ def _short(message: MessageShown) -> str:
 @operation("send_message", "POST /v1/inbox", SEND, creates=True)
 def send_message(
     service: Service,
-    to: Annotated[str, Meta(min_length=1, max_length=AGENT_CHARS_MAX + 65)],
+    to: Annotated[str, Meta(min_length=1, max_length=rules.AGENT_CHARS_MAX + 65)],
     body: str | None = None,
     body_base64: bytes | None = None,
-    type: Annotated[str, Meta(max_length=TYPE_CHARS_MAX)] = "",
+    type: Annotated[str, Meta(max_length=rules.TYPE_CHARS_MAX)] = "",
     thread: MessageId | None = None,
     reply_to: MessageId | None = None,
     priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)] = 0,
-    ttl_ms: Annotated[int, Meta(ge=1, le=TTL_MS_MAX)] | None = None,
-    attachments: Annotated[list[AttachmentToSend], Meta(max_length=ATTACHMENTS_MAX)] | None = None,
+    ttl_ms: Annotated[int, Meta(ge=1, le=rules.TTL_MS_MAX)] | None = None,
+    attachments: Annotated[list[AttachmentToSend], Meta(max_length=rules.ATTACHMENTS_MAX)] | None = None,
     agent: AgentName | None = None,
 ) -> MessageShown:
     """Send a message. `to` is an agent, `agent@node`, a group that ends with a slash, or `all`. The body is text, or
@@ -195,9 +178,11 @@ def send(
 
     def write() -> bytes:
         in_thread, answered = (None if each is None else find(service, each) for each in (thread, reply_to))
-        draft = draft_of(runtime.log, runtime.blobs, to, body, thread=in_thread, reply_to=answered, **options)
+        draft = node_inbox.draft_of(
+            runtime.log, runtime.blobs, to, body, thread=in_thread, reply_to=answered, **options
+        )
         message_id = runtime.log.run(lambda tx: inbox.send(tx, runtime.blobs, draft))
-        service.wrote(node_of(draft))
+        service.wrote(node_inbox.node_of(draft))
         return message_id
 
     options_kept = options | {"thread": thread, "reply_to": reply_to}
@@ -226,7 +211,9 @@ def keep(
 
 def shown_kept(message_id: bytes, node: int, to: str, body: bytes, **options: Any) -> MessageShown:
     """A message that is kept in the home while the database is away."""
-    draft = plain_draft(to.partition("@")[0], body, **{key: options[key] for key in options if key != "attachments"})
+    draft = node_inbox.plain_draft(
+        to.partition("@")[0], body, **{key: options[key] for key in options if key != "attachments"}
+    )
     sent_ms, own = int.from_bytes(message_id[:6], "big"), ulid_text(message_id)
     address = f"{draft.sender}@{node_text(node)}"
     thread, reply_to = (None if each is None else ulid_text(each) for each in (draft.thread, draft.reply_to))
@@ -387,7 +374,7 @@ def reply(service: Service, id: str, body: bytes, agent: str) -> MessageShown:
 
 
 def _decided(service: Service, message_id: bytes, request: Callable[[Transaction], Op | Reason]) -> None:
-    service.node.direct(lambda node: decided(node, message_id, request))
+    service.node.direct(lambda node: node_inbox.decided(node, message_id, request))
 
 
 @operation("acknowledge_message", "POST /v1/inbox/{message}/ack", CLAIM)
@@ -450,7 +437,7 @@ def thread(
     \b
       hocket thread 01JC8M…
     """
-    found, beyond = parse_ulid(find(service, message)), b"" if after is None else message_id_of(after)
+    found, beyond = parse_ulid(find(service, message)), b"" if after is None else node_inbox.message_id_of(after)
     with service.read() as session:
         first = session.message(found)
         assert first is not None
@@ -484,8 +471,8 @@ def find(service: Service, prefix: str) -> str:
 
 
 def _check_reason(reason: str) -> None:
-    if len(reason) > REASON_CHARS_MAX:
-        raise Usage(f"a reason has at most {REASON_CHARS_MAX} characters, not {len(reason)}")
+    if len(reason) > rules.REASON_CHARS_MAX:
+        raise Usage(f"a reason has at most {rules.REASON_CHARS_MAX} characters, not {len(reason)}")
 
 
 def _shown(data: MessageData) -> MessageShown:

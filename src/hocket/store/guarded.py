@@ -4,42 +4,23 @@ long. An error of the caller's own, such as a conflict or a refusal, says nothin
 restarts will answer in a moment. Reads are not guarded: they wait for no lock, and go on when nothing can be written.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 
 from hocket.breakers import CircuitBreaker
 from hocket.errors import StoreError, StoreStarting
-from hocket.kernel.keys import RowMac
-from hocket.store import RowChecks, Session, Store
-from hocket.store.statements import EndedMacs
+from hocket.store import Session, Store
 
 
 class GuardedStore:
     def __init__(self, store: Store, breaker: CircuitBreaker) -> None:
         self._store, self.breaker = store, breaker
-
-    @property
-    def server_clock(self) -> Callable[[], float] | None:
-        return self._store.server_clock
-
-    def check_rows(self, checks: RowChecks) -> None:
-        self._store.check_rows(checks)
+        self.server_clock = store.server_clock
+        self.check_rows, self.mac_rows = store.check_rows, store.mac_rows
+        self.read, self.trim, self.close = store.read, store.trim, store.close
 
     def write(self, author: bytes | None = None, *, at_end: bool = False) -> "GuardedWrite":
         return GuardedWrite(self._store.write(author, at_end=at_end), self.breaker)
-
-    def read(self) -> AbstractContextManager[Session]:
-        return self._store.read()
-
-    def mac_rows(self, mac: RowMac, ended: EndedMacs | None = None) -> None:
-        self._store.mac_rows(mac, ended)
-
-    def trim(self) -> None:
-        self._store.trim()
-
-    def close(self) -> None:
-        self._store.close()
 
 
 class GuardedWrite:
