@@ -1,7 +1,7 @@
 """A reverb: hears what agents and nodes say, sorts it into windows, and reports each window when its bar is over, on
 the bus and on the log. Several may run. Each tells the others the digests of its windows once a bar; who has something
 else sends it, and so all come to the same reports, also after a partition. The one with the lowest node id writes them
-on the log; the others wait for that, and write what is not there then. The rules are in `beats.reverb`.
+on the log; the others wait for that, and write what is not there then. The rules are in `windows`.
 """
 
 import asyncio
