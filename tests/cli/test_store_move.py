@@ -15,8 +15,11 @@ import psycopg
 import pytest
 
 from hocket import store as stores
+from hocket.errors import StoreMoved
 from hocket.log import copies
+from hocket.node import home_store
 from hocket.node.home import Home
+from hocket.node.runtime import Runtime
 from hocket.node.store_move import move
 from hocket.store import Store, local
 from tests.cli.conftest import PROGRAM, Program, until
@@ -77,6 +80,27 @@ def test_a_log_moves_there_and_back_with_all_that_is_on_no_log(used: Program, ad
     assert f"was moved to {database}" in used("submit", "test.echo", environment=there, code=3).sentence
     assert not used("status", "--json", environment=there, code=0).json["rebuilding"]
     used.submit("test.echo")
+
+
+@pytest.mark.req("VX-18")
+def test_a_store_that_has_moved_can_still_be_read_later(
+    used: Program, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home that opens a shared store notes there now and then that it uses it."""
+    database = used.home / "log.db"
+    used("store", "move", database, address, code=0)
+    database.rename(tmp_path / "older.db")
+    used("store", "move", address, database, code=0)
+    monkeypatch.setattr(home_store, "USED_MS", -1)
+    monkeypatch.setenv("HOCKET_STORE", address)
+    runtime = Runtime.open(used.home)
+    try:
+        with runtime.store.read() as session:
+            assert session.head().seq > 0
+        with pytest.raises(StoreMoved):
+            runtime.log.run(lambda tx: tx.session.set_meta("any", b""))
+    finally:
+        runtime.close()
 
 
 @pytest.mark.req("VX-18")

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from hocket.bus.hints import Pipes
-from hocket.errors import Conflict, StoreError
+from hocket.errors import Conflict, StoreError, StoreMoved
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash, node_id, node_text
 from hocket.kernel.keys import MAC_BYTES, RowMac
@@ -307,7 +308,7 @@ def note_home(home: Home, log: Log) -> None:
     with log.store.read() as session:
         if not _is_news(session, author, ours):
             return
-    with log.store.write() as session:
+    with suppress(StoreMoved), log.store.write() as session:  # a store that has moved can still be read
         if _is_news(session, author, ours):
             session.set_node_meta(author, HOME, msgspec.json.encode(ours))
 
