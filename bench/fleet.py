@@ -25,7 +25,7 @@ from hocket.mesh import peers
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.store import Session
-from hocket.store.jobs import Stage
+from hocket.store.job_rows import Stage
 from hocket.work.presence import read_presence
 from hocket.work.worker import Worker
 from tests.bus.nats_server import NatsServer

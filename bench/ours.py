@@ -17,7 +17,7 @@ from bench.subject import Result
 from hocket.families.jobs import claiming
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Job
-from hocket.kernel.reasons import Reason
+from hocket.kernel.arbitration import Reason
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.work.runner import Run

@@ -5,6 +5,7 @@ Read from the syntax trees: nothing is imported, so the check also holds for roo
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -352,6 +353,38 @@ def test_pages_about_the_house_name_modules_that_are_there(page: str):
     }
 
 
+# The parts that every family has, and the session that every database has.
+PARTS = {"__init__.py", "__main__.py", "facts.py", "requests.py", "rules.py", "session.py"}
+FILES_MAX = 25
+# Below this a file needs a reason.
+LINES_MIN = 40
+SMALL = {
+    "bus/listener.py": "short commands do not load asyncio",
+    "events/event_logging.py": "only programs that want log lines load logging",
+    "families/json_values.py": "handlers, drafts and artifacts have no other file in common",
+    "guard/fences.py": "each guard is loaded without the others",
+}
+
+
+def test_a_folder_is_seen_at_a_glance():
+    folders = Counter(path.parent for path in modules())
+    assert {str(folder.relative_to(HOUSE)): count for folder, count in folders.items() if count > FILES_MAX} == {}
+
+
+def test_the_name_of_a_file_is_known_from_at_most_one_other_folder():
+    names = Counter(path.name for path in modules() if path.name not in PARTS)
+    assert [name for name, count in names.items() if count > 2] == []
+
+
+def test_a_small_file_has_a_reason():
+    small = {
+        str(path.relative_to(HOUSE))
+        for path in modules()
+        if path.name not in PARTS and len(path.read_text(encoding="utf-8").splitlines()) < LINES_MIN
+    }
+    assert small == SMALL.keys()
+
+
 def circles(sources: dict[str, str], packages: Collection[str] = ()) -> list[list[str]]:
     """The groups of modules that import each other, directly or through others. Every import counts, also one inside a
     function or under TYPE_CHECKING. `sources` has each module's text under its name.
@@ -494,10 +527,10 @@ def test_a_wrong_import_is_found(module: str, source: str):
         ("hocket.kernel.clock", "from hocket.kernel import ids\nfrom .ids import Ulid\nimport hashlib"),
         ("hocket.store.sqlite", "import apsw, time\nfrom hocket.errors import Refused\nfrom ..kernel import ops"),
         ("hocket.node.node", "from .mesh import peers"),
-        ("hocket.errors", "from hocket.kernel.reasons import Reason"),
+        ("hocket.errors", "from hocket.kernel.arbitration import Reason"),
         ("hocket.families.locks.rules", "from hocket.families.locks.facts import LOCK\nfrom hocket.kernel import ids"),
         ("hocket.work.claim_order", "from hocket.families import liveness"),
-        ("hocket.store.messages", "from hocket.families.inbox.rules import Message"),
+        ("hocket.store.message_rows", "from hocket.families.inbox.rules import Message"),
         ("hocket.testing.network", "import hocket\nfrom hocket import node, cli"),
     ],
 )

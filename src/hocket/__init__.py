@@ -3,7 +3,7 @@ fence; every step is a signed op on a log, and nothing waits for ever. This modu
 may change between versions. A name is loaded on first use, so that the command line loads only what it needs.
 """
 
-from hocket.kernel.version import __version__ as __version__
+from hocket.kernel import __version__ as __version__
 
 # `typing.TYPE_CHECKING` is False too; a short command need not load `typing` for it.
 TYPE_CHECKING = False

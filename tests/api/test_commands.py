@@ -17,7 +17,7 @@ from hocket.errors import NotAuthorised
 from hocket.extensions.git import trust
 from hocket.families.jobs.cron import NewSchedule
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.rules import HOCKET
+from hocket.kernel.mesh_rules import HOCKET
 from hocket.kernel.ucan import NO_QUOTA
 
 DRAFT = hocket.kind("s.kind").draft({})

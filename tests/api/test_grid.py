@@ -14,10 +14,10 @@ from hocket.families.jobs import claiming
 from hocket.families.jobs.candidates import worker_id
 from hocket.families.jobs.rendezvous import EXPECTED_MIN
 from hocket.families.jobs.requests import Held, hand_back
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ClaimWork, ScheduleJob
 from hocket.node.runtime import Runtime
 from hocket.store import OpRow

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from hocket.bus import process_messages
+from hocket.bus.envelope import DATA_BYTES_MAX, SEALED_BYTES_MAX
 from hocket.bus.messages import BusMessage, MemoryMessages, MemoryServer, MessageBus, MessageQueue, is_match
 from hocket.bus.nats_messages import NatsMessages
 from hocket.bus.process_messages import ProcessMessages
 from hocket.events import Event
-from hocket.events.nodes import MessagesDropped
-from hocket.kernel.envelope import DATA_BYTES_MAX, SEALED_BYTES_MAX
+from hocket.events.node_events import MessagesDropped
 from tests.bus.nats_server import NatsServer, connected
 from tests.bus.relayed_messages import relayed
 

@@ -21,15 +21,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from hocket.bus import nats_messages
+from hocket.bus.envelope import SEALED_BYTES_MAX, Drop
 from hocket.bus.messages import BusMessage, MessageQueue, subject_name, subject_pattern
 from hocket.bus.nats_access import NatsAccess, Nkey, _checksum, read_access, read_servers, shown
 from hocket.bus.nats_messages import NatsMessages
 from hocket.bus.signed import SignedMessages
 from hocket.errors import Usage
 from hocket.events import Event
-from hocket.events.nodes import BusAway, BusConnected, MessagesDropped
-from hocket.events.workers import BreakerOpened
-from hocket.kernel.envelope import SEALED_BYTES_MAX, Drop
+from hocket.events.node_events import BusAway, BusConnected, MessagesDropped
+from hocket.events.worker_events import BreakerOpened
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.retrying import RetryPolicy

@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.bus.messages import BusMessage, MemoryMessages, MemoryServer, MessageBus, MessageQueue, subject_name
-from hocket.bus.process_messages import ProcessMessages
-from hocket.bus.signed import EARLY_MAX, EARLY_MS, LOOK_S, SignedMessages
-from hocket.kernel.clock import Hlc
-from hocket.kernel.envelope import (
+from hocket.bus.envelope import (
     DATA_BYTES_MAX,
     KEPT_MS,
     LIFE_MS,
@@ -22,6 +18,10 @@ from hocket.kernel.envelope import (
     Envelope,
     seal,
 )
+from hocket.bus.messages import BusMessage, MemoryMessages, MemoryServer, MessageBus, MessageQueue, subject_name
+from hocket.bus.process_messages import ProcessMessages
+from hocket.bus.signed import EARLY_MAX, EARLY_MS, LOOK_S, SignedMessages
+from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.postcard import NODE, encode

@@ -14,7 +14,7 @@ from hocket.log import copies
 from hocket.node import store_move
 from hocket.node.home import Home
 from hocket.node.store_move import move
-from hocket.store.artifacts import PART_BYTES, BlobPlace
+from hocket.store.artifact_rows import PART_BYTES, BlobPlace
 from hocket.store.postgres.blobs import PostgresBlobs
 from tests.cli.conftest import Program
 from tests.postgres_server import server

@@ -9,9 +9,9 @@ import apsw
 import pytest
 
 from hocket.api import checks
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import RowMac
-from hocket.kernel.reasons import Reason
 from hocket.node.home import Home
 from hocket.store import Place, WorkerRow
 from hocket.store import open as open_store

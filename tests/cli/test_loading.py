@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from hocket.cli import commands, declarations
+from hocket.kernel.extension import extensions, loaded
+
 from .conftest import PROGRAM, Program
 
 # Typer and what it takes; event loops, threads' pools and other processes; what only some stores and faces use.
@@ -129,3 +132,15 @@ def test_the_worker_of_a_program_loads_what_its_jobs_need(hocket: Program):
 
 def test_help_is_typers(hocket: Program):
     assert "typer" in loaded(hocket, "jobs", "--help")
+
+
+def test_everything_that_is_loaded_by_its_place_is_there():
+    """No import names these, so no type checker does."""
+    for place, _ in commands.COMMANDS.values():
+        declarations.loaded(place)
+    for each in extensions():
+        seams = (each.shortcuts, each.members, each.submits, each.tasks, each.watches, each.checks, each.pacers)
+        places = [place for seam in (*seams, each.context, each.node, each.request_proofs) for place in seam.values()]
+        places += [place for kind in each.kinds for place in (kind.printed, kind.worker, kind.server, kind.refusal)]
+        for place in (*places, each.counts, each.proof, each.runtime, each.worker):
+            assert not place or loaded(place)

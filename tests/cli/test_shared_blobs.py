@@ -14,7 +14,7 @@ from hocket.errors import StoreError
 from hocket.families import blobs as store_blobs
 from hocket.families.artifacts import content, find
 from hocket.node.runtime import Runtime
-from hocket.store.artifacts import PART_BYTES
+from hocket.store.artifact_rows import PART_BYTES
 from tests.cli.conftest import Program, until
 from tests.postgres_server import server
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from hocket.cli.output import drawn, lines_drawn
+from hocket.cli.printing import drawn, lines_drawn
 
 from .conftest import Program
 from .test_program import on_a_terminal

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hocket
-from hocket.kernel.rules import HOCKET, STRICT, encode_rules, rules_hash
+from hocket.kernel.mesh_rules import HOCKET, STRICT, encode_rules, rules_hash
 from tests.docs import reader
 from tests.docs.reader import ROOT
 

@@ -20,14 +20,13 @@ from hocket.cli.declarations import App, call, chosen
 from hocket.cli.derived import add_operations
 from hocket.cli.settings import settings
 from hocket.errors import Conflict
-from hocket.kernel.arbitration import SubjectRules
+from hocket.kernel.arbitration import Reason, SubjectRules
 from hocket.kernel.clock import Hlc
 from hocket.kernel.family import FAMILIES, Family, FamilyPayload, Judged, Resource, Subject, Variant
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import Op
 from hocket.kernel.postcard import STR, U64
 from hocket.kernel.postcard import struct as fields
-from hocket.kernel.reasons import Reason
 from hocket.kernel.sanitise import sanitised
 from hocket.kernel.ucan import issue
 from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordinator, RevokeUcan

@@ -6,11 +6,11 @@ import msgspec
 from msgspec.structs import replace
 
 from hocket.bus import process_messages
+from hocket.bus.envelope import Drop, Envelope, Seen, open_envelope, seal
 from hocket.bus.messages import BusMessage, SubjectName, read_subject, subject_name
 from hocket.families.jobs.candidates import node_of, worker_id
 from hocket.families.jobs.parts import Part, PartsInOrder, PartsMessage, decode_message, encode_message
 from hocket.kernel.clock import Hlc
-from hocket.kernel.envelope import Drop, Envelope, Seen, open_envelope, seal
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.postcard import Malformed

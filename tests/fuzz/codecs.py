@@ -13,11 +13,11 @@ from hocket.kernel import ops, policy
 from hocket.kernel import vocabulary as v
 from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import Frontier, decode_frontier, encode_frontier, frontier_text, parse_frontier
+from hocket.kernel.mesh_rules import HOCKET, STRICT, Extensions, Rules, decode_rules, encode_rules, rules_hash
 from hocket.kernel.ops import Op
 from hocket.kernel.postcard import STR, U64, Malformed, Reader
 from hocket.kernel.postcard import encode as encode_value
 from hocket.kernel.retrying import backoff_ms
-from hocket.kernel.rules import HOCKET, STRICT, Extensions, Rules, decode_rules, encode_rules, rules_hash
 from hocket.kernel.sanitise import sanitised
 from hocket.kernel.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from hocket.kernel.vocabulary import subject_of

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from random import Random
 
-from hocket.extensions.git.claims import GitClaim, claim_data, is_signed, read_claim
+from hocket.extensions.git.claim_commits import GitClaim, claim_data, is_signed, read_claim
 from hocket.extensions.git.objects import DIRECTORY, FILE, Commit, TreeEntry, read_commit, read_tree, tree_data
 from hocket.extensions.git.results import ForeignProof, Result, read_other_envelope, read_result, result_data, signed
 from hocket.extensions.git.trailers import BadTrailer

@@ -20,8 +20,8 @@ from hocket.families.jobs import claiming
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Decision, Held, Offer
 from hocket.families.jobs.rules import Job
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
 from hocket.node.node import Node
 from hocket.store import Session

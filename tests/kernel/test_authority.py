@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.kernel import vocabulary as v
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Authority, Standing, counting_revocations
 from hocket.kernel.clock import Hlc
-from hocket.kernel.reasons import Reason
 from tests.kernel import naive_authority as naive
 from tests.kernel.naive_authority import ID, NODES, USER, Naive, cid
 

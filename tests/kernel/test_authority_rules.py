@@ -10,13 +10,13 @@ from hocket.families.kinds.facts import DefineKind
 from hocket.families.locks.facts import AcquireLocks, BreakLock, LockMode, RenewLocks
 from hocket.kernel import capabilities
 from hocket.kernel import vocabulary as v
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Authority, Standing, counting_revocations
 from hocket.kernel.capabilities import CHAIN_MAX, READERS, sharing
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey, did_key
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import STRICT
+from hocket.kernel.mesh_rules import STRICT
 from hocket.kernel.sanitise import parse_rule
 from hocket.kernel.ucan import ROOT, Capability, Delegation, issue, read
 from hocket.kernel.vocabulary import JUDGED

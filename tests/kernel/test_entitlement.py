@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hocket.kernel.authority import Authority, ceiling, payers, quota_of, sharing
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key
-from hocket.kernel.rules import Bounds
+from hocket.kernel.mesh_rules import Bounds
 from hocket.kernel.ucan import NO_QUOTA, ROOT, Capability, Delegation, Quota, issue, read, read_quota, strictest, widest
 
 pytestmark = pytest.mark.touches("LW-45")

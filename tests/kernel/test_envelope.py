@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hocket.kernel.clock import U32_MAX, Hlc
-from hocket.kernel.envelope import (
+from hocket.bus.envelope import (
     DATA_BYTES_MAX,
     KEPT_MS,
     LIFE_MS,
@@ -20,6 +19,7 @@ from hocket.kernel.envelope import (
     open_envelope,
     seal,
 )
+from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SIGNATURE_BYTES, SigningKey
 from hocket.kernel.postcard import Malformed

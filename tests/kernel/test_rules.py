@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.kernel.ids import content_hash
-from hocket.kernel.postcard import U64, Malformed, encode
-from hocket.kernel.rules import (
+from hocket.kernel.mesh_rules import (
     HOCKET,
     STRICT,
     UNBOUND,
@@ -19,6 +18,7 @@ from hocket.kernel.rules import (
     encode_rules,
     rules_hash,
 )
+from hocket.kernel.postcard import U64, Malformed, encode
 from hocket.kernel.ucan import Quota
 from hocket.kernel.vocabulary import EXTENSIONS, NAMES
 

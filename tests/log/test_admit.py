@@ -2,12 +2,12 @@
 
 import pytest
 
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.ops import Op, decode, encode, encode_sequence, read_sequence, sign
 from hocket.kernel.postcard import Malformed, UnknownVariant
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, IngestEvidence, RouteKind, ScheduleJob
 from hocket.log import Log

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from hocket.families.jobs import claiming
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Draft
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import did_key
 from hocket.kernel.ops import decode, encode, encode_sequence
 from hocket.kernel.policy import Policy
-from hocket.kernel.reasons import Reason
 from hocket.log import Log
 from hocket.log import copies as archives
 from hocket.log.audit import verify

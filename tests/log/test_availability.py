@@ -4,11 +4,11 @@ import pytest
 
 from hocket.families.availability.facts import Availability, SetAvailability
 from hocket.families.availability.rules import REASON_CHARS_MAX
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, make_ulid, node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Log

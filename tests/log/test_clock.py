@@ -13,12 +13,12 @@ from hocket.families.jobs import claiming, rescue
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Draft
 from hocket.families.jobs.rules import State
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.ids import node_id
+from hocket.kernel.mesh_rules import STRICT, UNBOUND, Rules, encode_rules
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import STRICT, UNBOUND, Rules, encode_rules
 from hocket.kernel.vocabulary import RouteKind, ScheduleJob, Unknown
 from hocket.log import RULES, Log
 from hocket.log.machine_clock import SteadyWall

@@ -4,7 +4,7 @@ coordinator alone.
 
 import pytest
 
-from hocket.kernel.reasons import Reason
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.vocabulary import (
     CascadeTombstone,
     ClaimWork,

@@ -9,11 +9,11 @@ import pytest
 from hocket.families import artifacts
 from hocket.families.blobs import HomeBlobs
 from hocket.families.jobs.rules import tick_id, tick_policy
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, encode_policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, ScheduleJob, SetSchedule
 from tests.log.roster import world

@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.families.jobs import claiming as accepting
-from hocket.kernel.arbitration import SubjectRules
+from hocket.kernel.arbitration import Reason, SubjectRules
 from hocket.kernel.clock import Hlc
 from hocket.kernel.family import FAMILIES, Family, FamilyPayload, Judged, Variant
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.postcard import BYTES, U64
 from hocket.kernel.postcard import struct as fields
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordinator, RevokeUcan, Subject
 from hocket.log import Log

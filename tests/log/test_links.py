@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, encode_snapshot
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import (

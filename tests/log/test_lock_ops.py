@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from hocket.families.locks.facts import LOCK, AcquireLocks, BreakLock, LockMode, ReleaseLocks, RenewLocks
 from hocket.families.locks.rules import LOCKS, TENURE_BITS, Scope
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, make_ulid
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordinator, Subject
 from hocket.log import Log

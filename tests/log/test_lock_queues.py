@@ -6,8 +6,8 @@ from hocket.families.locks import projector as lock_projector
 from hocket.families.locks.facts import AcquireLocks, LeaveQueue, LockMode, ReleaseLocks
 from hocket.families.locks.projector import waited_in
 from hocket.families.locks.rules import LOCKS
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.log import Log
 from hocket.log.rebuild import rebuild

@@ -15,10 +15,10 @@ from hocket.families.inbox.facts import MESSAGE, AcknowledgeMessage, ClaimMessag
 from hocket.families.inbox.projector import messages_of
 from hocket.families.inbox.requests import REPLIES_MAX, MessageDraft
 from hocket.families.jobs import claiming as accepting
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordinator, RevokeUcan
 from hocket.log import Log

@@ -25,12 +25,12 @@ from hocket.families.kinds.facts import DefineKind
 from hocket.families.locks.facts import LOCK, AcquireLocks, BreakLock, LockMode, ReleaseLocks
 from hocket.families.locks.projector import LockProjector
 from hocket.families.rows.facts import PutRow, Strategy
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import did_key
 from hocket.kernel.ops import NO_ID, Op, bind, link_to
 from hocket.kernel.policy import Policy, encode_policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, RevokeUcan, RouteKind, ScheduleJob, Subject
 from hocket.log import Log, Transaction

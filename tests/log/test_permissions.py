@@ -11,14 +11,14 @@ from hocket.bus.hints import ANYTHING, CLAIM, LOG, about
 from hocket.families.jobs import claiming, cron, rescue
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Job, Outcome, State
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.capabilities import sharing
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey
+from hocket.kernel.mesh_rules import STRICT, UNBOUND, Extensions, Rules, encode_rules
 from hocket.kernel.ops import Op, encode
 from hocket.kernel.policy import DEFAULT, Policy
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import STRICT, UNBOUND, Extensions, Rules, encode_rules
 from hocket.kernel.ucan import ROOT, Capability, issue, read
 from hocket.kernel.vocabulary import (
     JOB,

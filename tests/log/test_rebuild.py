@@ -5,8 +5,8 @@ import pytest
 from hocket.families.jobs import claiming
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Draft
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.policy import Policy
-from hocket.kernel.reasons import Reason
 from hocket.log import Log
 from hocket.log import rebuild as rebuilding
 from hocket.log.audit import verify

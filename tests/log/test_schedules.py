@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from hocket.families.jobs import cron
 from hocket.families.jobs.rules import tick_id, tick_policy
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import derived_ulid, node_id, ulid_ms, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy, decode_policy, encode_policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import ClearSchedule, RevokeUcan, ScheduleJob, SetSchedule
 from hocket.log import Log

@@ -19,9 +19,9 @@ from hocket.families.jobs.requests import Draft
 from hocket.kernel.clock import pack
 from hocket.kernel.jws import detached
 from hocket.kernel.keys import did_key
+from hocket.kernel.mesh_rules import HOCKET, encode_rules
 from hocket.kernel.ops import Op, bind, decode, link_to, unsigned, verify_op, with_signature
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.rules import HOCKET, encode_rules
 from hocket.kernel.signing import OpSigner, is_marked
 from hocket.kernel.vocabulary import RouteKind, number_of
 from hocket.log import RULES, Log

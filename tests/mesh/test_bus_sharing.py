@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from hocket.bus.envelope import read_envelope
 from hocket.bus.messages import MemoryMessages, MemoryServer, subject_name
 from hocket.families.jobs import claiming
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.candidates import worker_id
-from hocket.kernel.envelope import read_envelope
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
 from hocket.mesh.bus_sharing import JOBS, BusSharing

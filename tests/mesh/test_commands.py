@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.kernel.rules import STRICT
+from hocket.kernel.mesh_rules import STRICT
 from hocket.mesh import peers
 from hocket.node.runtime import Runtime
 from tests.cli.conftest import TASKS, Program, until

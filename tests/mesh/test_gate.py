@@ -9,8 +9,8 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import Frontier, parse_frontier
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey
+from hocket.kernel.mesh_rules import STRICT, rules_hash
 from hocket.kernel.ops import NO_ID, decode, encode_sequence, read_sequence
-from hocket.kernel.rules import STRICT, rules_hash
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import (
     DelegateUcan,

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hocket.kernel.frontier import frontier_text
+from hocket.kernel.mesh_rules import rules_hash
 from hocket.kernel.ops import encode_sequence
-from hocket.kernel.rules import rules_hash
 from hocket.mesh import peers, wire
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.wire import Reply, Request

@@ -12,9 +12,9 @@ from hocket.families.locks.requests import wanted
 from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import decode_frontier, frontier_text
 from hocket.kernel.ids import node_text
+from hocket.kernel.mesh_rules import STRICT, rules_hash
 from hocket.kernel.ops import NO_ID, decode, encode_sequence, read_sequence
 from hocket.kernel.retrying import RetryPolicy
-from hocket.kernel.rules import STRICT, rules_hash
 from hocket.kernel.vocabulary import ClaimWork, DesignateCoordinator, ScheduleJob
 from hocket.mesh import peer_exchange, peers, wire
 from hocket.mesh.client import Client

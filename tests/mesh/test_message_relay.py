@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import hocket
+from hocket.bus.envelope import PROCESS_BYTES, Drop, Envelope, read_envelope, seal
 from hocket.bus.messages import BusMessage, MessageQueue, subject_name, subject_pattern
 from hocket.bus.process_messages import ProcessMessages
 from hocket.kernel.clock import Hlc
-from hocket.kernel.envelope import PROCESS_BYTES, Drop, Envelope, read_envelope, seal
 from hocket.kernel.ids import node_text
 from hocket.kernel.postcard import BYTES, encode, seq
 from hocket.mesh import membership, wire

@@ -20,8 +20,8 @@ from hocket.families.locks.facts import AcquireLocks
 from hocket.families.locks.requests import WAIT_STEP_MS, WAIT_STEP_MS_MAX, LockHeld, wanted
 from hocket.families.locks.rules import Scope
 from hocket.kernel.keys import SigningKey
+from hocket.kernel.mesh_rules import HOCKET
 from hocket.kernel.ops import decode
-from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.mesh import wire
 from hocket.mesh.sync import Exchanges

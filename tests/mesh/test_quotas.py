@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from hocket.events import sentences
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import content_hash
+from hocket.kernel.mesh_rules import READERS_DEFAULT
 from hocket.kernel.ops import Op, encode_sequence
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import READERS_DEFAULT
 from hocket.kernel.ucan import NO_QUOTA, Capability, Quota, issue
 from hocket.kernel.vocabulary import DelegateUcan, IngestEvidence
 from hocket.log import Admission

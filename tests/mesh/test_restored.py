@@ -15,12 +15,12 @@ from hocket.families.jobs import claiming
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Draft, Held
 from hocket.families.jobs.rules import Outcome
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc, just_before, pack, unpack
 from hocket.kernel.frontier import parse_frontier
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import Policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import CancelJob
 from hocket.log import Transaction

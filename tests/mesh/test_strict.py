@@ -16,8 +16,8 @@ from hocket.families.jobs import claiming
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Held
 from hocket.families.jobs.rules import Job, Outcome, State
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import STRICT, rules_hash
+from hocket.kernel.arbitration import Reason
+from hocket.kernel.mesh_rules import STRICT, rules_hash
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import EXTENSIONS, VARIANTS, CreateArtifact, FailWork
 from hocket.node.runtime import Runtime

@@ -9,13 +9,13 @@ import pytest
 
 from hocket.kernel.retrying import RetryPolicy
 from hocket.mesh.peer_exchange import Exchanged
-from hocket.work import supervision
+from hocket.work import environment
 from tests.mesh.world import Place, run, until
 
 
 @pytest.fixture(autouse=True)
 def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "TASK_RETRIES", RetryPolicy(0.01))
+    monkeypatch.setattr(environment, "TASK_RETRIES", RetryPolicy(0.01))
 
 
 def test_a_peer_whose_exchange_fails_is_tried_again_and_the_others_go_on(tmp_path: Path):

@@ -8,10 +8,10 @@ import pytest
 
 from hocket.errors import Unreachable
 from hocket.events import sentences
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.frontier import decode_frontier, parse_frontier
+from hocket.kernel.mesh_rules import STRICT, rules_hash
 from hocket.kernel.ops import NO_ID, decode, encode_sequence, read_sequence
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import STRICT, rules_hash
 from hocket.kernel.ucan import ROOT, Capability
 from hocket.kernel.vocabulary import DesignateCoordinator, ScheduleJob
 from hocket.mesh import peer_exchange, peers, wire

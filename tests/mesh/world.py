@@ -17,8 +17,8 @@ from hocket.kernel.frontier import Frontier, frontier_text
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.jws import make_bearer, read_bearer
 from hocket.kernel.keys import SigningKey
+from hocket.kernel.mesh_rules import rules_hash
 from hocket.kernel.ops import NO_ID, Op, bind, decode, encode, link_to, read_sequence, sign
-from hocket.kernel.rules import rules_hash
 from hocket.kernel.ucan import NO_QUOTA, Capability, Quota, issue
 from hocket.kernel.vocabulary import CreateArtifact, DelegateUcan
 from hocket.log.rebuild import roster_digest

@@ -13,13 +13,13 @@ from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.claiming import claim
 from hocket.families.jobs.requests import Claim, Draft, Held
 from hocket.families.jobs.rescue import expire
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import DEFAULT, Policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ClaimWork, CompleteJob, ExpireWork
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
-from hocket.store.ops import Head
+from hocket.store.op_rows import Head
 from hocket.store.postgres.session import PostgresSession
 from tests.node.interleaving import gates, interleave
 from tests.node.sharers import Sharers

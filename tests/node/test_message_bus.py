@@ -10,9 +10,9 @@ import pytest
 import hocket
 from hocket.api import Service
 from hocket.api.status import status
+from hocket.bus.envelope import Drop
 from hocket.bus.messages import MemoryMessages, MemoryServer, subject_name, subject_pattern
 from hocket.errors import Usage
-from hocket.kernel.envelope import Drop
 from hocket.kernel.ids import content_hash, node_id, node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ucan import ROOT, issue

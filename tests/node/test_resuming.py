@@ -12,8 +12,8 @@ from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.claiming import claim
 from hocket.families.jobs.requests import Draft, Held
 from hocket.families.jobs.rules import Job
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.reasons import Reason
 from hocket.log import Log
 from hocket.node.runtime import Runtime
 from tests.node.sharers import Sharers

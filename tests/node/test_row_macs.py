@@ -16,7 +16,7 @@ from hocket.api.programs import KeptAnswer, UnknownToken
 from hocket.errors import Conflict, HocketError
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import RowMac
-from hocket.kernel.rules import STRICT, encode_rules
+from hocket.kernel.mesh_rules import STRICT, encode_rules
 from hocket.mesh import enrolment, peers, tickets
 from hocket.mesh.enrolment import InvitationTerms
 from hocket.mesh.grants import parse_grants

@@ -14,11 +14,11 @@ from hocket.families.jobs.claiming import Claim, claim
 from hocket.families.jobs.requests import Draft, Held
 from hocket.families.jobs.rescue import expire
 from hocket.families.jobs.rules import Job, Outcome, State
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID, decode, link_to
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.reasons import Reason
 from hocket.log.audit import verify
 from hocket.log.lost_past import rewind
 from hocket.log.machine_clock import MachineClock

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from hocket.families.jobs.rules import Job, Outcome
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.ids import parse_ulid, ulid_text
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import NAMES
 from hocket.log.rebuild import roster_digest
 from hocket.node.runtime import Runtime

@@ -12,8 +12,8 @@ import pytest
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.jws import make_bearer
+from hocket.kernel.mesh_rules import rules_hash
 from hocket.kernel.ops import Op, bound, decode, encode, encode_sequence, link_to, sign, unsigned
-from hocket.kernel.rules import rules_hash
 from hocket.kernel.vocabulary import ClaimWork, CompleteJob, IngestEvidence, Location, Payload, Sanitised, Telemetry
 from hocket.mesh import wire
 from tests.scenarios.machines import Machine, Reason, agree, journal, machines, until, verify

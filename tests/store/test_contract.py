@@ -24,9 +24,9 @@ from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.families.locks.facts import LOCK
 from hocket.families.rows.facts import ROW
 from hocket.kernel.clock import Hlc
+from hocket.kernel.mesh_rules import HOCKET, encode_rules
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import Policy
-from hocket.kernel.rules import HOCKET, encode_rules
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.log import RULES, Log
 from hocket.log.audit import verify

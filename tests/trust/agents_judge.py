@@ -18,8 +18,8 @@ from hocket.families.locks.decisions import scope_in
 from hocket.families.locks.facts import AcquireLocks, LockMode, ReleaseLocks
 from hocket.families.rows.facts import ROW, PutRow, Strategy
 from hocket.families.rows.rules import RowState
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import Subject
 from hocket.log import Transaction
 from tests.trust.sharer import SharedMesh

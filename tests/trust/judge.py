@@ -23,13 +23,13 @@ import msgspec
 
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel import vocabulary as v
+from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.authority import Standing
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import verify
 from hocket.kernel.ops import Op, pin_to
 from hocket.kernel.policy import decode_policy
-from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_token
 from hocket.mesh.names import names

@@ -16,9 +16,9 @@ from hocket.kernel import keys, ops
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key
+from hocket.kernel.mesh_rules import HOCKET, Rules, encode_rules
 from hocket.kernel.ops import NO_ID, Op, bind, encode, link_to, sign
 from hocket.kernel.ops import decode as read_op
-from hocket.kernel.rules import HOCKET, Rules, encode_rules
 from hocket.kernel.ucan import ROOT, Capability, issue, read
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload
 from hocket.log import RULES, Admission, Log, Transaction, author_check, citations, permissions, registers

@@ -17,12 +17,12 @@ from hocket.families.jobs import claiming as accepting
 from hocket.families.jobs import cron
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import State, tick_id, tick_policy
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.clock import just_before, pack, unpack
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID, Op, encode, sign
 from hocket.kernel.policy import Policy, decode_policy, encode_policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import (
     AcceptWork,

@@ -11,11 +11,10 @@ from hocket.families.jobs import claiming as accepting
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs import rules as schedules
 from hocket.kernel import arbitration, capabilities
-from hocket.kernel.arbitration import FoldContext
+from hocket.kernel.arbitration import FoldContext, Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_id
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.reasons import Reason
 from hocket.kernel.signing import Forked
 from hocket.kernel.vocabulary import ReportFork, Subject
 from hocket.log import author_check, intake, job_projector, permissions, projection, registers

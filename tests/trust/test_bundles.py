@@ -13,11 +13,11 @@ from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.candidates import Candidates, worker_id
 from hocket.families.jobs.requests import Completion, Held
 from hocket.families.jobs.rules import Outcome
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.bundles import FACTS_MAX, count_of, facts_of
 from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.mesh_rules import HOCKET
 from hocket.kernel.ops import NO_ID, Op, bound, encode, link_to, schedule_payload, sign
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import HOCKET
 from hocket.kernel.signing import is_marked
 from hocket.kernel.ucan import ROOT, Capability, Quota, issue
 from hocket.kernel.vocabulary import (

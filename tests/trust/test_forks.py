@@ -7,10 +7,10 @@ import pytest
 from hocket.families.jobs import cron
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Outcome, tick_id, tick_policy
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.policy import Policy, decode_policy, encode_policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import (
     ClaimWork,

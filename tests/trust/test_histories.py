@@ -7,12 +7,12 @@ from itertools import permutations
 import pytest
 
 from hocket.families.jobs.rules import Outcome, State, tick_id, tick_policy
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID, Op, decode, encode, encode_sequence, read_sequence, sign
 from hocket.kernel.policy import Policy, encode_policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import (
     AcceptWork,

@@ -5,11 +5,11 @@ import pytest
 
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Outcome
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
+from hocket.kernel.mesh_rules import UNBOUND
 from hocket.kernel.ops import NO_ID, Op, artifact_id, encode, link_to, sign
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import UNBOUND
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import (
     ClaimWork,

@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
+from hocket.kernel.arbitration import Reason
+from hocket.kernel.mesh_rules import HOCKET, Bounds
 from hocket.kernel.ops import Op
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import HOCKET, Bounds
 from hocket.kernel.ucan import ROOT, Capability, Quota, issue, read
 from hocket.kernel.vocabulary import ClaimWork, IngestEvidence, ReportProgress, RevokeUcan
 from hocket.log import intake

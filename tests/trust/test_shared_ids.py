@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs import view
 from hocket.families.jobs.rules import Outcome, State
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, derived_ulid
 from hocket.kernel.keys import did_key
+from hocket.kernel.mesh_rules import STRICT, encode_rules
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import STRICT, encode_rules
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import (
     ClaimWork,

@@ -21,10 +21,10 @@ from hocket.families.locks.projector import waited_in
 from hocket.families.locks.rules import LOCKS, Hold, Scope
 from hocket.families.rows.facts import ROW, PutRow, Strategy
 from hocket.families.rows.rules import ROWS, RowState
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import pack
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.ops import NO_ID, Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import CreateArtifact, Subject
 from hocket.log import state_check
 from hocket.log.registers import artifact_of

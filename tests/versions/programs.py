@@ -40,7 +40,7 @@ OLDER: Changes = {
     "kernel/vocabulary.py": [
         ("PAYLOAD: Codec", f"del VARIANTS[{BUNDLE}]\nPAYLOAD: Codec"),
     ],
-    "kernel/rules.py": [
+    "kernel/mesh_rules.py": [
         ("bounds=Bounds(), bundles=True)", "bounds=Bounds())"),
         ("min(r.remaining(), 2)", "min(r.remaining(), 1)"),
     ],

@@ -16,10 +16,10 @@ from hocket.families.jobs import claiming
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import NOTHING, Draft, Held
 from hocket.families.jobs.rules import Job
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.policy import DEFAULT, Policy
-from hocket.kernel.reasons import Reason
 from hocket.node.local_node import run_services
 from hocket.node.runtime import Runtime
 from hocket.work.run_outputs import RunOutputs

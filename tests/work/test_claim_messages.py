@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from hocket.bus.envelope import DATA_BYTES_MAX, LIFE_MS, PROCESS_BYTES, Drop, Envelope, seal
 from hocket.bus.messages import MemoryMessages, MemoryServer, subject_name, subject_pattern
 from hocket.bus.signed import SignedMessages
 from hocket.families.jobs.candidates import WORKER_NAME_CHARS_MAX, worker_id
 from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc, hlc_text
-from hocket.kernel.envelope import DATA_BYTES_MAX, LIFE_MS, PROCESS_BYTES, Drop, Envelope, seal
 from hocket.kernel.ids import node_id, ulid_text
 from hocket.kernel.keys import SIGNATURE_BYTES, SigningKey
 from hocket.kernel.policy import Policy

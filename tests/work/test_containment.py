@@ -14,24 +14,24 @@ import hocket
 import hocket.testing
 from hocket.errors import Conflict, StoreError
 from hocket.events import sentences, troubles
-from hocket.events.jobs import JobSkipped
+from hocket.events.job_events import JobSkipped
 from hocket.events.troubles import Troubles
 from hocket.families import artifacts
 from hocket.families.jobs import claiming, cron
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Decision, Offer
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, make_ulid, parse_ulid
 from hocket.kernel.ops import Op, encode, sign
 from hocket.kernel.policy import Policy, encode_policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import RetryPolicy
 from hocket.kernel.vocabulary import ScheduleJob, SetSchedule
 from hocket.log import Transaction
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.store import Schedule, Session
-from hocket.work import maintenance, supervision
+from hocket.work import environment, maintenance
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.maintenance import Maintenance, Sweep
 from hocket.work.pending_decisions import PendingDecisions
@@ -273,7 +273,7 @@ def test_an_arbiter_that_cannot_be_asked_is_asked_again() -> None:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "ROUND_S", 0.02)
-    monkeypatch.setattr(supervision, "TASK_RETRIES", RetryPolicy(0.01))
+    monkeypatch.setattr(environment, "TASK_RETRIES", RetryPolicy(0.01))
 
 
 def kept_up(home: Path, test: Callable[[Node], Awaitable[None]]) -> list[str]:

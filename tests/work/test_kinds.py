@@ -10,16 +10,16 @@ import msgspec
 import pytest
 
 import hocket
-from hocket.events.jobs import KindsNotDefined
+from hocket.events.job_events import KindsNotDefined
 from hocket.families.jobs import claiming, cron
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.cron import NewSchedule
 from hocket.families.jobs.drafts import draft, policy, said
 from hocket.families.kinds.facts import DefineKind
+from hocket.kernel.arbitration import Reason
+from hocket.kernel.mesh_rules import HOCKET, STRICT
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import DEFAULT, Policy, names_of
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import HOCKET, STRICT
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import RevokeUcan
 from hocket.log import Log, Transaction

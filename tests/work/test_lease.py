@@ -18,11 +18,11 @@ from hocket.extensions.sim import loop
 from hocket.extensions.sim.node import Clocks, SimNode, Up
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Draft
+from hocket.families.lease import COUNTED, GROWN_S_MAX, WAITED, Lease, may_be_taken_over, run_out, to_renew
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.lease import COUNTED, GROWN_S_MAX, WAITED, Lease, may_be_taken_over, run_out, to_renew
+from hocket.kernel.mesh_rules import HOCKET
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import ClaimWork
 from hocket.work.context import Context
 from hocket.work.environment import WorkerOptions

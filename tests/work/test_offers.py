@@ -20,11 +20,11 @@ from hocket.families.jobs import claiming as accepting
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Decision, Draft, Held, Offer
 from hocket.families.jobs.rules import Job, Outcome, State
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import Policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import ARBITER_RETRIES
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import JOB, DelegateUcan, DesignateCoordinator, Subject

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from hocket.families.jobs.requests import Decision, Offer
-from hocket.kernel.reasons import Reason
+from hocket.kernel.arbitration import Reason
 from hocket.work.pending_decisions import PendingDecisions
 
 

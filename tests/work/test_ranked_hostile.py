@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hocket.bus.envelope import PROCESS_BYTES, Drop, Envelope, seal
 from hocket.bus.messages import cluster_root, subject_name
 from hocket.bus.nats_messages import NatsMessages
 from hocket.families.jobs import claiming
 from hocket.families.jobs.candidates import worker_id
 from hocket.families.jobs.rendezvous import WEIGHT_MAX, WEIGHT_MIN
 from hocket.kernel.clock import Hlc
-from hocket.kernel.envelope import PROCESS_BYTES, Drop, Envelope, seal
 from hocket.kernel.ids import node_text
 from hocket.log import Transaction
 from hocket.mesh.bus_sharing import JOBS, PRESENCE

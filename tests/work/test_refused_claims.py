@@ -4,8 +4,8 @@ import pytest
 
 from hocket.api.ops import op_lines
 from hocket.families.jobs import claiming, view
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import CancelJob, ClaimWork, CompleteJob, Telemetry
 from hocket.log import Transaction
 from tests.trust.members import Member, meet, owner

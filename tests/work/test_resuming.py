@@ -14,7 +14,7 @@ import hocket.testing
 from hocket.families.jobs import claiming
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Held
-from hocket.kernel.reasons import Reason
+from hocket.kernel.arbitration import Reason
 from hocket.work.context import last_checkpoint
 from hocket.work.held_jobs import interval_s
 from tests.work.test_offers import virtually

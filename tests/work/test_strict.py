@@ -9,9 +9,9 @@ from hocket.errors import Usage
 from hocket.families.jobs import claiming, cron, view
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import RETURNS_MAX, State
+from hocket.kernel.arbitration import Reason
+from hocket.kernel.mesh_rules import STRICT
 from hocket.kernel.policy import Policy
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import STRICT
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DesignateCoordinator, discriminant
 from hocket.log import Transaction

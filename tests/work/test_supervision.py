@@ -9,8 +9,8 @@ import pytest
 
 from hocket.events import sentences
 from hocket.kernel.retrying import RetryPolicy
-from hocket.work import supervision
-from hocket.work.supervision import supervised
+from hocket.work import environment as environment_module
+from hocket.work.environment import supervised
 
 
 def environment() -> Any:
@@ -18,7 +18,7 @@ def environment() -> Any:
 
 
 def test_work_that_fails_is_told_and_started_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(supervision, "TASK_RETRIES", RetryPolicy(0.005))
+    monkeypatch.setattr(environment_module, "TASK_RETRIES", RetryPolicy(0.005))
     notices: list[str] = []
     runs = 0
 
@@ -41,7 +41,7 @@ def test_work_that_fails_is_told_and_started_again(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_rest_grows_while_the_errors_go_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(supervision, "TASK_RETRIES", RetryPolicy(0.001, 0.02))
+    monkeypatch.setattr(environment_module, "TASK_RETRIES", RetryPolicy(0.001, 0.02))
     rests: list[float] = []
     sleep = asyncio.sleep
 
@@ -53,7 +53,7 @@ def test_the_rest_grows_while_the_errors_go_on(monkeypatch: pytest.MonkeyPatch):
         if len(rests) < 8:
             raise OSError
 
-    monkeypatch.setattr(supervision.asyncio, "sleep", rest)
+    monkeypatch.setattr(environment_module.asyncio, "sleep", rest)
     asyncio.run(supervised("it", work, lambda text: None, environment()))
     assert rests[0] <= 0.002 and max(rests) <= 0.02
     assert all(seconds >= 0.005 for seconds in rests[4:])

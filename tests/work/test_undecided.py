@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from hocket.events.jobs import JobsReclaimed
+from hocket.events.job_events import JobsReclaimed
 from hocket.families.jobs import claiming
-from hocket.kernel.reasons import Reason
+from hocket.kernel.arbitration import Reason
 from hocket.work.maintenance import SweepLoop
 from tests.work.test_offers import Mesh, Work, until, virtually
 

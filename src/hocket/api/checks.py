@@ -16,18 +16,18 @@ from typing import Literal
 from hocket.api import ServiceAnswer
 from hocket.api.status import breakers_of
 from hocket.errors import Conflict, HocketError, StoreError, Usage
-from hocket.events.nodes import NodeForked
+from hocket.events.node_events import NodeForked
 from hocket.families.availability.requests import unavailable
 from hocket.families.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Authority
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.extension import named_parts
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.keys import RowMac
+from hocket.kernel.mesh_rules import HOCKET, decode_kept_rules
 from hocket.kernel.ops import decode
-from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import BreakerState
-from hocket.kernel.rules import HOCKET, decode_kept_rules
 from hocket.kernel.texts import counted, span
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
@@ -43,7 +43,7 @@ from hocket.node.message_bus import bus_settings
 from hocket.node.running import running_buses
 from hocket.store import Session, WakeUp, backend
 from hocket.store import open as open_store
-from hocket.store.artifacts import BlobPlace
+from hocket.store.artifact_rows import BlobPlace
 from hocket.store.files import lock_holder
 from hocket.store.intake import REFUSALS_KEPT
 

@@ -21,11 +21,11 @@ from hocket.families.jobs import view
 from hocket.families.jobs.candidates import EPOCH_MS, Candidates, epoch_at, node_of
 from hocket.families.jobs.rendezvous import ClaimPeriod, Expectation, RankedSpell, expectations, may_try_at
 from hocket.families.jobs.rules import Job, State
+from hocket.kernel.arbitration import BY_NUMBER, Reason
 from hocket.kernel.clock import unpack
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import covers
-from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.texts import counted, span
 from hocket.kernel.vocabulary import (
     JOB,

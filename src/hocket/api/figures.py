@@ -8,8 +8,8 @@ from hocket.api import Service, ServiceAnswer
 from hocket.api.claims import GridKind, grid
 from hocket.families.jobs.view import counted_as
 from hocket.families.liveness import standing
+from hocket.kernel.arbitration import BY_NUMBER, Reason
 from hocket.kernel.ids import node_text
-from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.mesh.peers import outbox
 from hocket.store import Session
 from hocket.work.presence import known_nodes

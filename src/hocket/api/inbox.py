@@ -32,10 +32,10 @@ from hocket.families.inbox.facts import MESSAGE
 from hocket.families.inbox.projector import messages_of
 from hocket.families.inbox.requests import CLAIMED_MAX, LEASE_MS_DEFAULT
 from hocket.families.inbox.rules import Address, addresses_of, read_address
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import node_text, parse_ulid, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import BeatPlace, Op
 from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX
-from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
 from hocket.node import inbox as node_inbox
 from hocket.node.inbox import AttachmentInfo, MessageData, message_data

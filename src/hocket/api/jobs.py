@@ -180,7 +180,7 @@ def _detail(op: OpLine) -> str:
 def rejected(op: OpLine) -> str:
     """Why an op does not count, or not yet, or how the coordinator has decided on it."""
     from hocket.families.jobs.view import ACCEPTED, REFUSED
-    from hocket.kernel.reasons import Reason
+    from hocket.kernel.arbitration import Reason
 
     reason = str(op.reason)
     is_told = reason in (Reason.WAITING.sentence, Reason.OFFERED.sentence, ACCEPTED) or reason.startswith(REFUSED)

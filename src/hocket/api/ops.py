@@ -13,8 +13,8 @@ from hocket.api.jobs import OpLine, op_lines
 from hocket.bus.hints import LOG, about
 from hocket.events import ignore
 from hocket.kernel.ids import node_text, ulid_text
+from hocket.kernel.mesh_rules import Rules
 from hocket.kernel.policy import covers
-from hocket.kernel.rules import Rules
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.log import Admission
 from hocket.log.audit import Audit

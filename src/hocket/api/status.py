@@ -11,10 +11,10 @@ from hocket.api.operation import operation
 from hocket.api.views import Pairs, ago, now_ms
 from hocket.families.jobs.view import COUNTED, counted_as
 from hocket.families.liveness import WorkerState, standing, whereabouts
+from hocket.kernel.arbitration import BY_NUMBER, Reason
 from hocket.kernel.capabilities import unknown_of
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text, ulid_text
-from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.retrying import BreakerState
 from hocket.kernel.texts import counted, span
 from hocket.log.limits import OUTBOX_OPS_MAX

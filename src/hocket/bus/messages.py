@@ -24,10 +24,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from hocket.bus.envelope import KEPT_MS, SEALED_BYTES_MAX
 from hocket.events import Emit, ignore
-from hocket.events.nodes import MessagesDropped
+from hocket.events.node_events import MessagesDropped
 from hocket.kernel.clock import Hlc
-from hocket.kernel.envelope import KEPT_MS, SEALED_BYTES_MAX
 from hocket.kernel.postcard import Malformed
 
 CAPACITY = 1_024

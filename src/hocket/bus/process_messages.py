@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hocket.bus.envelope import SEALED_BYTES_MAX
 from hocket.bus.messages import (
     ANNOUNCED_MAX,
     ANNOUNCED_S_MAX,
@@ -30,7 +31,6 @@ from hocket.bus.messages import (
     is_match,
 )
 from hocket.events import Emit, ignore
-from hocket.kernel.envelope import SEALED_BYTES_MAX
 from hocket.kernel.postcard import BYTES, STR, U32, Codec, Malformed, decode, encode, tuple_of
 
 FORM = 1

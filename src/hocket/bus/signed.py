@@ -1,5 +1,5 @@
 """Messages that can be believed: each is sealed by its author on the way out and opened on the way in, over any bus.
-`kernel.envelope` decides what counts; messages that do not are dropped, and counted by reason. A message whose author
+`bus.envelope` decides what counts; messages that do not are dropped, and counted by reason. A message whose author
 is not known yet is kept aside for a while: a new member talks before every log has its invitation.
 """
 
@@ -8,9 +8,9 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable
 
+from hocket.bus.envelope import LIFE_MS, PROCESS_BYTES, Drop, Envelope, Seen, open_envelope, open_value, seal
 from hocket.bus.messages import CAPACITY, BusMessage, MessageBus, MessageQueue, MessagesState, ask, subject_name
 from hocket.kernel.clock import Hlc, tick
-from hocket.kernel.envelope import LIFE_MS, PROCESS_BYTES, Drop, Envelope, Seen, open_envelope, open_value, seal
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
 

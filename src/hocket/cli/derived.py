@@ -12,7 +12,7 @@ from hocket.api.operation import Form, Input, InShell, Operation, OperationGroup
 from hocket.api.views import Line, Pairs, Table, Terminal, View
 from hocket.cli.declarations import REQUIRED, App, Argument, CommandContext, Option
 from hocket.cli.options import GROUPS, job_options, milliseconds, payload
-from hocket.cli.output import emit, fields, notice, on_terminal, say, table
+from hocket.cli.printing import emit, fields, notice, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 
 P = ParamSpec("P")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from hocket.api.views import moment
 from hocket.cli.declarations import Argument, Option
 from hocket.cli.options import seconds
-from hocket.cli.output import emit, fields, notice, on_terminal, say, table
+from hocket.cli.printing import emit, fields, notice, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Unreachable, Usage
 from hocket.kernel.texts import span

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.cli.declarations import App, Argument, Option
-from hocket.cli.output import emit, fields, notice, on_terminal, say
+from hocket.cli.printing import emit, fields, notice, on_terminal, say
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, StoreError, Usage
 from hocket.node.home import Ask
-from hocket.store.artifacts import BlobPlace
+from hocket.store.artifact_rows import BlobPlace
 
 if TYPE_CHECKING:
     from hocket.node.home import Home

@@ -9,7 +9,7 @@ from hocket.api import locks
 from hocket.cli.declarations import App, Argument, CommandContext, Option
 from hocket.cli.derived import add_operations
 from hocket.cli.options import Agent, checked_agent
-from hocket.cli.output import emit, say
+from hocket.cli.printing import emit, say
 from hocket.cli.settings import open_runtime, open_service, warn
 from hocket.errors import Usage
 

@@ -16,7 +16,7 @@ from hocket.api.ops import LIMIT_MAX
 from hocket.cli.declarations import App, Argument, CommandContext, Option
 from hocket.cli.derived import perform
 from hocket.cli.options import private_file
-from hocket.cli.output import console, emit, notice, on_terminal, progress, say, table
+from hocket.cli.printing import console, emit, notice, on_terminal, progress, say, table
 from hocket.cli.settings import open_runtime, open_service, settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
 from hocket.kernel.texts import clean, counted
@@ -140,7 +140,7 @@ def import_log(
     """
     from hocket.api import ops
     from hocket.api.checks import TWINS
-    from hocket.events.nodes import NodeForked
+    from hocket.events.node_events import NodeForked
     from hocket.kernel.ids import node_text
 
     with open_service() as service:

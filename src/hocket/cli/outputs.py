@@ -13,7 +13,7 @@ from hocket.api.views import moment
 from hocket.cli.declarations import App, Argument, Option
 from hocket.cli.derived import add_operations
 from hocket.cli.options import write_file
-from hocket.cli.output import emit, on_terminal, say
+from hocket.cli.printing import emit, on_terminal, say
 from hocket.cli.settings import open_service, settings
 from hocket.kernel.texts import clean, counted, span
 

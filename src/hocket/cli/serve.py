@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hocket.cli.declarations import Option
 from hocket.cli.long_running import start_logging
 from hocket.cli.options import BusOption, LogFormatOption, PolicyOption, QuietOption, VerboseOption
-from hocket.cli.output import emit, fields
+from hocket.cli.printing import emit, fields
 from hocket.cli.settings import open_runtime
 from hocket.errors import Usage
 from hocket.events.event_logging import log_event, logged
@@ -124,7 +124,7 @@ async def _serve(
         from hocket.server.openai import routes as chat_routes
         from hocket.server.routes import ROUTES
         from hocket.server.running import Server
-        from hocket.work.supervision import supervising
+        from hocket.work.environment import supervising
 
         ended = asyncio.Event()
         gate = services.gate(lambda: {server.address, *([] if address is None else [address])})
@@ -175,14 +175,14 @@ def _say(runtime: "Runtime", address: str, server: "Server") -> None:
     fields(list(shown.items()))
     sys.stdout.flush()
     if server.is_exposed and server.scheme == "http":
-        from hocket.events.nodes import TrafficNotEncrypted
+        from hocket.events.node_events import TrafficNotEncrypted
 
         log_event(TrafficNotEncrypted())
 
 
 def _report(gate: "Gate") -> None:
     """Reports what the server refused while it ran."""
-    from hocket.events.nodes import RequestsRefused
+    from hocket.events.node_events import RequestsRefused
 
     for reason, count in sorted(gate.refusals.items()):
         log_event(RequestsRefused(reason, count))

@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from typing import Annotated
 
 from hocket.cli.declarations import App, Argument, Option
-from hocket.cli.output import Progress, emit, notice, on_terminal, progress, say, table
+from hocket.cli.printing import Progress, emit, notice, on_terminal, progress, say, table
 from hocket.cli.settings import settings
 from hocket.errors import Failed
 from hocket.kernel.texts import counted
-from hocket.store.artifacts import BlobPlace
+from hocket.store.artifact_rows import BlobPlace
 
 app = App()
 

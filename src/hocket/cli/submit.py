@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 from hocket.cli.declarations import Argument, Option
 from hocket.cli.options import JobOptions, decoded, job_options, payload, seconds
-from hocket.cli.output import Progress, emit, emit_each, emit_line, progress, say
+from hocket.cli.printing import Progress, emit, emit_each, emit_line, progress, say
 from hocket.cli.settings import deliver, open_runtime, open_service, spool_for
 from hocket.errors import CommitUnknown, HocketError, StoreAway, Usage
 from hocket.families.jobs import requests as jobs

@@ -15,15 +15,15 @@ from hocket.cli import INTERRUPTED
 from hocket.cli.declarations import Argument, Option
 from hocket.cli.long_running import LogLines, MetricsOption, monitored, open_patiently, start_logging, until_answered
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
-from hocket.cli.output import console, emit, on_terminal, say
+from hocket.cli.printing import console, emit, on_terminal, say
 from hocket.cli.settings import settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
 from hocket.events import Emit
 from hocket.events.event_logging import log_event
-from hocket.events.workers import KindsNotClaimable, WorkerStarted, WorkerStopping
+from hocket.events.worker_events import KindsNotClaimable, WorkerStarted, WorkerStopping
 from hocket.families.jobs.rules import Job, Outcome
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.extension import extension_kinds, loaded
-from hocket.kernel.reasons import Reason
 from hocket.kernel.texts import clean, counted
 from hocket.node.home import ENVIRONMENT
 from hocket.node.message_bus import BusSettings, bus_settings

@@ -1,5 +1,5 @@
 """Failures of one thing among many: one schedule, one job, one artifact. The operator gets one event, and another only
-after a while; the thing is skipped for a while, and the rest continues. `work.supervision` restarts a task that fails
+after a while; the thing is skipped for a while, and the rest continues. `work.environment` restarts a task that fails
 as a whole.
 """
 
@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from hocket.errors import StoreError
 from hocket.events import Emit, Event
-from hocket.events.workers import StepFailed
+from hocket.events.worker_events import StepFailed
 from hocket.kernel.ids import ulid_text
 
 T = TypeVar("T")

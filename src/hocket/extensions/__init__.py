@@ -33,7 +33,7 @@ register(
     Extension(
         "git",
         commands={
-            "git": ("extensions.git.commands:app", "Use a git repository as a job queue: submit, work, verify."),
+            "git": ("extensions.git.git_commands:app", "Use a git repository as a job queue: submit, work, verify."),
         },
         kinds=(ExtensionKind("hocket.git", printed="extensions.command.proofs:printed", counts_fences=True),),
         tasks={"announcing git jobs": "extensions.git.pending_jobs:announcing"},
@@ -118,14 +118,14 @@ register(
         variable="HOCKET_RATES",
         worker="extensions.cost.run_meter:priced",
         commands={
-            "cost": ("extensions.cost.commands:app", "Show what jobs used and cost."),
+            "cost": ("extensions.cost.cost_commands:app", "Show what jobs used and cost."),
         },
     ),
     Extension(
         "sim",
         commands={
             "sim": (
-                "extensions.sim.commands:app",
+                "extensions.sim.sim_commands:app",
                 "Simulate a mesh with faults, from a seed, and check that nothing was lost or held twice.",
             ),
         },

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from hocket.bus.hints import ANYTHING, Changes
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import pack
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ACCEPTANCES, number_of, subject_of
 
 if TYPE_CHECKING:

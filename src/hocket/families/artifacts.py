@@ -13,15 +13,15 @@ from hocket.errors import Conflict, NotAuthorised, NotFound, Unreachable, Usage
 from hocket.families.access import NodeAccess
 from hocket.families.blobs import GARBAGE_AGE_S, Blobs
 from hocket.families.jobs.requests import Content, creation
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import hlc_text
 from hocket.kernel.ids import content_hash, hash_text, node_text, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import NO_ID, Op, decode, stamp_json
-from hocket.kernel.reasons import Reason
 from hocket.kernel.snapshot import SNAPSHOT_TYPE
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload
 from hocket.log import Transaction
 from hocket.store import Artifact, ArtifactSession, OpSession, Session, Store
-from hocket.store.artifacts import ClearedBlobs
+from hocket.store.artifact_rows import ClearedBlobs
 
 if TYPE_CHECKING:
     from hocket.events.troubles import Troubles

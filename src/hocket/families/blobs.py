@@ -18,7 +18,7 @@ from blake3 import blake3
 from hocket.errors import StoreError, Usage
 from hocket.families.liveness import ProcessLock, is_alive
 from hocket.kernel.ids import hash_text
-from hocket.store.artifacts import PART_BYTES, BlobTable, ClearedBlobs
+from hocket.store.artifact_rows import PART_BYTES, BlobTable, ClearedBlobs
 from hocket.store.connections import machine_s
 from hocket.store.files import sync_directory
 

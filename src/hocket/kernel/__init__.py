@@ -2,3 +2,5 @@
 draws no random number and awaits nothing; the caller passes those in as arguments and acts on the answer. It imports
 nothing of ours but itself.
 """
+
+__version__ = "0.1.0"

@@ -23,13 +23,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 from hocket.kernel import vocabulary as v
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.capabilities import DelegationGraph, Grant, Limit, Words, admits, is_narrower, window
 from hocket.kernel.clock import U64_MAX, Hlc
 from hocket.kernel.family import Judged
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey, parse_did_key, verify
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import Bounds
+from hocket.kernel.mesh_rules import Bounds
 from hocket.kernel.ucan import NO_QUOTA, Delegation, Quota, filled, strictest, widest
 from hocket.kernel.vocabulary import ACCEPTED, JUDGED, READING, Payload
 

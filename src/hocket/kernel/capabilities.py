@@ -40,12 +40,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from typing import NamedTuple
 
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import U64_MAX
 from hocket.kernel.family import by_resource, derived
 from hocket.kernel.ids import node_text
+from hocket.kernel.mesh_rules import CAVEATS
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import CAVEATS
 from hocket.kernel.ucan import ROOT, Capability, Delegation
 from hocket.kernel.vocabulary import EXTENSIONS, NAMES
 

@@ -1,6 +1,6 @@
 """An extension: a feature that few programs need, in a folder of its own that the core does not name. An `Extension`
-record tells the program what it brings. Places in the record are names, `extensions.cost.commands:app`: a module is
-loaded when its part is used. `hocket run` reads the records before anything else, so this imports nothing.
+record tells the program what it brings. Places in the record are names, such as `extensions.cost.cost_commands:app`: a
+module is loaded when its part is used. `hocket run` reads the records before anything else, so this imports nothing.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from hocket.kernel import vocabulary as v
 from hocket.kernel.jws import NESTING_MAX, is_too_deep
+from hocket.kernel.mesh_rules import SANITIZE
 from hocket.kernel.policy import Policy
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.rules import SANITIZE
 from hocket.kernel.vocabulary import Payload, by_payload
 
 S = TypeVar("S", bound=Struct)

@@ -16,7 +16,7 @@ from hocket.errors import StoreError
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
 from hocket.kernel.keys import RowMac
-from hocket.kernel.rules import HOCKET, Rules, decode_kept_rules
+from hocket.kernel.mesh_rules import HOCKET, Rules, decode_kept_rules
 from hocket.log.limits import OutboxBound
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.store import MustBeAlone, Outdated

@@ -19,9 +19,9 @@ from hocket.log.intake import Admission, Intake, add
 from hocket.log.limits import Slice, WorkCharge
 
 if TYPE_CHECKING:
+    from hocket.kernel.arbitration import Reason
     from hocket.kernel.clock import Hlc
-    from hocket.kernel.reasons import Reason
-    from hocket.kernel.rules import Rules
+    from hocket.kernel.mesh_rules import Rules
     from hocket.log.parallel import Helpers
     from hocket.log.permissions import Permissions
     from hocket.log.transaction import Transaction

@@ -7,12 +7,12 @@ decides the rest: what the op means, whether its author may write it, and whethe
 from collections.abc import Callable, Sequence
 
 from hocket.families.jobs.rules import is_tick
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Authority, is_root_revocation
 from hocket.kernel.bundles import read_facts
 from hocket.kernel.clock import WALL_MAX
 from hocket.kernel.ops import Op, foreseen_id, is_bound, is_misnamed, verify_op
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.reasons import Reason
 from hocket.kernel.signing import BOUND_OP_BYTES_MAX, read_fork
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan

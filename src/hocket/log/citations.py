@@ -21,13 +21,12 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from hocket.kernel.arbitration import Standings
+from hocket.kernel.arbitration import Reason, Standings
 from hocket.kernel.authority import Authority
 from hocket.kernel.bundles import facts_of, read_facts
 from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import dependencies
-from hocket.kernel.reasons import Reason
 from hocket.kernel.snapshot import SNAPSHOT_TYPE, is_record
 from hocket.kernel.vocabulary import (
     ACCEPTANCES,

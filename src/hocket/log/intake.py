@@ -11,11 +11,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hocket.families.jobs.rules import is_tick
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.bundles import Fact, count_of, read_facts
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ops import NO_ID, Op, decode, link_to, verify_op
 from hocket.kernel.postcard import Malformed, UnknownVariant
-from hocket.kernel.reasons import Reason
 from hocket.kernel.signing import is_fork
 from hocket.kernel.vocabulary import (
     ACCEPTANCES,

@@ -10,17 +10,17 @@ from operator import itemgetter
 from typing import NamedTuple, Protocol, TypeVar
 
 from hocket.families.jobs.rules import Job, State, new_job, tick_fault
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode, link_to, plain_schedule_link
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import JOB, AcceptWork, ClaimWork, Sanitised, ScheduleJob, Subject, subject_of
 from hocket.log.citations import ID_BYTES
 from hocket.log.permissions import Permissions
 from hocket.log.registers import could_be_newest
 from hocket.store import JobEntry, OpRow, Session, Stage
-from hocket.store.jobs import BundledOp, ReadyJob
+from hocket.store.job_rows import BundledOp, ReadyJob
 
 # How many ops, jobs and claims are remembered as good.
 REMEMBERED_MAX = 16_384

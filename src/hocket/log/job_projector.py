@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from hocket.bus.hints import CLAIM
 from hocket.families.availability.rules import allows
 from hocket.families.jobs.rules import JOBS, Job, Outcome, State, tick_fault
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import (
     JOB,
     AcceptWork,

@@ -31,14 +31,14 @@ import msgspec
 
 from hocket.errors import OutboxFull
 from hocket.families.jobs.rules import Job
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import ceiling, payers, quota_of, sharing
 from hocket.kernel.bundles import Fact
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import node_text
+from hocket.kernel.mesh_rules import Bounds
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import Bounds
 from hocket.kernel.vocabulary import ACCEPTANCES, CreateArtifact, Subject, number_of, subject_of
 from hocket.store import PEER_NEW, PEER_OK, IntakeSession, OpSession, Session, WrittenTotals
 

@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import Op, pinned_time
 from hocket.kernel.policy import names_of
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
     JOB,

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from hocket.families.availability.facts import Availability
 from hocket.families.jobs.rules import Job, new_job, plain_acceptance, plain_claim, plain_completion
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.bundles import BundleDraft, Fact
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.policy import readable_policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import (
     JOB,
     AcceptWork,

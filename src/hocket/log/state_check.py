@@ -20,13 +20,12 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from hocket.kernel import arbitration
-from hocket.kernel.arbitration import Standings
+from hocket.kernel.arbitration import Reason, Standings
 from hocket.kernel.clock import unpack
 from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.family import FAMILIES
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import CreateArtifact, Subject, subject_of
 from hocket.log.citations import Citations, Naming, UnstoredOps, keyed
 from hocket.log.permissions import Permissions, PermissionsReader

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Authority
 from hocket.kernel.clock import pack
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, decode, is_signed_by
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
@@ -36,8 +36,8 @@ from hocket.log.parallel import Helpers, in_parallel
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.state_check import CheckedStates, SessionStates, StateCheck
 from hocket.store import JobEntry, NewOp, OpRow, Session
-from hocket.store.jobs import BundledOp, ReadyJob
-from hocket.store.ops import BUNDLE
+from hocket.store.job_rows import BundledOp, ReadyJob
+from hocket.store.op_rows import BUNDLE
 from hocket.store.registers import NodeKeys
 
 FINDINGS_MAX = 1_000

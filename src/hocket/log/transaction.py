@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from hocket.bus.hints import LOG, Changes, gathered
 from hocket.errors import NotAuthorised, StoreError
 from hocket.families.availability.facts import Availability
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.bundles import BundleDraft, facts_of, read_facts, with_bundle_signature
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, unpack
 from hocket.kernel.ops import (
@@ -27,7 +28,6 @@ from hocket.kernel.ops import (
     unsigned,
 )
 from hocket.kernel.policy import DEFAULT, Policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.signing import OpSigner
 from hocket.kernel.vocabulary import (
     EXTENSION_BASE,
@@ -56,7 +56,7 @@ from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegist
 from hocket.log.sealing import LogEnd, signed
 from hocket.log.set_judges import Asked, OpDraft, WrittenOp, judge_of_received, write_facts
 from hocket.store import Head, NewOp, Refusal, Session, WrittenTotals
-from hocket.store.ops import fact_body
+from hocket.store.op_rows import fact_body
 
 # Gives the time in milliseconds, never less than the clock reading that it is told.
 Wall = Callable[[int], int]

@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from hocket.bus.envelope import Envelope, Seen, read_envelope
 from hocket.bus.hints import ANYTHING, about
 from hocket.bus.messages import (
     ANNOUNCED_S_MAX,
@@ -27,7 +28,6 @@ from hocket.errors import HocketError
 from hocket.families.access import NodeAccess
 from hocket.families.liveness import BEAT_S
 from hocket.kernel.decoding import decode_json
-from hocket.kernel.envelope import Envelope, Seen, read_envelope
 from hocket.kernel.ids import node_text, parse_ulid, ulid_text
 from hocket.kernel.postcard import BYTES, Malformed, decode, encode, seq
 from hocket.kernel.vocabulary import JOB, AcceptWork, CancelJob, CompleteJob, ExpireWork, FailWork, YieldWork, number_of

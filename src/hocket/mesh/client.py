@@ -18,9 +18,9 @@ from hocket.kernel.frontier import Frontier, frontier_text, parse_frontier
 from hocket.kernel.ids import node_text, parse_node
 from hocket.kernel.jws import check_bearer, make_bearer, read_bearer
 from hocket.kernel.keys import SigningKey
+from hocket.kernel.mesh_rules import rules_hash
 from hocket.kernel.ops import encode_sequence
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.rules import rules_hash
 from hocket.kernel.texts import span
 from hocket.kernel.vocabulary import DelegateUcan, number_of
 from hocket.mesh import peers, wire

@@ -14,16 +14,16 @@ from typing import NamedTuple
 import msgspec
 
 from hocket.errors import Conflict, Failed, HocketError, NotAuthorised, Unreachable, Usage
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Authority
 from hocket.kernel.capabilities import grant_of
 from hocket.kernel.clock import Hlc
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key, parse_did_key
+from hocket.kernel.mesh_rules import Rules, decode_rules, encode_rules
 from hocket.kernel.ops import NO_ID
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import Rules, decode_rules, encode_rules
 from hocket.kernel.ucan import NO_QUOTA, Capability, Delegation, Quota, issue
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan

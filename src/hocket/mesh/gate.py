@@ -11,20 +11,20 @@ from math import ceil
 
 from hocket.bus.hints import OUTPUT, about
 from hocket.events import Emit, ignore
-from hocket.events.nodes import CallerRefused, NodeForked, OpRefused, OpsCollided
+from hocket.events.node_events import CallerRefused, NodeForked, OpRefused, OpsCollided
 from hocket.families.access import NodeAccess
 from hocket.families.blobs import Blobs
 from hocket.families.jobs.claiming import accept
+from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.authority import Standing
 from hocket.kernel.capabilities import OURS, knowledge_text, read_knowledge
 from hocket.kernel.frontier import Frontier
 from hocket.kernel.ids import node_text
 from hocket.kernel.jws import Bearer, check_bearer, make_bearer, read_bearer
 from hocket.kernel.keys import SigningKey
+from hocket.kernel.mesh_rules import rules_hash
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.rules import rules_hash
 from hocket.log import Transaction
 from hocket.log.lost_past import rewind
 from hocket.mesh import bus_sharing, incoming, peers, presence, wire

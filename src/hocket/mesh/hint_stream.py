@@ -19,8 +19,7 @@ from hocket.mesh.outgoing import readable, reader
 from hocket.mesh.output import OutputWishes, holders, wanted_in
 from hocket.mesh.wire import hint, look
 from hocket.store import OpRow, OpSession, Session
-from hocket.work.environment import Environment
-from hocket.work.supervision import supervised
+from hocket.work.environment import Environment, supervised
 
 # Growth within this time of a hint goes into the next hint.
 GAP_S = 0.02

@@ -12,14 +12,14 @@ from hocket.bus.hints import ANYTHING, LOG, NOTHING, OUTPUT, PEER, about
 from hocket.bus.messages import MessageBus
 from hocket.errors import HocketError, StoreError
 from hocket.events import Emit, ignore
-from hocket.events.nodes import CoordinatorSilent, NodeGraded, OpsDelivered, OpsWaiting
-from hocket.events.workers import StoreUnavailable
+from hocket.events.node_events import CoordinatorSilent, NodeGraded, OpsDelivered, OpsWaiting
+from hocket.events.worker_events import StoreUnavailable
 from hocket.families.access import NodeAccess
 from hocket.families.jobs.progress import own_notes
 from hocket.families.liveness import Grade, grade
 from hocket.kernel.ids import node_text
+from hocket.kernel.mesh_rules import rules_hash
 from hocket.kernel.retrying import PEER_RETRIES, STORE_RETRIES
-from hocket.kernel.rules import rules_hash
 from hocket.mesh import peers
 from hocket.mesh.bus_sharing import BusSharing
 from hocket.mesh.client import is_paused_by
@@ -30,9 +30,8 @@ from hocket.mesh.peers import WaitingOps
 from hocket.mesh.sync import DirectDelivery, Exchanges
 from hocket.mesh.wire import look
 from hocket.store import Peer
-from hocket.work.environment import Environment
+from hocket.work.environment import Environment, supervised
 from hocket.work.presence import own_workers
-from hocket.work.supervision import supervised
 
 # How often a peer is visited if nothing is known to have happened, minus a random part each time.
 CADENCE_S = 30.0

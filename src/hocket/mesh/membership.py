@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 from hocket.errors import Conflict, NotAuthorised, NotFound, Usage
 from hocket.families.jobs.rules import KIND_LENGTH_MAX
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Standing, quota_of, revoke_root
 from hocket.kernel.capabilities import grant_of, sharing
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey, did_key
+from hocket.kernel.mesh_rules import Bounds
 from hocket.kernel.policy import routed_to
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import Bounds
 from hocket.kernel.ucan import NO_QUOTA, ROOT, Capability, Delegation, Quota, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload, RevokeUcan, RouteKind
 from hocket.log import Log, Transaction

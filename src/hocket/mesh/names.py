@@ -7,8 +7,8 @@ anything else: not for a word of the command line, not for the beginning of an i
 
 import re
 
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Standing
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import Delegation
 from hocket.log.permissions import Permissions
 

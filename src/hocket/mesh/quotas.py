@@ -13,14 +13,14 @@ from threading import Lock
 from typing import NamedTuple
 
 from hocket.events import Emit, ignore
-from hocket.events.nodes import NodeOverQuota
+from hocket.events.node_events import NodeOverQuota
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import payers, quota_of, sharing
 from hocket.kernel.bundles import count_of
 from hocket.kernel.ids import node_text
+from hocket.kernel.mesh_rules import Bounds
 from hocket.kernel.ops import Op
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import Bounds
 from hocket.kernel.ucan import Quota
 from hocket.log import Admission, Log
 from hocket.log.author_check import CURABLE

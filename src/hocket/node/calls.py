@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSp
 
 from hocket.errors import Conflict, Unreachable, Usage
 from hocket.families.access import NodeAccess
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable

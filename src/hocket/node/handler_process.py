@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 from hocket.errors import HocketError, Usage
 from hocket.families.jobs.rules import Job
+from hocket.families.lease import run_out
 from hocket.kernel.clock import Hlc
 from hocket.kernel.extension import loaded
-from hocket.kernel.lease import run_out
 from hocket.node.home import ENVIRONMENT
 from hocket.node.local_node import run_services
 from hocket.node.node import Node, SyncNode, handler_node

@@ -22,7 +22,7 @@ from hocket.errors import Conflict, StoreError, StoreMoved
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash, node_id, node_text
 from hocket.kernel.keys import MAC_BYTES, RowMac
-from hocket.kernel.rules import encode_rules
+from hocket.kernel.mesh_rules import encode_rules
 from hocket.log import RULES, Log
 from hocket.log.machine_clock import SteadyWall
 from hocket.log.permissions import founder
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from hocket.bus.shared import SharedBus
     from hocket.families.blobs import Blobs
     from hocket.families.liveness import Liveness
-    from hocket.kernel.rules import Rules
+    from hocket.kernel.mesh_rules import Rules
     from hocket.log.copies import ReplicatedStore
     from hocket.log.permissions import Permissions
     from hocket.log.state_check import CheckedStateFiles
     from hocket.store import Session, Store
-    from hocket.store.artifacts import BlobPlace
+    from hocket.store.artifact_rows import BlobPlace
 
 # The store's key, for each node, of the home that uses it.
 HOME = "home"
@@ -111,7 +111,7 @@ def put_rules(home: Home, store: Store, rules: Rules) -> None:
     """Stores the rules of a new home. A half-created home that already has ops keeps its rules, and so does a store
     that other nodes share.
     """
-    from hocket.kernel.rules import decode_kept_rules, encode_rules
+    from hocket.kernel.mesh_rules import decode_kept_rules, encode_rules
 
     with store.write() as session:
         kept = session.meta(RULES)
@@ -130,7 +130,7 @@ def put_blob_place(home: Home, store: Store, place: BlobPlace | None) -> None:
     """
     if home.server is None:
         return
-    from hocket.store.artifacts import BLOBS, BlobPlace
+    from hocket.store.artifact_rows import BLOBS, BlobPlace
 
     with store.write() as session:
         if session.head().seq == 0:
@@ -141,7 +141,7 @@ def put_blob_place(home: Home, store: Store, place: BlobPlace | None) -> None:
 
 
 def blob_place(session: Session) -> BlobPlace:
-    from hocket.store.artifacts import BLOBS, BlobPlace
+    from hocket.store.artifact_rows import BLOBS, BlobPlace
 
     return BlobPlace.STORE if session.meta(BLOBS) == BlobPlace.STORE.encode() else BlobPlace.HOME
 
@@ -149,7 +149,7 @@ def blob_place(session: Session) -> BlobPlace:
 def blobs_of(home: Home, store: Store) -> Blobs:
     """The blobs of a home, which its store may have."""
     from hocket.families.blobs import HomeBlobs
-    from hocket.store.artifacts import BlobPlace
+    from hocket.store.artifact_rows import BlobPlace
 
     here = HomeBlobs(home.blobs)
     table = None if home.server is None else backend(home.server).blobs

@@ -18,9 +18,9 @@ from hocket.families.inbox import requests as inbox
 from hocket.families.inbox.facts import MESSAGE
 from hocket.families.inbox.requests import LEASE_MS_DEFAULT, TTL_MS_DEFAULT, ClaimedMessage, MessageDraft
 from hocket.families.inbox.rules import Message, read_address
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import hash_text, node_text, parse_ulid, ulid_text
 from hocket.kernel.ops import BeatPlace, Op, stamp_of
-from hocket.kernel.reasons import Reason
 from hocket.kernel.texts import duration_ms
 from hocket.log import Log, Transaction
 from hocket.mesh import membership

@@ -21,8 +21,8 @@ from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
 from hocket.errors import Unreachable, Usage
 from hocket.events import Emit, ignore
-from hocket.events.nodes import StoreRowRefused
-from hocket.events.workers import StepFailed
+from hocket.events.node_events import StoreRowRefused
+from hocket.events.worker_events import StepFailed
 from hocket.families.blobs import Blobs
 from hocket.families.jobs.requests import Decision, Offer, Result
 from hocket.families.jobs.rules import Job
@@ -38,12 +38,11 @@ from hocket.node.home import Home
 from hocket.node.runtime import Runtime
 from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import Session
-from hocket.work.environment import Environment, MachineEnvironment
+from hocket.work.environment import Environment, MachineEnvironment, supervising
 from hocket.work.maintenance import ClockWatch, Maintenance, SharedPresence, SweepLoop
 from hocket.work.pending_decisions import decisions
 from hocket.work.presence import Serving
 from hocket.work.run_outputs import RunServices
-from hocket.work.supervision import supervising
 
 if TYPE_CHECKING:
     from hocket.families.artifacts import Fetch

@@ -13,12 +13,12 @@ from typing import Generic, TypedDict, TypeVar, Unpack
 from hocket.bus.hints import about
 from hocket.errors import HocketError, Unreachable, Usage
 from hocket.families.access import NodeAccess
+from hocket.families.lease import Lease
 from hocket.families.locks.decisions import read_scope
 from hocket.families.locks.facts import LOCK
 from hocket.families.locks.processes import LockProcesses
 from hocket.families.locks.requests import Length, LockClient, LockLost, Wanted, length_at, wanted
 from hocket.kernel.ids import node_text
-from hocket.kernel.lease import Lease
 from hocket.kernel.texts import duration_ms
 from hocket.mesh.names import names
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hocket.bus.envelope import LIFE_MS
 from hocket.bus.messages import MessageBus, cluster_root
 from hocket.bus.nats_access import NatsAccess, read_access, read_servers, shown
 from hocket.bus.process_messages import ProcessMessages
@@ -25,7 +26,6 @@ from hocket.errors import StoreError, Usage
 from hocket.events import Emit
 from hocket.families.access import NodeAccess
 from hocket.kernel.authority import Standing
-from hocket.kernel.envelope import LIFE_MS
 from hocket.kernel.keys import SigningKey
 from hocket.log.permissions import Permissions
 from hocket.node.home import Home, exposure

@@ -122,7 +122,7 @@ def join(
     invited node of the same user gets a further delegation. `trust` tells how to check the inviting node's
     certificate from now on. A node that is to share the inviting node's store needs its address, `server`.
     """
-    from hocket.kernel.rules import encode_rules
+    from hocket.kernel.mesh_rules import encode_rules
     from hocket.log import RULES
     from hocket.log.machine_clock import SteadyWall
     from hocket.mesh import enrolment

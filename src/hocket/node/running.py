@@ -13,8 +13,8 @@ import msgspec
 
 from hocket.breakers import CircuitBreaker
 from hocket.errors import Conflict, StoreCircuitOpen
+from hocket.families.lease import store_pause_s
 from hocket.families.liveness import ProcessLock, ProcessTurn, notes
-from hocket.kernel.lease import store_pause_s
 from hocket.kernel.retrying import OPEN_MS, Breaker, BreakerState
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from hocket.families.jobs.tracing import flush_traces
 from hocket.kernel.capabilities import OURS, knowledge_text, named_in, payloads, read_knowledge
 from hocket.kernel.extension import extensions, loaded, part, parts
 from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
-from hocket.kernel.rules import HOCKET, SKEW_MS_DEFAULT, STRICT, Rules, decode_kept_rules, encode_rules
+from hocket.kernel.mesh_rules import HOCKET, SKEW_MS_DEFAULT, STRICT, Rules, decode_kept_rules, encode_rules
 from hocket.kernel.texts import BeatsLong, parse_length
 from hocket.log import RULES, Log
 from hocket.log.machine_clock import MachineClock, SteadyWall
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from hocket.node.home import Ask
     from hocket.node.spool import Spool
     from hocket.store import Session, Store
-    from hocket.store.artifacts import BlobPlace
+    from hocket.store.artifact_rows import BlobPlace
     from hocket.work.output_files import OutputFiles
     from hocket.work.pacing import MakePacer
     from hocket.work.presence import Serving
@@ -180,7 +180,7 @@ class Runtime:
         by default.
         """
         from hocket.kernel.keys import did_key
-        from hocket.store.artifacts import BlobPlace
+        from hocket.store.artifact_rows import BlobPlace
 
         home = Home(path or default_home())
         if strict and ranked_open:

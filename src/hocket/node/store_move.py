@@ -27,7 +27,7 @@ from hocket.node.runtime import Progress
 from hocket.node.variables import DB_PATH, DB_URL, STORE, given, named_store
 from hocket.store import BlobTable, Store, backend
 from hocket.store import open as open_store
-from hocket.store.artifacts import BLOBS, BlobPlace
+from hocket.store.artifact_rows import BLOBS, BlobPlace
 from hocket.store.connections import without_password
 from hocket.store.local import MOVED, MOVING
 

@@ -34,8 +34,8 @@ from hocket.api import (
 from hocket.api.operation import PAGE_DEFAULT, After, Limit, Operation, TokenNeed, bounded_page, page_of
 from hocket.api.programs import KEY_CHARS_MAX
 from hocket.errors import HocketError, Usage
+from hocket.kernel import __version__
 from hocket.kernel.decoding import convert, decode_json
-from hocket.kernel.version import __version__
 from hocket.mesh import wire
 from hocket.node.node import Node
 

@@ -15,10 +15,10 @@ from urllib.parse import unquote
 
 from hocket.errors import Usage
 from hocket.kernel.keys import RowMac
-from hocket.store.artifacts import Artifact, ArtifactSession, BlobTable
+from hocket.store.artifact_rows import Artifact, ArtifactSession, BlobTable
 from hocket.store.connections import DB_TOKEN, NOTE_BYTES_MAX, Migration, NoteListener, WakeUp
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
-from hocket.store.jobs import IsLeft, JobEntry, JobFilter, Stage
+from hocket.store.job_rows import IsLeft, JobEntry, JobFilter, Stage
 from hocket.store.local import (
     PEER_NEW,
     PEER_OK,
@@ -31,9 +31,9 @@ from hocket.store.local import (
     TokenRow,
     WorkerRow,
 )
-from hocket.store.messages import DeliveryStage, MessageSession, QueuedDelivery
-from hocket.store.ops import NO_LINK, NO_SEAL, EndSeal, Head, NewOp, OpRow, OpSession, SealedOp
-from hocket.store.presence import AgentRow, Presence, PresenceSession, ProgressRow
+from hocket.store.message_rows import DeliveryStage, MessageSession, QueuedDelivery
+from hocket.store.op_rows import NO_LINK, NO_SEAL, EndSeal, Head, NewOp, OpRow, OpSession, SealedOp
+from hocket.store.presence_rows import AgentRow, Presence, PresenceSession, ProgressRow
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
 from hocket.store.roster import JobSession
 from hocket.store.session import RowCheck, RowChecks, Session

@@ -7,7 +7,7 @@ from typing import Any
 
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.clock import pack
-from hocket.store.jobs import (
+from hocket.store.job_rows import (
     CHECKED_COLUMNS,
     CHECKED_READY_COLUMNS,
     JOB_COLUMNS,

@@ -6,13 +6,13 @@ from abc import abstractmethod
 from typing import Protocol
 
 from hocket.kernel.vocabulary import Subject
-from hocket.store.artifacts import ArtifactSession, ChecksArtifacts
+from hocket.store.artifact_rows import ArtifactSession, ChecksArtifacts
 from hocket.store.intake import IntakeSession
-from hocket.store.jobs import ChecksJobs
+from hocket.store.job_rows import ChecksJobs
 from hocket.store.local import LocalSession
-from hocket.store.messages import MessageSession
-from hocket.store.ops import ChecksOps, OpSession
-from hocket.store.presence import PresenceSession
+from hocket.store.message_rows import MessageSession
+from hocket.store.op_rows import ChecksOps, OpSession
+from hocket.store.presence_rows import PresenceSession
 from hocket.store.registers import ChecksRegisters, RegisterSession
 from hocket.store.roster import JobSession
 from hocket.store.subjects import ChecksStates, SubjectSession

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from hocket.errors import Conflict
 from hocket.families.jobs import claiming, cron, rescue
 from hocket.families.jobs import requests as jobs
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey, did_key
-from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
 from hocket.node.home import Ask, Home
 from hocket.node.local_node import run_services

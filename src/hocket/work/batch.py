@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from hocket.bus.hints import IDLE, Changes, gathered
 from hocket.bus.hints import NOTHING as NO_CHANGES
-from hocket.events.jobs import JobSkipped
+from hocket.events.job_events import JobSkipped
 from hocket.events.troubles import Troubles
 from hocket.families.access import NodeAccess
 from hocket.families.availability.facts import Availability
@@ -22,9 +22,9 @@ from hocket.families.jobs.progress import DueNote
 from hocket.families.jobs.requests import NOTHING, Claim, Result, Spare, WrittenOutputs
 from hocket.families.jobs.rules import UNSTARTED, Job
 from hocket.families.liveness import SignOfLife
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import backoff_ms
 from hocket.log import Transaction
 from hocket.store import Session

@@ -22,9 +22,9 @@ from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.clock import Hlc
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import ulid_text
+from hocket.kernel.mesh_rules import DERIVATION_KINDS
 from hocket.kernel.ops import decode
 from hocket.kernel.postcard import Malformed, encode
-from hocket.kernel.rules import DERIVATION_KINDS
 from hocket.kernel.vocabulary import JOB, NAMES, PAYLOAD, Payload, number_of
 from hocket.log import Transaction
 from hocket.store import JobFilter, OpRow, Session

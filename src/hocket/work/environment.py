@@ -1,30 +1,35 @@
 """What a worker is given. Its options; the node that it works for, as it sees it; and what it depends on: two clocks,
 randomness, which workers of its node are alive, the bus that wakes it, and the slots that run its handlers, on threads
 or in processes. `MachineEnvironment` is the real one. A simulation passes its own, and the same worker runs on virtual
-time, with every choice drawn from a seed.
+time, with every choice drawn from a seed. `supervised` keeps its background tasks running: a task that fails is
+reported and restarted after a pause, which grows while it keeps failing.
 """
 
+import asyncio
 import functools
 import os
 import random
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from hocket.bus.hints import Bus
 from hocket.bus.messages import MessageBus
+from hocket.cancelling import end_tasks
 from hocket.errors import Usage
 from hocket.events import Emit, ignore
+from hocket.events.worker_events import BackgroundTaskFailed
 from hocket.families.access import NodeAccess
 from hocket.families.jobs.claiming import HoldMs, whole_beats
 from hocket.families.jobs.rendezvous import WEIGHT_MAX, WEIGHT_MIN, is_weight
 from hocket.families.jobs.rules import Job
 from hocket.families.liveness import Liveness, ProcessEnvironment, machine_liveness
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.policy import check_labels
-from hocket.kernel.reasons import Reason
+from hocket.kernel.retrying import TASK_RETRIES
 from hocket.work.handler_threads import HandlerThreads, ProcessPlan
 from hocket.work.handlers import Handlers
 from hocket.work.presence import Hardware, Serving, this_machine
@@ -124,3 +129,38 @@ class WorkerOptions:
     @property
     def ahead_max(self) -> int:
         return AHEAD_DEFAULT if self.ahead is None else self.ahead
+
+
+T = TypeVar("T")
+
+# A task that ran this long before it failed counts as healthy: its next pause is short.
+HEALTHY_S = 60.0
+
+
+async def supervised(name: str, make: Callable[[], Awaitable[T]], emit: Emit, environment: Environment) -> T:
+    """Runs what `make` returns until it ends, and returns its result. After an error it emits an event, and the task is
+    made again. Cancelling this cancels the task; `name` is its name for the operator ("the sync loop").
+    """
+    failures = 0
+    while True:
+        began = environment.monotonic()
+        try:
+            return await make()
+        except Exception as error:
+            failures = 1 if environment.monotonic() - began >= HEALTHY_S else failures + 1
+            rest = TASK_RETRIES.delay_s(failures, environment.chance.random())
+            said = str(error) or "no further detail"
+            emit(BackgroundTaskFailed(name, f"{type(error).__name__}: {said}", rest))
+        await asyncio.sleep(rest)
+
+
+@asynccontextmanager
+async def supervising(
+    name: str, make: Callable[[], Awaitable[Any]], emit: Emit, environment: Environment
+) -> AsyncIterator[None]:
+    """Runs a supervised task until the block ends."""
+    task = asyncio.create_task(supervised(name, make, emit, environment))
+    try:
+        yield
+    finally:
+        await end_tasks([task])

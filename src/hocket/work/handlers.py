@@ -22,9 +22,9 @@ from hocket.families.jobs.drafts import Duration, JobOptions, encode_payload, le
 from hocket.families.jobs.requests import Draft, check_kind
 from hocket.families.jobs.tracing import current_trace
 from hocket.families.kinds.facts import DefineKind
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.decoding import convert, json_decoder
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, Policy, covers, encode_policy, is_placed, lacking, of_kind
-from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
 from hocket.store import Session
 from hocket.work.handler_errors import ErrorTypes, Fatal, error_types

@@ -14,15 +14,15 @@ import msgspec
 from hocket.bus.hints import IDLE, Changes, about
 from hocket.errors import StoreError
 from hocket.events import Emit, listens
-from hocket.events.jobs import JobClaimed, JobRunsAlone, LeaseLost, RunStarted
+from hocket.events.job_events import JobClaimed, JobRunsAlone, LeaseLost, RunStarted
 from hocket.events.troubles import Troubles
+from hocket.families import lease
 from hocket.families.jobs import progress
 from hocket.families.jobs.requests import Claim, Held, Spare
 from hocket.families.jobs.rules import RETURN_REST_MS, RETURN_REST_MS_MAX, UNSTARTED, Job
 from hocket.families.jobs.tracing import tracer
-from hocket.kernel import lease
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.policy import run_options
-from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import backoff_ms
 from hocket.work.batch import Batch
 from hocket.work.context import Context

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from hocket.errors import Unreachable
 from hocket.events import Emit
-from hocket.events.nodes import CoordinatorFailed, CoordinatorReachable, CoordinatorUnreachable
+from hocket.events.node_events import CoordinatorFailed, CoordinatorReachable, CoordinatorUnreachable
 from hocket.events.troubles import described
 from hocket.families.jobs.requests import Decision, Offer, Result
 from hocket.families.jobs.rules import Job
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ops import decode
-from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import ARBITER_RETRIES
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, number_of
 from hocket.store import OpRow, Session

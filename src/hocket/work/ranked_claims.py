@@ -13,13 +13,13 @@ from typing import Annotated
 
 import msgspec
 
+from hocket.bus.envelope import LIFE_MS
 from hocket.bus.messages import BusMessage, MessageBus, subject_name, subject_pattern
 from hocket.families.jobs.candidates import WORKER_NAME_CHARS_MAX, node_of, worker_id
 from hocket.families.jobs.rendezvous import AnnouncedClaim, winning_claim
 from hocket.families.jobs.rules import Job
 from hocket.kernel.clock import Hlc, hlc_text, parse_hlc
 from hocket.kernel.decoding import json_decoder
-from hocket.kernel.envelope import LIFE_MS
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.postcard import Malformed
 from hocket.work.batch import BatchResult

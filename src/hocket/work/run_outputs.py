@@ -28,12 +28,12 @@ from hocket.families.jobs.parts import (
 from hocket.families.jobs.requests import NOTHING, Content, WrittenOutputs, creation
 from hocket.families.jobs.rules import Job
 from hocket.families.json_values import encode_json
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, parse_ulid
 from hocket.kernel.ops import artifact_id
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.postcard import encode as encode_value
-from hocket.kernel.reasons import Reason
 from hocket.kernel.texts import duration_ms
 from hocket.kernel.vocabulary import (
     PAYLOAD,

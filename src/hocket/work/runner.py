@@ -17,8 +17,8 @@ from hocket.families.jobs.requests import RESULT_BYTES_MAX, Claim, Held
 from hocket.families.jobs.rescue import DEATHS_ALONE
 from hocket.families.jobs.tracing import RunTrace
 from hocket.families.json_values import encode_json
+from hocket.families.lease import Lease
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.lease import Lease
 from hocket.kernel.ops import schedule_payload
 from hocket.kernel.texts import counted
 from hocket.log import Transaction

@@ -16,26 +16,26 @@ from msgspec.structs import replace
 
 from hocket.bus.hints import CLAIM, IDLE, Changes, about
 from hocket.errors import StoreAway, StoreError
-from hocket.events.jobs import KindsNotDefined
-from hocket.events.nodes import CoordinatorUnknown
+from hocket.events.job_events import KindsNotDefined
+from hocket.events.node_events import CoordinatorUnknown
 from hocket.events.troubles import Troubles, described
-from hocket.events.workers import AvailabilityChanged, BatchFailed, StoreUnavailable, WorkerDeclaredDead
+from hocket.events.worker_events import AvailabilityChanged, BatchFailed, StoreUnavailable, WorkerDeclaredDead
 from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.jobs.candidates import worker_id
 from hocket.families.jobs.claiming import OfferedClaim
 from hocket.families.jobs.rendezvous import WEIGHT_MIN
 from hocket.families.jobs.requests import Claim, Decision, Offer
 from hocket.families.jobs.rules import Job
+from hocket.families.lease import COUNTED, store_pause_s
 from hocket.families.liveness import BEAT_S, SignOfLife
-from hocket.kernel.lease import COUNTED, store_pause_s
-from hocket.kernel.reasons import Reason
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.retrying import STORE_RETRIES
 from hocket.log import Transaction
 from hocket.log import load as load_log
 from hocket.work.batch import Batch, BatchResult, BatchRunner, renew_outputs
 from hocket.work.claim_order import ClaimOrder, HeardClaims
 from hocket.work.derivation import DerivationWatch
-from hocket.work.environment import Environment, WorkerAccess, WorkerOptions
+from hocket.work.environment import Environment, WorkerAccess, WorkerOptions, supervised
 from hocket.work.handler_threads import HandlerWatch
 from hocket.work.handlers import define_kinds
 from hocket.work.held_jobs import AHEAD_S, HeldJobs
@@ -45,7 +45,6 @@ from hocket.work.presence import ClaimTally, Serving, serving, serving_text
 from hocket.work.ranked_claims import RankedClaims
 from hocket.work.run_outcomes import RunOutcomes
 from hocket.work.runner import Run
-from hocket.work.supervision import supervised
 
 T = TypeVar("T")
 

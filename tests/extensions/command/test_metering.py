@@ -11,8 +11,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from hocket.extensions.command.command_process import UsageMeter
+from hocket.extensions.command.command_runs import GpuMeter, Gpus
 from hocket.extensions.command.execute import CommandRunner
-from hocket.extensions.command.running import GpuMeter, Gpus
 from hocket.work.child_processes.process_tree import Process, Tree
 from tests.extensions.command.bench import MIB, Bench, bench_in, children, never, now_ms, wait_for
 
@@ -249,7 +249,7 @@ def test_seconds_on_graphics_processors_are_counted_by_class(monkeypatch: pytest
 def test_graphics_processors_are_metered_for_the_processes_of_the_command(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hocket.extensions.command.running.ASK_S", 0.05)
+    monkeypatch.setattr("hocket.extensions.command.command_runs.ASK_S", 0.05)
     holders: dict[int, list[int]] = {0: [], 1: [], 2: [os.getpid()]}
     monkeypatch.setitem(sys.modules, "pynvml", library(holders, {}))
     runner = CommandRunner(Gpus.find())

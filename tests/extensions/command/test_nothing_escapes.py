@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from hocket.extensions.command.command_runs import ANSWER_S
 from hocket.extensions.command.execute import CommandResult
-from hocket.extensions.command.running import ANSWER_S
 from hocket.work.handler_errors import Cancelled
 from tests.extensions.command.bench import (
     MARK,
@@ -281,7 +281,7 @@ def test_when_a_supervisor_is_killed_the_keeper_ends_its_command(bench: Bench) -
 
 
 def test_a_supervisor_that_does_not_answer_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hocket.extensions.command.running.OVERDUE_S", 0.5)
+    monkeypatch.setattr("hocket.extensions.command.command_runs.OVERDUE_S", 0.5)
     # The command stops the process that watches over it.
     ended = bench.shell("echo there; kill -STOP $PPID; sleep 3600", timeout_s=0.3, grace_s=0)
     assert ended.why == "lost"

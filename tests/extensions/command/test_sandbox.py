@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from hocket.extensions.command import sandbox, sandbox_probe
+from hocket.extensions.command.command_runs import ResourceLimits
 from hocket.extensions.command.execute import CommandResult, RunTerms, order_for
 from hocket.extensions.command.job import BOUNDS
 from hocket.extensions.command.manifest import parse_manifest
-from hocket.extensions.command.running import ResourceLimits
 from hocket.extensions.command.sandbox_probe import look_inside
 from hocket.extensions.command.workdir import Workdir
 from tests.extensions.command.bench import MIB, Bench, never, now_ms, wait_for
@@ -294,7 +294,7 @@ from hocket.extensions.command import sandbox
 from hocket.extensions.command.command_process import CommandProcess
 from hocket.extensions.command.job import BOUNDS
 from hocket.extensions.command.execute import RunTerms, order_for
-from hocket.extensions.command.running import ResourceLimits, _parts
+from hocket.extensions.command.command_runs import ResourceLimits, _parts
 from hocket.extensions.command.fork_server import CommandWatch
 from hocket.extensions.command.workdir import Workdir
 if os.getuid() == 0:

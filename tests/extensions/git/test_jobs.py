@@ -7,7 +7,7 @@ import pytest
 
 from hocket.errors import Conflict, Failed, Usage
 from hocket.extensions.git import holding, jobs
-from hocket.extensions.git.claims import read_claim
+from hocket.extensions.git.claim_commits import read_claim
 from hocket.extensions.git.holding import ClaimWatch
 from hocket.extensions.git.objects import FILE, Object, TreeEntry, commit_data, read_commit, tree_data
 from hocket.extensions.git.plane import Change, Plane

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hocket.extensions.git import holding, jobs
-from hocket.extensions.git.claims import GitClaim, claim_data
+from hocket.extensions.git.claim_commits import GitClaim, claim_data
 from hocket.extensions.git.jobs import GitJob
 from hocket.extensions.git.objects import FILE, Object, TreeEntry, commit_data, read_commit, read_tree, tree_data
 from hocket.extensions.git.plane import Plane

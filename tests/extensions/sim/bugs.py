@@ -19,7 +19,7 @@ from hocket.families.locks import projector as lock_projector
 from hocket.families.locks import rules as locks
 from hocket.families.rows import rules as rows
 from hocket.families.rows.requests import RowConflict
-from hocket.kernel.reasons import Reason
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.vocabulary import ClaimWork
 from hocket.log import Log, Transaction, limits
 from hocket.log.intake import Intake

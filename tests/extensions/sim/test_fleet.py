@@ -7,9 +7,9 @@ from contextlib import nullcontext
 
 import pytest
 
+from hocket.bus.envelope import Drop
 from hocket.extensions import sim
 from hocket.extensions.sim import hostile, load, world
-from hocket.kernel.envelope import Drop
 from hocket.work.claim_order import HeardClaims
 
 pytestmark = pytest.mark.touches("GR-05")

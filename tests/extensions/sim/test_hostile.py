@@ -8,7 +8,7 @@ import pytest
 
 from hocket.extensions import sim
 from hocket.extensions.sim import hostile
-from hocket.kernel.reasons import Reason
+from hocket.kernel.arbitration import Reason
 from tests.trust.plants import any_member_revokes, jobs_have_any_id, links_are_not_checked
 
 ALL = (*sim.HONEST_FAULTS, "hostile")

@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 
+from hocket.bus.envelope import LIFE_MS
 from hocket.extensions.tempo.beats import Tempo
 from hocket.extensions.tempo.frame_judge import FrameRefusal
 from hocket.extensions.tempo.heard_beats import BeatListener, HeardBeats, TempoClock
@@ -18,7 +19,6 @@ from hocket.extensions.tempo.node_tempo import leader_check
 from hocket.extensions.tempo.policy import TempoPolicy
 from hocket.extensions.tempo.policy_file import tempo_policy
 from hocket.extensions.tempo.tempo_messages import TempoMessages
-from hocket.kernel.envelope import LIFE_MS
 from hocket.node.node import Node
 from tests.scenarios.machines import Machine, Process
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 import hocket
+from hocket.bus.envelope import PROCESS_BYTES, Envelope, seal
 from hocket.bus.messages import subject_name
 from hocket.bus.nats_messages import NatsMessages
 from hocket.bus.nats_register import NOTHING, NatsRegister
@@ -29,7 +30,6 @@ from hocket.extensions.tempo.leader_lock import (
 )
 from hocket.families.locks.requests import LockHeld, LockLost
 from hocket.kernel.clock import Hlc
-from hocket.kernel.envelope import PROCESS_BYTES, Envelope, seal
 from hocket.node.locks import lock_client
 from tests.bus.nats_server import NatsServer, connected
 from tests.mesh.world import Guest

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
+from hocket.bus.envelope import DATA_BYTES_MAX, Drop
 from hocket.bus.messages import MemoryMessages, MemoryServer, subject_name
 from hocket.bus.signed import SignedMessages
 from hocket.extensions.tempo.beats import timeline
@@ -24,7 +25,6 @@ from hocket.extensions.tempo.policy import make_policy, policy_hash
 from hocket.extensions.tempo.tempo_messages import ARRAY_BYTES_MAX, TOPICS, TempoMessages
 from hocket.extensions.tempo.windows import BarWindows
 from hocket.kernel.clock import Hlc, hlc_text
-from hocket.kernel.envelope import DATA_BYTES_MAX, Drop
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.keys import SigningKey
 

@@ -30,11 +30,10 @@ from hocket.families.inbox.rules import (
     is_agent,
     read_address,
 )
-from hocket.kernel.arbitration import Standings, fold
+from hocket.kernel.arbitration import Reason, Standings, fold
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import derived_ulid, node_text
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import AcceptOffer, Payload, Subject
 
 A, B, C = 11, 22, 33

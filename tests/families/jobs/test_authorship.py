@@ -14,8 +14,8 @@ from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.authorship import is_own
 from hocket.families.jobs.requests import Draft
 from hocket.families.jobs.rules import Job, State, tick_id, tick_policy
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.policy import DEFAULT, encode_policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import (
     AcceptWork,
     CancelJob,

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.bus.envelope import DATA_BYTES_MAX
 from hocket.families.jobs.parts import (
     EARLY_MAX,
     PART_BYTES_MAX,
@@ -22,7 +23,6 @@ from hocket.families.jobs.parts import (
     encode_whole,
     joined,
 )
-from hocket.kernel.envelope import DATA_BYTES_MAX
 from hocket.kernel.postcard import Malformed
 
 JSON = st.recursive(

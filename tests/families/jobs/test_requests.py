@@ -12,7 +12,7 @@ from hocket.families.jobs import claiming, rescue
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Held
 from hocket.families.jobs.rules import Job
-from hocket.kernel.reasons import Reason
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.retrying import backoff_ms
 from hocket.kernel.vocabulary import ClaimWork
 from hocket.testing import MemorySyncNode

@@ -12,9 +12,9 @@ from hocket.families.jobs import claiming, rescue
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Draft
 from hocket.families.jobs.rules import Outcome, State
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import Policy, encode_policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import DesignateCoordinator, ScheduleJob
 from hocket.log import Log
 from hocket.store import JobEntry

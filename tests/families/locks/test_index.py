@@ -14,8 +14,8 @@ from hocket.families.locks import rules as locks
 from hocket.families.locks.facts import BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
 from hocket.families.locks.index import LockIndex, overlap
 from hocket.families.locks.rules import GRANT_MS, Hold, Scope, Wait, conflict, deadlock, in_the_way, live
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from tests.families.locks.test_rules import S, World, X, acts
 
 key_parts = st.sampled_from(["a", "b", "/", "*", "**", "dir/"])

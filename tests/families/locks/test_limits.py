@@ -20,9 +20,9 @@ from hocket.families.locks.rules import (
     Wait,
     excess,
 )
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from tests.families.locks.test_rules import A, B, Context, World, X
 
 

@@ -27,9 +27,9 @@ from hocket.families.locks.rules import (
     in_the_way,
     live,
 )
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 
 A, B = 1, 2
 X, S = LockMode.EXCLUSIVE, LockMode.SHARED

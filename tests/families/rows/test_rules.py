@@ -15,10 +15,9 @@ from hocket.families.rows.rules import (
     RowState,
     notice,
 )
-from hocket.kernel.arbitration import apply
+from hocket.kernel.arbitration import Reason, apply
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import Payload, Subject, subject_of
 
 SKY = "memories/sky"

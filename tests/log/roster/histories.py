@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from hocket.families.jobs.rules import UNSTARTED
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy, encode_policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import (
     AcceptWork,
     CancelJob,

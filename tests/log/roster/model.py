@@ -13,10 +13,10 @@ from typing import Any
 
 from blake3 import blake3
 
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import (
     AcceptWork,
     CancelJob,

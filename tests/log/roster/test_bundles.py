@@ -13,9 +13,9 @@ from hocket.kernel.bundles import BUNDLED, facts_of
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.keys import did_key
+from hocket.kernel.mesh_rules import HOCKET, encode_rules
 from hocket.kernel.ops import NO_ID, Op, bound, link_to
 from hocket.kernel.policy import decode_policy, encode_policy
-from hocket.kernel.rules import HOCKET, encode_rules
 from hocket.kernel.vocabulary import AcceptWork, CompleteJob, CreateArtifact, Payload, ScheduleJob, discriminant
 from hocket.log import RULES, Log
 from hocket.log.audit import verify

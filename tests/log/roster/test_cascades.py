@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy, encode_policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import (
     ClaimWork,
     CompleteJob,

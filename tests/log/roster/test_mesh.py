@@ -13,10 +13,10 @@ from hocket.errors import Conflict
 from hocket.families.jobs import claiming, rescue
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Outcome
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import Policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, RouteKind
 from hocket.log import Log, Transaction

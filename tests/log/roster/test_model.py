@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from hocket.families.jobs.rules import Outcome, State
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import (
     AcceptWork,
     ClaimWork,

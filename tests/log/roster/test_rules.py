@@ -6,11 +6,11 @@ from hocket.errors import StoreError, Usage
 from hocket.families.jobs import claiming, rescue
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import RETURNS_MAX, UNSTARTED, Job, Outcome, State
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import LEASE_MS_MAX, Policy, covers, encode_policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import (
     CancelJob,
     ClaimWork,

@@ -6,8 +6,8 @@ from itertools import count
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, derived_ulid, make_ulid, node_id
 from hocket.kernel.keys import SigningKey, did_key
+from hocket.kernel.mesh_rules import UNBOUND, encode_rules
 from hocket.kernel.ops import Op, encode, sign
-from hocket.kernel.rules import UNBOUND, encode_rules
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, Payload
 from hocket.log import RULES, Log

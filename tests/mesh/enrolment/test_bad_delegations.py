@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Standing
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.jws import detached
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import NO_ID, Op, decode, unsigned, with_signature
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan, RouteKind, ScheduleJob
 from hocket.log import Log

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from hocket.errors import Conflict, Failed, NotAuthorised, Unreachable, Usage
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Standing
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey, did_key
+from hocket.kernel.mesh_rules import rules_hash
 from hocket.kernel.ops import decode
-from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import rules_hash
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan

@@ -6,10 +6,10 @@ import pytest
 
 from hocket.errors import Conflict, NotAuthorised, Unreachable, Usage
 from hocket.families.jobs import claiming
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import ClaimWork, CompleteJob, DelegateUcan, DesignateCoordinator, RouteKind, Telemetry
 from hocket.mesh import membership

@@ -10,7 +10,7 @@ from hocket.families.availability.facts import Availability
 from hocket.families.availability.requests import set_availability
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Job, Outcome, State
-from hocket.kernel.reasons import Reason
+from hocket.kernel.arbitration import Reason
 from tests.work.arbiter.test_contract import LEASE_MS, Seat, Table, coordinating, held
 
 

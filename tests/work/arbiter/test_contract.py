@@ -18,8 +18,8 @@ from hocket.families.jobs import claiming, rescue, view
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Decision, Held, Offer, Result
 from hocket.families.jobs.rules import Job, Outcome, State
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import RouteKind
 from hocket.log import Log, Transaction
 from hocket.node.node import Node

@@ -17,9 +17,9 @@ from hocket.families import artifacts
 from hocket.families.blobs import Damaged
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Outcome
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.ops import NO_ID, Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import (
     ClaimStatus,
     ClaimType,

@@ -24,7 +24,7 @@ from hocket.errors import StoreError
 from hocket.families import blobs as store_blobs
 from hocket.families.blobs import GARBAGE_AGE_S, Blobs, Damaged, HomeBlobs, StoreBlobs
 from hocket.store import BlobTable
-from hocket.store.artifacts import PART_BYTES
+from hocket.store.artifact_rows import PART_BYTES
 from hocket.store.postgres import blobs as postgres_blobs
 from hocket.store.postgres import migration
 from hocket.store.postgres.blobs import PostgresBlobs

@@ -20,6 +20,7 @@ import msgspec
 
 from hocket.errors import Usage
 from hocket.extensions.command import sandbox
+from hocket.extensions.command.command_runs import ResourceLimits
 from hocket.extensions.command.execute import PASSED_ON
 from hocket.extensions.command.manifest import (
     AGAIN_NAME,
@@ -32,7 +33,6 @@ from hocket.extensions.command.manifest import (
     Sandbox,
     parse_manifest,
 )
-from hocket.extensions.command.running import ResourceLimits
 from hocket.extensions.command.secrets import SECRETS_NAME, secret_names
 from hocket.work.presence import Serving
 

@@ -18,10 +18,17 @@ from functools import cache
 from typing import Any, Literal, NamedTuple, Protocol
 
 from hocket.extensions.command import sandbox
+from hocket.extensions.command.command_runs import (
+    CommandOrder,
+    ForkServerConnection,
+    Gpus,
+    Heard,
+    ResourceLimits,
+    Running,
+)
 from hocket.extensions.command.execution import Resources
 from hocket.extensions.command.manifest import Manifest, Sandbox
 from hocket.extensions.command.outputs import Kept
-from hocket.extensions.command.running import CommandOrder, ForkServerConnection, Gpus, Heard, ResourceLimits, Running
 from hocket.extensions.command.workdir import Workdir
 
 __all__ = ["CommandOrder", "CommandResult", "CommandRunner", "Heard", "Kept", "Why"]

@@ -15,8 +15,8 @@ from hocket.errors import HocketError
 from hocket.extensions.command.execution import Execution
 from hocket.extensions.command.proofs import CommandOutcome, ending, exit_code, plain_ending, printed
 from hocket.families.jobs.rules import Job, State
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import JOB
 from hocket.node.local_node import LOOK_AGAIN_S, fetch_for
 from hocket.node.node import Node

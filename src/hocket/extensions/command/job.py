@@ -20,8 +20,9 @@ import msgspec
 
 from hocket.errors import Failed, OverBudget, Unreachable, Usage
 from hocket.events import Emit, Event, ignore
-from hocket.events.workers import AllowanceIsRisky, GpusUnpriced
+from hocket.events.worker_events import AllowanceIsRisky, GpusUnpriced
 from hocket.extensions.command.allowance import OBSTACLES, Allowance, configured
+from hocket.extensions.command.command_runs import Gpus, ResourceLimits
 from hocket.extensions.command.execute import CommandLimits, CommandResult, CommandRunner, Heard, RunTerms, order_for
 from hocket.extensions.command.execution import Execution, Output, RunnerProgram, Stream
 from hocket.extensions.command.following import OutputListeners
@@ -30,7 +31,6 @@ from hocket.extensions.command.outputs import Kept
 from hocket.extensions.command.proof import PROOF_TYPE, Proof, encode_proof, prove
 from hocket.extensions.command.proofs import NOTHING, OUTPUT_TYPE
 from hocket.extensions.command.request import KIND
-from hocket.extensions.command.running import Gpus, ResourceLimits
 from hocket.extensions.command.secrets import Secrets, sealed_since, secret_names, secrets_of, unseal
 from hocket.extensions.command.workdir import Content, Workdir, Workdirs
 from hocket.extensions.cost.budgets import BudgetGuard, beat_in_force, over_budget
@@ -41,11 +41,11 @@ from hocket.families.artifacts import Fetch
 from hocket.families.blobs import Blobs, chunks_of
 from hocket.families.jobs.authorship import is_own
 from hocket.families.jobs.rules import Job
+from hocket.kernel import __version__
 from hocket.kernel.ids import content_hash, hash_text, node_text, parse_ulid, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import decode
 from hocket.kernel.texts import counted
-from hocket.kernel.version import __version__
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.node import variables
 from hocket.node.home import DATABASE_ENDS, Home

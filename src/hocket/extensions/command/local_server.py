@@ -31,8 +31,8 @@ from hocket.extensions.command.request import CommandRequest, PackedRequest
 from hocket.extensions.cost.costs import check_budgets
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Job
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.reasons import Reason
 from hocket.kernel.texts import clean
 from hocket.log import Transaction
 from hocket.node.delivery import TELL_S

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.cli.declarations import App, Argument, Option
 from hocket.cli.options import read_file, write_file
-from hocket.cli.output import emit, fields, on_terminal, say, table
+from hocket.cli.printing import emit, fields, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Failed, NotAuthorised, Usage
 from hocket.kernel.texts import counted

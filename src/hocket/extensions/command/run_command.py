@@ -14,7 +14,7 @@ import typer
 
 from hocket.cli.declarations import App
 from hocket.cli.options import RUN, RunOptions, job_options
-from hocket.cli.output import emit, notice, say
+from hocket.cli.printing import emit, notice, say
 from hocket.cli.settings import deliver, open_service, settings
 from hocket.errors import NotAuthorised, Usage
 from hocket.kernel.ids import node_text

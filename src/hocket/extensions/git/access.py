@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from hocket.cli.declarations import App, Argument, Option
-from hocket.cli.output import emit, notice, say, table
+from hocket.cli.printing import emit, notice, say, table
 from hocket.cli.settings import open_runtime, open_service, settings
 from hocket.errors import Usage
 

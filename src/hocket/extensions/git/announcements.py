@@ -31,8 +31,7 @@ from hocket.node.home import Home
 from hocket.node.local_node import LocalNode
 from hocket.node.message_bus import BusSettings
 from hocket.node.runtime import Runtime
-from hocket.work.environment import Environment
-from hocket.work.supervision import supervising
+from hocket.work.environment import Environment, supervising
 
 # How often the refs of a repository are listed.
 WATCH_S = 2.0

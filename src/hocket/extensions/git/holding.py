@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hocket.errors import Conflict, Failed, Usage
 from hocket.extensions.command.proof import Proof, check
-from hocket.extensions.git.claims import LEASE_S_MAX, LEASE_S_MIN, NONCE_BYTES, ClaimState, GitClaim, claim_data
+from hocket.extensions.git.claim_commits import LEASE_S_MAX, LEASE_S_MIN, NONCE_BYTES, ClaimState, GitClaim, claim_data
 from hocket.extensions.git.jobs import FINAL, GitJob, GitOrder, JobRefs, blob_entries, look
 from hocket.extensions.git.objects import FILE, TreeEntry, tree_data
 from hocket.extensions.git.plane import Change, Plane, commit_at
 from hocket.extensions.git.results import BLOBS, result_data, result_files, result_of, travelling
 from hocket.extensions.git.trailers import BadTrailer
+from hocket.families.lease import Lease, may_be_taken_over
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.lease import Lease, may_be_taken_over
 
 if TYPE_CHECKING:
     from hocket.extensions.command.job import Performed

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from hocket.cli.declarations import Option
 from hocket.cli.options import read_file
-from hocket.cli.output import emit, say
+from hocket.cli.printing import emit, say
 from hocket.errors import Conflict, Usage
 from hocket.extensions.git.access import Repository, announce_elsewhere, home_here, now_ms, opened_plane
 

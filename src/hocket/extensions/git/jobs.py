@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from hocket.errors import Conflict, Failed, Usage
 from hocket.extensions.command.manifest import AGAIN_NAME, BadManifest, Manifest, canonical, content_id, read_manifest
-from hocket.extensions.git.claims import (
+from hocket.extensions.git.claim_commits import (
     IDENTITY,
     ForeignClaim,
     GitClaim,

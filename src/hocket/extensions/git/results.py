@@ -26,7 +26,7 @@ from hocket.extensions.command.proof import (
     read_envelope,
     statement,
 )
-from hocket.extensions.git.claims import IDENTITY
+from hocket.extensions.git.claim_commits import IDENTITY
 from hocket.extensions.git.objects import Commit, commit_data
 from hocket.extensions.git.trailers import BadTrailer, any_key_of, find_trailers, hash_of, message
 from hocket.kernel.decoding import json_decoder

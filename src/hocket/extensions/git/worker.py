@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 
 from hocket.errors import Failed, HocketError, NotAuthorised, StoreError, StoreLocked, Unreachable
 from hocket.events import Emit
-from hocket.events.jobs import GitRunFailed, GitUnavailable, JobSkipped, LeaseLost, RunFailed, RunFinished, RunStarted
+from hocket.events.job_events import (
+    GitRunFailed,
+    GitUnavailable,
+    JobSkipped,
+    LeaseLost,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+)
 from hocket.extensions.command.job import RUN_S_MAX, Commands, result
 from hocket.extensions.command.manifest import canonical
 from hocket.extensions.command.proofs import GIT_KIND, NOTHING
@@ -24,13 +32,13 @@ from hocket.extensions.git.holding import ClaimWatch, HeldClaim, RunningClaim
 from hocket.extensions.git.jobs import GitJob, GitOrder, JobRefs
 from hocket.extensions.git.plane import Plane
 from hocket.extensions.git.results import BLOBS_BYTES_MAX, state_of
+from hocket.families import lease
 from hocket.families.availability.facts import Availability
 from hocket.families.jobs import claiming, rescue
 from hocket.families.jobs import requests as log_jobs
 from hocket.families.jobs.requests import Draft
 from hocket.families.jobs.rules import State
 from hocket.families.liveness import BEAT_S, SignOfLife
-from hocket.kernel import lease
 from hocket.kernel.ids import hash_text, ulid_text
 from hocket.kernel.policy import Policy
 from hocket.kernel.retrying import GIT_RETRIES, RACE_RETRIES, STORE_RETRIES

@@ -14,9 +14,9 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from hocket.extensions.sim.loop import Inline, Life
 from hocket.families.locks.facts import LOCK, AcquireLocks
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.keys import RowMac
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from hocket.log.intake import Intake
 from hocket.log.sealing import link_anew
 from hocket.store import MEMORY, NO_SEAL, RowChecks, Session, Store

@@ -16,6 +16,7 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
+from hocket.bus.envelope import _CONTEXT, Envelope, _body, seal
 from hocket.bus.messages import BoundedQueue, BusMessage, MemoryMessages, subject_name
 from hocket.errors import HocketError
 from hocket.extensions.sim.load import OPEN, SOLE
@@ -25,7 +26,6 @@ from hocket.families.jobs.candidates import worker_id
 from hocket.families.jobs.rendezvous import WEIGHT_MAX, WEIGHT_MIN
 from hocket.families.kinds.facts import DefineKind
 from hocket.kernel.clock import Hlc
-from hocket.kernel.envelope import _CONTEXT, Envelope, _body, seal
 from hocket.kernel.frontier import Frontier, frontier_text
 from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
 from hocket.kernel.keys import did_key

@@ -21,8 +21,8 @@ from hocket.families.liveness import Liveness, LockLiveness
 from hocket.families.locks.processes import LockSweep
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import RowMac, SigningKey, did_key
+from hocket.kernel.mesh_rules import Rules, encode_rules
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.rules import Rules, encode_rules
 from hocket.kernel.signing import OpSigner
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan

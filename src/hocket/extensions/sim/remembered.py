@@ -6,11 +6,11 @@ from contextlib import closing, contextmanager
 from operator import itemgetter
 from typing import Any
 
-from hocket.bus import messages
+from hocket.bus import envelope, messages
+from hocket.bus.envelope import Envelope
 from hocket.bus.messages import is_match
-from hocket.kernel import envelope, ops, ucan
+from hocket.kernel import ops, ucan
 from hocket.kernel.clock import pack, unpack
-from hocket.kernel.envelope import Envelope
 from hocket.kernel.frontier import Frontier, decode_frontier, parse_frontier
 from hocket.kernel.keys import verify
 from hocket.kernel.postcard import Reader

@@ -27,8 +27,8 @@ from hocket.extensions.sim.network import Network, SimMessageServer, TopicFigure
 from hocket.extensions.sim.node import Clocks, SimNode, Up
 from hocket.extensions.sim.remembered import remembered
 from hocket.kernel.keys import SigningKey
+from hocket.kernel.mesh_rules import HOCKET
 from hocket.kernel.ops import Op
-from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.work.handlers import Handlers
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from hocket.cli.declarations import App, Argument, Option
 from hocket.cli.options import Agent, read_file
-from hocket.cli.output import emit, fields, say
+from hocket.cli.printing import emit, fields, say
 from hocket.cli.settings import open_runtime, open_service
 from hocket.errors import Failed, NotAuthorised, Usage
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
+from hocket.bus.envelope import LIFE_MS
 from hocket.errors import NotAuthorised, StoreError, Unreachable
 from hocket.events import Emit, ignore
 from hocket.extensions.tempo.events import RegisterReplaced
@@ -29,7 +30,6 @@ from hocket.families.locks.requests import LockClient, LockHeld, LockLost, wante
 from hocket.families.locks.rules import Scope
 from hocket.families.locks.rules import live as live_holds
 from hocket.kernel.decoding import decode_json
-from hocket.kernel.envelope import LIFE_MS
 from hocket.kernel.ids import node_text
 from hocket.log.permissions import Permissions
 from hocket.mesh import peers

@@ -8,6 +8,7 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 
+from hocket.bus.envelope import LIFE_MS
 from hocket.cancelling import end_tasks
 from hocket.errors import StoreError, Usage
 from hocket.events import Emit, ignore
@@ -29,7 +30,6 @@ from hocket.extensions.tempo.pulse import Pulse
 from hocket.extensions.tempo.reverb import Reverb
 from hocket.extensions.tempo.tempo_messages import TempoMessages, TempoQueue
 from hocket.families.jobs.candidates import worker_id
-from hocket.kernel.envelope import LIFE_MS
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import LEASE_MS_MIN
 from hocket.node.local_node import LocalNode
@@ -37,8 +37,7 @@ from hocket.node.locks import lock_client
 from hocket.node.message_bus import NodeMessages
 from hocket.node.runtime import Runtime
 from hocket.store import JobFilter, Session, Stage
-from hocket.work.environment import WorkerOptions
-from hocket.work.supervision import supervising
+from hocket.work.environment import WorkerOptions, supervising
 
 WAIT_S = 60.0
 

@@ -26,10 +26,10 @@ from hocket.extensions.tempo.heard_beats import TOLD_MS, BeatNow, HeardBeats, lo
 from hocket.extensions.tempo.leader_lock import LeaderLock
 from hocket.extensions.tempo.messages import BarReport, PulseMessage
 from hocket.extensions.tempo.policy import CHANGE_MS, ControlState, control, redistribute
+from hocket.families.lease import COUNTED
 from hocket.families.locks.requests import LockHeld, LockLost
 from hocket.kernel.clock import parse_wall
 from hocket.kernel.ids import node_text
-from hocket.kernel.lease import COUNTED
 from hocket.kernel.retrying import RetryPolicy
 
 Publish = Callable[[PulseMessage], Awaitable[None]]

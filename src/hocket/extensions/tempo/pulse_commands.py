@@ -19,7 +19,7 @@ from hocket.cli import INTERRUPTED
 from hocket.cli.declarations import App
 from hocket.cli.long_running import MetricsOption, monitored, start_logging
 from hocket.cli.options import BusOption, LogFormatOption, PolicyOption, QuietOption, VerboseOption
-from hocket.cli.output import emit, fields
+from hocket.cli.printing import emit, fields
 from hocket.cli.settings import open_runtime
 from hocket.errors import Conflict, HocketError, NotAuthorised, Usage
 from hocket.extensions.tempo.beats import BPM_MAX
@@ -37,7 +37,7 @@ from hocket.node.message_bus import BusSettings, bus_settings
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
-from hocket.work.supervision import supervising
+from hocket.work.environment import supervising
 
 if TYPE_CHECKING:
     from hocket.extensions.tempo.pulse import Pulse

@@ -9,7 +9,7 @@ from hocket.api import Service, ServiceAnswer
 from hocket.api.jobs import op_lines
 from hocket.cli.declarations import App, Option
 from hocket.cli.options import PolicyOption
-from hocket.cli.output import emit, fields, notice, say, table
+from hocket.cli.printing import emit, fields, notice, say, table
 from hocket.cli.settings import open_service
 from hocket.errors import NotFound, Usage
 from hocket.extensions.tempo.beats import Tempo, make_tempo, place_of, timeline

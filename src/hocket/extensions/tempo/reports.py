@@ -28,10 +28,10 @@ from hocket.families.artifacts import Fetch
 from hocket.families.blobs import Blobs
 from hocket.families.jobs.requests import Content, creation
 from hocket.families.jobs.rules import Job, Outcome
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import unpack
 from hocket.kernel.ids import make_ulid, ulid_ms
 from hocket.kernel.ops import artifact_id
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import Ids
 from hocket.log import Transaction
 from hocket.store import Artifact, JobFilter, Session, Stage

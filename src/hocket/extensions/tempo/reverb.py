@@ -9,7 +9,7 @@ from typing import Any
 
 from hocket.errors import HocketError
 from hocket.events import Emit, ignore
-from hocket.events.workers import StepFailed
+from hocket.events.worker_events import StepFailed
 from hocket.extensions.tempo.events import AlarmEnded, AlarmRaised, BarReported
 from hocket.extensions.tempo.heard_beats import BeatNow, BeatSource
 from hocket.extensions.tempo.messages import BarReport, NodeLoad, PromiseResult, StatusClaim
@@ -26,7 +26,7 @@ from hocket.extensions.tempo.windows import (
 )
 from hocket.families.access import NodeAccess
 from hocket.kernel.clock import wall_text
-from hocket.kernel.rules import SKEW_MS_DEFAULT
+from hocket.kernel.mesh_rules import SKEW_MS_DEFAULT
 from hocket.log import Transaction
 from hocket.store import Session
 

@@ -11,7 +11,7 @@ from hocket.api import Service, ServiceAnswer, locks, nodes
 from hocket.api.nodes import LiveNode
 from hocket.cli.declarations import Option
 from hocket.cli.options import PolicyOption
-from hocket.cli.output import Row, console, emit, lines_drawn, on_terminal
+from hocket.cli.printing import Row, console, emit, lines_drawn, on_terminal
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
 from hocket.extensions.cost.costs import CostRow, prices_of, rates_of, row_of_job

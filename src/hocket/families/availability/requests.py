@@ -5,7 +5,7 @@ quarantined one also returns what it holds. The rules are in `families.availabil
 from hocket.errors import NotAuthorised, Usage
 from hocket.families.availability.facts import AVAILABILITY, Availability, SetAvailability
 from hocket.families.availability.rules import REASON_CHARS_MAX, AvailabilityState
-from hocket.kernel.reasons import Reason
+from hocket.kernel.arbitration import Reason
 from hocket.log import Transaction
 from hocket.log.projectors import availability_of
 from hocket.store import Session

@@ -6,10 +6,9 @@ that drained. The arbiter and the node's own workers act on it; nothing here end
 import msgspec
 
 from hocket.families.availability.facts import Availability, SetAvailability
-from hocket.kernel.arbitration import Citing, FoldContext, SubjectRules
+from hocket.kernel.arbitration import Citing, FoldContext, Reason, SubjectRules
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ClaimWork, Payload, by_payload
 
 # A longer reason is cut.

@@ -24,9 +24,9 @@ from hocket.families.inbox.rules import (
     addresses_of,
     read_address,
 )
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import pack
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import AcceptOffer, Subject
 from hocket.log.citations import Memory
 from hocket.log.limits import is_given_up

@@ -28,11 +28,11 @@ from hocket.families.inbox.rules import (
     read_address,
 )
 from hocket.families.jobs.requests import Content
+from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.clock import U32_MAX, Hlc, pack
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID, Op, decode
 from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX
-from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.texts import span
 from hocket.log import Log, Transaction
 from hocket.log.transaction import NEWCOMER

@@ -23,12 +23,11 @@ import msgspec
 from msgspec.structs import replace
 
 from hocket.families.inbox.facts import AcknowledgeMessage, ClaimMessage, RetryMessage, ReturnMessage, SendMessage
-from hocket.kernel.arbitration import Citing, FoldContext, SubjectRules
+from hocket.kernel.arbitration import Citing, FoldContext, Reason, SubjectRules
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text, parse_node
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX
-from hocket.kernel.reasons import Reason
 
 ALL = "all"
 AGENT_CHARS_MAX = 128

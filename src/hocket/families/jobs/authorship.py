@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from hocket.families.jobs import cron
 from hocket.families.jobs.rules import Job
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import unpack
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import DEFAULT, readable_policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import JOB, AcceptWork, RetryJob, ScheduleJob, Subject, number_of
 from hocket.store import OpRow, Session
 

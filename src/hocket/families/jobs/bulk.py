@@ -12,8 +12,8 @@ from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Result
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.families.jobs.view import JobState
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.policy import covers
-from hocket.kernel.reasons import Reason
 from hocket.kernel.texts import duration_ms
 from hocket.log import Transaction
 from hocket.store import JobSession

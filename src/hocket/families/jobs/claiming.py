@@ -12,9 +12,9 @@ from hocket.families.availability.rules import allows
 from hocket.families.jobs.requests import NEVER, Claim, Draft, Offer, call_off_dependents, must, stamp, submit_one
 from hocket.families.jobs.rescue import DEATHS_ALONE, deaths
 from hocket.families.jobs.rules import Job, State, retry_rest_ms
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, LEASE_MS_MAX, Policy, Rate
-from hocket.kernel.reasons import Reason
 from hocket.kernel.texts import BEAT_MS_DEFAULT
 from hocket.kernel.vocabulary import (
     JOB,

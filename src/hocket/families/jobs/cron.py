@@ -13,10 +13,10 @@ import msgspec
 from hocket.errors import NotAuthorised, Usage
 from hocket.families.jobs.requests import Draft, chosen_policy
 from hocket.families.jobs.rules import CRON_LENGTH_MAX, NAME_LENGTH_MAX, Job, tick_id, tick_policy
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import node_text, ulid_ms
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import check_policy, decode_policy, encode_policy
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ClearSchedule, ScheduleJob, SetSchedule
 from hocket.log import Transaction
 from hocket.store import OpSession, RegisterSession, Schedule

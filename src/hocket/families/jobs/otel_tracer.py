@@ -16,8 +16,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from hocket.families.jobs.rules import Job
+from hocket.kernel import __version__
 from hocket.kernel.ids import node_text, ulid_text
-from hocket.kernel.version import __version__
 
 # How long one export may take, and how often spans are sent.
 EXPORT_S = 2

@@ -14,10 +14,10 @@ from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.families.jobs.parts import RESULT_TYPE
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.families.jobs.tracing import SubmitTrace, tracer
+from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.policy import Policy, check_policy, completed, encode_policy, with_defaults, with_open
-from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.vocabulary import (
     AcceptWork,
     CancelJob,

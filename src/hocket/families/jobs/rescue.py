@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from hocket.families.jobs.requests import NEVER, author, call_off_dependents
 from hocket.families.jobs.rules import Job, Outcome
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ops import decode
-from hocket.kernel.reasons import Reason
 from hocket.kernel.texts import counted
 from hocket.kernel.vocabulary import (
     JOB,

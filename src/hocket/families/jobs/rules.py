@@ -29,7 +29,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from hocket.kernel.arbitration import Citing, FoldContext
+from hocket.kernel.arbitration import Citing, FoldContext, Reason
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, derived_ulid, ulid_ms, ulid_text
 from hocket.kernel.ops import Op
@@ -43,7 +43,6 @@ from hocket.kernel.policy import (
     job_policy,
     readable_policy,
 )
-from hocket.kernel.reasons import Reason
 from hocket.kernel.retrying import backoff_ms
 from hocket.kernel.vocabulary import (
     CancelJob,

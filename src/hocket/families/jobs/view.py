@@ -12,12 +12,12 @@ from hocket.errors import Failed, NotFound, Usage
 from hocket.families.jobs.parts import RESULT_TYPE, WHOLE_BYTES_TYPE, WHOLE_TYPES, decode_whole, joined
 from hocket.families.jobs.progress import newest_notes
 from hocket.families.jobs.rules import Job, Outcome, State
+from hocket.kernel.arbitration import BY_NUMBER, Reason
 from hocket.kernel.clock import hlc_text, unpack
 from hocket.kernel.ids import node_text, ulid_ending, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode, stamp_json
 from hocket.kernel.policy import covers
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.vocabulary import (
     JOB,
     NAMES,

@@ -10,11 +10,11 @@ from hocket.families import artifacts
 from hocket.families.blobs import Blobs, Damaged
 from hocket.families.jobs import view
 from hocket.families.jobs.rules import State
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import hlc_text
 from hocket.kernel.ids import node_text, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.reasons import Reason
 from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, contradictions, decode_snapshot
 from hocket.kernel.vocabulary import (
     JOB,

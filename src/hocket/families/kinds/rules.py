@@ -8,11 +8,10 @@ import msgspec
 
 from hocket.families.jobs.rules import KIND_LENGTH_MAX
 from hocket.families.kinds.facts import DefineKind
-from hocket.kernel.arbitration import FoldContext, SubjectRules
+from hocket.kernel.arbitration import FoldContext, Reason, SubjectRules
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy, decode_policy, of_kind, readable_policy
-from hocket.kernel.reasons import Reason
 
 
 class Definition(msgspec.Struct, frozen=True):

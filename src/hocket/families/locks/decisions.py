@@ -14,9 +14,9 @@ from hocket.families.locks import rules as locks
 from hocket.families.locks.facts import LOCK, LockMode
 from hocket.families.locks.index import overlap
 from hocket.families.locks.rules import LOCKS, Hold, Scope, Wait
+from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.vocabulary import Subject
 from hocket.log import Transaction
 from hocket.log.limits import DECIDED_MS

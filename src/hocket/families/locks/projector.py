@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from hocket.errors import StoreError
 from hocket.families.locks.facts import LOCK, LOCK_WAIT, AcquireLocks
 from hocket.families.locks.rules import LOCKS, Scope, ends_early, excess, is_deadlock
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.decoding import msgpack_decoder
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ACCEPTANCES, Subject, subject_of
 from hocket.log.citations import Memory
 from hocket.log.limits import is_given_up

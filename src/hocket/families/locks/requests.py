@@ -47,9 +47,9 @@ from hocket.families.locks.index import LockIndex, is_pattern
 from hocket.families.locks.processes import DeadlockWatch, LockProcesses, Suspicion
 from hocket.families.locks.projector import waited_in
 from hocket.families.locks.rules import Hold, Scope, Wait
+from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.ids import node_text
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.texts import span
 from hocket.log import Transaction
 from hocket.store import Session

@@ -19,10 +19,9 @@ from msgspec.structs import replace
 from hocket.families.locks.facts import AcquireLocks, BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
 from hocket.families.locks.index import LockIndex, is_pattern, overlap
 from hocket.families.locks.index import conflict as conflict
-from hocket.kernel.arbitration import FoldContext, SubjectRules
+from hocket.kernel.arbitration import FoldContext, Reason, SubjectRules
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
-from hocket.kernel.reasons import Reason
 
 KEYS_MAX = 64
 KEY_CHARS_MAX = 512

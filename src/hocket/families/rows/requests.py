@@ -24,10 +24,10 @@ from hocket.families.rows.rules import (
     RowState,
     is_row_value,
 )
+from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.clock import Hlc, hlc_text, pack, parse_hlc
 from hocket.kernel.ids import node_text, parse_node, ulid_text
 from hocket.kernel.ops import NO_ID, Op, decode
-from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.vocabulary import AcceptOffer, Subject
 from hocket.log import Transaction
 from hocket.store import Session, SubjectRow

@@ -14,12 +14,11 @@ from msgspec.structs import replace
 
 from hocket.families.inbox.facts import SendMessage
 from hocket.families.rows.facts import ROW, PutRow, ResolveConflict, Strategy
-from hocket.kernel.arbitration import FoldContext, SubjectRules
+from hocket.kernel.arbitration import FoldContext, Reason, SubjectRules
 from hocket.kernel.clock import Hlc
 from hocket.kernel.decoding import json_decoder
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import NO_ID, Op
-from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import AcceptOffer, Subject
 
 TABLE_BYTES_MAX = 64

@@ -16,8 +16,8 @@ from hocket.api.figures import Figures, figures
 from hocket.bus.signed import SignedMessages
 from hocket.errors import StoreError
 from hocket.families.jobs.view import COUNTED
+from hocket.kernel import __version__
 from hocket.kernel.ids import node_text
-from hocket.kernel.version import __version__
 from hocket.server.monitoring import metrics
 from hocket.server.monitoring.event_counts import BUCKETS_S, LABEL_VALUES_MAX, BoundedLabel, EventCounts, Histogram
 from hocket.server.monitoring.metrics import Labels, Metric, MetricType, Samples

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from hocket.store.jobs import IsLeft, JobEntry, ReadyJob
+from hocket.store.job_rows import IsLeft, JobEntry, ReadyJob
 from hocket.store.libsql.connection import LibsqlConnection
 from hocket.store.local import LocalSession
-from hocket.store.ops import ENTRY_ID, Head, NewOp
+from hocket.store.op_rows import ENTRY_ID, Head, NewOp
 from hocket.store.sqlite.session import SqliteSession
 from hocket.store.statements import RowMacs
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from hocket.kernel.ids import content_hash
 from hocket.kernel.vocabulary import Subject
 from hocket.store.connections import LOCK_WAIT_S
-from hocket.store.ops import LATEST, Head
+from hocket.store.op_rows import LATEST, Head
 from hocket.store.postgres.connecting import IDLE_S
 from hocket.store.postgres.exchange import Statement, StatementAnswer
 from hocket.store.postgres.statements import HEAD, SERVER_MS, Prefetched, head_of

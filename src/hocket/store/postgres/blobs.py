@@ -16,7 +16,7 @@ from psycopg import errors
 
 from hocket.errors import StoreError, StoreLocked
 from hocket.kernel.ids import hash_text
-from hocket.store.artifacts import PART_BYTES, ClearedBlobs
+from hocket.store.artifact_rows import PART_BYTES, ClearedBlobs
 from hocket.store.postgres.connecting import IDLE_S, connect, raise_explained, read_address
 from hocket.store.postgres.exchange import Connection
 from hocket.store.postgres.statements import SERVER_MS

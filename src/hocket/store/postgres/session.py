@@ -10,8 +10,8 @@ from psycopg import errors
 
 from hocket.kernel.clock import pack
 from hocket.kernel.vocabulary import Subject
-from hocket.store.artifacts import COLUMNS, Artifact
-from hocket.store.jobs import (
+from hocket.store.artifact_rows import COLUMNS, Artifact
+from hocket.store.job_rows import (
     JOB_COLUMNS,
     LAST_OP,
     MOVED_COLUMNS,
@@ -22,7 +22,7 @@ from hocket.store.jobs import (
     moved_row,
 )
 from hocket.store.local import MOVED, OFFERED, WorkerRow
-from hocket.store.ops import Head
+from hocket.store.op_rows import Head
 from hocket.store.postgres.beginning import Resumed, lock_key
 from hocket.store.postgres.connecting import first_line
 from hocket.store.postgres.exchange import Bytes, Numbers, Texts, columns, unnested

@@ -12,7 +12,7 @@ from hocket.errors import StoreError
 from hocket.families.availability.facts import AVAILABILITY
 from hocket.families.kinds.facts import KIND
 from hocket.kernel.vocabulary import Subject
-from hocket.store.ops import OP_COLUMNS, Head, NewOp, OpRow, OpSession, SealedOp
+from hocket.store.op_rows import OP_COLUMNS, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.postgres.exchange import (
     Bytes,
     Column,

@@ -14,7 +14,7 @@ import apsw
 
 from hocket.errors import StoreError
 from hocket.kernel.vocabulary import Subject
-from hocket.store.jobs import (
+from hocket.store.job_rows import (
     CHECKED_COLUMNS,
     JOB_COLUMNS,
     MOVED_COLUMNS,
@@ -28,7 +28,7 @@ from hocket.store.jobs import (
     moved_row,
 )
 from hocket.store.local import MOVED
-from hocket.store.ops import OP_COLUMNS, EndSeal, Head, NewOp, OpRow, SealedOp
+from hocket.store.op_rows import OP_COLUMNS, EndSeal, Head, NewOp, OpRow, SealedOp
 from hocket.store.session import RowCheck, Session
 from hocket.store.statements import MAC_TABLES, SQLITE, Row, RowMacs
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from hocket.cli.declarations import App, Argument, Option
 from hocket.cli.options import seconds
-from hocket.cli.output import emit, fields, notice, say, table
+from hocket.cli.printing import emit, fields, notice, say, table
 from hocket.cli.settings import open_service
 from hocket.errors import Usage
 from hocket.kernel.texts import counted

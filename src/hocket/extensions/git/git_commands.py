@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hocket.api.views import ago
 from hocket.cli.declarations import App, Argument, Option
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, read_file, seconds
-from hocket.cli.output import emit, fields, notice, on_terminal, progress, say, table
+from hocket.cli.printing import emit, fields, notice, on_terminal, progress, say, table
 from hocket.cli.settings import open_runtime, open_service
 from hocket.errors import Failed, HocketError, NotAuthorised, Usage
 from hocket.extensions.git import access as git_access

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from hocket.cli.declarations import App, Option
-from hocket.cli.output import emit, progress, say
+from hocket.cli.printing import emit, progress, say
 from hocket.errors import Failed, Usage
 from hocket.kernel.texts import counted
 

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.cli.declarations import App, Option
 from hocket.cli.options import seconds
-from hocket.cli.output import emit, fields, progress, say
+from hocket.cli.printing import emit, fields, progress, say
 from hocket.cli.settings import open_service
 from hocket.errors import Usage
 from hocket.kernel.texts import span
 
 if TYPE_CHECKING:
-    from hocket.kernel.rules import Bounds, Rules
+    from hocket.kernel.mesh_rules import Bounds, Rules
 
 SKEW_MS_MAX = 86_400_000
 
@@ -170,7 +170,7 @@ def _shown(rules: "Rules") -> dict[str, Any]:
     import msgspec
 
     from hocket.kernel.ids import hash_text
-    from hocket.kernel.rules import rules_hash
+    from hocket.kernel.mesh_rules import rules_hash
 
     shown = msgspec.to_builtins(rules)
     if rules.extensions is not None:

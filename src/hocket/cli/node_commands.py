@@ -11,7 +11,7 @@ from hocket.api import rights
 from hocket.cli.declarations import App, Argument, CommandContext, Option
 from hocket.cli.derived import add_operations, perform
 from hocket.cli.keys import PassphraseFile, known
-from hocket.cli.output import confirmed, emit, notice, on_terminal, say, table
+from hocket.cli.printing import confirmed, emit, notice, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, Failed, Unreachable, Usage
 from hocket.kernel.texts import counted, duration_ms

@@ -8,7 +8,7 @@ from hocket.api import inbox as messages
 from hocket.cli.declarations import Argument, Option
 from hocket.cli.derived import draw
 from hocket.cli.options import Agent, checked_agent, milliseconds
-from hocket.cli.output import emit, say
+from hocket.cli.printing import emit, say
 from hocket.cli.settings import open_service, spool_for
 from hocket.errors import StoreAway, Usage
 

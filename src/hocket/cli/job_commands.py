@@ -25,7 +25,7 @@ from hocket.api.jobs import JobBrief
 from hocket.api.views import ago
 from hocket.cli.declarations import Argument, Option
 from hocket.cli.options import StateOption
-from hocket.cli.output import confirmed, console, emit, lines_drawn, notice, on_terminal, progress, say
+from hocket.cli.printing import confirmed, console, emit, lines_drawn, notice, on_terminal, progress, say
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, Usage
 from hocket.families.jobs.view import JobState

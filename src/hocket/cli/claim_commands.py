@@ -11,7 +11,7 @@ from hocket.api import claims
 from hocket.cli.declarations import App, Option
 from hocket.cli.derived import add_operations
 from hocket.cli.options import seconds
-from hocket.cli.output import console, emit, on_terminal, say, table
+from hocket.cli.printing import console, emit, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Usage
 from hocket.kernel.texts import counted
