@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hocket.cli import commands, declarations
-from hocket.kernel.extension import extensions, loaded
+from hocket.kernel import extension
 
 from .conftest import PROGRAM, Program
 
@@ -138,9 +138,13 @@ def test_everything_that_is_loaded_by_its_place_is_there():
     """No import names these, so no type checker does."""
     for place, _ in commands.COMMANDS.values():
         declarations.loaded(place)
-    for each in extensions():
+    for each in extension.extensions():
         seams = (each.shortcuts, each.members, each.submits, each.tasks, each.watches, each.checks, each.pacers)
-        places = [place for seam in (*seams, each.context, each.node, each.request_proofs) for place in seam.values()]
+        places = [
+            place
+            for seam in (*seams, each.context, each.node, each.counts, each.request_proofs)
+            for place in seam.values()
+        ]
         places += [place for kind in each.kinds for place in (kind.printed, kind.worker, kind.server, kind.refusal)]
-        for place in (*places, each.counts, each.proof, each.runtime, each.worker):
-            assert not place or loaded(place)
+        for place in (*places, each.proof, each.runtime, each.worker):
+            assert not place or extension.loaded(place)
