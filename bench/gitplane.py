@@ -19,9 +19,9 @@ from typing import Any
 from bench.subject import Result
 from hocket.extensions.command.execution import Execution, Output, Resources, RunnerProgram, Stream
 from hocket.extensions.command.proof import Proof, check, prove
-from hocket.extensions.git import holding, jobs, verify
+from hocket.extensions.git import git_jobs, holding, verify
+from hocket.extensions.git.git_jobs import GitJob
 from hocket.extensions.git.holding import GitWorkerKey, HeldClaim
-from hocket.extensions.git.jobs import GitJob
 from hocket.extensions.git.objects import Kind
 from hocket.extensions.git.plane import ROOT, Change, Plane
 from hocket.extensions.git.planes import open_plane
@@ -43,7 +43,7 @@ def claims_local(home: Path, count: int, batch: int) -> Result:
     """
     _repository(home / "jobs.git", 2 * count)
     with closing(_plane(home / "jobs.git", home)) as plane:
-        listed = _learned(plane, jobs.listing(plane))
+        listed = _learned(plane, git_jobs.listing(plane))
         raw = _UpdateRef(home / "jobs.git")
         try:
             return _turns(plane, batch, listed[::2], raw.claim, listed[1::2])
@@ -58,16 +58,18 @@ def claims_http(home: Path, count: int, batch: int) -> Result:
     served = home / "served"
     _repository(served / "jobs.git", 2 * count)
     with _serving(served) as address, closing(open_plane(f"{address}/jobs.git", home / "cache", os.environ)) as plane:
-        listed = _learned(plane, jobs.listing(plane))
+        listed = _learned(plane, git_jobs.listing(plane))
         raw = _Push(home / "raw.git", f"{address}/jobs.git", listed[1::2])
         return _turns(plane, batch, listed[::2], raw.claim, listed[1::2])
 
 
 def _learned(plane: Plane, listed: Sequence[GitJob]) -> list[GitJob]:
     """A worker has read what a job asks for before it claims it."""
-    orders = jobs.orders_of(plane, [job.refs for job in listed])
+    orders = git_jobs.orders_of(plane, [job.refs for job in listed])
     return [
-        job._replace(tree=each.tree) for job in listed if isinstance(each := orders[job.refs.content_id], jobs.GitOrder)
+        job._replace(tree=each.tree)
+        for job in listed
+        if isinstance(each := orders[job.refs.content_id], git_jobs.GitOrder)
     ]
 
 
@@ -188,7 +190,7 @@ def listing(home: Path, count: int, finished: bool) -> Result:
     with closing(_plane(home / "jobs.git", home)) as plane:
         _run(*words)
         start = time.perf_counter()
-        listed = jobs.listing(plane)
+        listed = git_jobs.listing(plane)
         between = time.perf_counter()
         _run(*words)
         raw_seconds = time.perf_counter() - between
@@ -261,7 +263,7 @@ def _repository(place: Path, count: int, finished: bool = False) -> list[Proof]:
         aside = _Aside(plane)
         for number in range(count):
             text = b'command: ["/bin/echo"]\nargs: ["%d"]\ntimeout: 30\n' % number
-            made = jobs.submit(aside, text, NOW_MS)
+            made = git_jobs.submit(aside, text, NOW_MS)
             if finished:
                 proofs.append(_finish(aside, made, number))
             if number % SUBMIT_STEP == SUBMIT_STEP - 1 or number == count - 1:
@@ -270,8 +272,8 @@ def _repository(place: Path, count: int, finished: bool = False) -> list[Proof]:
     return proofs
 
 
-def _finish(plane: Plane, made: jobs.GitSubmitted, number: int) -> Proof:
-    held = holding.claim(plane, GitJob(jobs.JobRefs(made.content_id, made.commit), "pending"), ME, NOW_MS)
+def _finish(plane: Plane, made: git_jobs.GitSubmitted, number: int) -> Proof:
+    held = holding.claim(plane, GitJob(git_jobs.JobRefs(made.content_id, made.commit), "pending"), ME, NOW_MS)
     assert held is not None
     running = holding.run(plane, held, ME, NOW_MS)
     assert running is not None

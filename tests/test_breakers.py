@@ -10,7 +10,7 @@ import pytest
 from hocket.breakers import CircuitBreaker
 from hocket.errors import CircuitOpen, Unreachable
 from hocket.events import Event
-from hocket.events.worker_events import BreakerClosed, BreakerOpened, BreakerProbing
+from hocket.events.workers import BreakerClosed, BreakerOpened, BreakerProbing
 
 THREADS = 16
 

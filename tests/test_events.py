@@ -12,8 +12,8 @@ import hocket
 import hocket.events
 import hocket.testing
 from hocket.events import Event, sentences
-from hocket.events.job_events import JobClaimed, JobHandedBack, LeaseLost, RunFailed, RunFinished, RunStarted
-from hocket.events.node_events import PeerChanged
+from hocket.events.jobs import JobClaimed, JobHandedBack, LeaseLost, RunFailed, RunFinished, RunStarted
+from hocket.events.nodes import PeerChanged
 from hocket.extensions.tempo.messages import BarReport
 
 REPORT = SimpleNamespace(window="w", tasks=1, overruns=2, broken_promises=0)

@@ -99,7 +99,7 @@ def transition(what: str, before: Breaker, after: Breaker, pause_ms: int = OPEN_
     """The event of a change of state; None if the state is the same."""
     if after.call == before.call:
         return None
-    from hocket.events.worker_events import BreakerClosed, BreakerOpened, BreakerProbing
+    from hocket.events.workers import BreakerClosed, BreakerOpened, BreakerProbing
 
     if after.state is BreakerState.CLOSED:
         return BreakerClosed(what)

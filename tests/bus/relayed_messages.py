@@ -12,7 +12,7 @@ import msgspec
 from hocket.bus.messages import CAPACITY, BusMessage, MessageBus, MessageQueue, MessagesState, cluster_root
 from hocket.bus.process_messages import ProcessMessages
 from hocket.events import Emit, Event
-from hocket.events.node_events import MessagesDropped
+from hocket.events.nodes import MessagesDropped
 from hocket.node.message_bus import NodeMessages
 from hocket.node.runtime import Runtime
 from tests.mesh.test_message_relay import Member

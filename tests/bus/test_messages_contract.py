@@ -16,7 +16,7 @@ from hocket.bus.messages import BusMessage, MemoryMessages, MemoryServer, Messag
 from hocket.bus.nats_messages import NatsMessages
 from hocket.bus.process_messages import ProcessMessages
 from hocket.events import Event
-from hocket.events.node_events import MessagesDropped
+from hocket.events.nodes import MessagesDropped
 from tests.bus.nats_server import NatsServer, connected
 from tests.bus.relayed_messages import relayed
 

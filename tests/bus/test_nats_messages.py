@@ -28,8 +28,8 @@ from hocket.bus.nats_messages import NatsMessages
 from hocket.bus.signed import SignedMessages
 from hocket.errors import Usage
 from hocket.events import Event
-from hocket.events.node_events import BusAway, BusConnected, MessagesDropped
-from hocket.events.worker_events import BreakerOpened
+from hocket.events.nodes import BusAway, BusConnected, MessagesDropped
+from hocket.events.workers import BreakerOpened
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.retrying import RetryPolicy

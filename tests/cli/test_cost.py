@@ -11,7 +11,7 @@ import pytest
 import hocket as library
 from hocket.errors import OverBudget
 from hocket.events import Event
-from hocket.events.job_events import RunFailed, RunFinished
+from hocket.events.jobs import RunFailed, RunFinished
 from hocket.work.handlers import JobType
 from tests.cli.conftest import Program, until
 from tests.mesh.test_commands import program as program

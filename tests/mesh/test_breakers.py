@@ -8,7 +8,7 @@ import pytest
 
 from hocket.errors import CircuitOpen, Unreachable
 from hocket.events import Event
-from hocket.events.worker_events import BreakerClosed, BreakerOpened, BreakerProbing
+from hocket.events.workers import BreakerClosed, BreakerOpened, BreakerProbing
 from hocket.kernel.retrying import BreakerState
 from hocket.mesh import peers, wire
 from hocket.mesh.peers import find

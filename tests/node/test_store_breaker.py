@@ -9,7 +9,7 @@ import pytest
 
 from hocket.errors import StoreCircuitOpen, StoreError
 from hocket.events import Event
-from hocket.events.worker_events import BreakerClosed, BreakerOpened, BreakerProbing
+from hocket.events.workers import BreakerClosed, BreakerOpened, BreakerProbing
 from hocket.node import runtime as runtime_module
 from hocket.node.node import Node
 from hocket.node.running import StoreBreaker, store_troubles

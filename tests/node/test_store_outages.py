@@ -12,8 +12,8 @@ import pytest
 import hocket
 from hocket.errors import StoreError
 from hocket.events import Event
-from hocket.events.job_events import LeaseLost, ResultDiscarded
-from hocket.events.worker_events import BreakerOpened
+from hocket.events.jobs import LeaseLost, ResultDiscarded
+from hocket.events.workers import BreakerOpened
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from tests.postgres_relay import Relay

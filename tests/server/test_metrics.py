@@ -18,7 +18,7 @@ from hocket.api import Service
 from hocket.api.figures import figures
 from hocket.bus.messages import MemoryMessages, MemoryServer
 from hocket.events import Event
-from hocket.events.job_events import (
+from hocket.events.jobs import (
     JobClaimed,
     JobHandedBack,
     JobPostponed,
@@ -30,7 +30,7 @@ from hocket.events.job_events import (
     RunFinished,
     RunStarted,
 )
-from hocket.events.node_events import OpRefused
+from hocket.events.nodes import OpRefused
 from hocket.extensions.tempo import metrics as tempo_metrics
 from hocket.kernel.ids import node_text
 from hocket.mesh.wire import Request

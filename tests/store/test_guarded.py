@@ -10,7 +10,7 @@ from hocket import store as stores
 from hocket.breakers import CircuitBreaker
 from hocket.errors import Conflict, StoreCircuitOpen, StoreError, StoreLocked, StoreStarting
 from hocket.events import Event
-from hocket.events.worker_events import BreakerClosed, BreakerOpened, BreakerProbing
+from hocket.events.workers import BreakerClosed, BreakerOpened, BreakerProbing
 from hocket.store import Session, sqlite
 from hocket.store.guarded import GuardedStore
 

@@ -14,7 +14,7 @@ import hocket
 import hocket.testing
 from hocket.errors import Conflict, StoreError
 from hocket.events import sentences, troubles
-from hocket.events.job_events import JobSkipped
+from hocket.events.jobs import JobSkipped
 from hocket.events.troubles import Troubles
 from hocket.families import artifacts
 from hocket.families.jobs import claiming, cron

@@ -21,10 +21,10 @@ import hocket.testing
 from hocket.errors import StoreError
 from hocket.events import Event, ignore, listens, sentences
 from hocket.events.event_logging import log_event, logged
-from hocket.events.job_events import JobClaimed, JobRescued, RunFailed, RunFinished, RunStarted
-from hocket.events.node_events import PeerChanged
+from hocket.events.jobs import JobClaimed, JobRescued, RunFailed, RunFinished, RunStarted
+from hocket.events.nodes import PeerChanged
 from hocket.events.troubles import Troubles
-from hocket.events.worker_events import StoreUnavailable, WorkerStarted
+from hocket.events.workers import StoreUnavailable, WorkerStarted
 from hocket.families.jobs import claiming
 from hocket.families.jobs import requests as jobs
 from hocket.kernel.ids import parse_ulid

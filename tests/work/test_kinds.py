@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import hocket
-from hocket.events.job_events import KindsNotDefined
+from hocket.events.jobs import KindsNotDefined
 from hocket.families.jobs import claiming, cron
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.cron import NewSchedule

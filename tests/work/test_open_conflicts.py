@@ -12,7 +12,7 @@ import pytest
 
 from hocket.bus.messages import MemoryMessages, MemoryServer
 from hocket.events import Event
-from hocket.events.job_events import LeaseLost, RunFinished
+from hocket.events.jobs import LeaseLost, RunFinished
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.candidates import worker_id
 from hocket.kernel.clock import Hlc

@@ -11,7 +11,7 @@ import hocket
 import hocket.testing
 from hocket.errors import Usage
 from hocket.events import Event
-from hocket.events.job_events import JobPostponed
+from hocket.events.jobs import JobPostponed
 from hocket.families.jobs import view
 from hocket.testing import MemorySyncNode, Ran
 from hocket.work.handlers import REGISTRY, JobType

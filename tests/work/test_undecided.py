@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from hocket.events.job_events import JobsReclaimed
+from hocket.events.jobs import JobsReclaimed
 from hocket.families.jobs import claiming
 from hocket.kernel.arbitration import Reason
 from hocket.work.maintenance import SweepLoop

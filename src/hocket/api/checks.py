@@ -16,7 +16,7 @@ from typing import Literal
 from hocket.api import ServiceAnswer
 from hocket.api.status import breakers_of
 from hocket.errors import Conflict, HocketError, StoreError, Usage
-from hocket.events.node_events import NodeForked
+from hocket.events.nodes import NodeForked
 from hocket.families.availability.requests import unavailable
 from hocket.families.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
 from hocket.kernel.arbitration import Reason

@@ -26,7 +26,7 @@ import msgspec
 
 from hocket.bus.envelope import KEPT_MS, SEALED_BYTES_MAX
 from hocket.events import Emit, ignore
-from hocket.events.node_events import MessagesDropped
+from hocket.events.nodes import MessagesDropped
 from hocket.kernel.clock import Hlc
 from hocket.kernel.postcard import Malformed
 

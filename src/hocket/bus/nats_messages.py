@@ -38,7 +38,7 @@ from hocket.bus.nats_access import NatsAccess, shown
 from hocket.cancelling import cancellable, end_tasks
 from hocket.errors import CircuitOpen
 from hocket.events import Emit, ignore
-from hocket.events.node_events import BusAway, BusConnected
+from hocket.events.nodes import BusAway, BusConnected
 from hocket.kernel.retrying import RetryPolicy
 
 # Below this prefix are the subjects of announcements.

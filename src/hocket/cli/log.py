@@ -140,7 +140,7 @@ def import_log(
     """
     from hocket.api import ops
     from hocket.api.checks import TWINS
-    from hocket.events.node_events import NodeForked
+    from hocket.events.nodes import NodeForked
     from hocket.kernel.ids import node_text
 
     with open_service() as service:

@@ -27,8 +27,8 @@ from hocket.cli.settings import open_runtime, settings
 from hocket.errors import StoreAway, Usage
 from hocket.events import Emit, Event
 from hocket.events.event_logging import ROOT, log_event, logged
-from hocket.events.job_events import JobWaiting
-from hocket.events.worker_events import MetricsServed, StoreUnavailable
+from hocket.events.jobs import JobWaiting
+from hocket.events.workers import MetricsServed, StoreUnavailable
 from hocket.kernel.retrying import STORE_RETRIES
 from hocket.kernel.texts import clean, clean_json
 from hocket.mesh.waiting import Waiting

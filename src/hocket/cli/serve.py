@@ -175,14 +175,14 @@ def _say(runtime: "Runtime", address: str, server: "Server") -> None:
     fields(list(shown.items()))
     sys.stdout.flush()
     if server.is_exposed and server.scheme == "http":
-        from hocket.events.node_events import TrafficNotEncrypted
+        from hocket.events.nodes import TrafficNotEncrypted
 
         log_event(TrafficNotEncrypted())
 
 
 def _report(gate: "Gate") -> None:
     """Reports what the server refused while it ran."""
-    from hocket.events.node_events import RequestsRefused
+    from hocket.events.nodes import RequestsRefused
 
     for reason, count in sorted(gate.refusals.items()):
         log_event(RequestsRefused(reason, count))

@@ -36,7 +36,7 @@ def open_runtime() -> "Runtime":
 
         send_kept_if_in_touch(runtime, warn)
     if runtime.machine_clock is not None and runtime.machine_clock.off_ms:
-        from hocket.events.worker_events import ClockDisagrees
+        from hocket.events.workers import ClockDisagrees
 
         print(f"hocket: {ClockDisagrees(runtime.machine_clock.off_ms)}", file=sys.stderr)
     return runtime

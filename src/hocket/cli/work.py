@@ -20,7 +20,7 @@ from hocket.cli.settings import settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
 from hocket.events import Emit
 from hocket.events.event_logging import log_event
-from hocket.events.worker_events import KindsNotClaimable, WorkerStarted, WorkerStopping
+from hocket.events.workers import KindsNotClaimable, WorkerStarted, WorkerStopping
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.extension import extension_kinds, loaded

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from hocket.errors import StoreError
 from hocket.events import Emit, Event
-from hocket.events.worker_events import StepFailed
+from hocket.events.workers import StepFailed
 from hocket.kernel.ids import ulid_text
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from math import ceil
 
 from hocket.bus.hints import OUTPUT, about
 from hocket.events import Emit, ignore
-from hocket.events.node_events import CallerRefused, NodeForked, OpRefused, OpsCollided
+from hocket.events.nodes import CallerRefused, NodeForked, OpRefused, OpsCollided
 from hocket.families.access import NodeAccess
 from hocket.families.blobs import Blobs
 from hocket.families.jobs.claiming import accept

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from hocket.events import Emit
-from hocket.events.node_events import HistoryRecovered
+from hocket.events.nodes import HistoryRecovered
 from hocket.kernel import postcard
 from hocket.kernel.authority import Authority
 from hocket.kernel.frontier import AUTHORS_MAX

@@ -12,8 +12,8 @@ from hocket.bus.hints import ANYTHING, LOG, NOTHING, OUTPUT, PEER, about
 from hocket.bus.messages import MessageBus
 from hocket.errors import HocketError, StoreError
 from hocket.events import Emit, ignore
-from hocket.events.node_events import CoordinatorSilent, NodeGraded, OpsDelivered, OpsWaiting
-from hocket.events.worker_events import StoreUnavailable
+from hocket.events.nodes import CoordinatorSilent, NodeGraded, OpsDelivered, OpsWaiting
+from hocket.events.workers import StoreUnavailable
 from hocket.families.access import NodeAccess
 from hocket.families.jobs.progress import own_notes
 from hocket.families.liveness import Grade, grade

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hocket.errors import HocketError
 from hocket.events import Emit
-from hocket.events.node_events import NodeForked, OpRefused
+from hocket.events.nodes import NodeForked, OpRefused
 from hocket.families.access import NodeAccess
 from hocket.families.jobs.claiming import accept
 from hocket.kernel.capabilities import Knowledge

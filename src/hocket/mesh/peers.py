@@ -267,7 +267,7 @@ async def note_program(access: NodeAccess, node: int, knows: Knowledge, emit: "E
     await note(access, lambda session: session.set_program(key, text))
     difference = sentence(knows)
     if difference is not None:
-        from hocket.events.node_events import ProgramDiffers
+        from hocket.events.nodes import ProgramDiffers
 
         emit(ProgramDiffers(node_text(node), difference))
 

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from hocket.events import Emit, ignore
-from hocket.events.node_events import NodeOverQuota
+from hocket.events.nodes import NodeOverQuota
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import payers, quota_of, sharing
 from hocket.kernel.bundles import count_of

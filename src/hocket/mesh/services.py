@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hocket.bus.messages import MessageBus
 from hocket.events import Emit, ignore
-from hocket.events.node_events import JoinRefused
+from hocket.events.nodes import JoinRefused
 from hocket.families.access import NodeAccess
 from hocket.families.blobs import Blobs
 from hocket.families.liveness import ProcessTurn

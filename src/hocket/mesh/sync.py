@@ -11,7 +11,7 @@ from hocket.breakers import refusal, transition
 from hocket.bus.hints import Changes, about
 from hocket.errors import CircuitOpen, HocketError, StoreError, Unreachable
 from hocket.events import Emit, ignore
-from hocket.events.node_events import PeerChanged, PeerPaused
+from hocket.events.nodes import PeerChanged, PeerPaused
 from hocket.families.access import NodeAccess
 from hocket.families.inbox.facts import MESSAGE, SendMessage
 from hocket.families.inbox.rules import read_address

@@ -21,8 +21,8 @@ from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
 from hocket.errors import Unreachable, Usage
 from hocket.events import Emit, ignore
-from hocket.events.node_events import StoreRowRefused
-from hocket.events.worker_events import StepFailed
+from hocket.events.nodes import StoreRowRefused
+from hocket.events.workers import StepFailed
 from hocket.families.blobs import Blobs
 from hocket.families.jobs.requests import Decision, Offer, Result
 from hocket.families.jobs.rules import Job

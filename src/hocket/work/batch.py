@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from hocket.bus.hints import IDLE, Changes, gathered
 from hocket.bus.hints import NOTHING as NO_CHANGES
-from hocket.events.job_events import JobSkipped
+from hocket.events.jobs import JobSkipped
 from hocket.events.troubles import Troubles
 from hocket.families.access import NodeAccess
 from hocket.families.availability.facts import Availability

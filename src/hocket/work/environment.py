@@ -21,7 +21,7 @@ from hocket.bus.messages import MessageBus
 from hocket.cancelling import end_tasks
 from hocket.errors import Usage
 from hocket.events import Emit, ignore
-from hocket.events.worker_events import BackgroundTaskFailed
+from hocket.events.workers import BackgroundTaskFailed
 from hocket.families.access import NodeAccess
 from hocket.families.jobs.claiming import HoldMs, whole_beats
 from hocket.families.jobs.rendezvous import WEIGHT_MAX, WEIGHT_MIN, is_weight

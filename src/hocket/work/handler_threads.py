@@ -16,7 +16,7 @@ from hocket.cancelling import end_loop
 from hocket.errors import Usage
 from hocket.events import Emit
 from hocket.events.troubles import Troubles
-from hocket.events.worker_events import HandlerLoopBlocked, HandlerStuck, StepFailed, WorkerSpent
+from hocket.events.workers import HandlerLoopBlocked, HandlerStuck, StepFailed, WorkerSpent
 from hocket.work.handlers import JobType
 from hocket.work.runner import Run, Step
 

@@ -14,7 +14,7 @@ import msgspec
 from hocket.bus.hints import IDLE, Changes, about
 from hocket.errors import StoreError
 from hocket.events import Emit, listens
-from hocket.events.job_events import JobClaimed, JobRunsAlone, LeaseLost, RunStarted
+from hocket.events.jobs import JobClaimed, JobRunsAlone, LeaseLost, RunStarted
 from hocket.events.troubles import Troubles
 from hocket.families import lease
 from hocket.families.jobs import progress

@@ -9,9 +9,9 @@ import math
 
 from hocket.errors import StoreError
 from hocket.events import Emit, Event
-from hocket.events.job_events import JobRescued, JobsReclaimed, ScheduleSkipped
+from hocket.events.jobs import JobRescued, JobsReclaimed, ScheduleSkipped
 from hocket.events.troubles import Troubles, described
-from hocket.events.worker_events import BatchFailed, ClockDisagrees, EvictionNotAllowed, StoreUnavailable
+from hocket.events.workers import BatchFailed, ClockDisagrees, EvictionNotAllowed, StoreUnavailable
 from hocket.families import artifacts
 from hocket.families.access import NodeAccess
 from hocket.families.jobs import claiming as accepting

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hocket.errors import Unreachable
 from hocket.events import Emit
-from hocket.events.node_events import CoordinatorFailed, CoordinatorReachable, CoordinatorUnreachable
+from hocket.events.nodes import CoordinatorFailed, CoordinatorReachable, CoordinatorUnreachable
 from hocket.events.troubles import described
 from hocket.families.jobs.requests import Decision, Offer, Result
 from hocket.families.jobs.rules import Job

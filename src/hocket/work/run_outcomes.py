@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from hocket.errors import StoreError
 from hocket.events import Emit, listens
-from hocket.events.job_events import JobHandedBack, JobPostponed, ResultDiscarded, RetryPlanned, RunFailed, RunFinished
+from hocket.events.jobs import JobHandedBack, JobPostponed, ResultDiscarded, RetryPlanned, RunFailed, RunFinished
 from hocket.events.troubles import Troubles
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.arbitration import Reason

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from hocket.bus.hints import CLAIM, IDLE, Changes, about
 from hocket.errors import StoreAway, StoreError
-from hocket.events.job_events import KindsNotDefined
-from hocket.events.node_events import CoordinatorUnknown
+from hocket.events.jobs import KindsNotDefined
+from hocket.events.nodes import CoordinatorUnknown
 from hocket.events.troubles import Troubles, described
-from hocket.events.worker_events import AvailabilityChanged, BatchFailed, StoreUnavailable, WorkerDeclaredDead
+from hocket.events.workers import AvailabilityChanged, BatchFailed, StoreUnavailable, WorkerDeclaredDead
 from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.jobs.candidates import worker_id
 from hocket.families.jobs.claiming import OfferedClaim

@@ -5,9 +5,9 @@ import os
 
 from hocket.extensions.command.execution import Execution, Output, Resources, RunnerProgram, Stream
 from hocket.extensions.command.proof import Proof, prove
-from hocket.extensions.git import holding, jobs
+from hocket.extensions.git import git_jobs, holding
+from hocket.extensions.git.git_jobs import GitJob
 from hocket.extensions.git.holding import GitWorkerKey, HeldClaim
-from hocket.extensions.git.jobs import GitJob
 from hocket.extensions.git.plane import Plane
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey
@@ -26,12 +26,12 @@ def manifest(number: int = 0) -> bytes:
 
 
 def submitted(plane: Plane, number: int = 0) -> GitJob:
-    made = jobs.submit(plane, manifest(number), NOW_MS)
+    made = git_jobs.submit(plane, manifest(number), NOW_MS)
     return seen(plane, made.content_id)
 
 
 def seen(plane: Plane, content_id: bytes) -> GitJob:
-    job = jobs.look(plane, content_id)
+    job = git_jobs.look(plane, content_id)
     assert job is not None
     return job
 

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from hocket.extensions.git import holding, jobs
+from hocket.extensions.git import git_jobs, holding
 from hocket.extensions.git.plane import commit_at
 from hocket.extensions.git.planes import open_plane
 from tests.extensions.git.hands import CONTENTS, NOW_MS, proof, worker
@@ -17,7 +17,7 @@ def main() -> None:
     what, address, cache, name, start = sys.argv[1:]
     plane = open_plane(address, Path(cache), os.environ)
     me = worker(name, process=name)
-    listed = jobs.listing(plane)
+    listed = git_jobs.listing(plane)
     plane.read([job.refs.job for job in listed if job.refs.job is not None])
     print("ready", flush=True)
     os.close(os.open(start, os.O_RDONLY))

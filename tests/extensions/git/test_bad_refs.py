@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hocket.extensions.command.manifest import content_id, read_manifest
-from hocket.extensions.git import jobs
-from hocket.extensions.git.jobs import JobRefs
+from hocket.extensions.git import git_jobs
+from hocket.extensions.git.git_jobs import JobRefs
 from hocket.extensions.git.objects import COMMIT_BYTES_MAX
 from hocket.extensions.git.planes import open_plane
 from hocket.extensions.git.verify import verify
@@ -124,15 +124,15 @@ def test_a_bad_ref_spoils_only_its_own_job(here: Place, kind: str):
     done, waiting = finished(plane, 1), submitted(plane, 2)
     POISONS[kind](here)
     plane = here.open()
-    states = {each.refs.content_id: each.state for each in jobs.listing(plane)}
+    states = {each.refs.content_id: each.state for each in git_jobs.listing(plane)}
     assert states[done.refs.content_id] == "succeeded" and states[waiting.refs.content_id] == "pending"
-    orders = jobs.orders_of(plane, [each.refs for each in jobs.unfinished(plane) if jobs.is_waiting(each)])
-    assert isinstance(orders[waiting.refs.content_id], jobs.GitOrder)
+    orders = git_jobs.orders_of(plane, [each.refs for each in git_jobs.unfinished(plane) if git_jobs.is_waiting(each)])
+    assert isinstance(orders[waiting.refs.content_id], git_jobs.GitOrder)
     assert isinstance(orders.get(BAD.content_id, ""), str) or states[BAD.content_id] == "claimed"
     found = {each.content_id: each for each in verify(plane)}
     assert not found[done.refs.content_id].findings and not found[waiting.refs.content_id].findings
     assert found[BAD.content_id].findings
-    assert jobs.clear(plane, NOW_MS + 1_000_000) == [done.refs.content_id]
+    assert git_jobs.clear(plane, NOW_MS + 1_000_000) == [done.refs.content_id]
 
 
 @pytest.mark.req("GT-06", "GT-15")
@@ -146,10 +146,14 @@ def test_a_server_that_cannot_read_some_of_its_objects(tmp_path: Path, monkeypat
             monkeypatch.setattr(sys.modules[__name__], "BAD", JobRefs(content_id(read_manifest(manifest(number)))))
             poison(there)
         plane = there.open()
-        states = {each.refs.content_id: each.state for each in jobs.listing(plane)}
+        states = {each.refs.content_id: each.state for each in git_jobs.listing(plane)}
         assert states[done.refs.content_id] == "succeeded" and states[waiting.refs.content_id] == "pending"
-        orders = jobs.orders_of(plane, [each.refs for each in jobs.unfinished(plane) if jobs.is_waiting(each)])
-        assert [job for job, order in orders.items() if isinstance(order, jobs.GitOrder)] == [waiting.refs.content_id]
+        orders = git_jobs.orders_of(
+            plane, [each.refs for each in git_jobs.unfinished(plane) if git_jobs.is_waiting(each)]
+        )
+        assert [job for job, order in orders.items() if isinstance(order, git_jobs.GitOrder)] == [
+            waiting.refs.content_id
+        ]
         sound = {each.content_id for each in verify(plane) if not each.findings}
         assert sound == {done.refs.content_id, waiting.refs.content_id}
 
@@ -184,7 +188,7 @@ def test_a_worker_meets_every_bad_ref_and_does_the_other_jobs(
             poison(here)
             names[refs.content_id] = kind
         plane = here.open()
-        made = jobs.submit(plane, b"command: [/bin/true]\ntimeout: 30\n", NOW_MS)
+        made = git_jobs.submit(plane, b"command: [/bin/true]\ntimeout: 30\n", NOW_MS)
         ran = work(tmp_path / "home", here)
         complaints = ran.stderr.decode()
         assert ran.returncode == 0, complaints
@@ -195,7 +199,7 @@ def test_a_worker_meets_every_bad_ref_and_does_the_other_jobs(
         assert of == Counter(
             name for name in names.values() if not name.startswith("result is") and name != NO_TRAILERS
         )
-        state = {each.refs.content_id: each.state for each in jobs.listing(plane)}[made.content_id]
+        state = {each.refs.content_id: each.state for each in git_jobs.listing(plane)}[made.content_id]
         assert state == "succeeded"
         sound = {each.content_id for each in verify(plane) if not each.findings}
         assert sound == {made.content_id}, [names[each] for each in sound - {made.content_id}]
@@ -208,18 +212,18 @@ def test_a_ref_with_a_line_end_in_its_name_is_one_ref(here: Place):
     for odd in ("a\u2028b", "a\x85b", "a\u2029"):
         here.git("update-ref", f"refs/gatos/jobs/{odd}", str(done.refs.job))
     assert len(plane.refs()) == 4 + 3
-    assert [each.state for each in jobs.listing(plane)] == ["succeeded"]
+    assert [each.state for each in git_jobs.listing(plane)] == ["succeeded"]
 
 
 MEASURED = """
 import json, resource, sys
 from pathlib import Path
-from hocket.extensions.git import jobs
+from hocket.extensions.git import git_jobs
 from hocket.extensions.git.planes import open_plane
 from hocket.extensions.git.verify import verify
 plane = open_plane(sys.argv[1], Path(sys.argv[2]))
-listed = [job.state for job in jobs.listing(plane)]
-orders = jobs.orders_of(plane, jobs.group(plane.refs()).values())
+listed = [job.state for job in git_jobs.listing(plane)]
+orders = git_jobs.orders_of(plane, git_jobs.group(plane.refs()).values())
 bad = [len(found.findings) for found in verify(plane)]
 plane.close()
 # Not getrusage for this process: that counts what its parent had before it became this program.

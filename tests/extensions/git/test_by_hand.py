@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.extensions.git import holding, jobs
+from hocket.extensions.git import git_jobs, holding
 from hocket.extensions.git.planes import open_plane
 from hocket.extensions.git.verify import verify
 from tests.docs import reader
@@ -26,9 +26,9 @@ def test_a_claim_by_hand_is_a_claim(tmp_path: Path):
     plane = open_plane(str(Path(env["HOME"]) / "jobs.git"), tmp_path / "cache")
     (found,) = verify(plane)
     assert not found.findings
-    (job,) = jobs.listing(plane)
+    (job,) = git_jobs.listing(plane)
     assert job.state == "claimed" and job.claim is not None and job.claim.process == "by-hand"
-    assert jobs.order_of(plane, job.refs).manifest.args == ("echo", "hello")
+    assert git_jobs.order_of(plane, job.refs).manifest.args == ("echo", "hello")
     over = holding.claim(plane, job, worker(), NOW_MS)
     assert over is not None and over.claim.fence == 2
     (found,) = verify(plane)

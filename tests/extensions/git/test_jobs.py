@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import Conflict, Failed, Usage
-from hocket.extensions.git import holding, jobs
+from hocket.extensions.git import git_jobs, holding
 from hocket.extensions.git.claim_commits import read_claim
 from hocket.extensions.git.holding import ClaimWatch
 from hocket.extensions.git.objects import FILE, Object, TreeEntry, commit_data, read_commit, tree_data
@@ -23,14 +23,14 @@ EXAMPLE = (
 
 
 def states(plane: Plane) -> list[str]:
-    return [job.state for job in jobs.listing(plane)]
+    return [job.state for job in git_jobs.listing(plane)]
 
 
 @pytest.mark.req("GT-01", "GT-02", "GT-08", "GT-09", "GT-11")
 def test_a_job_goes_all_the_way(anywhere: Place):
     plane, me = anywhere.open(), worker()
-    made = jobs.submit(plane, EXAMPLE, NOW_MS)
-    assert made.is_new and not jobs.submit(plane, EXAMPLE, NOW_MS + 60_000).is_new
+    made = git_jobs.submit(plane, EXAMPLE, NOW_MS)
+    assert made.is_new and not git_jobs.submit(plane, EXAMPLE, NOW_MS + 60_000).is_new
     assert states(plane) == ["pending"]
     assert anywhere.git("show", f"{made.commit}:job.yaml").encode() == EXAMPLE
 
@@ -143,10 +143,10 @@ def test_clearing_away(anywhere: Place):
     aborted = submitted(plane, 5).refs.content_id
     holding.abort(plane, aborted, me, NOW_MS)
     assert holding.claim(plane, seen(plane, kept[0]), me, NOW_MS) is not None
-    assert jobs.clear(plane, NOW_MS) == []
-    assert set(jobs.clear(plane, NOW_MS + 60_000)) == {*gone, aborted}
-    assert {job.refs.content_id for job in jobs.listing(plane)} == set(kept)
-    assert jobs.submit(plane, manifest(3), NOW_MS).is_new
+    assert git_jobs.clear(plane, NOW_MS) == []
+    assert set(git_jobs.clear(plane, NOW_MS + 60_000)) == {*gone, aborted}
+    assert {job.refs.content_id for job in git_jobs.listing(plane)} == set(kept)
+    assert git_jobs.submit(plane, manifest(3), NOW_MS).is_new
 
 
 def test_a_failed_run_is_a_result(here: Place):
@@ -163,30 +163,30 @@ def test_inputs_travel_along(anywhere: Place):
         b'{"command":["cat"],"timeout":1,"inputs":[{"kind":"blobptr","algo":"blake3","hash":"%s"}]}'
         % hash.hex().encode()
     )
-    made = jobs.submit(anywhere.open(), text, NOW_MS, [data])
+    made = git_jobs.submit(anywhere.open(), text, NOW_MS, [data])
     anywhere.cache = anywhere.cache.with_name("another")
     plane = anywhere.open()
-    order = jobs.order_of(plane, seen(plane, made.content_id).refs)
+    order = git_jobs.order_of(plane, seen(plane, made.content_id).refs)
     assert order.manifest.command == ("cat",)
-    assert {hash: jobs.read_input(plane, hash, oid) for hash, oid in order.inputs.items()} == {hash: data}
+    assert {hash: git_jobs.read_input(plane, hash, oid) for hash, oid in order.inputs.items()} == {hash: data}
     with pytest.raises(Failed, match="does not match its hash"):
-        jobs.read_input(plane, bytes(32), order.inputs[hash])
+        git_jobs.read_input(plane, bytes(32), order.inputs[hash])
 
 
 @pytest.mark.req("GT-03")
 def test_bad_submissions(here: Place, monkeypatch: pytest.MonkeyPatch):
     plane = here.open()
     with pytest.raises(Usage, match="timeout"):
-        jobs.submit(plane, b"command: [x]\ntimeout: -1\n", NOW_MS)
+        git_jobs.submit(plane, b"command: [x]\ntimeout: -1\n", NOW_MS)
     with pytest.raises(Usage, match="not among the manifest's inputs"):
-        jobs.submit(plane, manifest(), NOW_MS, [b"surprise"])
+        git_jobs.submit(plane, manifest(), NOW_MS, [b"surprise"])
     hash = content_hash(b"abc").hex()
     text = f'{{"command":["cat"],"timeout":1,"inputs":[{{"kind":"blobptr","algo":"blake3","hash":"{hash}","size":4}}]}}'
     with pytest.raises(Usage, match="has 3 bytes, but the manifest says 4"):
-        jobs.submit(plane, text.encode(), NOW_MS, [b"abc"])
-    monkeypatch.setattr(jobs, "INPUTS_BYTES_MAX", 2)
+        git_jobs.submit(plane, text.encode(), NOW_MS, [b"abc"])
+    monkeypatch.setattr(git_jobs, "INPUTS_BYTES_MAX", 2)
     with pytest.raises(Usage, match="at most 2 bytes"):
-        jobs.submit(plane, text.replace(',"size":4', "").encode(), NOW_MS, [b"abc"])
+        git_jobs.submit(plane, text.replace(',"size":4', "").encode(), NOW_MS, [b"abc"])
     assert plane.refs() == {}
 
 
@@ -194,18 +194,20 @@ def test_a_job_whose_name_lies_is_not_run(here: Place):
     plane = here.open()
     tree = plane.write("tree", tree_data([TreeEntry(FILE, "job.yaml", plane.write("blob", manifest()))]))
     commit = plane.write("commit", commit_data(tree, [], "x <x@x>", 1, b"by hand\n"))
-    refs = jobs.JobRefs(bytes(32), commit)
+    refs = git_jobs.JobRefs(bytes(32), commit)
     assert plane.swap([Change(refs.name("job"), None, commit)])
     assert states(plane) == ["damaged"]
     with pytest.raises(Failed, match=r"job\.yaml of .* is blake3:"):
-        jobs.order_of(plane, refs)
+        git_jobs.order_of(plane, refs)
 
 
 @pytest.mark.req("GT-01", "GT-08")
 def test_a_job_that_was_submitted_by_hand(here: Place):
     """A commit with a job.yaml under the right name is a job, whoever made it and how."""
-    content_id = jobs.submit(other := here.open(), EXAMPLE, NOW_MS).content_id
-    assert jobs.clear(other, 0) == [] and other.swap([Change(name, oid, None) for name, oid in other.refs().items()])
+    content_id = git_jobs.submit(other := here.open(), EXAMPLE, NOW_MS).content_id
+    assert git_jobs.clear(other, 0) == [] and other.swap(
+        [Change(name, oid, None) for name, oid in other.refs().items()]
+    )
     blob = here.git("hash-object", "-w", "--stdin", given=EXAMPLE).strip()
     tree = here.git("mktree", given=f"100644 blob {blob}\tjob.yaml\n").strip()
     commit = here.git("commit-tree", tree, given="please run this\n").strip()
@@ -213,7 +215,7 @@ def test_a_job_that_was_submitted_by_hand(here: Place):
     plane, me = here.open(), worker()
     held = holding.claim(plane, seen(plane, content_id), me, NOW_MS)
     assert held is not None
-    assert jobs.order_of(plane, held.refs).manifest.env == {"GREETING": "hello"}
+    assert git_jobs.order_of(plane, held.refs).manifest.env == {"GREETING": "hello"}
 
 
 def test_what_is_none_of_ours_is_left_out(here: Place):
@@ -222,7 +224,7 @@ def test_what_is_none_of_ours_is_left_out(here: Place):
     assert job.refs.job is not None
     for name in ("odd", f"{'AB' * 32}/job", f"{'ab' * 32}/other", f"{'ab' * 32}/claims/x", f"{'ab' * 32}/claim"):
         here.git("update-ref", f"refs/gatos/jobs/{name}", job.refs.job)
-    assert [job.refs.content_id for job in jobs.listing(plane)] == [job.refs.content_id]
+    assert [job.refs.content_id for job in git_jobs.listing(plane)] == [job.refs.content_id]
 
 
 def test_a_damaged_claim_is_listed_as_that(here: Place):
@@ -254,7 +256,7 @@ def test_a_lease_is_counted_on_the_watchers_clock(here: Place):
     assert held is not None
 
     def is_open() -> bool:
-        return bool(watch.open(jobs.listing(plane)))
+        return bool(watch.open(git_jobs.listing(plane)))
 
     assert not is_open(), "the claim says that it is decades old, but it was seen only now"
     clock.now += 10.9
@@ -276,11 +278,11 @@ def test_a_dead_process_of_our_own_key_is_not_waited_for(here: Place):
     assert held is not None
     alive = {"worker-1"}
     watch = ClaimWatch(me.key.public, alive.__contains__, Time())
-    assert watch.open(jobs.listing(plane)) == []
+    assert watch.open(git_jobs.listing(plane)) == []
     stranger = ClaimWatch(worker("two").key.public, lambda _: False, Time())
-    assert stranger.open(jobs.listing(plane)) == []
+    assert stranger.open(git_jobs.listing(plane)) == []
     alive.clear()
-    (job,) = watch.open(jobs.listing(plane))
+    (job,) = watch.open(git_jobs.listing(plane))
     over = holding.claim(plane, job, me._replace(process="worker-2"), NOW_MS)
     assert over is not None and over.claim.fence == 2
 
@@ -292,7 +294,7 @@ def test_jobs_that_ended_are_not_open(here: Place):
     holding.abort(plane, submitted(plane, 3).refs.content_id, worker(), NOW_MS)
     watch = ClaimWatch(worker().key.public, lambda _: False, clock)
     for _ in range(2):
-        assert [job.refs.content_id for job in watch.open(jobs.listing(plane))] == [pending.refs.content_id]
+        assert [job.refs.content_id for job in watch.open(git_jobs.listing(plane))] == [pending.refs.content_id]
         clock.now += 1000
 
 
@@ -414,13 +416,13 @@ def test_states_are_told_by_any_clone(tmp_path: Path, here: Place):
     subprocess.run(["git", "clone", "-q", "--mirror", str(here.directory), str(clone)], env=here.outside, check=True)
     here.address = str(clone)
     assert sorted(states(here.open())) == ["aborted", "claimed", "failed", "pending", "running", "succeeded"]
-    assert jobs.listing(here.open()) == jobs.listing(plane)
+    assert git_jobs.listing(here.open()) == git_jobs.listing(plane)
 
 
 @pytest.mark.req("GT-01", "GT-08")
 def test_a_ref_without_a_good_manifest_is_not_pending(here: Place):
     """Pushed with plain git: a commit without job.yaml, one with a bad one, and one that belongs to another id."""
-    good = jobs.submit(here.open(), EXAMPLE, NOW_MS)
+    good = git_jobs.submit(here.open(), EXAMPLE, NOW_MS)
     empty = here.git("hash-object", "-t", "tree", "-w", "--stdin").strip()
     blob = here.git("hash-object", "-w", "--stdin", given=b"command: 7\n").strip()
     tree = here.git("mktree", given=f"100644 blob {blob}\tjob.yaml\n").strip()
@@ -428,11 +430,11 @@ def test_a_ref_without_a_good_manifest_is_not_pending(here: Place):
         commit = here.git("commit-tree", each, "-m", "a job").strip()
         here.git("update-ref", f"refs/gatos/jobs/{number:064x}/job", commit)
     here.git("update-ref", f"refs/gatos/jobs/{2:064x}/job", good.commit)
-    found = {job.refs.content_id: job for job in jobs.listing(here.open())}
+    found = {job.refs.content_id: job for job in git_jobs.listing(here.open())}
     assert found[good.content_id].state == "pending"
     bad = [found[number.to_bytes(32, "big")] for number in range(3)]
     assert [job.state for job in bad] == ["damaged"] * 3 and all(job.trouble for job in bad)
-    shown = jobs.look(here.open(), (1).to_bytes(32, "big"))
+    shown = git_jobs.look(here.open(), (1).to_bytes(32, "big"))
     assert shown is not None and shown.state == "damaged"
 
 
@@ -462,8 +464,8 @@ def test_a_job_that_is_read_while_a_push_moves_its_refs_is_not_damaged(here: Pla
         def __getattr__(self, name: str) -> object:
             return getattr(reading, name)
 
-    (job,) = jobs.listing(Torn())  # type: ignore[arg-type]
+    (job,) = git_jobs.listing(Torn())  # type: ignore[arg-type]
     assert job.state == "succeeded" and len(listed) == 2
     here.git("update-ref", "-d", ref)
-    (job,) = jobs.listing(here.open())
+    (job,) = git_jobs.listing(here.open())
     assert job.state == "damaged" and "there is no result" in str(job.trouble)

@@ -12,7 +12,7 @@ import pytest
 
 from hocket.errors import Usage
 from hocket.extensions.command.manifest import content_id, read_manifest
-from hocket.extensions.git import holding, jobs
+from hocket.extensions.git import git_jobs, holding
 from hocket.extensions.git.holding import ClaimWatch
 from hocket.extensions.git.objects import Object
 from hocket.extensions.git.trailers import BadTrailer, any_key_of
@@ -135,7 +135,7 @@ def test_a_signed_result_is_good_by_its_key(here: Place, over: str, spelling: st
     job = other.job()
     other.claim(job)
     other.result(job, key=f"ed25519:{KEYS[spelling]}", sign=SIGNATURES[over])
-    (listed,) = jobs.listing(here.open())
+    (listed,) = git_jobs.listing(here.open())
     assert listed.state == "succeeded" and listed.result is not None and listed.result.worker == KEY.public
     found, said = judged(here, KEY.public)
     assert found.findings == () and found.signer == KEY.public and said == "good"
@@ -162,7 +162,7 @@ def test_a_result_may_say_how_it_ended(here: Place, state: str):
     other.claim(job)
     trailers = f"State: {state}\nAttest-Program: {hash_text(content_hash(b'gatosd'))}\nPolicy-Code-Root: {ROOT}\n"
     other.result(job, sign=over_envelope, trailers=trailers, place=f"gatos/objects/blake3/{'ab' * 32}.json")
-    (listed,) = jobs.listing(here.open())
+    (listed,) = git_jobs.listing(here.open())
     assert listed.state == state
 
 
@@ -250,11 +250,11 @@ def test_a_claim_that_is_only_the_workers_ref_holds_the_job(here: Place, name: s
     }[points_to]
     other.claim(target, name)
     plane = here.open()
-    (listed,) = jobs.listing(plane)
+    (listed,) = git_jobs.listing(plane)
     assert listed.state == "claimed" and listed.claim is None
     assert listed.other is not None and listed.other.worker == by
     # It has no lease, so that it is never over.
-    assert not any(map(jobs.is_waiting, jobs.unfinished(plane)))
+    assert not any(map(git_jobs.is_waiting, git_jobs.unfinished(plane)))
     assert ClaimWatch(me.key.public, lambda _: False, lambda: 1e9).open([listed]) == []
     assert judged(here)[0].findings == ()
     holding.abort(plane, JOB, me, NOW_MS, "enough")
@@ -269,7 +269,7 @@ def test_a_claim_as_the_newer_documents_have_it(here: Place):
     job = other.job()
     other.ref("claim", other.commit(other.tree({"x": b"x"}), f"x\n\nWorker-Id: ed25519:{KEYS['base64']}\n", job))
     plane = here.open()
-    (listed,) = jobs.listing(plane)
+    (listed,) = git_jobs.listing(plane)
     assert listed.state == "claimed" and listed.other is not None and listed.other.worker == KEY.public
     assert judged(here)[0].findings == ()
     holding.abort(plane, JOB, me, NOW_MS)
@@ -327,9 +327,9 @@ def test_inputs_are_found_where_gatos_keeps_them(here: Place, where: str):
         "update-ref", f"refs/gatos/jobs/{content_id(read_manifest(text)).hex()}/job", _job(here, text, where, data)
     )
     plane = here.open()
-    (listed,) = jobs.listing(plane)
-    order = jobs.order_of(plane, listed.refs)
-    assert jobs.read_input(plane, content_hash(data), order.inputs[content_hash(data)]) == data
+    (listed,) = git_jobs.listing(plane)
+    order = git_jobs.order_of(plane, listed.refs)
+    assert git_jobs.read_input(plane, content_hash(data), order.inputs[content_hash(data)]) == data
     assert [each.findings for each in verify(plane)] == [()]
 
 
@@ -345,23 +345,23 @@ def _job(here: Place, text: bytes, where: str, data: bytes) -> str:
 def test_a_ulid_stands_for_its_job(here: Place):
     plane = here.open()
     submitted(plane)
-    made = jobs.submit(plane, MANIFEST, NOW_MS)
+    made = git_jobs.submit(plane, MANIFEST, NOW_MS)
     for name in (ULID, made.content_id.hex(), hash_text(made.content_id), made.content_id.hex()[:12]):
-        assert jobs.named(plane, name).content_id == JOB
+        assert git_jobs.named(plane, name).content_id == JOB
     with pytest.raises(Usage, match="no job"):
-        jobs.named(plane, "01JBZ8Q0000000000000000001")
+        git_jobs.named(plane, "01JBZ8Q0000000000000000001")
     for name in ("", "blake3:", "xyz"):
         with pytest.raises(Usage):
-            jobs.named(plane, name)
+            git_jobs.named(plane, name)
 
 
 @pytest.mark.req("GT-13")
 def test_a_ulid_of_two_jobs_stands_for_neither(here: Place):
     plane = here.open()
-    jobs.submit(plane, MANIFEST, NOW_MS)
-    jobs.submit(plane, MANIFEST.replace(b"30", b"31"), NOW_MS)
+    git_jobs.submit(plane, MANIFEST, NOW_MS)
+    git_jobs.submit(plane, MANIFEST.replace(b"30", b"31"), NOW_MS)
     with pytest.raises(Usage, match="several jobs"):
-        jobs.named(plane, ULID)
+        git_jobs.named(plane, ULID)
 
 
 @pytest.mark.req("GT-13")
@@ -372,10 +372,10 @@ def test_a_ulid_is_read_from_the_manifest_alone(here: Place):
     lie = other.commit(here.git("rev-parse", f"{job.refs.job}^{{tree}}").strip(), f"x\n\nUlid: {ULID}\n")
     here.git("update-ref", job.refs.name("job"), lie)
     with pytest.raises(Usage, match="no job"):
-        jobs.named(plane, ULID)
+        git_jobs.named(plane, ULID)
     here.git("update-ref", job.refs.name("job"), other.commit(other.tree({"job.yaml": MANIFEST}), "x\n"))
     with pytest.raises(Usage, match="no job"):
-        jobs.named(plane, ULID)
+        git_jobs.named(plane, ULID)
 
 
 # --- what Hocket writes for others
@@ -398,9 +398,9 @@ def test_the_policy_of_the_manifest_is_in_the_result(here: Place):
     assert any("not the policy_root of the job's job.yaml" in each for each in wrong)
 
 
-def _done(here: Place, text: bytes, policy_root: str | None) -> jobs.GitJob:
+def _done(here: Place, text: bytes, policy_root: str | None) -> git_jobs.GitJob:
     plane, me = here.open(), worker()
-    job = seen(plane, jobs.submit(plane, text, NOW_MS).content_id)
+    job = seen(plane, git_jobs.submit(plane, text, NOW_MS).content_id)
     held = holding.claim(plane, job, me, NOW_MS)
     assert held is not None
     from msgspec.structs import replace

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from hocket.extensions.git import holding, jobs
+from hocket.extensions.git import git_jobs, holding
 from hocket.extensions.git.verify import verify
 from tests.cli.fork_server import start_command
 from tests.docs.reader import ROOT
@@ -100,4 +100,4 @@ def test_a_worker_that_lost_finds_the_job_taken(anywhere: Place):
     assert holding.claim(plane, job, worker("one"), NOW_MS) is not None
     assert holding.claim(plane, job, worker("two"), NOW_MS) is None
     watch = holding.ClaimWatch(worker("two").key.public, lambda _: False, lambda: 0.0)
-    assert watch.open(jobs.listing(plane)) == []
+    assert watch.open(git_jobs.listing(plane)) == []

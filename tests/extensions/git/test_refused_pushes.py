@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.extensions.git import jobs
+from hocket.extensions.git import git_jobs
 from hocket.node.runtime import Runtime
 from tests.cli.fork_server import start_command
 from tests.extensions.git.places import Place, place
@@ -52,27 +52,27 @@ def count(declined: Path) -> int:
 
 @pytest.mark.req("GT-11")
 def test_a_worker_whose_claims_are_refused_for_a_while_claims_later(here: Place, home: Path, tmp_path: Path) -> None:
-    made = jobs.submit(here.open(), manifest(1), 1_000)
+    made = git_jobs.submit(here.open(), manifest(1), 1_000)
     declined, said = refuse(here), tmp_path / "said"
     worker = started(home, here, said)
     until(lambda: count(declined) >= 3, "three refused pushes")
     assert worker.poll() is None
     assert said.read_text().count("refuses changes") == 1
     (here.directory / "hooks" / "pre-receive").unlink()
-    until(lambda: (job := jobs.look(here.open(), made.content_id)) and job.state == "succeeded", "the job's result")
+    until(lambda: (job := git_jobs.look(here.open(), made.content_id)) and job.state == "succeeded", "the job's result")
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(60) == 0
 
 
 @pytest.mark.req("GT-11")
 def test_a_result_that_is_refused_for_a_while_is_pushed_later(here: Place, home: Path, tmp_path: Path) -> None:
-    made = jobs.submit(here.open(), manifest(1), 1_000)
+    made = git_jobs.submit(here.open(), manifest(1), 1_000)
     declined, said = refuse(here, 'echo "$refs" | grep -q /result'), tmp_path / "said"
     worker = started(home, here, said, "--until-idle")
     until(lambda: count(declined) >= 3, "three refused results")
     assert worker.poll() is None
     (here.directory / "hooks" / "pre-receive").unlink()
     assert worker.wait(60) == 0
-    found = jobs.look(here.open(), made.content_id)
+    found = git_jobs.look(here.open(), made.content_id)
     assert found is not None and found.state == "succeeded" and found.claim is not None and found.claim.fence == 1
     assert said.read_text().count("refuses changes") == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import StoreError, Usage
-from hocket.extensions.git import jobs
+from hocket.extensions.git import git_jobs
 from hocket.extensions.git.trust import NAME_CHARS_MAX, TrustedKeys, parse_worker
 from hocket.kernel.keys import SigningKey, did_key, key_text
 from hocket.node.home import Home
@@ -72,7 +72,7 @@ def test_the_answers_for_programs(here: Place, home: Path):
 def test_a_home_trusts_its_own_node_and_the_keys_on_its_list(here: Place, home: Path, tmp_path: Path):
     plane = here.open()
     finished(plane)
-    jobs.submit(plane, manifest(1), 1_000)
+    git_jobs.submit(plane, manifest(1), 1_000)
     hocket(home, "git", "work", here.directory, "--allow-any", "--until-idle")
     verify = ("git", "verify", here.directory)
     assert "1 of 2 jobs" in hocket(home, *verify, code=4)

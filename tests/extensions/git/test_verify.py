@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hocket.extensions.git import holding, jobs
+from hocket.extensions.git import git_jobs, holding
 from hocket.extensions.git.claim_commits import GitClaim, claim_data
-from hocket.extensions.git.jobs import GitJob
+from hocket.extensions.git.git_jobs import GitJob
 from hocket.extensions.git.objects import FILE, Object, TreeEntry, commit_data, read_commit, read_tree, tree_data
 from hocket.extensions.git.plane import Plane
 from hocket.extensions.git.verify import GitFinding, Verified, verify
@@ -502,7 +502,7 @@ def objects_of(here: Place, job: GitJob) -> list[str]:
 def test_any_changed_byte_is_found(here: Place, data: st.DataObject):
     plane = here.planes[0] if here.planes else here.open()
     refs = plane.refs()
-    job = seen(plane, next(iter(jobs.group(refs)))) if refs else finished(plane)
+    job = seen(plane, next(iter(git_jobs.group(refs)))) if refs else finished(plane)
     oid = data.draw(st.sampled_from(objects_of(here, job)))
     path = here.directory / "objects" / oid[:2] / oid[2:]
     before = path.read_bytes()
@@ -544,7 +544,7 @@ def test_any_changed_byte_is_found_when_all_ids_are_made_anew(here: Place, data:
     """Somebody who may push changes a byte of a file, or of the result's commit, and makes every id right again."""
     plane = here.planes[0] if here.planes else here.open()
     refs = plane.refs()
-    job = seen(plane, next(iter(jobs.group(refs)))) if refs else finished(plane)
+    job = seen(plane, next(iter(git_jobs.group(refs)))) if refs else finished(plane)
     names = ["", "proof.json", "outputs.json", "attestation.dsse.json", f"blobs/{MADE}"]
     name = data.draw(st.sampled_from(names))
 
@@ -601,7 +601,7 @@ def test_a_shallow_clone_says_what_it_lacks(here: Place, tmp_path: Path):
     found = list(verify(shallow, job.refs.content_id))
     assert [(each.commit, each.is_gap) for each in found[0].findings] == [(job.refs.claim, True)]
     assert found[0].execution is not None, "the result itself is whole"
-    assert [each.state for each in jobs.listing(shallow)] == [each.state for each in jobs.listing(plane)]
+    assert [each.state for each in git_jobs.listing(shallow)] == [each.state for each in git_jobs.listing(plane)]
     # Working there is possible too.
     held = holding.claim(shallow, pending, worker(), NOW_MS)
     assert held is not None and holding.run(shallow, held, worker(), NOW_MS)
@@ -613,7 +613,7 @@ def test_a_partial_clone_fetches_what_it_lacks(here: Place, tmp_path: Path):
     job, pending = finished(plane), submitted(plane, 1)
     here.address = str(clone(here, tmp_path, "--filter=blob:none"))
     partial = here.open()
-    assert jobs.order_of(partial, pending.refs).manifest.args == ("1",)
+    assert git_jobs.order_of(partial, pending.refs).manifest.args == ("1",)
     assert holding.claim(partial, seen(partial, pending.refs.content_id), worker(), NOW_MS) is not None
     assert not next(verify(partial, job.refs.content_id)).findings
 

@@ -21,7 +21,7 @@ from hocket.bus.hints import Pipes
 from hocket.extensions.command.job import command_runner
 from hocket.extensions.command.manifest import content_id, read_manifest
 from hocket.extensions.command.proofs import GIT_KIND
-from hocket.extensions.git import holding, jobs
+from hocket.extensions.git import git_jobs, holding
 from hocket.extensions.git.announcements import listening
 from hocket.extensions.git.plane import Change
 from hocket.extensions.git.verify import verify
@@ -85,7 +85,7 @@ def test_eight_workers_are_killed_at_random_and_every_job_has_one_result(
         str(tmp_path / "ran"),
     )
     for number in range(count):
-        assert jobs.submit(plane, manifest(number, *command), 1_000).is_new
+        assert git_jobs.submit(plane, manifest(number, *command), 1_000).is_new
     words = ("git", "work", here.directory, "--allow-any", "--lease", "3s", "--until-idle")
     workers = [start(homes[number % 4], *words) for number in range(8)]
     try:
@@ -101,7 +101,7 @@ def test_eight_workers_are_killed_at_random_and_every_job_has_one_result(
     finally:
         for worker in workers:
             worker.kill()
-    states = Counter(job.state for job in jobs.listing(plane))
+    states = Counter(job.state for job in git_jobs.listing(plane))
     assert states == {"succeeded": count}
     ran = Counter(tuple(line.split()) for line in (tmp_path / "ran").read_text().splitlines())
     assert {number for number, _ in ran} == {str(number) for number in range(count)}
@@ -185,15 +185,15 @@ def test_a_job_is_submitted_again_as_a_new_one(here: Place, homes: list[Path], t
 def test_a_running_job_is_aborted(here: Place, homes: list[Path], tmp_path: Path) -> None:
     plane = here.open()
     began = tmp_path / "began"
-    made = jobs.submit(plane, manifest(1, "sh", "-c", f"echo $$ > {began}; sleep 600"), 1_000)
+    made = git_jobs.submit(plane, manifest(1, "sh", "-c", f"echo $$ > {began}; sleep 600"), 1_000)
     worker = start(homes[0], "git", "work", here.directory, "--allow-any", "--lease", "2s", "--until-idle")
     process = int(until(lambda: began.exists() and began.read_text().strip(), "the command to begin"))
-    found = jobs.look(plane, made.content_id)
+    found = git_jobs.look(plane, made.content_id)
     assert found is not None and found.state in ("claimed", "running")
     hocket(homes[1], "git", "abort", here.directory, made.content_id.hex()[:12], "--reason", "no longer needed")
     assert worker.wait(PATIENCE_S) == 0
     assert not Path(f"/proc/{process}").exists()
-    found = jobs.look(plane, made.content_id)
+    found = git_jobs.look(plane, made.content_id)
     assert found is not None and found.state == "aborted" and found.refs.result is None
     assert "has already ended" in hocket(homes[1], "git", "abort", here.directory, made.content_id.hex(), code=3)
     assert "good: 1 job" in hocket(homes[1], "git", "verify", here.directory)
@@ -222,7 +222,9 @@ def test_a_repository_that_vanishes_in_mid_job(here: Place, homes: list[Path], t
     """The worker lives, the command is stopped when its lease must be over, and the job is done when it is back."""
     plane = here.open()
     began, away = tmp_path / "began", here.directory.with_name("away")
-    made = jobs.submit(plane, manifest(1, "sh", "-c", f"echo $$ >> {began}; [ -e {away}.back ] || sleep 600"), 1_000)
+    made = git_jobs.submit(
+        plane, manifest(1, "sh", "-c", f"echo $$ >> {began}; [ -e {away}.back ] || sleep 600"), 1_000
+    )
     worker = start(homes[0], "git", "work", here.directory, "--allow-any", "--lease", "2s", "--until-idle")
     process = int(until(lambda: began.exists() and began.read_text().strip(), "the command to begin"))
     here.directory.rename(away)
@@ -231,7 +233,7 @@ def test_a_repository_that_vanishes_in_mid_job(here: Place, homes: list[Path], t
     Path(f"{away}.back").touch()
     away.rename(here.directory)
     assert worker.wait(PATIENCE_S) == 0
-    found = jobs.look(here.open(), made.content_id)
+    found = git_jobs.look(here.open(), made.content_id)
     assert found is not None and found.state == "succeeded" and found.claim is not None and found.claim.fence == 2
     assert "good: 1 job" in hocket(homes[0], "git", "verify", here.directory)
 
@@ -259,7 +261,7 @@ def test_a_worker_that_is_stopped_hands_its_job_back(here: Place, homes: list[Pa
     """Nobody waits for the end of the lease."""
     plane = here.open()
     began, may_end = tmp_path / "began", tmp_path / "may-end"
-    made = jobs.submit(plane, manifest(1, "sh", "-c", f"echo $$ >> {began}; [ -e {may_end} ] || sleep 600"), 1_000)
+    made = git_jobs.submit(plane, manifest(1, "sh", "-c", f"echo $$ >> {began}; [ -e {may_end} ] || sleep 600"), 1_000)
     words = ("git", "work", here.directory, "--allow-any", "--lease", "1h")
     worker = start(homes[0], *words)
     process = int(until(lambda: began.exists() and began.read_text().strip(), "the command to begin"))
@@ -267,13 +269,13 @@ def test_a_worker_that_is_stopped_hands_its_job_back(here: Place, homes: list[Pa
     worker.send_signal(signal.SIGINT)
     assert worker.wait(PATIENCE_S) == 130
     assert not Path(f"/proc/{process}").exists()
-    found = jobs.look(plane, made.content_id)
+    found = git_jobs.look(plane, made.content_id)
     assert found is not None and found.state == "pending"
     assert found.claim is not None and found.claim.state == "released" and found.claim.fence == 1
     assert "good: 1 job" in hocket(homes[1], "git", "verify", here.directory)
     may_end.touch()
     assert "1 succeeded" in hocket(homes[1], *words, "--until-idle")
-    found = jobs.look(plane, made.content_id)
+    found = git_jobs.look(plane, made.content_id)
     assert found is not None and found.state == "succeeded" and found.claim is not None and found.claim.fence == 2
     assert "good: 1 job" in hocket(homes[1], "git", "verify", here.directory)
 
@@ -284,15 +286,15 @@ def test_a_worker_on_a_draining_node_finishes_and_takes_nothing_new(
     plane = here.open()
     began, may_end = tmp_path / "began", tmp_path / "may-end"
     wait = f"echo $$ > {began}; until [ -e {may_end} ]; do sleep 0.05; done"
-    first = jobs.submit(plane, manifest(1, "sh", "-c", wait), 1_000)
+    first = git_jobs.submit(plane, manifest(1, "sh", "-c", wait), 1_000)
     words = ("git", "work", here.directory, "--allow-any", "--until-idle")
     worker = start(homes[0], *words)
     until(lambda: began.exists() and began.read_text().strip(), "the command to begin")
     hocket(homes[0], "drain", "here")
-    second = jobs.submit(plane, manifest(2), 2_000)
+    second = git_jobs.submit(plane, manifest(2), 2_000)
     may_end.touch()
     assert worker.wait(PATIENCE_S) == 0
-    states = [found.state for made in (first, second) if (found := jobs.look(plane, made.content_id)) is not None]
+    states = [found.state for made in (first, second) if (found := git_jobs.look(plane, made.content_id)) is not None]
     assert states == ["succeeded", "pending"]
     hocket(homes[0], "resume", "here")
     assert "1 succeeded" in hocket(homes[0], *words)
@@ -333,8 +335,8 @@ def test_a_job_that_was_submitted_again_between_two_looks_is_looked_at_again(her
             "inputs": [{"kind": "blobptr", "algo": "blake3", "hash": hash_text(content_hash(data)), "size": len(data)}],
         }
     ).encode()
-    first = jobs.submit(plane, text, 1_000)
-    found = jobs.look(plane, first.content_id)
+    first = git_jobs.submit(plane, text, 1_000)
+    found = git_jobs.look(plane, first.content_id)
     assert found is not None
     other = holding.GitWorkerKey(SigningKey(b"\x31" * 32), "elsewhere", 3_600, os.urandom)
     assert holding.claim(plane, found, other, 1_000) is not None
@@ -343,7 +345,7 @@ def test_a_job_that_was_submitted_again_between_two_looks_is_looked_at_again(her
         assert at_hand._look(slots, 1) == (0, False)
         refs = plane.refs()
         assert plane.swap([Change(name, oid, None) for name, oid in refs.items()])
-        second = jobs.submit(plane, text, 2_000, [data])
+        second = git_jobs.submit(plane, text, 2_000, [data])
         assert second.is_new and second.commit != first.commit
         assert at_hand._look(slots, 1) == (1, False)
         (future,) = at_hand._running
@@ -366,7 +368,7 @@ def test_a_job_that_was_no_good_is_looked_at_again_when_it_changes(
             assert at_hand._look(slots, 1) == (0, True)
         assert capsys.readouterr().out.count("is not a commit") == 1
         here.git("update-ref", "-d", ref)
-        assert jobs.submit(plane, text, 1_000).is_new
+        assert git_jobs.submit(plane, text, 1_000).is_new
         assert at_hand._look(slots, 1) == (1, False)
         (future,) = at_hand._running
         future.result(PATIENCE_S)

@@ -12,7 +12,7 @@ import pytest
 
 import hocket
 from hocket.errors import Usage
-from hocket.events.job_events import JobHandedBack, LeaseLost, RunFinished
+from hocket.events.jobs import JobHandedBack, LeaseLost, RunFinished
 from hocket.extensions.tempo.heard_beats import LocalBeats
 from hocket.extensions.tempo.messages import ClaimState, NodeLoad, StatusClaim
 from hocket.extensions.tempo.policy import make_policy

@@ -20,7 +20,7 @@ import msgspec
 
 from hocket.errors import Failed, OverBudget, Unreachable, Usage
 from hocket.events import Emit, Event, ignore
-from hocket.events.worker_events import AllowanceIsRisky, GpusUnpriced
+from hocket.events.workers import AllowanceIsRisky, GpusUnpriced
 from hocket.extensions.command.allowance import OBSTACLES, Allowance, configured
 from hocket.extensions.command.command_runs import Gpus, ResourceLimits
 from hocket.extensions.command.execute import CommandLimits, CommandResult, CommandRunner, Heard, RunTerms, order_for

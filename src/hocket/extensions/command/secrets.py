@@ -18,8 +18,8 @@ import msgspec
 
 from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Usage
 from hocket.events import Emit
-from hocket.events.job_events import SecretsNotHandedOver
-from hocket.events.worker_events import StoreUnavailable
+from hocket.events.jobs import SecretsNotHandedOver
+from hocket.events.workers import StoreUnavailable
 from hocket.families import artifacts
 from hocket.families.access import NodeAccess
 from hocket.families.jobs.requests import Content

@@ -16,7 +16,7 @@ from hocket.bus.hints import GIT, Bus, Pipes, about
 from hocket.bus.messages import ANNOUNCED_S_MAX, MessageBus
 from hocket.errors import HocketError
 from hocket.events import Emit, ignore
-from hocket.extensions.git import jobs
+from hocket.extensions.git import git_jobs
 from hocket.extensions.git.pending_jobs import (
     AGAIN,
     ANNOUNCE_S,
@@ -85,13 +85,13 @@ class GitWatch:
         return []
 
     def _looked(self, plane: Plane) -> list[bytes]:
-        found = {job: refs for job, refs in jobs.group(plane.refs()).items() if refs.job is not None}
+        found = {job: refs for job, refs in git_jobs.group(plane.refs()).items() if refs.job is not None}
         known, self._known = self._known, set(found)
         if known is None:
             new = {job: refs for job, refs in found.items() if refs.is_unclaimed}
         else:
             new = {job: refs for job, refs in found.items() if job not in known}
-        orders = jobs.orders_of(plane, new.values()) if new else {}
+        orders = git_jobs.orders_of(plane, new.values()) if new else {}
         return [job for job, order in orders.items() if not isinstance(order, str)]
 
 

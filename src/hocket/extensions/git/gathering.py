@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hocket.extensions.command.proof import PROOF_BYTES_MAX
 from hocket.extensions.git.claim_commits import is_ours
-from hocket.extensions.git.jobs import INPUTS, MANIFEST, JobRefs
+from hocket.extensions.git.git_jobs import INPUTS, MANIFEST, JobRefs
 from hocket.extensions.git.objects import (
     COMMIT_BYTES_MAX,
     OBJECT_BYTES_MAX,

@@ -16,7 +16,7 @@ from hocket.extensions.git.access import Repository, announce_elsewhere, home_he
 from hocket.kernel.texts import counted
 
 if TYPE_CHECKING:
-    from hocket.extensions.git.jobs import GitJob
+    from hocket.extensions.git.git_jobs import GitJob
     from hocket.extensions.git.plane import Plane
     from hocket.extensions.git.runs import GitRun
 
@@ -64,15 +64,15 @@ def submit(
       hocket git submit jobs.git job.yaml
       hocket git submit jobs.git job.yaml --again
     """
-    from hocket.extensions.git import jobs
+    from hocket.extensions.git import git_jobs
     from hocket.extensions.git.announcements import wake_workers
     from hocket.kernel.ids import hash_text
     from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
 
     text = read_file(manifest, TEXT_BYTES_MAX)
-    contents = [read_file(path, jobs.INPUTS_BYTES_MAX) for path in inputs or ()]
+    contents = [read_file(path, git_jobs.INPUTS_BYTES_MAX) for path in inputs or ()]
     with opened_plane(repo) as plane:
-        made = (jobs.submit_again if again else jobs.submit)(plane, text, now_ms(), contents)
+        made = (git_jobs.submit_again if again else git_jobs.submit)(plane, text, now_ms(), contents)
     wake_workers(home_here().processes, made.content_id)
     announce_elsewhere(repo, made.content_id)
     content_id = hash_text(made.content_id)
@@ -169,13 +169,13 @@ def list_jobs(repo: Repository) -> None:
     \b
       hocket git jobs jobs.git
     """
-    from hocket.extensions.git import jobs
+    from hocket.extensions.git import git_jobs
     from hocket.kernel.ids import hash_text
 
     with opened_plane(repo) as plane:
-        found = jobs.listing(plane)
+        found = git_jobs.listing(plane)
         now = now_ms()
-        if hint := jobs.how_to_fetch(plane, found):
+        if hint := git_jobs.how_to_fetch(plane, found):
             notice(f"no jobs in {plane.where}: {hint}")
     emit([_brief(job) for job in found])
     rows = [
@@ -200,13 +200,13 @@ def show(repo: Repository, job: JobArgument) -> None:
     import shlex
 
     from hocket.extensions.command.manifest import manifest_json
-    from hocket.extensions.git import jobs, runs
+    from hocket.extensions.git import git_jobs, runs
     from hocket.kernel.ids import hash_text
     from hocket.kernel.keys import key_text
 
     with opened_plane(repo) as plane:
         found = _find(plane, job)
-        order = jobs.order_of(plane, found.refs)
+        order = git_jobs.order_of(plane, found.refs)
         run = runs.read_run(plane, found)
     emit(_brief(found) | {"manifest": manifest_json(order.manifest), "run": None if run is None else _run_json(run)})
     pairs: list[tuple[str, object]] = [
@@ -290,7 +290,7 @@ def verify(
     unsigned or by unknown keys; 1 something is wrong or could not be checked.
     """
     from hocket.extensions.git import verify as checks
-    from hocket.extensions.git.jobs import group, how_to_fetch, named
+    from hocket.extensions.git.git_jobs import group, how_to_fetch, named
     from hocket.extensions.git.trust import parse_worker, verdict
     from hocket.kernel.ids import hash_text
     from hocket.kernel.keys import key_text
@@ -378,13 +378,13 @@ def gc(
     \b
       hocket git gc jobs.git --older 7d
     """
-    from hocket.extensions.git import jobs
+    from hocket.extensions.git import git_jobs
     from hocket.kernel.ids import hash_text
 
     age_s = seconds(older, "--older")
     assert age_s is not None
     with opened_plane(repo) as plane:
-        gone = jobs.clear(plane, now_ms() - int(age_s * 1000))
+        gone = git_jobs.clear(plane, now_ms() - int(age_s * 1000))
     emit([hash_text(each) for each in gone])
     say(f"removed {counted(len(gone), 'job')}")
 
@@ -404,9 +404,9 @@ def _trusted() -> set[bytes]:
 
 
 def _find(plane: "Plane", text: str) -> "GitJob":
-    from hocket.extensions.git import jobs
+    from hocket.extensions.git import git_jobs
 
-    return jobs.describe(plane, [jobs.named(plane, text)])[0]
+    return git_jobs.describe(plane, [git_jobs.named(plane, text)])[0]
 
 
 def _brief(job: "GitJob") -> dict[str, Any]:

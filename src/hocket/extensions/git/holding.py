@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hocket.errors import Conflict, Failed, Usage
 from hocket.extensions.command.proof import Proof, check
 from hocket.extensions.git.claim_commits import LEASE_S_MAX, LEASE_S_MIN, NONCE_BYTES, ClaimState, GitClaim, claim_data
-from hocket.extensions.git.jobs import FINAL, GitJob, GitOrder, JobRefs, blob_entries, look
+from hocket.extensions.git.git_jobs import FINAL, GitJob, GitOrder, JobRefs, blob_entries, look
 from hocket.extensions.git.objects import FILE, TreeEntry, tree_data
 from hocket.extensions.git.plane import Change, Plane, commit_at
 from hocket.extensions.git.results import BLOBS, result_data, result_files, result_of, travelling

@@ -56,7 +56,7 @@ def received(repo: Repository, on: On = None) -> None:
     \b
       echo "$old $new refs/heads/main" | hocket git received project.git --on refs/heads/main=test.yaml
     """
-    from hocket.extensions.git import jobs
+    from hocket.extensions.git import git_jobs
     from hocket.extensions.git.announcements import wake_workers
     from hocket.kernel.ids import hash_text
 
@@ -67,12 +67,16 @@ def received(repo: Repository, on: On = None) -> None:
     changes = [(old, new, ref) for old, new, ref in lines if set(new) != {"0"}]
     rules = list(map(_rule, on or ()))
     with opened_plane(repo) as plane:
-        pushed = [job for job, refs in jobs.group({ref: new for _, new, ref in changes}).items() if refs.job]
-        orders = jobs.orders_of(plane, [refs for job, refs in jobs.group(plane.refs()).items() if job in pushed])
+        pushed = [job for job, refs in git_jobs.group({ref: new for _, new, ref in changes}).items() if refs.job]
+        orders = git_jobs.orders_of(
+            plane, [refs for job, refs in git_jobs.group(plane.refs()).items() if job in pushed]
+        )
         found = [job for job, order in orders.items() if not isinstance(order, str)]
         for old, new, ref in changes:
             told = {"GATOS_REF": ref, "GATOS_OLD": old, "GATOS_NEW": new}
-            found += [jobs.submit(plane, _manifest(file, told), now_ms()).content_id for on, file in rules if on == ref]
+            found += [
+                git_jobs.submit(plane, _manifest(file, told), now_ms()).content_id for on, file in rules if on == ref
+            ]
     for content_id in found:
         wake_workers(home_here().processes, content_id)
         announce_elsewhere(repo, content_id)

@@ -173,13 +173,13 @@ class GitAnnouncing:
     def _is_taken(self, job: PendingGitJob) -> bool:
         """Whether the job is claimed, has ended or is gone. If the repository does not answer, it may still wait."""
         # Every worker looks for jobs to announce, and few homes have some.
-        from hocket.extensions.git import jobs
+        from hocket.extensions.git import git_jobs
         from hocket.extensions.git.planes import open_plane
 
         with suppress(HocketError, OSError):
             plane = open_plane(job.repository, self._home.git_cache, self._outside)
             try:
-                return not jobs.is_unclaimed(plane, job.id)
+                return not git_jobs.is_unclaimed(plane, job.id)
             finally:
                 plane.close()
         return False

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hocket.errors import Failed
 from hocket.extensions.command.execution import Execution, Stream
 from hocket.extensions.command.proof import PROOF_BYTES_MAX, BadProof, read_envelope
-from hocket.extensions.git.jobs import GitJob
+from hocket.extensions.git.git_jobs import GitJob
 from hocket.extensions.git.plane import Plane, Tree, commit_at, directory_below, file_at, tree_at
 from hocket.extensions.git.results import BLOBS, PROOF
 from hocket.extensions.git.trailers import BadTrailer

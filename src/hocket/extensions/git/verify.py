@@ -14,7 +14,7 @@ from hocket.extensions.command.manifest import BadManifest, Manifest, content_id
 from hocket.extensions.command.proof import PROOF_BYTES_MAX, BadProof
 from hocket.extensions.git.claim_commits import GitClaim, is_ours, is_signed, other_worker, read_claim, worker_named
 from hocket.extensions.git.gathering import Gathered, GitFinding, Wrong
-from hocket.extensions.git.jobs import INPUTS, MANIFEST, JobRefs, group
+from hocket.extensions.git.git_jobs import INPUTS, MANIFEST, JobRefs, group
 from hocket.extensions.git.objects import Commit, ObjectTooLarge, TreeEntry
 from hocket.extensions.git.plane import OBJECTS, Plane
 from hocket.extensions.git.results import (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from hocket.errors import Failed, HocketError, NotAuthorised, StoreError, StoreLocked, Unreachable
 from hocket.events import Emit
-from hocket.events.job_events import (
+from hocket.events.jobs import (
     GitRunFailed,
     GitUnavailable,
     JobSkipped,
@@ -26,10 +26,10 @@ from hocket.events.job_events import (
 from hocket.extensions.command.job import RUN_S_MAX, Commands, result
 from hocket.extensions.command.manifest import canonical
 from hocket.extensions.command.proofs import GIT_KIND, NOTHING
-from hocket.extensions.git import holding, jobs
+from hocket.extensions.git import git_jobs, holding
 from hocket.extensions.git.git import QUOTE
+from hocket.extensions.git.git_jobs import GitJob, GitOrder, JobRefs
 from hocket.extensions.git.holding import ClaimWatch, HeldClaim, RunningClaim
-from hocket.extensions.git.jobs import GitJob, GitOrder, JobRefs
 from hocket.extensions.git.plane import Plane
 from hocket.extensions.git.results import BLOBS_BYTES_MAX, state_of
 from hocket.families import lease
@@ -222,10 +222,10 @@ class GitWorker:
     def _look(self, slots: ThreadPoolExecutor, room: int) -> tuple[int, bool]:
         """Claims what it can. Returns how many jobs, and whether there is nothing left to wait for."""
         try:
-            listed = jobs.unfinished(self._plane)
+            listed = git_jobs.unfinished(self._plane)
             self._has_listed = True
             self._tell_damaged(listed)
-            waiting = [job for job in listed if jobs.is_waiting(job)]
+            waiting = [job for job in listed if git_jobs.is_waiting(job)]
             self._learn(waiting)
             orders = [self._order(job.refs.content_id) for job in waiting]
             ours = [job._replace(tree=each.tree) for job, each in zip(waiting, orders, strict=True) if each is not None]
@@ -299,7 +299,7 @@ class GitWorker:
         """Reads the manifests of new jobs, all in one request, and decides which are for this worker."""
         known = {job.refs.content_id: self._known[job.refs.content_id] for job in waiting if self._is_known(job.refs)}
         fresh = [job.refs for job in waiting if job.refs.content_id not in known]
-        for content_id, order in jobs.orders_of(self._plane, fresh).items():
+        for content_id, order in git_jobs.orders_of(self._plane, fresh).items():
             if isinstance(order, str):
                 self._emit(JobSkipped(hash_text(content_id), f"{order}"))
             elif self._parts.commands.allowance.allows(order.manifest):
@@ -363,7 +363,7 @@ class GitWorker:
     def _content(self, order: GitOrder) -> Callable[[bytes], bytes]:
         def content(hash: bytes) -> bytes:
             oid = order.inputs.get(hash)
-            return self._parts.commands.content(hash) if oid is None else jobs.read_input(self._plane, hash, oid)
+            return self._parts.commands.content(hash) if oid is None else git_jobs.read_input(self._plane, hash, oid)
 
         return content
 

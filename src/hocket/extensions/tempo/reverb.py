@@ -9,7 +9,7 @@ from typing import Any
 
 from hocket.errors import HocketError
 from hocket.events import Emit, ignore
-from hocket.events.worker_events import StepFailed
+from hocket.events.workers import StepFailed
 from hocket.extensions.tempo.events import AlarmEnded, AlarmRaised, BarReported
 from hocket.extensions.tempo.heard_beats import BeatNow, BeatSource
 from hocket.extensions.tempo.messages import BarReport, NodeLoad, PromiseResult, StatusClaim

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from hocket.events import Emit, Event
-from hocket.events.job_events import JobHandedBack, JobPostponed, LeaseLost, ResultDiscarded, RunFailed, RunFinished
+from hocket.events.jobs import JobHandedBack, JobPostponed, LeaseLost, ResultDiscarded, RunFailed, RunFinished
 from hocket.extensions.tempo.heard_beats import BeatSource
 from hocket.extensions.tempo.messages import ROLES_MAX, ClaimState, NodeLoad, StatusClaim
 from hocket.extensions.tempo.run_pace import ScoreKeeper

@@ -212,7 +212,7 @@ class LockSweep:
         """Runs until it is cancelled."""
         import asyncio
 
-        from hocket.events.worker_events import StoreUnavailable
+        from hocket.events.workers import StoreUnavailable
 
         while True:
             round_s = self._quiet_s if self._processes.is_quiet else ROUND_S

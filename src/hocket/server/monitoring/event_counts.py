@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hocket.api import Service
 from hocket.events import Event
-from hocket.events.job_events import (
+from hocket.events.jobs import (
     JobClaimed,
     JobHandedBack,
     JobPostponed,
@@ -21,7 +21,7 @@ from hocket.events.job_events import (
     RunFinished,
     RunStarted,
 )
-from hocket.events.node_events import OpRefused
+from hocket.events.nodes import OpRefused
 from hocket.kernel.extension import extensions, loaded
 from hocket.server.monitoring import metrics
 from hocket.server.monitoring.metrics import Labels, Metric, Samples

@@ -17,7 +17,7 @@ from hocket.api.figures import why_not_ready
 from hocket.errors import StoreError
 from hocket.events import Emit, ignore
 from hocket.events.troubles import described
-from hocket.events.worker_events import StepFailed
+from hocket.events.workers import StepFailed
 from hocket.kernel.ids import node_text
 from hocket.mesh import wire
 from hocket.mesh.wire import Reply, Request
