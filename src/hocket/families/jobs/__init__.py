@@ -1,3 +1,3 @@
-"""Jobs: what the ops about one mean (`rules`), which worker should try to claim one (`candidates`, `rendezvous`), and
-how a result travels in parts (`parts`). All of it decides and reads nothing of the world.
+"""Jobs: what the ops about one mean (`rules`), what a node can do with them (`requests`, `claiming`, `rescue`, `cron`),
+how people see them (`view`, `why`), and which worker should try to claim one (`candidates`, `rendezvous`).
 """
