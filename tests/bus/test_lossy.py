@@ -199,7 +199,7 @@ def test_a_mesh_breaks_no_rule_on_such_a_bus(seed: int, monkeypatch: pytest.Monk
         buses.append(Lossy(seed * 1_000 + len(buses), 0.5))
         return buses[-1]
 
-    monkeypatch.setattr("hocket.extensions.sim.environment.MemoryBus", lossy)
+    monkeypatch.setattr("hocket.extensions.sim.node.MemoryBus", lossy)
     report = sim.run(seed, nodes=3, minutes=0.7, jobs=12)
     assert not report.violations, report
     assert report.settled_s is not None

@@ -80,7 +80,8 @@ class Worker:
         self._beat_at = 0.0
         self._runner = environment.slots(options.concurrency, self._ended_in_thread, options.processes)
         self._troubles = Troubles(options.emit, environment.monotonic)
-        self._outcomes = RunOutcomes(options.finished, self._troubles, options.emit)
+        # A program may set `finished` until the worker runs.
+        self._outcomes = RunOutcomes(lambda *end: options.finished(*end), self._troubles, options.emit)
         self._handler_watch = HandlerWatch(self._runner, options.concurrency, self._troubles, options.emit)
         self._tally = ClaimTally(access.log.physical)
         self._held = HeldJobs(

@@ -40,7 +40,7 @@ from hocket.store import open as open_store
 from hocket.work.environment import WorkerOptions
 from hocket.work.handler_threads import HandlerThreads, ProcessPlan
 from hocket.work.handlers import Handlers
-from hocket.work.maintenance import ROUND_S, SweepLoop
+from hocket.work.maintenance import SWEEP_S, SweepLoop
 from hocket.work.output_files import OutputFiles
 from hocket.work.presence import Hardware
 from hocket.work.runner import Run
@@ -281,8 +281,8 @@ class Up(Node):
         )
         self.life.start(touch.run(), "touch")
         self.life.start(worker.run(), "worker")
-        self.life.start(SweepLoop(self, self.environment, self._emit, ROUND_S).run(), "sweep")
-        self.life.start(LockSweep(self, self.environment, self._emit, ROUND_S).run(), "lock sweep")
+        self.life.start(SweepLoop(self, self.environment, self._emit, SWEEP_S).run(), "sweep")
+        self.life.start(LockSweep(self, self.environment, self._emit, SWEEP_S).run(), "lock sweep")
 
     def _emit(self, event: Event) -> None:
         self.node.witness.emitted(self.node.number, event)
