@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import apsw
 import pytest
 from msgspec.structs import replace
 
@@ -45,6 +46,8 @@ from hocket.store import (
     SubjectRow,
     WorkerRow,
 )
+from hocket.store.sqlite import SqliteReader
+from hocket.store.sqlite.session import SqliteSession
 from tests.libsql_server import new_server
 from tests.log.roster.world import READER, introduction, job_id, new_log
 from tests.postgres_server import prepared, server
@@ -114,6 +117,30 @@ class Place:
     def close(self) -> None:
         for store in (self.store, *self._others):
             store.close()
+
+
+@pytest.fixture(autouse=True)
+def a_view_ends_although_something_knows_its_cursors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a tool does that lists all objects. In SQLite, a statement that was not read to its end keeps its view."""
+    known: list[object] = []
+    make, end = SqliteSession.__init__, SqliteReader.end
+
+    def make_and_know(session: SqliteSession, *values: Any, **named: Any) -> None:
+        make(session, *values, **named)
+        execute = session._sql
+
+        def known_execute(*statement: Any) -> Any:
+            known.append(cursor := execute(*statement))
+            return cursor
+
+        session._sql = known_execute
+
+    def end_and_look(reader: SqliteReader) -> None:
+        end(reader)
+        assert reader.connection.txn_state("main") == apsw.SQLITE_TXN_NONE
+
+    monkeypatch.setattr(SqliteSession, "__init__", make_and_know)
+    monkeypatch.setattr(SqliteReader, "end", end_and_look)
 
 
 @pytest.fixture(params=KINDS)

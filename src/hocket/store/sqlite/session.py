@@ -113,13 +113,16 @@ class SqliteSession(Session):
         self._is_left: IsLeft | None = None
         self.row_check: RowCheck | None = None
 
+    # Each result is read to its end. Otherwise the statement stays open as long as its cursor lives, and with it the
+    # view: an object that something else still knows, such as a tool that lists all objects, would freeze the reader.
+
     def _rows(self, sql: str, *values: Any) -> list[Row]:
         rows: list[Row] = self._sql(sql, values).fetchall()
         return rows
 
     def _one(self, sql: str, *values: Any) -> Any:
-        row = self._sql(sql, values).fetchone()
-        return None if row is None else row[0]
+        rows = self._rows(sql, *values)
+        return rows[0][0] if rows else None
 
     def _column(self, sql: str, *values: Any) -> list[Any]:
         return [row[0] for row in self._sql(sql, values)]
@@ -155,7 +158,7 @@ class SqliteSession(Session):
 
     def _stored_head(self) -> Head:
         try:
-            row = self._sql(HEAD).fetchone()
+            row = next(iter(self._rows(HEAD)), None)
         except UNREADABLE as error:
             raise damaged(str(error)) from error
         if row is None or type(row[2]) is not int or type(row[3]) is not bytes:
