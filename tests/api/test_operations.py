@@ -21,8 +21,9 @@ from hocket.mesh import wire
 from hocket.mesh.wire import Reply, Request
 from hocket.node.node import Node, SyncNode
 from hocket.node.runtime import Runtime
-from hocket.server.api import STATUSES, Api, ApiError
-from hocket.server.routes import describe, route_of
+from hocket.server.api import Api
+from hocket.server.description import describe
+from hocket.server.routes import route_of
 
 Colour = Annotated[Literal["light-red", "blue"], Meta(description="The colour.")]
 
@@ -181,7 +182,7 @@ def test_it_is_a_route(runtime: Runtime) -> None:
 
 
 def test_its_description_has_its_parameters() -> None:
-    paths = describe([*map(route_of, OPERATIONS)], ApiError, STATUSES)["paths"]
+    paths = describe([*map(route_of, OPERATIONS)])["paths"]
     painting = paths["/v1/things/{what}/paint"]["post"]
     assert painting["operationId"] == "paint" and painting["summary"] == "Paint a thing."
     assert painting["parameters"][0]["description"] == "The thing."

@@ -18,10 +18,12 @@ from hocket.api.operation import PAGE_MAX, TokenNeed, page_of
 from hocket.errors import Conflict, Failed, NotFound, StoreError, Unreachable, Usage
 from hocket.node.node import Node
 from hocket.server import api as api_module
-from hocket.server.api import STATUSES, Api
+from hocket.server import problems
+from hocket.server.api import Api
+from hocket.server.problems import PROBLEM, PROBLEMS, TYPES
 from hocket.server.routes import ROUTES, ApiCall, ApiRoute, find
 from tests.mesh.world import Place, world
-from tests.server.served import Served
+from tests.server.served import ROOT, Served
 from tests.server.test_tokens import made
 
 NEED = TokenNeed("Row", "Write", lambda call, asked: [asked["name"]])
@@ -171,9 +173,11 @@ BAD_REQUESTS: list[tuple[str, str, Any, dict[str, str], int, str]] = [
 def test_bad_requests_get_a_fitting_status_and_a_sentence(tmp_path: Path):
     async def test(ask: Asker) -> None:
         for method, path, body, headers, status, sentence in BAD_REQUESTS:
-            found, answer, _ = await ask(method, path, body, **headers)
+            found, answer, headers = await ask(method, path, body, **headers)
             assert (found, sentence in answer["message"]) == (status, True), (method, path, found, answer)
-            assert answer.keys() == {"error", "message"}
+            assert answer.keys() == {"type", "title", "status", "detail", "error", "message"}
+            assert headers["content-type"] == PROBLEM and answer["type"].startswith(TYPES)
+            assert (answer["status"], answer["detail"]) == (status, answer["message"])
         assert ask.things.count == 0
 
     run(tmp_path, test)
@@ -221,7 +225,8 @@ def test_a_repeated_request_with_a_key_is_done_once(tmp_path: Path):
         assert first[:2] == again[:2] == (201, {"name": "a", "count": 1, "agent": "ci"})
         assert again[2]["idempotent-replayed"] == "true" and "idempotent-replayed" not in first[2]
         status, answer, _ = await ask("POST", "/v1/things/a", {"size": 2}, Idempotency_Key="k1")
-        assert status == 409 and "another request" in answer["message"]
+        assert (status, answer["error"], answer["final"]) == (422, "key_reused", True)
+        assert "another request" in answer["message"]
         # A key belongs to its token.
         other = programs.create(Service(ask.place.runtime), "cd", ["row:write"]).token
         assert (await ask("POST", "/v1/things/a", {"size": 1}, other, Idempotency_Key="k1"))[1]["count"] == 2
@@ -236,7 +241,10 @@ def test_two_requests_with_one_key_at_once_are_done_once(tmp_path: Path):
         asked = [asyncio.create_task(ask("POST", "/v1/things/a", {"size": 1}, Idempotency_Key="k")) for _ in range(5)]
         ended = asyncio.as_completed(asked)
         for _ in range(4):  # one that came later would get the first one's answer
-            await next(ended)
+            _, answer, headers = await next(ended)
+            assert (answer["type"], answer["error"]) == (f"{TYPES}key-under-way", "conflict") and headers["retry-after"]
+        other = await ask("POST", "/v1/things/a", {"size": 2}, Idempotency_Key="k")
+        assert (other[0], other[1]["error"]) == (422, "key_reused")
         ask.things.may_go.set()
         assert sorted([(await each)[0] for each in asked]) == [201, 409, 409, 409, 409] and ask.things.count == 1
 
@@ -245,16 +253,17 @@ def test_two_requests_with_one_key_at_once_are_done_once(tmp_path: Path):
 
 def test_a_request_that_did_nothing_may_be_repeated_and_one_of_unknown_outcome_may_not(tmp_path: Path):
     async def test(ask: Asker) -> None:
-        async def post(key: str) -> int:
-            return (await ask("POST", "/v1/things/a", {"size": 1}, Idempotency_Key=key))[0]
+        async def post(key: str) -> tuple[int, str | None]:
+            status, answer, _ = await ask("POST", "/v1/things/a", {"size": 1}, Idempotency_Key=key)
+            return status, answer.get("type")
 
         for error, status, after in (
-            (Conflict("held"), 409, 201),
-            (Unreachable("away"), 503, 409),
-            (RuntimeError("bug"), 500, 409),
+            (Conflict("held"), 409, (201, None)),
+            (Unreachable("away"), 503, (409, f"{TYPES}outcome-unknown")),
+            (RuntimeError("bug"), 500, (409, f"{TYPES}outcome-unknown")),
         ):
             ask.things.error = error
-            assert await post(type(error).__name__) == status
+            assert (await post(type(error).__name__))[0] == status
             ask.things.error = None
             assert await post(type(error).__name__) == after
 
@@ -425,8 +434,9 @@ BODIES: dict[str, Any] = {
 
 
 def test_each_status_is_decided_by_one_class():
-    for index, (kind, _, _) in enumerate(STATUSES):
-        assert not any(issubclass(kind, earlier) for earlier, _, _ in STATUSES[:index])
+    for index, problem in enumerate(PROBLEMS):
+        earlier = tuple(kind for each in PROBLEMS[:index] for kind in each.classes)
+        assert not any(issubclass(kind, earlier) for kind in problem.classes)
 
 
 def test_a_path_without_parameters_comes_first():
@@ -438,3 +448,8 @@ def test_a_path_without_parameters_comes_first():
     assert find(routes, "/v1/a/b") == ({"GET": routes[1]}, {})
     assert find(routes, "/v1/a/c") == ({"GET": routes[0]}, {"name": "c"})
     assert find(routes, "/v1/a/") == find(routes, "/v1/a/b/c") == ({}, {})
+
+
+def test_the_page_on_errors_has_every_type():
+    assert problems.listed() in (ROOT / "docs/errors.md").read_text()
+    assert len({each.name for each in PROBLEMS}) == len(PROBLEMS)

@@ -14,8 +14,8 @@ from hocket.api import Service, job_lists, programs
 from hocket.api.job_lists import JobQuery
 from hocket.node.runtime import Runtime
 from hocket.server import openai
-from hocket.server.api import STATUSES, ApiError
-from hocket.server.routes import ROUTES, describe
+from hocket.server.description import describe
+from hocket.server.routes import ROUTES
 from tests.cli.fork_server import start_command
 from tests.server.served import PATIENCE_S, ROOT, Answer, Served, environment, serving
 
@@ -183,7 +183,7 @@ def test_it_is_described_and_off_by_default(chat: Chat, served: Served) -> None:
     assert "post" in paths["/v1/chat/completions"] and "get" in paths["/v1/models"]
     assert "/v1/chat/completions" not in served.ask("GET", "/v1/openapi.json").json["paths"]
     assert served.ask("POST", "/v1/chat/completions", body={}).status == 404
-    described = describe((*ROUTES, *openai.routes(KIND)), ApiError, STATUSES)
+    described = describe((*ROUTES, *openai.routes(KIND)))
     refused = described["paths"]["/v1/chat/completions"]["post"]["responses"]["400"]
     assert refused["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/OpenAiErrorAnswer"}
 

@@ -18,13 +18,13 @@ from hocket.api import Service, programs
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.server import api
-from hocket.server.api import STATUSES, ApiError
-from hocket.server.routes import ROUTES, describe
+from hocket.server.description import describe
+from hocket.server.routes import ROUTES
 from hocket.server.running import Server
 from tests.effort import IS_SOAK
 from tests.server.served import PATIENCE_S, Served
 
-DESCRIPTION = describe(ROUTES, ApiError, STATUSES)
+DESCRIPTION = describe(ROUTES)
 schema = schemathesis.openapi.from_dict(DESCRIPTION)
 # Every bound of every field: each process that collects tests would make all of these requests first.
 schema.config.phases.coverage.enabled = IS_SOAK

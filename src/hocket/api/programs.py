@@ -274,6 +274,33 @@ class TooManyKeys(Conflict):
     """A program has used too many keys within a day."""
 
 
+class KeyReused(Usage):
+    """A key stands for another request."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the Idempotency-Key {key!r} was used for another request; take a new one")
+
+
+class KeyUnderWay(Conflict):
+    """The first request with a key has not ended."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"the first request with the Idempotency-Key {key!r} has not ended; send it again in a moment to get its"
+            " answer"
+        )
+
+
+class OutcomeUnknown(Conflict):
+    """A request with this key was begun, and nothing says whether it was done."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"the outcome of the first request with the Idempotency-Key {key!r} is not known;"
+            " look whether it was done before you take a new key"
+        )
+
+
 class KeyedRequest:
     """A request that a program has marked with a key. `content` is a hash of everything that the request says."""
 
@@ -281,8 +308,8 @@ class KeyedRequest:
         self._runtime, self._program, self._key, self._content = service.runtime, program, key, content
 
     def begin(self) -> KeptAnswer | None:
-        """The answer to an earlier request with this key; None if this is the first one. Raises Conflict if the key
-        stands for another request, or if its outcome is not known.
+        """The answer to an earlier request with this key; None if this is the first one. Raises KeyReused if the key
+        stands for another request, and OutcomeUnknown if the first one did not end.
         """
         key = self._key
         if not 0 < len(key) <= KEY_CHARS_MAX or not key.isascii() or not key.isprintable():
@@ -297,12 +324,9 @@ class KeyedRequest:
                 session.put_answer(AnswerRow(self._program, key, self._content, None, None, now))
                 return None
         if known.request != self._content:
-            raise Conflict(f"the Idempotency-Key {key!r} was used for another request; take a new one")
+            raise KeyReused(key)
         if known.status is None:
-            raise Conflict(
-                f"the first request with the Idempotency-Key {key!r} has not ended, or its outcome is not known;"
-                " look whether it was done before you take a new key"
-            )
+            raise OutcomeUnknown(key)
         return KeptAnswer(known.status, known.body or b"")
 
     def keep(self, answer: KeptAnswer) -> None:

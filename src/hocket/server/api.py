@@ -1,6 +1,6 @@
 """Answers the requests of programs: who asks, whether its token allows it, and then the route's function on a thread.
-Every error is one JSON object with the sentence that the command line would print; no traceback leaves this node. Each
-program and each address has its limits.
+Every error is a problem of RFC 9457 with the sentence that the command line would print; no traceback leaves this
+node. Each program and each address has its limits.
 """
 
 import asyncio
@@ -16,14 +16,26 @@ import msgspec
 
 from hocket.api import Principal, Program, Service, programs
 from hocket.api.operation import TokenNeed
-from hocket.api.programs import KeptAnswer, TooManyKeys, UnknownToken
-from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, Unreachable, Usage
+from hocket.api.programs import KeptAnswer, KeyReused, KeyUnderWay, UnknownToken
+from hocket.errors import HocketError, NotFound, Unreachable
 from hocket.kernel.ids import content_hash
 from hocket.mesh import wire
 from hocket.mesh.quotas import Buckets
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
-from hocket.server.routes import BODY_BYTES_MAX, PREFIX, ROUTES, ApiCall, ApiRoute, BadContentType, describe, find
+from hocket.server.description import describe
+from hocket.server.problems import (
+    INTERNAL,
+    PROBLEM,
+    RETRY_S,
+    BadContentType,
+    BadMethod,
+    Problem,
+    TooBusy,
+    WaitEnded,
+    problem_of,
+)
+from hocket.server.routes import BODY_BYTES_MAX, PREFIX, ROUTES, ApiCall, ApiRoute, find
 
 RATE_PER_S = 200.0
 BURST = 400.0
@@ -35,56 +47,12 @@ REQUESTS_OF_PROGRAM_MAX = 128
 REQUESTS_MAX = 400
 READ_THREADS = 4
 WRITE_THREADS = 8
-RETRY_S = 1
 
 OPENAPI = f"{PREFIX}openapi.json"
 KEY = "idempotency-key"
 _HEADERS = {"content-type": wire.JSON, "cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 T = TypeVar("T")
-
-
-class TooBusy(HocketError):
-    """The caller must come back later."""
-
-    def __init__(self, sentence: str, retry_s: float = RETRY_S) -> None:
-        super().__init__(sentence)
-        self.retry_s = max(1, round(retry_s))
-
-
-class WaitEnded(HocketError):
-    """A request that waited was ended: its caller has disconnected, or the server stops."""
-
-
-class BadMethod(HocketError):
-    def __init__(self, methods: Sequence[str]) -> None:
-        super().__init__(f"this path supports {', '.join(methods)}")
-        self.methods = methods
-
-
-class ApiError(msgspec.Struct, frozen=True):
-    """Why a request was not done. `error` is a word for programs, `message` a sentence for people."""
-
-    error: str
-    message: str
-
-
-# The status and the word of each error. The first class that fits counts.
-STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
-    (UnknownToken, 401, "unknown_token"),
-    (NotAuthorised, 403, "not_authorised"),
-    (NotFound, 404, "not_found"),
-    (BadMethod, 405, "bad_method"),
-    (TooManyKeys, 429, "too_many"),
-    (TooBusy, 429, "too_many"),
-    (Conflict, 409, "conflict"),
-    (BodyTooLong, 413, "too_large"),
-    (BadContentType, 415, "bad_content_type"),
-    (Usage, 400, "usage"),
-    (NoRoom, 503, "unreachable"),
-    (WaitEnded, 503, "unreachable"),
-    (Unreachable, 503, "unreachable"),
-)
 
 
 class Api:
@@ -106,6 +74,8 @@ class Api:
         self._rates = Buckets(RATE_PER_S, BURST, monotonic)
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, monotonic)
         self._asking: Counter[str] = Counter()
+        # The requests with a key in work: what each says, by its program and key.
+        self._keyed: dict[tuple[str, str], bytes] = {}
         self._is_stopping = asyncio.Event()
         self._reading = ThreadPoolExecutor(READ_THREADS, "hocket-api-read")
         self._writing = ThreadPoolExecutor(WRITE_THREADS, "hocket-api")
@@ -138,12 +108,14 @@ class Api:
     def failed(self, error: Exception, path: str) -> Reply:
         """The reply to a request that met a bug."""
         self._refused(500, "an API request failed", f"{type(error).__name__}: {error}")
-        return _reply(500, self._error_answer(path, 500, "internal", "this node failed; its operator was told"))
+        return self._problem_reply(INTERNAL, path, "this node failed; its operator was told")
 
-    def _error_answer(self, path: str, status: int, word: str, message: str) -> Any:
+    def _problem_reply(self, problem: Problem, path: str, message: str, headers: Mapping[str, str] = {}) -> Reply:
         methods, _ = find(self._routes, path)
         form = next((each.errors for each in methods.values()), None)
-        return ApiError(word, message) if form is None else form[1](status, word, message)
+        if form is not None:
+            return _reply(problem.status, form[1](problem.status, problem.error, message), headers)
+        return _reply(problem.status, problem.answer(message), {"content-type": PROBLEM, **headers})
 
     async def _answer(self, request: Request) -> Reply:
         if request.path == OPENAPI:
@@ -183,7 +155,7 @@ class Api:
 
     @cached_property
     def _description(self) -> bytes:
-        return msgspec.json.encode(describe(self._routes, ApiError, STATUSES))
+        return msgspec.json.encode(describe(self._routes))
 
     async def _recognise(self, request: Request) -> Program:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -231,19 +203,26 @@ class Api:
         self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, key: str
     ) -> Reply:
         """A request whose outcome is not known keeps its key, and so is not done again."""
-        keyed = programs.KeyedRequest(self._service, call.program.name, key, _hash(request))
-        kept = await self._write(keyed.begin)
-        if kept is not None:
-            return Reply(kept.status, {**_HEADERS, "idempotent-replayed": "true"}, kept.body)
+        place, content = (call.program.name, key), _hash(request)
+        keyed = programs.KeyedRequest(self._service, call.program.name, key, content)
+        if place in self._keyed:
+            raise (KeyUnderWay if self._keyed[place] == content else KeyReused)(key)
+        self._keyed[place] = content
         try:
-            reply = await self._run(route, call, arguments, request)
-        except Unreachable:
-            raise
-        except HocketError:
-            await self._write(keyed.forget)
-            raise
-        await self._write(lambda: keyed.keep(KeptAnswer(reply.status, reply.body)))
-        return reply
+            kept = await self._write(keyed.begin)
+            if kept is not None:
+                return Reply(kept.status, {**_HEADERS, "idempotent-replayed": "true"}, kept.body)
+            try:
+                reply = await self._run(route, call, arguments, request)
+            except Unreachable:
+                raise
+            except HocketError:
+                await self._write(keyed.forget)
+                raise
+            await self._write(lambda: keyed.keep(KeptAnswer(reply.status, reply.body)))
+            return reply
+        finally:
+            del self._keyed[place]
 
     async def _wait(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """Does something that may wait long. It ends when the caller disconnects, and when the server stops."""
@@ -269,9 +248,7 @@ class Api:
         return await asyncio.get_running_loop().run_in_executor(self._writing, work)
 
     def _error(self, error: Exception, path: str) -> Reply:
-        status, word = next(
-            ((status, word) for kind, status, word in STATUSES if isinstance(error, kind)), (500, "internal")
-        )
+        problem = problem_of(error)
         match error:
             case BodyTooLong():
                 message = f"the body is longer than {BODY_BYTES_MAX} bytes"
@@ -280,13 +257,13 @@ class Api:
             case _:
                 message = str(error)
         headers: dict[str, str] = {}
-        if status in (429, 503):
+        if problem.status in (429, 503) or isinstance(error, KeyUnderWay):
             headers["retry-after"] = str(error.retry_s if isinstance(error, TooBusy) else RETRY_S)
         if isinstance(error, UnknownToken):
             headers["www-authenticate"] = "Bearer"
         if isinstance(error, BadMethod):
             headers["allow"] = ", ".join(error.methods)
-        return _reply(status, self._error_answer(path, status, word, message), headers)
+        return self._problem_reply(problem, path, message, headers)
 
 
 class _Counted:

@@ -1,13 +1,11 @@
 """What a route of the API is: a method, a path with parameters, a function, and what a token needs for it. The types of
-the function say what a request has in its path, query and body and what the answer is, so that a description of the
-API in OpenAPI 3.1, which is made from them, cannot differ from what it does.
+the function say what a request has in its path, query and body and what the answer is.
 """
 
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl, unquote
 
@@ -32,11 +30,8 @@ from hocket.api import (
     schedules,
 )
 from hocket.api.operation import PAGE_DEFAULT, After, Limit, Operation, TokenNeed, bounded_page, page_of
-from hocket.api.programs import KEY_CHARS_MAX
-from hocket.errors import HocketError, Usage
-from hocket.kernel import __version__
+from hocket.errors import Usage
 from hocket.kernel.decoding import convert, decode_json
-from hocket.mesh import wire
 from hocket.node.node import Node
 
 PREFIX = "/v1/"
@@ -46,10 +41,6 @@ BODY_BYTES_MAX = 4 * 1024 * 1024
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
 T = TypeVar("T")
-
-
-class BadContentType(HocketError):
-    """The body of a request is not said to be JSON."""
 
 
 class ApiCall(NamedTuple):
@@ -256,114 +247,3 @@ ROUTES: tuple[ApiRoute, ...] = tuple(
     for each in vars(module).values()
     if isinstance(each, Operation) and each.path and each.__module__ == module.__name__
 )
-
-
-_REF = "#/components/schemas/{name}"
-# The errors of every route, and those of a route that takes a body.
-_COMMON = frozenset({400, 401, 403, 404, 409, 429, 500, 503})
-_OF_BODIES = frozenset({413, 415})
-
-Json = dict[str, Any]
-
-
-def describe(routes: Sequence[ApiRoute], error: type, statuses: Sequence[tuple[type, int, str]]) -> Json:
-    """`error` is the type of every answer that is an error, `statuses` are the errors with their status and word."""
-    types = {type for route in routes for type in (route.query, route.body, route.answer) if type not in (None, _NONE)}
-    types |= {route.errors[0] for route in routes if route.errors is not None}
-    ordered = sorted(types, key=str)
-    schemas, components = msgspec.json.schema_components([error, *ordered], ref_template=_REF)
-    of_type = dict(zip([error, *ordered], schemas, strict=True))
-    words: dict[int, str] = {500: "internal"}
-    for _, status, word in statuses:
-        words.setdefault(status, word)
-    paths: dict[str, Json] = {}
-    for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, of_type, components)
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Hocket",
-            "version": __version__,
-            "description": "Locks, messages, rows, nodes and jobs, for programs. Times are in milliseconds since 1970.",
-            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        },
-        "servers": [{"url": "/"}],
-        "security": [{"token": []}],
-        "paths": paths,
-        "components": {
-            "securitySchemes": {
-                "token": {"type": "http", "scheme": "bearer", "description": "From `hocket token create`."}
-            },
-            "responses": {
-                _response_name(status): {
-                    "description": f"{HTTPStatus(status).phrase}: `error` is `{word}`.",
-                    "content": {wire.JSON: {"schema": of_type[error]}},
-                }
-                for status, word in sorted(words.items())
-            },
-            "schemas": components,
-        },
-    }
-
-
-_NONE = type(None)
-
-
-def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping[str, Json]) -> Json:
-    sentences = route.help
-    need = f"The token needs the grant `{route.need}`."
-    if route.need.takes_prefix:
-        need += " The grant may end with a prefix."
-    parameters = [_parameter(name, "path", _inline(route.parameter(name)), True) for name in route.parameters]
-    if route.query is not None:
-        schema = components[of_type[route.query]["$ref"].rpartition("/")[2]]
-        required = schema.get("required", ())
-        parameters += [
-            _parameter(name, "query", each, name in required) for name, each in schema.get("properties", {}).items()
-        ]
-    if route.creates:
-        key = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX, "pattern": "^[ -~]+$"}
-        parameters.append(_parameter("Idempotency-Key", "header", key, False))
-    errors = _COMMON | (_OF_BODIES if route.body is not None else frozenset())
-    responses: Json = {str(route.status): _success(route, of_type)}
-    responses |= {str(status): _error_response(status, route, of_type) for status in sorted(errors)}
-    described: Json = {
-        "operationId": route.name,
-        "summary": sentences.replace("\n", " ").partition(". ")[0].rstrip(".") + ".",
-        "description": f"{sentences}\n\n{need}",
-        "tags": [route.path.split("/")[2]],
-        "parameters": parameters,
-        "responses": responses,
-    }
-    if route.body is not None:
-        described["requestBody"] = {"required": True, "content": {wire.JSON: {"schema": of_type[route.body]}}}
-    return described
-
-
-def _error_response(status: int, route: ApiRoute, of_type: Mapping[Any, Json]) -> Json:
-    if route.errors is None:
-        return {"$ref": f"#/components/responses/{_response_name(status)}"}
-    schema = of_type[route.errors[0]]
-    return {"description": HTTPStatus(status).phrase, "content": {wire.JSON: {"schema": schema}}}
-
-
-def _success(route: ApiRoute, of_type: Mapping[Any, Json]) -> Json:
-    phrase = HTTPStatus(route.status).phrase
-    if route.answer is _NONE:
-        return {"description": phrase}
-    return {"description": phrase, "content": {wire.JSON: {"schema": of_type[route.answer]}}}
-
-
-def _parameter(name: str, place: str, schema: Json, is_required: bool) -> Json:
-    schema = dict(schema)
-    description = schema.pop("description", None)
-    said = {} if description is None else {"description": description}
-    return {"name": name, "in": place, "required": is_required, **said, "schema": schema}
-
-
-def _inline(type: Any) -> Json:
-    return msgspec.json.schema(type)
-
-
-def _response_name(status: int) -> str:
-    return HTTPStatus(status).phrase.replace(" ", "").replace("-", "")

@@ -1,0 +1,135 @@
+"""The description of the API in OpenAPI 3.1. It is made from the types by which the routes read requests and answer
+them, so it cannot differ from what they do.
+"""
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from hocket.api.programs import KEY_CHARS_MAX
+from hocket.kernel import __version__
+from hocket.mesh import wire
+from hocket.server.problems import PROBLEM, PROBLEMS, ApiError, Problem
+from hocket.server.routes import ApiRoute
+
+_REF = "#/components/schemas/{name}"
+# The errors of every route, and those of a route that takes a body.
+_COMMON = frozenset({400, 401, 403, 404, 409, 429, 500, 503})
+_OF_BODIES = frozenset({413, 415})
+_OF_KEYS = frozenset({422})
+
+Json = dict[str, Any]
+
+
+def describe(routes: Sequence[ApiRoute]) -> Json:
+    types = {type for route in routes for type in (route.query, route.body, route.answer) if type not in (None, _NONE)}
+    types |= {route.errors[0] for route in routes if route.errors is not None}
+    ordered = sorted(types, key=str)
+    schemas, components = msgspec.json.schema_components([ApiError, *ordered], ref_template=_REF)
+    of_type = dict(zip([ApiError, *ordered], schemas, strict=True))
+    problems: dict[int, list[Problem]] = {}
+    for each in PROBLEMS:
+        problems.setdefault(each.status, []).append(each)
+    paths: dict[str, Json] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, of_type, components)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Hocket",
+            "version": __version__,
+            "description": "Locks, messages, rows, nodes and jobs, for programs. Times are in milliseconds since 1970.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "description": "From `hocket token create`."}
+            },
+            "responses": {
+                _response_name(status): _problem_response(status, of, of_type[ApiError])
+                for status, of in sorted(problems.items())
+            },
+            "schemas": components,
+        },
+    }
+
+
+_NONE = type(None)
+
+
+def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping[str, Json]) -> Json:
+    sentences = route.help
+    need = f"The token needs the grant `{route.need}`."
+    if route.need.takes_prefix:
+        need += " The grant may end with a prefix."
+    parameters = [_parameter(name, "path", _inline(route.parameter(name)), True) for name in route.parameters]
+    if route.query is not None:
+        schema = components[of_type[route.query]["$ref"].rpartition("/")[2]]
+        required = schema.get("required", ())
+        parameters += [
+            _parameter(name, "query", each, name in required) for name, each in schema.get("properties", {}).items()
+        ]
+    if route.creates:
+        key = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX, "pattern": "^[ -~]+$"}
+        parameters.append(_parameter("Idempotency-Key", "header", key, False))
+    errors = _COMMON | (_OF_BODIES if route.body is not None else frozenset())
+    errors |= _OF_KEYS if route.creates else frozenset()
+    responses: Json = {str(route.status): _success(route, of_type)}
+    responses |= {str(status): _error_response(status, route, of_type) for status in sorted(errors)}
+    described: Json = {
+        "operationId": route.name,
+        "summary": sentences.replace("\n", " ").partition(". ")[0].rstrip(".") + ".",
+        "description": f"{sentences}\n\n{need}",
+        "tags": [route.path.split("/")[2]],
+        "parameters": parameters,
+        "responses": responses,
+    }
+    if route.body is not None:
+        described["requestBody"] = {"required": True, "content": {wire.JSON: {"schema": of_type[route.body]}}}
+    return described
+
+
+def _problem_response(status: int, problems: Sequence[Problem], schema: Json) -> Json:
+    words = " or ".join(f"`{each}`" for each in dict.fromkeys(each.error for each in problems))
+    examples = {
+        each.name: {"summary": each.title, "description": each.advice, "value": msgspec.to_builtins(each.answer("…"))}
+        for each in problems
+    }
+    return {
+        "description": f"{HTTPStatus(status).phrase}: `error` is {words}.",
+        "content": {PROBLEM: {"schema": schema, "examples": examples}},
+    }
+
+
+def _error_response(status: int, route: ApiRoute, of_type: Mapping[Any, Json]) -> Json:
+    if route.errors is None:
+        return {"$ref": f"#/components/responses/{_response_name(status)}"}
+    schema = of_type[route.errors[0]]
+    return {"description": HTTPStatus(status).phrase, "content": {wire.JSON: {"schema": schema}}}
+
+
+def _success(route: ApiRoute, of_type: Mapping[Any, Json]) -> Json:
+    phrase = HTTPStatus(route.status).phrase
+    if route.answer is _NONE:
+        return {"description": phrase}
+    return {"description": phrase, "content": {wire.JSON: {"schema": of_type[route.answer]}}}
+
+
+def _parameter(name: str, place: str, schema: Json, is_required: bool) -> Json:
+    schema = dict(schema)
+    description = schema.pop("description", None)
+    said = {} if description is None else {"description": description}
+    return {"name": name, "in": place, "required": is_required, **said, "schema": schema}
+
+
+def _inline(type: Any) -> Json:
+    return msgspec.json.schema(type)
+
+
+def _response_name(status: int) -> str:
+    return HTTPStatus(status).phrase.replace(" ", "").replace("-", "")
