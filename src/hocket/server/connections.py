@@ -15,6 +15,7 @@ from asyncio import WriteTransport
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
@@ -33,6 +34,7 @@ TURNED_AWAY_AT_ONCE = 64
 Peer = tuple[Any, ...]
 
 
+@lru_cache(1024)
 def address_of(host: str) -> str:
     """The unit of counting: an IPv4 address, or an IPv6 /64 network, since one machine has a whole one."""
     try:
@@ -168,6 +170,44 @@ HEADERS_BYTES_MAX = 64 * 1024
 PIPELINED_MAX = 8
 
 
+class _JoinedWrites:
+    """A transport that sends what is written in one turn of the event loop together: the head of an answer and its body
+    are one call of the system, in which other threads may take the interpreter.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._pending: list[bytes] = []
+        # What protocol and server call often is not looked up twice.
+        self.is_closing = transport.is_closing
+        self.get_extra_info = transport.get_extra_info
+
+    def write(self, data: bytes) -> None:
+        if not self._pending:
+            self._loop.call_soon(self._flush)
+        self._pending.append(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size() + sum(map(len, self._pending))
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._pending.clear()
+        self._transport.abort()
+
+    def _flush(self) -> None:
+        if self._pending:
+            data = b"".join(self._pending)
+            self._pending.clear()
+            self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class _BadHead(Exception):
     """Stops the parser."""
 
@@ -191,9 +231,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._status = 400
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         self._peer = transport.get_extra_info("peername") or ()
-        self._shares.attached(self._peer, transport)
+        self._shares.attached(self._peer, self.transport)
         self._arm(self.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
