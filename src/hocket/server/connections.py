@@ -65,6 +65,8 @@ class Connections:
         self._proxies = frozenset(map(address_of, proxies))
         self._tell = tell
         self._open: dict[Peer, _Connection] = {}
+        # Those whose answers fill the buffers of the machine and of the program.
+        self._full: dict[Peer, _Connection] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -82,6 +84,14 @@ class Connections:
 
     def closed(self, peer: Peer) -> None:
         self._open.pop(peer, None)
+        self._full.pop(peer, None)
+
+    def is_full(self, peer: Peer, full: bool) -> None:
+        """Tells that answers wait until their reader has read some, or that none do."""
+        if not full:
+            self._full.pop(peer, None)
+        elif peer in self._open:
+            self._full[peer] = self._open[peer]
 
     def attached(self, peer: Peer, transport: WriteTransport) -> None:
         if peer in self._open:
@@ -96,13 +106,15 @@ class Connections:
             self._open[peer] = self._open.pop(peer)
 
     def reads_too_slowly(self, host: str) -> bool:
-        """Whether an address has too many unread answers."""
+        """Whether an address has too many unread answers. Small ones do not count."""
+        if not self._full:
+            return False
         address = address_of(host)
         if address in self._proxies:
             return False
         unsent = sum(
             connection.transport.get_write_buffer_size()
-            for connection in self._open.values()
+            for connection in self._full.values()
             if connection.address == address and connection.transport is not None
         )
         if unsent <= UNSENT_PER_ADDRESS_BYTES_MAX:
@@ -123,7 +135,7 @@ class Connections:
     def _end_idle(self, address: str) -> bool:
         for peer, connection in self._open.items():
             if connection.address == address and not connection.is_busy:
-                del self._open[peer]
+                self.closed(peer)
                 connection.end()
                 return True
         return False
@@ -224,7 +236,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._shares = connections or Connections()
         self._peer: tuple[Any, ...] = ()
         self._answering = self.app
-        self._deadline: asyncio.TimerHandle | None = None
+        # The timer may be set to a time before the deadline: it is then set again when it fires.
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
+        self._at_deadline = self._late
         self._piece_bytes = self._head_bytes = self._url_bytes = self._headers_bytes = 0
         self._url: list[bytes] = []
         self._in_head = True
@@ -237,7 +252,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arm(self.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
+        self._deadline = None
+        if self._timer is not None:
+            self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -285,18 +302,23 @@ class BoundedProtocol(HttpToolsProtocol):
         self.scope["query_string"] = query.partition(b"#")[0]
 
     def on_response_complete(self) -> None:
-        self._disarm()
+        self._deadline = None
         super().on_response_complete()
         if self.pipeline:
             return
         if self.transport.get_write_buffer_size():
             # The answer is complete but not sent yet: the reader is slow.
-            self._deadline = self.loop.call_later(self.request_s, self._unread)
+            self._arm(self.request_s, self._unread)
         else:
             self._shares.is_busy(self._peer, False)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._shares.is_full(self._peer, True)
+
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._shares.is_full(self._peer, False)
         if self.cycle is None or self.cycle.response_complete:
             self._shares.is_busy(self._peer, False)
 
@@ -315,14 +337,26 @@ class BoundedProtocol(HttpToolsProtocol):
         self._status = status
         raise _BadHead
 
-    def _arm(self, seconds: float) -> None:
-        self._disarm()
-        self._deadline = self.loop.call_later(seconds, self._late)
+    def _arm(self, seconds: float, then: Callable[[], None] | None = None) -> None:
+        """Every request moves the deadline several times, and a timer costs more than a comparison."""
+        self._deadline = at = self.loop.time() + seconds
+        self._at_deadline = then or self._late
+        if self._timer is None or self._timer.when() > at:
+            self._set_timer(at)
 
-    def _disarm(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_at(at, self._fired)
+
+    def _fired(self) -> None:
+        self._timer = None
+        if self._deadline is None:
+            return
+        if self.loop.time() < self._deadline:
+            self._set_timer(self._deadline)
+        else:
+            self._at_deadline()
 
     def _late(self) -> None:
         cycle = self.cycle
