@@ -108,8 +108,8 @@ def told(directory: Path, seed: int, *, resumes: bool, remembers: bool) -> list[
 @pytest.mark.touches("VX-18")
 @pytest.mark.parametrize("seed", range(3))
 def test_processes_decide_as_if_each_transaction_read_everything(seed: int, tmp_path: Path) -> None:
-    """A transaction that resumes notices by the head alone that others have written. Only one that does not resume needs
-    to notice it by the rows of the jobs that its process holds.
+    """A transaction that resumes notices by the head alone that others have written. Only one that does not resume
+    needs to notice it by the rows of the jobs that its process holds.
     """
     read = told(tmp_path / "read", seed, resumes=False, remembers=False)
     assert told(tmp_path / "resumed", seed, resumes=True, remembers=True) == read
