@@ -197,7 +197,8 @@ class Api:
             answer = await self._read(partial(route.function, call, **arguments))
         else:
             answer = await self._write(partial(route.function, call, **arguments))
-        return answer if isinstance(answer, Reply) else _reply(route.status, answer)
+        reply = answer if isinstance(answer, Reply) else _reply(route.status, answer)
+        return reply._replace(undelivered=call.service.undelivered)
 
     async def _run_once(
         self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, key: str

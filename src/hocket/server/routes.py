@@ -28,6 +28,7 @@ from hocket.api import (
     rights,
     rows,
     schedules,
+    workers,
 )
 from hocket.api.operation import PAGE_DEFAULT, After, Limit, Operation, TokenNeed, bounded_page, page_of
 from hocket.errors import Usage
@@ -239,7 +240,7 @@ def _lowered(text: str) -> str:
 
 
 # The modules whose operations are routes, if they have a path.
-MODULES = (locks, inbox, rows, nodes, rights, agents, job_lists, jobs, claims, artifacts, kinds, schedules)
+MODULES = (locks, inbox, rows, nodes, rights, agents, job_lists, jobs, claims, artifacts, kinds, schedules, workers)
 
 ROUTES: tuple[ApiRoute, ...] = tuple(
     route_of(each)
