@@ -2,21 +2,15 @@
 and a foreign token change about them.
 """
 
-import http.client
 import json
-import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
-from hocket.node.runtime import Runtime
-from tests.server.served import Served, serving
+from tests.server.served import Served
 from tests.server.served import hocket as command
 from tests.server.test_coordination_routes import Client
 from tests.waiting import wait_for as until

@@ -6,7 +6,20 @@ the other interfaces get.
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from hocket.api import Service, agents, artifacts, job_lists, jobs, kinds, nodes, programs, rights, schedules, status
+from hocket.api import (
+    Service,
+    agents,
+    artifacts,
+    job_lists,
+    jobs,
+    kinds,
+    nodes,
+    programs,
+    rights,
+    schedules,
+    status,
+    workers,
+)
 from hocket.api.agents import AgentShown
 from hocket.api.job_lists import JobsPage
 from hocket.api.nodes import LiveNode
@@ -132,6 +145,14 @@ class _Methods:
     retry = Method(jobs.retry)
     jobs = Method(_jobs)
     count = Method(_count)
+    claim_jobs = Method(workers.claim)
+    renew_jobs = Method(workers.renew)
+    complete_job = Method(workers.complete)
+    fail_job = Method(workers.fail)
+    postpone_job = Method(workers.postpone)
+    yield_job = Method(workers.yield_)
+    end_jobs = Method(workers.end)
+    goodbye = Method(workers.goodbye)
     put = Method(artifacts.put)
     artifact = Method(artifacts.show)
     evict = Method(artifacts.evict)

@@ -23,13 +23,13 @@ from hocket.work.remote.remote_holds import (
     POSTPONED,
     CheckKind,
     End,
-    Ended,
+    HoldEnded,
     HoldState,
     RemoteName,
     Renewal,
     json_of,
 )
-from hocket.work.remote.remote_workers import CLAIMED_MAX, Asked, GivenJob
+from hocket.work.remote.remote_workers import CLAIMED_MAX, ClaimAsked, GivenJob
 
 if TYPE_CHECKING:
     from hocket.node.node import Node
@@ -88,7 +88,7 @@ class JobsClaimed(ServiceAnswer, frozen=True):
     drain: bool
 
 
-class Hold(ServiceAnswer, frozen=True):
+class HoldToRenew(ServiceAnswer, frozen=True):
     """A hold to renew, with the newest progress note and checkpoint."""
 
     job_id: JobId
@@ -195,7 +195,7 @@ async def claim(
     """
     service.check_writer()
     try:
-        asked = Asked(
+        asked = ClaimAsked(
             RemoteName(service.agent(None), worker),
             *(claim_id, tuple(sorted(set(_prefixes(kinds)))), count, lease_ms, tuple(sorted(check_labels(labels)))),
         )
@@ -219,7 +219,7 @@ async def renew(
     service: Service,
     node: "Node",
     worker: WorkerName,
-    holds: Annotated[list[Hold], Meta(max_length=CLAIMED_MAX)] = [],  # noqa: B006
+    holds: Annotated[list[HoldToRenew], Meta(max_length=CLAIMED_MAX)] = [],  # noqa: B006
     lease_ms: LeaseMs | None = None,
 ) -> HoldsRenewed:
     """Renew the leases of all jobs that a worker holds, in one request. Each hold can bring the newest progress note
@@ -331,7 +331,7 @@ async def _end(service: Service, node: "Node", asked: JobEnd) -> JobEnded:
     return JobEnded(asked.job_id, state_of(found.job))
 
 
-async def _ended(service: Service, node: "Node", asked: list[JobEnd]) -> list[Ended | HocketError]:
+async def _ended(service: Service, node: "Node", asked: list[JobEnd]) -> list[HoldEnded | HocketError]:
     service.check_writer()
     ends = [_read(each) for each in asked]
     return await node.remote_workers.end(service.agent(None), ends, _kind_check(service))
@@ -365,7 +365,7 @@ _WORDS: tuple[tuple[type[HocketError], str], ...] = (
 )
 
 
-def _answer(job_id: str, found: Ended | HocketError) -> JobEndAnswer:
+def _answer(job_id: str, found: HoldEnded | HocketError) -> JobEndAnswer:
     if isinstance(found, HocketError):
         word = next(word for kind, word in _WORDS if isinstance(found, kind))
         return JobEndAnswer(job_id, None, word, str(found))

@@ -140,7 +140,7 @@ class _Noted:
 HoldState = Literal["held", "cancel", "lost"]
 
 
-class Renewed(NamedTuple):
+class RenewalDone(NamedTuple):
     """`offer` is set while the arbiter has yet to decide on the renewal."""
 
     state: HoldState
@@ -155,30 +155,30 @@ def renew(
     lease_ms: int | None,
     check_kind: CheckKind,
     is_logged: Callable[[bytes], bool],
-) -> list[Renewed]:
+) -> list[RenewalDone]:
     """Renews the holds that stand. A hold that is over, or that the agent may not know, is lost. `is_logged` tells
     whether the progress note of a job goes on the log, too.
     """
     if tx.projection.availability(tx.node) is Availability.QUARANTINED:
-        return [Renewed("lost")] * len(renewals)
-    results: list[Renewed] = []
+        return [RenewalDone("lost")] * len(renewals)
+    results: list[RenewalDone] = []
     notes: list[DueNote] = []
     for each in renewals:
         found = find_hold(tx, each.job_id, each.fence, agent, check_kind)
         if not isinstance(found, HeldJob):
             is_cancelled = isinstance(found, Job) and found.outcome is Outcome.CANCELLED and found.fence == each.fence
-            results.append(Renewed("cancel" if is_cancelled else "lost"))
+            results.append(RenewalDone("cancel" if is_cancelled else "lost"))
             continue
         length_ms = found.job.policy.lease_ms or lease_ms or LEASE_MS_DEFAULT
         decision = jobs.renew(tx, found.held, length_ms)
         if isinstance(decision, Reason):
-            results.append(Renewed("lost"))
+            results.append(RenewalDone("lost"))
             continue
         if each.progress is not None:
             notes.append(DueNote(_Noted(found.job, found.held), each.progress, is_logged(each.job_id)))
         if each.checkpoint is not None:
             jobs.checkpoint(tx, found.held, each.checkpoint)
-        results.append(Renewed("held", length_ms, decision if isinstance(decision, Offer) else None))
+        results.append(RenewalDone("held", length_ms, decision if isinstance(decision, Offer) else None))
     progress.write(tx, notes)
     return results
 
@@ -202,14 +202,14 @@ class End(NamedTuple):
     made: Callable[[Transaction], WrittenOutputs | Reason] | None = None
 
 
-class Ended(NamedTuple):
+class HoldEnded(NamedTuple):
     """The job after the end. `is_repeat` if it was on the log already."""
 
     job: Job
     is_repeat: bool = False
 
 
-EndOutcome = Ended | Offer | HocketError
+EndOutcome = HoldEnded | Offer | HocketError
 
 
 def end(tx: Transaction, ends: Sequence[End], agent: str, check_kind: CheckKind) -> list[EndOutcome]:
@@ -225,7 +225,7 @@ def end(tx: Transaction, ends: Sequence[End], agent: str, check_kind: CheckKind)
         elif isinstance(found, HocketError):
             outcomes[number] = found
         elif isinstance(found, Job):
-            outcomes[number] = Ended(found, True) if is_repeated(tx, found, each) else over(found, each.fence)
+            outcomes[number] = HoldEnded(found, True) if is_repeated(tx, found, each) else over(found, each.fence)
         else:
             seen.add(each.job_id)
             prepared = _prepared(tx, found, each)
@@ -265,7 +265,7 @@ def _has_tries_left(job: Job) -> bool:
 
 def outcome(end: End, decision: Result) -> EndOutcome:
     if isinstance(decision, Job):
-        return Ended(decision)
+        return HoldEnded(decision)
     return decision if isinstance(decision, Offer) else refused(end, decision)
 
 

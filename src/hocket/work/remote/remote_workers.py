@@ -47,12 +47,12 @@ from hocket.work.remote.remote_holds import (
     GOODBYE,
     CheckKind,
     End,
-    Ended,
     EndOutcome,
     HeldJob,
+    HoldEnded,
     RemoteName,
     Renewal,
-    Renewed,
+    RenewalDone,
     end,
     find_hold,
     is_repeated,
@@ -89,7 +89,7 @@ class TooManyWorkers(HocketError):
     """An agent has given itself too many workers."""
 
 
-class Asked(NamedTuple):
+class ClaimAsked(NamedTuple):
     """A claim. A kind that ends with a dot stands for every kind below it."""
 
     worker: RemoteName
@@ -127,7 +127,7 @@ class _RemoteWorker:
 
     def __init__(self, name: RemoteName, order: ClaimOrder) -> None:
         self.name, self.order = name, order
-        self.asked: Asked | None = None
+        self.asked: ClaimAsked | None = None
         self.newest: _Ask | None = None
         self.waiting = 0
         self.heard_at = 0.0
@@ -140,7 +140,7 @@ class _RemoteWorker:
 class _Ask:
     """A claim, until its answer is there or its client is gone."""
 
-    def __init__(self, asked: Asked, worker: _RemoteWorker, until: float) -> None:
+    def __init__(self, asked: ClaimAsked, worker: _RemoteWorker, until: float) -> None:
         self.asked, self.worker, self.until = asked, worker, until
         self.answer: asyncio.Future[Given] = asyncio.get_running_loop().create_future()
         self.was_looked_at = False
@@ -216,7 +216,7 @@ class RemoteWorkers:
 
     # Claiming.
 
-    async def claim(self, asked: Asked, wait_s: float) -> Given:
+    async def claim(self, asked: ClaimAsked, wait_s: float) -> Given:
         """Claims jobs; waits for the first one. A claim with the id of this worker's last one gets the holds of that
         one which still stand. If this is cancelled, what it has claimed goes back.
         """
@@ -241,7 +241,7 @@ class RemoteWorkers:
             worker.heard_at = self._monotonic()
             self._dequeue(ask)
 
-    def undelivered(self, asked: Asked, given: Given) -> None:
+    def undelivered(self, asked: ClaimAsked, given: Given) -> None:
         """The answer to a claim could not be written: what it got goes back, unless its worker has asked again."""
         worker = self._workers.get(asked.worker)
         newest = None if worker is None else worker.newest
@@ -502,12 +502,12 @@ class RemoteWorkers:
 
     async def renew(
         self, name: RemoteName, renewals: Sequence[Renewal], lease_ms: int | None, check_kind: CheckKind
-    ) -> tuple[list[Renewed], bool]:
+    ) -> tuple[list[RenewalDone], bool]:
         """What became of each hold, and whether the worker drains."""
         worker, now = self._known(name), self._monotonic()
         length_ms = lease_ms or (None if worker.asked is None else worker.asked.lease_ms)
 
-        def write(tx: Transaction) -> tuple[list[Renewed], bool]:
+        def write(tx: Transaction) -> tuple[list[RenewalDone], bool]:
             found = renew(tx, renewals, name.agent, length_ms, check_kind, lambda job_id: self._is_logged(job_id, now))
             row = tx.session.worker_named(name.row(tx.node))
             is_away = tx.projection.availability(tx.node) is not Availability.ACTIVE
@@ -531,7 +531,7 @@ class RemoteWorkers:
     def _is_logged(self, job_id: bytes, now: float) -> bool:
         return now >= self._logged.get(job_id, -math.inf) + LOGGED_S
 
-    async def end(self, agent: str, ends: Sequence[End], check_kind: CheckKind) -> list[Ended | HocketError]:
+    async def end(self, agent: str, ends: Sequence[End], check_kind: CheckKind) -> list[HoldEnded | HocketError]:
         """Ends holds, each on its own."""
         found = await self._access.run(lambda tx: end(tx, ends, agent, check_kind), beside=True)
         offers = {number: each for number, each in enumerate(found) if isinstance(each, Offer)}
@@ -583,7 +583,7 @@ class RemoteWorkers:
         task.add_done_callback(self._beside.discard)
 
 
-def _row_of(tx: Transaction, asked: Asked, beats: bool) -> WorkerRow:
+def _row_of(tx: Transaction, asked: ClaimAsked, beats: bool) -> WorkerRow:
     """The row of a worker, with what it serves now. A row that a drain has marked stays marked."""
     name = asked.worker.row(tx.node)
     row = tx.session.worker_named(name)
@@ -607,31 +607,31 @@ def _given(tx: Transaction, job: Job, schedule: bytes) -> GivenJob:
     return GivenJob(job, schedule_payload(schedule), state, max(0, (job.deadline or 0) - tx.now))
 
 
-def _keep(tx: Transaction, asked: Asked, given: Sequence[GivenJob]) -> None:
+def _keep(tx: Transaction, asked: ClaimAsked, given: Sequence[GivenJob]) -> None:
     """Notes what a claim got, for when it is repeated."""
     holds = msgspec.json.encode([(ulid_text(each.job.id), each.job.fence) for each in given])
     claim = content_hash(asked.claim_id.encode())
     tx.session.put_answer(AnswerRow("", asked.worker.row(tx.node), claim, 200, holds, tx.physical))
 
 
-def _still_held(tx: Transaction, asked: Asked, kept: AnswerRow) -> list[GivenJob]:
+def _still_held(tx: Transaction, asked: ClaimAsked, kept: AnswerRow) -> list[GivenJob]:
     holds = decode_json(kept.body or b"[]", list[tuple[str, int]])
     found = [find_hold(tx, parse_ulid(job), fence, asked.worker.agent, lambda kind: None) for job, fence in holds]
     return [_given(tx, each.job, tx.body(each.job.schedule_op) or b"") for each in found if isinstance(each, HeldJob)]
 
 
-def _decided(renewed: Renewed, decision: Decision) -> Renewed:
-    return renewed._replace(offer=None) if isinstance(decision, Job) else Renewed("lost")
+def _decided(renewed: RenewalDone, decision: Decision) -> RenewalDone:
+    return renewed._replace(offer=None) if isinstance(decision, Job) else RenewalDone("lost")
 
 
-def _final(tx: Transaction, end: End, decision: Decision | None, found: EndOutcome) -> Ended | HocketError:
+def _final(tx: Transaction, end: End, decision: Decision | None, found: EndOutcome) -> HoldEnded | HocketError:
     """An end that the arbiter refused may be the repetition of one that it had accepted."""
     if decision is None:
         assert not isinstance(found, Offer)
         return found
     if isinstance(decision, Job):
-        return Ended(decision)
+        return HoldEnded(decision)
     entry = tx.projection.jobs.entry(end.job_id)
     if entry is not None and is_repeated(tx, entry.job, end):
-        return Ended(entry.job, True)
+        return HoldEnded(entry.job, True)
     return refused(end, decision)
