@@ -25,6 +25,7 @@ from hocket.mesh.quotas import Buckets
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
 from hocket.server.description import describe
+from hocket.server.known_programs import KnownPrograms
 from hocket.server.problems import (
     INTERNAL,
     PROBLEM,
@@ -36,7 +37,7 @@ from hocket.server.problems import (
     WaitEnded,
     problem_of,
 )
-from hocket.server.routes import BODY_BYTES_MAX, PREFIX, ROUTES, ApiCall, ApiRoute, find
+from hocket.server.routes import BODY_BYTES_MAX, PREFIX, ROUTES, ApiCall, ApiRoute, RouteTable
 from hocket.server.streams import LINES, Done, LineAnswers, stream_reply
 
 RATE_PER_S = 200.0
@@ -47,6 +48,8 @@ STRANGERS_BURST = 50.0
 # The most requests of one program, and of all, in work at once. Those that wait for a lock count, too.
 REQUESTS_OF_PROGRAM_MAX = 128
 REQUESTS_MAX = 400
+# A request that works longer than this is watched: it ends if its program disconnects.
+QUICK_S = 0.1
 READ_THREADS = 4
 WRITE_THREADS = 8
 
@@ -71,9 +74,11 @@ class Api:
         chosen: str | None = None,
         routes: Sequence[ApiRoute] = ROUTES,
     ) -> None:
-        self._node, self._refused, self._chosen, self._routes = node, refused, chosen, routes
+        self._node, self._refused, self._routes = node, refused, routes
+        self._table = RouteTable(routes)
         self._service = Service(node.runtime, node=node.blocking())
         monotonic = node.environment.monotonic
+        self._programs = KnownPrograms(self._service, chosen, monotonic)
         self._rates = Buckets(RATE_PER_S, BURST, monotonic)
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, monotonic)
         self._asking: Counter[str] = Counter()
@@ -114,7 +119,7 @@ class Api:
         return self._problem_reply(INTERNAL, path, "this node failed; its operator was told")
 
     def _problem_reply(self, problem: Problem, path: str, message: str, headers: Mapping[str, str] = {}) -> Reply:
-        methods, _ = find(self._routes, path)
+        methods, _ = self._table.find(path)
         form = next((each.errors for each in methods.values()), None)
         if form is not None:
             return _reply(problem.status, form[1](problem.status, problem.error, message), headers)
@@ -125,7 +130,7 @@ class Api:
             if request.method != "GET":
                 raise BadMethod(["GET"])
             return Reply(200, _HEADERS, self._description)
-        methods, values = find(self._routes, request.path)
+        methods, values = self._table.find(request.path)
         if not methods:
             raise NotFound(f"no such path; {OPENAPI} lists all")
         if request.method not in methods:
@@ -170,7 +175,9 @@ class Api:
                 raise UnknownToken(
                     "send a token in the header `Authorization: Bearer TOKEN`; `hocket token create` makes one"
                 )
-            return await self._read(lambda: programs.recognise(self._service, token.strip(), self._chosen))
+            token = token.strip()
+            known = self._programs.known(token)
+            return await self._read(lambda: self._programs.recognise(token)) if known is None else known
         except UnknownToken as error:
             if wait := self._strangers.take(request.address):
                 raise TooBusy("too many requests without a good token from this address", wait) from None
@@ -247,6 +254,13 @@ class Api:
     async def _wait(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """Does something that may wait long. It ends when the caller disconnects, and when the server stops."""
         task = asyncio.create_task(work)
+        try:
+            await asyncio.wait([task], timeout=QUICK_S)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if task.done():
+            return task.result()
         ends: list[asyncio.Task[Any]] = [asyncio.create_task(self._is_stopping.wait())]
         if request.gone is not None:
             ends.append(asyncio.create_task(request.gone()))

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hocket.api.operation import TokenNeed
@@ -161,7 +160,7 @@ class _Door:
         elif not body.is_read:
             await _last_answer(reply, body, send)
         else:
-            await Response(reply.body, reply.status, dict(reply.headers))(scope, receive, send)
+            await _send_whole(reply, send)
 
     async def _monitored(self, monitor: Monitor, request: Request, is_local: bool) -> Reply:
         """Metrics name jobs and nodes. A caller on this machine that asks for this machine may read them; another needs
@@ -230,11 +229,22 @@ async def _send_stream(reply: Reply, stream: AsyncIterator[bytes], body: _Body, 
         raise error
 
 
+async def _send_whole(reply: Reply, send: Send) -> None:
+    await send({"type": "http.response.start", "status": reply.status, "headers": _raw(reply)})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+def _raw(reply: Reply) -> list[tuple[bytes, bytes]]:
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
+    if reply.status not in (204, 304):
+        headers.append((b"content-length", b"%d" % len(reply.body)))
+    return headers
+
+
 async def _last_answer(reply: Reply, body: _Body, send: Send) -> None:
     """Answers a request whose body was not read to its end, and closes the connection."""
-    headers = {**reply.headers, "content-length": str(len(reply.body)), "connection": "close"}
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": reply.status, "headers": raw})
+    headers = [*_raw(reply), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body, "more_body": True})
     await body.throw_away()
     await send({"type": "http.response.body", "body": b"", "more_body": False})

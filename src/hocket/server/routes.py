@@ -129,10 +129,12 @@ class ApiRoute:
     def status(self) -> int:
         return 204 if self.answer is type(None) else 201 if self.creates else 200
 
+    @property
+    def parts(self) -> list[str]:
+        return self._parts
+
     def match(self, parts: Sequence[str]) -> dict[str, str] | None:
-        """The raw values of the path's parameters; None if this is another path."""
-        if len(parts) != len(self._parts):
-            return None
+        """The raw values of the parameters in a path with as many parts; None if this is another path."""
         found: dict[str, str] = {}
         for part, ours in zip(parts, self._parts, strict=True):
             if ours.startswith("{"):
@@ -221,16 +223,31 @@ def _ensured(answer: T) -> T:
     return answer
 
 
-def find(routes: Iterable[ApiRoute], path: str) -> tuple[dict[str, ApiRoute], dict[str, str]]:
-    """The routes of a path by their methods, and the values of its parameters. A path without parameters comes before
-    one with them.
-    """
-    parts = path.split("/")
-    matches = [(each, values) for each in routes if (values := each.match(parts)) is not None]
-    if not matches:
-        return {}, {}
-    best, values = min(matches, key=lambda match: len(match[0].parameters))
-    return {each.method: each for each, _ in matches if each.path == best.path}, values
+class RouteTable:
+    """Finds the routes of a path: by the path itself if it has no parameters, else among those with as many parts."""
+
+    def __init__(self, routes: Iterable[ApiRoute]) -> None:
+        self._fixed: dict[str, dict[str, ApiRoute]] = {}
+        self._by_length: dict[int, list[ApiRoute]] = {}
+        for each in routes:
+            if each.parameters:
+                self._by_length.setdefault(len(each.parts), []).append(each)
+            else:
+                self._fixed.setdefault(each.path, {})[each.method] = each
+
+    def find(self, path: str) -> tuple[dict[str, ApiRoute], dict[str, str]]:
+        """The routes of a path by their methods, and the values of its parameters. A path without parameters comes
+        before one with them.
+        """
+        if (fixed := self._fixed.get(path)) is not None:
+            return fixed, {}
+        parts = path.split("/")
+        candidates = self._by_length.get(len(parts), ())
+        matches = [(each, values) for each in candidates if (values := each.match(parts)) is not None]
+        if not matches:
+            return {}, {}
+        best, values = min(matches, key=lambda match: len(match[0].parameters))
+        return {each.method: each for each, _ in matches if each.path == best.path}, values
 
 
 def _decoded(segment: str) -> str:
