@@ -5,12 +5,13 @@ node. Each program and each address has its limits.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from http import HTTPStatus
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -38,6 +39,7 @@ from hocket.server.problems import (
     problem_of,
 )
 from hocket.server.routes import BODY_BYTES_MAX, PREFIX, ROUTES, ApiCall, ApiRoute, RouteTable
+from hocket.server.streams import LINES, Done, LineAnswers, stream_reply
 
 RATE_PER_S = 200.0
 BURST = 400.0
@@ -58,6 +60,7 @@ OPENAPI = f"{PREFIX}openapi.json"
 KEY = "idempotency-key"
 # Refusals of the API that are counted and told, besides those that are final.
 _COUNTED = frozenset((403, 413, 415, 429, 503))
+LAST = "last-event-id"
 _HEADERS = {"content-type": wire.JSON, "cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 T = TypeVar("T")
@@ -164,7 +167,10 @@ class Api:
             is_restricted = need.takes_prefix or need.scope is not None
             if not (is_restricted and program.may_some(need.resource, need.action)):
                 service.check(need.resource, need.action)
-            arguments = route.arguments(values, request.query)
+            arguments = route.arguments(values, _resumed(request) if route.is_stream else request.query)
+            if route.takes_lines:
+                answers = self._line_answers(route, call, arguments, request)
+                return Reply(200, {**_HEADERS, "content-type": LINES}, stream=_Counted(answers, stack.pop_all()))
             if route.body is not None:
                 request = await _whole(request)
                 arguments["body"] = route.read_body(request.body)
@@ -235,7 +241,21 @@ class Api:
             answer = await self._read(partial(route.function, call, **arguments))
         else:
             answer = await self._write(partial(route.function, call, **arguments))
+        if route.is_stream:
+            accept = request.headers.get("accept", "")
+            return stream_reply(answer, accept, _HEADERS, self._is_stopping, route.key)
         return answer if isinstance(answer, Reply) else _reply(route.status, answer)
+
+    def _line_answers(
+        self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request
+    ) -> LineAnswers:
+        _check_type(request, LINES)
+        assert request.pieces is not None
+
+        def perform(lines: list[bytes]) -> Awaitable[Done]:
+            return self._write(partial(route.function, call, lines=lines, **arguments))
+
+        return LineAnswers(request.pieces(), perform, self._is_stopping)
 
     async def _run_once(
         self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, key: str
@@ -331,10 +351,22 @@ class _Counted:
             await self._stream.aclose()
 
 
-async def _whole(request: Request) -> Request:
+def _resumed(request: Request) -> str:
+    """The query of a request for a stream. A browser that connects again says after which event."""
+    last = request.headers.get(LAST)
+    return (
+        request.query if not last or "after=" in request.query else f"{request.query}&after={quote(last)}".lstrip("&")
+    )
+
+
+def _check_type(request: Request, wanted: str) -> None:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != wire.JSON:
-        raise BadContentType(f"send the body as {wire.JSON}, and say so in the header Content-Type")
+    if content_type != wanted:
+        raise BadContentType(f"send the body as {wanted}, and say so in the header Content-Type")
+
+
+async def _whole(request: Request) -> Request:
+    _check_type(request, wire.JSON)
     return await request.whole(BODY_BYTES_MAX)
 
 

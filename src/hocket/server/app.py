@@ -5,9 +5,9 @@ answer without its body being read, and its connection is closed.
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
-from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hocket.api.operation import TokenNeed
@@ -17,6 +17,7 @@ from hocket.mesh.peers import is_loopback
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.server.api import Api
 from hocket.server.browser_page import PATHS, browser_page
+from hocket.server.connections import REQUEST_S, STREAMED
 from hocket.server.monitoring.monitor import METRICS, Monitor, names_this_machine
 from hocket.server.proxies import TrustedProxies, without_base
 from hocket.server.routes import PREFIX
@@ -87,6 +88,20 @@ class _Body:
             self.is_read = not message.get("more_body", False)
         return b"".join(parts)
 
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes. A piece counts until the next one is read."""
+        while not self.is_read:
+            async with asyncio.timeout(REQUEST_S):
+                message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            self.drop()
+            piece = message.get("body", b"")
+            self._kept = len(piece)
+            self._bodies.add(self._address, len(piece), self._shared)
+            self.is_read = not message.get("more_body", False)
+            yield piece
+
     async def gone(self) -> None:
         """Returns when the caller disconnects."""
         while (await self._receive())["type"] != "http.disconnect":
@@ -127,7 +142,7 @@ class _Door:
         body = _Body(receive, headers, self._bodies, address, is_shared)
         # Path and query do not come from the URL, because the Host header is a part of it.
         path, query = without_base(scope["path"], self._base), scope["query_string"].decode("latin-1")
-        request = Request(scope["method"], path, query, headers, b"", address, body.read, body.gone)
+        request = Request(scope["method"], path, query, headers, b"", address, body.read, body.gone, body.pieces)
         try:
             if self._api is not None and path in PATHS:
                 reply = browser_page(request, self._base)
@@ -142,14 +157,16 @@ class _Door:
             return
         finally:
             body.drop()
-        if not body.is_read:
-            await _last_answer(reply, body, send)
-        elif reply.stream is not None:
+        if reply.stream is not None:
+            scope[STREAMED] = True
             try:
-                await StreamingResponse(reply.stream, reply.status, dict(reply.headers))(scope, receive, send)
+                await _send_stream(reply, reply.stream, body, send)
             finally:  # the caller may disconnect before the stream begins
                 if hasattr(reply.stream, "aclose"):
                     await reply.stream.aclose()
+                body.drop()
+        elif not body.is_read:
+            await _last_answer(reply, body, send)
         else:
             await _send_whole(reply, send)
 
@@ -181,6 +198,32 @@ async def _program_answer(api: Api, request: Request) -> Reply:
         raise
     except Exception as error:
         return api.failed(error, request.path)
+
+
+async def _send_stream(reply: Reply, stream: AsyncIterator[bytes], body: _Body, send: Send) -> None:
+    """Sends what a stream yields until it ends, the caller disconnects, or does not read for a whole deadline. A stream
+    that reads the body itself sees the caller disconnect there.
+    """
+
+    async def send_all() -> None:
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
+        await send({"type": "http.response.start", "status": reply.status, "headers": raw})
+        async for piece in stream:
+            async with asyncio.timeout(REQUEST_S):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    tasks = [asyncio.create_task(send_all())]
+    if body.is_read:
+        tasks.append(asyncio.create_task(body.gone()))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait(tasks)
+    if not tasks[0].cancelled() and (error := tasks[0].exception()) is not None and not isinstance(error, _Gone):
+        raise error
 
 
 async def _send_whole(reply: Reply, send: Send) -> None:

@@ -173,6 +173,8 @@ class BoundedListener(socket.socket):
         raise ConnectionAbortedError
 
 
+# In the scope of a request whose answer is a stream.
+STREAMED = "hocket.streamed"
 HEAD_S = 10.0
 REQUEST_S = 60.0
 # The URL contains a frontier, which can have the greatest possible number of authors.
@@ -226,7 +228,9 @@ class _BadHead(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Only hint streams may exceed the deadline: the number of their listeners is limited."""
+    """Only streams that have begun may exceed the deadline: their number is limited, and `app` ends one that is not
+    read.
+    """
 
     head_s = HEAD_S
     request_s = REQUEST_S
@@ -361,7 +365,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _late(self) -> None:
         cycle = self.cycle
-        if cycle is not None and not cycle.response_complete and cycle.response_started and self._is_hints(cycle.scope):
+        if (
+            cycle is not None
+            and not cycle.response_complete
+            and cycle.response_started
+            and self._is_stream(cycle.scope)
+        ):
             return
         self.transport.abort()
 
@@ -370,5 +379,5 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     @staticmethod
-    def _is_hints(scope: Any) -> bool:
-        return scope["path"] in (wire.HINTS, wire.BUS)
+    def _is_stream(scope: Any) -> bool:
+        return scope["path"] in (wire.HINTS, wire.BUS) or STREAMED in scope
