@@ -244,7 +244,8 @@ class Api:
         if route.is_stream:
             accept = request.headers.get("accept", "")
             return stream_reply(answer, accept, _HEADERS, self._is_stopping, route.key)
-        return answer if isinstance(answer, Reply) else _reply(route.status, answer)
+        reply = answer if isinstance(answer, Reply) else _reply(route.status, answer)
+        return reply._replace(undelivered=call.service.undelivered)
 
     def _line_answers(
         self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request

@@ -107,6 +107,14 @@ class _Body:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
+    async def is_gone(self) -> bool:
+        """Whether the caller has disconnected. What is written right after this goes out."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                await self.gone()
+                return True
+        return False
+
     async def throw_away(self) -> None:
         """Gives the caller time to read its answer while it may still be sending."""
         left = LINGER_BYTES_MAX
@@ -157,7 +165,9 @@ class _Door:
             return
         finally:
             body.drop()
-        if reply.stream is not None:
+        if reply.undelivered is not None and await body.is_gone():
+            reply.undelivered()
+        elif reply.stream is not None:
             scope[STREAMED] = True
             try:
                 await _send_stream(reply, reply.stream, body, send)
