@@ -1,6 +1,6 @@
 // A Hocket worker in Go, with the standard library alone: change work, and keep the rest.
 //
-//	HOCKET_URL=http://127.0.0.1:7315 HOCKET_TOKEN=hkt_… HOCKET_KINDS=acme. go run worker.go
+//	HOCKET_URL=http://127.0.0.1:7315 HOCKET_TOKEN=hkt_… HOCKET_KINDS=acme.* go run worker.go
 package main
 
 import (

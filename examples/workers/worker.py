@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A Hocket worker that needs nothing but Python: change `work`, and keep the rest.
 
-HOCKET_URL=http://127.0.0.1:7315 HOCKET_TOKEN=hkt_… HOCKET_KINDS=acme. python worker.py
+HOCKET_URL=http://127.0.0.1:7315 HOCKET_TOKEN=hkt_… HOCKET_KINDS=acme.* python worker.py
 """
 
 import http.client

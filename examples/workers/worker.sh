@@ -1,7 +1,7 @@
 #!/bin/sh
 # A Hocket worker in POSIX shell, with curl and jq: change `work`, and keep the rest.
 #
-#   HOCKET_URL=http://127.0.0.1:7315 HOCKET_TOKEN=hkt_… HOCKET_KINDS=acme. sh worker.sh
+#   HOCKET_URL=http://127.0.0.1:7315 HOCKET_TOKEN=hkt_… HOCKET_KINDS=acme.* sh worker.sh
 #
 # It counts leases in whole seconds: give it 3 or more.
 set -u

@@ -1,6 +1,6 @@
 // A Hocket worker in TypeScript, without packages: change `work`, and keep the rest.
 //
-//   HOCKET_URL=http://127.0.0.1:7315 HOCKET_TOKEN=hkt_… HOCKET_KINDS=acme. node worker.ts
+//   HOCKET_URL=http://127.0.0.1:7315 HOCKET_TOKEN=hkt_… HOCKET_KINDS=acme.* node worker.ts
 //
 // Node 22.18 or newer runs it as it stands; so do Deno and Bun.
 
@@ -34,7 +34,7 @@ const pause = (ms: number, stop?: AbortSignal) =>
 /** Sends a request, and sends it again until the answer is final or `stop` is aborted. */
 async function post(path: string, body: object, stop?: AbortSignal, timeout_ms = wait_ms + 10_000, tries = Infinity) {
   for (let ms = 100; tries-- > 0 && !stop?.aborted; ms = Math.min(ms * 2, 5_000)) {
-    const signals = [AbortSignal.timeout(timeout_ms), ...(stop ? [stop] : [])];
+    const signals = [AbortSignal.timeout(Math.ceil(timeout_ms)), ...(stop ? [stop] : [])];
     let after = 0;
     try {
       const reply = await fetch(HOCKET_URL!.replace(/\/$/, "") + path, {

@@ -116,7 +116,9 @@ class LossyProxy:
         assert task is not None
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
-        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+        gone = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError)
+        # asyncio would print that a connection was cancelled, which is how the proxy closes.
+        with suppress(asyncio.CancelledError, *gone):
             while await self._pass(reader, writer):
                 pass
         writer.close()

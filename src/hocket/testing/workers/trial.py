@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from hocket.api.jobs import JobDetails
-from hocket.testing.workers.lossy_proxy import End, Exchange, LossyProxy
+from hocket.testing.workers.lossy_proxy import End, Exchange, Fault, LossyProxy
 from hocket.testing.workers.temporary_server import KINDS, TemporaryServer
 from hocket.testing.workers.worker_process import WorkerProcess
 
@@ -105,8 +105,8 @@ class Trial:
         job = await self.ended(job_id, longer_s)
         if job.outcome != "succeeded" or job.result != result:
             raise Broken(f"a job that should have the result {result!r} {job.outcome} with {job.result or job.error!r}")
-        if job.attempts != 1:
-            raise Broken(f"a job was claimed {job.attempts} times, and once is enough")
+        if job.fence != 1:
+            raise Broken(f"a job was claimed {job.fence} times, and once is enough")
         return job
 
     async def works_on(self) -> None:
@@ -142,5 +142,8 @@ class Trial:
     async def take_away(self, job_id: str) -> int:
         """Takes a job from the worker, as if it had said goodbye, and gives it to another. Returns the new fence."""
         worker, _ = self.hold(job_id)
+        self.proxy.faults["claim"] = Fault.REFUSE
         await self.server.post("goodbye", {"worker": worker})
-        return await self.rival_claims(job_id)
+        fence = await self.rival_claims(job_id)
+        del self.proxy.faults["claim"]
+        return fence
