@@ -19,7 +19,7 @@ work() {
 
 url=${HOCKET_URL%/} lease_s=$((${HOCKET_LEASE_MS:-30000} / 1000)) wait_ms=${HOCKET_WAIT_MS:-20000} room=${HOCKET_COUNT:-4}
 worker=shell-$$-$(od -An -N8 -tx1 /dev/urandom | tr -d ' \n') # names this process alone
-# Files: holds/JOB is what is held; in.JOB its payload, pid.JOB its process, until.JOB the end of its lease.
+# Files: holds/JOB says what is held; in.JOB has its payload, pid.JOB its process, until.JOB the end of its lease.
 dir=$(mktemp -d) && cd "$dir" && mkdir holds || exit 1
 trap 'rm -rf "$dir"' EXIT
 (umask 077 && printf 'Authorization: Bearer %s\nContent-Type: application/json\n' "$HOCKET_TOKEN" >headers)
@@ -40,18 +40,21 @@ stop() { # the job is cancelled, or no longer this worker's
 
 # Renews all holds with one request. Their leases count from before it, so that no clocks are compared.
 renew() {
-  [ "$(ls holds)" ] || return
+  held=$(cat holds/* 2>/dev/null)
+  [ "$held" ] || return
   asked=$(date +%s)
-  cat holds/* | jq -cs --arg worker "$worker" '{worker: $worker, holds: .}' >"body.$1"
+  printf '{"worker": "%s", "holds": [%s]}' "$worker" "${held%,}" >"body.$1"
   if ask "$1" renew $(((lease_s + 2) / 3)); then
-    for job in $(jq -r '.holds[] | select(.state == "held") | .job_id' "answer.$1"); do
-      echo $((asked + lease_s)) >"until.$job"
-    done
-    for job in $(jq -r '.holds[] | select(.state != "held") | .job_id' "answer.$1"); do stop "$job"; done
-    jq -e .drain "answer.$1" >/dev/null && kill $$
+    jq -r '.drain, (.holds[] | .state, .job_id, ((.lease_ms // 0) / 1000 | floor))' "answer.$1" >"list.$1"
+    { read -r drain && while read -r state && read -r job && read -r seconds; do
+      if [ "$state" = held ]; then echo $((asked + seconds)) >"until.$job"; else stop "$job"; fi
+    done; } <"list.$1"
+    [ "$drain" = true ] && kill $$
   fi
-  for job in $(ls holds); do
-    [ "$(date +%s)" -ge "$(cat "until.$job")" ] && stop "$job"
+  now=$(date +%s)
+  for hold in holds/*; do
+    job=${hold#holds/}
+    [ -e "$hold" ] && [ "$now" -ge "$(cat "until.$job")" ] 2>/dev/null && stop "$job"
   done
 }
 
@@ -59,7 +62,7 @@ run() { # JOB FENCE
   work <"in.$1" >"out.$1" 2>"err.$1" &
   echo $! >"pid.$1"
   if wait $!; then
-    how=complete && jq -c --argjson fence "$2" '{fence: $fence, result: .}' "out.$1" >"body.$1"
+    how=complete && printf '{"fence": %s, "result": %s}' "$2" "$(cat "out.$1")" >"body.$1"
   else
     how=fail && jq -cRs --argjson fence "$2" '{fence: $fence, error: ., retry: false}' "err.$1" >"body.$1"
   fi
@@ -72,7 +75,7 @@ run() { # JOB FENCE
     esac
     sleep $pause && pause=$((pause < 5 ? pause + 1 : 5))
   done
-  rm -f "holds/$1" "until.$1" "pid.$1" "in.$1" "out.$1" "err.$1" "body.$1" "answer.$1" "status.$1"
+  rm -f "holds/$1" ./*."$1"
 }
 
 # The renewals stop with this process, even if it is killed: then the leases end, and other workers get the jobs.
@@ -85,26 +88,26 @@ while [ ! "$draining" ]; do
   [ $free -eq 0 ] && sleep 0.2 && continue
   # A repeated request has the same claim_id, and so gets the same jobs.
   claim_id=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n') asked=$(date +%s)
-  jq -cn --arg worker "$worker" --arg id "$claim_id" --arg kinds "$HOCKET_KINDS" --argjson free $free \
-    --argjson lease $((lease_s * 1000)) --argjson wait "$wait_ms" '{worker: $worker, claim_id: $id,
-    kinds: ($kinds / ","), count: $free, lease_ms: $lease, wait_ms: $wait}' >body.claim
+  printf '{"worker": "%s", "claim_id": "%s", "kinds": %s, "count": %s, "lease_ms": %s, "wait_ms": %s}' \
+    "$worker" "$claim_id" "$kinds" $free $((lease_s * 1000)) "$wait_ms" >body.claim
   pause=1
   until ask claim claim $((wait_ms / 1000 + 10)); do
     [ $? -eq 1 ] && echo "the server refuses claims: $(cat answer.claim)" >&2 && draining=1 code=1
     [ "$draining" ] && break 2 # The connection has ended with the request, and what was claimed goes back.
     sleep $pause && pause=$((pause < 5 ? pause + 1 : 5))
   done
-  jq -e .drain answer.claim >/dev/null && draining=1
-  jobs=$(jq -r '.jobs[].job_id' answer.claim)
-  for job in $jobs; do
-    echo $((asked + lease_s)) >"until.$job"
-    jq -c --arg job "$job" '.jobs[] | select(.job_id == $job) | .payload' answer.claim >"in.$job"
-    jq -c --arg job "$job" '.jobs[] | select(.job_id == $job) | {job_id, fence}' answer.claim >"holds/$job"
-  done
+  jq -r '.drain, (.jobs[] | .job_id, .fence, (.lease_ms / 1000 | floor), (.payload | tojson))' answer.claim >list.claim
+  new=''
+  { read -r drain && while read -r job && read -r fence && read -r seconds && read -r payload; do
+    printf %s "$payload" >"in.$job" && echo $((asked + seconds)) >"until.$job"
+    printf '{"job_id": "%s", "fence": %s},' "$job" "$fence" >"holds/$job"
+    new="$new $job:$fence"
+  done; } <list.claim
+  [ "$drain" = true ] && draining=1
   # Nobody knows how long the answer was under way, and a renewal is short.
-  [ $(($(date +%s) - asked)) -gt $((lease_s / 3)) ] && renew late
-  for job in $jobs; do
-    [ -e "holds/$job" ] && run "$job" "$(jq .fence "holds/$job")" &
+  [ "$new" ] && [ $(($(date +%s) - asked)) -gt $((lease_s / 3)) ] && renew late
+  for each in $new; do
+    [ -e "holds/${each%:*}" ] && run "${each%:*}" "${each#*:}" &
   done
 done
 while [ "$(ls holds)" ]; do sleep 0.2; done

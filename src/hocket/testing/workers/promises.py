@@ -93,14 +93,18 @@ async def _repeats_end(trial: Trial) -> str:
         trial.proxy.next_faults[step] = [Fault.REFUSE, Fault.LOSE, Fault.CUT]
     await trial.start_worker()
     await trial.succeeds_once(job_id, {"n": 1})
-    await trial.until(lambda: len(trial.proxy.ends(job_id)) >= 4, "the worker completes again until it has the answer")
+    # A worker whose answer was lost may also hear from a renewal that the hold is over.
+    await trial.until(
+        lambda: len(trial.proxy.ends(job_id)) >= 4 or "lost" in [state for _, state in trial.proxy.renewals(job_id)],
+        "the worker completes again until it has an answer",
+    )
     ends = trial.proxy.ends(job_id)
     if any((end.fence, end.content) != (ends[0].fence, ends[0].content) for end in ends):
         raise Broken("it repeated a completion with another fence or another content")
     if len(trial.proxy.claims(job_id)) > 1:
         raise Broken("it claimed the job again instead of repeating the completion")
     await trial.works_on()
-    return f"a request and two answers lost: completed with {len(ends)} requests, claimed once"
+    return f"a request and the answers were lost: completed with {len(ends)} requests, claimed once"
 
 
 @promise("late-claim", "does not work on a job whose lease ended before the answer to the claim came")
