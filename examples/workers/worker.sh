@@ -19,6 +19,7 @@ work() {
 
 url=${HOCKET_URL%/} lease_s=$((${HOCKET_LEASE_MS:-30000} / 1000)) wait_ms=${HOCKET_WAIT_MS:-20000} room=${HOCKET_COUNT:-4}
 worker=shell-$$-$(od -An -N8 -tx1 /dev/urandom | tr -d ' \n') # names this process alone
+kinds=[\"$(printf %s "$HOCKET_KINDS" | sed 's/,/","/g')\"]
 # Files: holds/JOB says what is held; in.JOB has its payload, pid.JOB its process, until.JOB the end of its lease.
 dir=$(mktemp -d) && cd "$dir" && mkdir holds || exit 1
 trap 'rm -rf "$dir"' EXIT
