@@ -3,10 +3,26 @@ stores artifacts, sets schedules, lists, drains and resumes nodes, and tells of 
 the other interfaces get.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import aclosing
+from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from hocket.api import Service, agents, artifacts, job_lists, jobs, kinds, nodes, programs, rights, schedules, status
+from hocket.api import (
+    Service,
+    agents,
+    artifacts,
+    job_lists,
+    job_news,
+    job_submits,
+    jobs,
+    kinds,
+    nodes,
+    programs,
+    rights,
+    schedules,
+    status,
+)
 from hocket.api.agents import AgentShown
 from hocket.api.job_lists import JobsPage
 from hocket.api.nodes import LiveNode
@@ -59,6 +75,32 @@ class Method(Generic[P, A]):
             return answer
 
         return call
+
+
+class StreamMethod(Generic[P, A]):
+    """An operation whose answer is a stream: an iterator of Admin, and an async one of AsyncAdmin."""
+
+    def __init__(self, operation: Operation[P, AsyncIterator[A]]) -> None:
+        self._operation = operation
+        self.__doc__ = operation.help
+
+    @overload
+    def __get__(self, admin: None, owner: type) -> "StreamMethod[P, A]": ...
+    @overload
+    def __get__(self, admin: "Admin", owner: type) -> Callable[P, Iterator[A]]: ...
+    @overload
+    def __get__(self, admin: "AsyncAdmin", owner: type) -> Callable[P, AsyncIterator[A]]: ...
+    def __get__(self, admin: "Admin | AsyncAdmin | None", owner: type) -> Any:
+        if isinstance(admin, Admin):
+            return partial(self._operation, Service(admin.node.runtime, node=admin.node))
+        return self if admin is None else partial(self._items, admin.node)
+
+    async def _items(self, node: Node, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[A]:
+        service = Service(node.runtime, node=node.blocking())
+        items = await self._operation.function(service, node, *args, **kwargs)
+        async with aclosing(items):
+            async for each in items:
+                yield each
 
 
 def _jobs(
@@ -130,6 +172,9 @@ class _Methods:
     history = Method(jobs.history)
     cancel = Method(jobs.cancel)
     retry = Method(jobs.retry)
+    parts = StreamMethod(job_news.parts)
+    submit = Method(job_submits.submit)
+    submit_many = Method(job_submits.submit_many)
     jobs = Method(_jobs)
     count = Method(_count)
     put = Method(artifacts.put)

@@ -4,7 +4,7 @@ Lists go over HTTP in pages.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import NoneType, UnionType
 from typing import (
@@ -15,6 +15,7 @@ from typing import (
     Generic,
     Literal,
     NamedTuple,
+    NewType,
     ParamSpec,
     TypeVar,
     Union,
@@ -68,6 +69,15 @@ class OverHttp(NamedTuple):
     """The type of a parameter in a request over HTTP, where that is another: stands in its annotation."""
 
     type: Any
+
+
+class WholeBody(NamedTuple):
+    """Stands in the annotation of the one parameter that is the whole body of a request, and no member of it."""
+
+
+# The lines of a body, each to be read as one request: the parameter of an operation that answers a list with an answer
+# or an error for each. Over HTTP they come as a stream of JSON lines, and so do the answers.
+Lines = NewType("Lines", Sequence[bytes])
 
 
 class Input:
@@ -186,10 +196,17 @@ class Operation(Generic[P, A]):
     def answer(self) -> Any:
         return self.function.__annotations__["return"]
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether its answer comes item by item."""
+        return get_origin(self.answer) is AsyncIterator
+
     def __call__(self, service: Service, *args: P.args, **kwargs: P.kwargs) -> A:
-        """Does it now, on this thread."""
+        """Does it now, on this thread. The items of a stream come from an iterator."""
         answer: A
-        if self.waits:
+        if self.is_stream:
+            answer = service.node.each_of(lambda node: self.function(service, node, *args, **kwargs))  # type: ignore
+        elif self.waits:
             answer = service.node.with_node(lambda node: self.function(service, node, *args, **kwargs))
         else:
             answer = self.function(service, *args, **kwargs)
@@ -198,12 +215,12 @@ class Operation(Generic[P, A]):
 
 class operation(Struct, frozen=True):
     """Declares the decorated function as an operation. It takes a Service, which knows who asks. A coroutine, which may
-    wait long, also takes the Node on whose loop it runs.
+    wait long, also takes the Node on whose loop it runs. It may return an async iterator: then the answer is a stream.
 
     `name` names the operation for programs, `route` is its method and path over HTTP, or only the method, and `command`
     the words of its command. An operation that `creates` something can be repeated under a key. `key` gives the place
-    of an item in an answer that is a list, which goes over HTTP in pages. `show` gets the answer, and if it takes two
-    arguments the names of nodes by their ids.
+    of an item in an answer that is a list, which goes over HTTP in pages, or in a stream. `show` gets the answer, and
+    if it takes two arguments the names of nodes by their ids.
     """
 
     name: str

@@ -642,6 +642,22 @@ class SyncNode:
         """Runs a function of a node on an event loop. A process without one of its own needs no other thread for it."""
         return self._target.on_loop(act, INLINE)
 
+    def each_of(self, begin: Callable[[Node], Awaitable[AsyncIterator[T]]]) -> Generator[T, None, None]:
+        """Yields what an async iterator yields that a function of a node returns, on an event loop."""
+        with self._target.entered(lambda node: _begun(begin(node))) as source:
+            while (item := on_loop(self._target._loop, _next(source))) is not None:
+                yield item
+
+
+@asynccontextmanager
+async def _begun(begin: Awaitable[AsyncIterator[T]]) -> AsyncIterator[AsyncIterator[T]]:
+    items = await begin
+    try:
+        yield items
+    finally:
+        if hasattr(items, "aclose"):
+            await items.aclose()
+
 
 @asynccontextmanager
 async def _beside(work: Callable[[Started], Coroutine[Any, Any, object]]) -> AsyncIterator[Worker]:
@@ -672,7 +688,7 @@ def _asked(runtime: Runtime, ask: RosterAsk, kind: str | None, limit: int) -> li
         return [entry.job.id for entry in ask(runtime.log, session, kind, limit)]
 
 
-async def _next(source: AsyncGenerator[Part, None]) -> Part | None:
+async def _next(source: AsyncIterator[T]) -> T | None:
     return await anext(source, None)
 
 

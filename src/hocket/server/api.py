@@ -5,12 +5,13 @@ node. Each program and each address has its limits.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from http import HTTPStatus
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -24,6 +25,7 @@ from hocket.mesh.quotas import Buckets
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
 from hocket.server.description import describe
+from hocket.server.known_programs import KnownPrograms
 from hocket.server.problems import (
     INTERNAL,
     PROBLEM,
@@ -35,7 +37,8 @@ from hocket.server.problems import (
     WaitEnded,
     problem_of,
 )
-from hocket.server.routes import BODY_BYTES_MAX, PREFIX, ROUTES, ApiCall, ApiRoute, find
+from hocket.server.routes import BODY_BYTES_MAX, PREFIX, ROUTES, ApiCall, ApiRoute, RouteTable
+from hocket.server.streams import LINES, Done, LineAnswers, stream_reply
 
 RATE_PER_S = 200.0
 BURST = 400.0
@@ -45,11 +48,14 @@ STRANGERS_BURST = 50.0
 # The most requests of one program, and of all, in work at once. Those that wait for a lock count, too.
 REQUESTS_OF_PROGRAM_MAX = 128
 REQUESTS_MAX = 400
+# A request that works longer than this is watched: it ends if its program disconnects.
+QUICK_S = 0.1
 READ_THREADS = 4
 WRITE_THREADS = 8
 
 OPENAPI = f"{PREFIX}openapi.json"
 KEY = "idempotency-key"
+LAST = "last-event-id"
 _HEADERS = {"content-type": wire.JSON, "cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 T = TypeVar("T")
@@ -68,9 +74,11 @@ class Api:
         chosen: str | None = None,
         routes: Sequence[ApiRoute] = ROUTES,
     ) -> None:
-        self._node, self._refused, self._chosen, self._routes = node, refused, chosen, routes
+        self._node, self._refused, self._routes = node, refused, routes
+        self._table = RouteTable(routes)
         self._service = Service(node.runtime, node=node.blocking())
         monotonic = node.environment.monotonic
+        self._programs = KnownPrograms(self._service, chosen, monotonic)
         self._rates = Buckets(RATE_PER_S, BURST, monotonic)
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, monotonic)
         self._asking: Counter[str] = Counter()
@@ -111,7 +119,7 @@ class Api:
         return self._problem_reply(INTERNAL, path, "this node failed; its operator was told")
 
     def _problem_reply(self, problem: Problem, path: str, message: str, headers: Mapping[str, str] = {}) -> Reply:
-        methods, _ = find(self._routes, path)
+        methods, _ = self._table.find(path)
         form = next((each.errors for each in methods.values()), None)
         if form is not None:
             return _reply(problem.status, form[1](problem.status, problem.error, message), headers)
@@ -122,7 +130,7 @@ class Api:
             if request.method != "GET":
                 raise BadMethod(["GET"])
             return Reply(200, _HEADERS, self._description)
-        methods, values = find(self._routes, request.path)
+        methods, values = self._table.find(request.path)
         if not methods:
             raise NotFound(f"no such path; {OPENAPI} lists all")
         if request.method not in methods:
@@ -137,7 +145,10 @@ class Api:
             is_restricted = need.takes_prefix or need.scope is not None
             if not (is_restricted and program.may_some(need.resource, need.action)):
                 service.check(need.resource, need.action)
-            arguments = route.arguments(values, request.query)
+            arguments = route.arguments(values, _resumed(request) if route.is_stream else request.query)
+            if route.takes_lines:
+                answers = self._line_answers(route, call, arguments, request)
+                return Reply(200, {**_HEADERS, "content-type": LINES}, stream=_Counted(answers, stack.pop_all()))
             if route.body is not None:
                 request = await _whole(request)
                 arguments["body"] = route.read_body(request.body)
@@ -164,7 +175,9 @@ class Api:
                 raise UnknownToken(
                     "send a token in the header `Authorization: Bearer TOKEN`; `hocket token create` makes one"
                 )
-            return await self._read(lambda: programs.recognise(self._service, token.strip(), self._chosen))
+            token = token.strip()
+            known = self._programs.known(token)
+            return await self._read(lambda: self._programs.recognise(token)) if known is None else known
         except UnknownToken as error:
             if wait := self._strangers.take(request.address):
                 raise TooBusy("too many requests without a good token from this address", wait) from None
@@ -197,7 +210,21 @@ class Api:
             answer = await self._read(partial(route.function, call, **arguments))
         else:
             answer = await self._write(partial(route.function, call, **arguments))
+        if route.is_stream:
+            accept = request.headers.get("accept", "")
+            return stream_reply(answer, accept, _HEADERS, self._is_stopping, route.key)
         return answer if isinstance(answer, Reply) else _reply(route.status, answer)
+
+    def _line_answers(
+        self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request
+    ) -> LineAnswers:
+        _check_type(request, LINES)
+        assert request.pieces is not None
+
+        def perform(lines: list[bytes]) -> Awaitable[Done]:
+            return self._write(partial(route.function, call, lines=lines, **arguments))
+
+        return LineAnswers(request.pieces(), perform, self._is_stopping)
 
     async def _run_once(
         self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, key: str
@@ -227,6 +254,13 @@ class Api:
     async def _wait(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """Does something that may wait long. It ends when the caller disconnects, and when the server stops."""
         task = asyncio.create_task(work)
+        try:
+            await asyncio.wait([task], timeout=QUICK_S)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if task.done():
+            return task.result()
         ends: list[asyncio.Task[Any]] = [asyncio.create_task(self._is_stopping.wait())]
         if request.gone is not None:
             ends.append(asyncio.create_task(request.gone()))
@@ -284,10 +318,22 @@ class _Counted:
             await self._stream.aclose()
 
 
-async def _whole(request: Request) -> Request:
+def _resumed(request: Request) -> str:
+    """The query of a request for a stream. A browser that connects again says after which event."""
+    last = request.headers.get(LAST)
+    return (
+        request.query if not last or "after=" in request.query else f"{request.query}&after={quote(last)}".lstrip("&")
+    )
+
+
+def _check_type(request: Request, wanted: str) -> None:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != wire.JSON:
-        raise BadContentType(f"send the body as {wire.JSON}, and say so in the header Content-Type")
+    if content_type != wanted:
+        raise BadContentType(f"send the body as {wanted}, and say so in the header Content-Type")
+
+
+async def _whole(request: Request) -> Request:
+    _check_type(request, wire.JSON)
     return await request.whole(BODY_BYTES_MAX)
 
 

@@ -5,9 +5,9 @@ answer without its body being read, and its connection is closed.
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
-from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hocket.api.operation import TokenNeed
@@ -16,7 +16,7 @@ from hocket.mesh.gate import Gate
 from hocket.mesh.peers import is_loopback
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.server.api import Api
-from hocket.server.connections import Connections, address_of
+from hocket.server.connections import REQUEST_S, STREAMED, Connections, address_of
 from hocket.server.monitoring.monitor import METRICS, Monitor, names_this_machine
 from hocket.server.routes import PREFIX
 
@@ -86,6 +86,20 @@ class _Body:
             self.is_read = not message.get("more_body", False)
         return b"".join(parts)
 
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes. A piece counts until the next one is read."""
+        while not self.is_read:
+            async with asyncio.timeout(REQUEST_S):
+                message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            self.drop()
+            piece = message.get("body", b"")
+            self._kept = len(piece)
+            self._bodies.add(self._address, len(piece), self._shared)
+            self.is_read = not message.get("more_body", False)
+            yield piece
+
     async def gone(self) -> None:
         """Returns when the caller disconnects."""
         while (await self._receive())["type"] != "http.disconnect":
@@ -123,7 +137,7 @@ class _Door:
         body = _Body(receive, headers, self._bodies, address, is_shared)
         # Path and query do not come from the URL, because the Host header is a part of it.
         path, query = scope["path"], scope["query_string"].decode("latin-1")
-        request = Request(scope["method"], path, query, headers, b"", address, body.read, body.gone)
+        request = Request(scope["method"], path, query, headers, b"", address, body.read, body.gone, body.pieces)
         try:
             if self._api is not None and path.startswith(PREFIX) and not self._gate.has(path):
                 reply = await _program_answer(self._api, request._replace(path=scope["raw_path"].decode("latin-1")))
@@ -135,16 +149,18 @@ class _Door:
             return
         finally:
             body.drop()
-        if not body.is_read:
-            await _last_answer(reply, body, send)
-        elif reply.stream is not None:
+        if reply.stream is not None:
+            scope[STREAMED] = True
             try:
-                await StreamingResponse(reply.stream, reply.status, dict(reply.headers))(scope, receive, send)
+                await _send_stream(reply, reply.stream, body, send)
             finally:  # the caller may disconnect before the stream begins
                 if hasattr(reply.stream, "aclose"):
                     await reply.stream.aclose()
+                body.drop()
+        elif not body.is_read:
+            await _last_answer(reply, body, send)
         else:
-            await Response(reply.body, reply.status, dict(reply.headers))(scope, receive, send)
+            await _send_whole(reply, send)
 
     async def _monitored(self, monitor: Monitor, request: Request, is_local: bool) -> Reply:
         """Metrics name jobs and nodes. A caller on this machine that asks for this machine may read them; another needs
@@ -187,11 +203,48 @@ async def _program_answer(api: Api, request: Request) -> Reply:
         return api.failed(error, request.path)
 
 
+async def _send_stream(reply: Reply, stream: AsyncIterator[bytes], body: _Body, send: Send) -> None:
+    """Sends what a stream yields until it ends, the caller disconnects, or does not read for a whole deadline. A stream
+    that reads the body itself sees the caller disconnect there.
+    """
+
+    async def send_all() -> None:
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
+        await send({"type": "http.response.start", "status": reply.status, "headers": raw})
+        async for piece in stream:
+            async with asyncio.timeout(REQUEST_S):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    tasks = [asyncio.create_task(send_all())]
+    if body.is_read:
+        tasks.append(asyncio.create_task(body.gone()))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait(tasks)
+    if not tasks[0].cancelled() and (error := tasks[0].exception()) is not None and not isinstance(error, _Gone):
+        raise error
+
+
+async def _send_whole(reply: Reply, send: Send) -> None:
+    await send({"type": "http.response.start", "status": reply.status, "headers": _raw(reply)})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+def _raw(reply: Reply) -> list[tuple[bytes, bytes]]:
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
+    if reply.status not in (204, 304):
+        headers.append((b"content-length", b"%d" % len(reply.body)))
+    return headers
+
+
 async def _last_answer(reply: Reply, body: _Body, send: Send) -> None:
     """Answers a request whose body was not read to its end, and closes the connection."""
-    headers = {**reply.headers, "content-length": str(len(reply.body)), "connection": "close"}
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": reply.status, "headers": raw})
+    headers = [*_raw(reply), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body, "more_body": True})
     await body.throw_away()
     await send({"type": "http.response.body", "body": b"", "more_body": False})
