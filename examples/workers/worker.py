@@ -118,8 +118,9 @@ def keep_ending():
         standing = [each for each in batch if each[0].stands()]
         body = {"worker": WORKER, "ends": [end for _, end in standing]}
         status, answer = post("/v1/jobs/end", body, lambda held=standing: any(hold.stands() for hold, _ in held))
-        for refused in [answer] if status != 200 else [each for each in answer["ends"] if "error" in each]:
-            print("refused:", refused, file=sys.stderr)
+        refused = [each for each in answer["ends"] if "error" in each] if status == 200 else [answer] if status else []
+        for each in refused:
+            print("refused:", each, file=sys.stderr)
         for hold, _ in batch:
             holds.pop(hold.which["job_id"], None)
         changed.set()
@@ -132,17 +133,17 @@ def claim():
     body |= {"lease_ms": int(LEASE_S * 1000), "wait_ms": int(WAIT_S * 1000)}
     status, answer = post("/v1/jobs/claim", body, lambda: True)
     if status != 200:
-        raise SystemExit(f"the server refuses claims with {status}: {answer['detail']}")
+        print(f"the server refuses claims with {status}: {answer['detail']}", file=sys.stderr)
+        return {}, True, 1
     new = {job["job_id"]: Hold(job, asked) for job in answer["jobs"]}
     if new and time.monotonic() - asked > LEASE_S / 3:
         renew(new, LEASE_S / 3)  # Nobody knows how long the answer was under way, and this is short.
-    if answer["drain"]:
-        drain()
-    return new
+    return new, answer["drain"], 0
 
 
 def main():
-    global claiming
+    global claiming, draining
+    code = 0
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, drain)
     threading.Thread(target=keep_renewing, daemon=True).start()
@@ -157,11 +158,10 @@ def main():
             new = {}
             try:
                 claiming = True
-                new = claim()
+                new, draining, code = claim()
             except Interrupted:
                 pass  # The connection has ended with the request, and what was claimed goes back.
-            finally:
-                claiming = False
+            claiming = False
             for job_id, hold in new.items():
                 if hold.stands():
                     holds[job_id] = hold
@@ -169,6 +169,7 @@ def main():
     ended.put(None)
     ender.join()
     post("/v1/jobs/goodbye", {"worker": WORKER}, iter([True, True, False]).__next__, 5)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ from hocket.testing.workers.promises import PROMISES, Promise
 from hocket.testing.workers.temporary_server import TemporaryServer
 from hocket.testing.workers.trial import Broken, Trial
 
-LEASE_S = 4.0
+LEASE_S = 5.0
 PATIENCE_S = 30.0
-AT_ONCE = 4
+AT_ONCE = 6
 
 
 class Finding(NamedTuple):
@@ -61,7 +61,7 @@ async def try_worker(
             async def find(promise: Promise) -> Finding:
                 async with turns, _server_for(promise, server, Path(directory)) as own:
                     trial = Trial(promise.name, own, command, Path(directory), lease_s, patience_s)
-                    finding = await _find(promise, trial)
+                    finding = await put_to_trial(promise, trial)
                 report(finding)
                 return finding
 
@@ -79,7 +79,8 @@ async def _server_for(promise: Promise, server: TemporaryServer, directory: Path
         yield own
 
 
-async def _find(promise: Promise, trial: Trial) -> Finding:
+async def put_to_trial(promise: Promise, trial: Trial) -> Finding:
+    """Tries one promise, and ends the worker."""
     begun = time.monotonic()
     try:
         kept, seen, printed = True, await promise.trial(trial), ""

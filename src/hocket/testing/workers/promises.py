@@ -255,9 +255,7 @@ async def _drain(trial: Trial) -> str:
     worker = await trial.start_worker()
     await trial.given(job_id)
     trial.proxy.drains = True
-    code = await asyncio.wait_for(worker.ended(), trial.patience_s + 2 * trial.lease_s)
-    if code != 0:
-        raise Broken(f"it ended with exit code {code}")
+    await _leaves(trial, worker.ended(), "an answer with drain")
     await trial.succeeds_once(job_id, 1)
     return "the job in hand was completed, then it ended"
 
@@ -269,7 +267,7 @@ async def _sigterm(trial: Trial) -> str:
     await trial.given(job_id)
     worker.terminate()
     signalled = time.monotonic()
-    await _leaves(trial, worker.ended(), 1)
+    await _leaves(trial, worker.ended(), "SIGTERM")
     await trial.succeeds_once(job_id, 1)
     if late := [each for each in trial.proxy.of("claim") if each.at > signalled + trial.lease_s / 4]:
         raise Broken(f"it claimed {late[0].at - signalled:.1f} s after SIGTERM")
@@ -277,19 +275,20 @@ async def _sigterm(trial: Trial) -> str:
     claims = len(trial.proxy.of("claim"))
     await trial.until(lambda: len(trial.proxy.of("claim")) > claims, "the second worker claims")
     idle.terminate()
-    await _leaves(trial, idle.ended(), 2)
+    await _leaves(trial, idle.ended(), "SIGTERM")
+    if len({each.body.get("worker") for each in trial.proxy.of("goodbye")}) < 2:
+        raise Broken("it ended without goodbye")
     return "one worker with a job in hand and one that waited for jobs ended, each with a goodbye"
 
 
-async def _leaves(trial: Trial, ending: Awaitable[int], goodbyes: int) -> None:
+async def _leaves(trial: Trial, ending: Awaitable[int], cause: str) -> None:
+    patience_s = trial.patience_s + trial.lease_s
     try:
-        code = await asyncio.wait_for(ending, trial.patience_s + trial.lease_s)
+        code = await asyncio.wait_for(ending, patience_s)
     except TimeoutError:
-        raise Broken(f"it was still there {trial.patience_s + trial.lease_s:.0f} s after SIGTERM") from None
+        raise Broken(f"it was still there {patience_s:.0f} s after {cause}") from None
     if code != 0:
-        raise Broken(f"it ended with exit code {code} after SIGTERM")
-    if len({each.body.get("worker") for each in trial.proxy.of("goodbye")}) < goodbyes:
-        raise Broken("it ended without goodbye")
+        raise Broken(f"it ended with exit code {code} after {cause}")
 
 
 @promise("restart", "goes on when the server is killed and comes back, and does not ask too often", own_server=True)

@@ -28,10 +28,10 @@ def worker(
     only: Annotated[list[str] | None, Option("--only", "PROMISE", "Try this promise alone; may be repeated.")] = None,
     lease_ms: Annotated[
         int, Option("--lease-ms", "MS", "The lease that the worker asks for.", min=LEASE_MS_MIN, max=LEASE_MS_MAX)
-    ] = 4_000,
+    ] = 5_000,
     at_once: Annotated[
         int, Option("--at-once", "N", "How many promises are tried at the same time.", min=1, max=AT_ONCE_MAX)
-    ] = 4,
+    ] = 6,
 ) -> None:
     """Try out a worker in any language: which promises of the worker protocol does it keep?
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hocket.errors import Usage
+
 OUTPUT_BYTES_MAX = 4_096
 
 
@@ -20,14 +22,17 @@ class WorkerProcess:
     async def start(cls, command: Sequence[str], variables: Mapping[str, str], log: Path) -> "WorkerProcess":
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HOCKET_")}
         with log.open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=kept | dict(variables),
-                start_new_session=True,
-            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=kept | dict(variables),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise Usage(f"cannot start {command[0]}: {error.strerror}") from None
         return cls(process, log)
 
     @property
