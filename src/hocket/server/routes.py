@@ -42,6 +42,7 @@ from hocket.api.operation import (
     bounded_page,
     page_of,
 )
+from hocket.api.workers import claiming, ending
 from hocket.errors import Usage
 from hocket.kernel.decoding import convert, decode_json
 from hocket.node.node import Node
@@ -305,6 +306,8 @@ MODULES = (
     artifacts,
     kinds,
     schedules,
+    claiming,
+    ending,
 )
 
 ROUTES: tuple[ApiRoute, ...] = tuple(
