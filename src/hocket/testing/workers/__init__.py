@@ -65,8 +65,11 @@ async def try_worker(
                 report(finding)
                 return finding
 
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(find(promise)) for promise in chosen]
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(find(promise)) for promise in chosen]
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
 
 

@@ -1,6 +1,7 @@
 """`hocket testing`: tries out programs of yours against a real server on a temporary home."""
 
 import asyncio
+import signal
 from typing import TYPE_CHECKING, Annotated
 
 from hocket.cli.declarations import App, CommandContext, Option
@@ -57,6 +58,7 @@ def worker(
     command: list[str] = ctx.meta.get(COMMAND, [])
     if not command:
         raise Usage("no worker: write `--` and the command that starts it after the options")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     findings = asyncio.run(
         try_worker(command, tuple(only or ()), lease_s=lease_ms / 1000, at_once=at_once, report=_show)
     )
