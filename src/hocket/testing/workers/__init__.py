@@ -19,7 +19,7 @@ from typing import NamedTuple
 from hocket.errors import Usage
 from hocket.testing.workers.promises import PROMISES, Promise
 from hocket.testing.workers.temporary_server import TemporaryServer
-from hocket.testing.workers.trial import Broken, Trial
+from hocket.testing.workers.trial import BrokenPromise, Trial
 
 LEASE_S = 5.0
 PATIENCE_S = 30.0
@@ -87,7 +87,7 @@ async def put_to_trial(promise: Promise, trial: Trial) -> Finding:
     begun = time.monotonic()
     try:
         kept, seen, printed = True, await promise.trial(trial), ""
-    except Broken as broken:
+    except BrokenPromise as broken:
         kept, seen, printed = False, str(broken), trial.last_line()
     finally:
         await trial.end()

@@ -18,7 +18,7 @@ HEAD_BYTES_MAX = 64 * 1024
 BUSY_S = 1
 
 
-class Fault(Enum):
+class NetworkFault(Enum):
     """What happens to a request. A request that is not forwarded has no effect on the server."""
 
     REFUSE = "the connection ends before the server has the request"
@@ -27,7 +27,7 @@ class Fault(Enum):
     CUT = "the server acts, and half of its answer arrives"
 
 
-FORWARDED = (Fault.LOSE, Fault.CUT)
+FORWARDED = (NetworkFault.LOSE, NetworkFault.CUT)
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Exchange:
     at: float
     status: int = 0
     answer: dict[str, Any] = field(default_factory=dict)
-    fault: Fault | None = None
+    fault: NetworkFault | None = None
     arrived: bool = False
 
     @property
@@ -49,7 +49,7 @@ class Exchange:
         return self.path.rpartition("/")[2]
 
 
-class End(NamedTuple):
+class SentEnd(NamedTuple):
     """A worker's request to end a hold. `error` is the server's refusal."""
 
     at: float
@@ -70,8 +70,8 @@ class LossyProxy:
     def __init__(self, port: Callable[[], int]) -> None:
         self._port = port
         self.exchanges: deque[Exchange] = deque(maxlen=EXCHANGES_MAX)
-        self.next_faults: dict[str, list[Fault]] = {}
-        self.faults: dict[str, Fault] = {}
+        self.next_faults: dict[str, list[NetworkFault]] = {}
+        self.faults: dict[str, NetworkFault] = {}
         self.gates: dict[str, asyncio.Event] = {}
         self.drains = False
         self._server: asyncio.Server | None = None
@@ -107,7 +107,7 @@ class LossyProxy:
                 found.append((each, states.get(job_id, "")))
         return found
 
-    def ends(self, job_id: str) -> list[End]:
+    def ends(self, job_id: str) -> list[SentEnd]:
         """The requests to end a hold of the job, whether single or among many."""
         return [end for each in self.exchanges for end in _ends(each) if end.job_id == job_id]
 
@@ -134,10 +134,10 @@ class LossyProxy:
         exchange = Exchange(path, _object(body), time.monotonic())
         self.exchanges.append(exchange)
         fault = self._fault_before(exchange.step)
-        if fault is Fault.REFUSE:
+        if fault is NetworkFault.REFUSE:
             exchange.fault = fault
             return False
-        if fault is Fault.BUSY:
+        if fault is NetworkFault.BUSY:
             exchange.fault = fault
             writer.write(_answer(f"503 Service Unavailable\r\nRetry-After: {BUSY_S}", b'{"error": "busy"}'))
             await writer.drain()
@@ -153,10 +153,10 @@ class LossyProxy:
         if (gate := self.gates.get(exchange.step)) is not None and (exchange.step != "claim" or _has_jobs(exchange)):
             await gate.wait()
         exchange.fault = self._fault_after(exchange)
-        if exchange.fault is Fault.LOSE:
+        if exchange.fault is NetworkFault.LOSE:
             return False
         whole = _answer(status + more, content)
-        if exchange.fault is Fault.CUT:
+        if exchange.fault is NetworkFault.CUT:
             writer.write(whole[: -len(content) // 2])
             await writer.drain()
             return False
@@ -165,14 +165,14 @@ class LossyProxy:
         exchange.arrived = True
         return True
 
-    def _fault_before(self, step: str) -> Fault | None:
+    def _fault_before(self, step: str) -> NetworkFault | None:
         standing = self.faults.get(step, self.faults.get("*"))
         if standing is not None and standing not in FORWARDED:
             return standing
         coming = self.next_faults.get(step, [])
         return coming.pop(0) if coming and coming[0] not in FORWARDED else None
 
-    def _fault_after(self, exchange: Exchange) -> Fault | None:
+    def _fault_after(self, exchange: Exchange) -> NetworkFault | None:
         coming = self.next_faults.get(exchange.step, [])
         if coming and coming[0] in FORWARDED and (exchange.step != "claim" or _has_jobs(exchange)):
             return coming.pop(0)
@@ -236,7 +236,7 @@ def _has_jobs(exchange: Exchange) -> bool:
     return bool(exchange.answer.get("jobs"))
 
 
-def _ends(exchange: Exchange) -> Iterator[End]:
+def _ends(exchange: Exchange) -> Iterator[SentEnd]:
     at, body, status, answer = exchange.at, exchange.body, exchange.status, exchange.answer
     if exchange.path == "/v1/jobs/end":
         answers = {each.get("job_id"): each for each in answer.get("ends", [])}
@@ -248,7 +248,7 @@ def _ends(exchange: Exchange) -> Iterator[End]:
         yield _end(at, job_id, {**body, "do": exchange.step}, status, answer.get("error") if status >= 400 else None)
 
 
-def _end(at: float, job_id: str, body: dict[str, Any], status: int, refusal: Any) -> End:
+def _end(at: float, job_id: str, body: dict[str, Any], status: int, refusal: Any) -> SentEnd:
     content = {name: value for name, value in body.items() if name not in ("worker", "job_id")}
     error = refusal.get("error") if isinstance(refusal, dict) else refusal
-    return End(at, job_id, body.get("fence", 0), body.get("do", ""), content, status, error)
+    return SentEnd(at, job_id, body.get("fence", 0), body.get("do", ""), content, status, error)

@@ -1,4 +1,4 @@
-"""The promises of a worker. Each is a function of a `Trial` that returns what it saw, or raises Broken."""
+"""The promises of a worker. Each is a function of a `Trial` that returns what it saw, or raises BrokenPromise."""
 
 import asyncio
 import time
@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import NamedTuple
 
-from hocket.testing.workers.lossy_proxy import BUSY_S, Exchange, Fault
-from hocket.testing.workers.trial import Broken, Trial
+from hocket.testing.workers.lossy_proxy import BUSY_S, Exchange, NetworkFault
+from hocket.testing.workers.trial import BrokenPromise, Trial
 
 LONG_S = 600.0
 # A worker that cannot reach the server tries this often at most in a second.
@@ -47,7 +47,9 @@ async def _works(trial: Trial) -> str:
         await trial.succeeds_once(job_id, number)
     job = await trial.ended(bad)
     if job.outcome != "failed" or "no such file" not in (job.error or ""):
-        raise Broken(f"a job that should fail with 'no such file' {job.outcome} with {job.error or job.result!r}")
+        raise BrokenPromise(
+            f"a job that should fail with 'no such file' {job.outcome} with {job.error or job.result!r}"
+        )
     return f"5 jobs completed and 1 failed, by {len(trial.proxy.of('claim'))} claims"
 
 
@@ -65,17 +67,17 @@ async def _renews(trial: Trial) -> str:
 @promise("repeats-claim", "repeats a claim whose answer was lost with the same claim_id, and gets the same jobs")
 async def _repeats_claim(trial: Trial) -> str:
     job_id = await trial.submit(echo=1)
-    trial.proxy.next_faults["claim"] = [Fault.LOSE, Fault.CUT]
+    trial.proxy.next_faults["claim"] = [NetworkFault.LOSE, NetworkFault.CUT]
     await trial.start_worker()
     await trial.until(lambda: len(_after_fault(trial)) >= 2, "the worker claims again after a lost answer")
     first, second = _after_fault(trial)[:2]
     for other in (second, *trial.proxy.claims(job_id)):
         if other.body.get("claim_id") != first.body.get("claim_id"):
-            raise Broken(
+            raise BrokenPromise(
                 "after a lost answer it claimed with a new claim_id; the lost jobs wait until their lease ends"
             )
         if other.body.get("worker") != first.body.get("worker"):
-            raise Broken("after a lost answer it claimed under another worker's name")
+            raise BrokenPromise("after a lost answer it claimed under another worker's name")
     await trial.succeeds_once(job_id, 1)
     return "one answer lost, one cut in half: the same claim_id three times, and the job was claimed once"
 
@@ -90,7 +92,7 @@ def _after_fault(trial: Trial) -> list[Exchange]:
 async def _repeats_end(trial: Trial) -> str:
     job_id = await trial.submit(echo={"n": 1})
     for step in ("complete", "end"):
-        trial.proxy.next_faults[step] = [Fault.REFUSE, Fault.LOSE, Fault.CUT]
+        trial.proxy.next_faults[step] = [NetworkFault.REFUSE, NetworkFault.LOSE, NetworkFault.CUT]
     await trial.start_worker()
     await trial.succeeds_once(job_id, {"n": 1})
     # A worker whose answer was lost may also hear from a renewal that the hold is over.
@@ -100,9 +102,9 @@ async def _repeats_end(trial: Trial) -> str:
     )
     ends = trial.proxy.ends(job_id)
     if any((end.fence, end.content) != (ends[0].fence, ends[0].content) for end in ends):
-        raise Broken("it repeated a completion with another fence or another content")
+        raise BrokenPromise("it repeated a completion with another fence or another content")
     if len(trial.proxy.claims(job_id)) > 1:
-        raise Broken("it claimed the job again instead of repeating the completion")
+        raise BrokenPromise("it claimed the job again instead of repeating the completion")
     await trial.works_on()
     return f"a request and the answers were lost: completed with {len(ends)} requests, claimed once"
 
@@ -119,7 +121,7 @@ async def _late_claim(trial: Trial) -> str:
     gate.set()
     await asyncio.sleep(trial.lease_s / 2)
     if ends := trial.ends(job_id, fence):
-        raise Broken(
+        raise BrokenPromise(
             f"it worked on the job after its lease, and sent fence {fence} ({ends[0].error or ends[0].status})"
         )
     await trial.rival_completes(job_id, rival)
@@ -133,14 +135,16 @@ async def _lease_end(trial: Trial) -> str:
     await trial.start_worker()
     await trial.given(job_id)
     _, fence = trial.hold(job_id)
-    trial.proxy.faults["*"] = Fault.REFUSE
+    trial.proxy.faults["*"] = NetworkFault.REFUSE
     begun = time.monotonic()
     rival = await trial.rival_claims(job_id)
     await asyncio.sleep(max(0.0, begun + 2.5 * trial.lease_s - time.monotonic()))
     trial.proxy.faults.clear()
     await asyncio.sleep(trial.lease_s / 2)
     if ends := trial.ends(job_id, fence):
-        raise Broken(f"{ends[0].at - begun:.1f} s after it was cut off it sent fence {fence}, of a lease that was over")
+        raise BrokenPromise(
+            f"{ends[0].at - begun:.1f} s after it was cut off it sent fence {fence}, of a lease that was over"
+        )
     await trial.rival_completes(job_id, rival)
     await trial.works_on()
     return f"cut off for {2.5 * trial.lease_s:.1f} s: it sent nothing for the job (fence {fence}) and worked on"
@@ -149,7 +153,7 @@ async def _lease_end(trial: Trial) -> str:
 @promise("stale-fence", "drops a job when its fence is refused as stale, and does not try again")
 async def _stale_fence(trial: Trial) -> str:
     job_id = await trial.submit(trial.lease_s / 4, echo="stale")
-    trial.proxy.faults["renew"] = Fault.REFUSE
+    trial.proxy.faults["renew"] = NetworkFault.REFUSE
     await trial.start_worker()
     await trial.given(job_id)
     _, fence = trial.hold(job_id)
@@ -160,11 +164,11 @@ async def _stale_fence(trial: Trial) -> str:
     await asyncio.sleep(trial.lease_s / 2)
     ends = trial.proxy.ends(job_id)
     if any(end.fence != fence for end in ends):
-        raise Broken(f"it sent fence {ends[-1].fence}, which it had not been given")
+        raise BrokenPromise(f"it sent fence {ends[-1].fence}, which it had not been given")
     if len(ends) > 1:
-        raise Broken(f"it sent the stale fence {fence} {len(ends)} times; the first refusal was final")
+        raise BrokenPromise(f"it sent the stale fence {fence} {len(ends)} times; the first refusal was final")
     if (job := await trial.ended(job_id)).result != "rival":
-        raise Broken(f"the job has the result {job.result!r} of a worker that had lost it")
+        raise BrokenPromise(f"the job has the result {job.result!r} of a worker that had lost it")
     await trial.works_on()
     return f"fence {fence} was refused once ({ends[0].error}), because the job had fence {rival}; it worked on"
 
@@ -178,7 +182,7 @@ async def _lost(trial: Trial) -> str:
     rival = await trial.take_away(job_id)
     renewals = await _stops(trial, job_id, "lost")
     if trial.ends(job_id, fence):
-        raise Broken(f"it sent fence {fence} after it had heard that the job was lost")
+        raise BrokenPromise(f"it sent fence {fence} after it had heard that the job was lost")
     await trial.rival_completes(job_id, rival)
     await trial.works_on()
     return f"told by renewal {renewals}; neither renewed nor ended after that"
@@ -192,7 +196,7 @@ async def _cancel(trial: Trial) -> str:
     await trial.server.admin.cancel(job_id, reason="no longer needed")
     renewals = await _stops(trial, job_id, "cancel")
     if any(end.do == "complete" for end in trial.proxy.ends(job_id)):
-        raise Broken("it completed a job that was cancelled")
+        raise BrokenPromise("it completed a job that was cancelled")
     await trial.works_on()
     return f"told by renewal {renewals}; neither renewed nor completed after that"
 
@@ -207,7 +211,7 @@ async def _stops(trial: Trial, job_id: str, state: str) -> int:
     number = await trial.until(told, f"a renewal is answered with {state!r}", longer_s=trial.lease_s)
     await asyncio.sleep(trial.lease_s)
     if later := len(trial.proxy.renewals(job_id)) - number:
-        raise Broken(f"it renewed {later} times after it had heard {state!r}")
+        raise BrokenPromise(f"it renewed {later} times after it had heard {state!r}")
     return number
 
 
@@ -226,9 +230,9 @@ async def _frozen(trial: Trial) -> str:
     await trial.works_on()
     await asyncio.sleep(trial.lease_s / 3)
     if len(ends := trial.ends(job_id, fence)) > 1:
-        raise Broken(f"it sent the stale fence {fence} {len(ends)} times; the first refusal was final")
+        raise BrokenPromise(f"it sent the stale fence {fence} {len(ends)} times; the first refusal was final")
     if (job := await trial.ended(job_id)).result != "rival":
-        raise Broken(f"the job has the result {job.result!r} of a worker that had lost it")
+        raise BrokenPromise(f"the job has the result {job.result!r} of a worker that had lost it")
     return f"the job went on with fence {rival}; fence {fence} was sent {len(ends)} times, and it worked on"
 
 
@@ -243,9 +247,9 @@ async def _killed(trial: Trial) -> str:
     second = trial.proxy.claims(job_id)[-1]
     for name in ("worker", "claim_id"):
         if first.body.get(name) == second.body.get(name):
-            raise Broken(f"two processes claimed with the same {name}, {first.body.get(name)!r}")
+            raise BrokenPromise(f"two processes claimed with the same {name}, {first.body.get(name)!r}")
     if job.result != 1 or job.fence != 2:
-        raise Broken(f"the job has the result {job.result!r} under fence {job.fence}; 1 under fence 2 is right")
+        raise BrokenPromise(f"the job has the result {job.result!r} under fence {job.fence}; 1 under fence 2 is right")
     return f"killed under fence {job.fence - 1}; another process completed the job under fence {job.fence}"
 
 
@@ -270,14 +274,14 @@ async def _sigterm(trial: Trial) -> str:
     await _leaves(trial, worker.ended(), "SIGTERM")
     await trial.succeeds_once(job_id, 1)
     if late := [each for each in trial.proxy.of("claim") if each.at > signalled + trial.lease_s / 4]:
-        raise Broken(f"it claimed {late[0].at - signalled:.1f} s after SIGTERM")
+        raise BrokenPromise(f"it claimed {late[0].at - signalled:.1f} s after SIGTERM")
     idle = await trial.start_worker()
     claims = len(trial.proxy.of("claim"))
     await trial.until(lambda: len(trial.proxy.of("claim")) > claims, "the second worker claims")
     idle.terminate()
     await _leaves(trial, idle.ended(), "SIGTERM")
     if len({each.body.get("worker") for each in trial.proxy.of("goodbye")}) < 2:
-        raise Broken("it ended without goodbye")
+        raise BrokenPromise("it ended without goodbye")
     return "one worker with a job in hand and one that waited for jobs ended, each with a goodbye"
 
 
@@ -286,9 +290,9 @@ async def _leaves(trial: Trial, ending: Awaitable[int], cause: str) -> None:
     try:
         code = await asyncio.wait_for(ending, patience_s)
     except TimeoutError:
-        raise Broken(f"it was still there {patience_s:.0f} s after {cause}") from None
+        raise BrokenPromise(f"it was still there {patience_s:.0f} s after {cause}") from None
     if code != 0:
-        raise Broken(f"it ended with exit code {code} after {cause}")
+        raise BrokenPromise(f"it ended with exit code {code} after {cause}")
 
 
 @promise("restart", "goes on when the server is killed and comes back, and does not ask too often", own_server=True)
@@ -307,21 +311,23 @@ async def _restart(trial: Trial) -> str:
     await trial.succeeds_once(job_id, 1)
     await trial.works_on()
     if tries > TRIES_MAX * max(1.0, away_s):
-        raise Broken(f"it sent {tries} requests in the {away_s:.1f} s without a server; pause longer each time")
+        raise BrokenPromise(f"it sent {tries} requests in the {away_s:.1f} s without a server; pause longer each time")
     return f"without a server for {away_s:.1f} s: {tries} requests meanwhile, and the job was completed once"
 
 
 @promise("busy", "comes again after an answer 503, and not before its Retry-After")
 async def _busy(trial: Trial) -> str:
-    trial.proxy.next_faults = {step: [Fault.BUSY] * 2 for step in ("claim", "complete", "end")}
+    trial.proxy.next_faults = {step: [NetworkFault.BUSY] * 2 for step in ("claim", "complete", "end")}
     job_id = await trial.submit(echo=1)
     await trial.start_worker()
     await trial.succeeds_once(job_id, 1)
     for step in ("claim", "complete", "end"):
         for earlier, later in pairwise(trial.proxy.of(step)):
             after_s = later.at - earlier.at
-            if earlier.fault is Fault.BUSY and after_s < BUSY_S - EARLY_S:
-                raise Broken(f"it repeated {step} after {after_s:.2f} s, and the answer had Retry-After: {BUSY_S}")
+            if earlier.fault is NetworkFault.BUSY and after_s < BUSY_S - EARLY_S:
+                raise BrokenPromise(
+                    f"it repeated {step} after {after_s:.2f} s, and the answer had Retry-After: {BUSY_S}"
+                )
     await trial.works_on()
     return f"two claims and two ends refused with Retry-After: {BUSY_S}; each came again in time"
 

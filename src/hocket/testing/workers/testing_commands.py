@@ -20,7 +20,11 @@ app = App()
 
 @app.callback()
 def testing() -> None:
-    """Try out programs of yours against a real server on a temporary home."""
+    """Try out programs of yours against a real server on a temporary home.
+
+    \b
+      hocket testing worker -- ./my-worker
+    """
 
 
 @app.command(cls="typer_program:RunCommand")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from hocket.api.jobs import JobDetails
-from hocket.testing.workers.lossy_proxy import End, Exchange, Fault, LossyProxy
+from hocket.testing.workers.lossy_proxy import Exchange, LossyProxy, NetworkFault, SentEnd
 from hocket.testing.workers.temporary_server import KINDS, TemporaryServer
 from hocket.testing.workers.worker_process import WorkerProcess
 
@@ -20,7 +20,7 @@ RIVAL_LEASE_MS = 120_000
 RIVAL_WAIT_MS = 50_000
 
 
-class Broken(Exception):
+class BrokenPromise(Exception):
     """The worker breaks a promise. The text says what was seen."""
 
 
@@ -72,7 +72,7 @@ class Trial:
         return await self.server.submit(self.kind, ms=round(seconds * 1000), **payload)
 
     async def until(self, look: Callable[[], Awaitable[T | None] | T | None], awaited: str, longer_s: float = 0.0) -> T:
-        """Waits until `look` gives something true. Raises Broken if that takes too long, or if the worker ends."""
+        """Waits until `look` gives something true. Raises BrokenPromise if that takes too long or the worker ends."""
         give_up = time.monotonic() + self.patience_s + longer_s
         while True:
             found = look()
@@ -81,9 +81,9 @@ class Trial:
                 return value
             code = self._workers[-1].exit_code if self._workers else None
             if code is not None:
-                raise Broken(f"the worker ended with exit code {code} before {awaited}")
+                raise BrokenPromise(f"the worker ended with exit code {code} before {awaited}")
             if time.monotonic() > give_up:
-                raise Broken(f"not within {self.patience_s + longer_s:.0f} s: {awaited}")
+                raise BrokenPromise(f"not within {self.patience_s + longer_s:.0f} s: {awaited}")
             await asyncio.sleep(LOOK_S)
 
     async def given(self, job_id: str) -> Exchange:
@@ -93,12 +93,12 @@ class Trial:
         )
 
     async def ended(self, job_id: str, longer_s: float = 0.0, fences: int = CLAIMS_MAX) -> JobDetails:
-        """Waits until a job has ended. Raises Broken if it is claimed more often than `fences` times."""
+        """Waits until a job has ended. Raises BrokenPromise if it is claimed more often than `fences` times."""
 
         async def look() -> JobDetails | None:
             job = await self.server.job(job_id)
             if job.fence > fences:
-                raise Broken(f"a job was claimed {job.fence} times, and {fences} is right")
+                raise BrokenPromise(f"a job was claimed {job.fence} times, and {fences} is right")
             return job if job.outcome else None
 
         return await self.until(look, "the job ends", longer_s)
@@ -107,7 +107,9 @@ class Trial:
         """Waits until a job has its result from its first run."""
         job = await self.ended(job_id, longer_s, fences=1)
         if job.outcome != "succeeded" or job.result != result:
-            raise Broken(f"a job that should have the result {result!r} {job.outcome} with {job.result or job.error!r}")
+            raise BrokenPromise(
+                f"a job that should have the result {result!r} {job.outcome} with {job.result or job.error!r}"
+            )
         return job
 
     async def works_on(self) -> None:
@@ -120,7 +122,7 @@ class Trial:
         fence = next(job["fence"] for job in claim.answer["jobs"] if job["job_id"] == job_id)
         return claim.body["worker"], fence
 
-    def ends(self, job_id: str, fence: int) -> list[End]:
+    def ends(self, job_id: str, fence: int) -> list[SentEnd]:
         return [end for end in self.proxy.ends(job_id) if end.fence == fence]
 
     async def rival_claims(self, job_id: str) -> int:
@@ -135,7 +137,7 @@ class Trial:
                 if job["job_id"] == job_id:
                     fence: int = job["fence"]
                     return fence
-        raise Broken("the job did not return after its lease: the worker still renews it")
+        raise BrokenPromise("the job did not return after its lease: the worker still renews it")
 
     async def rival_completes(self, job_id: str, fence: int) -> None:
         await self.server.post(f"{job_id}/complete", {"fence": fence, "result": "rival"})
@@ -143,7 +145,7 @@ class Trial:
     async def take_away(self, job_id: str) -> int:
         """Takes a job from the worker, as if it had said goodbye, and gives it to another. Returns the new fence."""
         worker, _ = self.hold(job_id)
-        self.proxy.faults["claim"] = Fault.REFUSE
+        self.proxy.faults["claim"] = NetworkFault.REFUSE
         await self.server.post("goodbye", {"worker": worker})
         fence = await self.rival_claims(job_id)
         del self.proxy.faults["claim"]
