@@ -3,10 +3,25 @@ stores artifacts, sets schedules, lists, drains and resumes nodes, and tells of 
 the other interfaces get.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import aclosing
+from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from hocket.api import Service, agents, artifacts, job_lists, jobs, kinds, nodes, programs, rights, schedules, status
+from hocket.api import (
+    Service,
+    agents,
+    artifacts,
+    job_lists,
+    jobs,
+    kinds,
+    log_events,
+    nodes,
+    programs,
+    rights,
+    schedules,
+    status,
+)
 from hocket.api.agents import AgentShown
 from hocket.api.job_lists import JobsPage
 from hocket.api.nodes import LiveNode
@@ -15,6 +30,7 @@ from hocket.errors import Usage
 from hocket.families.jobs.cron import NewSchedule
 from hocket.families.jobs.drafts import Duration
 from hocket.kernel.texts import duration_ms
+from hocket.node.log_events import LogEvent
 from hocket.node.node import Node, SyncNode
 from hocket.work.handlers import JobType, named_kind
 
@@ -116,6 +132,32 @@ def _beat(service: Service, agent: str, doing: str = "", *, every: Duration = "1
     return agents.beat(service, agent, doing, _duration_ms(every))
 
 
+class StreamMethod(Generic[P, A]):
+    """An operation that streams as a method of Admin, which gives an iterator, and of AsyncAdmin: an async iterator."""
+
+    def __init__(self, operation: Operation[P, Iterator[A]]) -> None:
+        self._operation = operation
+        self.__doc__ = operation.help
+
+    @overload
+    def __get__(self, admin: None, owner: type) -> "StreamMethod[P, A]": ...
+    @overload
+    def __get__(self, admin: "Admin", owner: type) -> Callable[P, Iterator[A]]: ...
+    @overload
+    def __get__(self, admin: "AsyncAdmin", owner: type) -> Callable[P, AsyncGenerator[A, None]]: ...
+    def __get__(self, admin: "Admin | AsyncAdmin | None", owner: type) -> Any:
+        if isinstance(admin, Admin):
+            return partial(self._operation, Service(admin.node.runtime, node=admin.node))
+        return self if admin is None else partial(self._items, admin.node)
+
+    async def _items(self, node: Node, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[A, None]:
+        service = Service(node.runtime, node=node.blocking())
+        async with aclosing(self._operation.function(service, node, *args, **kwargs)) as batches:
+            async for batch in batches:
+                for item in batch.items:
+                    yield item
+
+
 class _Methods:
     drain = Method(nodes.drain)
     quarantine = Method(nodes.quarantine)
@@ -145,6 +187,7 @@ class _Methods:
     agents = Method(_agents)
     beat = Method(_beat)
     status = Method(status.status)
+    events: StreamMethod[..., LogEvent] = StreamMethod(log_events.events)
 
 
 class Admin(_Methods):

@@ -4,7 +4,7 @@ Lists go over HTTP in pages.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import NoneType, UnionType
 from typing import (
@@ -47,6 +47,8 @@ REQUIRED: Any = object()
 EXAMPLES = "\n\n\b\n"
 # The flag of a coroutine's code, `inspect.CO_COROUTINE`: short commands do not load `inspect`.
 _COROUTINE = 0x80
+# And `inspect.CO_ASYNC_GENERATOR`.
+_ASYNC_GENERATOR = 0x200
 
 
 class InShell(NamedTuple):
@@ -129,7 +131,7 @@ Arguments = Mapping[str, Any]
 class TokenNeed(NamedTuple):
     """What the token of a program must grant. `words` picks from the arguments what a prefix in its grant is compared
     with. If that is not in the request, the function compares it, and the need `is_judged_later`. `scope` picks the
-    scope of locks.
+    scope of locks. A need that `is_any` is met by every token: what the answer has is judged, item by item.
     """
 
     resource: str
@@ -137,6 +139,7 @@ class TokenNeed(NamedTuple):
     words: Callable[[Service, Arguments], Sequence[str]] | None = None
     is_judged_later: bool = False
     scope: Callable[[Arguments], str | None] | None = None
+    is_any: bool = False
 
     @property
     def takes_prefix(self) -> bool:
@@ -147,8 +150,18 @@ class TokenNeed(NamedTuple):
         return f"{self.resource.lower()}:{self.action.lower()}"
 
 
+class StreamBatch(NamedTuple):
+    """The next items of an operation that streams; none as a sign of life. A program that has them goes on after this
+    place.
+    """
+
+    items: Sequence[Any]
+    place: str | None = None
+
+
 class Operation(Generic[P, A]):
-    """A function that is declared as one. `waits` is whether it is a coroutine. Whether it changes anything follows
+    """A function that is declared as one. `waits` is whether it is a coroutine, and `streams` whether it is an async
+    generator of batches, whose items are then the answer. Whether it changes anything follows
     from its method. Without a path, and so without a need, it is no part of the HTTP API.
     """
 
@@ -160,10 +173,11 @@ class Operation(Generic[P, A]):
             declared.command,
             declared.creates,
         )
-        self.key, self.show = declared.key, declared.show
+        self.key, self.item, self.show = declared.key, declared.item, declared.show
         self.method, _, self.path = declared.route.partition(" ")
         self.__name__, self.__module__ = function.__name__, function.__module__
         self.waits = bool(function.__code__.co_flags & _COROUTINE)
+        self.streams = bool(function.__code__.co_flags & _ASYNC_GENERATOR)
         self.__doc__ = _dedented(function.__doc__ or "")
         self.help = self.__doc__.partition(EXAMPLES)[0]
 
@@ -180,7 +194,9 @@ class Operation(Generic[P, A]):
         given = self.function.__defaults__ or ()
         defaults = dict(zip(positional[len(positional) - len(given) :], given, strict=True))
         defaults |= self.function.__kwdefaults__ or {}
-        return [Input(each, types[each], defaults.get(each, REQUIRED)) for each in names[2 if self.waits else 1 :]]
+        return [
+            Input(each, types[each], defaults.get(each, REQUIRED)) for each in names[1 + (self.waits or self.streams) :]
+        ]
 
     @property
     def answer(self) -> Any:
@@ -189,21 +205,28 @@ class Operation(Generic[P, A]):
     def __call__(self, service: Service, *args: P.args, **kwargs: P.kwargs) -> A:
         """Does it now, on this thread."""
         answer: A
-        if self.waits:
+        if self.streams:
+            answer = self._items(service, args, kwargs)  # type: ignore[assignment]
+        elif self.waits:
             answer = service.node.with_node(lambda node: self.function(service, node, *args, **kwargs))
         else:
             answer = self.function(service, *args, **kwargs)
         return answer
 
+    def _items(self, service: Service, args: Any, kwargs: Any) -> Iterator[Any]:
+        for batch in service.node.each(lambda node: self.function(service, node, *args, **kwargs)):
+            yield from batch.items
+
 
 class operation(Struct, frozen=True):
     """Declares the decorated function as an operation. It takes a Service, which knows who asks. A coroutine, which may
-    wait long, also takes the Node on whose loop it runs.
+    wait long, also takes the Node on whose loop it runs; so does an async generator of batches, whose `item` says what
+    type their items are.
 
     `name` names the operation for programs, `route` is its method and path over HTTP, or only the method, and `command`
     the words of its command. An operation that `creates` something can be repeated under a key. `key` gives the place
-    of an item in an answer that is a list, which goes over HTTP in pages. `show` gets the answer, and if it takes two
-    arguments the names of nodes by their ids.
+    of an item in an answer that is streamed, or that is a list, which goes over HTTP in pages. `show` gets the answer,
+    and if it takes two arguments the names of nodes by their ids.
     """
 
     name: str
@@ -212,8 +235,13 @@ class operation(Struct, frozen=True):
     command: str | None = None
     creates: bool = False
     key: Callable[[Any], str] | None = None
+    item: Any = None
     show: Callable[..., Iterable[View]] = lambda answer: ()
 
+    @overload
+    def __call__(
+        self, function: "Callable[Concatenate[Service, Node, P], AsyncIterator[StreamBatch]]", /
+    ) -> "Operation[P, Iterator[Any]]": ...
     @overload
     def __call__(self, function: "Callable[Concatenate[Service, Node, P], Awaitable[A]]", /) -> Operation[P, A]: ...
     @overload

@@ -84,6 +84,8 @@ from hocket.work.worker import Worker
 
 if TYPE_CHECKING:
     from hocket.node.calls import Pairs, Step
+    from hocket.node.event_feed import EventBatch
+    from hocket.node.log_events import Allowed, EventFilter
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -214,6 +216,12 @@ class Node(LocalNode):
         from hocket.node.job_stream import job_parts
 
         return job_parts(self, job_id, news)
+
+    def event_batches(
+        self, wanted: "EventFilter", allowed: "Allowed", after: int | None
+    ) -> "AsyncGenerator[EventBatch, None]":
+        """The events of the log after a place, as they come: see `EventFeed.follow`."""
+        return self.event_feed.follow(wanted, allowed, after)
 
     def rows(self, table: str, *, agent: str = "") -> RowTable:
         """The rows of a table, which several agents may write. `agent` is the name under which this one does."""
@@ -465,6 +473,13 @@ class DirectNode(Node):
             while (part := on_loop(self._loop, _next(source))) is not None:
                 yield part
 
+    async def event_batches(
+        self, wanted: "EventFilter", allowed: "Allowed", after: int | None
+    ) -> "AsyncGenerator[EventBatch, None]":
+        with self.entered(lambda node: aclosing(node.event_batches(wanted, allowed, after))) as source:
+            while (batch := on_loop(self._loop, _next(source))) is not None:
+                yield batch
+
     async def close(self) -> None:
         if self._owner is not None:
             raise Usage(OWNED)
@@ -634,6 +649,10 @@ class SyncNode:
         """The parts of a job's result, as `Node.parts` gives them."""
         return each(self._target.parts(job_id, news))
 
+    def each(self, make: Callable[[Node], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
+        """What an async generator of a node yields that only asks the node."""
+        return each(make(self._target))
+
     def direct(self, act: Callable[[Node], Coroutine[Any, Any, T]]) -> T:
         """Runs a function of a node that only asks and waits for changes."""
         return now(act(self._target))
@@ -672,11 +691,11 @@ def _asked(runtime: Runtime, ask: RosterAsk, kind: str | None, limit: int) -> li
         return [entry.job.id for entry in ask(runtime.log, session, kind, limit)]
 
 
-async def _next(source: AsyncGenerator[Part, None]) -> Part | None:
+async def _next(source: AsyncGenerator[T, None]) -> T | None:
     return await anext(source, None)
 
 
-async def _close(source: AsyncGenerator[Part, None]) -> None:
+async def _close(source: AsyncGenerator[Any, None]) -> None:
     await source.aclose()
 
 
@@ -710,6 +729,16 @@ class AsyncHandlerNode(Node):
         try:
             while (part := await self._there(_next(source))) is not None:
                 yield part
+        finally:
+            await self._there(_close(source))
+
+    async def event_batches(
+        self, wanted: "EventFilter", allowed: "Allowed", after: int | None
+    ) -> "AsyncGenerator[EventBatch, None]":
+        source = self._worker_node.event_batches(wanted, allowed, after)
+        try:
+            while (batch := await self._there(_next(source))) is not None:
+                yield batch
         finally:
             await self._there(_close(source))
 

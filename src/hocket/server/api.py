@@ -17,12 +17,14 @@ import msgspec
 from hocket.api import Principal, Program, Service, programs
 from hocket.api.operation import TokenNeed
 from hocket.api.programs import KeptAnswer, KeyReused, KeyUnderWay, UnknownToken
-from hocket.errors import HocketError, NotFound, Unreachable
+from hocket.errors import HocketError, NotAuthorised, NotFound, Unreachable, Usage
 from hocket.kernel.ids import content_hash
 from hocket.mesh import wire
 from hocket.mesh.quotas import Buckets
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
+from hocket.node.log_events import PlaceGone
 from hocket.node.node import Node
+from hocket.server import streams
 from hocket.server.description import describe
 from hocket.server.problems import (
     INTERNAL,
@@ -45,11 +47,16 @@ STRANGERS_BURST = 50.0
 # The most requests of one program, and of all, in work at once. Those that wait for a lock count, too.
 REQUESTS_OF_PROGRAM_MAX = 128
 REQUESTS_MAX = 400
+# The most streams of one program, and of all, at once. They do not count as requests in work.
+STREAMS_OF_PROGRAM_MAX = 64
+STREAMS_MAX = 256
 READ_THREADS = 4
 WRITE_THREADS = 8
 
 OPENAPI = f"{PREFIX}openapi.json"
 KEY = "idempotency-key"
+LAST_EVENT_ID = "last-event-id"
+PLACE_DIGITS_MAX = 16
 _HEADERS = {"content-type": wire.JSON, "cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 T = TypeVar("T")
@@ -74,6 +81,7 @@ class Api:
         self._rates = Buckets(RATE_PER_S, BURST, monotonic)
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, monotonic)
         self._asking: Counter[str] = Counter()
+        self._streams: Counter[str] = Counter()
         # The requests with a key in work: what each says, by its program and key.
         self._keyed: dict[tuple[str, str], bytes] = {}
         self._is_stopping = asyncio.Event()
@@ -110,12 +118,15 @@ class Api:
         self._refused(500, "an API request failed", f"{type(error).__name__}: {error}")
         return self._problem_reply(INTERNAL, path, "this node failed; its operator was told")
 
-    def _problem_reply(self, problem: Problem, path: str, message: str, headers: Mapping[str, str] = {}) -> Reply:
+    def _problem_reply(
+        self, problem: Problem, path: str, message: str, headers: Mapping[str, str] = {}, first: int | None = None
+    ) -> Reply:
         methods, _ = find(self._routes, path)
         form = next((each.errors for each in methods.values()), None)
         if form is not None:
             return _reply(problem.status, form[1](problem.status, problem.error, message), headers)
-        return _reply(problem.status, problem.answer(message), {"content-type": PROBLEM, **headers})
+        answer = msgspec.structs.replace(problem.answer(message), first=first)
+        return _reply(problem.status, answer, {"content-type": PROBLEM, **headers})
 
     async def _answer(self, request: Request) -> Reply:
         if request.path == OPENAPI:
@@ -134,8 +145,8 @@ class Api:
             service, need = self._acting(program), route.need
             call = ApiCall(service, program, self._node)
             # What a prefix and scopes are compared with is known later; without any grant no body is read.
-            is_restricted = need.takes_prefix or need.scope is not None
-            if not (is_restricted and program.may_some(need.resource, need.action)):
+            is_restricted = need.takes_prefix or need.scope is not None or need.is_any
+            if not (is_restricted and (need.is_any or program.may_some(need.resource, need.action))):
                 service.check(need.resource, need.action)
             arguments = route.arguments(values, request.query)
             if route.body is not None:
@@ -146,6 +157,8 @@ class Api:
                 words = () if need.words is None else need.words(service, asked)
                 scope = None if need.scope is None else need.scope(asked)
                 service.check(need.resource, need.action, *words, scope=scope)
+            if route.streams:
+                return await self._stream(route, call, arguments, request)
             key = request.headers.get(KEY) if route.creates else None
             if key is None:
                 reply = await self._run(route, call, arguments, request)
@@ -224,6 +237,43 @@ class Api:
         finally:
             del self._keyed[place]
 
+    async def _stream(self, route: ApiRoute, call: ApiCall, arguments: dict[str, Any], request: Request) -> Reply:
+        """A program that connects again says the place up to which it has everything."""
+        place, query = request.headers.get(LAST_EVENT_ID, "").strip(), arguments["query"]
+        if place and hasattr(query, "after"):
+            if not place.isascii() or not place.isdigit() or len(place) > PLACE_DIGITS_MAX:
+                raise Usage(f"bad Last-Event-ID {place[:PLACE_DIGITS_MAX]!r}: send the id of an event of this stream")
+            arguments["query"] = msgspec.structs.replace(query, after=int(place))
+        name = call.program.name
+        with ExitStack() as stack:
+            stack.enter_context(self._streaming(name))
+            type = streams.wanted_type(request.headers.get("accept", ""))
+
+            async def check() -> None:
+                if (await self._recognise(request)).grants != call.program.grants:
+                    raise NotAuthorised("the token grants something else now")
+
+            batches = route.function(call, **arguments)
+            stream = await streams.ItemStream.opened(batches, type, route.key, self._is_stopping, check)
+            headers = _HEADERS | {"content-type": type, "x-accel-buffering": "no"}
+            return Reply(200, headers, stream=_Counted(stream, stack.pop_all()))
+
+    @contextmanager
+    def _streaming(self, program: str) -> Iterator[None]:
+        open = self._streams
+        if open[program] >= STREAMS_OF_PROGRAM_MAX or open.total() >= STREAMS_MAX:
+            raise TooBusy(
+                f"at most {STREAMS_OF_PROGRAM_MAX} streams of one token and {STREAMS_MAX} of all are open at once;"
+                " end one first"
+            )
+        open[program] += 1
+        try:
+            yield
+        finally:
+            open[program] -= 1
+            if not open[program]:
+                del open[program]
+
     async def _wait(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """Does something that may wait long. It ends when the caller disconnects, and when the server stops."""
         task = asyncio.create_task(work)
@@ -263,7 +313,8 @@ class Api:
             headers["www-authenticate"] = "Bearer"
         if isinstance(error, BadMethod):
             headers["allow"] = ", ".join(error.methods)
-        return self._problem_reply(problem, path, message, headers)
+        first = error.first if isinstance(error, PlaceGone) else None
+        return self._problem_reply(problem, path, message, headers, first)
 
 
 class _Counted:

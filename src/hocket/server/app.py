@@ -16,7 +16,7 @@ from hocket.mesh.gate import Gate
 from hocket.mesh.peers import is_loopback
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.server.api import Api
-from hocket.server.connections import Connections, address_of
+from hocket.server.connections import STREAMS, Connections, address_of
 from hocket.server.monitoring.monitor import METRICS, Monitor, names_this_machine
 from hocket.server.routes import PREFIX
 
@@ -138,6 +138,7 @@ class _Door:
         if not body.is_read:
             await _last_answer(reply, body, send)
         elif reply.stream is not None:
+            scope[STREAMS] = True
             try:
                 await StreamingResponse(reply.stream, reply.status, dict(reply.headers))(scope, receive, send)
             finally:  # the caller may disconnect before the stream begins

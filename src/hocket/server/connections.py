@@ -21,8 +21,6 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from hocket.mesh import wire
-
 CONNECTIONS_MAX = 512
 CONNECTIONS_PER_ADDRESS_MAX = 128
 # The most bytes of answers that one address has not read yet; beyond that, its requests are told to come back later.
@@ -160,6 +158,7 @@ class BoundedListener(socket.socket):
 
 HEAD_S = 10.0
 REQUEST_S = 60.0
+UNREAD_S = 30.0
 # The URL contains a frontier, which can have the greatest possible number of authors.
 URL_BYTES_MAX = 512 * 1024
 HEADERS_MAX = 64
@@ -172,11 +171,18 @@ class _BadHead(Exception):
     """Stops the parser."""
 
 
+# The key in a scope that says that the answer is a stream.
+STREAMS = "hocket.streams"
+
+
 class BoundedProtocol(HttpToolsProtocol):
-    """Only hint streams may exceed the deadline: the number of their listeners is limited."""
+    """Only streams may exceed the deadline: their number is limited, and one whose reader takes nothing for `unread_s`
+    is ended.
+    """
 
     head_s = HEAD_S
     request_s = REQUEST_S
+    unread_s = UNREAD_S
 
     def __init__(self, *arguments: Any, connections: Connections | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -188,6 +194,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._piece_bytes = self._head_bytes = self._url_bytes = self._headers_bytes = 0
         self._url: list[bytes] = []
         self._in_head = True
+        self._is_taken = True
         self._status = 400
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -257,6 +264,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._is_taken = True
         if self.cycle is None or self.cycle.response_complete:
             self._shares.is_busy(self._peer, False)
 
@@ -286,14 +294,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _late(self) -> None:
         cycle = self.cycle
-        if cycle is not None and not cycle.response_complete and cycle.response_started and self._is_hints(cycle.scope):
-            return
-        self.transport.abort()
+        streams = cycle is not None and not cycle.response_complete and STREAMS in cycle.scope
+        if streams and (self._is_taken or not self.flow.write_paused):
+            self._is_taken = False
+            self._arm(self.unread_s)
+        else:
+            self.transport.abort()
 
     def _unread(self) -> None:
         if self.transport.get_write_buffer_size():
             self.transport.abort()
-
-    @staticmethod
-    def _is_hints(scope: Any) -> bool:
-        return scope["path"] in (wire.HINTS, wire.BUS)

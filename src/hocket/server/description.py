@@ -13,12 +13,14 @@ from hocket.kernel import __version__
 from hocket.mesh import wire
 from hocket.server.problems import PROBLEM, PROBLEMS, ApiError, Problem
 from hocket.server.routes import ApiRoute
+from hocket.server.streams import EVENTS, LINES
 
 _REF = "#/components/schemas/{name}"
 # The errors of every route, and those of a route that takes a body.
 _COMMON = frozenset({400, 401, 403, 404, 409, 429, 500, 503})
 _OF_BODIES = frozenset({413, 415})
 _OF_KEYS = frozenset({422})
+_OF_STREAMS = frozenset({410})
 
 Json = dict[str, Any]
 
@@ -65,7 +67,9 @@ _NONE = type(None)
 def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping[str, Json]) -> Json:
     sentences = route.help
     need = f"The token needs the grant `{route.need}`."
-    if route.need.takes_prefix:
+    if route.need.is_any:
+        need = f"Any token will do: the answer has what its grants, such as `{route.need}`, let it read."
+    elif route.need.takes_prefix:
         need += " The grant may end with a prefix."
     parameters = [_parameter(name, "path", _inline(route.parameter(name)), True) for name in route.parameters]
     if route.query is not None:
@@ -77,8 +81,12 @@ def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping
     if route.creates:
         key = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX, "pattern": "^[ -~]+$"}
         parameters.append(_parameter("Idempotency-Key", "header", key, False))
+    if route.streams:
+        place = {"type": "string", "description": "The id of the last event that arrived; it comes before `after`."}
+        parameters.append(_parameter("Last-Event-ID", "header", place, False))
     errors = _COMMON | (_OF_BODIES if route.body is not None else frozenset())
     errors |= _OF_KEYS if route.creates else frozenset()
+    errors |= _OF_STREAMS if route.streams else frozenset()
     responses: Json = {str(route.status): _success(route, of_type)}
     responses |= {str(status): _error_response(status, route, of_type) for status in sorted(errors)}
     described: Json = {
@@ -117,6 +125,9 @@ def _success(route: ApiRoute, of_type: Mapping[Any, Json]) -> Json:
     phrase = HTTPStatus(route.status).phrase
     if route.answer is _NONE:
         return {"description": phrase}
+    if route.streams:
+        items = {"schema": {"type": "string"}, "itemSchema": of_type[route.answer]}
+        return {"description": f"{phrase}: it never ends.", "content": dict.fromkeys((EVENTS, *LINES), items)}
     return {"description": phrase, "content": {wire.JSON: {"schema": of_type[route.answer]}}}
 
 

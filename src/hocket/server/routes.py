@@ -4,7 +4,8 @@ the function say what a request has in its path, query and body and what the ans
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl, unquote
@@ -24,12 +25,13 @@ from hocket.api import (
     jobs,
     kinds,
     locks,
+    log_events,
     nodes,
     rights,
     rows,
     schedules,
 )
-from hocket.api.operation import PAGE_DEFAULT, After, Limit, Operation, TokenNeed, bounded_page, page_of
+from hocket.api.operation import PAGE_DEFAULT, After, Limit, Operation, StreamBatch, TokenNeed, bounded_page, page_of
 from hocket.errors import Usage
 from hocket.kernel.decoding import convert, decode_json
 from hocket.node.node import Node
@@ -59,7 +61,8 @@ ErrorForm = tuple[type, Callable[[int, str, str], Any]]
 
 class ApiRoute:
     """`creates` is for a POST that makes something new: it answers 201, and a program can repeat it under a key.
-    `errors` is the form of its errors, if it is not that of the API.
+    `errors` is the form of its errors, if it is not that of the API. An async generator of batches is streamed; `key`
+    gives the place of an item.
     """
 
     def __init__(
@@ -71,12 +74,15 @@ class ApiRoute:
         *,
         creates: bool = False,
         errors: ErrorForm | None = None,
+        key: Callable[[Any], str] | None = None,
     ) -> None:
         self.method, self.path, self.function, self.need, self.creates = method, path, function, need, creates
         self.errors = errors
         self.name: str = function.__name__
         self.parameters: list[str] = _PARAMETER.findall(path)
         self.is_async = inspect.iscoroutinefunction(function)
+        self.streams = inspect.isasyncgenfunction(function)
+        self.key = key
         self._parts = path.split("/")
 
     @property
@@ -150,14 +156,16 @@ def route_of(operation: Operation[..., Any]) -> ApiRoute:
         for each in operation.parameters
         if each.name not in own
     ]
-    if operation.key is not None:
+    if operation.key is not None and not operation.streams:
         fields += [("limit", Limit, PAGE_DEFAULT), ("after", After | None, None)]
     types = {each.name: each.over_http for each in operation.parameters if each.name in own}
     if fields or place == "body":
         name = operation.name.title().replace("_", "")
         types[place] = msgspec.defstruct(name, fields, frozen=True, forbid_unknown_fields=True, kw_only=True)
     answer = operation.answer
-    types["return"] = ListPage[get_args(answer)[0]] if operation.key is not None else answer  # type: ignore[misc]
+    types["return"] = answer if operation.key is None else ListPage[get_args(answer)[0]]  # type: ignore[misc]
+    if operation.streams:
+        types["return"] = operation.item
 
     def run(call: ApiCall, query: Any = None, body: Any = None, **arguments: Any) -> Any:
         given = query if body is None else body
@@ -176,9 +184,16 @@ def route_of(operation: Operation[..., Any]) -> ApiRoute:
         asked = arguments | ({} if given is None else msgspec.structs.asdict(given))
         return _ensured(await operation.function(call.service, call.node, **asked))
 
-    function = wait if operation.waits else run
+    async def stream(call: ApiCall, query: Any = None, **arguments: Any) -> AsyncIterator[StreamBatch]:
+        asked = arguments | ({} if query is None else msgspec.structs.asdict(query))
+        async with aclosing(operation.function(call.service, call.node, **asked)) as batches:
+            async for batch in batches:
+                yield batch
+
+    function: Any = stream if operation.streams else wait if operation.waits else run
     function.__name__, function.__doc__, function.__annotations__ = operation.name, operation.help, types
-    return ApiRoute(operation.method, operation.path, function, operation.need, creates=operation.creates)
+    key = operation.key if operation.streams else None
+    return ApiRoute(operation.method, operation.path, function, operation.need, creates=operation.creates, key=key)
 
 
 def _ensured(answer: T) -> T:
@@ -239,7 +254,7 @@ def _lowered(text: str) -> str:
 
 
 # The modules whose operations are routes, if they have a path.
-MODULES = (locks, inbox, rows, nodes, rights, agents, job_lists, jobs, claims, artifacts, kinds, schedules)
+MODULES = (locks, inbox, rows, nodes, rights, agents, job_lists, jobs, claims, artifacts, kinds, schedules, log_events)
 
 ROUTES: tuple[ApiRoute, ...] = tuple(
     route_of(each)
