@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hocket.testing
-from hocket.api import Principal, Service, artifacts, jobs, nodes, ops, peers, programs, rights, schedules
+from hocket.api import Principal, Service, artifacts, job_submits, jobs, nodes, ops, peers, programs, rights, schedules
 from hocket.api.peers import NewInvitation
 from hocket.errors import NotAuthorised
 from hocket.extensions.git import trust
@@ -25,7 +25,7 @@ KEY = "ed25519:" + "5d" * 32
 INVITATION = NewInvitation("box", (), ["http://127.0.0.1:1"], 60_000, None, NO_QUOTA)
 
 COMMANDS: dict[Callable[..., Any], tuple[Any, ...]] = {
-    jobs.submit: ([DRAFT],),
+    job_submits.submit_drafts: ([DRAFT],),
     jobs.cancel: ("0", "because"),
     jobs.retry: ("0", "because"),
     artifacts.put: (Path(__file__), "s.file", None),
@@ -70,7 +70,7 @@ def test_no_command_is_taken_from_a_principal_of_another_node(command: Callable[
 
 @pytest.mark.parametrize(
     "module",
-    [artifacts, trust, jobs, nodes, ops, peers, schedules, programs, rights],
+    [artifacts, trust, job_submits, jobs, nodes, ops, peers, schedules, programs, rights],
     ids=lambda each: each.__name__,
 )
 def test_every_function_that_writes_is_among_the_commands(module: ModuleType) -> None:

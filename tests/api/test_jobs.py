@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 import hocket.testing
-from hocket.api import Principal, Service, job_lists, jobs
+from hocket.api import Principal, Service, job_lists, job_submits, jobs
 from hocket.api.job_lists import JobQuery, OutcomeName
 from hocket.errors import NotAuthorised, Usage
 from hocket.families.jobs import view
@@ -83,6 +83,6 @@ def test_a_principal_of_another_node_reads_and_gives_no_command() -> None:
             with pytest.raises(NotAuthorised, match="cannot write as this node"):
                 command(service, job_id, "because")
         with pytest.raises(NotAuthorised):
-            jobs.submit(service, [GOOD.draft({})])
+            job_submits.submit_drafts(service, [GOOD.draft({})])
         assert jobs.show(service, job_id).state == "pending"
         assert jobs.cancel(Service(node.runtime), job_id, "because").outcome == "cancelled"

@@ -1,7 +1,7 @@
 """The feed of events of one process: what each listener gets, in which order, and what a slow one costs."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from functools import wraps
 from pathlib import Path
@@ -11,7 +11,6 @@ import pytest
 
 import hocket
 from hocket.node import event_feed, log_events
-from hocket.node.event_feed import EventBatch
 from hocket.node.log_events import EventFilter, EventNeed, LogEvent
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
@@ -23,12 +22,9 @@ def anything(need: EventNeed) -> bool:
     return True
 
 
-async def taken(batches: AsyncGenerator[EventBatch, None], count: int) -> list[LogEvent]:
-    found: list[LogEvent] = []
+async def taken(events: AsyncIterator[LogEvent], count: int) -> list[LogEvent]:
     async with asyncio.timeout(PATIENCE_S):
-        while len(found) < count:
-            found += (await anext(batches)).items
-    return found
+        return [await anext(events) for _ in range(count)]
 
 
 def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -55,69 +51,79 @@ async def test_a_slow_listener_waits_for_nobody_and_misses_nothing(home: Path, m
     monkeypatch.setattr(log_events, "STEP", 5)
     async with hocket.open(home) as node:
         wanted = EventFilter(types=("job.submitted",))
-        async with aclosing(node.event_batches(wanted, anything, None)) as slow:
-            assert (await anext(slow)).items == []
-            expected = await submit(node, "test.a", 100)
-            async with aclosing(node.event_batches(wanted, anything, 0)) as quick:
-                assert [each.subject for each in await taken(quick, 100)] == expected
-            # While the slow one looks at nothing, no more waits for it than this.
-            (listener,) = node.event_feed._listeners
-            assert len(listener.pending) <= 8
-            found = await taken(slow, 60)
-            expected += await submit(node, "test.a", 20)
-            found += await taken(slow, 120 - len(found))
-            assert [each.subject for each in found] == expected
+        slow = await node.event_feed.listen(wanted, anything)
+        expected = await submit(node, "test.a", 100)
+        async with aclosing(await node.event_feed.listen(wanted, anything, 0)) as quick:
+            assert [each.subject for each in await taken(quick, 100)] == expected
+            # While nobody takes what the slow one has, no more waits for it than this.
+            assert len(slow.pending) == 8
+            before = int(slow.place)
+            assert [each.seq > before for each in slow.pending] == [True] * 8
+        found = await taken(slow, 60)
+        assert int(slow.place) <= found[-1].seq if slow.pending else True
+        expected += await submit(node, "test.a", 20)
+        found += await taken(slow, 60)
+        assert [each.subject for each in found] == expected
+        await slow.aclose()
 
 
 @on_a_loop
-async def test_a_listener_hears_other_processes_and_the_watch_ends_with_the_last(
-    home: Path,
-) -> None:
-    async with hocket.open(home) as node:
-        other = await hocket.open(home)
-        batches = [node.event_batches(EventFilter(kind="test."), anything, None) for _ in range(50)]
-        for each in batches:
-            await anext(each)
+async def test_listeners_hear_other_processes_and_the_watch_ends_with_the_last(home: Path) -> None:
+    async with hocket.open(home) as node, hocket.open(home) as other:
+        listeners = [await node.event_feed.listen(EventFilter(kind="test."), anything) for _ in range(50)]
         (job_id,) = await submit(other, "test.a", 1)
-        for each in batches:
+        for each in listeners:
             assert [event.subject for event in await taken(each, 1)] == [job_id]
         watching = node.event_feed._watching
         assert watching is not None and not watching.done()
-        for each in batches:
+        for each in listeners:
             await each.aclose()
         assert watching.done() and not node.event_feed._listeners
-        await other.close()
 
 
 @on_a_loop
-async def test_a_sign_of_life_takes_the_place_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_feed, "KEEP_ALIVE_S", 0.2)
+async def test_the_place_goes_on_with_events_that_a_listener_does_not_get(home: Path) -> None:
     async with hocket.open(home) as node:
-        async with aclosing(node.event_batches(EventFilter(kind="other."), anything, None)) as batches:
-            first = await anext(batches)
-            await submit(node, "test.a", 3)
-            async with asyncio.timeout(PATIENCE_S):
-                while (batch := await anext(batches)).seq < first.seq + 3:
-                    assert batch.items == []
+        listener = await node.event_feed.listen(EventFilter(kind="other."), anything)
+        before = int(listener.place)
+        await submit(node, "test.a", 3)
+        async with asyncio.timeout(PATIENCE_S):
+            while int(listener.place) < before + 3:
+                await asyncio.sleep(0.01)
+        (job_id,) = await submit(node, "other.b", 1)
+        async with aclosing(await node.event_feed.listen(EventFilter(), anything, int(listener.place))) as resumed:
+            assert [each.subject for each in await taken(resumed, 1)] == [job_id]
+        await listener.aclose()
 
 
 @on_a_loop
 async def test_python_iterates_over_events(home: Path) -> None:
     async with hocket.open(home) as node:
         expected = await submit(node, "test.a", 3)
-        found = []
-        async with (
-            aclosing(hocket.admin(node).events(type="job.submitted", after=0)) as events,
-            asyncio.timeout(PATIENCE_S),
-        ):
-            async for event in events:
-                found.append(event.subject)
-                if len(found) == 3:
-                    break
-    assert found == expected
+        events = hocket.admin(node).events(type="job.submitted", after=0)
+        assert [each.subject for each in await taken(events, 3)] == expected
+        await events.aclose()  # type: ignore[attr-defined]
     sync = hocket.open_sync(home)
-    events_of_sync = hocket.admin(sync).events(job=expected[1], after=0)
-    assert next(events_of_sync).type == "job.submitted"
+    events_of_job = hocket.admin(sync).events(job=expected[1], after=0)
+    assert next(events_of_job).type == "job.submitted"
     sync.job(expected[1]).cancel("no")
-    assert next(events_of_sync).type == "job.cancelled"
+    assert next(events_of_job).type == "job.cancelled"
+    events_of_job.close()  # type: ignore[attr-defined]
+    with pytest.raises(log_events.PlaceGone, match="this log ends at"):
+        next(hocket.admin(sync).events(after=4711))
     sync.close()
+
+
+@on_a_loop
+async def test_a_handler_follows_events(home: Path) -> None:
+    async with hocket.open(home) as node:
+
+        @hocket.job("test.watch")
+        async def watch(ctx: hocket.Context) -> str:
+            async for event in hocket.admin(ctx.node).events(type="job.claimed", after=0):
+                return str(event.kind)
+            return "nothing"
+
+        async with node.working([watch]):
+            async with asyncio.timeout(PATIENCE_S):
+                assert await (await node.submit(watch)).result() == "test.watch"

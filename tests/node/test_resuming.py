@@ -92,21 +92,25 @@ class History:
         self.sharers.close()
 
 
-def told(directory: Path, seed: int, quiet: float, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    monkeypatch.setattr("hocket.store.postgres.beginning.QUIET_MIN", quiet)
-    monkeypatch.setattr("hocket.store.postgres.beginning.RESUMED_S", inf)
-    if quiet:
-        monkeypatch.setattr("hocket.log.job_check.JobCheck.held", lambda check, job_ids: [])
-    history = History(directory, seed)
-    history.play()
-    history.close()
-    return history.told
+def told(directory: Path, seed: int, *, resumes: bool, remembers: bool) -> list[object]:
+    """What they are told if transactions begin without a message, and if processes do not read what they hold."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hocket.store.postgres.beginning.QUIET_MIN", 0 if resumes else inf)
+        patch.setattr("hocket.store.postgres.beginning.RESUMED_S", inf)
+        if not remembers:
+            patch.setattr("hocket.log.job_check.JobCheck.held", lambda check, job_ids: [])
+        history = History(directory, seed)
+        history.play()
+        history.close()
+        return history.told
 
 
 @pytest.mark.touches("VX-18")
 @pytest.mark.parametrize("seed", range(3))
-def test_processes_decide_as_if_each_transaction_read_everything(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    resumed = told(tmp_path / "resumed", seed, 0, monkeypatch)
-    assert resumed == told(tmp_path / "read", seed, inf, monkeypatch)
+def test_processes_decide_as_if_each_transaction_read_everything(seed: int, tmp_path: Path) -> None:
+    """A transaction that resumes notices by the head alone that others have written. Only one that does not resume
+    needs to notice it by the rows of the jobs that its process holds.
+    """
+    read = told(tmp_path / "read", seed, resumes=False, remembers=False)
+    assert told(tmp_path / "resumed", seed, resumes=True, remembers=True) == read
+    assert told(tmp_path / "remembered", seed, resumes=False, remembers=True) == read

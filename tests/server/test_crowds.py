@@ -115,7 +115,7 @@ def test_many_headers_cost_no_more_than_their_number(tmp_path: Path):
 
         async def send(message: object) -> None: ...
 
-        await app.web_app(a.gate, Connections())(scope, receive, send)  # type: ignore[arg-type]
+        await app.web_app(a.gate)(scope, receive, send)  # type: ignore[arg-type]
         assert len(seen[0].headers) == 5_000
         assert looked <= 2
 

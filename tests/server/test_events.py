@@ -33,7 +33,11 @@ class Listening:
         self._connection = http.client.HTTPConnection(
             where.hostname or "", where.port, timeout=PATIENCE_S, source_address=(source, 0) if source else None
         )
-        sent = {"Authorization": f"Bearer {token}", **{name.replace("_", "-"): text for name, text in headers.items()}}
+        sent = {
+            "Authorization": f"Bearer {token}",
+            "Accept": "text/event-stream",
+            **{name.replace("_", "-"): text for name, text in headers.items()},
+        }
         self._connection.request("GET", f"/v1/events{query}", headers=sent)
         self._reply = self._connection.getresponse()
         self.status, self.type = self._reply.status, self._reply.headers["content-type"]

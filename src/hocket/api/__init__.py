@@ -39,6 +39,7 @@ class Program(NamedTuple):
     name: str
     agent: str | None
     grants: tuple[Grant, ...]
+    expires_ms: int | None = None
 
     def may(self, resource: str, action: str, words: tuple[str, ...] = (), scope: str | None = None) -> bool:
         return any(grant.admits(resource, action, words, scope) for grant in self.grants)

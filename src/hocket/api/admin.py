@@ -3,7 +3,7 @@ stores artifacts, sets schedules, lists, drains and resumes nodes, and tells of 
 the other interfaces get.
 """
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
@@ -13,6 +13,8 @@ from hocket.api import (
     agents,
     artifacts,
     job_lists,
+    job_news,
+    job_submits,
     jobs,
     kinds,
     log_events,
@@ -26,11 +28,11 @@ from hocket.api.agents import AgentShown
 from hocket.api.job_lists import JobsPage
 from hocket.api.nodes import LiveNode
 from hocket.api.operation import Operation
+from hocket.api.workers import claiming, ending
 from hocket.errors import Usage
 from hocket.families.jobs.cron import NewSchedule
 from hocket.families.jobs.drafts import Duration
 from hocket.kernel.texts import duration_ms
-from hocket.node.log_events import LogEvent
 from hocket.node.node import Node, SyncNode
 from hocket.work.handlers import JobType, named_kind
 
@@ -75,6 +77,32 @@ class Method(Generic[P, A]):
             return answer
 
         return call
+
+
+class StreamMethod(Generic[P, A]):
+    """An operation whose answer is a stream: an iterator of Admin, and an async one of AsyncAdmin."""
+
+    def __init__(self, operation: Operation[P, AsyncIterator[A]]) -> None:
+        self._operation = operation
+        self.__doc__ = operation.help
+
+    @overload
+    def __get__(self, admin: None, owner: type) -> "StreamMethod[P, A]": ...
+    @overload
+    def __get__(self, admin: "Admin", owner: type) -> Callable[P, Iterator[A]]: ...
+    @overload
+    def __get__(self, admin: "AsyncAdmin", owner: type) -> Callable[P, AsyncIterator[A]]: ...
+    def __get__(self, admin: "Admin | AsyncAdmin | None", owner: type) -> Any:
+        if isinstance(admin, Admin):
+            return partial(self._operation, Service(admin.node.runtime, node=admin.node))
+        return self if admin is None else partial(self._items, admin.node)
+
+    async def _items(self, node: Node, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[A]:
+        service = Service(node.runtime, node=node.blocking())
+        items = await self._operation.function(service, node, *args, **kwargs)
+        async with aclosing(items):
+            async for each in items:
+                yield each
 
 
 def _jobs(
@@ -132,32 +160,6 @@ def _beat(service: Service, agent: str, doing: str = "", *, every: Duration = "1
     return agents.beat(service, agent, doing, _duration_ms(every))
 
 
-class StreamMethod(Generic[P, A]):
-    """An operation that streams as a method of Admin, which gives an iterator, and of AsyncAdmin: an async iterator."""
-
-    def __init__(self, operation: Operation[P, Iterator[A]]) -> None:
-        self._operation = operation
-        self.__doc__ = operation.help
-
-    @overload
-    def __get__(self, admin: None, owner: type) -> "StreamMethod[P, A]": ...
-    @overload
-    def __get__(self, admin: "Admin", owner: type) -> Callable[P, Iterator[A]]: ...
-    @overload
-    def __get__(self, admin: "AsyncAdmin", owner: type) -> Callable[P, AsyncGenerator[A, None]]: ...
-    def __get__(self, admin: "Admin | AsyncAdmin | None", owner: type) -> Any:
-        if isinstance(admin, Admin):
-            return partial(self._operation, Service(admin.node.runtime, node=admin.node))
-        return self if admin is None else partial(self._items, admin.node)
-
-    async def _items(self, node: Node, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[A, None]:
-        service = Service(node.runtime, node=node.blocking())
-        async with aclosing(self._operation.function(service, node, *args, **kwargs)) as batches:
-            async for batch in batches:
-                for item in batch.items:
-                    yield item
-
-
 class _Methods:
     drain = Method(nodes.drain)
     quarantine = Method(nodes.quarantine)
@@ -172,8 +174,20 @@ class _Methods:
     history = Method(jobs.history)
     cancel = Method(jobs.cancel)
     retry = Method(jobs.retry)
+    parts = StreamMethod(job_news.parts)
+    events = StreamMethod(log_events.events)
+    submit = Method(job_submits.submit)
+    submit_many = Method(job_submits.submit_many)
     jobs = Method(_jobs)
     count = Method(_count)
+    claim_jobs = Method(claiming.claim)
+    renew_jobs = Method(claiming.renew)
+    complete_job = Method(ending.complete)
+    fail_job = Method(ending.fail)
+    postpone_job = Method(ending.postpone)
+    yield_job = Method(ending.yield_)
+    end_jobs = Method(ending.end)
+    goodbye = Method(claiming.goodbye)
     put = Method(artifacts.put)
     artifact = Method(artifacts.show)
     evict = Method(artifacts.evict)
@@ -187,7 +201,6 @@ class _Methods:
     agents = Method(_agents)
     beat = Method(_beat)
     status = Method(status.status)
-    events: StreamMethod[..., LogEvent] = StreamMethod(log_events.events)
 
 
 class Admin(_Methods):

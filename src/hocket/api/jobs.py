@@ -23,7 +23,7 @@ from hocket.store import JobEntry, OpRow, Session, Stage
 
 if TYPE_CHECKING:
     from hocket.families.jobs.parts import Part
-    from hocket.families.jobs.requests import Draft, Submitted
+    from hocket.families.jobs.rules import Job
     from hocket.mesh.waiting import Waiting
     from hocket.node.calls import StreamNews
     from hocket.node.node import Node
@@ -244,7 +244,7 @@ def show(service: Service, job: JobText) -> JobDetails:
 def history(service: Service, job: JobText) -> list[OpLine]:
     """List the ops of a job: what happened to it, when, and on which node."""
     with service.read() as session:
-        job_id = parse_ulid(_found(service, session, job, "Read"))
+        job_id = found_job(service, session, job, "Read").id
         return op_lines(session, session.ops_about(Subject(JOB, job_id)))
 
 
@@ -263,7 +263,7 @@ async def result_of(
     from hocket.families.jobs import view
 
     def details(session: Session) -> dict[str, Any]:
-        _found(service, session, job, "Read")
+        found_job(service, session, job, "Read")
         shown = view.full(session, view.find(session, job))
         service.check("Artifact", "Read", shown["kind"])
         return shown
@@ -282,33 +282,13 @@ async def result_of(
     return JobResult(*(shown[name] for name in JobResult.__struct_fields__))
 
 
-def _found(service: Service, session: Session, job: str, action: str) -> str:
-    """The id of a job, if the program that asks may do this to jobs of its kind."""
+def found_job(service: Service, session: Session, job: str, action: str) -> "Job":
+    """A job, if the program that asks may do this to jobs of its kind."""
     from hocket.families.jobs import view
 
     found = view.find(session, job).job
     service.check("Job", action, found.kind)
-    return ulid_text(found.id)
-
-
-def submit(service: Service, drafts: "Sequence[Draft]") -> "list[Submitted]":
-    """Submits all jobs in one transaction, or none."""
-    service.check_writer()
-    runtime = service.runtime
-
-    def write() -> "list[Submitted]":
-        for check in runtime.submit_checks(drafts):
-            check()
-        return runtime.submit(drafts)
-
-    if runtime.spool is None:
-        made = write()
-    else:
-        from hocket.node.kept_requests import keep_jobs, written_or_kept  # for a store in a database server
-
-        made = written_or_kept(runtime, write, lambda error: keep_jobs(runtime, error, drafts))
-    service.wrote()
-    return made
+    return found
 
 
 def result(
@@ -369,7 +349,7 @@ def _target(service: Service, job: str, reason: str) -> str:
     if not 0 < len(reason) <= REASON_CHARS_MAX:
         raise Usage(f"a reason must have 1 to {REASON_CHARS_MAX} characters, not {len(reason)}")
     with service.read() as session:
-        return _found(service, session, job, "Schedule")
+        return ulid_text(found_job(service, session, job, "Schedule").id)
 
 
 def op_lines(session: Session, rows: Sequence[OpRow]) -> list[OpLine]:

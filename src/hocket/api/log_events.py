@@ -1,14 +1,13 @@
 """Follow what happens: the events of the log, filtered, from any place on."""
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
 from hocket.api import Service, nodes
 from hocket.api.jobs import JobText
-from hocket.api.operation import InShell, StreamBatch, TokenNeed, operation
+from hocket.api.operation import InShell, TokenNeed, operation
 from hocket.api.views import Line, View, moment
 from hocket.errors import Usage
 from hocket.node.log_events import EventFilter, EventNeed, LogEvent
@@ -71,9 +70,7 @@ def _show(event: LogEvent) -> Iterator[View]:
     yield Line(f"{event.seq} {moment(event.time_ms)} {event.type} {subject}{fence} {about}".rstrip())
 
 
-@operation(
-    "follow_events", "GET /v1/events", READ, "log events", key=lambda event: str(event.seq), item=LogEvent, show=_show
-)
+@operation("follow_events", "GET /v1/events", READ, command="log events", key=lambda event: str(event.seq), show=_show)
 async def events(
     service: Service,
     node: "Node",
@@ -84,7 +81,7 @@ async def events(
     submitter: EventSubmitter | None = None,
     after: Annotated[int, Meta(ge=0, le=2**53, description="Begin after this place, 0 for the first; default: now.")]
     | None = None,
-) -> AsyncIterator[StreamBatch]:
+) -> AsyncIterator[LogEvent]:
     """Follow what happens, as it happens: jobs submitted, claimed, ended, locks, messages, rows, nodes. It never ends.
     An op that does not count makes no event.
 
@@ -96,7 +93,4 @@ async def events(
       hocket log events --after 4711 --json
     """
     wanted = await node.call(lambda: filter_of(service, job, kind, type, submitter))
-    batches = node.event_batches(wanted, lambda need: allowed(service, need), after)
-    async with aclosing(batches):
-        async for batch in batches:
-            yield StreamBatch(batch.items, str(batch.seq))
+    return await node.events(wanted, lambda need: allowed(service, need), after)

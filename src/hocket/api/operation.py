@@ -4,7 +4,7 @@ Lists go over HTTP in pages.
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import NoneType, UnionType
 from typing import (
@@ -15,6 +15,7 @@ from typing import (
     Generic,
     Literal,
     NamedTuple,
+    NewType,
     ParamSpec,
     TypeVar,
     Union,
@@ -47,8 +48,6 @@ REQUIRED: Any = object()
 EXAMPLES = "\n\n\b\n"
 # The flag of a coroutine's code, `inspect.CO_COROUTINE`: short commands do not load `inspect`.
 _COROUTINE = 0x80
-# And `inspect.CO_ASYNC_GENERATOR`.
-_ASYNC_GENERATOR = 0x200
 
 
 class InShell(NamedTuple):
@@ -70,6 +69,15 @@ class OverHttp(NamedTuple):
     """The type of a parameter in a request over HTTP, where that is another: stands in its annotation."""
 
     type: Any
+
+
+class WholeBody(NamedTuple):
+    """Stands in the annotation of the one parameter that is the whole body of a request, and no member of it."""
+
+
+# The lines of a body, each to be read as one request: the parameter of an operation that answers a list with an answer
+# or an error for each. Over HTTP they come as a stream of JSON lines, and so do the answers.
+Lines = NewType("Lines", Sequence[bytes])
 
 
 class Input:
@@ -131,7 +139,7 @@ Arguments = Mapping[str, Any]
 class TokenNeed(NamedTuple):
     """What the token of a program must grant. `words` picks from the arguments what a prefix in its grant is compared
     with. If that is not in the request, the function compares it, and the need `is_judged_later`. `scope` picks the
-    scope of locks. A need that `is_any` is met by every token: what the answer has is judged, item by item.
+    scope of locks. A need that `is_any` is met by every token: what the answer has is judged item by item.
     """
 
     resource: str
@@ -150,18 +158,8 @@ class TokenNeed(NamedTuple):
         return f"{self.resource.lower()}:{self.action.lower()}"
 
 
-class StreamBatch(NamedTuple):
-    """The next items of an operation that streams; none as a sign of life. A program that has them goes on after this
-    place.
-    """
-
-    items: Sequence[Any]
-    place: str | None = None
-
-
 class Operation(Generic[P, A]):
-    """A function that is declared as one. `waits` is whether it is a coroutine, and `streams` whether it is an async
-    generator of batches, whose items are then the answer. Whether it changes anything follows
+    """A function that is declared as one. `waits` is whether it is a coroutine. Whether it changes anything follows
     from its method. Without a path, and so without a need, it is no part of the HTTP API.
     """
 
@@ -173,11 +171,10 @@ class Operation(Generic[P, A]):
             declared.command,
             declared.creates,
         )
-        self.key, self.item, self.show = declared.key, declared.item, declared.show
+        self.key, self.show = declared.key, declared.show
         self.method, _, self.path = declared.route.partition(" ")
         self.__name__, self.__module__ = function.__name__, function.__module__
         self.waits = bool(function.__code__.co_flags & _COROUTINE)
-        self.streams = bool(function.__code__.co_flags & _ASYNC_GENERATOR)
         self.__doc__ = _dedented(function.__doc__ or "")
         self.help = self.__doc__.partition(EXAMPLES)[0]
 
@@ -194,39 +191,37 @@ class Operation(Generic[P, A]):
         given = self.function.__defaults__ or ()
         defaults = dict(zip(positional[len(positional) - len(given) :], given, strict=True))
         defaults |= self.function.__kwdefaults__ or {}
-        return [
-            Input(each, types[each], defaults.get(each, REQUIRED)) for each in names[1 + (self.waits or self.streams) :]
-        ]
+        return [Input(each, types[each], defaults.get(each, REQUIRED)) for each in names[2 if self.waits else 1 :]]
 
     @property
     def answer(self) -> Any:
         return self.function.__annotations__["return"]
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether its answer comes item by item."""
+        return get_origin(self.answer) is AsyncIterator
+
     def __call__(self, service: Service, *args: P.args, **kwargs: P.kwargs) -> A:
-        """Does it now, on this thread."""
+        """Does it now, on this thread. The items of a stream come from an iterator."""
         answer: A
-        if self.streams:
-            answer = self._items(service, args, kwargs)  # type: ignore[assignment]
+        if self.is_stream:
+            answer = service.node.each_of(lambda node: self.function(service, node, *args, **kwargs))  # type: ignore
         elif self.waits:
             answer = service.node.with_node(lambda node: self.function(service, node, *args, **kwargs))
         else:
             answer = self.function(service, *args, **kwargs)
         return answer
 
-    def _items(self, service: Service, args: Any, kwargs: Any) -> Iterator[Any]:
-        for batch in service.node.each(lambda node: self.function(service, node, *args, **kwargs)):
-            yield from batch.items
-
 
 class operation(Struct, frozen=True):
     """Declares the decorated function as an operation. It takes a Service, which knows who asks. A coroutine, which may
-    wait long, also takes the Node on whose loop it runs; so does an async generator of batches, whose `item` says what
-    type their items are.
+    wait long, also takes the Node on whose loop it runs. It may return an async iterator: then the answer is a stream.
 
     `name` names the operation for programs, `route` is its method and path over HTTP, or only the method, and `command`
     the words of its command. An operation that `creates` something can be repeated under a key. `key` gives the place
-    of an item in an answer that is streamed, or that is a list, which goes over HTTP in pages. `show` gets the answer,
-    and if it takes two arguments the names of nodes by their ids.
+    of an item in an answer that is a list, which goes over HTTP in pages, or in a stream. `show` gets the answer, and
+    if it takes two arguments the names of nodes by their ids.
     """
 
     name: str
@@ -235,13 +230,8 @@ class operation(Struct, frozen=True):
     command: str | None = None
     creates: bool = False
     key: Callable[[Any], str] | None = None
-    item: Any = None
     show: Callable[..., Iterable[View]] = lambda answer: ()
 
-    @overload
-    def __call__(
-        self, function: "Callable[Concatenate[Service, Node, P], AsyncIterator[StreamBatch]]", /
-    ) -> "Operation[P, Iterator[Any]]": ...
     @overload
     def __call__(self, function: "Callable[Concatenate[Service, Node, P], Awaitable[A]]", /) -> Operation[P, A]: ...
     @overload

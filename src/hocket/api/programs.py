@@ -175,6 +175,7 @@ def revoke(service: Service, name: Annotated[str, Meta(description="The token's 
             session.end_row("tokens", found)
             found = found._replace(revoked=now)
             session.put_token(found)
+    service.runtime.home.mark_revoked_token()
     return _shown(found, now)
 
 
@@ -201,7 +202,7 @@ def recognise(service: Service, text: str, chosen: str | None = None) -> Program
         held = _held(service, session, decode_json(row.grants, tuple[Capability, ...]), now)
     if row.used is None or now - row.used >= USED_AGAIN_MS:
         _note_use(service, row, now)
-    return Program(row.name, row.name, held)
+    return Program(row.name, row.name, held, row.expires)
 
 
 def chosen_token(environment: dict[str, str]) -> str | None:

@@ -82,6 +82,7 @@ def _submit_one(
     kind: str, data: str | None, options: dict[str, Any], wait: bool, patience: float | None, stream: bool
 ) -> None:
     from hocket.api import jobs as operations
+    from hocket.api.job_submits import submit_drafts
 
     jobs.check_kind(kind)
     arguments = payload(data)
@@ -93,7 +94,7 @@ def _submit_one(
     with service:
         if "after" in options:
             options["after"] = [operations.find(service, each) for each in options["after"]]
-        made = operations.submit(service, [draft(kind, arguments, options)])[0]
+        made = submit_drafts(service, [draft(kind, arguments, options)])[0]
         job_id = ulid_text(made.job_id)
         answer = {"job_id": job_id, "kind": kind, "created": made.created}
         say(f"submitted {kind} {job_id}" if made.created else f"already there {job_id}")

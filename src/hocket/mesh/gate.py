@@ -121,6 +121,7 @@ class Gate:
             ("POST", wire.BUS): self._post_messages,
             **(routes or {}),
         }
+        self._paths = frozenset(path for _, path in self._routes)
         self._used_tokens = used_tokens or UsedTokens()
         self._began_s = environment.physical_ms() // 1000
         self._callers = Buckets(RATE_PER_S, BURST, environment.monotonic)
@@ -165,7 +166,7 @@ class Gate:
 
     def has(self, path: str) -> bool:
         """Whether the gate answers requests for this path."""
-        return any(path == known for _, known in self._routes)
+        return path in self._paths
 
     def failed(self, status: int, error: Exception) -> Reply:
         """The reply if this node could not answer through no fault of the caller: come back later."""

@@ -67,7 +67,8 @@ class NoRoom(Exception):
 class Request(NamedTuple):
     """`query` is the raw text after the question mark; header names are lower-case. `address` is the caller's, for
     limits; empty where that has no meaning. If the body has not arrived yet, `read` takes the largest allowed size and
-    raises BodyTooLong or NoRoom. `gone` returns when the caller disconnects; call it after the body was read.
+    raises BodyTooLong or NoRoom, and `pieces` gives it as it comes. `gone` returns when the caller disconnects; call it
+    after the body was read.
     """
 
     method: str
@@ -78,6 +79,7 @@ class Request(NamedTuple):
     address: str = ""
     read: Callable[[int], Awaitable[bytes]] | None = None
     gone: Callable[[], Coroutine[None, None, None]] | None = None
+    pieces: Callable[[], AsyncIterator[bytes]] | None = None
 
     async def whole(self, limit: int) -> "Request":
         """Reads the body and returns the request with it. Raises BodyTooLong beyond `limit` bytes."""

@@ -4,9 +4,8 @@ reads the log by itself until it has caught up, so nobody waits for a slow one a
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections import deque
 from contextlib import closing
-from typing import NamedTuple
 
 from hocket.bus.hints import LOG, about
 from hocket.cancelling import end_tasks
@@ -20,28 +19,48 @@ from hocket.work.environment import Environment, supervised
 LOOK_AGAIN_S = 2.0
 # Growth within this time is read at once.
 GAP_S = 0.02
-# How long a listener without news waits for a sign of life.
-KEEP_ALIVE_S = 15.0
 # How many events wait for one listener.
 PENDING_MAX = 256
 
 
-class EventBatch(NamedTuple):
-    """The next events of a listener; none as a sign of life. It has everything up to `seq`."""
+class EventListener:
+    """Gives the events after a place one by one, for ever. Close it."""
 
-    items: list[LogEvent]
-    seq: int
-
-
-class _EventListener:
-    """It was given, or has waiting, everything up to `seq`."""
-
-    def __init__(self, wanted: EventFilter, allowed: Allowed, seq: int) -> None:
-        self._wanted, self._allowed, self.seq = wanted, allowed, seq
-        self.pending: list[LogEvent] = []
+    def __init__(self, feed: "EventFeed", wanted: EventFilter, allowed: Allowed, seq: int) -> None:
+        self._feed, self._wanted, self._allowed = feed, wanted, allowed
+        # It was given, or has waiting, everything up to `seq`.
+        self.seq = self._given = seq
+        self.pending: deque[LogEvent] = deque()
         self.due = asyncio.Event()
 
+    @property
+    def place(self) -> str:
+        """Who has all events that were given goes on after this place, which may be far behind the last of them."""
+        return str(self._given if self.pending else self.seq)
+
+    def __aiter__(self) -> "EventListener":
+        return self
+
+    async def __anext__(self) -> LogEvent:
+        while not self.pending:
+            self.due.clear()
+            if self.seq < self._feed.seq:
+                await self._feed.catch_up(self)
+            else:
+                await self.due.wait()
+        return self._taken()
+
+    def waiting(self) -> list[LogEvent]:
+        """Takes the events that are there already."""
+        return [self._taken() for _ in range(len(self.pending))]
+
+    def _taken(self) -> LogEvent:
+        event = self.pending.popleft()
+        self._given = event.seq
+        return event
+
     def take(self, events: list[FoundEvent], seq: int) -> None:
+        """Keeps those of these events, which end at a place, that it may have, as far as there is room."""
         for found in events:
             event = found.event
             if event.seq > self.seq and self._wanted.fits(event) and self._allowed(found.need):
@@ -51,82 +70,53 @@ class _EventListener:
                 self.seq = event.seq
         self.seq = max(self.seq, seq)
 
-    def batch(self) -> EventBatch:
-        items, self.pending = self.pending, []
-        return EventBatch(items, self.seq)
+    async def aclose(self) -> None:
+        await self._feed.leave(self)
 
 
 class EventFeed:
-    """The feed of one node in one process. Use it on one event loop."""
+    """The feed of one node in one process, on one event loop."""
 
     def __init__(self, access: NodeAccess, environment: Environment) -> None:
-        self._node, self._environment = access, environment
-        self._listeners: dict[_EventListener, None] = {}
+        self._access, self._environment = access, environment
+        self._listeners: dict[EventListener, None] = {}
         self._watching: asyncio.Task[None] | None = None
-        self._seq = 0
+        # How far the log was read for those that are not behind.
+        self.seq = 0
 
-    async def follow(
-        self, wanted: EventFilter, allowed: Allowed, after: int | None = None
-    ) -> AsyncGenerator[EventBatch, None]:
-        """The events after a place, for ever; without one, those from now on. The first batch comes at once. Raises
-        PlaceGone.
-        """
+    async def listen(self, wanted: EventFilter, allowed: Allowed, after: int | None = None) -> EventListener:
+        """Listens for the events after a place; without one, for those from now on. Raises PlaceGone."""
 
         def begin(session: Session) -> int:
             if after is not None:
                 check_place(session, after)
             return session.head().seq
 
-        end = await self._node.peek(begin)
-        listener = _EventListener(wanted, allowed, end if after is None else after)
+        end = await self._access.peek(begin)
+        listener = EventListener(self, wanted, allowed, end if after is None else after)
         self._listeners[listener] = None
-        try:
-            if self._watching is None:
-                self._seq = end
-                watch = supervised("the feed of events", self._watch, ignore, self._environment)
-                self._watching = asyncio.create_task(watch)
-            yield listener.batch()
-            while True:
-                if listener.pending:
-                    yield listener.batch()
-                elif listener.seq < self._seq:
-                    await self._catch_up(listener)
-                    if listener.pending:
-                        yield listener.batch()
-                elif not await self._news(listener):
-                    yield listener.batch()
-        finally:
-            del self._listeners[listener]
-            if not self._listeners and self._watching is not None:
-                watching, self._watching = self._watching, None
-                await end_tasks([watching])
+        if self._watching is None:
+            self.seq = end
+            watch = supervised("the feed of events", self._watch, ignore, self._environment)
+            self._watching = asyncio.create_task(watch)
+        return listener
 
-    async def _news(self, listener: _EventListener) -> bool:
-        """Waits for events; False if it is time for a sign of life."""
-        listener.due.clear()
-        try:
-            async with asyncio.timeout(KEEP_ALIVE_S):
-                await listener.due.wait()
-        except TimeoutError:
-            return False
-        return True
+    async def leave(self, listener: EventListener) -> None:
+        self._listeners.pop(listener, None)
+        if not self._listeners and self._watching is not None:
+            watching, self._watching = self._watching, None
+            await end_tasks([watching])
 
-    async def _catch_up(self, listener: _EventListener) -> None:
-        """Reads the log for one listener until it has events, has reached the others, or must give a sign of life."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + KEEP_ALIVE_S
-        while not listener.pending and listener.seq < self._seq and loop.time() < until:
-            chunk = await self._read(listener.seq)
-            before = listener.seq
-            listener.take(chunk.events, chunk.seq)
-            if listener.seq == before:  # what is next is not folded yet
-                return
+    async def catch_up(self, listener: EventListener) -> None:
+        """Reads a part of the log for a listener that is behind."""
+        chunk = await self._read(listener.seq)
+        listener.take(chunk.events, chunk.seq)
 
     async def _watch(self) -> None:
-        with closing(self._node.listen(about(LOG))) as changes:
+        with closing(self._access.listen(about(LOG))) as changes:
             while True:
-                chunk = await self._read(self._seq)
-                before, self._seq = self._seq, chunk.seq
+                chunk = await self._read(self.seq)
+                before, self.seq = self.seq, chunk.seq
                 for listener in list(self._listeners):
                     # One that is behind reads by itself.
                     if listener.seq >= before:
@@ -138,5 +128,5 @@ class EventFeed:
                     await asyncio.sleep(GAP_S)
 
     async def _read(self, after: int) -> Chunk:
-        is_strict = self._node.log.rules.is_strict
-        return await self._node.read(lambda session: read_chunk(session, after, is_strict))
+        is_strict = self._access.log.rules.is_strict
+        return await self._access.read(lambda session: read_chunk(session, after, is_strict))

@@ -46,7 +46,7 @@ _PARTS = (
     *("processes", "blobs", "runs", "output", "secrets", "git", "spool"),
     *("messages", "read_position", "ended_rows", "revocations", "rules", "checked_states"),
     *("config.toml", "store", "tempo.yaml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
-    *("tls_key", "tempo.changes"),
+    *("tls_key", "tempo.changes", "revoked_tokens"),
 )
 
 # Returns the passphrase; called only if one is needed.
@@ -100,6 +100,7 @@ class Home:
         self.replica = self.path / "replica.db"
         self.revocations = self.path / "revocations"
         self.checked_states = self.path / "checked_states"
+        self.revoked_tokens = self.path / "revoked_tokens"
         self.git_cache = self.path / "git" / "cache"
         self.pending_git_jobs = self.path / "git" / "pending"
         self.git_trusted = self.path / "git" / "trusted"
@@ -136,6 +137,11 @@ class Home:
             raise StoreError(f"the home {self.path} is read-only; Hocket needs to write there")
         for exposed in filter(None, map(exposure, self.key_files())):
             raise Usage(exposed)
+
+    def mark_revoked_token(self) -> None:
+        """Tells servers of this home, by a file that grows, to read the tokens of programs again."""
+        with open(os.open(self.revoked_tokens, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
+            file.write(b".")
 
     def _check_owner(self) -> None:
         """Raises NotAuthorised if another user owns the home or a part of it."""

@@ -84,8 +84,7 @@ from hocket.work.worker import Worker
 
 if TYPE_CHECKING:
     from hocket.node.calls import Pairs, Step
-    from hocket.node.event_feed import EventBatch
-    from hocket.node.log_events import Allowed, EventFilter
+    from hocket.node.log_events import Allowed, EventFilter, LogEvent
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -217,11 +216,9 @@ class Node(LocalNode):
 
         return job_parts(self, job_id, news)
 
-    def event_batches(
-        self, wanted: "EventFilter", allowed: "Allowed", after: int | None
-    ) -> "AsyncGenerator[EventBatch, None]":
-        """The events of the log after a place, as they come: see `EventFeed.follow`."""
-        return self.event_feed.follow(wanted, allowed, after)
+    async def events(self, wanted: "EventFilter", allowed: "Allowed", after: int | None) -> "AsyncIterator[LogEvent]":
+        """The events of the log after a place, as they come, for ever. Raises PlaceGone."""
+        return await self.event_feed.listen(wanted, allowed, after)
 
     def rows(self, table: str, *, agent: str = "") -> RowTable:
         """The rows of a table, which several agents may write. `agent` is the name under which this one does."""
@@ -473,13 +470,6 @@ class DirectNode(Node):
             while (part := on_loop(self._loop, _next(source))) is not None:
                 yield part
 
-    async def event_batches(
-        self, wanted: "EventFilter", allowed: "Allowed", after: int | None
-    ) -> "AsyncGenerator[EventBatch, None]":
-        with self.entered(lambda node: aclosing(node.event_batches(wanted, allowed, after))) as source:
-            while (batch := on_loop(self._loop, _next(source))) is not None:
-                yield batch
-
     async def close(self) -> None:
         if self._owner is not None:
             raise Usage(OWNED)
@@ -649,10 +639,6 @@ class SyncNode:
         """The parts of a job's result, as `Node.parts` gives them."""
         return each(self._target.parts(job_id, news))
 
-    def each(self, make: Callable[[Node], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
-        """What an async generator of a node yields that only asks the node."""
-        return each(make(self._target))
-
     def direct(self, act: Callable[[Node], Coroutine[Any, Any, T]]) -> T:
         """Runs a function of a node that only asks and waits for changes."""
         return now(act(self._target))
@@ -660,6 +646,22 @@ class SyncNode:
     def with_node(self, act: Callable[[Node], Awaitable[T]]) -> T:
         """Runs a function of a node on an event loop. A process without one of its own needs no other thread for it."""
         return self._target.on_loop(act, INLINE)
+
+    def each_of(self, begin: Callable[[Node], Awaitable[AsyncIterator[T]]]) -> Generator[T, None, None]:
+        """Yields what an async iterator yields that a function of a node returns, on an event loop."""
+        with self._target.entered(lambda node: _begun(begin(node))) as source:
+            while (item := on_loop(self._target._loop, _next(source))) is not None:
+                yield item
+
+
+@asynccontextmanager
+async def _begun(begin: Awaitable[AsyncIterator[T]]) -> AsyncIterator[AsyncIterator[T]]:
+    items = await begin
+    try:
+        yield items
+    finally:
+        if hasattr(items, "aclose"):
+            await items.aclose()
 
 
 @asynccontextmanager
@@ -691,11 +693,11 @@ def _asked(runtime: Runtime, ask: RosterAsk, kind: str | None, limit: int) -> li
         return [entry.job.id for entry in ask(runtime.log, session, kind, limit)]
 
 
-async def _next(source: AsyncGenerator[T, None]) -> T | None:
+async def _next(source: AsyncIterator[T]) -> T | None:
     return await anext(source, None)
 
 
-async def _close(source: AsyncGenerator[Any, None]) -> None:
+async def _close(source: AsyncGenerator[Part, None]) -> None:
     await source.aclose()
 
 
@@ -732,15 +734,17 @@ class AsyncHandlerNode(Node):
         finally:
             await self._there(_close(source))
 
-    async def event_batches(
-        self, wanted: "EventFilter", allowed: "Allowed", after: int | None
-    ) -> "AsyncGenerator[EventBatch, None]":
-        source = self._worker_node.event_batches(wanted, allowed, after)
-        try:
-            while (batch := await self._there(_next(source))) is not None:
-                yield batch
-        finally:
-            await self._there(_close(source))
+    async def events(self, wanted: "EventFilter", allowed: "Allowed", after: int | None) -> "AsyncIterator[LogEvent]":
+        source = await self._there(self._worker_node.event_feed.listen(wanted, allowed, after))
+
+        async def each() -> "AsyncIterator[LogEvent]":
+            try:
+                while (event := await self._there(_next(source))) is not None:
+                    yield event
+            finally:
+                await self._there(source.aclose())
+
+        return each()
 
     async def close(self) -> None:
         raise Usage(OWNED)

@@ -5,27 +5,29 @@ node. Each program and each address has its limits.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from http import HTTPStatus
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
 from hocket.api import Principal, Program, Service, programs
 from hocket.api.operation import TokenNeed
 from hocket.api.programs import KeptAnswer, KeyReused, KeyUnderWay, UnknownToken
-from hocket.errors import HocketError, NotAuthorised, NotFound, Unreachable, Usage
+from hocket.errors import HocketError, NotAuthorised, NotFound, Unreachable
 from hocket.kernel.ids import content_hash
 from hocket.mesh import wire
 from hocket.mesh.quotas import Buckets
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.log_events import PlaceGone
 from hocket.node.node import Node
-from hocket.server import streams
 from hocket.server.description import describe
+from hocket.server.known_programs import KnownPrograms
+from hocket.server.negotiation import AT_ONCE_BYTES_MAX, is_negotiable, negotiated
 from hocket.server.problems import (
     INTERNAL,
     PROBLEM,
@@ -37,26 +39,32 @@ from hocket.server.problems import (
     WaitEnded,
     problem_of,
 )
-from hocket.server.routes import BODY_BYTES_MAX, PREFIX, ROUTES, ApiCall, ApiRoute, find
+from hocket.server.routes import BODY_BYTES_MAX, PREFIX, ROUTES, ApiCall, ApiRoute, RouteTable
+from hocket.server.streams import LINES, Done, LineAnswers, stream_reply
 
 RATE_PER_S = 200.0
 BURST = 400.0
+# With another rate, a program may ask so long at twice the rate.
+BURST_S = 2.0
 # Requests without a good token, from one address.
 STRANGERS_RATE_PER_S = 5.0
 STRANGERS_BURST = 50.0
 # The most requests of one program, and of all, in work at once. Those that wait for a lock count, too.
 REQUESTS_OF_PROGRAM_MAX = 128
 REQUESTS_MAX = 400
-# The most streams of one program, and of all, at once. They do not count as requests in work.
+# The most streams of one program, and of all, at once.
 STREAMS_OF_PROGRAM_MAX = 64
 STREAMS_MAX = 256
+# A request that works longer than this is watched: it ends if its program disconnects.
+QUICK_S = 0.1
 READ_THREADS = 4
 WRITE_THREADS = 8
 
 OPENAPI = f"{PREFIX}openapi.json"
 KEY = "idempotency-key"
-LAST_EVENT_ID = "last-event-id"
-PLACE_DIGITS_MAX = 16
+# Refusals of the API that are counted and told, besides those that are final.
+_COUNTED = frozenset((403, 413, 415, 429, 503))
+LAST = "last-event-id"
 _HEADERS = {"content-type": wire.JSON, "cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 T = TypeVar("T")
@@ -64,7 +72,8 @@ T = TypeVar("T")
 
 class Api:
     """Make it on the event loop of the node. `refused` is called with the status, the reason and the details of
-    what the operator should know. `chosen` is a token that the operator has set. Close it when done.
+    what the operator should know. `chosen` is a token that the operator has set, `rate_per_s` how often one token may
+    ask, and `base_path` where a proxy has put this server. Close it when done.
     """
 
     def __init__(
@@ -74,11 +83,17 @@ class Api:
         *,
         chosen: str | None = None,
         routes: Sequence[ApiRoute] = ROUTES,
+        base_path: str = "",
+        rate_per_s: float | None = None,
     ) -> None:
-        self._node, self._refused, self._chosen, self._routes = node, refused, chosen, routes
+        self._node, self._refused, self._routes = node, refused, routes
+        self._table, self._base_path = RouteTable(routes), base_path.rstrip("/")
         self._service = Service(node.runtime, node=node.blocking())
         monotonic = node.environment.monotonic
-        self._rates = Buckets(RATE_PER_S, BURST, monotonic)
+        self._programs = KnownPrograms(self._service, chosen, monotonic)
+        self._rate = RATE_PER_S if rate_per_s is None else rate_per_s
+        self._burst = BURST if rate_per_s is None else BURST_S * rate_per_s
+        self._rates = Buckets(self._rate, self._burst, monotonic)
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, monotonic)
         self._asking: Counter[str] = Counter()
         self._streams: Counter[str] = Counter()
@@ -99,9 +114,14 @@ class Api:
     async def answer(self, request: Request) -> Reply:
         """The request's path is not decoded, since a key in it may have slashes."""
         try:
-            return await self._answer(request)
+            reply = await self._answer(request)
         except (HocketError, BodyTooLong, NoRoom) as error:
             return self._error(error, request.path)
+        if not is_negotiable(request, reply):
+            return reply
+        if len(reply.body) <= AT_ONCE_BYTES_MAX:
+            return negotiated(request, reply)
+        return await self._read(lambda: negotiated(request, reply))
 
     async def refusal(self, request: Request, need: TokenNeed) -> Reply | None:
         """The reply to a request for a path outside the API, if its token does not grant what that needs."""
@@ -121,7 +141,7 @@ class Api:
     def _problem_reply(
         self, problem: Problem, path: str, message: str, headers: Mapping[str, str] = {}, first: int | None = None
     ) -> Reply:
-        methods, _ = find(self._routes, path)
+        methods, _ = self._table.find(path)
         form = next((each.errors for each in methods.values()), None)
         if form is not None:
             return _reply(problem.status, form[1](problem.status, problem.error, message), headers)
@@ -133,22 +153,32 @@ class Api:
             if request.method != "GET":
                 raise BadMethod(["GET"])
             return Reply(200, _HEADERS, self._description)
-        methods, values = find(self._routes, request.path)
+        methods, values = self._table.find(request.path)
         if not methods:
             raise NotFound(f"no such path; {OPENAPI} lists all")
         if request.method not in methods:
             raise BadMethod(sorted(methods))
         route = methods[request.method]
         program = await self._recognise(request)
+        try:
+            reply = await self._answer_to(program, route, values, request)
+        except (HocketError, BodyTooLong, NoRoom) as error:
+            reply = self._error(error, request.path)
+        return reply._replace(headers={**reply.headers, **self._limits(program)})
+
+    async def _answer_to(self, program: Program, route: ApiRoute, values: Mapping[str, str], request: Request) -> Reply:
         with ExitStack() as stack:
             stack.enter_context(self._counted(program.name))
             service, need = self._acting(program), route.need
             call = ApiCall(service, program, self._node)
             # What a prefix and scopes are compared with is known later; without any grant no body is read.
-            is_restricted = need.takes_prefix or need.scope is not None or need.is_any
-            if not (is_restricted and (need.is_any or program.may_some(need.resource, need.action))):
+            is_restricted = need.takes_prefix or need.scope is not None
+            if not need.is_any and not (is_restricted and program.may_some(need.resource, need.action)):
                 service.check(need.resource, need.action)
-            arguments = route.arguments(values, request.query)
+            arguments = route.arguments(values, _resumed(request) if route.is_stream else request.query)
+            if route.takes_lines:
+                answers = self._line_answers(route, call, arguments, request)
+                return Reply(200, {**_HEADERS, "content-type": LINES}, stream=_Counted(answers, stack.pop_all()))
             if route.body is not None:
                 request = await _whole(request)
                 arguments["body"] = route.read_body(request.body)
@@ -157,18 +187,23 @@ class Api:
                 words = () if need.words is None else need.words(service, asked)
                 scope = None if need.scope is None else need.scope(asked)
                 service.check(need.resource, need.action, *words, scope=scope)
-            if route.streams:
-                return await self._stream(route, call, arguments, request)
             key = request.headers.get(KEY) if route.creates else None
             if key is None:
+                if route.is_stream:
+                    stack.enter_context(self._streaming(program.name))
                 reply = await self._run(route, call, arguments, request)
-                # A stream counts until it ends.
-                return reply if reply.stream is None else reply._replace(stream=_Counted(reply.stream, stack.pop_all()))
+                if reply.stream is None:
+                    return reply
+                # A stream counts until it ends, and not as a request in work: it does nothing most of the time.
+                if route.is_stream:
+                    self._asking[program.name] -= 1
+                    stack.callback(self._asking.update, [program.name])
+                return reply._replace(stream=_Counted(reply.stream, stack.pop_all()))
             return await self._run_once(route, call, arguments, request, key)
 
     @cached_property
     def _description(self) -> bytes:
-        return msgspec.json.encode(describe(self._routes))
+        return msgspec.json.encode(describe(self._routes, self._base_path))
 
     async def _recognise(self, request: Request) -> Program:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -177,7 +212,9 @@ class Api:
                 raise UnknownToken(
                     "send a token in the header `Authorization: Bearer TOKEN`; `hocket token create` makes one"
                 )
-            return await self._read(lambda: programs.recognise(self._service, token.strip(), self._chosen))
+            token = token.strip()
+            known = self._programs.known(token)
+            return await self._read(lambda: self._programs.recognise(token)) if known is None else known
         except UnknownToken as error:
             if wait := self._strangers.take(request.address):
                 raise TooBusy("too many requests without a good token from this address", wait) from None
@@ -187,7 +224,7 @@ class Api:
     @contextmanager
     def _counted(self, program: str) -> Iterator[None]:
         if wait := self._rates.take(program):
-            raise TooBusy(f"more than {RATE_PER_S:.0f} requests a second with this token", wait)
+            raise TooBusy(f"more than {self._rate:.0f} requests a second with this token", wait)
         if self._asking[program] >= REQUESTS_OF_PROGRAM_MAX:
             raise TooBusy(f"{REQUESTS_OF_PROGRAM_MAX} requests with this token are in work; wait for one to end")
         if self._asking.total() >= REQUESTS_MAX:
@@ -200,6 +237,29 @@ class Api:
             if not self._asking[program]:
                 del self._asking[program]
 
+    @contextmanager
+    def _streaming(self, program: str) -> Iterator[None]:
+        open = self._streams
+        if open[program] >= STREAMS_OF_PROGRAM_MAX or open.total() >= STREAMS_MAX:
+            most = f"{STREAMS_OF_PROGRAM_MAX} streams of one token and {STREAMS_MAX} of all"
+            raise TooBusy(f"at most {most} are open at once; end one first")
+        open[program] += 1
+        try:
+            yield
+        finally:
+            open[program] -= 1
+            if not open[program]:
+                del open[program]
+
+    def _limits(self, program: Program) -> dict[str, str]:
+        """What a program may ask for, and what of it is left."""
+        left, free = int(self._rates.level(program.name)), REQUESTS_OF_PROGRAM_MAX - self._asking[program.name]
+        policy = f'"rate";q={self._burst:.0f};w={max(1, round(self._burst / self._rate))}'
+        policy += f', "open";q={REQUESTS_OF_PROGRAM_MAX};qu="concurrent-requests"'
+        policy += f', "body";q={BODY_BYTES_MAX};qu="content-bytes"'
+        wait = 0 if left else max(1, round(1 / self._rate))
+        return {"ratelimit-policy": policy, "ratelimit": f'"rate";r={left};t={wait}, "open";r={max(0, free)}'}
+
     def _acting(self, program: Program) -> Service:
         return self._service.acting_as(Principal(self._service.runtime.log.node, program.name), program)
 
@@ -210,7 +270,27 @@ class Api:
             answer = await self._read(partial(route.function, call, **arguments))
         else:
             answer = await self._write(partial(route.function, call, **arguments))
-        return answer if isinstance(answer, Reply) else _reply(route.status, answer)
+        if route.is_stream:
+            accept = request.headers.get("accept", "")
+
+            async def check() -> None:
+                if (await self._recognise(request)).grants != call.program.grants:
+                    raise NotAuthorised("the token grants something else now; connect again")
+
+            return stream_reply(answer, accept, _HEADERS, self._is_stopping, route.key, check)
+        reply = answer if isinstance(answer, Reply) else _reply(route.status, answer)
+        return reply._replace(undelivered=call.service.undelivered)
+
+    def _line_answers(
+        self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request
+    ) -> LineAnswers:
+        _check_type(request, LINES)
+        assert request.pieces is not None
+
+        def perform(lines: list[bytes]) -> Awaitable[Done]:
+            return self._write(partial(route.function, call, lines=lines, **arguments))
+
+        return LineAnswers(request.pieces(), perform, self._is_stopping)
 
     async def _run_once(
         self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, key: str
@@ -237,46 +317,16 @@ class Api:
         finally:
             del self._keyed[place]
 
-    async def _stream(self, route: ApiRoute, call: ApiCall, arguments: dict[str, Any], request: Request) -> Reply:
-        """A program that connects again says the place up to which it has everything."""
-        place, query = request.headers.get(LAST_EVENT_ID, "").strip(), arguments["query"]
-        if place and hasattr(query, "after"):
-            if not place.isascii() or not place.isdigit() or len(place) > PLACE_DIGITS_MAX:
-                raise Usage(f"bad Last-Event-ID {place[:PLACE_DIGITS_MAX]!r}: send the id of an event of this stream")
-            arguments["query"] = msgspec.structs.replace(query, after=int(place))
-        name = call.program.name
-        with ExitStack() as stack:
-            stack.enter_context(self._streaming(name))
-            type = streams.wanted_type(request.headers.get("accept", ""))
-
-            async def check() -> None:
-                if (await self._recognise(request)).grants != call.program.grants:
-                    raise NotAuthorised("the token grants something else now")
-
-            batches = route.function(call, **arguments)
-            stream = await streams.ItemStream.opened(batches, type, route.key, self._is_stopping, check)
-            headers = _HEADERS | {"content-type": type, "x-accel-buffering": "no"}
-            return Reply(200, headers, stream=_Counted(stream, stack.pop_all()))
-
-    @contextmanager
-    def _streaming(self, program: str) -> Iterator[None]:
-        open = self._streams
-        if open[program] >= STREAMS_OF_PROGRAM_MAX or open.total() >= STREAMS_MAX:
-            raise TooBusy(
-                f"at most {STREAMS_OF_PROGRAM_MAX} streams of one token and {STREAMS_MAX} of all are open at once;"
-                " end one first"
-            )
-        open[program] += 1
-        try:
-            yield
-        finally:
-            open[program] -= 1
-            if not open[program]:
-                del open[program]
-
     async def _wait(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """Does something that may wait long. It ends when the caller disconnects, and when the server stops."""
         task = asyncio.create_task(work)
+        try:
+            await asyncio.wait([task], timeout=QUICK_S)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if task.done():
+            return task.result()
         ends: list[asyncio.Task[Any]] = [asyncio.create_task(self._is_stopping.wait())]
         if request.gone is not None:
             ends.append(asyncio.create_task(request.gone()))
@@ -306,6 +356,8 @@ class Api:
                 message = "this node has too many bodies in memory; come back later"
             case _:
                 message = str(error)
+        if problem.status in _COUNTED or problem.is_final:
+            self._refused(problem.status, f"an API request: {problem.title}", "")
         headers: dict[str, str] = {}
         if problem.status in (429, 503) or isinstance(error, KeyUnderWay):
             headers["retry-after"] = str(error.retry_s if isinstance(error, TooBusy) else RETRY_S)
@@ -335,10 +387,25 @@ class _Counted:
             await self._stream.aclose()
 
 
-async def _whole(request: Request) -> Request:
+def _resumed(request: Request) -> str:
+    """The query of a request for a stream. A browser that connects again sends its first query, and says after which
+    event it is.
+    """
+    last = request.headers.get(LAST)
+    if not last:
+        return request.query
+    kept = [each for each in request.query.split("&") if each and not each.startswith("after=")]
+    return "&".join([*kept, f"after={quote(last)}"])
+
+
+def _check_type(request: Request, wanted: str) -> None:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != wire.JSON:
-        raise BadContentType(f"send the body as {wire.JSON}, and say so in the header Content-Type")
+    if content_type != wanted:
+        raise BadContentType(f"send the body as {wanted}, and say so in the header Content-Type")
+
+
+async def _whole(request: Request) -> Request:
+    _check_type(request, wire.JSON)
     return await request.whole(BODY_BYTES_MAX)
 
 

@@ -5,9 +5,9 @@ answer without its body being read, and its connection is closed.
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
-from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hocket.api.operation import TokenNeed
@@ -16,8 +16,10 @@ from hocket.mesh.gate import Gate
 from hocket.mesh.peers import is_loopback
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.server.api import Api
-from hocket.server.connections import STREAMS, Connections, address_of
+from hocket.server.browser_page import PATHS, browser_page
+from hocket.server.connections import REQUEST_S, STREAMED
 from hocket.server.monitoring.monitor import METRICS, Monitor, names_this_machine
+from hocket.server.proxies import TrustedProxies, without_base
 from hocket.server.routes import PREFIX
 
 # The most bytes of request bodies in memory at once, of all callers and of one address; beyond that, callers are told
@@ -86,10 +88,32 @@ class _Body:
             self.is_read = not message.get("more_body", False)
         return b"".join(parts)
 
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes. A piece counts until the next one is read."""
+        while not self.is_read:
+            async with asyncio.timeout(REQUEST_S):
+                message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            self.drop()
+            piece = message.get("body", b"")
+            self._kept = len(piece)
+            self._bodies.add(self._address, len(piece), self._shared)
+            self.is_read = not message.get("more_body", False)
+            yield piece
+
     async def gone(self) -> None:
         """Returns when the caller disconnects."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+    async def is_gone(self) -> bool:
+        """Whether the caller has disconnected. What is written right after this goes out."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                await self.gone()
+                return True
+        return False
 
     async def throw_away(self) -> None:
         """Gives the caller time to read its answer while it may still be sending."""
@@ -108,10 +132,12 @@ class _Body:
 
 
 class _Door:
-    """An ASGI application that answers every method and path."""
+    """An ASGI application that answers every method and path, with the base path that a proxy left and without."""
 
-    def __init__(self, gate: Gate, connections: Connections, api: Api | None, monitor: Monitor | None) -> None:
-        self._gate, self._connections, self._api, self._monitor = gate, connections, api, monitor
+    def __init__(
+        self, gate: Gate, proxies: TrustedProxies, api: Api | None, monitor: Monitor | None, base_path: str
+    ) -> None:
+        self._gate, self._proxies, self._api, self._monitor, self._base = gate, proxies, api, monitor, base_path
         self._bodies = _Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,14 +145,18 @@ class _Door:
         for name, value in scope["headers"]:
             # If a header is repeated, the first one counts.
             headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
-        address, is_shared = self._address(scope, headers)
+        host = scope["client"][0] if scope["client"] else ""
+        address, is_shared = self._proxies.caller(host, headers.get("x-forwarded-for", ""))
         body = _Body(receive, headers, self._bodies, address, is_shared)
         # Path and query do not come from the URL, because the Host header is a part of it.
-        path, query = scope["path"], scope["query_string"].decode("latin-1")
-        request = Request(scope["method"], path, query, headers, b"", address, body.read, body.gone)
+        path, query = without_base(scope["path"], self._base), scope["query_string"].decode("latin-1")
+        request = Request(scope["method"], path, query, headers, b"", address, body.read, body.gone, body.pieces)
         try:
-            if self._api is not None and path.startswith(PREFIX) and not self._gate.has(path):
-                reply = await _program_answer(self._api, request._replace(path=scope["raw_path"].decode("latin-1")))
+            if self._api is not None and path in PATHS:
+                reply = browser_page(request, self._base)
+            elif self._api is not None and path.startswith(PREFIX) and not self._gate.has(path):
+                raw_path = without_base(scope["raw_path"].decode("latin-1"), self._base)
+                reply = await _program_answer(self._api, request._replace(path=raw_path))
             elif self._monitor is not None and self._monitor.has(path) and not self._gate.has(path):
                 reply = await self._monitored(self._monitor, request, is_local=is_loopback(address) and not is_shared)
             else:
@@ -135,17 +165,20 @@ class _Door:
             return
         finally:
             body.drop()
-        if not body.is_read:
-            await _last_answer(reply, body, send)
+        if reply.undelivered is not None and await body.is_gone():
+            reply.undelivered()
         elif reply.stream is not None:
-            scope[STREAMS] = True
+            scope[STREAMED] = True
             try:
-                await StreamingResponse(reply.stream, reply.status, dict(reply.headers))(scope, receive, send)
+                await _send_stream(reply, reply.stream, body, send)
             finally:  # the caller may disconnect before the stream begins
                 if hasattr(reply.stream, "aclose"):
                     await reply.stream.aclose()
+                body.drop()
+        elif not body.is_read:
+            await _last_answer(reply, body, send)
         else:
-            await Response(reply.body, reply.status, dict(reply.headers))(scope, receive, send)
+            await _send_whole(reply, send)
 
     async def _monitored(self, monitor: Monitor, request: Request, is_local: bool) -> Reply:
         """Metrics name jobs and nodes. A caller on this machine that asks for this machine may read them; another needs
@@ -167,17 +200,6 @@ class _Door:
         except Exception as error:
             return self._gate.failed(500, error)
 
-    def _address(self, scope: Scope, headers: dict[str, str]) -> tuple[str, bool]:
-        """The address of the caller, and whether many callers share it. Only a proxy that the operator named may name
-        another address.
-        """
-        host = scope["client"][0] if scope["client"] else ""
-        if not self._connections.is_proxy(host):
-            return address_of(host), False
-        # The nearest proxy adds the last entry; the caller may have made up those before it.
-        said = headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
-        return (address_of(said), False) if said else (address_of(host), True)
-
 
 async def _program_answer(api: Api, request: Request) -> Reply:
     try:
@@ -188,15 +210,58 @@ async def _program_answer(api: Api, request: Request) -> Reply:
         return api.failed(error, request.path)
 
 
+async def _send_stream(reply: Reply, stream: AsyncIterator[bytes], body: _Body, send: Send) -> None:
+    """Sends what a stream yields until it ends, the caller disconnects, or does not read for a whole deadline. A stream
+    that reads the body itself sees the caller disconnect there.
+    """
+
+    async def send_all() -> None:
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
+        await send({"type": "http.response.start", "status": reply.status, "headers": raw})
+        async for piece in stream:
+            async with asyncio.timeout(REQUEST_S):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    tasks = [asyncio.create_task(send_all())]
+    if body.is_read:
+        tasks.append(asyncio.create_task(body.gone()))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait(tasks)
+    if not tasks[0].cancelled() and (error := tasks[0].exception()) is not None and not isinstance(error, _Gone):
+        raise error
+
+
+async def _send_whole(reply: Reply, send: Send) -> None:
+    await send({"type": "http.response.start", "status": reply.status, "headers": _raw(reply)})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+def _raw(reply: Reply) -> list[tuple[bytes, bytes]]:
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
+    if reply.status not in (204, 304):
+        headers.append((b"content-length", b"%d" % len(reply.body)))
+    return headers
+
+
 async def _last_answer(reply: Reply, body: _Body, send: Send) -> None:
     """Answers a request whose body was not read to its end, and closes the connection."""
-    headers = {**reply.headers, "content-length": str(len(reply.body)), "connection": "close"}
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": reply.status, "headers": raw})
+    headers = [*_raw(reply), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body, "more_body": True})
     await body.throw_away()
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def web_app(gate: Gate, connections: Connections, api: Api | None = None, monitor: Monitor | None = None) -> ASGIApp:
-    return _Door(gate, connections, api, monitor)
+def web_app(
+    gate: Gate,
+    proxies: TrustedProxies = TrustedProxies(),  # noqa: B008
+    api: Api | None = None,
+    monitor: Monitor | None = None,
+    base_path: str = "",
+) -> ASGIApp:
+    return _Door(gate, proxies, api, monitor, base_path)

@@ -13,13 +13,16 @@ import asyncio
 import socket
 from asyncio import WriteTransport
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from hocket.mesh import wire
 
 CONNECTIONS_MAX = 512
 CONNECTIONS_PER_ADDRESS_MAX = 128
@@ -31,6 +34,7 @@ TURNED_AWAY_AT_ONCE = 64
 Peer = tuple[Any, ...]
 
 
+@lru_cache(1024)
 def address_of(host: str) -> str:
     """The unit of counting: an IPv4 address, or an IPv6 /64 network, since one machine has a whole one."""
     try:
@@ -53,31 +57,42 @@ class _Connection:
 
 
 class Connections:
-    """The open connections of one server, in the order in which they became idle. The reverse `proxies` stand for many
-    addresses, so each may hold all connections. `tell` is called with the limit that was hit.
+    """The open connections of one server, in the order in which they became idle. Each reverse proxy stands for many
+    addresses, so it may hold all connections: `is_proxy` tells which those are. `tell` is called with the limit that
+    was hit.
     """
 
-    def __init__(self, proxies: Collection[str] = (), tell: Callable[[str], None] = lambda text: None) -> None:
-        self._proxies = frozenset(map(address_of, proxies))
-        self._tell = tell
+    def __init__(
+        self,
+        is_proxy: Callable[[str], bool] = lambda host: False,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._is_proxy, self._tell = is_proxy, tell
         self._open: dict[Peer, _Connection] = {}
+        # Those whose answers fill the buffers of the machine and of the program.
+        self._full: dict[Peer, _Connection] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def is_proxy(self, host: str) -> bool:
-        return address_of(host) in self._proxies
-
     def opened(self, peer: Peer, end: Callable[[], None]) -> bool:
         """Counts a new connection, which `end` would close. False if there is no room for it."""
         address = address_of(str(peer[0]))
-        if not self._make_room(address):
+        if not self._make_room(str(peer[0]), address):
             return False
         self._open[peer] = _Connection(address, end)
         return True
 
     def closed(self, peer: Peer) -> None:
         self._open.pop(peer, None)
+        self._full.pop(peer, None)
+
+    def is_full(self, peer: Peer, full: bool) -> None:
+        """Tells that answers wait until their reader has read some, or that none do."""
+        if not full:
+            self._full.pop(peer, None)
+        elif peer in self._open:
+            self._full[peer] = self._open[peer]
 
     def attached(self, peer: Peer, transport: WriteTransport) -> None:
         if peer in self._open:
@@ -92,13 +107,15 @@ class Connections:
             self._open[peer] = self._open.pop(peer)
 
     def reads_too_slowly(self, host: str) -> bool:
-        """Whether an address has too many unread answers."""
+        """Whether an address has too many unread answers. Small ones do not count."""
+        if not self._full:
+            return False
         address = address_of(host)
-        if address in self._proxies:
+        if self._is_proxy(host):
             return False
         unsent = sum(
             connection.transport.get_write_buffer_size()
-            for connection in self._open.values()
+            for connection in self._full.values()
             if connection.address == address and connection.transport is not None
         )
         if unsent <= UNSENT_PER_ADDRESS_BYTES_MAX:
@@ -106,9 +123,9 @@ class Connections:
         self._tell("too many unread answers for one address")
         return True
 
-    def _make_room(self, address: str) -> bool:
+    def _make_room(self, host: str, address: str) -> bool:
         of_address = Counter(connection.address for connection in self._open.values())
-        if of_address[address] >= CONNECTIONS_PER_ADDRESS_MAX and address not in self._proxies:
+        if of_address[address] >= CONNECTIONS_PER_ADDRESS_MAX and not self._is_proxy(host):
             self._tell("too many connections from one address")
             return self._end_idle(address)
         if len(self._open) >= CONNECTIONS_MAX:
@@ -119,7 +136,7 @@ class Connections:
     def _end_idle(self, address: str) -> bool:
         for peer, connection in self._open.items():
             if connection.address == address and not connection.is_busy:
-                del self._open[peer]
+                self.closed(peer)
                 connection.end()
                 return True
         return False
@@ -156,9 +173,10 @@ class BoundedListener(socket.socket):
         raise ConnectionAbortedError
 
 
+# In the scope of a request whose answer is a stream.
+STREAMED = "hocket.streamed"
 HEAD_S = 10.0
 REQUEST_S = 60.0
-UNREAD_S = 30.0
 # The URL contains a frontier, which can have the greatest possible number of authors.
 URL_BYTES_MAX = 512 * 1024
 HEADERS_MAX = 64
@@ -167,22 +185,55 @@ HEADERS_BYTES_MAX = 64 * 1024
 PIPELINED_MAX = 8
 
 
+class _JoinedWrites:
+    """A transport that sends what is written in one turn of the event loop together: the head of an answer and its body
+    are one call of the system, in which other threads may take the interpreter.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._pending: list[bytes] = []
+        # What protocol and server call often is not looked up twice.
+        self.is_closing = transport.is_closing
+        self.get_extra_info = transport.get_extra_info
+
+    def write(self, data: bytes) -> None:
+        if not self._pending:
+            self._loop.call_soon(self._flush)
+        self._pending.append(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size() + sum(map(len, self._pending))
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._pending.clear()
+        self._transport.abort()
+
+    def _flush(self) -> None:
+        if self._pending:
+            data = b"".join(self._pending)
+            self._pending.clear()
+            self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class _BadHead(Exception):
     """Stops the parser."""
 
 
-# The key in a scope that says that the answer is a stream.
-STREAMS = "hocket.streams"
-
-
 class BoundedProtocol(HttpToolsProtocol):
-    """Only streams may exceed the deadline: their number is limited, and one whose reader takes nothing for `unread_s`
-    is ended.
+    """Only streams that have begun may exceed the deadline: their number is limited, and `app` ends one that is not
+    read.
     """
 
     head_s = HEAD_S
     request_s = REQUEST_S
-    unread_s = UNREAD_S
 
     def __init__(self, *arguments: Any, connections: Connections | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -190,21 +241,25 @@ class BoundedProtocol(HttpToolsProtocol):
         self._shares = connections or Connections()
         self._peer: tuple[Any, ...] = ()
         self._answering = self.app
-        self._deadline: asyncio.TimerHandle | None = None
+        # The timer may be set to a time before the deadline: it is then set again when it fires.
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
+        self._at_deadline = self._late
         self._piece_bytes = self._head_bytes = self._url_bytes = self._headers_bytes = 0
         self._url: list[bytes] = []
         self._in_head = True
-        self._is_taken = True
         self._status = 400
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         self._peer = transport.get_extra_info("peername") or ()
-        self._shares.attached(self._peer, transport)
+        self._shares.attached(self._peer, self.transport)
         self._arm(self.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
+        self._deadline = None
+        if self._timer is not None:
+            self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -252,19 +307,23 @@ class BoundedProtocol(HttpToolsProtocol):
         self.scope["query_string"] = query.partition(b"#")[0]
 
     def on_response_complete(self) -> None:
-        self._disarm()
+        self._deadline = None
         super().on_response_complete()
         if self.pipeline:
             return
         if self.transport.get_write_buffer_size():
             # The answer is complete but not sent yet: the reader is slow.
-            self._deadline = self.loop.call_later(self.request_s, self._unread)
+            self._arm(self.request_s, self._unread)
         else:
             self._shares.is_busy(self._peer, False)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._shares.is_full(self._peer, True)
+
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._is_taken = True
+        self._shares.is_full(self._peer, False)
         if self.cycle is None or self.cycle.response_complete:
             self._shares.is_busy(self._peer, False)
 
@@ -283,24 +342,42 @@ class BoundedProtocol(HttpToolsProtocol):
         self._status = status
         raise _BadHead
 
-    def _arm(self, seconds: float) -> None:
-        self._disarm()
-        self._deadline = self.loop.call_later(seconds, self._late)
+    def _arm(self, seconds: float, then: Callable[[], None] | None = None) -> None:
+        """Every request moves the deadline several times, and a timer costs more than a comparison."""
+        self._deadline = at = self.loop.time() + seconds
+        self._at_deadline = then or self._late
+        if self._timer is None or self._timer.when() > at:
+            self._set_timer(at)
 
-    def _disarm(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_at(at, self._fired)
+
+    def _fired(self) -> None:
+        self._timer = None
+        if self._deadline is None:
+            return
+        if self.loop.time() < self._deadline:
+            self._set_timer(self._deadline)
+        else:
+            self._at_deadline()
 
     def _late(self) -> None:
         cycle = self.cycle
-        streams = cycle is not None and not cycle.response_complete and STREAMS in cycle.scope
-        if streams and (self._is_taken or not self.flow.write_paused):
-            self._is_taken = False
-            self._arm(self.unread_s)
-        else:
-            self.transport.abort()
+        if (
+            cycle is not None
+            and not cycle.response_complete
+            and cycle.response_started
+            and self._is_stream(cycle.scope)
+        ):
+            return
+        self.transport.abort()
 
     def _unread(self) -> None:
         if self.transport.get_write_buffer_size():
             self.transport.abort()
+
+    @staticmethod
+    def _is_stream(scope: Any) -> bool:
+        return scope["path"] in (wire.HINTS, wire.BUS) or STREAMED in scope

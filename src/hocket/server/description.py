@@ -4,7 +4,7 @@ them, so it cannot differ from what they do.
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -13,7 +13,7 @@ from hocket.kernel import __version__
 from hocket.mesh import wire
 from hocket.server.problems import PROBLEM, PROBLEMS, ApiError, Problem
 from hocket.server.routes import ApiRoute
-from hocket.server.streams import EVENTS, LINES
+from hocket.server.streams import EVENTS, LINES, AnswerLine
 
 _REF = "#/components/schemas/{name}"
 # The errors of every route, and those of a route that takes a body.
@@ -25,8 +25,8 @@ _OF_STREAMS = frozenset({410})
 Json = dict[str, Any]
 
 
-def describe(routes: Sequence[ApiRoute]) -> Json:
-    types = {type for route in routes for type in (route.query, route.body, route.answer) if type not in (None, _NONE)}
+def describe(routes: Sequence[ApiRoute], base_path: str = "") -> Json:
+    types = {type for route in routes for type in (route.query, route.body, _item(route)) if type not in (None, _NONE)}
     types |= {route.errors[0] for route in routes if route.errors is not None}
     ordered = sorted(types, key=str)
     schemas, components = msgspec.json.schema_components([ApiError, *ordered], ref_template=_REF)
@@ -45,7 +45,7 @@ def describe(routes: Sequence[ApiRoute]) -> Json:
             "description": "Locks, messages, rows, nodes and jobs, for programs. Times are in milliseconds since 1970.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": "/"}],
+        "servers": [{"url": base_path or "/"}],
         "security": [{"token": []}],
         "paths": paths,
         "components": {
@@ -81,12 +81,12 @@ def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping
     if route.creates:
         key = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX, "pattern": "^[ -~]+$"}
         parameters.append(_parameter("Idempotency-Key", "header", key, False))
-    if route.streams:
-        place = {"type": "string", "description": "The id of the last event that arrived; it comes before `after`."}
+    if route.is_stream and route.key is not None:
+        place = {"type": "string", "description": "The id of the last event that arrived. It counts before `after`."}
         parameters.append(_parameter("Last-Event-ID", "header", place, False))
-    errors = _COMMON | (_OF_BODIES if route.body is not None else frozenset())
+    errors = _COMMON | (_OF_BODIES if route.body is not None or route.takes_lines else frozenset())
     errors |= _OF_KEYS if route.creates else frozenset()
-    errors |= _OF_STREAMS if route.streams else frozenset()
+    errors |= _OF_STREAMS if route.is_stream else frozenset()
     responses: Json = {str(route.status): _success(route, of_type)}
     responses |= {str(status): _error_response(status, route, of_type) for status in sorted(errors)}
     described: Json = {
@@ -97,9 +97,18 @@ def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping
         "parameters": parameters,
         "responses": responses,
     }
+    if route.takes_lines:
+        described["requestBody"] = {"required": True, "content": {LINES: {"schema": {"type": "string"}}}}
     if route.body is not None:
         described["requestBody"] = {"required": True, "content": {wire.JSON: {"schema": of_type[route.body]}}}
     return described
+
+
+def _item(route: ApiRoute) -> Any:
+    """The type of the answer, or of one item of a stream."""
+    if route.takes_lines:
+        return AnswerLine[get_args(get_args(route.answer)[0])[0]]  # type: ignore[misc]
+    return get_args(route.answer)[0] if route.is_stream else route.answer
 
 
 def _problem_response(status: int, problems: Sequence[Problem], schema: Json) -> Json:
@@ -125,10 +134,13 @@ def _success(route: ApiRoute, of_type: Mapping[Any, Json]) -> Json:
     phrase = HTTPStatus(route.status).phrase
     if route.answer is _NONE:
         return {"description": phrase}
-    if route.streams:
-        items = {"schema": {"type": "string"}, "itemSchema": of_type[route.answer]}
-        return {"description": f"{phrase}: it never ends.", "content": dict.fromkeys((EVENTS, *LINES), items)}
-    return {"description": phrase, "content": {wire.JSON: {"schema": of_type[route.answer]}}}
+    schema = of_type[_item(route)]
+    if route.takes_lines:
+        return {"description": f"{phrase}: a line for each line of the body.", "content": {LINES: {"schema": schema}}}
+    if route.is_stream:
+        content = {LINES: {"schema": schema}, EVENTS: {"schema": {"type": "string"}}}
+        return {"description": f"{phrase}: an item a line, or as the data of an event.", "content": content}
+    return {"description": phrase, "content": {wire.JSON: {"schema": schema}}}
 
 
 def _parameter(name: str, place: str, schema: Json, is_required: bool) -> Json:

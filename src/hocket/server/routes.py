@@ -5,7 +5,6 @@ the function say what a request has in its path, query and body and what the ans
 import inspect
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl, unquote
@@ -22,6 +21,8 @@ from hocket.api import (
     claims,
     inbox,
     job_lists,
+    job_news,
+    job_submits,
     jobs,
     kinds,
     locks,
@@ -31,7 +32,18 @@ from hocket.api import (
     rows,
     schedules,
 )
-from hocket.api.operation import PAGE_DEFAULT, After, Limit, Operation, StreamBatch, TokenNeed, bounded_page, page_of
+from hocket.api.operation import (
+    PAGE_DEFAULT,
+    After,
+    Limit,
+    Lines,
+    Operation,
+    TokenNeed,
+    WholeBody,
+    bounded_page,
+    page_of,
+)
+from hocket.api.workers import claiming, ending
 from hocket.errors import Usage
 from hocket.kernel.decoding import convert, decode_json
 from hocket.node.node import Node
@@ -61,8 +73,7 @@ ErrorForm = tuple[type, Callable[[int, str, str], Any]]
 
 class ApiRoute:
     """`creates` is for a POST that makes something new: it answers 201, and a program can repeat it under a key.
-    `errors` is the form of its errors, if it is not that of the API. An async generator of batches is streamed; `key`
-    gives the place of an item.
+    `errors` is the form of its errors, if it is not that of the API, and `key` gives the id of an item of a stream.
     """
 
     def __init__(
@@ -77,12 +88,10 @@ class ApiRoute:
         key: Callable[[Any], str] | None = None,
     ) -> None:
         self.method, self.path, self.function, self.need, self.creates = method, path, function, need, creates
-        self.errors = errors
+        self.errors, self.key = errors, key
         self.name: str = function.__name__
         self.parameters: list[str] = _PARAMETER.findall(path)
         self.is_async = inspect.iscoroutinefunction(function)
-        self.streams = inspect.isasyncgenfunction(function)
-        self.key = key
         self._parts = path.split("/")
 
     @property
@@ -105,6 +114,16 @@ class ApiRoute:
     def answer(self) -> Any:
         return self._types["return"]
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether its answer is sent item by item."""
+        return get_origin(self.answer) is AsyncIterator
+
+    @property
+    def takes_lines(self) -> bool:
+        """Whether its body is a stream of JSON lines, and its answer, too: see `operation.Lines`."""
+        return "lines" in self._types
+
     def parameter(self, name: str) -> Any:
         return self._types[name]
 
@@ -112,10 +131,12 @@ class ApiRoute:
     def status(self) -> int:
         return 204 if self.answer is type(None) else 201 if self.creates else 200
 
+    @property
+    def parts(self) -> list[str]:
+        return self._parts
+
     def match(self, parts: Sequence[str]) -> dict[str, str] | None:
-        """The raw values of the path's parameters; None if this is another path."""
-        if len(parts) != len(self._parts):
-            return None
+        """The raw values of the parameters in a path with as many parts; None if this is another path."""
         found: dict[str, str] = {}
         for part, ours in zip(parts, self._parts, strict=True):
             if ours.startswith("{"):
@@ -154,22 +175,31 @@ def route_of(operation: Operation[..., Any]) -> ApiRoute:
     fields = [
         (each.name, each.over_http) if each.is_required else (each.name, each.over_http, each.default)
         for each in operation.parameters
-        if each.name not in own
+        if each.name not in own and each.kind is not Lines and each.note(WholeBody) is None
     ]
-    if operation.key is not None and not operation.streams:
+    pages = operation.key is not None and not operation.is_stream
+    if pages:
         fields += [("limit", Limit, PAGE_DEFAULT), ("after", After | None, None)]
     types = {each.name: each.over_http for each in operation.parameters if each.name in own}
-    if fields or place == "body":
+    whole = next((each for each in operation.parameters if each.note(WholeBody) is not None), None)
+    if any(each.kind is Lines for each in operation.parameters):
+        types["lines"] = Lines
+    elif whole is not None:
+        types["body"] = whole.kind
+    elif fields or place == "body":
         name = operation.name.title().replace("_", "")
         types[place] = msgspec.defstruct(name, fields, frozen=True, forbid_unknown_fields=True, kw_only=True)
     answer = operation.answer
-    types["return"] = answer if operation.key is None else ListPage[get_args(answer)[0]]  # type: ignore[misc]
-    if operation.streams:
-        types["return"] = operation.item
+    types["return"] = ListPage[get_args(answer)[0]] if pages else answer  # type: ignore[misc]
+
+    def values(query: Any, body: Any) -> dict[str, Any]:
+        if whole is not None:
+            return {whole.name: body}
+        given = query if body is None else body
+        return {} if given is None else msgspec.structs.asdict(given)
 
     def run(call: ApiCall, query: Any = None, body: Any = None, **arguments: Any) -> Any:
-        given = query if body is None else body
-        asked = arguments | ({} if given is None else msgspec.structs.asdict(given))
+        asked = arguments | values(query, body)
         if operation.key is not None:
             limit, after = asked.pop("limit"), asked.pop("after")
             return page_of(operation.function(call.service, **asked), operation.key, limit, after)
@@ -180,19 +210,12 @@ def route_of(operation: Operation[..., Any]) -> ApiRoute:
         return _ensured(operation.function(call.service, **asked))
 
     async def wait(call: ApiCall, query: Any = None, body: Any = None, **arguments: Any) -> Any:
-        given = query if body is None else body
-        asked = arguments | ({} if given is None else msgspec.structs.asdict(given))
+        asked = arguments | values(query, body)
         return _ensured(await operation.function(call.service, call.node, **asked))
 
-    async def stream(call: ApiCall, query: Any = None, **arguments: Any) -> AsyncIterator[StreamBatch]:
-        asked = arguments | ({} if query is None else msgspec.structs.asdict(query))
-        async with aclosing(operation.function(call.service, call.node, **asked)) as batches:
-            async for batch in batches:
-                yield batch
-
-    function: Any = stream if operation.streams else wait if operation.waits else run
+    function = wait if operation.waits else run
     function.__name__, function.__doc__, function.__annotations__ = operation.name, operation.help, types
-    key = operation.key if operation.streams else None
+    key = operation.key if operation.is_stream else None
     return ApiRoute(operation.method, operation.path, function, operation.need, creates=operation.creates, key=key)
 
 
@@ -202,16 +225,31 @@ def _ensured(answer: T) -> T:
     return answer
 
 
-def find(routes: Iterable[ApiRoute], path: str) -> tuple[dict[str, ApiRoute], dict[str, str]]:
-    """The routes of a path by their methods, and the values of its parameters. A path without parameters comes before
-    one with them.
-    """
-    parts = path.split("/")
-    matches = [(each, values) for each in routes if (values := each.match(parts)) is not None]
-    if not matches:
-        return {}, {}
-    best, values = min(matches, key=lambda match: len(match[0].parameters))
-    return {each.method: each for each, _ in matches if each.path == best.path}, values
+class RouteTable:
+    """Finds the routes of a path: by the path itself if it has no parameters, else among those with as many parts."""
+
+    def __init__(self, routes: Iterable[ApiRoute]) -> None:
+        self._fixed: dict[str, dict[str, ApiRoute]] = {}
+        self._by_length: dict[int, list[ApiRoute]] = {}
+        for each in routes:
+            if each.parameters:
+                self._by_length.setdefault(len(each.parts), []).append(each)
+            else:
+                self._fixed.setdefault(each.path, {})[each.method] = each
+
+    def find(self, path: str) -> tuple[dict[str, ApiRoute], dict[str, str]]:
+        """The routes of a path by their methods, and the values of its parameters. A path without parameters comes
+        before one with them.
+        """
+        if (fixed := self._fixed.get(path)) is not None:
+            return fixed, {}
+        parts = path.split("/")
+        candidates = self._by_length.get(len(parts), ())
+        matches = [(each, values) for each in candidates if (values := each.match(parts)) is not None]
+        if not matches:
+            return {}, {}
+        best, values = min(matches, key=lambda match: len(match[0].parameters))
+        return {each.method: each for each, _ in matches if each.path == best.path}, values
 
 
 def _decoded(segment: str) -> str:
@@ -254,7 +292,25 @@ def _lowered(text: str) -> str:
 
 
 # The modules whose operations are routes, if they have a path.
-MODULES = (locks, inbox, rows, nodes, rights, agents, job_lists, jobs, claims, artifacts, kinds, schedules, log_events)
+MODULES = (
+    locks,
+    inbox,
+    rows,
+    nodes,
+    rights,
+    agents,
+    job_lists,
+    job_submits,
+    jobs,
+    job_news,
+    claims,
+    artifacts,
+    kinds,
+    schedules,
+    log_events,
+    claiming,
+    ending,
+)
 
 ROUTES: tuple[ApiRoute, ...] = tuple(
     route_of(each)

@@ -1,133 +1,235 @@
-"""What an operation streams, over HTTP: as server-sent events, or as lines of JSON. Each stream ends when its program
-disconnects, when the server stops, and when the token of its program is no longer in force. A program that reads slowly
-gets less in memory, not more: the next items are fetched when the ones before are sent.
+"""Answers and bodies that come piece by piece. A stream is sent as server-sent events to a program that accepts them,
+and as JSON lines to every other. A body of JSON lines gets an answer line for each of its lines as soon as it is done;
+a bad line gets an error, and the others go on.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from hocket.api.operation import StreamBatch
-from hocket.cancelling import end_tasks
-from hocket.errors import HocketError
+from hocket.errors import HocketError, Usage
+from hocket.mesh.wire import NoRoom, Reply
+from hocket.server.problems import ApiError, WaitEnded, problem_of
 
 EVENTS = "text/event-stream"
-LINES = ("application/x-ndjson", "application/jsonl")
-# How long a program waits before it connects again.
-RETRY_MS = 2_000
+LINES = "application/x-ndjson"
+OTHER_LINES = "application/jsonl"
+# A quiet stream sends an empty comment or line after this long, so that no proxy closes it.
+QUIET_S = 15.0
 # How often a stream looks whether its token is still in force.
 CHECK_S = 15.0
+LINE_BYTES_MAX = 2 * 1024 * 1024
+# How many lines are done together, and how many answers may wait for a program that sends all lines before it reads.
+LINES_AT_ONCE = 256
+ANSWERS_WAITING_MAX = 20_000
 
-Key = Callable[[Any], str]
-
-
-def wanted_type(accept: str) -> str:
-    """The type of the stream for a header Accept. The first one that is known counts; events if there is none."""
-    named = (each.partition(";")[0].strip().lower() for each in accept.split(","))
-    return next((each for each in named if each in (EVENTS, *LINES)), EVENTS)
+T = TypeVar("T")
 
 
-def event_bytes(batch: StreamBatch, key: Key | None) -> bytes:
-    """Server-sent events. A sign of life is a comment; with it goes the place, so that a program which gets few events
-    need not search again what was searched for it.
+class AnswerLine(msgspec.Struct, Generic[T], frozen=True, omit_defaults=True):
+    """What became of one line of the body. Lines are counted from 1; empty lines count and have no answer."""
+
+    line: int
+    answer: T | None = None
+    error: ApiError | None = None
+
+
+def stream_reply(
+    items: AsyncIterator[Any],
+    accept: str,
+    headers: Mapping[str, str],
+    stopping: asyncio.Event,
+    place: Callable[[Any], str] | None = None,
+    check: Callable[[], Awaitable[object]] | None = None,
+) -> Reply:
+    """The reply that sends these items as they come; the last event is `end` or `error`. `place` gives the id of an
+    event, with which a program resumes. `check` raises if the program may no longer have the stream. Items that have a
+    `place` tell it while they are quiet; those with a method `waiting` are sent together if several wait.
     """
-    if not batch.items:
-        return b":\n\n" if batch.place is None else f":\nid: {batch.place}\n\n".encode()
-    out = bytearray()
-    for item in batch.items:
-        if key is not None:
-            out += f"id: {key(item)}\n".encode()
-        out += b"data: " + msgspec.json.encode(item) + b"\n\n"
-    return bytes(out)
+    is_events = EVENTS in accept
+    lines = OTHER_LINES if OTHER_LINES in accept and LINES not in accept else LINES
+    head = {**headers, "content-type": EVENTS if is_events else lines, "x-accel-buffering": "no"}
+    return Reply(200, head, stream=_Pieces(items, _event if is_events else _line, stopping, place, check))
 
 
-def line_bytes(batch: StreamBatch) -> bytes:
-    """Lines of JSON. A sign of life is an empty line."""
-    return b"".join(msgspec.json.encode(item) + b"\n" for item in batch.items) or b"\n"
+def _event(value: Any, place: str | None, name: str | None = None) -> bytes:
+    lines = [f"event: {name}\n"] if name else []
+    lines += [f"id: {place}\n"] if place else []
+    return "".join(lines).encode() + b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-class ItemStream:
-    """The bytes of a stream. Make it with `opened`, and close it. `check` raises a HocketError if the program may no
-    longer have it.
-    """
+def _line(value: Any, place: str | None, name: str | None = None) -> bytes:
+    return msgspec.json.encode(value) + b"\n"
+
+
+class _Pieces:
+    """The bytes of a stream. It ends with an error, if there was one, and when the server stops."""
 
     def __init__(
         self,
-        batches: AsyncGenerator[StreamBatch, None],
-        first: StreamBatch,
-        encode: Callable[[StreamBatch], bytes],
+        items: AsyncIterator[Any],
+        written: Callable[..., bytes],
         stopping: asyncio.Event,
-        check: Callable[[], Awaitable[object]],
+        place: Callable[[Any], str] | None,
+        check: Callable[[], Awaitable[object]] | None,
     ) -> None:
-        self._batches, self._encode, self._check = batches, encode, check
-        self._first: bytes | None = encode(first)
-        self._stop = asyncio.create_task(stopping.wait())
-        self._next: asyncio.Task[StreamBatch] | None = None
+        self._items, self._written, self._place, self._check = items, written, place, check
         self._check_at = asyncio.get_running_loop().time() + CHECK_S
+        self._has_begun = False
+        self._stopping = stopping
+        self._next: asyncio.Future[Any] | None = None
+        self._stopped: asyncio.Task[Any] | None = None
+        self._is_over = False
 
-    @classmethod
-    async def opened(
-        cls,
-        batches: AsyncGenerator[StreamBatch, None],
-        type: str,
-        key: Key | None,
-        stopping: asyncio.Event,
-        check: Callable[[], Awaitable[object]],
-    ) -> "ItemStream":
-        """Waits for the first batch, so that a request which is wrong is answered with its status."""
-        try:
-            first = await anext(batches)
-        except BaseException:
-            await batches.aclose()
-            raise
-        if type != EVENTS:
-            return cls(batches, first, line_bytes, stopping, check)
-        stream = cls(batches, first, lambda batch: event_bytes(batch, key), stopping, check)
-        stream._first = f"retry: {RETRY_MS}\n".encode() + (stream._first or b"")
-        return stream
-
-    def __aiter__(self) -> "ItemStream":
+    def __aiter__(self) -> "_Pieces":
         return self
 
     async def __anext__(self) -> bytes:
-        if self._first is not None:
-            begin, self._first = self._first, None
-            return begin
-        if self._next is None:
-            self._next = asyncio.create_task(_next(self._batches))
-        await asyncio.wait([self._next, self._stop], return_when=asyncio.FIRST_COMPLETED)
-        if not self._next.done():
+        if self._is_over:
             raise StopAsyncIteration
-        now = asyncio.get_running_loop().time()
-        if now >= self._check_at:
-            self._check_at = now + CHECK_S
-            with_token = await self._is_allowed()
-            if not with_token:
-                raise StopAsyncIteration
-        done, self._next = self._next, None
+        if not self._has_begun:
+            self._has_begun = True
+            if self._written is _event and hasattr(self._items, "place"):
+                return self._quiet()  # so that a program knows where it begins, whatever happens next
+        if self._next is None:
+            self._next = asyncio.ensure_future(anext(self._items))
+        self._stopped = self._stopped or asyncio.create_task(self._stopping.wait())
+        done, _ = await asyncio.wait([self._next, self._stopped], timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED)
         try:
-            return self._encode(done.result())
-        except HocketError:  # the answer has begun, so only its end can tell; the program connects again
-            raise StopAsyncIteration from None
+            await self._checked()
+            if not done:
+                return self._quiet()
+            if not self._next.done():
+                raise WaitEnded("the server stops; connect again")
+            item, self._next = self._next.result(), None
+        except StopAsyncIteration:
+            self._is_over = True
+            if self._written is _event:
+                # A browser would connect again.
+                return b"event: end\ndata: {}\n\n"
+            raise
+        except HocketError as error:
+            self._is_over = True
+            return self._written(problem_of(error).answer(str(error)), None, "error")
+        waiting = getattr(self._items, "waiting", None)
+        return b"".join(map(self._one, [item] if waiting is None else [item, *waiting()]))
 
-    async def _is_allowed(self) -> bool:
-        try:
+    def _one(self, item: Any) -> bytes:
+        return self._written(item, None if self._place is None else self._place(item))
+
+    def _quiet(self) -> bytes:
+        if self._written is not _event:
+            return b"\n"
+        place = getattr(self._items, "place", None)
+        return b":\n\n" if place is None else f":\nid: {place}\n\n".encode()
+
+    async def _checked(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._check is not None and now >= self._check_at:
+            self._check_at = now + CHECK_S
             await self._check()
-        except HocketError:
-            return False
-        return True
 
     async def aclose(self) -> None:
-        await end_tasks(task for task in (self._next, self._stop) if task is not None and not task.done())
-        if self._next is not None and not self._next.cancelled():
-            with suppress(Exception):
-                self._next.result()
-        await self._batches.aclose()
+        self._is_over = True
+        tasks = [each for each in (self._next, self._stopped) if each is not None and not each.done()]
+        for each in tasks:
+            each.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if hasattr(self._items, "aclose"):
+            await self._items.aclose()
 
 
-async def _next(batches: AsyncGenerator[StreamBatch, None]) -> StreamBatch:
-    """As `anext`, which gives no coroutine for a task."""
-    return await anext(batches)
+Done = Sequence[Any | HocketError]
+
+
+class LineAnswers:
+    """The answers to the lines of a body. The body is read in a task of its own, because many programs send all of it
+    before they read the answer. When the server stops, the lines that have come are done and no more are read.
+    """
+
+    def __init__(
+        self, pieces: AsyncIterator[bytes], perform: Callable[[list[bytes]], Awaitable[Done]], stopping: asyncio.Event
+    ) -> None:
+        self._pieces, self._perform, self._stopping = pieces, perform, stopping
+        self._answers: asyncio.Queue[bytes] = asyncio.Queue(ANSWERS_WAITING_MAX // LINES_AT_ONCE)
+        self._reading: asyncio.Task[None] | None = None
+
+    def __aiter__(self) -> "LineAnswers":
+        return self
+
+    async def __anext__(self) -> bytes:
+        reading = self._reading = self._reading or asyncio.create_task(self._read())
+        if self._answers.empty() and not reading.done():
+            answer = asyncio.create_task(self._answers.get())
+            await asyncio.wait([answer, reading], return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            answer.cancel()
+        if self._answers.empty():
+            await reading
+            raise StopAsyncIteration
+        return self._answers.get_nowait()
+
+    async def aclose(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+
+    async def _read(self) -> None:
+        number, rest = 0, b""
+        stopped = asyncio.create_task(self._stopping.wait())
+        try:
+            while (piece := await self._piece(stopped)) is not None:
+                *lines, rest = (rest + piece).split(b"\n")
+                rest = rest[: LINE_BYTES_MAX + 1]
+                number = await self._do(number, lines)
+            await self._do(number, [rest])
+        except TimeoutError:
+            await self._end(number, "no line came for a minute; the lines before this one are done")
+        except NoRoom:
+            await self._end(number, "this node has too many bodies in memory; the lines before this one are done")
+        except WaitEnded as error:
+            await self._end(number, str(error))
+        finally:
+            stopped.cancel()
+
+    async def _piece(self, stopped: asyncio.Task[Any]) -> bytes | None:
+        """The next part of the body; None at its end."""
+        piece = asyncio.ensure_future(anext(self._pieces, None))
+        try:
+            await asyncio.wait([piece, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not piece.done():
+                raise WaitEnded("the server stops; the lines before this one are done")
+            return piece.result()
+        finally:
+            if not piece.done():
+                piece.cancel()
+
+    async def _do(self, number: int, lines: list[bytes]) -> int:
+        """Does these lines, which come after so many. Returns how many there were then."""
+        for first in range(0, len(lines), LINES_AT_ONCE):
+            some = {number + n: line for n, line in enumerate(lines[first : first + LINES_AT_ONCE], first + 1)}
+            asked = {n: line for n, line in some.items() if line.strip() and len(line) <= LINE_BYTES_MAX}
+            done: dict[int, Any] = {}
+            if asked:
+                done = dict(zip(asked, await self._perform(list(asked.values())), strict=True))
+            too_long = Usage(f"longer than {LINE_BYTES_MAX} bytes; pass a reference instead of the data")
+            done |= {n: too_long for n, line in some.items() if len(line) > LINE_BYTES_MAX}
+            answers = [
+                AnswerLine[Any](n, error=_problem(each)) if isinstance(each, HocketError) else AnswerLine[Any](n, each)
+                for n, each in sorted(done.items())
+            ]
+            if answers:
+                await self._answers.put(b"".join(msgspec.json.encode(each) + b"\n" for each in answers))
+        return number + len(lines)
+
+    async def _end(self, number: int, why: str) -> None:
+        answer: AnswerLine[Any] = AnswerLine(number + 1, error=_problem(WaitEnded(why)))
+        await self._answers.put(msgspec.json.encode(answer) + b"\n")
+
+
+def _problem(error: HocketError) -> ApiError:
+    return problem_of(error).answer(str(error))
