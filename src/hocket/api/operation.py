@@ -29,6 +29,7 @@ from msgspec import Meta, Struct
 
 from hocket.api import ListPage, Service
 from hocket.api.views import View
+from hocket.kernel.extension import extensions, loaded
 
 if TYPE_CHECKING:
     from hocket.node.node import Node
@@ -238,6 +239,12 @@ class operation(Struct, frozen=True):
     def __call__(self, function: Callable[Concatenate[Service, P], A], /) -> Operation[P, A]: ...
     def __call__(self, function: Callable[..., Any], /) -> Operation[..., Any]:
         return Operation(function, self)
+
+
+def extension_operations() -> dict[str, Operation[..., Any]]:
+    """The operations of extensions, by their names."""
+    modules = [loaded(f"{place}:__dict__") for each in extensions() for place in each.operations]
+    return {each.name: each for module in modules for each in module.values() if isinstance(each, Operation)}
 
 
 class OperationGroup:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
-from hocket.api import log_events, ops, rights
+from hocket.api import ops, rights
 from hocket.api.jobs import OpLine, rejected
 from hocket.api.ops import LIMIT_MAX
 from hocket.cli.declarations import App, Argument, CommandContext, Option
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 app = App()
-add_operations(app, log_events.events)
+add_operations(app, ops.events)
 
 
 @app.callback(invoke_without_command=True)
