@@ -56,7 +56,7 @@ def deliver(url: str, secret: str, allowed: AllowList, id: str, event: Any, time
         "webhook-timestamp": str(time_s),
         "webhook-signature": signature(secret, id, time_s, body),
     }
-    connection = _Connection(target, allowed)
+    connection = _GuardedConnection(target, allowed)
     try:
         connection.request("POST", target.path, body, headers)
         answer = connection.getresponse()
@@ -74,7 +74,7 @@ def deliver(url: str, secret: str, allowed: AllowList, id: str, event: Any, time
     return sent
 
 
-class _Connection(http.client.HTTPConnection):
+class _GuardedConnection(http.client.HTTPConnection):
     """Connects to addresses that are allowed. It uses no proxy."""
 
     def __init__(self, target: Target, allowed: AllowList) -> None:
