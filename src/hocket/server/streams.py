@@ -9,8 +9,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from hocket.api.programs import UnknownToken
 from hocket.errors import HocketError, Usage
 from hocket.mesh.wire import NoRoom, Reply
+from hocket.server.known_programs import Ending
 from hocket.server.problems import ApiError, WaitEnded, problem_of
 
 EVENTS = "text/event-stream"
@@ -18,8 +20,6 @@ LINES = "application/x-ndjson"
 OTHER_LINES = "application/jsonl"
 # A quiet stream sends an empty comment or line after this long, so that no proxy closes it.
 QUIET_S = 15.0
-# How often a stream looks whether its token is still in force.
-CHECK_S = 15.0
 LINE_BYTES_MAX = 2 * 1024 * 1024
 # How many lines are done together, and how many answers may wait for a program that sends all lines before it reads.
 LINES_AT_ONCE = 256
@@ -40,18 +40,17 @@ def stream_reply(
     items: AsyncIterator[Any],
     accept: str,
     headers: Mapping[str, str],
-    stopping: asyncio.Event,
+    ending: Ending,
     place: Callable[[Any], str] | None = None,
-    check: Callable[[], Awaitable[object]] | None = None,
 ) -> Reply:
     """The reply that sends these items as they come; the last event is `end` or `error`. `place` gives the id of an
-    event, with which a program resumes. `check` raises if the program may no longer have the stream. Items that have a
-    `place` tell it while they are quiet; those with a method `waiting` are sent together if several wait.
+    event, with which a program resumes. Items that have a `place` tell it while they are quiet; those with a
+    method `waiting` are sent together if several wait.
     """
     is_events = EVENTS in accept
     lines = OTHER_LINES if OTHER_LINES in accept and LINES not in accept else LINES
     head = {**headers, "content-type": EVENTS if is_events else lines, "x-accel-buffering": "no"}
-    return Reply(200, head, stream=_Pieces(items, _event if is_events else _line, stopping, place, check))
+    return Reply(200, head, stream=_Pieces(items, _event if is_events else _line, ending, place))
 
 
 def _event(value: Any, place: str | None, name: str | None = None) -> bytes:
@@ -65,20 +64,18 @@ def _line(value: Any, place: str | None, name: str | None = None) -> bytes:
 
 
 class _Pieces:
-    """The bytes of a stream. It ends with an error, if there was one, and when the server stops."""
+    """The bytes of a stream. It ends with an error, if there was one, and when its request must end."""
 
     def __init__(
         self,
         items: AsyncIterator[Any],
         written: Callable[..., bytes],
-        stopping: asyncio.Event,
+        ending: Ending,
         place: Callable[[Any], str] | None,
-        check: Callable[[], Awaitable[object]] | None,
     ) -> None:
-        self._items, self._written, self._place, self._check = items, written, place, check
-        self._check_at = asyncio.get_running_loop().time() + CHECK_S
+        self._items, self._written, self._place = items, written, place
         self._has_begun = False
-        self._stopping = stopping
+        self._ending = ending
         self._next: asyncio.Future[Any] | None = None
         self._stopped: asyncio.Task[Any] | None = None
         self._is_over = False
@@ -95,14 +92,14 @@ class _Pieces:
                 return self._quiet()  # so that a program knows where it begins, whatever happens next
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._items))
-        self._stopped = self._stopped or asyncio.create_task(self._stopping.wait())
+        self._stopped = self._stopped or asyncio.create_task(self._ending.wait())
         done, _ = await asyncio.wait([self._next, self._stopped], timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED)
         try:
-            await self._checked()
-            if not done:
+            if not done and not self._next.done():
+                # An item that has come by now is before the place that this tells.
                 return self._quiet()
             if not self._next.done():
-                raise WaitEnded("the server stops; connect again")
+                raise self._ending.error("the server stops; connect again")
             item, self._next = self._next.result(), None
         except StopAsyncIteration:
             self._is_over = True
@@ -125,12 +122,6 @@ class _Pieces:
         place = getattr(self._items, "place", None)
         return b":\n\n" if place is None else f":\nid: {place}\n\n".encode()
 
-    async def _checked(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._check is not None and now >= self._check_at:
-            self._check_at = now + CHECK_S
-            await self._check()
-
     async def aclose(self) -> None:
         self._is_over = True
         tasks = [each for each in (self._next, self._stopped) if each is not None and not each.done()]
@@ -147,13 +138,13 @@ Done = Sequence[Any | HocketError]
 
 class LineAnswers:
     """The answers to the lines of a body. The body is read in a task of its own, because many programs send all of it
-    before they read the answer. When the server stops, the lines that have come are done and no more are read.
+    before they read the answer. When the request must end, the lines that have come are done and no more are read.
     """
 
     def __init__(
-        self, pieces: AsyncIterator[bytes], perform: Callable[[list[bytes]], Awaitable[Done]], stopping: asyncio.Event
+        self, pieces: AsyncIterator[bytes], perform: Callable[[list[bytes]], Awaitable[Done]], ending: Ending
     ) -> None:
-        self._pieces, self._perform, self._stopping = pieces, perform, stopping
+        self._pieces, self._perform, self._ending = pieces, perform, ending
         self._answers: asyncio.Queue[bytes] = asyncio.Queue(ANSWERS_WAITING_MAX // LINES_AT_ONCE)
         self._reading: asyncio.Task[None] | None = None
 
@@ -180,7 +171,7 @@ class LineAnswers:
 
     async def _read(self) -> None:
         number, rest = 0, b""
-        stopped = asyncio.create_task(self._stopping.wait())
+        stopped = asyncio.create_task(self._ending.wait())
         try:
             while (piece := await self._piece(stopped)) is not None:
                 *lines, rest = (rest + piece).split(b"\n")
@@ -188,11 +179,12 @@ class LineAnswers:
                 number = await self._do(number, lines)
             await self._do(number, [rest])
         except TimeoutError:
-            await self._end(number, "no line came for a minute; the lines before this one are done")
+            await self._end(number, WaitEnded("no line came for a minute; the lines before this one are done"))
         except NoRoom:
-            await self._end(number, "this node has too many bodies in memory; the lines before this one are done")
-        except WaitEnded as error:
-            await self._end(number, str(error))
+            why = "this node has too many bodies in memory; the lines before this one are done"
+            await self._end(number, WaitEnded(why))
+        except (WaitEnded, UnknownToken) as error:
+            await self._end(number, error)
         finally:
             stopped.cancel()
 
@@ -202,7 +194,7 @@ class LineAnswers:
         try:
             await asyncio.wait([piece, stopped], return_when=asyncio.FIRST_COMPLETED)
             if not piece.done():
-                raise WaitEnded("the server stops; the lines before this one are done")
+                raise self._ending.error("the server stops; the lines before this one are done")
             return piece.result()
         finally:
             if not piece.done():
@@ -226,8 +218,8 @@ class LineAnswers:
                 await self._answers.put(b"".join(msgspec.json.encode(each) + b"\n" for each in answers))
         return number + len(lines)
 
-    async def _end(self, number: int, why: str) -> None:
-        answer: AnswerLine[Any] = AnswerLine(number + 1, error=_problem(WaitEnded(why)))
+    async def _end(self, number: int, why: HocketError) -> None:
+        answer: AnswerLine[Any] = AnswerLine(number + 1, error=_problem(why))
         await self._answers.put(msgspec.json.encode(answer) + b"\n")
 
 
