@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from hocket.api import Service, programs
@@ -45,7 +46,13 @@ def requests(now_ms: int, count: int, node: int) -> list[str]:
     middle = f"since_ms={now_ms - count // 2}&until_ms={now_ms - count // 2 + 1000}"
     filters = [
         *("", "state=succeeded", "state=failed", "state=running", "kind=acme.", "kind=acme.rare"),
-        *("kind=acme.&state=failed", "kind=acme.rare&state=succeeded", "kind=none", middle, f"{middle}&kind=acme.thumb"),
+        *(
+            "kind=acme.&state=failed",
+            "kind=acme.rare&state=succeeded",
+            "kind=none",
+            middle,
+            f"{middle}&kind=acme.thumb",
+        ),
         *(f"submitter={node_text(node)}", "error=nothing", "id=ZZZZZ", "tag=none"),
     ]
     return [f"/v1/jobs{place}?{each}" for place in ("", "/count") for each in filters]
@@ -61,7 +68,7 @@ def main() -> None:
             made = entries(count, now_ms, node)
             for _ in range(-(-count // STEP)):
                 with runtime.store.write() as session:
-                    session.put_jobs([each for each, _ in zip(made, range(STEP), strict=False)])
+                    session.put_jobs(list(islice(made, STEP)))
         serve = [sys.executable, "-m", "hocket.cli", "--home", str(home), "serve", "--port", "0", "--json"]
         server = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
         try:

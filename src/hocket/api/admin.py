@@ -12,6 +12,7 @@ from hocket.api import (
     Service,
     agents,
     artifacts,
+    job_changes,
     job_lists,
     job_news,
     job_submits,
@@ -176,6 +177,10 @@ class _Methods:
     submit = Method(job_submits.submit)
     submit_many = Method(job_submits.submit_many)
     jobs = Method(_jobs)
+    list_jobs = Method(job_lists.listing)
+    count_jobs = Method(job_lists.count_which)
+    cancel_jobs = StreamMethod(job_changes.cancel_jobs)
+    retry_jobs = StreamMethod(job_changes.retry_jobs)
     count = Method(_count)
     put = Method(artifacts.put)
     artifact = Method(artifacts.show)

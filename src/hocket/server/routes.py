@@ -36,6 +36,7 @@ from hocket.api.operation import (
     After,
     Limit,
     Lines,
+    Members,
     Operation,
     TokenNeed,
     WholeBody,
@@ -173,8 +174,11 @@ def route_of(operation: Operation[..., Any]) -> ApiRoute:
     fields = [
         (each.name, each.over_http) if each.is_required else (each.name, each.over_http, each.default)
         for each in operation.parameters
-        if each.name not in own and each.kind is not Lines and each.note(WholeBody) is None
+        if not (each.name in own or each.kind is Lines or each.note(WholeBody, Members) is not None)
     ]
+    joined = {each.name: each.kind for each in operation.parameters if each.note(Members) is not None}
+    for struct in joined.values():
+        fields += [(each.encode_name, each.type, each.default) for each in msgspec.structs.fields(struct)]
     pages = operation.key is not None and not operation.is_stream
     if pages:
         fields += [("limit", Limit, PAGE_DEFAULT), ("after", After | None, None)]
@@ -194,7 +198,10 @@ def route_of(operation: Operation[..., Any]) -> ApiRoute:
         if whole is not None:
             return {whole.name: body}
         given = query if body is None else body
-        return {} if given is None else msgspec.structs.asdict(given)
+        found = {} if given is None else msgspec.structs.asdict(given)
+        for name, struct in joined.items():
+            found[name] = struct(**{each: found.pop(each) for each in struct.__struct_fields__})
+        return found
 
     def run(call: ApiCall, query: Any = None, body: Any = None, **arguments: Any) -> Any:
         asked = arguments | values(query, body)
@@ -204,7 +211,7 @@ def route_of(operation: Operation[..., Any]) -> ApiRoute:
         if get_origin(answer) is ListPage:
             limit, after = asked.pop("limit"), asked.pop("after")
             fetch = lambda count, since: operation.function(call.service, **asked, limit=count, after=since)  # noqa: E731
-            return bounded_page(fetch, limit, after)
+            return bounded_page(fetch, limit, after, operation.step)
         return _ensured(operation.function(call.service, **asked))
 
     async def wait(call: ApiCall, query: Any = None, body: Any = None, **arguments: Any) -> Any:

@@ -23,7 +23,7 @@ KINDS_READ_MAX = 50
 # look at, or so many jobs.
 COUNTED_MAX = 200_000
 COUNTED_ROWS_MAX = 10_000
-COUNTED_JOBS_MAX = 2_000
+COUNTED_JOBS_MAX = 1_000
 
 _INDEXES = ("jobs_ready", "jobs_delayed", "jobs_blocked", "jobs_claimed")
 _ID_BYTES = 10
@@ -168,15 +168,19 @@ class JobPageSession(LockSession):
             rows = self._rows(f"SELECT {columns} FROM jobs {where} ORDER BY id {order} LIMIT ?", *values, limit + 1)
             return JobPage(job_entries(rows, self.row_check), rows[-1][0] if len(rows) > limit else None)
         most = ROWS_READ_MAX if passes is None else JOBS_READ_MAX
-        last = self._one(f"SELECT id FROM jobs {where} ORDER BY id {order} LIMIT 1 OFFSET {most - 1}", *values)
+        # No order is asked of the outer one, which takes the rows as they come: SQLite would read all to sort them.
         rows = self._rows(
             f"SELECT {columns} FROM (SELECT * FROM jobs {where} ORDER BY id {order} LIMIT {most}) AS jobs"
-            f" WHERE true{conditions} ORDER BY id {order} LIMIT ?",
+            f" WHERE true{conditions} LIMIT ?",
             *(*values, *more, limit + 1 if passes is None else most),
         )
         found = (entry for row in rows for entry in job_entries([row], self.row_check))
         entries = list(islice(found if passes is None else filter(passes, found), limit + 1))
-        return JobPage(entries, entries[-1].job.id if len(entries) > limit else last)
+        if len(entries) > limit:
+            return JobPage(entries, entries[-1].job.id)
+        return JobPage(
+            entries, self._one(f"SELECT id FROM jobs {where} ORDER BY id {order} LIMIT 1 OFFSET {most - 1}", *values)
+        )
 
     def _count_jobs(self, source: _Source, wanted: JobFilter) -> JobCount:
         where, values = _bounded(source, wanted)
