@@ -163,7 +163,6 @@ BAD_REQUESTS: list[tuple[str, str, Any, dict[str, str], int, str]] = [
     ("GET", "/v1/nodes?" + "&".join(f"a{n}=1" for n in range(40)), None, {}, 400, "name=value"),
     ("GET", "/v1/nodes/nobody", None, {}, 404, "no node 'nobody'"),
     ("GET", "/v1/nothing", None, {}, 404, "/v1/openapi.json"),
-    ("GET", "/v1/", None, {}, 404, "no such path"),
     ("GET", "/v1/nodes/", None, {}, 404, "no such path"),
     ("PATCH", "/v1/nodes", None, {}, 405, "supports GET"),
     ("POST", "/v1/openapi.json", None, {}, 405, "supports GET"),
@@ -364,7 +363,7 @@ async def began(ask: Asker, token: str, size: int) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", ask.place.server.port)
     head = f"POST /v1/things/a HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-length: {size}\r\n"
     writer.write(f"{head}content-type: application/json\r\n\r\n".encode())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         answer = await reader.read()
     writer.close()
     return answer

@@ -143,7 +143,7 @@ def test_another_machine_needs_a_token_for_metrics_and_none_for_probes(tmp_path:
         name: json.loads(program(home, "token", "create", name, "--may", may, "--json").stdout)["token"]
         for name, may in (("reader", "mesh:read"), ("locker", "lock:acquire"))
     }
-    with serving(home, "--proxy", "127.0.0.1") as served:
+    with serving(home, "--trust-proxy", "127.0.0.1") as served:
         elsewhere = {"X-Forwarded-For": "203.0.113.9"}
         assert served.ask("GET", "/metrics", headers=elsewhere).status == 401
         assert served.ask("GET", "/metrics", made["locker"], headers=elsewhere).status == 403

@@ -87,6 +87,10 @@ class Service:
         self.runtime = runtime
         self.principal = principal or Principal(runtime.log.node)
         self._warn, self._connected, self._program = warn, node, program
+        self.undelivered: Callable[[], None] | None = None
+        """What a face calls that cannot give the answer to who asked: an operation whose answer must not be lost sets
+        it.
+        """
 
     def __enter__(self) -> "Service":
         return self

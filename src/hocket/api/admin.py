@@ -28,6 +28,7 @@ from hocket.api.agents import AgentShown
 from hocket.api.job_lists import JobsPage
 from hocket.api.nodes import LiveNode
 from hocket.api.operation import Operation
+from hocket.api.workers import claiming, ending
 from hocket.errors import Usage
 from hocket.families.jobs.cron import NewSchedule
 from hocket.families.jobs.drafts import Duration
@@ -182,6 +183,14 @@ class _Methods:
     cancel_jobs = StreamMethod(job_changes.cancel_jobs)
     retry_jobs = StreamMethod(job_changes.retry_jobs)
     count = Method(_count)
+    claim_jobs = Method(claiming.claim)
+    renew_jobs = Method(claiming.renew)
+    complete_job = Method(ending.complete)
+    fail_job = Method(ending.fail)
+    postpone_job = Method(ending.postpone)
+    yield_job = Method(ending.yield_)
+    end_jobs = Method(ending.end)
+    goodbye = Method(claiming.goodbye)
     put = Method(artifacts.put)
     artifact = Method(artifacts.show)
     evict = Method(artifacts.evict)

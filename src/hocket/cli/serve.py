@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from hocket.cli.declarations import Option
 from hocket.cli.long_running import start_logging
@@ -27,6 +27,17 @@ if TYPE_CHECKING:
 PORT = 7315
 
 
+class ServerPlace(NamedTuple):
+    """Where a server listens, and what stands before it."""
+
+    host: str
+    port: int
+    cert: Path | None
+    key: Path | None
+    proxies: list[str]
+    base_path: str
+
+
 def serve(
     host: Annotated[str, Option("--host", "HOST", "The interface to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, Option("--port", "N", "0 takes any free port.", min=0, max=65535)] = PORT,
@@ -35,11 +46,15 @@ def serve(
     ] = None,
     cert: Annotated[Path | None, Option("--cert", "FILE", "The certificate, with its chain if it has one.")] = None,
     key: Annotated[Path | None, Option("--key", "FILE", "The certificate's key.")] = None,
-    proxy: Annotated[
+    trust_proxy: Annotated[
         list[str] | None,
-        Option(
-            "--proxy", "ADDRESS", "A trusted reverse proxy's address; its X-Forwarded-For is believed. May be repeated."
-        ),
+        Option("--trust-proxy", "CIDR", "Believe X-Forwarded-For from this address or network. May be repeated."),
+    ] = None,
+    base_path: Annotated[
+        str, Option("--base-path", "PATH", "Where a reverse proxy has put this server, such as /hocket.")
+    ] = "",
+    rate: Annotated[
+        int | None, Option("--rate", "N", "Requests a second of one token of a program. Default: 200.", min=1)
     ] = None,
     announce: Annotated[bool, Option("--announce", help="Announce this server on the local network.")] = False,
     git: Annotated[
@@ -68,6 +83,7 @@ def serve(
       hocket serve --host 0.0.0.0 --announce
       hocket serve --openai acme.chat
       hocket serve --pulse
+      hocket serve --base-path /hocket --trust-proxy 10.0.0.0/8
       hocket serve --host 0.0.0.0 --cert cert.pem --key key.pem --address https://mesh.example.org:7315
     """
     from hocket.families.jobs.requests import check_kind
@@ -87,17 +103,15 @@ def serve(
             raise Usage("--policy is for --pulse; give both, or neither")
         servers = bus_settings(runtime.home, bus)
         watched = [("git", each) for each in git or ()] + ([("pulse", policy or "")] if pulse else [])
-        asyncio.run(_serve(runtime, host, port, known, cert, key, proxy or [], announce, servers, openai, watched))
+        place = ServerPlace(host, port, cert, key, trust_proxy or [], base_path)
+        asyncio.run(_serve(runtime, place, known, rate, announce, servers, openai, watched))
 
 
 async def _serve(
     runtime: "Runtime",
-    host: str,
-    port: int,
+    place: "ServerPlace",
     address: str | None,
-    cert: Path | None,
-    key: Path | None,
-    proxies: list[str],
+    rate: int | None,
     announce: bool,
     servers: "BusSettings | None",
     openai: str | None,
@@ -128,16 +142,21 @@ async def _serve(
 
         ended = asyncio.Event()
         gate = services.gate(lambda: {server.address, *([] if address is None else [address])})
+        options: dict[str, Any] = {
+            "chosen": chosen_token(dict(os.environ)),
+            "base_path": place.base_path,
+            "rate_per_s": rate,
+        }
         routes = ROUTES if openai is None else (*ROUTES, *chat_routes(openai))
-        api = Api(node, gate.turned_away, chosen=chosen_token(dict(os.environ)), routes=routes)
+        api = Api(node, gate.turned_away, routes=routes, **options)
         troubles = lambda: ["this server stops"] if ended.is_set() else []  # noqa: E731
         monitor = Monitor(node, counts, lambda: gate.refusals, troubles, emit)
-        server = Server(gate, host, port, cert=cert, key=key, proxies=proxies, api=api, monitor=monitor)
+        server = Server(gate, **place._asdict(), api=api, monitor=monitor)
         told = address or server.address
         with stopped_by_signals(ended.set) as received:
             await server.start()
-            if key is not None:
-                runtime.home.note_tls_key(key)
+            if place.key is not None:
+                runtime.home.note_tls_key(place.key)
             exchange = supervising("the exchange with peers", lambda: services.loop().run(), emit, node.environment)
             try:
                 await node.call(lambda: peers.note_address(Service(runtime), told))

@@ -24,7 +24,7 @@ from weakref import WeakSet
 import msgspec
 
 from hocket.kernel.decoding import decode_json
-from hocket.store import Place, WorkerRow
+from hocket.store import Place, Session, WorkerRow
 
 if TYPE_CHECKING:
     from hocket.bus.hints import Bus
@@ -272,7 +272,8 @@ class FileLocks:
         return is_held(self._directory, name)
 
     def remove(self, name: str) -> None:
-        lock_path(self._directory, name).unlink(missing_ok=True)
+        if "/" not in name and "\0" not in name:
+            lock_path(self._directory, name).unlink(missing_ok=True)
 
 
 class LockLiveness:
@@ -398,6 +399,17 @@ def grade(silent_ms: int, every_ms: int = round(BEAT_S * 1000)) -> Grade:
     return next((each for each in reversed(MISSES) if missed >= MISSES[each]), Grade.LIVE)
 
 
+# Where a worker is that claims by requests over HTTP. Its process is not the node's, so no lock and no silence tells
+# that it is dead: what it holds comes back when the leases end.
+OVER_HTTP = Place(namespace="http")
+
+
+def kept_by_leases(session: Session, dead: Iterable[WorkerRow]) -> set[int]:
+    """The numbers of those workers over HTTP that are silent, and still have leases."""
+    silent = {each.number for each in dead if each.place == OVER_HTTP}
+    return silent & {each.worker for each in session.claimed() if each.worker is not None} if silent else set()
+
+
 class WorkerState(Enum):
     """The state of a worker at one look, for people. A silent worker may be dead: a worker that watches it will
     tell.
@@ -417,6 +429,8 @@ def standing(liveness: Liveness, worker: WorkerRow, now_ms: int) -> WorkerState:
 
 def whereabouts(place: Place, here: Place) -> str:
     """Where a worker runs, in words, as seen from here. Empty if it uses the same locks."""
+    if place == OVER_HTTP:
+        return "over HTTP"
     if not place.boot:
         return "in an unknown place"
     if place.boot == here.boot:

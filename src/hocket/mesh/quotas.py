@@ -76,6 +76,11 @@ class Buckets:
             self._levels.popitem(last=False)
         return wait
 
+    def level(self, asker: Hashable) -> float:
+        """How many tokens the bucket of a caller has now."""
+        level, at = self._levels.get(asker, (self._burst, 0.0))
+        return min(self._burst, level + (self._monotonic() - at) * self._rate)
+
 
 class Draw(NamedTuple):
     """A number of tokens from one bucket, which fills at this rate."""

@@ -104,12 +104,15 @@ class SecondProof(Protocol):
 
 
 class Reply(NamedTuple):
-    """With a `stream`, the body is what the stream yields, until it ends."""
+    """With a `stream`, the body is what the stream yields, until it ends. `undelivered` is called if the caller goes
+    before the reply is written.
+    """
 
     status: int
     headers: Mapping[str, str] = {}
     body: bytes = b""
     stream: AsyncIterator[bytes] | None = None
+    undelivered: Callable[[], None] | None = None
 
 
 def answer_hash(reply: Reply) -> str:

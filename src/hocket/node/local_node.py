@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from hocket.mesh.wire import SecondProof
     from hocket.node.job_stream import PartSender
     from hocket.node.message_bus import BusSettings, NodeMessages
+    from hocket.work.remote.remote_workers import RemoteWorkers
 
 
 T = TypeVar("T")
@@ -144,6 +145,7 @@ class LocalNode:
         self._services: MeshServices | None = None
         self._messages: asyncio.Task[NodeMessages] | None = None
         self._part_sender: PartSender | None = None
+        self._remote_workers: RemoteWorkers | None = None
         self.lock_processes = LockProcesses(self.environment)
 
     @property
@@ -153,6 +155,8 @@ class LocalNode:
     async def finish(self) -> None:
         """Ends everything that this object started. The runtime stays open."""
         self.lock_processes.close()
+        if self._remote_workers is not None:
+            await self._remote_workers.close()
         if self._part_sender is not None:
             await self._part_sender.close()
         if self._messages is not None:
@@ -257,6 +261,15 @@ class LocalNode:
 
             self._part_sender = PartSender(self.message_bus, self.log.user)
         return self._part_sender
+
+    @property
+    def remote_workers(self) -> "RemoteWorkers":
+        """The workers in other programs, which claim jobs by requests to this process."""
+        if self._remote_workers is None:
+            from hocket.work.remote.remote_workers import RemoteWorkers
+
+            self._remote_workers = RemoteWorkers(self, self.environment)
+        return self._remote_workers
 
     @property
     def fetch(self) -> "Fetch":

@@ -26,6 +26,7 @@ from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
 from hocket.server.description import describe
 from hocket.server.known_programs import KnownPrograms
+from hocket.server.negotiation import AT_ONCE_BYTES_MAX, is_negotiable, negotiated
 from hocket.server.problems import (
     INTERNAL,
     PROBLEM,
@@ -42,6 +43,8 @@ from hocket.server.streams import LINES, Done, LineAnswers, stream_reply
 
 RATE_PER_S = 200.0
 BURST = 400.0
+# With another rate, a program may ask so long at twice the rate.
+BURST_S = 2.0
 # Requests without a good token, from one address.
 STRANGERS_RATE_PER_S = 5.0
 STRANGERS_BURST = 50.0
@@ -55,6 +58,8 @@ WRITE_THREADS = 8
 
 OPENAPI = f"{PREFIX}openapi.json"
 KEY = "idempotency-key"
+# Refusals of the API that are counted and told, besides those that are final.
+_COUNTED = frozenset((403, 413, 415, 429, 503))
 LAST = "last-event-id"
 _HEADERS = {"content-type": wire.JSON, "cache-control": "no-store", "x-content-type-options": "nosniff"}
 
@@ -63,7 +68,8 @@ T = TypeVar("T")
 
 class Api:
     """Make it on the event loop of the node. `refused` is called with the status, the reason and the details of
-    what the operator should know. `chosen` is a token that the operator has set. Close it when done.
+    what the operator should know. `chosen` is a token that the operator has set, `rate_per_s` how often one token may
+    ask, and `base_path` where a proxy has put this server. Close it when done.
     """
 
     def __init__(
@@ -73,13 +79,17 @@ class Api:
         *,
         chosen: str | None = None,
         routes: Sequence[ApiRoute] = ROUTES,
+        base_path: str = "",
+        rate_per_s: float | None = None,
     ) -> None:
         self._node, self._refused, self._routes = node, refused, routes
-        self._table = RouteTable(routes)
+        self._table, self._base_path = RouteTable(routes), base_path.rstrip("/")
         self._service = Service(node.runtime, node=node.blocking())
         monotonic = node.environment.monotonic
         self._programs = KnownPrograms(self._service, chosen, monotonic)
-        self._rates = Buckets(RATE_PER_S, BURST, monotonic)
+        self._rate = RATE_PER_S if rate_per_s is None else rate_per_s
+        self._burst = BURST if rate_per_s is None else BURST_S * rate_per_s
+        self._rates = Buckets(self._rate, self._burst, monotonic)
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, monotonic)
         self._asking: Counter[str] = Counter()
         # The requests with a key in work: what each says, by its program and key.
@@ -99,9 +109,14 @@ class Api:
     async def answer(self, request: Request) -> Reply:
         """The request's path is not decoded, since a key in it may have slashes."""
         try:
-            return await self._answer(request)
+            reply = await self._answer(request)
         except (HocketError, BodyTooLong, NoRoom) as error:
             return self._error(error, request.path)
+        if not is_negotiable(request, reply):
+            return reply
+        if len(reply.body) <= AT_ONCE_BYTES_MAX:
+            return negotiated(request, reply)
+        return await self._read(lambda: negotiated(request, reply))
 
     async def refusal(self, request: Request, need: TokenNeed) -> Reply | None:
         """The reply to a request for a path outside the API, if its token does not grant what that needs."""
@@ -137,6 +152,13 @@ class Api:
             raise BadMethod(sorted(methods))
         route = methods[request.method]
         program = await self._recognise(request)
+        try:
+            reply = await self._answer_to(program, route, values, request)
+        except (HocketError, BodyTooLong, NoRoom) as error:
+            reply = self._error(error, request.path)
+        return reply._replace(headers={**reply.headers, **self._limits(program)})
+
+    async def _answer_to(self, program: Program, route: ApiRoute, values: Mapping[str, str], request: Request) -> Reply:
         with ExitStack() as stack:
             stack.enter_context(self._counted(program.name))
             service, need = self._acting(program), route.need
@@ -166,7 +188,7 @@ class Api:
 
     @cached_property
     def _description(self) -> bytes:
-        return msgspec.json.encode(describe(self._routes))
+        return msgspec.json.encode(describe(self._routes, self._base_path))
 
     async def _recognise(self, request: Request) -> Program:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -187,7 +209,7 @@ class Api:
     @contextmanager
     def _counted(self, program: str) -> Iterator[None]:
         if wait := self._rates.take(program):
-            raise TooBusy(f"more than {RATE_PER_S:.0f} requests a second with this token", wait)
+            raise TooBusy(f"more than {self._rate:.0f} requests a second with this token", wait)
         if self._asking[program] >= REQUESTS_OF_PROGRAM_MAX:
             raise TooBusy(f"{REQUESTS_OF_PROGRAM_MAX} requests with this token are in work; wait for one to end")
         if self._asking.total() >= REQUESTS_MAX:
@@ -199,6 +221,15 @@ class Api:
             self._asking[program] -= 1
             if not self._asking[program]:
                 del self._asking[program]
+
+    def _limits(self, program: Program) -> dict[str, str]:
+        """What a program may ask for, and what of it is left."""
+        left, free = int(self._rates.level(program.name)), REQUESTS_OF_PROGRAM_MAX - self._asking[program.name]
+        policy = f'"rate";q={self._burst:.0f};w={max(1, round(self._burst / self._rate))}'
+        policy += f', "open";q={REQUESTS_OF_PROGRAM_MAX};qu="concurrent-requests"'
+        policy += f', "body";q={BODY_BYTES_MAX};qu="content-bytes"'
+        wait = 0 if left else max(1, round(1 / self._rate))
+        return {"ratelimit-policy": policy, "ratelimit": f'"rate";r={left};t={wait}, "open";r={max(0, free)}'}
 
     def _acting(self, program: Program) -> Service:
         return self._service.acting_as(Principal(self._service.runtime.log.node, program.name), program)
@@ -213,7 +244,8 @@ class Api:
         if route.is_stream:
             accept = request.headers.get("accept", "")
             return stream_reply(answer, accept, _HEADERS, self._is_stopping, route.key)
-        return answer if isinstance(answer, Reply) else _reply(route.status, answer)
+        reply = answer if isinstance(answer, Reply) else _reply(route.status, answer)
+        return reply._replace(undelivered=call.service.undelivered)
 
     def _line_answers(
         self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request
@@ -290,6 +322,8 @@ class Api:
                 message = "this node has too many bodies in memory; come back later"
             case _:
                 message = str(error)
+        if problem.status in _COUNTED or problem.is_final:
+            self._refused(problem.status, f"an API request: {problem.title}", "")
         headers: dict[str, str] = {}
         if problem.status in (429, 503) or isinstance(error, KeyUnderWay):
             headers["retry-after"] = str(error.retry_s if isinstance(error, TooBusy) else RETRY_S)

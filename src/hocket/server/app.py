@@ -16,8 +16,10 @@ from hocket.mesh.gate import Gate
 from hocket.mesh.peers import is_loopback
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.server.api import Api
-from hocket.server.connections import REQUEST_S, STREAMED, Connections, address_of
+from hocket.server.browser_page import PATHS, browser_page
+from hocket.server.connections import REQUEST_S, STREAMED
 from hocket.server.monitoring.monitor import METRICS, Monitor, names_this_machine
+from hocket.server.proxies import TrustedProxies, without_base
 from hocket.server.routes import PREFIX
 
 # The most bytes of request bodies in memory at once, of all callers and of one address; beyond that, callers are told
@@ -105,6 +107,14 @@ class _Body:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
+    async def is_gone(self) -> bool:
+        """Whether the caller has disconnected. What is written right after this goes out."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                await self.gone()
+                return True
+        return False
+
     async def throw_away(self) -> None:
         """Gives the caller time to read its answer while it may still be sending."""
         left = LINGER_BYTES_MAX
@@ -122,10 +132,12 @@ class _Body:
 
 
 class _Door:
-    """An ASGI application that answers every method and path."""
+    """An ASGI application that answers every method and path, with the base path that a proxy left and without."""
 
-    def __init__(self, gate: Gate, connections: Connections, api: Api | None, monitor: Monitor | None) -> None:
-        self._gate, self._connections, self._api, self._monitor = gate, connections, api, monitor
+    def __init__(
+        self, gate: Gate, proxies: TrustedProxies, api: Api | None, monitor: Monitor | None, base_path: str
+    ) -> None:
+        self._gate, self._proxies, self._api, self._monitor, self._base = gate, proxies, api, monitor, base_path
         self._bodies = _Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,14 +145,18 @@ class _Door:
         for name, value in scope["headers"]:
             # If a header is repeated, the first one counts.
             headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
-        address, is_shared = self._address(scope, headers)
+        host = scope["client"][0] if scope["client"] else ""
+        address, is_shared = self._proxies.caller(host, headers.get("x-forwarded-for", ""))
         body = _Body(receive, headers, self._bodies, address, is_shared)
         # Path and query do not come from the URL, because the Host header is a part of it.
-        path, query = scope["path"], scope["query_string"].decode("latin-1")
+        path, query = without_base(scope["path"], self._base), scope["query_string"].decode("latin-1")
         request = Request(scope["method"], path, query, headers, b"", address, body.read, body.gone, body.pieces)
         try:
-            if self._api is not None and path.startswith(PREFIX) and not self._gate.has(path):
-                reply = await _program_answer(self._api, request._replace(path=scope["raw_path"].decode("latin-1")))
+            if self._api is not None and path in PATHS:
+                reply = browser_page(request, self._base)
+            elif self._api is not None and path.startswith(PREFIX) and not self._gate.has(path):
+                raw_path = without_base(scope["raw_path"].decode("latin-1"), self._base)
+                reply = await _program_answer(self._api, request._replace(path=raw_path))
             elif self._monitor is not None and self._monitor.has(path) and not self._gate.has(path):
                 reply = await self._monitored(self._monitor, request, is_local=is_loopback(address) and not is_shared)
             else:
@@ -149,7 +165,9 @@ class _Door:
             return
         finally:
             body.drop()
-        if reply.stream is not None:
+        if reply.undelivered is not None and await body.is_gone():
+            reply.undelivered()
+        elif reply.stream is not None:
             scope[STREAMED] = True
             try:
                 await _send_stream(reply, reply.stream, body, send)
@@ -181,17 +199,6 @@ class _Door:
             return self._gate.failed(503, error)
         except Exception as error:
             return self._gate.failed(500, error)
-
-    def _address(self, scope: Scope, headers: dict[str, str]) -> tuple[str, bool]:
-        """The address of the caller, and whether many callers share it. Only a proxy that the operator named may name
-        another address.
-        """
-        host = scope["client"][0] if scope["client"] else ""
-        if not self._connections.is_proxy(host):
-            return address_of(host), False
-        # The nearest proxy adds the last entry; the caller may have made up those before it.
-        said = headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
-        return (address_of(said), False) if said else (address_of(host), True)
 
 
 async def _program_answer(api: Api, request: Request) -> Reply:
@@ -250,5 +257,11 @@ async def _last_answer(reply: Reply, body: _Body, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def web_app(gate: Gate, connections: Connections, api: Api | None = None, monitor: Monitor | None = None) -> ASGIApp:
-    return _Door(gate, connections, api, monitor)
+def web_app(
+    gate: Gate,
+    proxies: TrustedProxies = TrustedProxies(),  # noqa: B008
+    api: Api | None = None,
+    monitor: Monitor | None = None,
+    base_path: str = "",
+) -> ASGIApp:
+    return _Door(gate, proxies, api, monitor, base_path)

@@ -13,7 +13,7 @@ import asyncio
 import socket
 from asyncio import WriteTransport
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
@@ -57,13 +57,17 @@ class _Connection:
 
 
 class Connections:
-    """The open connections of one server, in the order in which they became idle. The reverse `proxies` stand for many
-    addresses, so each may hold all connections. `tell` is called with the limit that was hit.
+    """The open connections of one server, in the order in which they became idle. Each reverse proxy stands for many
+    addresses, so it may hold all connections: `is_proxy` tells which those are. `tell` is called with the limit that
+    was hit.
     """
 
-    def __init__(self, proxies: Collection[str] = (), tell: Callable[[str], None] = lambda text: None) -> None:
-        self._proxies = frozenset(map(address_of, proxies))
-        self._tell = tell
+    def __init__(
+        self,
+        is_proxy: Callable[[str], bool] = lambda host: False,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._is_proxy, self._tell = is_proxy, tell
         self._open: dict[Peer, _Connection] = {}
         # Those whose answers fill the buffers of the machine and of the program.
         self._full: dict[Peer, _Connection] = {}
@@ -71,13 +75,10 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def is_proxy(self, host: str) -> bool:
-        return address_of(host) in self._proxies
-
     def opened(self, peer: Peer, end: Callable[[], None]) -> bool:
         """Counts a new connection, which `end` would close. False if there is no room for it."""
         address = address_of(str(peer[0]))
-        if not self._make_room(address):
+        if not self._make_room(str(peer[0]), address):
             return False
         self._open[peer] = _Connection(address, end)
         return True
@@ -110,7 +111,7 @@ class Connections:
         if not self._full:
             return False
         address = address_of(host)
-        if address in self._proxies:
+        if self._is_proxy(host):
             return False
         unsent = sum(
             connection.transport.get_write_buffer_size()
@@ -122,9 +123,9 @@ class Connections:
         self._tell("too many unread answers for one address")
         return True
 
-    def _make_room(self, address: str) -> bool:
+    def _make_room(self, host: str, address: str) -> bool:
         of_address = Counter(connection.address for connection in self._open.values())
-        if of_address[address] >= CONNECTIONS_PER_ADDRESS_MAX and address not in self._proxies:
+        if of_address[address] >= CONNECTIONS_PER_ADDRESS_MAX and not self._is_proxy(host):
             self._tell("too many connections from one address")
             return self._end_idle(address)
         if len(self._open) >= CONNECTIONS_MAX:

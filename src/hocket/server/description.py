@@ -24,7 +24,7 @@ _OF_KEYS = frozenset({422})
 Json = dict[str, Any]
 
 
-def describe(routes: Sequence[ApiRoute]) -> Json:
+def describe(routes: Sequence[ApiRoute], base_path: str = "") -> Json:
     types = {type for route in routes for type in (route.query, route.body, _item(route)) if type not in (None, _NONE)}
     types |= {route.errors[0] for route in routes if route.errors is not None}
     ordered = sorted(types, key=str)
@@ -44,7 +44,7 @@ def describe(routes: Sequence[ApiRoute]) -> Json:
             "description": "Locks, messages, rows, nodes and jobs, for programs. Times are in milliseconds since 1970.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": "/"}],
+        "servers": [{"url": base_path or "/"}],
         "security": [{"token": []}],
         "paths": paths,
         "components": {

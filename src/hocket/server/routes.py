@@ -43,6 +43,7 @@ from hocket.api.operation import (
     bounded_page,
     page_of,
 )
+from hocket.api.workers import claiming, ending
 from hocket.errors import Usage
 from hocket.kernel.decoding import convert, decode_json
 from hocket.node.node import Node
@@ -312,6 +313,8 @@ MODULES = (
     artifacts,
     kinds,
     schedules,
+    claiming,
+    ending,
 )
 
 ROUTES: tuple[ApiRoute, ...] = tuple(

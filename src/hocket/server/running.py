@@ -9,7 +9,6 @@ import ssl
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 
 import uvicorn
@@ -23,6 +22,7 @@ from hocket.server.api import Api
 from hocket.server.app import web_app
 from hocket.server.connections import BoundedListener, BoundedProtocol, Connections
 from hocket.server.monitoring.monitor import Monitor
+from hocket.server.proxies import TrustedProxies, checked_base_path
 
 KEEP_ALIVE_S = 75
 STOP_S = 5
@@ -104,8 +104,9 @@ class AppServer:
 
 
 class Server:
-    """Serves a gate. `host` may be a name or an address; port 0 takes any free port. `proxies` are the addresses of
-    reverse proxies in front of it, whose X-Forwarded-For is believed. With an `api` it serves programs, too, and with a
+    """Serves a gate. `host` may be a name or an address; port 0 takes any free port. `proxies` are the addresses and
+    networks of reverse proxies in front of it, whose X-Forwarded-For is believed, and `base_path` is where they have
+    put this server. With an `api` it serves programs, too, and with a
     `monitor` metrics and probes.
     """
 
@@ -119,6 +120,7 @@ class Server:
         key: Path | None = None,
         protocol: type[BoundedProtocol] = BoundedProtocol,
         proxies: Collection[str] = (),
+        base_path: str = "",
         api: Api | None = None,
         monitor: Monitor | None = None,
     ) -> None:
@@ -127,13 +129,12 @@ class Server:
         self._gate, self._host, self._api = gate, host, api
         self._cert, self._key = cert, key
         self._check_certificate()
-        for proxy in proxies:
-            if not _is_ip(proxy):
-                raise Usage(f"{proxy!r} is not the IP address of a proxy; write it like 127.0.0.1")
+        trusted, base_path = TrustedProxies(proxies), checked_base_path(base_path)
         listener = bound_listener(host, port)
-        listener.connections = Connections(proxies, lambda reason: gate.turned_away(503, reason))
+        listener.connections = Connections(trusted.has, lambda reason: gate.turned_away(503, reason))
         self.port: int = listener.getsockname()[1]
-        self._app_server = AppServer(web_app(gate, listener.connections, api, monitor), listener, protocol, cert, key)
+        app = web_app(gate, trusted, api, monitor, base_path)
+        self._app_server = AppServer(app, listener, protocol, cert, key)
 
     @property
     def scheme(self) -> str:
@@ -196,14 +197,6 @@ def bound_listener(host: str, port: int) -> BoundedListener:
         made.close()
         raise Unreachable(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from error
     return made
-
-
-def _is_ip(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def outward_host() -> str:

@@ -189,8 +189,16 @@ class LocalSession(Statements):
         """The workers of a node, or of all nodes that share the store. Only those of the node that uses the store are
         known to be what their rows say.
         """
-        whose, values = ("", ()) if node is None else ("WHERE node = ?", (node,))
-        rows = self._rows(_WORKERS.format(whose), *values)
+        return self._workers("") if node is None else self._workers("WHERE node = ?", node)
+
+    def worker(self, number: int) -> WorkerRow | None:
+        return next(iter(self._workers("WHERE number = ?", number)), None)
+
+    def worker_named(self, name: str) -> WorkerRow | None:
+        return next(iter(self._workers("WHERE name = ?", name)), None)
+
+    def _workers(self, which: str, *values: Any) -> list[WorkerRow]:
+        rows = self._rows(_WORKERS.format(which), *values)
         return [_worker(row) for row in self._macs.right_or_of_others("workers", rows, _NODE_AT)]
 
     def drop_worker(self, number: int) -> None:

@@ -17,7 +17,7 @@ from hocket.families.access import NodeAccess
 from hocket.families.jobs import claiming as accepting
 from hocket.families.jobs import cron, rescue
 from hocket.families.jobs.requests import NEVER
-from hocket.families.liveness import BEAT_S
+from hocket.families.liveness import BEAT_S, kept_by_leases
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
 from hocket.log.machine_clock import MachineClock
@@ -291,6 +291,7 @@ class SweepLoop:
         node = self._access.log.node
         workers = session.workers(node.to_bytes(8, "big"))
         dead = self._environment.liveness.dead(workers)
+        dead -= kept_by_leases(session, (each for each in workers if each.number in dead))
         alive, before = {each.number for each in workers} - dead, self._alive
         lost, now, self._alive = False, self._environment.monotonic(), alive
         if alive != before or now >= self._claims_at:

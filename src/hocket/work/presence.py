@@ -74,7 +74,7 @@ class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
     limit the commands of other nodes that it runs, which get the `network` only with this switch; `refuses` is why it
     runs none, as an `Obstacle`; `labels` are what jobs may need. `id` is the worker's own, and `weight` its share of
     the jobs that go by rank; a worker without an id is not ranked. `since_ms` is when it began, and `claimed` how many
-    jobs it has claimed by rank: kind, minute, claims.
+    jobs it has claimed by rank: kind, minute, claims. A worker over HTTP that `drains` takes no new jobs.
     """
 
     kinds: tuple[str, ...] = ()
@@ -88,6 +88,7 @@ class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
     weight: float = 1.0
     since_ms: int = 0
     claimed: Tally = ()
+    drains: bool = False
 
     def covers(self, kind: str) -> bool:
         return any(kind == each or (each.endswith(".") and kind.startswith(each)) for each in self.kinds)

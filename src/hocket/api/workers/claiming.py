@@ -1,0 +1,207 @@
+"""How workers in any language get jobs, keep them and leave: claim, renew and goodbye."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from hocket.api import Service, ServiceAnswer
+from hocket.api.jobs import id_of
+from hocket.api.operation import ULID, Arguments, TokenNeed, operation
+from hocket.errors import Usage
+from hocket.families.jobs.requests import KIND_LENGTH_MAX
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.policy import LEASE_MS_DEFAULT, LEASE_MS_MAX, check_labels
+from hocket.work.context import NOTE_BYTES_MAX
+from hocket.work.remote.remote_holds import (
+    FENCE_MAX,
+    CheckKind,
+    HoldState,
+    RemoteName,
+    Renewal,
+    json_of,
+)
+from hocket.work.remote.remote_workers import CLAIMED_MAX, ClaimAsked, GivenJob
+
+if TYPE_CHECKING:
+    from hocket.node.node import Node
+
+WAIT_MS_MAX = 50_000
+LEASE_MS_MIN = 1_000
+KINDS_MAX = 64
+LABELS_MAX = 64
+
+WorkerName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,63}$",
+        description="The worker's name, which it chooses anew for each process. It belongs to the token's agent.",
+    ),
+]
+Kind = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=KIND_LENGTH_MAX,
+        description="A kind, or `acme.*` for all kinds below acme.",
+    ),
+]
+Fence = Annotated[int, Meta(ge=1, le=FENCE_MAX, description="The fence of the hold, as the claim gave it.")]
+JobId = Annotated[str, Meta(pattern=ULID, description="The job's id.")]
+LeaseMs = Annotated[int, Meta(ge=LEASE_MS_MIN, le=LEASE_MS_MAX, description="How long the lease lasts from now on.")]
+
+
+class ClaimedJob(ServiceAnswer, frozen=True):
+    """A job that the worker holds now. `lease_ms` is what remains of the lease; `attempt` is 1 for the first try, and
+    `checkpoint` what an earlier try has kept.
+    """
+
+    job_id: str
+    kind: str
+    payload: Any
+    fence: int
+    attempt: int
+    checkpoint: Any
+    lease_ms: int
+
+
+class JobsClaimed(ServiceAnswer, frozen=True):
+    """A worker that is to `drain` ends what it holds, claims no more, and stops."""
+
+    jobs: list[ClaimedJob]
+    drain: bool
+
+
+class HoldToRenew(ServiceAnswer, frozen=True):
+    """A hold to renew, with the newest progress note and checkpoint."""
+
+    job_id: JobId
+    fence: Fence
+    progress: Any = None
+    checkpoint: Any = None
+
+
+class HoldRenewed(ServiceAnswer, frozen=True, omit_defaults=True):
+    """`held`: the lease lasts `lease_ms` from now on. `cancel`: the job was cancelled, stop it. `lost`: the lease has
+    ended, stop the job and drop its result.
+    """
+
+    job_id: str
+    fence: int
+    state: HoldState
+    lease_ms: int | None = None
+
+
+class HoldsRenewed(ServiceAnswer, frozen=True):
+    holds: list[HoldRenewed]
+    drain: bool
+
+
+class Goodbye(ServiceAnswer, frozen=True):
+    """How many jobs went back to the queue."""
+
+    returned: int
+
+
+def _prefixes(kinds: Iterable[str]) -> list[str]:
+    """The kinds as grants and queues have them: `acme.` for all below acme."""
+    return [each[:-1] if each.endswith(".*") else each for each in kinds]
+
+
+def _kinds_asked(service: Service, asked: Arguments) -> list[str]:
+    return _prefixes(asked["kinds"])
+
+
+CLAIM = TokenNeed("Job", "Claim", _kinds_asked)
+HOLD = TokenNeed("Job", "Claim", is_judged_later=True)
+
+
+@operation("claim_jobs", "POST /v1/jobs/claim", CLAIM)
+async def claim(
+    service: Service,
+    node: "Node",
+    worker: WorkerName,
+    claim_id: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=64,
+            description="An id that the worker chooses anew after each answer with jobs. The same id again gives the"
+            " holds of that claim which still stand, and nothing new.",
+        ),
+    ],
+    kinds: Annotated[list[Kind], Meta(min_length=1, max_length=KINDS_MAX)],
+    count: Annotated[int, Meta(ge=1, le=CLAIMED_MAX, description="How many jobs at most.")] = 1,
+    lease_ms: LeaseMs = LEASE_MS_DEFAULT,
+    wait_ms: Annotated[
+        int, Meta(ge=0, le=WAIT_MS_MAX, description="How long to wait for the first job; default: not at all.")
+    ] = 0,
+    labels: Annotated[
+        list[str], Meta(max_length=LABELS_MAX, description="What the worker has that jobs may need.")
+    ] = [],  # noqa: B006
+) -> JobsClaimed:
+    """Claim jobs under a lease. The answer comes when there are jobs, or with none when the time is over. If the worker
+    disconnects before the answer is written, its jobs go back.
+    """
+    service.check_writer()
+    try:
+        asked = ClaimAsked(
+            RemoteName(service.agent(None), worker),
+            *(claim_id, tuple(sorted(set(_prefixes(kinds)))), count, lease_ms, tuple(sorted(check_labels(labels)))),
+        )
+    except ValueError as error:
+        raise Usage(str(error)) from None
+    desk = node.remote_workers
+    given = await desk.claim(asked, wait_ms / 1000)
+    service.undelivered = lambda: desk.undelivered(asked, given)
+    return JobsClaimed([_claimed(each) for each in given.jobs], given.is_draining)
+
+
+def _claimed(given: GivenJob) -> ClaimedJob:
+    job = given.job
+    checkpoint = None if given.checkpoint is None else msgspec.json.decode(given.checkpoint)
+    payload = msgspec.json.decode(given.payload or b"{}")
+    return ClaimedJob(ulid_text(job.id), job.kind, payload, job.fence, job.failures + 1, checkpoint, given.lease_ms)
+
+
+@operation("renew_jobs", "POST /v1/jobs/renew", HOLD)
+async def renew(
+    service: Service,
+    node: "Node",
+    worker: WorkerName,
+    holds: Annotated[list[HoldToRenew], Meta(max_length=CLAIMED_MAX)] = [],  # noqa: B006
+    lease_ms: LeaseMs | None = None,
+) -> HoldsRenewed:
+    """Renew the leases of all jobs that a worker holds, in one request. Each hold can bring the newest progress note
+    and checkpoint. What became of each hold is in the answer; a lost hold is no error. An empty list asks whether to
+    drain.
+    """
+    service.check_writer()
+    renewals = [
+        Renewal(
+            id_of(each.job_id),
+            each.fence,
+            json_of(each.progress, "the progress note", NOTE_BYTES_MAX),
+            json_of(each.checkpoint, "the checkpoint", NOTE_BYTES_MAX),
+        )
+        for each in holds
+    ]
+    name = RemoteName(service.agent(None), worker)
+    found, drain = await node.remote_workers.renew(name, renewals, lease_ms, kind_check(service))
+    renewed = [
+        HoldRenewed(hold.job_id, hold.fence, each.state, each.lease_ms or None)
+        for hold, each in zip(holds, found, strict=True)
+    ]
+    return HoldsRenewed(renewed, drain)
+
+
+@operation("goodbye_worker", "POST /v1/jobs/goodbye", HOLD)
+async def goodbye(service: Service, node: "Node", worker: WorkerName) -> Goodbye:
+    """Return all jobs of a worker at once: it stops. Its waiting claim ends."""
+    service.check_writer()
+    return Goodbye(await node.remote_workers.goodbye(RemoteName(service.agent(None), worker)))
+
+
+def kind_check(service: Service) -> CheckKind:
+    return lambda kind: service.check("Job", "Claim", kind)
