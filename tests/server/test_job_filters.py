@@ -106,7 +106,7 @@ def test_a_list_goes_on_where_a_page_had_to_stop(monkeypatch: pytest.MonkeyPatch
     import hocket
     import hocket.testing
     from hocket.api import job_lists
-    from hocket.api.job_filters import JobWhich
+    from hocket.api.job_operations.job_filters import JobWhich
     from hocket.store import job_pages
 
     monkeypatch.setattr(job_pages, "JOBS_READ_MAX", 2)
@@ -123,7 +123,7 @@ def test_a_list_goes_on_where_a_page_had_to_stop(monkeypatch: pytest.MonkeyPatch
 
 def test_the_python_api_counts_and_changes_many(tmp_path: Any):
     import hocket
-    from hocket.api.job_filters import JobWhich
+    from hocket.api.job_operations.job_filters import JobWhich
 
     with Runtime.init(tmp_path / "home"):
         pass

@@ -12,10 +12,7 @@ from hocket.api import (
     Service,
     agents,
     artifacts,
-    job_changes,
     job_lists,
-    job_news,
-    job_submits,
     jobs,
     kinds,
     nodes,
@@ -26,6 +23,7 @@ from hocket.api import (
 )
 from hocket.api.agents import AgentShown
 from hocket.api.job_lists import JobsPage
+from hocket.api.job_operations import job_changes, job_news, job_submits
 from hocket.api.nodes import LiveNode
 from hocket.api.operation import Operation
 from hocket.api.workers import claiming, ending

@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from hocket.api import ListPage, Service, ServiceAnswer
-from hocket.api.job_filters import JobWhich
+from hocket.api.job_operations.job_filters import JobWhich
 from hocket.api.jobs import PAGE_MAX, READ_KIND, JobBrief, briefs, id_of
-from hocket.api.operation import ANSWER_BYTES, ULID, Members, json_size, operation
+from hocket.api.operation import ANSWER_BYTES, ULID, JoinedMembers, json_size, operation
 from hocket.api.views import Line
 from hocket.bus.hints import about
 from hocket.errors import Usage
@@ -97,7 +97,7 @@ class JobsCounted(ServiceAnswer, frozen=True):
     is_cut: bool
 
 
-Which = Annotated[JobWhich, Members()]
+Which = Annotated[JobWhich, JoinedMembers()]
 EVERY = JobWhich()
 
 

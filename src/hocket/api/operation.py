@@ -79,7 +79,7 @@ class WholeBody(NamedTuple):
     """Stands in the annotation of the one parameter that is the whole body of a request, and no member of it."""
 
 
-class Members(NamedTuple):
+class JoinedMembers(NamedTuple):
     """Stands in the annotation of a parameter that is a struct, whose fields are members of the request, as if each
     were a parameter.
     """

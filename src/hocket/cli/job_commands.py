@@ -10,8 +10,6 @@ import msgspec
 from msgspec.structs import fields, replace
 
 from hocket.api import jobs as operations
-from hocket.api.job_changes import change_all, count_selected
-from hocket.api.job_filters import JobWhich
 from hocket.api.job_lists import (
     LIMIT_MAX,
     JobQuery,
@@ -22,16 +20,16 @@ from hocket.api.job_lists import (
     count_which,
     page,
 )
+from hocket.api.job_operations.job_changes import change_all, count_selected
+from hocket.api.job_operations.job_filters import JobWhich
 from hocket.api.jobs import JobBrief
 from hocket.api.operation import Input
 from hocket.api.views import ago
 from hocket.cli.declarations import Argument, Option, OptionGroup
-from hocket.cli.derived import perform
 from hocket.cli.options import StateOption
 from hocket.cli.printing import confirmed, console, emit, lines_drawn, notice, on_terminal, progress, say
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, Usage
-from hocket.families.jobs.drafts import moment_ms
 from hocket.families.jobs.view import JobState
 from hocket.kernel.texts import clean, counted, duration_ms, span
 
@@ -83,6 +81,8 @@ def _time(text: str) -> int:
         return max(0, int(time.time() * 1000) - duration_ms(text))
     except ValueError:
         pass
+    from hocket.families.jobs.drafts import moment_ms
+
     try:
         return moment_ms(text)
     except ValueError as error:
@@ -121,6 +121,8 @@ def jobs(
     if count:
         if claimable or overdue or watch or outcome is not None:
             raise Usage("--count counts what --state, --kind and the other filters match; leave out the rest")
+        from hocket.cli.derived import perform
+
         perform(count_which, replace(which, state=None if state is None else JobState(state), kind=kind))
         return
     wanted = JobQuery(None if state is None else JobState(state), outcome, kind, limit, which=which)
@@ -292,6 +294,8 @@ def cancel(
         _change_many(CANCEL, which, yes, reason, dry_run)
     else:
         _refuse_filters(which, dry_run)
+        from hocket.cli.derived import perform
+
         perform(operations.cancel, job, reason)
 
 
@@ -322,6 +326,8 @@ def retry(
         _change_many(RETRY, which, yes, reason, dry_run)
     else:
         _refuse_filters(which, dry_run)
+        from hocket.cli.derived import perform
+
         perform(operations.retry, job, reason)
 
 

@@ -82,7 +82,7 @@ def _submit_one(
     kind: str, data: str | None, options: dict[str, Any], wait: bool, patience: float | None, stream: bool
 ) -> None:
     from hocket.api import jobs as operations
-    from hocket.api.job_submits import submit_drafts
+    from hocket.api.job_operations.job_submits import submit_drafts
 
     jobs.check_kind(kind)
     arguments = payload(data)

@@ -21,8 +21,6 @@ from hocket.api import (
     claims,
     inbox,
     job_lists,
-    job_news,
-    job_submits,
     jobs,
     kinds,
     locks,
@@ -31,12 +29,13 @@ from hocket.api import (
     rows,
     schedules,
 )
+from hocket.api.job_operations import job_changes, job_news, job_submits
 from hocket.api.operation import (
     PAGE_DEFAULT,
     After,
+    JoinedMembers,
     Limit,
     Lines,
-    Members,
     Operation,
     TokenNeed,
     WholeBody,
@@ -175,9 +174,9 @@ def route_of(operation: Operation[..., Any]) -> ApiRoute:
     fields = [
         (each.name, each.over_http) if each.is_required else (each.name, each.over_http, each.default)
         for each in operation.parameters
-        if not (each.name in own or each.kind is Lines or each.note(WholeBody, Members) is not None)
+        if not (each.name in own or each.kind is Lines or each.note(WholeBody, JoinedMembers) is not None)
     ]
-    joined = {each.name: each.kind for each in operation.parameters if each.note(Members) is not None}
+    joined = {each.name: each.kind for each in operation.parameters if each.note(JoinedMembers) is not None}
     for struct in joined.values():
         fields += [(each.encode_name, each.type, each.default) for each in msgspec.structs.fields(struct)]
     pages = operation.key is not None and not operation.is_stream
@@ -307,6 +306,7 @@ MODULES = (
     agents,
     job_lists,
     job_submits,
+    job_changes,
     jobs,
     job_news,
     claims,

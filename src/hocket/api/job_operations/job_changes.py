@@ -7,9 +7,9 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from hocket.api import Service, ServiceAnswer
-from hocket.api.job_filters import JobWhich
+from hocket.api.job_operations.job_filters import JobWhich
 from hocket.api.jobs import REASON_CHARS_MAX, ChangeReason, kind_asked
-from hocket.api.operation import Members, TokenNeed, operation
+from hocket.api.operation import JoinedMembers, TokenNeed, operation
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class JobsChanged(ServiceAnswer, frozen=True):
 
 
 CHANGE_KIND = TokenNeed("Job", "Schedule", kind_asked)
-Which = Annotated[JobWhich, Members()]
+Which = Annotated[JobWhich, JoinedMembers()]
 DryRun = Annotated[bool, Meta(description="Only count the jobs that match.")]
 ChangeLimit = Annotated[int, Meta(ge=1, le=CHANGES_MAX, description="The most jobs to change; the oldest first.")]
 
@@ -112,7 +112,7 @@ def selected(service: Service, session: "Session", change: "BulkChange", which: 
     from hocket.families.jobs import bulk
 
     if which == JobWhich():
-        raise Usage(f"say which jobs to {change.verb}: by kind, state, time, tag or another filter")
+        raise Usage(f"say which jobs to {change.verb}: by kind, state, age or another filter")
     return bulk.selection(change, which.state, which.selection(service, session))
 
 

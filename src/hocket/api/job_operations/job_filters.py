@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from hocket.api import Service
-from hocket.api.nodes import members_of
 from hocket.families.jobs.rules import KIND_LENGTH_MAX
 from hocket.families.jobs.view import JobState
 from hocket.kernel.ids import parse_node
@@ -68,6 +67,7 @@ class JobWhich(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def _node(service: Service, session: Session, text: str) -> int:
+    from hocket.api.nodes import members_of
     from hocket.mesh import membership
 
     try:
