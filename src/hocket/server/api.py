@@ -25,7 +25,7 @@ from hocket.mesh.quotas import Buckets
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
 from hocket.server.description import describe
-from hocket.server.known_programs import KnownPrograms
+from hocket.server.known_programs import Ending, KnownPrograms, OpenRequests
 from hocket.server.negotiation import AT_ONCE_BYTES_MAX, is_negotiable, negotiated
 from hocket.server.problems import (
     INTERNAL,
@@ -94,13 +94,13 @@ class Api:
         self._asking: Counter[str] = Counter()
         # The requests with a key in work: what each says, by its program and key.
         self._keyed: dict[tuple[str, str], bytes] = {}
-        self._is_stopping = asyncio.Event()
+        self._open = OpenRequests(self._programs, self._read)
         self._reading = ThreadPoolExecutor(READ_THREADS, "hocket-api-read")
         self._writing = ThreadPoolExecutor(WRITE_THREADS, "hocket-api")
 
     def stop(self) -> None:
         """Ends the requests that wait."""
-        self._is_stopping.set()
+        self._open.stop()
 
     def close(self) -> None:
         for each in (self._reading, self._writing):
@@ -168,8 +168,11 @@ class Api:
             if not (is_restricted and program.may_some(need.resource, need.action)):
                 service.check(need.resource, need.action)
             arguments = route.arguments(values, _resumed(request) if route.is_stream else request.query)
-            if route.takes_lines:
-                answers = self._line_answers(route, call, arguments, request)
+            ending: Ending | None = None
+            if route.takes_lines or route.is_stream:
+                ending = stack.enter_context(self._open.one(_token(request)))
+            if route.takes_lines and ending is not None:
+                answers = self._line_answers(route, call, arguments, request, ending)
                 return Reply(200, {**_HEADERS, "content-type": LINES}, stream=_Counted(answers, stack.pop_all()))
             if route.body is not None:
                 request = await _whole(request)
@@ -181,7 +184,7 @@ class Api:
                 service.check(need.resource, need.action, *words, scope=scope)
             key = request.headers.get(KEY) if route.creates else None
             if key is None:
-                reply = await self._run(route, call, arguments, request)
+                reply = await self._run(route, call, arguments, request, ending)
                 # A stream counts until it ends.
                 return reply if reply.stream is None else reply._replace(stream=_Counted(reply.stream, stack.pop_all()))
             return await self._run_once(route, call, arguments, request, key)
@@ -191,13 +194,12 @@ class Api:
         return msgspec.json.encode(describe(self._routes, self._base_path))
 
     async def _recognise(self, request: Request) -> Program:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        token = _token(request)
         try:
-            if scheme.lower() != "bearer" or not token.strip():
+            if not token:
                 raise UnknownToken(
                     "send a token in the header `Authorization: Bearer TOKEN`; `hocket token create` makes one"
                 )
-            token = token.strip()
             known = self._programs.known(token)
             return await self._read(lambda: self._programs.recognise(token)) if known is None else known
         except UnknownToken as error:
@@ -234,7 +236,14 @@ class Api:
     def _acting(self, program: Program) -> Service:
         return self._service.acting_as(Principal(self._service.runtime.log.node, program.name), program)
 
-    async def _run(self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request) -> Reply:
+    async def _run(
+        self,
+        route: ApiRoute,
+        call: ApiCall,
+        arguments: Mapping[str, Any],
+        request: Request,
+        ending: Ending | None = None,
+    ) -> Reply:
         if route.is_async:
             answer = await self._wait(request, route.function(call, **arguments))
         elif route.method == "GET":
@@ -243,12 +252,13 @@ class Api:
             answer = await self._write(partial(route.function, call, **arguments))
         if route.is_stream:
             accept = request.headers.get("accept", "")
-            return stream_reply(answer, accept, _HEADERS, self._is_stopping, route.key)
+            assert ending is not None
+            return stream_reply(answer, accept, _HEADERS, ending, route.key)
         reply = answer if isinstance(answer, Reply) else _reply(route.status, answer)
         return reply._replace(undelivered=call.service.undelivered)
 
     def _line_answers(
-        self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request
+        self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, ending: Ending
     ) -> LineAnswers:
         _check_type(request, LINES)
         assert request.pieces is not None
@@ -256,7 +266,7 @@ class Api:
         def perform(lines: list[bytes]) -> Awaitable[Done]:
             return self._write(partial(route.function, call, lines=lines, **arguments))
 
-        return LineAnswers(request.pieces(), perform, self._is_stopping)
+        return LineAnswers(request.pieces(), perform, ending)
 
     async def _run_once(
         self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, key: str
@@ -284,7 +294,9 @@ class Api:
             del self._keyed[place]
 
     async def _wait(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
-        """Does something that may wait long. It ends when the caller disconnects, and when the server stops."""
+        """Does something that may wait long. It ends when the caller disconnects, its token ends, or
+        the server stops.
+        """
         task = asyncio.create_task(work)
         try:
             await asyncio.wait([task], timeout=QUICK_S)
@@ -293,19 +305,20 @@ class Api:
             raise
         if task.done():
             return task.result()
-        ends: list[asyncio.Task[Any]] = [asyncio.create_task(self._is_stopping.wait())]
-        if request.gone is not None:
-            ends.append(asyncio.create_task(request.gone()))
-        try:
-            await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise WaitEnded("the server stops, and the request has not been done; send it again")
-            return task.result()
-        finally:
-            for each in (task, *ends):
-                if not each.done():
-                    each.cancel()
-            await asyncio.wait([task, *ends])
+        with self._open.one(_token(request)) as ending:
+            ends: list[asyncio.Task[Any]] = [asyncio.create_task(ending.wait())]
+            if request.gone is not None:
+                ends.append(asyncio.create_task(request.gone()))
+            try:
+                await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
+                if not task.done():
+                    raise ending.error("the server stops, and the request has not been done; send it again")
+                return task.result()
+            finally:
+                for each in (task, *ends):
+                    if not each.done():
+                        each.cancel()
+                await asyncio.wait([task, *ends])
 
     async def _read(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._reading, work)
@@ -322,7 +335,7 @@ class Api:
                 message = "this node has too many bodies in memory; come back later"
             case _:
                 message = str(error)
-        if problem.status in _COUNTED or problem.is_final:
+        if (problem.status in _COUNTED and not isinstance(error, WaitEnded)) or problem.is_final:
             self._refused(problem.status, f"an API request: {problem.title}", "")
         headers: dict[str, str] = {}
         if problem.status in (429, 503) or isinstance(error, KeyUnderWay):
@@ -350,6 +363,12 @@ class _Counted:
         self._held.close()
         if hasattr(self._stream, "aclose"):
             await self._stream.aclose()
+
+
+def _token(request: Request) -> str:
+    """The token that a request shows; empty if it shows none."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _resumed(request: Request) -> str:

@@ -9,8 +9,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from hocket.api.programs import UnknownToken
 from hocket.errors import HocketError, Usage
 from hocket.mesh.wire import NoRoom, Reply
+from hocket.server.known_programs import Ending
 from hocket.server.problems import ApiError, WaitEnded, problem_of
 
 EVENTS = "text/event-stream"
@@ -37,7 +39,7 @@ def stream_reply(
     items: AsyncIterator[Any],
     accept: str,
     headers: Mapping[str, str],
-    stopping: asyncio.Event,
+    ending: Ending,
     place: Callable[[Any], str] | None = None,
 ) -> Reply:
     """The reply that sends these items as they come; the last event is `end` or `error`. `place` gives the id of an
@@ -48,7 +50,7 @@ def stream_reply(
     return Reply(
         200,
         head,
-        stream=_Pieces(items, _event if is_events else _line, b":\n\n" if is_events else b"\n", stopping, place),
+        stream=_Pieces(items, _event if is_events else _line, b":\n\n" if is_events else b"\n", ending, place),
     )
 
 
@@ -63,18 +65,18 @@ def _line(value: Any, place: str | None, name: str | None = None) -> bytes:
 
 
 class _Pieces:
-    """The bytes of a stream. It ends with an error, if there was one, and when the server stops."""
+    """The bytes of a stream. It ends with an error, if there was one, and when its request must end."""
 
     def __init__(
         self,
         items: AsyncIterator[Any],
         written: Callable[..., bytes],
         quiet: bytes,
-        stopping: asyncio.Event,
+        ending: Ending,
         place: Callable[[Any], str] | None,
     ) -> None:
         self._items, self._written, self._quiet, self._place = items, written, quiet, place
-        self._stopping = stopping
+        self._ending = ending
         self._next: asyncio.Future[Any] | None = None
         self._stopped: asyncio.Task[Any] | None = None
         self._is_over = False
@@ -87,13 +89,13 @@ class _Pieces:
             raise StopAsyncIteration
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._items))
-        self._stopped = self._stopped or asyncio.create_task(self._stopping.wait())
+        self._stopped = self._stopped or asyncio.create_task(self._ending.wait())
         done, _ = await asyncio.wait([self._next, self._stopped], timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             return self._quiet
         try:
             if not self._next.done():
-                raise WaitEnded("the server stops; connect again")
+                raise self._ending.error("the server stops; connect again")
             item, self._next = self._next.result(), None
         except StopAsyncIteration:
             self._is_over = True
@@ -122,13 +124,13 @@ Done = Sequence[Any | HocketError]
 
 class LineAnswers:
     """The answers to the lines of a body. The body is read in a task of its own, because many programs send all of it
-    before they read the answer. When the server stops, the lines that have come are done and no more are read.
+    before they read the answer. When the request must end, the lines that have come are done and no more are read.
     """
 
     def __init__(
-        self, pieces: AsyncIterator[bytes], perform: Callable[[list[bytes]], Awaitable[Done]], stopping: asyncio.Event
+        self, pieces: AsyncIterator[bytes], perform: Callable[[list[bytes]], Awaitable[Done]], ending: Ending
     ) -> None:
-        self._pieces, self._perform, self._stopping = pieces, perform, stopping
+        self._pieces, self._perform, self._ending = pieces, perform, ending
         self._answers: asyncio.Queue[bytes] = asyncio.Queue(ANSWERS_WAITING_MAX // LINES_AT_ONCE)
         self._reading: asyncio.Task[None] | None = None
 
@@ -155,7 +157,7 @@ class LineAnswers:
 
     async def _read(self) -> None:
         number, rest = 0, b""
-        stopped = asyncio.create_task(self._stopping.wait())
+        stopped = asyncio.create_task(self._ending.wait())
         try:
             while (piece := await self._piece(stopped)) is not None:
                 *lines, rest = (rest + piece).split(b"\n")
@@ -163,11 +165,12 @@ class LineAnswers:
                 number = await self._do(number, lines)
             await self._do(number, [rest])
         except TimeoutError:
-            await self._end(number, "no line came for a minute; the lines before this one are done")
+            await self._end(number, WaitEnded("no line came for a minute; the lines before this one are done"))
         except NoRoom:
-            await self._end(number, "this node has too many bodies in memory; the lines before this one are done")
-        except WaitEnded as error:
-            await self._end(number, str(error))
+            why = "this node has too many bodies in memory; the lines before this one are done"
+            await self._end(number, WaitEnded(why))
+        except (WaitEnded, UnknownToken) as error:
+            await self._end(number, error)
         finally:
             stopped.cancel()
 
@@ -177,7 +180,7 @@ class LineAnswers:
         try:
             await asyncio.wait([piece, stopped], return_when=asyncio.FIRST_COMPLETED)
             if not piece.done():
-                raise WaitEnded("the server stops; the lines before this one are done")
+                raise self._ending.error("the server stops; the lines before this one are done")
             return piece.result()
         finally:
             if not piece.done():
@@ -201,8 +204,8 @@ class LineAnswers:
                 await self._answers.put(b"".join(msgspec.json.encode(each) + b"\n" for each in answers))
         return number + len(lines)
 
-    async def _end(self, number: int, why: str) -> None:
-        answer: AnswerLine[Any] = AnswerLine(number + 1, error=_problem(WaitEnded(why)))
+    async def _end(self, number: int, why: HocketError) -> None:
+        answer: AnswerLine[Any] = AnswerLine(number + 1, error=_problem(why))
         await self._answers.put(msgspec.json.encode(answer) + b"\n")
 
 
