@@ -29,6 +29,7 @@ from msgspec import Meta, Struct
 
 from hocket.api import ListPage, Service
 from hocket.api.views import View
+from hocket.kernel.extension import extensions, loaded
 
 if TYPE_CHECKING:
     from hocket.node.node import Node
@@ -149,7 +150,7 @@ Arguments = Mapping[str, Any]
 class TokenNeed(NamedTuple):
     """What the token of a program must grant. `words` picks from the arguments what a prefix in its grant is compared
     with. If that is not in the request, the function compares it, and the need `is_judged_later`. `scope` picks the
-    scope of locks.
+    scope of locks. A need that `is_any` is met by every token: what the answer has is judged item by item.
     """
 
     resource: str
@@ -157,6 +158,7 @@ class TokenNeed(NamedTuple):
     words: Callable[[Service, Arguments], Sequence[str]] | None = None
     is_judged_later: bool = False
     scope: Callable[[Arguments], str | None] | None = None
+    is_any: bool = False
 
     @property
     def takes_prefix(self) -> bool:
@@ -248,6 +250,12 @@ class operation(Struct, frozen=True):
     def __call__(self, function: Callable[Concatenate[Service, P], A], /) -> Operation[P, A]: ...
     def __call__(self, function: Callable[..., Any], /) -> Operation[..., Any]:
         return Operation(function, self)
+
+
+def extension_operations() -> dict[str, Operation[..., Any]]:
+    """The operations of extensions, by their names."""
+    modules = [loaded(f"{place}:__dict__") for each in extensions() for place in each.operations]
+    return {each.name: each for module in modules for each in module.values() if isinstance(each, Operation)}
 
 
 class OperationGroup:

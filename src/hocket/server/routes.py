@@ -25,6 +25,7 @@ from hocket.api import (
     kinds,
     locks,
     nodes,
+    ops,
     rights,
     rows,
     schedules,
@@ -40,6 +41,7 @@ from hocket.api.operation import (
     TokenNeed,
     WholeBody,
     bounded_page,
+    extension_operations,
     page_of,
 )
 from hocket.api.workers import claiming, ending
@@ -313,6 +315,7 @@ MODULES = (
     artifacts,
     kinds,
     schedules,
+    ops,
     claiming,
     ending,
 )
@@ -322,4 +325,4 @@ ROUTES: tuple[ApiRoute, ...] = tuple(
     for module in MODULES
     for each in vars(module).values()
     if isinstance(each, Operation) and each.path and each.__module__ == module.__name__
-)
+) + tuple(route_of(each) for each in extension_operations().values() if each.path)

@@ -369,11 +369,11 @@ def op_line(row: OpRow) -> dict[str, Any]:
         "reason": BY_NUMBER[row.reason].sentence if row.reason else None,
     }
     op = decode(row.body)
-    return line | {"detail": _detail(op), "stamp": stamp_json(op)}
+    return line | {"detail": detail_of(op.payload), "stamp": stamp_json(op)}
 
 
-def _detail(op: Op) -> str:
-    payload = op.payload
+def detail_of(payload: Payload) -> str:
+    """What people read beside the type of an op: its error, reason, type or name."""
     if isinstance(payload, ScheduleJob):
         return payload.kind
     if isinstance(payload, FailWork):
