@@ -13,8 +13,6 @@ from hocket.api import (
     agents,
     artifacts,
     job_lists,
-    job_news,
-    job_submits,
     jobs,
     kinds,
     nodes,
@@ -26,6 +24,7 @@ from hocket.api import (
 )
 from hocket.api.agents import AgentShown
 from hocket.api.job_lists import JobsPage
+from hocket.api.job_operations import job_changes, job_news, job_submits
 from hocket.api.nodes import LiveNode
 from hocket.api.operation import Operation, extension_operations
 from hocket.api.workers import claiming, ending
@@ -179,6 +178,10 @@ class _Methods:
     submit = Method(job_submits.submit)
     submit_many = Method(job_submits.submit_many)
     jobs = Method(_jobs)
+    list_jobs = Method(job_lists.listing)
+    count_jobs = Method(job_lists.count_which)
+    cancel_jobs = StreamMethod(job_changes.cancel_jobs)
+    retry_jobs = StreamMethod(job_changes.retry_jobs)
     count = Method(_count)
     claim_jobs = Method(claiming.claim)
     renew_jobs = Method(claiming.renew)

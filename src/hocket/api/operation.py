@@ -41,6 +41,10 @@ T = TypeVar("T")
 
 ULID = "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"
 
+# An answer gets no more items once they have this many bytes; so many are read at a time.
+ANSWER_BYTES = 4 * 1024 * 1024
+STEP = 16
+
 # How a shell writes a value: as JSON, as a duration such as 30s, which becomes milliseconds, or as a duration that may
 # also be in beats.
 Form = Literal["json", "duration", "length"]
@@ -74,6 +78,12 @@ class OverHttp(NamedTuple):
 
 class WholeBody(NamedTuple):
     """Stands in the annotation of the one parameter that is the whole body of a request, and no member of it."""
+
+
+class JoinedMembers(NamedTuple):
+    """Stands in the annotation of a parameter that is a struct, whose fields are members of the request, as if each
+    were a parameter.
+    """
 
 
 # The lines of a body, each to be read as one request: the parameter of an operation that answers a list with an answer
@@ -117,9 +127,9 @@ class Input:
     def _metas(self) -> list[Meta]:
         return [each for each in reversed(self.notes) if isinstance(each, Meta)]
 
-    def note(self, type: type[T]) -> T | None:
-        """The last annotation of this type."""
-        return next((each for each in reversed(self.notes) if isinstance(each, type)), None)
+    def note(self, *types: type[T]) -> T | None:
+        """The last annotation of these types."""
+        return next((each for each in reversed(self.notes) if isinstance(each, types)), None)
 
 
 def _taken_apart(annotation: Any) -> tuple[Any, list[Any]]:
@@ -172,7 +182,7 @@ class Operation(Generic[P, A]):
             declared.command,
             declared.creates,
         )
-        self.key, self.show = declared.key, declared.show
+        self.key, self.show, self.step = declared.key, declared.show, declared.step
         self.method, _, self.path = declared.route.partition(" ")
         self.__name__, self.__module__ = function.__name__, function.__module__
         self.waits = bool(function.__code__.co_flags & _COROUTINE)
@@ -232,6 +242,7 @@ class operation(Struct, frozen=True):
     creates: bool = False
     key: Callable[[Any], str] | None = None
     show: Callable[..., Iterable[View]] = lambda answer: ()
+    step: int = STEP
 
     @overload
     def __call__(self, function: "Callable[Concatenate[Service, Node, P], Awaitable[A]]", /) -> Operation[P, A]: ...
@@ -261,10 +272,6 @@ def _dedented(doc: str) -> str:
 
 PAGE_MAX = 1_000
 PAGE_DEFAULT = 100
-# An answer gets no more items once they have this many bytes; so many are read at a time.
-ANSWER_BYTES = 4 * 1024 * 1024
-STEP = 16
-
 FetchPage = Callable[[int, str | None], ListPage[T]]
 
 Limit = Annotated[

@@ -278,6 +278,11 @@ def _degraded(session: Session, job_id: bytes) -> list[Any]:
     return [readable(each.content_inline) for each in made if each is not None and each.content_inline is not None]
 
 
+def error_of(session: Session, job: Job) -> str | None:
+    """The last error, or why the job was cancelled."""
+    return _error(session, job)[0]
+
+
 def _error(session: Session, job: Job) -> tuple[str | None, str | None]:
     """The last error, or why the job was cancelled, with the traceback if there is one."""
     payload = None if job.error_op is None else _payload(session, job.error_op)
