@@ -16,7 +16,7 @@ from hocket.families.availability.requests import set_availability, unavailable
 from hocket.families.availability.rules import REASON_CHARS_MAX
 from hocket.families.liveness import Grade
 from hocket.kernel.decoding import convert
-from hocket.kernel.ids import node_text
+from hocket.kernel.ids import EXACT_MAX, node_text
 from hocket.kernel.texts import counted
 from hocket.kernel.ucan import Quota
 from hocket.mesh import membership
@@ -35,7 +35,7 @@ AvailabilityReason = Annotated[
     str, Meta(max_length=REASON_CHARS_MAX, description="The reason that others see."), InShell(metavar="TEXT")
 ]
 Within = Annotated[
-    int, Meta(ge=1, le=2**53, description="Only those that were heard within this time, in milliseconds.")
+    int, Meta(ge=1, le=EXACT_MAX, description="Only those that were heard within this time, in milliseconds.")
 ]
 
 

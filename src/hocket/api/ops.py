@@ -17,7 +17,7 @@ from hocket.api.views import Line, View, moment
 from hocket.bus.hints import LOG, about
 from hocket.errors import Usage
 from hocket.events import ignore
-from hocket.kernel.ids import node_text, ulid_text
+from hocket.kernel.ids import EXACT_MAX, node_text, ulid_text
 from hocket.kernel.mesh_rules import Rules
 from hocket.kernel.policy import covers
 from hocket.kernel.vocabulary import JOB, Subject
@@ -255,7 +255,9 @@ async def events(
     kind: EventKind | None = None,
     type: EventTypes | None = None,
     submitter: EventSubmitter | None = None,
-    after: Annotated[int, Meta(ge=0, le=2**53, description="Begin after this place, 0 for the first; default: now.")]
+    after: Annotated[
+        int, Meta(ge=0, le=EXACT_MAX, description="Begin after this place, 0 for the first; default: now.")
+    ]
     | None = None,
 ) -> AsyncIterator[LogEvent]:
     """Follow what happens, as it happens: jobs submitted, claimed, ended, locks, messages, rows, nodes. It never ends.

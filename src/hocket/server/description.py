@@ -11,6 +11,8 @@ import msgspec
 from hocket.api.programs import KEY_CHARS_MAX
 from hocket.kernel import __version__
 from hocket.mesh import wire
+from hocket.server.examples import Examples
+from hocket.server.links import add_links
 from hocket.server.problems import PROBLEM, PROBLEMS, ApiError, Problem
 from hocket.server.routes import ApiRoute
 from hocket.server.streams import EVENTS, LINES, AnswerLine
@@ -31,12 +33,15 @@ def describe(routes: Sequence[ApiRoute], base_path: str = "") -> Json:
     ordered = sorted(types, key=str)
     schemas, components = msgspec.json.schema_components([ApiError, *ordered], ref_template=_REF)
     of_type = dict(zip([ApiError, *ordered], schemas, strict=True))
+    _spell_patterns(components)
     problems: dict[int, list[Problem]] = {}
     for each in PROBLEMS:
         problems.setdefault(each.status, []).append(each)
     paths: dict[str, Json] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, of_type, components)
+    add_links(routes, paths, components)
+    _add_examples(paths, Examples(components))
     return {
         "openapi": "3.1.0",
         "info": {
@@ -62,6 +67,32 @@ def describe(routes: Sequence[ApiRoute], base_path: str = "") -> Json:
 
 
 _NONE = type(None)
+
+
+def _spell_patterns(schema: Any) -> None:
+    """Schemas have the regular expressions of ECMAScript, which has other signs for the beginning and the end."""
+    if isinstance(schema, dict):
+        if isinstance(pattern := schema.get("pattern"), str):
+            schema["pattern"] = pattern.replace("\\A", "^").replace("\\Z", "$")
+        for each in schema.values():
+            _spell_patterns(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            _spell_patterns(each)
+
+
+def _add_examples(paths: Mapping[str, Json], examples: Examples) -> None:
+    for operation in (operation for operations in paths.values() for operation in operations.values()):
+        for each in operation["parameters"]:
+            if each["required"]:
+                each["example"] = examples.of(each["schema"], each["name"], is_request=True)
+        for content in operation.get("requestBody", {}).get("content", {}).values():
+            if content["schema"] != {"type": "string"}:
+                content["example"] = examples.of(content["schema"], is_request=True)
+        for status, response in operation["responses"].items():
+            for content in response.get("content", {}).values() if status.startswith("2") else ():
+                if content["schema"] != {"type": "string"}:
+                    content["example"] = examples.of(content["schema"])
 
 
 def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping[str, Json]) -> Json:
@@ -151,7 +182,9 @@ def _parameter(name: str, place: str, schema: Json, is_required: bool) -> Json:
 
 
 def _inline(type: Any) -> Json:
-    return msgspec.json.schema(type)
+    schema = msgspec.json.schema(type)
+    _spell_patterns(schema)
+    return schema
 
 
 def _response_name(status: int) -> str:
