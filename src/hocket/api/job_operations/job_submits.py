@@ -16,7 +16,7 @@ from hocket.errors import Conflict, HocketError, NotAuthorised, Usage
 from hocket.families.jobs.rules import KIND_LENGTH_MAX
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.extension import part
-from hocket.kernel.ids import ulid_text
+from hocket.kernel.ids import EXACT_MAX, ulid_text
 from hocket.kernel.policy import (
     AFTER_MAX,
     CLAIM_TIMEOUT_MS_MIN,
@@ -30,7 +30,6 @@ from hocket.kernel.policy import (
     TAGS_MAX,
     Budget,
     Label,
-    Millis,
     Rate,
     check_policy,
 )
@@ -53,9 +52,9 @@ class NewJob(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     priority: (
         Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX, description="A higher one runs sooner.")] | UnsetType
     ) = UNSET
-    not_before_ms: Annotated[Millis, Meta(description="When it may start, in milliseconds since 1970.")] | UnsetType = (
-        UNSET
-    )
+    not_before_ms: (
+        Annotated[int, Meta(ge=0, le=EXACT_MAX, description="When it may start, in ms since 1970.")] | UnsetType
+    ) = UNSET
     lease_ms: Annotated[int, _ms("How long a worker holds it before it must renew.", LEASE_MS_MIN, LEASE_MS_MAX)] | (
         UnsetType
     ) = UNSET
