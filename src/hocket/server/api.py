@@ -51,6 +51,9 @@ STRANGERS_BURST = 50.0
 # The most requests of one program, and of all, in work at once. Those that wait for a lock count, too.
 REQUESTS_OF_PROGRAM_MAX = 128
 REQUESTS_MAX = 400
+# The most claims of workers of one program, and of all, that wait for jobs.
+CLAIMS_OF_PROGRAM_MAX = 512
+CLAIMS_MAX = 2_048
 # A request that works longer than this is watched: it ends if its program disconnects.
 QUICK_S = 0.1
 READ_THREADS = 4
@@ -92,6 +95,7 @@ class Api:
         self._rates = Buckets(self._rate, self._burst, monotonic)
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, monotonic)
         self._asking: Counter[str] = Counter()
+        self._claiming: Counter[str] = Counter()
         # The requests with a key in work: what each says, by its program and key.
         self._keyed: dict[tuple[str, str], bytes] = {}
         self._is_stopping = asyncio.Event()
@@ -160,7 +164,7 @@ class Api:
 
     async def _answer_to(self, program: Program, route: ApiRoute, values: Mapping[str, str], request: Request) -> Reply:
         with ExitStack() as stack:
-            stack.enter_context(self._counted(program.name))
+            stack.enter_context(self._counted(program.name, route.counted_apart))
             service, need = self._acting(program), route.need
             call = ApiCall(service, program, self._node)
             # What a prefix and scopes are compared with is known later; without any grant no body is read.
@@ -207,20 +211,23 @@ class Api:
             raise error
 
     @contextmanager
-    def _counted(self, program: str) -> Iterator[None]:
+    def _counted(self, program: str, apart: bool = False) -> Iterator[None]:
         if wait := self._rates.take(program):
             raise TooBusy(f"more than {self._rate:.0f} requests a second with this token", wait)
-        if self._asking[program] >= REQUESTS_OF_PROGRAM_MAX:
-            raise TooBusy(f"{REQUESTS_OF_PROGRAM_MAX} requests with this token are in work; wait for one to end")
-        if self._asking.total() >= REQUESTS_MAX:
-            raise TooBusy(f"{REQUESTS_MAX} requests are in work; wait for one to end")
-        self._asking[program] += 1
+        asking, own, limit = self._asking, REQUESTS_OF_PROGRAM_MAX, REQUESTS_MAX
+        if apart:
+            asking, own, limit = self._claiming, CLAIMS_OF_PROGRAM_MAX, CLAIMS_MAX
+        if asking[program] >= own:
+            raise TooBusy(f"{own} requests with this token are in work; wait for one to end")
+        if asking.total() >= limit:
+            raise TooBusy(f"{limit} requests are in work; wait for one to end")
+        asking[program] += 1
         try:
             yield
         finally:
-            self._asking[program] -= 1
-            if not self._asking[program]:
-                del self._asking[program]
+            asking[program] -= 1
+            if not asking[program]:
+                del asking[program]
 
     def _limits(self, program: Program) -> dict[str, str]:
         """What a program may ask for, and what of it is left."""

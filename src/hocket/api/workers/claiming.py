@@ -14,6 +14,7 @@ from hocket.families.jobs.requests import KIND_LENGTH_MAX
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import LEASE_MS_DEFAULT, LEASE_MS_MAX, check_labels
 from hocket.work.context import NOTE_BYTES_MAX
+from hocket.work.remote.remote_claims import CLAIMED_MAX, ClaimAsked, GivenJob
 from hocket.work.remote.remote_holds import (
     FENCE_MAX,
     CheckKind,
@@ -22,7 +23,6 @@ from hocket.work.remote.remote_holds import (
     Renewal,
     json_of,
 )
-from hocket.work.remote.remote_workers import CLAIMED_MAX, ClaimAsked, GivenJob
 
 if TYPE_CHECKING:
     from hocket.node.node import Node
@@ -117,7 +117,7 @@ CLAIM = TokenNeed("Job", "Claim", _kinds_asked)
 HOLD = TokenNeed("Job", "Claim", is_judged_later=True)
 
 
-@operation("claim_jobs", "POST /v1/jobs/claim", CLAIM)
+@operation("claim_jobs", "POST /v1/jobs/claim", CLAIM, counted_apart=True)
 async def claim(
     service: Service,
     node: "Node",
