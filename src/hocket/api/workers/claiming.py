@@ -154,7 +154,8 @@ async def claim(
         raise Usage(str(error)) from None
     desk = node.remote_workers
     given = await desk.claim(asked, wait_ms / 1000)
-    service.undelivered = lambda: desk.undelivered(asked, given)
+    if given.jobs:
+        service.undelivered = lambda: desk.undelivered(asked, given)
     return JobsClaimed([_claimed(each) for each in given.jobs], given.is_draining)
 
 

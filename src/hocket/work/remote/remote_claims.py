@@ -86,6 +86,11 @@ class RemoteWorker:
         self.heard_at = 0.0
         self.leases_end_at = -math.inf
 
+    def got_nothing(self, asked: ClaimAsked) -> bool:
+        """Whether its last claim was the same, and found nothing."""
+        newest = self.newest
+        return newest is not None and newest.asked == asked and newest.is_empty
+
     def is_alive(self, now: float) -> bool:
         return bool(self.waiting) or now < max(self.heard_at + HEARD_S, self.leases_end_at)
 
@@ -99,6 +104,12 @@ class WaitingClaim:
         self.was_looked_at = False
         self.is_undecided = False
         """Whether the arbiter, another node, decides on what it wants."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has ended without a job."""
+        is_done = self.answer.done() and not self.answer.cancelled() and self.answer.exception() is None
+        return is_done and self.answer.result() == Given()
 
     def end(self, given: Given) -> bool:
         """False if its client has gone, or has its answer."""

@@ -131,6 +131,8 @@ class RemoteWorkers:
         ask = WaitingClaim(asked, worker, now + wait_s)
         if (before := worker.newest) is not None and before.asked.claim_id == asked.claim_id:
             before.end(Given())  # its client no longer reads that answer
+        # Others wait in its queue, so a hint would have come; a claim that does not wait looks all the same.
+        ask.was_looked_at = wait_s > 0 and asked.queue in self._queues and worker.got_nothing(asked)
         worker.asked, worker.newest = asked, ask
         worker.waiting += 1
         self._enqueue(ask)
@@ -175,14 +177,15 @@ class RemoteWorkers:
             for kind in queue[0]:
                 self._by_kind.setdefault(kind, {})[queue] = None
         self._queues[queue][ask] = None
-        self._hungry[queue] = None
-        self._new.append(ask)
+        if not ask.was_looked_at:
+            self._hungry[queue] = None
+            self._new.append(ask)
+            self._wake.set()
         if self._serving is None:
             topics = Changes(frozenset(("",))) | about(AVAILABILITY, self._access.log.node.to_bytes(8, "big"))
             self._hints = self._environment.bus.subscribe(topics | about(REMOTE))
             self._hints.attach(asyncio.get_running_loop(), self._hinted)
             self._serving = asyncio.create_task(self._serve())
-        self._wake.set()
 
     def _dequeue(self, ask: WaitingClaim) -> None:
         queue = ask.asked.queue
@@ -308,7 +311,7 @@ class RemoteWorkers:
         if given or self._monotonic() >= ask.until:
             self._answer(ask, given, False, before)
         elif not ask.answer.done():
-            ask.is_undecided = False
+            ask.is_undecided = ask.was_looked_at = False
             self._enqueue(ask)
 
     # The worker's row.
