@@ -14,6 +14,7 @@ GIT = "bench.gitplane"
 LOCKS = "bench.locks"
 PRESENCE = "bench.presence"
 INBOX = "bench.inbox"
+HTTP = "bench.http_api"
 CLAIMS = "bench.claims"
 GRID = "bench.grid"
 PULSE = "bench.pulse"
@@ -187,6 +188,7 @@ def rows(size: Size) -> list[Row]:
         *mesh_rows(size),
         *pulse_rows(size),
         *inbox_rows(size),
+        *http_rows(size),
         *command_rows(size),
         *git_rows(size),
         *lock_rows(size),
@@ -296,6 +298,21 @@ def inbox_rows(size: Size) -> list[Row]:
         ]
     arguments = {"count": size.messages, "stored": size.stored}
     return [Row("inbox", "inbox", "rates", arguments, ours_only=True, module=INBOX, figures=tuple(figures))]
+
+
+def http_rows(size: Size) -> list[Row]:
+    def row(connections: int, *goals: Goal) -> Row:
+        title = f"single submits over HTTP/s, {connections} connection{'s' if connections > 1 else ''}"
+        figures = (
+            Figure("rate", title, "/s"),
+            Figure("each_ms", "  time of one", "ms", True),
+            Figure("cpu_ms", "  of the server's processors", "ms", True),
+        )
+        arguments = {"count": size.single, "connections": connections}
+        options = {"ours_only": True, "module": HTTP, "figures": figures, "group": "http", "goals": goals}
+        return Row(f"http-{connections}", title, "submits", arguments, **options)
+
+    return [row(1), row(16, Goal(at_most=0.667, line="each_ms")), row(64)]
 
 
 def command_rows(size: Size) -> list[Row]:

@@ -8,7 +8,6 @@ import http.client
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,7 @@ import pytest
 
 from hocket import store
 from tests.memory import PLACE
+from tests.ports import free_port
 from tests.sqld import program
 
 STARTED_WITHIN_S = 30
@@ -37,7 +37,7 @@ class LibsqlServer:
         self.data = self.directory / "data"
         if template is not None:
             shutil.copytree(template, self.data)
-        self.port, self.admin_port = _free_ports(2)
+        self.port, self.admin_port = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -136,11 +136,3 @@ def prepared() -> Path:
     server.kill()
     atexit.register(server.remove)
     return server.data
-
-
-def _free_ports(count: int) -> list[int]:
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports

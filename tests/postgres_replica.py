@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 
 from tests.memory import PLACE
-from tests.postgres_server import Server, _free_port
+from tests.ports import free_port
+from tests.postgres_server import Server
 
 
 class StreamingReplica(Server):
@@ -17,7 +18,7 @@ class StreamingReplica(Server):
         self.directory = Path(tempfile.mkdtemp(prefix="hocket-pg-", dir=PLACE))
         if self._user is not None:
             os.chown(self.directory, pwd.getpwnam(self._user).pw_uid, -1)
-        self.data, self.port, self._process = self.directory / "data", _free_port(), None
+        self.data, self.port, self._process = self.directory / "data", free_port(), None
         with (primary.data / "pg_hba.conf").open("a") as file:
             file.write("local replication all trust\n")
         with primary.connect() as connection:

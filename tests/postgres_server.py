@@ -8,7 +8,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from hocket import store
 from tests.memory import PLACE
+from tests.ports import free_port
 
 STARTED_WITHIN_S = 60
 # The package contains two versions; this variable chooses one.
@@ -63,7 +63,7 @@ class Server:
         self.directory = Path(tempfile.mkdtemp(prefix="hocket-pg-", dir=PLACE))
         self.data = data or self.directory / "data"
         self.data.mkdir(mode=0o700)
-        self.port = _free_port()
+        self.port = free_port()
         # PostgreSQL refuses to run as root.
         self._user = "nobody" if os.geteuid() == 0 else None
         if self._user is not None:
@@ -181,10 +181,3 @@ def emptied(address: str) -> str:
             (bytes(32),),
         )
     return address
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port

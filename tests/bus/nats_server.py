@@ -13,16 +13,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from hocket.bus.nats_messages import NatsMessages
+from tests.ports import free_port
 
 PATIENCE_S = 20.0
 _BESIDE = Path(sys.executable).parent / "nats-server"
 PROGRAM = str(_BESIDE) if _BESIDE.exists() else shutil.which("nats-server")
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class NatsServer:

@@ -33,7 +33,8 @@ from hocket.events.workers import BreakerOpened
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.retrying import RetryPolicy
-from tests.bus.nats_server import NatsServer, connected, free_port, two_halves
+from tests.bus.nats_server import NatsServer, connected, two_halves
+from tests.ports import free_port
 
 pytestmark = pytest.mark.touches("GR-05")
 

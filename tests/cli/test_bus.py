@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from hocket.node.variables import BUS, BUS_CREDENTIALS
-from tests.bus.nats_server import NatsServer, free_port
+from tests.bus.nats_server import NatsServer
 from tests.cli.conftest import PATIENCE_S, TASKS, Program, until
+from tests.ports import free_port
 
 
 def bus_of(hocket: Program, *, is_connected: bool) -> dict[str, object]:

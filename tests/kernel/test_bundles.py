@@ -86,6 +86,17 @@ def test_only_so_many_facts_are_kept() -> None:
     assert bundles.read_facts(again) is read, "the facts that were read last are kept"
 
 
+@pytest.mark.touches("LW-51")
+def test_a_process_keeps_few_bytes_of_bundles_with_large_facts() -> None:
+    """A member may sign bundles of two megabytes with a single fact each."""
+    size = bundles.BYTES_KEPT // 5
+    for wall in range(10):
+        large = ScheduleJob(NO_ID, "k", bytes(size), b"")
+        (fact,) = bundles.read_facts(encode(made(Hlc(wall, 0, NODE), (), [((), large)])))
+        assert len(fact.body) > size and 0 < bundles.kept.bytes <= bundles.BYTES_KEPT
+    assert bundles.kept.count == 4 and bundles.kept.bytes > 4 * size
+
+
 @pytest.mark.req("LW-51")
 @given(stamps, said, drawn)
 def test_a_draft_names_facts_as_they_are_read(stamp: Hlc, deps: tuple[bytes, ...], facts: Drawn) -> None:

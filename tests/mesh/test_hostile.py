@@ -113,7 +113,7 @@ def test_no_answer_of_a_peer_breaks_anything(fixed: Fixed, status, headers, body
 
     async def visit() -> str:
         exchanges = Exchanges(place.node, place.key, Hostile(), place.node.environment)  # type: ignore[arg-type]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             return (await exchanges.visit("http://hostile")).state
 
     ids, digest = place.ids(), place.digest()

@@ -105,7 +105,7 @@ def test_a_quiet_coordinator_is_noticed_and_nobody_takes_its_place(tmp_path: Pat
                 assert peers.silence(a.log, own) is None
         await a.stop_serving()
         b.keep_in_touch()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while not any("coordinator" in notice for notice in b.notices):
                 await asyncio.sleep(0.02)
         with b.runtime.store.read() as session:

@@ -108,7 +108,7 @@ def test_the_watch_for_hints_goes_on_after_an_error(tmp_path: Path):
         await anext(hints)
         await until(lambda: failed, "the error")
         a.submit(1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             await anext(hints)
         assert any("the watch for hints failed" in notice for notice in a.notices)
         await hints.aclose()  # type: ignore[attr-defined]

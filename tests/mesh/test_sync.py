@@ -285,7 +285,7 @@ def test_other_rules_pause_a_peer_until_somebody_says_otherwise(tmp_path: Path):
         a.log.permissions_reader.rules = b.log.rules
         with b.runtime.store.write() as session:
             peers.resume(session, a.address)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while b.peer(a.address).state != peers.OK:
                 await asyncio.sleep(0.02)
         assert a.ids() == b.ids()

@@ -25,7 +25,8 @@ from hocket.node.message_bus import NodeMessages, bus_settings
 from hocket.node.node import Node
 from hocket.node.running import running_buses
 from hocket.node.variables import BUS, BUS_CA, BUS_CREDENTIALS, MESH_ENABLED
-from tests.bus.nats_server import NatsServer, free_port
+from tests.bus.nats_server import NatsServer
+from tests.ports import free_port
 
 PATIENCE_S = 20.0
 

@@ -16,8 +16,8 @@ from hocket.families.inbox.facts import SendMessage
 from hocket.families.rows.facts import PutRow
 from hocket.kernel.ops import decode
 from hocket.kernel.vocabulary import ScheduleJob
+from tests.ports import free_port
 from tests.scenarios.machines import CHECKOUT, Machine, machines, until, verify
-from tests.scenarios.test_submit_only import free_port
 
 WRITER = str(Path(__file__).with_name("writer.py"))
 COORDINATION_WRITER = str(Path(__file__).with_name("coordination_writer.py"))

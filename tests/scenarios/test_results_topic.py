@@ -17,7 +17,8 @@ from urllib.request import urlopen
 import nats
 import pytest
 
-from tests.bus.nats_server import NatsServer, free_port
+from tests.bus.nats_server import NatsServer
+from tests.ports import free_port
 from tests.scenarios.cables import proxies
 from tests.scenarios.machines import Machine, Process, journal, machines, until
 

@@ -4,7 +4,6 @@ coordinator, the results come back, and while the coordinator is out of reach th
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 import hocket
 from hocket.errors import Unreachable
+from tests.ports import free_port
 from tests.scenarios.machines import Machine, machines, until
 
 GRANTS = ("job:schedule:acme.", "job:schedule:hold.", "job:schedule:tell.", "job:schedule:hocket.run")
@@ -26,13 +26,6 @@ def mesh(tmp_path: Path) -> Iterator[list[Machine]]:
         hub.serve("--port", str(free_port()))
         leaf("join", hub.invite("leaf", *GRANTS))
         yield [hub, leaf]
-
-
-def free_port() -> int:
-    """A port that is free now: a server comes back where it was."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def test_its_jobs_are_delivered_and_their_results_come_back(mesh: list[Machine]) -> None:

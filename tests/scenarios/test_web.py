@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 import hocket
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
@@ -25,9 +25,7 @@ class Web:
     """`examples/web.py` on a free port, as its docstring says to start it."""
 
     def __init__(self, home: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"http://127.0.0.1:{free_port()}"
         words = [sys.executable, "-m", "uvicorn", "--app-dir", "examples", "web:app", "--port"]
         env = os.environ | {"HOCKET_HOME": str(home)}
         self.process = subprocess.Popen([*words, self.address.rpartition(":")[2]], cwd=ROOT, env=env)

@@ -363,7 +363,7 @@ async def began(ask: Asker, token: str, size: int) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", ask.place.server.port)
     head = f"POST /v1/things/a HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-length: {size}\r\n"
     writer.write(f"{head}content-type: application/json\r\n\r\n".encode())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         answer = await reader.read()
     writer.close()
     return answer

@@ -79,4 +79,4 @@ def test_only_so_many_tokens_are_remembered(world: World, monkeypatch: pytest.Mo
 def test_the_mark_of_a_revocation_is_for_the_owner_alone(world: World):
     programs.create(world.service, "ci", ["mesh:read"])
     programs.revoke(world.service, "ci")
-    assert os.stat(world.service.runtime.home.revoked_tokens).st_mode & 0o077 == 0
+    assert os.stat(world.service.runtime.home.path / "revoked_tokens").st_mode & 0o077 == 0

@@ -510,7 +510,7 @@ def test_sessions_at_the_same_time_take_different_jobs(shared: Place) -> None:
         take(session, AUTHOR)
         elsewhere.start()
         if session.is_beside:
-            elsewhere.join(10)
+            elsewhere.join(20)
             assert not elsewhere.is_alive(), "it waits for jobs that another session has locked"
     elsewhere.join(60)
     assert sorted(taken) == [numbered(number) for number in range(1, 5)]

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import traceback
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from hocket.log.audit import verify
 from hocket.store import connections, postgres
 from hocket.store.guarded import GuardedStore
 from hocket.store.postgres import PostgresStore, beginning, migration, statements
+from hocket.store.postgres.exchange import Connection, Statement, StatementAnswer
 from tests.log.roster.world import READER, introduction, new_log
 from tests.postgres_server import server
 
@@ -233,6 +235,34 @@ def test_a_write_within_a_write_is_a_mistake_and_spoils_nothing(store: PostgresS
 
 
 # Locks that are held for too long.
+
+
+def test_an_interrupted_rollback_leaves_the_store_to_other_threads(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Connection.ask
+
+    def interrupted(connection: Connection, statements: Iterable[Statement]) -> list[StatementAnswer]:
+        asked = list(statements)
+        if asked[-1][0] == "ROLLBACK":
+            connection.close()
+            raise KeyboardInterrupt
+        return ask(connection, asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "ask", interrupted)
+        with pytest.raises(KeyboardInterrupt), store.write():
+            raise ValueError("a mistake of the caller's")
+    walls: list[int] = []
+
+    def write() -> None:
+        with store.write() as session:
+            walls.append(session.head().wall)
+
+    other = threading.Thread(target=write, daemon=True)
+    other.start()
+    other.join(30)
+    assert walls, "the lock is held for ever"
 
 
 def test_a_lock_that_is_held_for_too_long_is_said(

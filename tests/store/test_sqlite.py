@@ -43,7 +43,7 @@ from hocket.store import (
     connections,
     sqlite,
 )
-from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteStore
+from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteReader, SqliteStore
 from hocket.store.sqlite.session import SqliteSession
 from tests.log.roster.world import INTRODUCTIONS, READER, Script, introduction, job_id, new_log, sent, signed
 
@@ -71,6 +71,20 @@ def test_a_commit_is_on_the_disk_when_it_returns(log: Log) -> None:
     for connection in (store._writer, reader):
         assert connection.pragma("synchronous") == 2
         assert connection.pragma("journal_mode") == "wal"
+
+
+@pytest.mark.touches("VX-07")
+def test_a_reader_whose_view_does_not_end_is_not_used_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(reader: SqliteReader) -> None:
+        raise apsw.IOError("the disk is gone")
+
+    with closing(SqliteStore(path, create=True)) as store:
+        with monkeypatch.context() as patch, pytest.raises(apsw.IOError):
+            patch.setattr(SqliteReader, "end", fail)
+            with store.read() as session:
+                session.head()
+        with store.read() as session:
+            assert session.head().seq == 0
 
 
 def test_a_claim_is_remembered_only_while_nobody_else_writes(log: Log, path: Path) -> None:

@@ -57,7 +57,7 @@ def test_every_table_is_copied_to_every_kind_of_store(store: Store) -> None:
                 target.put_unlogged(table, source.unlogged(table))
             assert all(list(target.unlogged(table)) == list(source.unlogged(table)) for table in KEPT)
             assert [each.reason for each in target.refusals(3)] == [3, 1, 2]
-            assert target.rate("acme.render") == 11 and target.held_of(NODE) == 1
+            assert target.rate("acme.render") == 11 and target.held_of(NODE).ops == 1
 
 
 @pytest.mark.req("VX-18")

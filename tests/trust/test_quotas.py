@@ -125,6 +125,18 @@ def test_one_author_does_not_take_the_room_of_all_held_ops(monkeypatch: pytest.M
 
 
 @pytest.mark.req("LW-45")
+def test_held_ops_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are on no log yet, so that the quota of their author does not count them."""
+    first, forger = owner(), Forger("forger")
+    first.receive(forger.enter(first.invite(forger), first.token), forger.node)
+    ahead = evidence(forger, 30, START + 3_600_000)
+    monkeypatch.setattr(intake, "HELD_BYTES_PER_AUTHOR_MAX", sum(len(raw) for raw, _ in ahead[:10]))
+    taken = [first.receive(ahead[start : start + 5], forger.node) for start in range(0, 30, 5)]
+    assert [each.held for each in taken] == [5, 5, 0, 0, 0, 0]
+    assert taken[2].refused == {Reason.HELD_FULL: 5}
+
+
+@pytest.mark.req("LW-45")
 def test_inviting_oneself_multiplies_nothing() -> None:
     """A member that may let others in shares its quota with all of them."""
     first, inviter = owner(), Member("inviter")

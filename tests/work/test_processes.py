@@ -226,7 +226,7 @@ def test_a_lease_is_renewed_for_as_long_as_the_handler_runs(mesh: Mesh, kind: st
 @pytest.mark.req("LW-11", "LW-18")
 def test_a_worker_that_finds_everything_held_does_not_hammer(mesh: Mesh) -> None:
     gate = mesh.root / "gate"
-    mesh.node.submit("step.gate", path=str(gate))
+    mesh.node.submit(hocket.kind("step.gate", lease="1h"), path=str(gate))  # no renewal comes meanwhile
     mesh.worker().up()
     mesh.wait_journal("start")
     idle = mesh.worker().up()

@@ -30,7 +30,7 @@ def test_work_that_fails_is_told_and_started_again(monkeypatch: pytest.MonkeyPat
         return "done"
 
     async def test() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             assert await supervised("the sync loop", work, sentences(notices.append), environment()) == "done"
 
     asyncio.run(test())

@@ -96,15 +96,20 @@ def test_a_killed_worker_repeats_few_runs_that_had_ended(mesh: Mesh, options: di
     mesh.node.submit_many((REST, {}) for _ in range(600))
     worker = mesh.worker(**options).up()
     mesh.wait_journal("end", 150)
+
+    def unlogged() -> set[str]:
+        with mesh.runtime.read() as session:
+            done = {ulid_text(entry.job.id) for entry in session.each_job() if entry.stage is Stage.DONE}
+        return {line["job"] for line in mesh.journal("end")} - done
+
     with mesh.runtime.store.write():
+        wait_for(unlogged, "a run that ends")
         ended, since = len(mesh.journal("end")), time.monotonic()
         while time.monotonic() < since + 0.5:
             if (now := len(mesh.journal("end"))) > ended:
                 ended, since = now, time.monotonic()
         worker.kill()
-    with mesh.runtime.read() as session:
-        done = {ulid_text(entry.job.id) for entry in session.each_job() if entry.stage is Stage.DONE}
-    lost = {line["job"] for line in mesh.journal("end")} - done
+    lost = unlogged()
     assert 0 < len(lost) <= bound
     mesh.run()
     runs = Counter(line["job"] for line in mesh.journal("end"))

@@ -74,7 +74,7 @@ async def parts(
         service.check("Artifact", "Read", found.kind)
         return found.id
 
-    return _news(node, await node.peek(read), since)
+    return _news(node, await node.read(read), since)
 
 
 async def _news(node: "Node", job_id: bytes, since: tuple[int, int]) -> AsyncGenerator[JobNews, None]:

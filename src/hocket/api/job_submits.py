@@ -37,6 +37,7 @@ from hocket.kernel.texts import HOLD_BEATS_MAX
 
 if TYPE_CHECKING:
     from hocket.families.jobs.requests import Draft, Submitted
+    from hocket.node.node import Node
 
 
 def _ms(description: str, least: int = 0, most: int = DELAY_MS_MAX) -> Any:
@@ -165,9 +166,10 @@ def submit_drafts(service: Service, drafts: "Sequence[Draft]") -> "list[Submitte
 
 
 @operation("submit_job", "POST /v1/jobs", SUBMIT, creates=True)
-def submit(service: Service, job: Annotated[NewJob, WholeBody()]) -> JobSubmitted:
+async def submit(service: Service, node: "Node", job: Annotated[NewJob, WholeBody()]) -> JobSubmitted:
     """Submit a job. With an Idempotency-Key or a `unique` key a request can be repeated without a second job."""
-    made = submit_drafts(service, [drafted(job)])[0]
+    service.check_writer()
+    made = await node.submit_draft(drafted(job))
     return JobSubmitted(ulid_text(made.job_id), job.kind, made.created)
 
 

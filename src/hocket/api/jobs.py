@@ -268,7 +268,7 @@ async def result_of(
         service.check("Artifact", "Read", shown["kind"])
         return shown
 
-    shown = await node.peek(details)
+    shown = await node.read(details)
     if wait_ms and shown["outcome"] is None:
         job_id = id_of(shown["job_id"])
 

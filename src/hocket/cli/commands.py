@@ -57,6 +57,10 @@ COMMANDS = {
     "log": ("log:app", "Read, verify, rebuild, export and import the log."),
     "store": ("store:app", "Migrate the node's store, or move it to a database server or back."),
     "status": ("api.status:status", "Show the state of this node."),
+    "testing": (
+        "testing.workers.testing_commands:app",
+        "Try out workers of yours, in any language, against a real server.",
+    ),
     "doctor": ("store:doctor", "Check this node for problems and suggest fixes."),
 }
 for _extension in extensions():

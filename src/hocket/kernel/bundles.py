@@ -69,6 +69,8 @@ _AROUND_BYTES = 17 - len(_FACT_CONTEXT)
 # So many facts are kept of bundles that were taken apart. A job that is folded again needs one fact each of many
 # bundles, and the next job often needs their neighbours.
 FACTS_KEPT = 8_192
+# And so many bytes of such bundles at most: their facts take about three times as much memory.
+BYTES_KEPT = 16 * 1024 * 1024
 # So many bundles of ScheduleJobs are kept for workers, which read one payload after the other.
 _SCHEDULES_KEPT = 3
 _SCHEDULE = encode(U64, number_of(ScheduleJob))
@@ -243,7 +245,7 @@ class _FactCache:
     def __init__(self) -> None:
         self._lock = Lock()
         self._facts: OrderedDict[bytes, tuple[Fact, ...]] = OrderedDict()
-        self.count = 0
+        self.count = self.bytes = 0
 
     def get(self, bundle: bytes) -> tuple[Fact, ...] | None:
         with self._lock:
@@ -254,10 +256,13 @@ class _FactCache:
 
     def put(self, bundle: bytes, facts: tuple[Fact, ...]) -> None:
         with self._lock:
-            self.count += len(facts) - len(self._facts.pop(bundle, ()))
-            self._facts[bundle] = facts
-            while self.count > FACTS_KEPT:
-                self.count -= len(self._facts.popitem(last=False)[1])
+            if self._facts.setdefault(bundle, facts) is facts:
+                self.count += len(facts)
+                self.bytes += len(bundle)
+            while self.count > FACTS_KEPT or self.bytes > BYTES_KEPT:
+                oldest, gone = self._facts.popitem(last=False)
+                self.count -= len(gone)
+                self.bytes -= len(oldest)
 
 
 kept = _FactCache()

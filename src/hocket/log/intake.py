@@ -32,11 +32,13 @@ from hocket.log.author_check import CURABLE, SIGNED
 from hocket.log.citations import long_key
 from hocket.log.limits import SHARED, Limits
 from hocket.log.transaction import Transaction
-from hocket.store import LateOp
+from hocket.store import LateOp, WrittenTotals
 
 HELD_MAX = 100_000
 # The most held ops of one author, so that no author takes the room of the others.
 HELD_PER_AUTHOR_MAX = 10_000
+# And their bytes: what is on no log yet counts against no quota. The same holds for late ops.
+HELD_BYTES_PER_AUTHOR_MAX = 64 * 1024 * 1024
 # By how much an op that does not count may be ahead of this machine's clock without being held: one that its author may
 # not write, and one that it may, such as a claim that came second. A node with a slightly fast clock must not wait
 # after each of those.
@@ -104,8 +106,8 @@ class Intake:
         tx.projection.prepare(facts)
         self._forks = tx.projection.permissions.forks
         self._room = HELD_MAX - tx.session.held()[0]
-        self._held_of: dict[int, int] = {}
-        self._lates: dict[int, int] = {}
+        self._held_of: dict[int, WrittenTotals] = {}
+        self._lates: dict[int, WrittenTotals] = {}
         # Only a node that holds every op of every author can check whether one op follows another.
         self._checks_links = tx.is_bound and tx.holds_everything
         self._unlinked: set[int] = set()
@@ -151,7 +153,7 @@ class Intake:
             # Due when this machine's clock has reached it; others are due once it is within the allowed difference.
             self._hold(raw, op, op.timestamp.wall + self._limit - tx.physical)
         elif not self._is_vouched and (
-            any(self._is_late(each) for each, _ in facts) or (self._checks_links and self._late_of(op.node_id))
+            any(self._is_late(each) for each, _ in facts) or (self._checks_links and self._late_of(op.node_id).ops)
         ):
             self._hold_for_owner(raw, op)
         elif tx.is_bound and op.node_id == tx.node and not self._continues(raw, op):
@@ -167,7 +169,7 @@ class Intake:
         if op.node_id == self._tx.node:
             # The op is admitted, since the key is good; but this node never wrote it, or has lost it.
             self._tx.refuse(op.id, op.node_id, Reason.TWIN)
-        if self._late_of(op.node_id):
+        if self._late_of(op.node_id).ops:
             self._tx.session.drop_late([op.id])
             del self._lates[op.node_id]
         last = facts[-1].timestamp
@@ -293,40 +295,42 @@ class Intake:
         if isinstance(op.payload, DelegateUcan) and tx.latest_of(op.node_id)[1] == NO_ID:
             return False  # its introduction
         return (
-            self._held_count(op.node_id) > 0
+            self._held_by(op.node_id).ops > 0
             or projection.is_unauthorised(op)
             or (op.timestamp.wall > tx.physical + IDLE_AHEAD_MS and not projection.would_count(op))
         )
 
-    def _held_count(self, node: int) -> int:
+    def _held_by(self, node: int) -> WrittenTotals:
         if node not in self._held_of:
             self._held_of[node] = self._tx.session.held_of(node.to_bytes(8, "big"))
         return self._held_of[node]
 
     def _hold(self, raw: bytes, op: Op, due: int) -> None:
         author = op.node_id.to_bytes(8, "big")
-        if self._room <= 0 or self._held_count(op.node_id) >= HELD_PER_AUTHOR_MAX:
+        held = self._held_by(op.node_id).plus(len(raw))
+        if self._room <= 0 or held.ops > HELD_PER_AUTHOR_MAX or held.bytes > HELD_BYTES_PER_AUTHOR_MAX:
             self._refuse(op.id, op.node_id, Reason.HELD_FULL, op.timestamp)
             return
         self._room -= 1
         self._held += 1
-        self._held_of[op.node_id] += 1
+        self._held_of[op.node_id] = held
         self._tx.session.hold(op.id, due, raw, author)
 
-    def _late_of(self, node: int) -> int:
-        """How many ops of this author wait for the owner's decision. Its later ones wait with them, so that none of
+    def _late_of(self, node: int) -> WrittenTotals:
+        """How much of this author waits for the owner's decision. Its later ones wait with them, so that none of
         its history is missing here.
         """
         if node not in self._lates:
-            self._lates[node] = self._tx.session.late_count(node.to_bytes(8, "big"))
+            self._lates[node] = self._tx.session.late_of(node.to_bytes(8, "big"))
         return self._lates[node]
 
     def _hold_for_owner(self, raw: bytes, op: Op) -> None:
         author = op.node_id.to_bytes(8, "big")
-        if self._late_of(op.node_id) >= LATE_MAX:
+        late = self._late_of(op.node_id).plus(len(raw))
+        if late.ops > LATE_MAX or late.bytes > HELD_BYTES_PER_AUTHOR_MAX:
             self._refuse(op.id, op.node_id, Reason.HELD_FULL, op.timestamp)
             return
-        self._lates[op.node_id] += 1
+        self._lates[op.node_id] = late
         self._held += 1
         self._tx.refuse(op.id, op.node_id, Reason.LATE)
         self._tx.session.hold_late(LateOp(op.id, author, pack(op.timestamp), self._tx.physical, raw))

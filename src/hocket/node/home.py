@@ -11,7 +11,8 @@ import os
 import pwd
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from mmap import mmap
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -39,6 +40,7 @@ from hocket.store.files import sync_directory
 ENVIRONMENT = "HOCKET_HOME"
 
 _OTHERS = 0o077
+_MARK_BYTES = 16
 DATABASE_ENDS = ("", "-wal", "-shm", "-journal", "-waiting")
 # Everything that Hocket puts into a home. It ignores other files.
 _PARTS = (
@@ -100,7 +102,7 @@ class Home:
         self.replica = self.path / "replica.db"
         self.revocations = self.path / "revocations"
         self.checked_states = self.path / "checked_states"
-        self.revoked_tokens = self.path / "revoked_tokens"
+        self._revoked_tokens = self.path / "revoked_tokens"
         self.git_cache = self.path / "git" / "cache"
         self.pending_git_jobs = self.path / "git" / "pending"
         self.git_trusted = self.path / "git" / "trusted"
@@ -138,10 +140,16 @@ class Home:
         for exposed in filter(None, map(exposure, self.key_files())):
             raise Usage(exposed)
 
+    def revocation_mark(self) -> mmap:
+        """Memory that the processes of this home share. It changes when one of them revokes a token of programs."""
+        with open(os.open(self._revoked_tokens, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+            file.truncate(_MARK_BYTES)
+            return mmap(file.fileno(), _MARK_BYTES)
+
     def mark_revoked_token(self) -> None:
-        """Tells servers of this home, by a file that grows, to read the tokens of programs again."""
-        with open(os.open(self.revoked_tokens, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
-            file.write(b".")
+        """Tells servers of this home to read the tokens of programs again."""
+        with closing(self.revocation_mark()) as mark:
+            mark[:] = os.urandom(_MARK_BYTES)
 
     def _check_owner(self) -> None:
         """Raises NotAuthorised if another user owns the home or a part of it."""

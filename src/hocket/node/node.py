@@ -137,10 +137,7 @@ class Node(LocalNode):
         draft = job_type.draft(payload, args)
         if job_type.policy is not DEFAULT or tracer() is not None:
             return (await self._submit([job_type], [draft], jobs.submit))[0]
-        # The job has no special options, so it takes the fast path.
-        keep: Callable[[StoreAway], bytes] = lambda error: keep_jobs(self.runtime, error, [draft])[0].job_id  # noqa: E731
-        job_id = await self._written_or_kept(lambda: self.append_plain(draft), keep)
-        return Handle(self, job_id, True, job_type.signature)
+        return Handle(self, *await self.submit_draft(draft), job_type.signature)
 
     async def append_plain(self, draft: Draft) -> bytes:
         """Submits a job without options, in a shorter way unless other submits wait to share a commit."""
@@ -148,6 +145,13 @@ class Node(LocalNode):
         submit: Callable[[Transaction], bytes] = lambda tx: jobs.submit(tx, [draft])[0].job_id  # noqa: E731
         alone = lambda: log.append_plain(draft.kind, draft.payload) or log.run(submit, beside=True)  # noqa: E731
         return await self._committer.run(submit, alone=alone, beside=True)
+
+    async def submit_draft(self, draft: Draft) -> Submitted:
+        """Submits the draft of one job, with others that wait in one commit."""
+        if draft.policy is not DEFAULT or draft.trace is not None or draft.job_id is not None:
+            return (await self._written([draft], jobs.submit))[0]
+        keep: Callable[[StoreAway], bytes] = lambda error: keep_jobs(self.runtime, error, [draft])[0].job_id  # noqa: E731
+        return Submitted(await self._written_or_kept(lambda: self.append_plain(draft), keep), True)
 
     async def submit_many(self, pairs: "Pairs") -> list[Handle]:
         """Submits many jobs in one transaction: all or none."""
@@ -162,13 +166,16 @@ class Node(LocalNode):
         return await self._submit(types, drafts, jobs.submit_chain)
 
     async def _submit(self, types: list[JobType], drafts: list[Draft], submit: SubmitDrafts) -> list[Handle]:
+        made = await self._written(drafts, submit)
+        return [Handle(self, *each, type.signature) for type, each in zip(types, made, strict=True)]
+
+    async def _written(self, drafts: list[Draft], submit: SubmitDrafts) -> list[Submitted]:
         async def write() -> list[Submitted]:
             await self._check(drafts)
             return await self.run(lambda tx: submit(tx, drafts), beside=True)
 
         cited = _chain(len(drafts)) if submit is jobs.submit_chain else ()
-        made = await self._written_or_kept(write, lambda error: keep_jobs(self.runtime, error, drafts, cited))
-        return [Handle(self, *each, type.signature) for type, each in zip(types, made, strict=True)]
+        return await self._written_or_kept(write, lambda error: keep_jobs(self.runtime, error, drafts, cited))
 
     async def _written_or_kept(
         self, write: Callable[[], Awaitable[T]], keep: Callable[[StoreAway], T], to: int | None = None

@@ -3,7 +3,6 @@ second at most, and not after a token was revoked: `revoke` leaves a mark in the
 first. What this node may do itself is looked up again as soon as it has changed in this process.
 """
 
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,13 +13,11 @@ from hocket.kernel.ids import content_hash
 BELIEVED_S = 1.0
 KNOWN_MAX = 1_000
 
-Mark = tuple[int, int, int]
-
 
 class _KnownProgram(NamedTuple):
     program: Program
     until: float
-    mark: Mark
+    mark: bytes
     permissions: object
 
 
@@ -29,7 +26,7 @@ class KnownPrograms:
 
     def __init__(self, service: Service, chosen: str | None, monotonic: Callable[[], float]) -> None:
         self._service, self._chosen, self._monotonic = service, chosen, monotonic
-        self._marked = service.runtime.home.revoked_tokens
+        self._mark = service.runtime.home.revocation_mark()
         # By the hash of the token.
         self._known: dict[bytes, _KnownProgram] = {}
 
@@ -55,10 +52,6 @@ class KnownPrograms:
         self._known[content_hash(text.encode())] = _KnownProgram(program, until, mark, permissions)
         return program
 
-    def mark(self) -> Mark:
+    def mark(self) -> bytes:
         """Changes when a token is revoked."""
-        try:
-            found = os.stat(self._marked)
-        except FileNotFoundError:
-            return 0, 0, 0
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return self._mark[:]

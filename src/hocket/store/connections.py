@@ -159,9 +159,13 @@ class ReadPool(Generic[S]):
             return
         try:
             reader.end()
+        except BaseException:
+            reader.close()  # its view goes on, so that it can begin no other
+            raise
+        else:
+            self._free.append(reader)
         finally:
             del self._taken[reader.thread]
-            self._free.append(reader)
             self._places.release()
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ _REFUSE = insert("refusals", "op_id, author, reason, wall")
 _DROP_REFUSALS = "DELETE FROM refusals WHERE number <= (SELECT max(number) FROM refusals) - ?"
 _HOLD = insert_new("held", "of_node, id, wall, body, author, mac")
 _LATE = "id, author, hlc, received, body"
+_TOTALS = "count(*), coalesce(sum(length(body)), 0)"
 _HOLD_LATE = insert_new("late", _LATE)
 _ADD_WRITTEN = (
     insert("written", "node, ops, bytes") + " ON CONFLICT (node) DO UPDATE"
@@ -54,10 +55,13 @@ class LateOp(NamedTuple):
 
 
 class WrittenTotals(NamedTuple):
-    """How much an author has on the log."""
+    """How much an author has on the log, or beside it."""
 
     ops: int = 0
     bytes: int = 0
+
+    def plus(self, size: int) -> "WrittenTotals":
+        return WrittenTotals(self.ops + 1, self.bytes + size)
 
 
 class OverQuota(NamedTuple):
@@ -88,8 +92,9 @@ class IntakeSession(Statements):
     def hold(self, op_id: bytes, wall: int, body: bytes, author: bytes = b"") -> None:
         self._put(_HOLD, self._macs.with_mac("held", (op_id, wall, body, author)))
 
-    def held_of(self, author: bytes) -> int:
-        return int(self._one("SELECT count(*) FROM held WHERE of_node = ? AND author = ?", self._macs.node, author))
+    def held_of(self, author: bytes) -> WrittenTotals:
+        (totals,) = self._rows(f"SELECT {_TOTALS} FROM held WHERE of_node = ? AND author = ?", self._macs.node, author)
+        return WrittenTotals(*map(int, totals))
 
     def due(self, wall: int, limit: int) -> list[bytes]:
         """The held ops whose time has come, the earliest first."""
@@ -110,8 +115,9 @@ class IntakeSession(Statements):
     def hold_late(self, late: LateOp) -> None:
         self._put(_HOLD_LATE, late)
 
-    def late_count(self, node: bytes) -> int:
-        return int(self._one("SELECT count(*) FROM late WHERE author = ?", node))
+    def late_of(self, author: bytes) -> WrittenTotals:
+        (totals,) = self._rows(f"SELECT {_TOTALS} FROM late WHERE author = ?", author)
+        return WrittenTotals(*map(int, totals))
 
     def late_ops(self, node: bytes | None = None) -> list[LateOp]:
         """The late ops of one author, or of all, in HLC order."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from hocket.extensions.git.plane import Plane
 from hocket.extensions.git.planes import open_plane
+from tests.ports import free_port
 
 KINDS = ("bare", "worktree", "file", "daemon", "http", "ssh")
 PATIENCE_S = 60
@@ -105,9 +106,7 @@ def _address(kind: str, repository: Path, env: dict[str, str], directory: Path) 
 
 @contextmanager
 def _daemon(root: Path, env: dict[str, str]) -> Iterator[int]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
+    port = free_port()
     served = ["--export-all", "--enable=receive-pack", f"--base-path={root}", str(root)]
     daemon = subprocess.Popen(
         ["git", "daemon", "--reuseaddr", "--listen=127.0.0.1", f"--port={port}", *served],

@@ -12,6 +12,7 @@ from hocket.inference import OpenAI
 from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, decode_snapshot
 from hocket.node.handles import SyncHandle
 from hocket.testing import MemorySyncNode
+from tests.ports import free_port
 from tests.work.artifacts.handlers import content, of_job, run, succeeded
 from tests.work.inference.endpoint import Answering, Endpoint, Handler, chat, endpoint
 
@@ -157,10 +158,7 @@ def test_what_breaks_off_or_is_too_long(model: Endpoint, monkeypatch: pytest.Mon
 
 
 def test_nobody_there():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    client = OpenAI(f"http://127.0.0.1:{port}/v1")
+    client = OpenAI(f"http://127.0.0.1:{free_port()}/v1")
     with hocket.testing.node() as node:
         handle = run(node, lambda ctx: client.chat(ctx, model="small", messages=MESSAGES))
         assert "failed: Connection refused" in handle.status()["error"]

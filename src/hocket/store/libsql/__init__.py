@@ -120,13 +120,17 @@ class LibsqlStore(ServerStore[LibsqlSession]):
         return self._looked_up(op_id, look, broken.message, (Broken, StoreError, apsw.Error))
 
     def roll_back(self) -> None:
-        self._writer.roll_back()
-        self._release()
+        try:
+            self._writer.roll_back()
+        finally:
+            self._release()
 
     def _release(self) -> None:
-        self._author = self._session.author or self._author
-        self._session.ended()
-        self._lock.release()
+        try:
+            self._author = self._session.author or self._author
+            self._session.ended()
+        finally:
+            self._lock.release()
 
 
 class LibsqlWrite:

@@ -187,10 +187,12 @@ class PostgresStore(ServerStore[PostgresSession]):
         self._beginning.left(head, *ended)
 
     def roll_back(self) -> None:
-        with suppress(psycopg.Error):  # then the connection broke, and the server has rolled back
-            if not self._writer.closed and self._writer.info.transaction_status is not TransactionStatus.IDLE:
-                self._writer.ask((_ROLLBACK,))
-        self._lock.release()
+        try:
+            with suppress(psycopg.Error):  # then the connection broke, and the server has rolled back
+                if not self._writer.closed and self._writer.info.transaction_status is not TransactionStatus.IDLE:
+                    self._writer.ask((_ROLLBACK,))
+        finally:
+            self._lock.release()
 
 
 _BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
