@@ -13,8 +13,9 @@ answer was lost gets the same holds, also from another process of the node.
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from hocket.bus.hints import Changes, Subscription, about
 from hocket.errors import HocketError, StoreError, Unreachable
@@ -48,6 +49,7 @@ from hocket.work.remote.remote_claims import (
 )
 from hocket.work.remote.remote_holds import (
     GOODBYE,
+    REMOTE,
     CheckKind,
     End,
     EndOutcome,
@@ -56,10 +58,14 @@ from hocket.work.remote.remote_holds import (
     Renewal,
     RenewalDone,
     end,
+    find_hold,
     is_repeated,
+    over,
     refused,
     renew,
 )
+from hocket.work.remote.remote_parts import PartsKey, RemoteLimit, RemoteParts
+from hocket.work.run_outputs import RunServices
 
 # The workers that this process knows, of all agents and of one.
 WORKERS_MAX = 10_000
@@ -74,23 +80,18 @@ RETRIES = 20
 CLOSE_S = 5.0
 # The jobs whose last logged progress note is remembered.
 LOGGED_MAX = 10_000
-# The family of the hint that a worker over HTTP is to drain.
-REMOTE = "remote"
-
-
-class TooManyWorkers(HocketError):
-    """An agent has given itself too many workers."""
 
 
 class RemoteWorkers:
     """Use it from the event loop of the node."""
 
-    def __init__(self, access: NodeAccess, environment: Environment) -> None:
+    def __init__(self, access: NodeAccess, environment: Environment, services: Callable[[str], RunServices]) -> None:
         self._access, self._environment, self._monotonic = access, environment, environment.monotonic
         self._members = Members(environment.liveness, access.log)
         self._heard_claims = HeardClaims(access.log.physical)
         self._contested = ContestedClaims(self._members)
         self._claims = RemoteClaims(self._contested)
+        self._parts = RemoteParts(services)
         self._workers: dict[RemoteName, RemoteWorker] = {}
         self._of_agent: Counter[str] = Counter()
         # The waiting claims by what they serve, the queues with a kind, and those with a reason to look.
@@ -159,7 +160,7 @@ class RemoteWorkers:
     def _known(self, name: RemoteName) -> RemoteWorker:
         if (worker := self._workers.get(name)) is None:
             if self._of_agent[name.agent] >= WORKERS_OF_AGENT_MAX or len(self._workers) >= WORKERS_MAX:
-                raise TooManyWorkers(
+                raise RemoteLimit(
                     f"{len(self._workers)} workers claim jobs over HTTP, and no more fit; come back later"
                 )
             order = ClaimOrder(
@@ -325,9 +326,16 @@ class RemoteWorkers:
                 self._of_agent[name.agent] -= 1
         alive = [worker.asked for worker in self._workers.values() if worker.asked is not None]
         self._of_agent = +self._of_agent
-        if alive:
-            with suppress(StoreError):
-                await self._access.run(lambda tx: [row_of(tx, each, beats=True) for each in alive])
+        if not alive and not self._parts.keys:
+            return
+
+        def write(tx: Transaction) -> list[PartsKey]:
+            for each in alive:
+                row_of(tx, each, beats=True)
+            return self._parts.over(tx)
+
+        with suppress(StoreError):
+            self._parts.drop(await self._access.run(write))
 
     # Holds.
 
@@ -363,15 +371,45 @@ class RemoteWorkers:
         return now >= self._logged.get(job_id, -math.inf) + LOGGED_S
 
     async def end(self, agent: str, ends: Sequence[End], check_kind: CheckKind) -> list[HoldEnded | HocketError]:
-        """Ends holds, each on its own."""
+        """Ends holds, each on its own. A completion takes the parts with it."""
+        with_parts = {(each.job_id, each.fence) for each in ends} & set(self._parts.keys)
+        if with_parts:
+            ends = [await self._with_parts(each) if (each.job_id, each.fence) in with_parts else each for each in ends]
         found = await self._access.run(lambda tx: end(tx, ends, agent, check_kind), beside=True)
         offers = {number: each for number, each in enumerate(found) if isinstance(each, Offer)}
-        if not offers:
-            return [each for each in found if not isinstance(each, Offer)]
-        decisions = dict(zip(offers, await self._access.consult(list(offers.values())), strict=True))
-        return await self._access.run(
-            lambda tx: [_final(tx, ends[n], decisions.get(n), each) for n, each in enumerate(found)]
+        if offers:
+            decisions = dict(zip(offers, await self._access.consult(list(offers.values())), strict=True))
+
+            def judge(tx: Transaction) -> list[HoldEnded | HocketError]:
+                return [_final(tx, ends[number], decisions.get(number), each) for number, each in enumerate(found)]
+
+            done = await self._access.run(judge)
+        else:
+            done = [each for each in found if not isinstance(each, Offer)]
+        self._parts.drop(
+            (each.job_id, each.fence) for each, end in zip(ends, done, strict=True) if isinstance(end, HoldEnded)
         )
+        return done
+
+    async def _with_parts(self, end: End) -> End:
+        if end.do != "complete":
+            return end
+        entry = await self._access.peek(lambda session: session.job(end.job_id))
+        if entry is None or entry.job.fence != end.fence:
+            return end
+        job = entry.job
+        return end._replace(made=await self._access.call(lambda: self._parts.outputs(job)))
+
+    async def add_parts(
+        self, agent: str, job_id: bytes, fence: int, values: Sequence[tuple[int, Any]], check_kind: CheckKind
+    ) -> int:
+        """Returns the number of the next part."""
+        found = await self._access.run(lambda tx: find_hold(tx, job_id, fence, agent, check_kind), beside=True)
+        if isinstance(found, HocketError):
+            raise found
+        if isinstance(found, Job):
+            raise over(found, fence)
+        return self._parts.add(found.job, agent, values)
 
     async def goodbye(self, name: RemoteName) -> int:
         """Returns the worker's jobs. Returns how many there were."""
