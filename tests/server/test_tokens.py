@@ -1,10 +1,14 @@
 """The tokens of programs, shown to a real server: which are accepted, for what, and until when."""
 
 import hmac
+import http.client
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -17,7 +21,7 @@ from hocket.kernel.ucan import Capability
 from hocket.mesh.grants import parse_grants
 from hocket.node.runtime import Runtime
 from tests.mesh.world import enrolled, run
-from tests.server.served import Served, serving
+from tests.server.served import PATIENCE_S, Served, serving
 from tests.server.served import hocket as command
 
 NODES = "/v1/nodes"
@@ -280,3 +284,33 @@ def test_many_guesses_are_slowed_down(tmp_path: Path):
         statuses = [served.ask("GET", NODES, "guess").status for _ in range(80)]
         assert set(statuses) == {401, 429}
         assert served.ask("GET", NODES, token).status == 200
+
+
+def test_a_revoked_token_ends_what_it_has_open(served: Served):
+    """A request that waits for a lock, and a stream of a job that nobody runs."""
+    own, other = (made(served.home, name, "all") for name in ("leaving", "staying"))
+    key = "file:revoked"
+    assert served.ask("POST", "/v1/locks", other, {"keys": [key], "ttl_ms": 60_000}).status == 201
+    job = served.ask("POST", "/v1/jobs", other, {"kind": "acme.nobody"}).json["job_id"]
+    streams: list[http.client.HTTPResponse] = []
+    for token in (own, other):
+        where = urlsplit(served.address)
+        connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=PATIENCE_S)
+        connection.request("GET", f"/v1/jobs/{job}/parts", headers={"Authorization": f"Bearer {token}"})
+        streams.append(connection.getresponse())
+        assert streams[-1].status == 200
+    with ThreadPoolExecutor() as threads:
+        waits = {"keys": [key], "ttl_ms": 60_000, "wait_ms": 50_000}
+        waiting = threads.submit(served.ask, "POST", "/v1/locks", own, waits)
+        deadline = time.monotonic() + PATIENCE_S
+        while not served.ask("GET", f"/v1/locks/{key.replace(':', '%3A')}", other).json["waiting"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert command(served.home, "token", "revoke", "leaving").returncode == 0
+        answer = waiting.result(PATIENCE_S)
+    assert (answer.status, answer.json["message"]) == (401, "the token leaving is revoked")
+    assert json.loads(streams[0].read().splitlines()[-1])["error"] == "unknown_token"
+    assert served.ask("GET", f"/v1/locks/{key.replace(':', '%3A')}", other).json["waiting"] == []
+    # The other program's stream goes on to the job's end.
+    assert served.ask("POST", f"/v1/jobs/{job}/cancel", other, {"reason": "done"}).status == 200
+    assert b'"outcome":"cancelled"' in streams[1].read()

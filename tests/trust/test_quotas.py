@@ -4,15 +4,17 @@ import pytest
 from msgspec.structs import replace
 
 from hocket.kernel.arbitration import Reason
+from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.mesh_rules import HOCKET, Bounds
-from hocket.kernel.ops import Op
+from hocket.kernel.ops import NO_ID, Op, encode, link_to, sign
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.ucan import ROOT, Capability, Quota, issue, read
-from hocket.kernel.vocabulary import ClaimWork, IngestEvidence, ReportProgress, RevokeUcan
+from hocket.kernel.vocabulary import ClaimWork, IngestEvidence, ReportProgress, RevokeUcan, ScheduleJob
 from hocket.log import intake
 from hocket.log.limits import HANDED_ON_FACTOR
 from hocket.mesh.quotas import BURST_S, Quotas
 from hocket.store import WrittenTotals
+from tests.bundled import bundled
 from tests.trust.members import READS, START, USER, WORKER, Forger, Member, key, meet, owner
 
 Received = tuple[bytes, Op]
@@ -134,6 +136,27 @@ def test_held_ops_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = [first.receive(ahead[start : start + 5], forger.node) for start in range(0, 30, 5)]
     assert [each.held for each in taken] == [5, 5, 0, 0, 0, 0]
     assert taken[2].refused == {Reason.HELD_FULL: 5}
+
+
+@pytest.mark.req("LW-22", "LW-45")
+@pytest.mark.parametrize("in_bundle", [False, True])
+def test_a_member_cannot_use_up_the_counter_of_a_node_that_it_has_set_ahead(in_bundle: bool) -> None:
+    """An op that counts moves the clock by minutes. If nothing could follow it there, nobody could write meanwhile."""
+    first, forger = owner(), Forger("forger")
+    first.receive(forger.enter(first.invite(forger), first.token), forger.node)
+    ahead, schedule = first.clock.now + 250_000, ScheduleJob(NO_ID, "acme.x", b"{}", b"")
+    if in_bundle:
+        op, _ = bundled(Hlc(ahead, U32_MAX - 3, forger.node), (link_to(forger.last),), [((), schedule)] * 3)
+        signed = sign(op, forger.key)
+        sent = encode(signed), signed
+    else:
+        sent = forger.say(schedule, ahead, U32_MAX)
+    assert first.receive([sent], forger.node).held == 1
+    made = [first.submit() for _ in range(5)]
+    assert all(first.entry(job_id) for job_id in made)
+    first.clock.now = ahead + 1
+    first.receive([], forger.node)
+    assert first.submit() and written(first, forger.node).ops == 2 + (3 if in_bundle else 1)
 
 
 @pytest.mark.req("LW-45")

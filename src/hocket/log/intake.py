@@ -44,6 +44,8 @@ HELD_BYTES_PER_AUTHOR_MAX = 64 * 1024 * 1024
 # after each of those.
 FORBIDDEN_AHEAD_MS = 1_000
 IDLE_AHEAD_MS = 10_000
+# An op with a higher logical time is held until the machine's clock has passed it. No node gets so far by itself.
+LOGICAL_MAX = 2_147_483_648
 _WAITING = (int(Reason.WAITING),)
 _ACCEPTANCES = tuple(map(number_of, ACCEPTANCES))
 # The most ops of one author that wait for the owner's decision.
@@ -152,6 +154,9 @@ class Intake:
         elif self._is_ahead(op) and any(self._is_idle_ahead(each) for each, _ in facts):
             # Due when this machine's clock has reached it; others are due once it is within the allowed difference.
             self._hold(raw, op, op.timestamp.wall + self._limit - tx.physical)
+        elif not tx.is_strict and not self._is_operator and self._leaves_no_time(facts[-1].op.timestamp):
+            # Due when this machine's clock has passed it, which begins to count anew.
+            self._hold(raw, op, op.timestamp.wall + self._limit - tx.physical + 1)
         elif not self._is_vouched and (
             any(self._is_late(each) for each, _ in facts) or (self._checks_links and self._late_of(op.node_id).ops)
         ):
@@ -278,6 +283,10 @@ class Intake:
             # Its schedule's author must be allowed to schedule the job; its own author must be a member.
             return authority.membership_ended(op.node_id, op.timestamp.wall, ended)
         return authority.relied_on_ended(op.node_id, op.payload, op.timestamp.wall, _kind_of(tx, op.payload), ended)
+
+    def _leaves_no_time(self, at: Hlc) -> bool:
+        """Whether few ops could follow one of that time until this machine's clock has passed it."""
+        return at.logical > LOGICAL_MAX and at.wall >= self._tx.physical
 
     def _is_ahead(self, op: Op) -> bool:
         return op.timestamp.wall > self._tx.physical + FORBIDDEN_AHEAD_MS

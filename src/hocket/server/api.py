@@ -23,9 +23,10 @@ from hocket.kernel.ids import content_hash
 from hocket.mesh import wire
 from hocket.mesh.quotas import Buckets
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
+from hocket.node.log_events import PlaceGone
 from hocket.node.node import Node
 from hocket.server.description import describe
-from hocket.server.known_programs import KnownPrograms
+from hocket.server.known_programs import Ending, KnownPrograms, OpenRequests
 from hocket.server.negotiation import AT_ONCE_BYTES_MAX, is_negotiable, negotiated
 from hocket.server.problems import (
     INTERNAL,
@@ -54,6 +55,9 @@ REQUESTS_MAX = 400
 # The most claims of workers of one program, and of all, that wait for jobs.
 CLAIMS_OF_PROGRAM_MAX = 512
 CLAIMS_MAX = 2_048
+# The most streams of one program, and of all, at once.
+STREAMS_OF_PROGRAM_MAX = 64
+STREAMS_MAX = 256
 # A request that works longer than this is watched: it ends if its program disconnects.
 QUICK_S = 0.1
 READ_THREADS = 4
@@ -96,15 +100,16 @@ class Api:
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, monotonic)
         self._asking: Counter[str] = Counter()
         self._claiming: Counter[str] = Counter()
+        self._streams: Counter[str] = Counter()
         # The requests with a key in work: what each says, by its program and key.
         self._keyed: dict[tuple[str, str], bytes] = {}
-        self._is_stopping = asyncio.Event()
+        self._open = OpenRequests(self._programs, self._read)
         self._reading = ThreadPoolExecutor(READ_THREADS, "hocket-api-read")
         self._writing = ThreadPoolExecutor(WRITE_THREADS, "hocket-api")
 
     def stop(self) -> None:
         """Ends the requests that wait."""
-        self._is_stopping.set()
+        self._open.stop()
 
     def close(self) -> None:
         for each in (self._reading, self._writing):
@@ -137,12 +142,15 @@ class Api:
         self._refused(500, "an API request failed", f"{type(error).__name__}: {error}")
         return self._problem_reply(INTERNAL, path, "this node failed; its operator was told")
 
-    def _problem_reply(self, problem: Problem, path: str, message: str, headers: Mapping[str, str] = {}) -> Reply:
+    def _problem_reply(
+        self, problem: Problem, path: str, message: str, headers: Mapping[str, str] = {}, first: int | None = None
+    ) -> Reply:
         methods, _ = self._table.find(path)
         form = next((each.errors for each in methods.values()), None)
         if form is not None:
             return _reply(problem.status, form[1](problem.status, problem.error, message), headers)
-        return _reply(problem.status, problem.answer(message), {"content-type": PROBLEM, **headers})
+        answer = msgspec.structs.replace(problem.answer(message), first=first)
+        return _reply(problem.status, answer, {"content-type": PROBLEM, **headers})
 
     async def _answer(self, request: Request) -> Reply:
         if request.path == OPENAPI:
@@ -169,11 +177,14 @@ class Api:
             call = ApiCall(service, program, self._node)
             # What a prefix and scopes are compared with is known later; without any grant no body is read.
             is_restricted = need.takes_prefix or need.scope is not None
-            if not (is_restricted and program.may_some(need.resource, need.action)):
+            if not need.is_any and not (is_restricted and program.may_some(need.resource, need.action)):
                 service.check(need.resource, need.action)
             arguments = route.arguments(values, _resumed(request) if route.is_stream else request.query)
-            if route.takes_lines:
-                answers = self._line_answers(route, call, arguments, request)
+            ending: Ending | None = None
+            if route.takes_lines or route.is_stream:
+                ending = stack.enter_context(self._open.one(_token(request)))
+            if route.takes_lines and ending is not None:
+                answers = self._line_answers(route, call, arguments, request, ending)
                 return Reply(200, {**_HEADERS, "content-type": LINES}, stream=_Counted(answers, stack.pop_all()))
             if route.body is not None:
                 request = await _whole(request)
@@ -185,9 +196,16 @@ class Api:
                 service.check(need.resource, need.action, *words, scope=scope)
             key = request.headers.get(KEY) if route.creates else None
             if key is None:
-                reply = await self._run(route, call, arguments, request)
-                # A stream counts until it ends.
-                return reply if reply.stream is None else reply._replace(stream=_Counted(reply.stream, stack.pop_all()))
+                if route.is_stream:
+                    stack.enter_context(self._streaming(program.name))
+                reply = await self._run(route, call, arguments, request, ending)
+                if reply.stream is None:
+                    return reply
+                # A stream counts until it ends, and not as a request in work: it does nothing most of the time.
+                if route.is_stream:
+                    self._asking[program.name] -= 1
+                    stack.callback(self._asking.update, [program.name])
+                return reply._replace(stream=_Counted(reply.stream, stack.pop_all()))
             return await self._run_once(route, call, arguments, request, key)
 
     @cached_property
@@ -195,13 +213,12 @@ class Api:
         return msgspec.json.encode(describe(self._routes, self._base_path))
 
     async def _recognise(self, request: Request) -> Program:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        token = _token(request)
         try:
-            if scheme.lower() != "bearer" or not token.strip():
+            if not token:
                 raise UnknownToken(
                     "send a token in the header `Authorization: Bearer TOKEN`; `hocket token create` makes one"
                 )
-            token = token.strip()
             known = self._programs.known(token)
             return await self._read(lambda: self._programs.recognise(token)) if known is None else known
         except UnknownToken as error:
@@ -229,6 +246,20 @@ class Api:
             if not asking[program]:
                 del asking[program]
 
+    @contextmanager
+    def _streaming(self, program: str) -> Iterator[None]:
+        open = self._streams
+        if open[program] >= STREAMS_OF_PROGRAM_MAX or open.total() >= STREAMS_MAX:
+            most = f"{STREAMS_OF_PROGRAM_MAX} streams of one token and {STREAMS_MAX} of all"
+            raise TooBusy(f"at most {most} are open at once; end one first")
+        open[program] += 1
+        try:
+            yield
+        finally:
+            open[program] -= 1
+            if not open[program]:
+                del open[program]
+
     def _limits(self, program: Program) -> dict[str, str]:
         """What a program may ask for, and what of it is left."""
         left, free = int(self._rates.level(program.name)), REQUESTS_OF_PROGRAM_MAX - self._asking[program.name]
@@ -241,7 +272,14 @@ class Api:
     def _acting(self, program: Program) -> Service:
         return self._service.acting_as(Principal(self._service.runtime.log.node, program.name), program)
 
-    async def _run(self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request) -> Reply:
+    async def _run(
+        self,
+        route: ApiRoute,
+        call: ApiCall,
+        arguments: Mapping[str, Any],
+        request: Request,
+        ending: Ending | None = None,
+    ) -> Reply:
         if route.is_async:
             answer = await self._wait(request, route.function(call, **arguments))
         elif route.method == "GET":
@@ -250,12 +288,13 @@ class Api:
             answer = await self._write(partial(route.function, call, **arguments))
         if route.is_stream:
             accept = request.headers.get("accept", "")
-            return stream_reply(answer, accept, _HEADERS, self._is_stopping, route.key)
+            assert ending is not None
+            return stream_reply(answer, accept, _HEADERS, ending, route.key)
         reply = answer if isinstance(answer, Reply) else _reply(route.status, answer)
         return reply._replace(undelivered=call.service.undelivered)
 
     def _line_answers(
-        self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request
+        self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, ending: Ending
     ) -> LineAnswers:
         _check_type(request, LINES)
         assert request.pieces is not None
@@ -263,7 +302,7 @@ class Api:
         def perform(lines: list[bytes]) -> Awaitable[Done]:
             return self._write(partial(route.function, call, lines=lines, **arguments))
 
-        return LineAnswers(request.pieces(), perform, self._is_stopping)
+        return LineAnswers(request.pieces(), perform, ending)
 
     async def _run_once(
         self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, key: str
@@ -291,7 +330,9 @@ class Api:
             del self._keyed[place]
 
     async def _wait(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
-        """Does something that may wait long. It ends when the caller disconnects, and when the server stops."""
+        """Does something that may wait long. It ends when the caller disconnects, its token ends, or
+        the server stops.
+        """
         task = asyncio.create_task(work)
         try:
             await asyncio.wait([task], timeout=QUICK_S)
@@ -300,19 +341,20 @@ class Api:
             raise
         if task.done():
             return task.result()
-        ends: list[asyncio.Task[Any]] = [asyncio.create_task(self._is_stopping.wait())]
-        if request.gone is not None:
-            ends.append(asyncio.create_task(request.gone()))
-        try:
-            await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise WaitEnded("the server stops, and the request has not been done; send it again")
-            return task.result()
-        finally:
-            for each in (task, *ends):
-                if not each.done():
-                    each.cancel()
-            await asyncio.wait([task, *ends])
+        with self._open.one(_token(request)) as ending:
+            ends: list[asyncio.Task[Any]] = [asyncio.create_task(ending.wait())]
+            if request.gone is not None:
+                ends.append(asyncio.create_task(request.gone()))
+            try:
+                await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
+                if not task.done():
+                    raise ending.error("the server stops, and the request has not been done; send it again")
+                return task.result()
+            finally:
+                for each in (task, *ends):
+                    if not each.done():
+                        each.cancel()
+                await asyncio.wait([task, *ends])
 
     async def _read(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._reading, work)
@@ -329,7 +371,7 @@ class Api:
                 message = "this node has too many bodies in memory; come back later"
             case _:
                 message = str(error)
-        if problem.status in _COUNTED or problem.is_final:
+        if (problem.status in _COUNTED and not isinstance(error, WaitEnded)) or problem.is_final:
             self._refused(problem.status, f"an API request: {problem.title}", "")
         headers: dict[str, str] = {}
         if problem.status in (429, 503) or isinstance(error, KeyUnderWay):
@@ -338,7 +380,8 @@ class Api:
             headers["www-authenticate"] = "Bearer"
         if isinstance(error, BadMethod):
             headers["allow"] = ", ".join(error.methods)
-        return self._problem_reply(problem, path, message, headers)
+        first = error.first if isinstance(error, PlaceGone) else None
+        return self._problem_reply(problem, path, message, headers, first)
 
 
 class _Counted:
@@ -359,12 +402,21 @@ class _Counted:
             await self._stream.aclose()
 
 
+def _token(request: Request) -> str:
+    """The token that a request shows; empty if it shows none."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
 def _resumed(request: Request) -> str:
-    """The query of a request for a stream. A browser that connects again says after which event."""
+    """The query of a request for a stream. A browser that connects again sends its first query, and says after which
+    event it is.
+    """
     last = request.headers.get(LAST)
-    return (
-        request.query if not last or "after=" in request.query else f"{request.query}&after={quote(last)}".lstrip("&")
-    )
+    if not last:
+        return request.query
+    kept = [each for each in request.query.split("&") if each and not each.startswith("after=")]
+    return "&".join([*kept, f"after={quote(last)}"])
 
 
 def _check_type(request: Request, wanted: str) -> None:

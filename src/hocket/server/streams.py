@@ -9,12 +9,15 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from hocket.api.programs import UnknownToken
 from hocket.errors import HocketError, Usage
 from hocket.mesh.wire import NoRoom, Reply
+from hocket.server.known_programs import Ending
 from hocket.server.problems import ApiError, WaitEnded, problem_of
 
 EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"
+OTHER_LINES = "application/jsonl"
 # A quiet stream sends an empty comment or line after this long, so that no proxy closes it.
 QUIET_S = 15.0
 LINE_BYTES_MAX = 2 * 1024 * 1024
@@ -37,19 +40,17 @@ def stream_reply(
     items: AsyncIterator[Any],
     accept: str,
     headers: Mapping[str, str],
-    stopping: asyncio.Event,
+    ending: Ending,
     place: Callable[[Any], str] | None = None,
 ) -> Reply:
     """The reply that sends these items as they come; the last event is `end` or `error`. `place` gives the id of an
-    event, with which a program resumes.
+    event, with which a program resumes. Items that have a `place` tell it while they are quiet; those with a
+    method `waiting` are sent together if several wait.
     """
     is_events = EVENTS in accept
-    head = {**headers, "content-type": EVENTS if is_events else LINES, "x-accel-buffering": "no"}
-    return Reply(
-        200,
-        head,
-        stream=_Pieces(items, _event if is_events else _line, b":\n\n" if is_events else b"\n", stopping, place),
-    )
+    lines = OTHER_LINES if OTHER_LINES in accept and LINES not in accept else LINES
+    head = {**headers, "content-type": EVENTS if is_events else lines, "x-accel-buffering": "no"}
+    return Reply(200, head, stream=_Pieces(items, _event if is_events else _line, ending, place))
 
 
 def _event(value: Any, place: str | None, name: str | None = None) -> bytes:
@@ -63,18 +64,18 @@ def _line(value: Any, place: str | None, name: str | None = None) -> bytes:
 
 
 class _Pieces:
-    """The bytes of a stream. It ends with an error, if there was one, and when the server stops."""
+    """The bytes of a stream. It ends with an error, if there was one, and when its request must end."""
 
     def __init__(
         self,
         items: AsyncIterator[Any],
         written: Callable[..., bytes],
-        quiet: bytes,
-        stopping: asyncio.Event,
+        ending: Ending,
         place: Callable[[Any], str] | None,
     ) -> None:
-        self._items, self._written, self._quiet, self._place = items, written, quiet, place
-        self._stopping = stopping
+        self._items, self._written, self._place = items, written, place
+        self._has_begun = False
+        self._ending = ending
         self._next: asyncio.Future[Any] | None = None
         self._stopped: asyncio.Task[Any] | None = None
         self._is_over = False
@@ -85,15 +86,20 @@ class _Pieces:
     async def __anext__(self) -> bytes:
         if self._is_over:
             raise StopAsyncIteration
+        if not self._has_begun:
+            self._has_begun = True
+            if self._written is _event and hasattr(self._items, "place"):
+                return self._quiet()  # so that a program knows where it begins, whatever happens next
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._items))
-        self._stopped = self._stopped or asyncio.create_task(self._stopping.wait())
+        self._stopped = self._stopped or asyncio.create_task(self._ending.wait())
         done, _ = await asyncio.wait([self._next, self._stopped], timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
-            return self._quiet
         try:
+            if not done and not self._next.done():
+                # An item that has come by now is before the place that this tells.
+                return self._quiet()
             if not self._next.done():
-                raise WaitEnded("the server stops; connect again")
+                raise self._ending.error("the server stops; connect again")
             item, self._next = self._next.result(), None
         except StopAsyncIteration:
             self._is_over = True
@@ -104,7 +110,17 @@ class _Pieces:
         except HocketError as error:
             self._is_over = True
             return self._written(problem_of(error).answer(str(error)), None, "error")
+        waiting = getattr(self._items, "waiting", None)
+        return b"".join(map(self._one, [item] if waiting is None else [item, *waiting()]))
+
+    def _one(self, item: Any) -> bytes:
         return self._written(item, None if self._place is None else self._place(item))
+
+    def _quiet(self) -> bytes:
+        if self._written is not _event:
+            return b"\n"
+        place = getattr(self._items, "place", None)
+        return b":\n\n" if place is None else f":\nid: {place}\n\n".encode()
 
     async def aclose(self) -> None:
         self._is_over = True
@@ -122,13 +138,13 @@ Done = Sequence[Any | HocketError]
 
 class LineAnswers:
     """The answers to the lines of a body. The body is read in a task of its own, because many programs send all of it
-    before they read the answer. When the server stops, the lines that have come are done and no more are read.
+    before they read the answer. When the request must end, the lines that have come are done and no more are read.
     """
 
     def __init__(
-        self, pieces: AsyncIterator[bytes], perform: Callable[[list[bytes]], Awaitable[Done]], stopping: asyncio.Event
+        self, pieces: AsyncIterator[bytes], perform: Callable[[list[bytes]], Awaitable[Done]], ending: Ending
     ) -> None:
-        self._pieces, self._perform, self._stopping = pieces, perform, stopping
+        self._pieces, self._perform, self._ending = pieces, perform, ending
         self._answers: asyncio.Queue[bytes] = asyncio.Queue(ANSWERS_WAITING_MAX // LINES_AT_ONCE)
         self._reading: asyncio.Task[None] | None = None
 
@@ -155,7 +171,7 @@ class LineAnswers:
 
     async def _read(self) -> None:
         number, rest = 0, b""
-        stopped = asyncio.create_task(self._stopping.wait())
+        stopped = asyncio.create_task(self._ending.wait())
         try:
             while (piece := await self._piece(stopped)) is not None:
                 *lines, rest = (rest + piece).split(b"\n")
@@ -163,11 +179,12 @@ class LineAnswers:
                 number = await self._do(number, lines)
             await self._do(number, [rest])
         except TimeoutError:
-            await self._end(number, "no line came for a minute; the lines before this one are done")
+            await self._end(number, WaitEnded("no line came for a minute; the lines before this one are done"))
         except NoRoom:
-            await self._end(number, "this node has too many bodies in memory; the lines before this one are done")
-        except WaitEnded as error:
-            await self._end(number, str(error))
+            why = "this node has too many bodies in memory; the lines before this one are done"
+            await self._end(number, WaitEnded(why))
+        except (WaitEnded, UnknownToken) as error:
+            await self._end(number, error)
         finally:
             stopped.cancel()
 
@@ -177,7 +194,7 @@ class LineAnswers:
         try:
             await asyncio.wait([piece, stopped], return_when=asyncio.FIRST_COMPLETED)
             if not piece.done():
-                raise WaitEnded("the server stops; the lines before this one are done")
+                raise self._ending.error("the server stops; the lines before this one are done")
             return piece.result()
         finally:
             if not piece.done():
@@ -201,8 +218,8 @@ class LineAnswers:
                 await self._answers.put(b"".join(msgspec.json.encode(each) + b"\n" for each in answers))
         return number + len(lines)
 
-    async def _end(self, number: int, why: str) -> None:
-        answer: AnswerLine[Any] = AnswerLine(number + 1, error=_problem(WaitEnded(why)))
+    async def _end(self, number: int, why: HocketError) -> None:
+        answer: AnswerLine[Any] = AnswerLine(number + 1, error=_problem(why))
         await self._answers.put(msgspec.json.encode(answer) + b"\n")
 
 
