@@ -58,13 +58,6 @@ def test_jobs_are_listed_and_counted() -> None:
             admin.jobs(state="sleeping")
 
 
-def test_a_count_reads_on_beyond_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hocket.api.job_lists.COUNT_STEP", 2)
-    with hocket.testing.node() as node:
-        node.submit_many([("admin.other", {"n": n}) for n in range(5)])
-        assert hocket.admin(node).count(kind="admin.other") == 5
-
-
 def test_artifacts_are_listed_read_and_stored(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"a file")
     with hocket.testing.node() as node:

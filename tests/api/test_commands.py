@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import hocket.testing
-from hocket.api import Principal, Service, artifacts, job_submits, jobs, nodes, ops, peers, programs, rights, schedules
+from hocket.api import Principal, Service, artifacts, jobs, nodes, ops, peers, programs, rights, schedules
+from hocket.api.job_operations import job_submits
 from hocket.api.peers import NewInvitation
 from hocket.errors import NotAuthorised
 from hocket.extensions.git import trust

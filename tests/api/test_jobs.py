@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 import hocket.testing
-from hocket.api import Principal, Service, job_lists, job_submits, jobs
+from hocket.api import Principal, Service, job_lists, jobs
 from hocket.api.job_lists import JobQuery, OutcomeName
+from hocket.api.job_operations import job_submits
 from hocket.errors import NotAuthorised, Usage
 from hocket.families.jobs import view
 from hocket.families.jobs.view import JobState

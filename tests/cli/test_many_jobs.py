@@ -96,7 +96,9 @@ def test_many_jobs_are_cancelled_and_retried(hocket: Program, tmp_path: Path) ->
     assert len(hocket("jobs", "--outcome", "cancelled", "--json").json) == 3
     done = hocket("retry", "--state", "cancelled", "--kind", "acme.b", "--yes", "--json", code=0).json
     assert done == {"matched": 1, "changed": 1, "refused": 0, "why": None}
-    assert hocket("cancel", "--yes", code=2).sentence == "say which jobs to cancel: by kind, state or age"
+    assert (
+        hocket("cancel", "--yes", code=2).sentence == "say which jobs to cancel: by kind, state, age or another filter"
+    )
     assert "give either a job" in hocket("cancel", "01J", "--kind", "a", code=2).sentence
 
 

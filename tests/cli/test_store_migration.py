@@ -64,7 +64,7 @@ def test_a_store_of_version_1_is_brought_to_the_current_one_and_refuses_the_olde
     hocket("work", "tasks.py", "--until-idle", code=0)
     administer(
         address,
-        "DROP INDEX hocket.ops_bundles",
+        "DROP INDEX hocket.ops_bundles, hocket.jobs_done",
         "ALTER TABLE hocket.ops DROP COLUMN place",
         *(f"ALTER TABLE hocket.{table} DROP COLUMN mac" for table in MAC_TABLES),
         *(f"ALTER TABLE hocket.{table} DROP COLUMN of_node" for table in OF_NODE),

@@ -409,6 +409,8 @@ def test_every_route_is_refused_to_a_token_without_its_grant(served: Served):
     """Whatever else the request has: nothing is done or told before that is judged."""
     token = made(served.home, "nothing", "evidence:read")
     for route in ROUTES:
+        if route.need.is_any:
+            continue  # its items are judged one by one
         path = route.path
         for parameter in route.parameters:
             path = path.replace(f"{{{parameter}}}", EXAMPLES.get(parameter, "x"))

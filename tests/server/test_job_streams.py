@@ -196,7 +196,7 @@ def test_parts_are_for_who_may_read_the_job_and_its_artifacts(served: Served, ow
 
 def test_the_python_api_has_the_same_operations(tmp_path: Path):
     import hocket
-    from hocket.api.job_submits import NewJob
+    from hocket.api.job_operations.job_submits import NewJob
     from hocket.api.operation import Lines
     from hocket.errors import HocketError
     from hocket.node.runtime import Runtime

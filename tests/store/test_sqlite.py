@@ -482,6 +482,7 @@ PUBLISHED = {
     "schema_11.sql": "3265a50dbbef9f2e",
     "schema_12.sql": "fdcf373fa44c657d",
     "schema_13.sql": "fb3a4ceae53a875b",
+    "schema_14.sql": "6de49e9f353ddcb6",
 }
 
 

@@ -40,6 +40,8 @@ class Program(NamedTuple):
     agent: str | None
     grants: tuple[Grant, ...]
     expires_ms: int | None = None
+    token: str | None = None
+    """The public id of its token, unless the operator has set that."""
 
     def may(self, resource: str, action: str, words: tuple[str, ...] = (), scope: str | None = None) -> bool:
         return any(grant.admits(resource, action, words, scope) for grant in self.grants)
@@ -123,6 +125,11 @@ class Service:
         which the log checks.
         """
         return self._program is None or self._program.may(resource, action, words, scope)
+
+    @property
+    def token(self) -> str | None:
+        """The public id of the token with which a program asks."""
+        return None if self._program is None else self._program.token
 
     def check(self, resource: str, action: str, *words: str, scope: str | None = None) -> None:
         """Raises NotAuthorised if the token of the program that asks does not grant this."""

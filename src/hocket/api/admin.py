@@ -13,11 +13,10 @@ from hocket.api import (
     agents,
     artifacts,
     job_lists,
-    job_news,
-    job_submits,
     jobs,
     kinds,
     nodes,
+    ops,
     programs,
     rights,
     schedules,
@@ -25,8 +24,9 @@ from hocket.api import (
 )
 from hocket.api.agents import AgentShown
 from hocket.api.job_lists import JobsPage
+from hocket.api.job_operations import job_changes, job_news, job_submits
 from hocket.api.nodes import LiveNode
-from hocket.api.operation import Operation
+from hocket.api.operation import Operation, extension_operations
 from hocket.api.workers import claiming, ending
 from hocket.errors import Usage
 from hocket.families.jobs.cron import NewSchedule
@@ -174,9 +174,14 @@ class _Methods:
     cancel = Method(jobs.cancel)
     retry = Method(jobs.retry)
     parts = StreamMethod(job_news.parts)
+    events = StreamMethod(ops.events)
     submit = Method(job_submits.submit)
     submit_many = Method(job_submits.submit_many)
     jobs = Method(_jobs)
+    list_jobs = Method(job_lists.listing)
+    count_jobs = Method(job_lists.count_which)
+    cancel_jobs = StreamMethod(job_changes.cancel_jobs)
+    retry_jobs = StreamMethod(job_changes.retry_jobs)
     count = Method(_count)
     claim_jobs = Method(claiming.claim)
     renew_jobs = Method(claiming.renew)
@@ -199,6 +204,12 @@ class _Methods:
     agents = Method(_agents)
     beat = Method(_beat)
     status = Method(status.status)
+
+    def __getattr__(self, name: str) -> Any:
+        operation = extension_operations().get(name)
+        if operation is None:
+            raise AttributeError(f"no operation {name!r}; hocket.admin has those of the API and of its extensions")
+        return Method(operation).__get__(self, type(self))  # type: ignore[call-overload]
 
 
 class Admin(_Methods):

@@ -2,32 +2,33 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
 
-from hocket.api import ListPage, Service
-from hocket.api.jobs import PAGE_MAX, READ_KIND, REASON_CHARS_MAX, JobBrief, briefs, id_of
-from hocket.api.operation import ULID, OverHttp, operation
+from hocket.api import ListPage, Service, ServiceAnswer
+from hocket.api.job_operations.job_filters import JobWhich
+from hocket.api.jobs import PAGE_MAX, READ_KIND, JobBrief, briefs, id_of
+from hocket.api.operation import ANSWER_BYTES, ULID, JoinedMembers, json_size, operation
+from hocket.api.views import Line
 from hocket.bus.hints import about
 from hocket.errors import Usage
-from hocket.families.jobs.rules import KIND_LENGTH_MAX, Outcome
+from hocket.families.jobs.rules import Outcome
 from hocket.families.jobs.view import STATE_WORDS, JobState
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import JOB
 from hocket.store import JobEntry, JobFilter, Session, Stage
 
 if TYPE_CHECKING:
-    from hocket.families.jobs.bulk import BulkChange, Changed, Selection
+    from hocket.families.jobs.selection import JobSelection
 
 LIMIT_MAX = 100_000
 # A watch says what the newest pending jobs wait for, up to so many.
 EXPLAINED_MAX = 50
-# How many jobs a count reads at once.
-COUNT_STEP = 1_000
+# How many jobs of a page are read before its size is looked at.
+BRIEFS_STEP = 50
 
 
 class OutcomeName(StrEnum):
@@ -45,7 +46,7 @@ class RosterQuery(StrEnum):
 
 class JobQuery(msgspec.Struct, frozen=True):
     """Which jobs to list: at most `limit`, newest first, all older than the job `before`. With a question to the
-    `roster`, the oldest first, and neither a state nor an outcome counts.
+    `roster`, the oldest first, and neither a state nor an outcome counts. `which` says more about the jobs.
     """
 
     state: JobState | None = None
@@ -54,6 +55,7 @@ class JobQuery(msgspec.Struct, frozen=True):
     limit: int = 50
     before: str | None = None
     roster: RosterQuery | None = None
+    which: JobWhich = JobWhich()
 
 
 class JobsPage(ListPage[JobBrief], frozen=True):
@@ -88,24 +90,55 @@ def query(
         raise Usage(f"no job has the outcome {outcome!r}; outcomes are {', '.join(OutcomeName)}") from None
 
 
-@operation("list_jobs", "GET /v1/jobs", READ_KIND)
+class JobsCounted(ServiceAnswer, frozen=True):
+    """`is_cut` is whether the count had to stop before the end: then there are at least so many."""
+
+    jobs: int
+    is_cut: bool
+
+
+Which = Annotated[JobWhich, JoinedMembers()]
+EVERY = JobWhich()
+
+
+@operation("list_jobs", "GET /v1/jobs", READ_KIND, step=PAGE_MAX)
 def listing(
     service: Service,
-    state: Annotated[str, OverHttp(JobState), Meta(description="Only jobs in this state.")] | None = None,
-    kind: Annotated[
-        str, Meta(min_length=1, max_length=KIND_LENGTH_MAX, description="Only this kind; `acme.` for all below acme.")
-    ]
-    | None = None,
+    which: Which = EVERY,
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="The most jobs of one page.")] = 100,
     after: Annotated[str, Meta(pattern=ULID, description="`next` of the page before.")] | None = None,
 ) -> ListPage[JobBrief]:
-    """List jobs, newest first. A token whose grant has a prefix names a kind that begins with it."""
-    wanted = query(state, None, kind, limit, after)
+    """List jobs, newest first. A page looks at a bounded number of jobs, so it may have fewer than `limit`, or none,
+    and yet a `next`; the list ends where `next` is null. A token whose grant has a prefix names a kind that begins with
+    it.
+    """
     with service.read() as session:
-        entries = _select(session, wanted, limit + 1)
-        return ListPage(
-            briefs(session, entries[:limit]), ulid_text(entries[limit - 1].job.id) if len(entries) > limit else None
-        )
+        wanted = which.selection(service, session)
+        filter = wanted.filter._replace(beyond=None if after is None else id_of(after))
+        found = session.job_page(filter, limit, wanted.passes(session))
+        items: list[JobBrief] = []
+        size = 0
+        for first in range(0, len(found.entries), BRIEFS_STEP):
+            items += (some := briefs(session, found.entries[first : first + BRIEFS_STEP]))
+            size += sum(len(each.error or "") for each in some) + json_size(each.progress for each in some)
+            if size > ANSWER_BYTES:
+                return ListPage(items, items[-1].job_id)
+        return ListPage(items, None if found.beyond is None else ulid_text(found.beyond))
+
+
+@operation(
+    "count_jobs",
+    "GET /v1/jobs/count",
+    READ_KIND,
+    show=lambda found: [Line(f"{'at least ' if found.is_cut else ''}{found.jobs}")],
+)
+def count_which(service: Service, which: Which = EVERY) -> JobsCounted:
+    """Count jobs. By state and kind, ended jobs are counted without being read; by anything else, the count stops after
+    a bounded number of them and says so.
+    """
+    with service.read() as session:
+        wanted = which.selection(service, session)
+        return JobsCounted(*session.bounded_count(wanted.filter, wanted.passes(session)))
 
 
 def page(service: Service, wanted: JobQuery) -> JobsPage:
@@ -114,7 +147,11 @@ def page(service: Service, wanted: JobQuery) -> JobsPage:
 
 
 def _page(service: Service, session: Session, wanted: JobQuery) -> JobsPage:
-    entries = _select(session, wanted, wanted.limit + 1) if wanted.roster is None else _asked(service, session, wanted)
+    sought = _selection(service, session, wanted)
+    if wanted.roster is None:
+        entries = _select(session, sought, wanted)
+    else:
+        entries = _asked(service, session, wanted)
     shown = entries[: wanted.limit]
     pids = {worker.number: worker.pid for worker in session.workers()}
     held = [entry for entry in shown if entry.stage is Stage.CLAIMED and entry.worker in pids]
@@ -122,7 +159,7 @@ def _page(service: Service, session: Session, wanted: JobQuery) -> JobsPage:
         briefs(session, shown),
         ulid_text(shown[-1].job.id) if len(entries) > wanted.limit else None,
         max(service.runtime.log.physical(), session.head().wall),
-        session.job_count(_filter(wanted)) if wanted.roster is None else len(entries),
+        session.bounded_count(sought.filter, sought.passes(session)).jobs if wanted.roster is None else len(entries),
         session.job_count(JobFilter()),
         service.names(session),
         {ulid_text(entry.job.id): pids[entry.worker] for entry in held if entry.worker is not None},
@@ -137,33 +174,28 @@ def _asked(service: Service, session: Session, wanted: JobQuery) -> list[JobEntr
     return ask(service.runtime.log, session, wanted.kind, wanted.limit + 1)
 
 
-def _select(session: Session, wanted: JobQuery, limit: int) -> list[JobEntry]:
-    """The newest jobs that match."""
-    before = None if wanted.before is None else id_of(wanted.before)
-    return session.jobs(_filter(wanted)._replace(beyond=before), limit)
+def _select(session: Session, sought: "JobSelection", wanted: JobQuery) -> list[JobEntry]:
+    """The newest jobs that match, and one more if there are more."""
+    filter, passes = sought.filter, sought.passes(session)
+    beyond = None if wanted.before is None else id_of(wanted.before)
+    found: list[JobEntry] = []
+    while len(found) <= wanted.limit:
+        part = session.job_page(filter._replace(beyond=beyond), wanted.limit + 1 - len(found), passes)
+        found, beyond = found + part.entries, part.beyond
+        if beyond is None:
+            break
+    return found
 
 
-def _filter(wanted: JobQuery) -> JobFilter:
-    named = JobFilter() if wanted.state is None else wanted.state.filter
+def _selection(service: Service, session: Session, wanted: JobQuery) -> "JobSelection":
     outcome = None if wanted.outcome is None else Outcome[wanted.outcome.upper()]
-    if None not in (outcome, named.outcome) and outcome is not named.outcome:
-        raise Usage(f"no job is {wanted.state} with the outcome {wanted.outcome}; give one of the two")
-    return named._replace(outcome=named.outcome if outcome is None else outcome, kind=wanted.kind)
+    return wanted.which.selection(service, session)._replace(state=wanted.state, outcome=outcome, kind=wanted.kind)
 
 
 def count(service: Service, wanted: JobQuery) -> int:
     """How many jobs match, whatever the limit."""
     with service.read() as session:
-        if wanted.kind is None and wanted.before is None:
-            named = _filter(wanted)
-            stages, outcome = named.stages or tuple(Stage), named.outcome
-            counts = session.counts().items()
-            return sum(n for (stage, ended), n in counts if stage in stages and outcome in (None, ended))
-        found = 0
-        while entries := _select(session, wanted, COUNT_STEP):
-            found += len(entries)
-            wanted = msgspec.structs.replace(wanted, before=ulid_text(entries[-1].job.id))
-        return found
+        return session.job_count(_selection(service, session, wanted).filter)
 
 
 class JobsWatch:
@@ -203,35 +235,3 @@ class JobsWatch:
         told = [waiting for entry in entries if (waiting := read(entry)) is not None]
         sentences = {waiting.key: waiting.sentence for waiting in told}
         return dict(Counter(sentences[waiting.key] for waiting in told))
-
-
-def select(
-    service: Service, change: "BulkChange", state: str | None, kind: str | None, older_than: str | None
-) -> "Selection":
-    """The jobs that these options name."""
-    from hocket.families.jobs import bulk
-
-    now_ms = service.runtime.log.reading().wall
-    return bulk.select(change, now_ms, state=state, kind=kind, older_than=older_than)
-
-
-def count_selected(service: Service, wanted: "Selection") -> int:
-    from hocket.families.jobs import bulk
-
-    with service.read() as session:
-        return bulk.count(session, wanted)
-
-
-def change_all(
-    service: Service, change: "BulkChange", wanted: "Selection", reason: str, progress: Callable[[int], None]
-) -> "Changed":
-    """Cancels or retries all jobs that match, in transactions of bounded size."""
-    from hocket.families.jobs import bulk
-
-    service.check_writer()
-    if not 0 < len(reason) <= REASON_CHARS_MAX:
-        raise Usage(f"a reason must have 1 to {REASON_CHARS_MAX} characters, not {len(reason)}")
-    try:
-        return service.node.with_node(lambda node: bulk.change_all(node, change, wanted, reason, progress))
-    finally:
-        service.wrote()

@@ -42,12 +42,12 @@ JobText = Annotated[
 ChangeReason = Annotated[str, Meta(min_length=1, max_length=REASON_CHARS_MAX, description="Why; it is on the log.")]
 
 
-def _kind_asked(service: Service, asked: Arguments) -> list[str]:
+def kind_asked(service: Service, asked: Arguments) -> list[str]:
     """The kind, or the kinds below one, that a list is about."""
     return [] if asked["kind"] is None else [asked["kind"]]
 
 
-READ_KIND = TokenNeed("Job", "Read", _kind_asked)
+READ_KIND = TokenNeed("Job", "Read", kind_asked)
 READ = TokenNeed("Job", "Read", is_judged_later=True)
 CHANGE = TokenNeed("Job", "Schedule", is_judged_later=True)
 

@@ -29,6 +29,7 @@ from msgspec import Meta, Struct
 
 from hocket.api import ListPage, Service
 from hocket.api.views import View
+from hocket.kernel.extension import extensions, loaded
 
 if TYPE_CHECKING:
     from hocket.node.node import Node
@@ -39,6 +40,10 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 ULID = "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"
+
+# An answer gets no more items once they have this many bytes; so many are read at a time.
+ANSWER_BYTES = 4 * 1024 * 1024
+STEP = 16
 
 # How a shell writes a value: as JSON, as a duration such as 30s, which becomes milliseconds, or as a duration that may
 # also be in beats.
@@ -73,6 +78,12 @@ class OverHttp(NamedTuple):
 
 class WholeBody(NamedTuple):
     """Stands in the annotation of the one parameter that is the whole body of a request, and no member of it."""
+
+
+class JoinedMembers(NamedTuple):
+    """Stands in the annotation of a parameter that is a struct, whose fields are members of the request, as if each
+    were a parameter.
+    """
 
 
 # The lines of a body, each to be read as one request: the parameter of an operation that answers a list with an answer
@@ -116,9 +127,9 @@ class Input:
     def _metas(self) -> list[Meta]:
         return [each for each in reversed(self.notes) if isinstance(each, Meta)]
 
-    def note(self, type: type[T]) -> T | None:
-        """The last annotation of this type."""
-        return next((each for each in reversed(self.notes) if isinstance(each, type)), None)
+    def note(self, *types: type[T]) -> T | None:
+        """The last annotation of these types."""
+        return next((each for each in reversed(self.notes) if isinstance(each, types)), None)
 
 
 def _taken_apart(annotation: Any) -> tuple[Any, list[Any]]:
@@ -139,7 +150,7 @@ Arguments = Mapping[str, Any]
 class TokenNeed(NamedTuple):
     """What the token of a program must grant. `words` picks from the arguments what a prefix in its grant is compared
     with. If that is not in the request, the function compares it, and the need `is_judged_later`. `scope` picks the
-    scope of locks.
+    scope of locks. A need that `is_any` is met by every token: what the answer has is judged item by item.
     """
 
     resource: str
@@ -147,6 +158,7 @@ class TokenNeed(NamedTuple):
     words: Callable[[Service, Arguments], Sequence[str]] | None = None
     is_judged_later: bool = False
     scope: Callable[[Arguments], str | None] | None = None
+    is_any: bool = False
 
     @property
     def takes_prefix(self) -> bool:
@@ -170,7 +182,7 @@ class Operation(Generic[P, A]):
             declared.command,
             declared.creates,
         )
-        self.key, self.show = declared.key, declared.show
+        self.key, self.show, self.step = declared.key, declared.show, declared.step
         self.method, _, self.path = declared.route.partition(" ")
         self.__name__, self.__module__ = function.__name__, function.__module__
         self.waits = bool(function.__code__.co_flags & _COROUTINE)
@@ -230,6 +242,7 @@ class operation(Struct, frozen=True):
     creates: bool = False
     key: Callable[[Any], str] | None = None
     show: Callable[..., Iterable[View]] = lambda answer: ()
+    step: int = STEP
 
     @overload
     def __call__(self, function: "Callable[Concatenate[Service, Node, P], Awaitable[A]]", /) -> Operation[P, A]: ...
@@ -237,6 +250,12 @@ class operation(Struct, frozen=True):
     def __call__(self, function: Callable[Concatenate[Service, P], A], /) -> Operation[P, A]: ...
     def __call__(self, function: Callable[..., Any], /) -> Operation[..., Any]:
         return Operation(function, self)
+
+
+def extension_operations() -> dict[str, Operation[..., Any]]:
+    """The operations of extensions, by their names."""
+    modules = [loaded(f"{place}:__dict__") for each in extensions() for place in each.operations]
+    return {each.name: each for module in modules for each in module.values() if isinstance(each, Operation)}
 
 
 class OperationGroup:
@@ -253,10 +272,6 @@ def _dedented(doc: str) -> str:
 
 PAGE_MAX = 1_000
 PAGE_DEFAULT = 100
-# An answer gets no more items once they have this many bytes; so many are read at a time.
-ANSWER_BYTES = 4 * 1024 * 1024
-STEP = 16
-
 FetchPage = Callable[[int, str | None], ListPage[T]]
 
 Limit = Annotated[

@@ -202,7 +202,18 @@ def recognise(service: Service, text: str, chosen: str | None = None) -> Program
         held = _held(service, session, decode_json(row.grants, tuple[Capability, ...]), now)
     if row.used is None or now - row.used >= USED_AGAIN_MS:
         _note_use(service, row, now)
-    return Program(row.name, row.name, held, row.expires)
+    return Program(row.name, row.name, held, row.expires, row.id)
+
+
+def in_force(service: Service, id: str) -> Program | None:
+    """The program with the token of this public id; None if the token has ended."""
+    now = service.runtime.log.physical()
+    with service.runtime.store.read() as session:
+        row = session.token(id)
+        if row is None or _state(row, now) != "active":
+            return None
+        held = _held(service, session, decode_json(row.grants, tuple[Capability, ...]), now)
+    return Program(row.name, row.name, held, row.expires, row.id)
 
 
 def chosen_token(environment: dict[str, str]) -> str | None:

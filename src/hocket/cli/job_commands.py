@@ -4,9 +4,10 @@
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec.structs import fields, replace
 
 from hocket.api import jobs as operations
 from hocket.api.job_lists import (
@@ -16,20 +17,21 @@ from hocket.api.job_lists import (
     JobsWatch,
     OutcomeName,
     RosterQuery,
-    change_all,
-    count_selected,
+    count_which,
     page,
-    select,
 )
+from hocket.api.job_operations.job_changes import change_all, count_selected
+from hocket.api.job_operations.job_filters import JobWhich
 from hocket.api.jobs import JobBrief
+from hocket.api.operation import Input
 from hocket.api.views import ago
-from hocket.cli.declarations import Argument, Option
+from hocket.cli.declarations import Argument, Option, OptionGroup
 from hocket.cli.options import StateOption
 from hocket.cli.printing import confirmed, console, emit, lines_drawn, notice, on_terminal, progress, say
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Conflict, Usage
 from hocket.families.jobs.view import JobState
-from hocket.kernel.texts import clean, counted, span
+from hocket.kernel.texts import clean, counted, duration_ms, span
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,6 +43,50 @@ if TYPE_CHECKING:
 # per DRAW_MAX_S, because it shows ages.
 DRAW_MIN_S, DRAW_MAX_S = 0.1, 1.0
 COLUMNS = ("job", "kind", "state", "tries", "prio", "when", "node", "note")
+
+
+_METAVARS = {"submitter": "NODE", "since_ms": "TIME", "until_ms": "TIME", "id": "TEXT", "tag": "TAG", "error": "TEXT"}
+_TIMES = ("since_ms", "until_ms")
+# What `JobWhich` has besides the state and the kind.
+FilterOptions = Annotated[
+    dict[str, Any],
+    OptionGroup(
+        {
+            each.name: Annotated[
+                str | None,
+                Option(
+                    f"--{each.name.removesuffix('_ms')}",
+                    metavar,
+                    Input(each.name, each.type, None).description
+                    + (" Like 1h, or 2030-01-31T09:00:00Z." if each.name in _TIMES else ""),
+                    show_default=False,
+                ),
+            ]
+            for each in fields(JobWhich)
+            if (metavar := _METAVARS.get(each.name)) is not None
+        }
+    ),
+]
+
+
+def _which(values: dict[str, Any]) -> JobWhich:
+    """The filters that a command line names."""
+    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    return JobWhich(**given | {name: _time(given[name]) for name in _TIMES if name in given})
+
+
+def _time(text: str) -> int:
+    """A time that is written as an age, or as it is for jobs that start later."""
+    try:
+        return max(0, int(time.time() * 1000) - duration_ms(text))
+    except ValueError:
+        pass
+    from hocket.families.jobs.drafts import moment_ms
+
+    try:
+        return moment_ms(text)
+    except ValueError as error:
+        raise Usage(f"bad time {text!r}: {error}; or give an age, like 1h") from None
 
 
 def jobs(
@@ -56,6 +102,9 @@ def jobs(
     overdue: Annotated[
         bool, Option("--overdue", help="Only running jobs that are past their deadline, oldest first.")
     ] = False,
+    *,
+    filters: FilterOptions,
+    count: Annotated[bool, Option("--count", help="Only print how many jobs match.")] = False,
     watch: Annotated[bool, Option("--watch", help="Keep showing every change until Ctrl-C.")] = False,
 ) -> None:
     """List jobs, newest first. A terminal shows the ends of job ids, which name a job as well as whole ids do. In a
@@ -65,12 +114,21 @@ def jobs(
       hocket jobs --state pending --kind acme.
       hocket jobs --state failed --limit 10 --json
       hocket jobs --claimable --kind acme.render
+      hocket jobs --tag nightly --since 1d --error "out of memory"
       hocket jobs --watch
     """
-    wanted = JobQuery(None if state is None else JobState(state), outcome, kind, limit)
+    which = _which(filters)
+    if count:
+        if claimable or overdue or watch or outcome is not None:
+            raise Usage("--count counts what --state, --kind and the other filters match; leave out the rest")
+        from hocket.cli.derived import perform
+
+        perform(count_which, replace(which, state=None if state is None else JobState(state), kind=kind))
+        return
+    wanted = JobQuery(None if state is None else JobState(state), outcome, kind, limit, which=which)
     if claimable or overdue:
-        if (claimable and overdue) or state is not None or outcome is not None:
-            raise Usage("give one of --claimable, --overdue, and --state or --outcome")
+        if (claimable and overdue) or state is not None or outcome is not None or which != JobWhich():
+            raise Usage("give one of --claimable, --overdue, and --state, --outcome or another filter but --kind")
         asked = RosterQuery.claimable if claimable else RosterQuery.overdue
         wanted = JobQuery(kind=kind, limit=limit, roster=asked)
     with open_service() as service:
@@ -206,6 +264,7 @@ OneJob = Annotated[str | None, Argument("JOB", "A job id, or a unique beginning 
 KindFilter = Annotated[str | None, Option("--kind", "KIND", "All jobs of this kind; `acme.` means all kinds below it.")]
 AgeFilter = Annotated[str | None, Option("--older-than", "DURATION", "All jobs submitted longer ago, like 1h.")]
 YesOption = Annotated[bool, Option("--yes", help="Change many jobs without a question.")]
+DryRunOption = Annotated[bool, Option("--dry-run", help="Only count the jobs that match.")]
 ReasonOption = Annotated[str, Option("--reason", "TEXT", "Why; recorded on the log.")]
 
 
@@ -214,6 +273,9 @@ def cancel(
     kind: KindFilter = None,
     state: Annotated[str | None, Option("--state", "STATE", "All jobs in this state: pending or running.")] = None,
     older_than: AgeFilter = None,
+    *,
+    filters: FilterOptions,
+    dry_run: DryRunOption = False,
     yes: YesOption = False,
     reason: ReasonOption = "cancelled from the command line",
 ) -> None:
@@ -223,13 +285,15 @@ def cancel(
     \b
       hocket cancel 01J9ZC --reason "wrong frame"
       hocket cancel --kind acme. --state pending --older-than 1h
+      hocket cancel --tag nightly --dry-run
     """
-    if job is None:
-        from hocket.families.jobs.bulk import CANCEL
+    from hocket.families.jobs.bulk import CANCEL
 
-        _change_many(CANCEL, kind, state, older_than, yes, reason)
+    which = _many(CANCEL, kind, state, older_than, filters)
+    if job is None:
+        _change_many(CANCEL, which, yes, reason, dry_run)
     else:
-        _refuse_filters(kind, state, older_than)
+        _refuse_filters(which, dry_run)
         from hocket.cli.derived import perform
 
         perform(operations.cancel, job, reason)
@@ -242,6 +306,9 @@ def retry(
         str | None, Option("--state", "STATE", "All jobs in this state: failed (the default) or cancelled.")
     ] = None,
     older_than: AgeFilter = None,
+    *,
+    filters: FilterOptions,
+    dry_run: DryRunOption = False,
     yes: YesOption = False,
     reason: ReasonOption = "retried from the command line",
 ) -> None:
@@ -250,44 +317,63 @@ def retry(
     \b
       hocket retry 01J9ZC --reason "disk replaced"
       hocket retry --kind acme.render --yes
+      hocket retry --error "out of memory" --since 1d
     """
-    if job is None:
-        from hocket.families.jobs.bulk import RETRY
+    from hocket.families.jobs.bulk import RETRY
 
-        _change_many(RETRY, kind, state, older_than, yes, reason)
+    which = _many(RETRY, kind, state, older_than, filters)
+    if job is None:
+        _change_many(RETRY, which, yes, reason, dry_run)
     else:
-        _refuse_filters(kind, state, older_than)
+        _refuse_filters(which, dry_run)
         from hocket.cli.derived import perform
 
         perform(operations.retry, job, reason)
 
 
-def _refuse_filters(*filters: str | None) -> None:
-    if any(each is not None for each in filters):
+def _many(
+    change: "BulkChange", kind: str | None, state: str | None, older_than: str | None, filters: dict[str, Any]
+) -> JobWhich:
+    from hocket.families.jobs.bulk import state_of
+
+    which = replace(_which(filters), kind=kind, state=None if state is None else state_of(change, state))
+    if older_than is None:
+        return which
+    if which.until_ms is not None:
+        raise Usage("give one of --older-than and --until")
+    try:
+        return replace(which, until_ms=int(time.time() * 1000) - duration_ms(older_than))
+    except ValueError as error:
+        raise Usage(f"bad age: {error}") from None
+
+
+def _refuse_filters(which: JobWhich, dry_run: bool) -> None:
+    if which != JobWhich() or dry_run:
         raise Usage("give either a job, or --kind, --state and --older-than to name many")
 
 
-def _change_many(
-    change: "BulkChange", kind: str | None, state: str | None, older_than: str | None, yes: bool, reason: str
-) -> None:
+def _change_many(change: "BulkChange", which: JobWhich, yes: bool, reason: str, dry_run: bool) -> None:
     """Asks before it changes many jobs, unless `yes`."""
-
     with open_service() as service:
-        wanted = select(service, change, state, kind, older_than)
-        found = count_selected(service, wanted)
-        if found and not yes and not _confirmed(f"{change.verb} {_counted(found)}?", found):
+        wanted, (found, is_cut) = count_selected(service, change, which)
+        about = f"{'at least ' if is_cut else ''}{_counted(found)}"
+        if dry_run:
+            emit({"matched": found, "is_cut": is_cut})
+            say(f"{about} would be {change.done}")
+            return
+        if found and not yes and not _confirmed(f"{change.verb} {about}?", about):
             raise Conflict("nothing was changed")
         with progress(change.verb) as bar:
-            done = change_all(service, change, wanted, reason, lambda visited: bar(visited, found))
+            done = change_all(service, change, wanted, reason, lambda visited: bar(visited, max(found, visited)))
     emit({"matched": found, **done._asdict()})
     say(f"{change.done} {_counted(done.changed)}" if found else "no job matches")
     if done.refused:
         raise Conflict(f"{_counted(done.refused)} could not be {change.done}: {done.why}")
 
 
-def _confirmed(question: str, found: int) -> bool:
+def _confirmed(question: str, about: str) -> bool:
     if settings.as_json or not (on_terminal(sys.stdin) and on_terminal(sys.stderr)):
-        raise Usage(f"{_counted(found)} match; give --yes to go on without a question")
+        raise Usage(f"{about} match; give --yes to go on without a question")
     return confirmed(question, err=True)
 
 

@@ -14,7 +14,7 @@ from hocket.api import ops, rights
 from hocket.api.jobs import OpLine, rejected
 from hocket.api.ops import LIMIT_MAX
 from hocket.cli.declarations import App, Argument, CommandContext, Option
-from hocket.cli.derived import perform
+from hocket.cli.derived import add_operations, perform
 from hocket.cli.options import private_file
 from hocket.cli.printing import console, emit, notice, on_terminal, progress, say, table
 from hocket.cli.settings import open_runtime, open_service, settings
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 app = App()
+add_operations(app, ops.events)
 
 
 @app.callback(invoke_without_command=True)
@@ -38,7 +39,8 @@ def log(
     job: Annotated[str | None, Option("--job", "JOB", "Only the ops of this job.")] = None,
     kind: Annotated[str | None, Option("--kind", "KIND", "Only jobs of this kind; `acme.` for all below acme.")] = None,
 ) -> None:
-    """Show the newest ops: sequence number, time, author, type, job, detail. A rejected op shows why.
+    """Show the newest ops: sequence number, time, author, type, job, detail. A rejected op shows why. For programs,
+    `hocket log events` says what the ops mean.
 
     \b
       hocket log --limit 100 --kind acme.render

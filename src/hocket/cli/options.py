@@ -37,6 +37,7 @@ _JOB: tuple[tuple[str, Any, str | None, str], ...] = (
     ("backoff_max", str, "DURATION", "The longest wait between two tries."),
     ("open", bool, None, "Any node may claim it without asking the coordinator; two nodes may run it."),
     ("needs", list[str], "LABEL", "Only workers with this label: gpu, or gpu=a100; may be repeated."),
+    ("tags", list[str], "TAG", "A word to find it by: nightly, or team=video; may be repeated."),
     ("claim", str, "HOW", "How it finds its worker: first, rendezvous (by rank) or sticky."),
     ("sticky", str, "MEMBER", "For --claim sticky: the member of the payload that is the key."),
     ("claim_timeout", str, "DURATION", "How long each rank waits for the one before; 5s."),
@@ -50,7 +51,7 @@ _JOB: tuple[tuple[str, Any, str | None, str], ...] = (
     ("budget_file", str, "FILE", "Its caps, as a YAML block `budget:`; the options above go first."),
     ("score_file", str, "FILE", "Its beats: phases, waits, tries. See `hocket score check`."),
 )
-_FLAGS = {"open": "--open/--no-open", "budget_file": "--budget", "score_file": "--score"}
+_FLAGS = {"open": "--open/--no-open", "budget_file": "--budget", "score_file": "--score", "tags": "--tag"}
 JOB: dict[str, Any] = {
     name: Annotated[
         kind | None, Option(_FLAGS.get(name, f"--{name.replace('_', '-')}"), metavar, help, show_default=False)

@@ -82,7 +82,7 @@ def _submit_one(
     kind: str, data: str | None, options: dict[str, Any], wait: bool, patience: float | None, stream: bool
 ) -> None:
     from hocket.api import jobs as operations
-    from hocket.api.job_submits import submit_drafts
+    from hocket.api.job_operations.job_submits import submit_drafts
 
     jobs.check_kind(kind)
     arguments = payload(data)
@@ -344,7 +344,7 @@ def _check_option(key: str, value: Any) -> None:
     wrong = not isinstance(value, bool) if key == "open" else isinstance(value, bool | list | dict)
     if key in ("budget", "score"):
         wrong = not isinstance(value, dict)
-    elif key == "needs":
+    elif key in ("needs", "tags"):
         wrong = not isinstance(value, str | list) or not all(isinstance(each, str) for each in value)
     if wrong or (key == "unique" and not isinstance(value, str | None)):
         raise Usage(f"bad {key}: {_called(value)} is not allowed here")

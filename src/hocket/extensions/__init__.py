@@ -122,6 +122,14 @@ register(
         },
     ),
     Extension(
+        "webhooks",
+        operations=("extensions.webhooks.operations",),
+        tasks={"sending webhooks": "extensions.webhooks.sending:sending"},
+        commands={
+            "webhook": ("extensions.webhooks.operations:commands", "Send events to other programs."),
+        },
+    ),
+    Extension(
         "sim",
         commands={
             "sim": (

@@ -51,6 +51,7 @@ class Variant(NamedTuple):
     read it where `read` does not. Sanitisation treats the fields in `texts` and in `json` as content. `made` is the
     field with the id of what the payload makes, which may be that of its op. `withdraws` is the field with the offer of
     the same author that the payload withdraws. One that `gives_back` what its author holds is accepted from any node.
+    `event` says what has happened, in the words of an event.
     """
 
     number: int
@@ -64,6 +65,7 @@ class Variant(NamedTuple):
     foreseen: ForeseenId | None = None
     withdraws: str = ""
     gives_back: bool = False
+    event: str = ""
 
 
 class Resource(NamedTuple):

@@ -46,6 +46,7 @@ TRACE = r"\A00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z"
 # A worker has labels, like `gpu=a100`, and a job may need some of them.
 LABEL_LENGTH_MAX = 128
 NEEDS_MAX = 16
+TAGS_MAX = 16
 LABEL = r"\A[A-Za-z0-9_.-]+(=[A-Za-z0-9_.:/+-]+)?\Z"
 
 Millis = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -112,7 +113,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     is by rank for the value of the payload's member `sticky`. Each rank waits `claim_timeout_ms` for the one before.
     `trace` is the context of the trace that the submit belongs to. `score` says how many beats the job has, and
     `lease_beats` is a lease that is counted in beats. `overlap` is for schedules: whether a tick makes a job that falls
-    before the end of the last one.
+    before the end of the last one. `tags` are for people, who find jobs by them; they decide nothing.
     """
 
     priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
@@ -140,6 +141,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     score: Score | None = None
     lease_beats: Annotated[int, msgspec.Meta(ge=1, le=HOLD_BEATS_MAX)] | None = None
     overlap: Literal["skip", "queue"] = "skip"
+    tags: Annotated[tuple[Label, ...], msgspec.Meta(max_length=TAGS_MAX)] = ()
 
     @property
     def is_ranked(self) -> bool:
@@ -158,7 +160,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 DEFAULT = Policy()
 # What belongs to one job and not to its kind.
 _OF_ONE_JOB = frozenset(
-    {"not_before", "after", "unique", "unique_for_ms", "schedule", "schedule_op", "trace", "overlap"}
+    {"not_before", "after", "unique", "unique_for_ms", "schedule", "schedule_op", "trace", "overlap", "tags"}
 )
 _OF_A_KIND = tuple(name for name in Policy.__struct_fields__ if name not in _OF_ONE_JOB)
 

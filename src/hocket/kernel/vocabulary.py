@@ -556,11 +556,14 @@ _PLAIN = (
         json=_POLICY,
         made="job_id",
         foreseen=ForeseenId(b"hocket job\0", lambda job: encode(STR, job.kind) + encode(BYTES, job.payload)),
+        event="job.submitted",
     ),
-    Variant(11, fields(ClaimWork, ULID, NODE, U64), Judged("Job", "Claim", "kind_prefix")),
-    Variant(12, fields(CompleteJob, ULID, ULIDS, ULIDS, TELEMETRY), _COMPLETE),
-    Variant(13, fields(YieldWork, ULID, NODE, STR), _COMPLETE, texts=("reason",), gives_back=True),
-    Variant(14, fields(ExpireWork, ULID, NODE, STR), _COMPLETE, texts=("reason",)),
+    Variant(11, fields(ClaimWork, ULID, NODE, U64), Judged("Job", "Claim", "kind_prefix"), event="job.claimed"),
+    Variant(12, fields(CompleteJob, ULID, ULIDS, ULIDS, TELEMETRY), _COMPLETE, event="job.succeeded"),
+    Variant(
+        13, fields(YieldWork, ULID, NODE, STR), _COMPLETE, texts=("reason",), gives_back=True, event="job.returned"
+    ),
+    Variant(14, fields(ExpireWork, ULID, NODE, STR), _COMPLETE, texts=("reason",), event="job.lost"),
     Variant(
         *(15, fields(UserAssert, enum(AssertionType), ASSERTION_TARGET, option(STR)), Judged("UserAssertion", "Write")),
         texts=("semantic_lane",),
@@ -574,8 +577,9 @@ _PLAIN = (
         *(_ARTIFACT, _READ_ARTIFACT),
         bodies=("content_inline",),
         made="artifact_id",
+        event="artifact.created",
     ),
-    Variant(17, fields(EvictArtifact, ULID), _ARTIFACT, _READ_ARTIFACT),
+    Variant(17, fields(EvictArtifact, ULID), _ARTIFACT, _READ_ARTIFACT, event="artifact.evicted"),
     Variant(
         *(18, fields(CreateEpisode, ULID, STR, option(STR), U64, option(U64), ULIDS, ULIDS, ULIDS, F64), _EPISODE),
         texts=("title", "summary"),
@@ -593,24 +597,28 @@ _PLAIN = (
     Variant(
         *(21, fields(UpdateActionStatus, ULID, enum(ActionStatus), option(STR)), _ACTION), texts=("execution_result",)
     ),
-    Variant(22, fields(DesignateCoordinator, NODE), _MESH),
-    Variant(23, fields(DelegateUcan, HASH, BYTES), _REGISTRATION),
-    Variant(24, fields(RevokeUcan, HASH), _REGISTRATION),
-    Variant(25, fields(RouteKind, STR, option(NODE)), _MESH),
+    Variant(22, fields(DesignateCoordinator, NODE), _MESH, event="coordinator.designated"),
+    Variant(23, fields(DelegateUcan, HASH, BYTES), _REGISTRATION, event="delegation.issued"),
+    Variant(24, fields(RevokeUcan, HASH), _REGISTRATION, event="delegation.revoked"),
+    Variant(25, fields(RouteKind, STR, option(NODE)), _MESH, event="route.set"),
     Variant(26, fields(CascadeTombstone, ULID, ULIDS, ULIDS, ULIDS, ULIDS, ULIDS), _EVIDENCE),
-    Variant(1024, fields(FailWork, ULID, NODE, STR, STR, BOOL), _COMPLETE, texts=("error", "traceback")),
-    Variant(1025, fields(CancelJob, ULID, STR), _SCHEDULE, texts=("reason",)),
-    Variant(1026, fields(RetryJob, ULID, STR), _SCHEDULE, texts=("reason",)),
-    Variant(1027, fields(ReportProgress, ULID, NODE, BYTES), _COMPLETE, bodies=("note",)),
-    Variant(1028, fields(SetSchedule, STR, STR, STR, STR, BYTES, BYTES), _SCHEDULE_KIND, json=_POLICY),
+    Variant(
+        1024, fields(FailWork, ULID, NODE, STR, STR, BOOL), _COMPLETE, texts=("error", "traceback"), event="job.failed"
+    ),
+    Variant(1025, fields(CancelJob, ULID, STR), _SCHEDULE, texts=("reason",), event="job.cancelled"),
+    Variant(1026, fields(RetryJob, ULID, STR), _SCHEDULE, texts=("reason",), event="job.retried"),
+    Variant(1027, fields(ReportProgress, ULID, NODE, BYTES), _COMPLETE, bodies=("note",), event="job.progressed"),
+    Variant(
+        1028, fields(SetSchedule, STR, STR, STR, STR, BYTES, BYTES), _SCHEDULE_KIND, json=_POLICY, event="schedule.set"
+    ),
     # It has a name and no kind, so no kind_prefix can restrict it.
-    Variant(1029, fields(ClearSchedule, STR), _SCHEDULE._replace(caveat=None)),
+    Variant(1029, fields(ClearSchedule, STR), _SCHEDULE._replace(caveat=None), event="schedule.removed"),
     Variant(1030, fields(AcceptWork, ULID, ULID), Judged("Job", None, "kind_prefix")),
-    Variant(1032, fields(ReportFork, HASH, BYTES, BYTES), _OPS),
-    Variant(1033, fields(RevokeRoot, HASH, fixed(64)), _REGISTRATION),
+    Variant(1032, fields(ReportFork, HASH, BYTES, BYTES), _OPS, event="fork.reported"),
+    Variant(1033, fields(RevokeRoot, HASH, fixed(64)), _REGISTRATION, event="delegation.revoked"),
     Variant(1034, fields(AcceptOffer, STR, BYTES, ULID), _OPS),
-    Variant(1035, fields(PostponeWork, ULID, NODE, U64, STR), _COMPLETE, texts=("reason",)),
-    Variant(1037, fields(SaveCheckpoint, ULID, NODE, BYTES), _COMPLETE, bodies=("state",)),
+    Variant(1035, fields(PostponeWork, ULID, NODE, U64, STR), _COMPLETE, texts=("reason",), event="job.postponed"),
+    Variant(1037, fields(SaveCheckpoint, ULID, NODE, BYTES), _COMPLETE, bodies=("state",), event="job.saved"),
 )
 
 
@@ -639,6 +647,10 @@ _ALL = (
 VARIANTS = _codecs(_ALL)
 PAYLOAD: Codec[Payload] = one_of(VARIANTS)
 NAMES: dict[int, str] = _table(_ALL, lambda each: each.number, lambda each: each.codec.cls.__name__)
+# What has happened, as events say it, by the numbers of the variants.
+EVENTS: dict[int, str] = _table(
+    _ALL, lambda each: each.number, lambda each: each.event or f"op.{each.codec.cls.__name__}"
+)
 EXTENSIONS = frozenset(number for number in VARIANTS if number >= EXTENSION_BASE)
 
 

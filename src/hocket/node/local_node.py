@@ -14,6 +14,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.bus.hints import ANYTHING, Changes, Subscription
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from hocket.log.store_check import RowFinding
     from hocket.mesh.services import MeshServices
     from hocket.mesh.wire import SecondProof
+    from hocket.node.event_feed import EventFeed
     from hocket.node.job_stream import PartSender
     from hocket.node.message_bus import BusSettings, NodeMessages
     from hocket.work.remote.remote_workers import RemoteWorkers
@@ -261,6 +263,13 @@ class LocalNode:
 
             self._part_sender = PartSender(self.message_bus, self.log.user)
         return self._part_sender
+
+    @cached_property
+    def event_feed(self) -> "EventFeed":
+        """Follows the log for all listeners of this process."""
+        from hocket.node.event_feed import EventFeed
+
+        return EventFeed(self, self.environment)
 
     @property
     def remote_workers(self) -> "RemoteWorkers":

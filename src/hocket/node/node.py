@@ -84,6 +84,7 @@ from hocket.work.worker import Worker
 
 if TYPE_CHECKING:
     from hocket.node.calls import Pairs, Step
+    from hocket.node.log_events import Allowed, EventFilter, LogEvent
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -221,6 +222,10 @@ class Node(LocalNode):
         from hocket.node.job_stream import job_parts
 
         return job_parts(self, job_id, news)
+
+    async def events(self, wanted: "EventFilter", allowed: "Allowed", after: int | None) -> "AsyncIterator[LogEvent]":
+        """The events of the log after a place, as they come, for ever. Raises PlaceGone."""
+        return await self.event_feed.listen(wanted, allowed, after)
 
     def rows(self, table: str, *, agent: str = "") -> RowTable:
         """The rows of a table, which several agents may write. `agent` is the name under which this one does."""
@@ -735,6 +740,18 @@ class AsyncHandlerNode(Node):
                 yield part
         finally:
             await self._there(_close(source))
+
+    async def events(self, wanted: "EventFilter", allowed: "Allowed", after: int | None) -> "AsyncIterator[LogEvent]":
+        source = await self._there(self._worker_node.event_feed.listen(wanted, allowed, after))
+
+        async def each() -> "AsyncIterator[LogEvent]":
+            try:
+                while (event := await self._there(_next(source))) is not None:
+                    yield event
+            finally:
+                await self._there(source.aclose())
+
+        return each()
 
     async def close(self) -> None:
         raise Usage(OWNED)

@@ -23,6 +23,7 @@ from hocket.kernel.ids import content_hash
 from hocket.mesh import wire
 from hocket.mesh.quotas import Buckets
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
+from hocket.node.log_events import PlaceGone
 from hocket.node.node import Node
 from hocket.server.description import describe
 from hocket.server.known_programs import Ending, KnownPrograms, OpenRequests
@@ -51,6 +52,9 @@ STRANGERS_BURST = 50.0
 # The most requests of one program, and of all, in work at once. Those that wait for a lock count, too.
 REQUESTS_OF_PROGRAM_MAX = 128
 REQUESTS_MAX = 400
+# The most streams of one program, and of all, at once.
+STREAMS_OF_PROGRAM_MAX = 64
+STREAMS_MAX = 256
 # A request that works longer than this is watched: it ends if its program disconnects.
 QUICK_S = 0.1
 READ_THREADS = 4
@@ -92,6 +96,7 @@ class Api:
         self._rates = Buckets(self._rate, self._burst, monotonic)
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, monotonic)
         self._asking: Counter[str] = Counter()
+        self._streams: Counter[str] = Counter()
         # The requests with a key in work: what each says, by its program and key.
         self._keyed: dict[tuple[str, str], bytes] = {}
         self._open = OpenRequests(self._programs, self._read)
@@ -133,12 +138,15 @@ class Api:
         self._refused(500, "an API request failed", f"{type(error).__name__}: {error}")
         return self._problem_reply(INTERNAL, path, "this node failed; its operator was told")
 
-    def _problem_reply(self, problem: Problem, path: str, message: str, headers: Mapping[str, str] = {}) -> Reply:
+    def _problem_reply(
+        self, problem: Problem, path: str, message: str, headers: Mapping[str, str] = {}, first: int | None = None
+    ) -> Reply:
         methods, _ = self._table.find(path)
         form = next((each.errors for each in methods.values()), None)
         if form is not None:
             return _reply(problem.status, form[1](problem.status, problem.error, message), headers)
-        return _reply(problem.status, problem.answer(message), {"content-type": PROBLEM, **headers})
+        answer = msgspec.structs.replace(problem.answer(message), first=first)
+        return _reply(problem.status, answer, {"content-type": PROBLEM, **headers})
 
     async def _answer(self, request: Request) -> Reply:
         if request.path == OPENAPI:
@@ -165,7 +173,7 @@ class Api:
             call = ApiCall(service, program, self._node)
             # What a prefix and scopes are compared with is known later; without any grant no body is read.
             is_restricted = need.takes_prefix or need.scope is not None
-            if not (is_restricted and program.may_some(need.resource, need.action)):
+            if not need.is_any and not (is_restricted and program.may_some(need.resource, need.action)):
                 service.check(need.resource, need.action)
             arguments = route.arguments(values, _resumed(request) if route.is_stream else request.query)
             ending: Ending | None = None
@@ -184,9 +192,16 @@ class Api:
                 service.check(need.resource, need.action, *words, scope=scope)
             key = request.headers.get(KEY) if route.creates else None
             if key is None:
+                if route.is_stream:
+                    stack.enter_context(self._streaming(program.name))
                 reply = await self._run(route, call, arguments, request, ending)
-                # A stream counts until it ends.
-                return reply if reply.stream is None else reply._replace(stream=_Counted(reply.stream, stack.pop_all()))
+                if reply.stream is None:
+                    return reply
+                # A stream counts until it ends, and not as a request in work: it does nothing most of the time.
+                if route.is_stream:
+                    self._asking[program.name] -= 1
+                    stack.callback(self._asking.update, [program.name])
+                return reply._replace(stream=_Counted(reply.stream, stack.pop_all()))
             return await self._run_once(route, call, arguments, request, key)
 
     @cached_property
@@ -223,6 +238,20 @@ class Api:
             self._asking[program] -= 1
             if not self._asking[program]:
                 del self._asking[program]
+
+    @contextmanager
+    def _streaming(self, program: str) -> Iterator[None]:
+        open = self._streams
+        if open[program] >= STREAMS_OF_PROGRAM_MAX or open.total() >= STREAMS_MAX:
+            most = f"{STREAMS_OF_PROGRAM_MAX} streams of one token and {STREAMS_MAX} of all"
+            raise TooBusy(f"at most {most} are open at once; end one first")
+        open[program] += 1
+        try:
+            yield
+        finally:
+            open[program] -= 1
+            if not open[program]:
+                del open[program]
 
     def _limits(self, program: Program) -> dict[str, str]:
         """What a program may ask for, and what of it is left."""
@@ -344,7 +373,8 @@ class Api:
             headers["www-authenticate"] = "Bearer"
         if isinstance(error, BadMethod):
             headers["allow"] = ", ".join(error.methods)
-        return self._problem_reply(problem, path, message, headers)
+        first = error.first if isinstance(error, PlaceGone) else None
+        return self._problem_reply(problem, path, message, headers, first)
 
 
 class _Counted:
@@ -372,11 +402,14 @@ def _token(request: Request) -> str:
 
 
 def _resumed(request: Request) -> str:
-    """The query of a request for a stream. A browser that connects again says after which event."""
+    """The query of a request for a stream. A browser that connects again sends its first query, and says after which
+    event it is.
+    """
     last = request.headers.get(LAST)
-    return (
-        request.query if not last or "after=" in request.query else f"{request.query}&after={quote(last)}".lstrip("&")
-    )
+    if not last:
+        return request.query
+    kept = [each for each in request.query.split("&") if each and not each.startswith("after=")]
+    return "&".join([*kept, f"after={quote(last)}"])
 
 
 def _check_type(request: Request, wanted: str) -> None:

@@ -20,6 +20,7 @@ _REF = "#/components/schemas/{name}"
 _COMMON = frozenset({400, 401, 403, 404, 409, 429, 500, 503})
 _OF_BODIES = frozenset({413, 415})
 _OF_KEYS = frozenset({422})
+_OF_STREAMS = frozenset({410})
 
 Json = dict[str, Any]
 
@@ -66,7 +67,9 @@ _NONE = type(None)
 def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping[str, Json]) -> Json:
     sentences = route.help
     need = f"The token needs the grant `{route.need}`."
-    if route.need.takes_prefix:
+    if route.need.is_any:
+        need = f"Any token will do: the answer has what its grants, such as `{route.need}`, let it read."
+    elif route.need.takes_prefix:
         need += " The grant may end with a prefix."
     parameters = [_parameter(name, "path", _inline(route.parameter(name)), True) for name in route.parameters]
     if route.query is not None:
@@ -78,8 +81,12 @@ def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping
     if route.creates:
         key = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX, "pattern": "^[ -~]+$"}
         parameters.append(_parameter("Idempotency-Key", "header", key, False))
+    if route.is_stream and route.key is not None:
+        place = {"type": "string", "description": "The id of the last event that arrived. It counts before `after`."}
+        parameters.append(_parameter("Last-Event-ID", "header", place, False))
     errors = _COMMON | (_OF_BODIES if route.body is not None or route.takes_lines else frozenset())
     errors |= _OF_KEYS if route.creates else frozenset()
+    errors |= _OF_STREAMS if route.is_stream else frozenset()
     responses: Json = {str(route.status): _success(route, of_type)}
     responses |= {str(status): _error_response(status, route, of_type) for status in sorted(errors)}
     described: Json = {

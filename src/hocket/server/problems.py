@@ -11,6 +11,7 @@ from msgspec import Meta
 from hocket.api.programs import KeyReused, KeyUnderWay, OutcomeUnknown, TooManyKeys, UnknownToken
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, StaleFence, Unreachable, Usage
 from hocket.mesh.wire import BodyTooLong, NoRoom
+from hocket.node.log_events import PlaceGone
 from hocket.work.remote.remote_workers import TooManyWorkers
 
 PROBLEM = "application/problem+json"
@@ -50,6 +51,7 @@ class ApiError(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: Annotated[str, Meta(description="What was wrong with this request: a sentence for people.")]
     error: Annotated[str, Meta(description="A word for programs. Several types may share one.")]
     message: Annotated[str, Meta(description="The same sentence as `detail`.")]
+    first: Annotated[int | None, Meta(description="The smallest place from which the log can go on.")] = None
     final: Annotated[bool, Meta(description="Whether the same request can never succeed: do not repeat it.")] = False
 
 
@@ -67,7 +69,9 @@ class Problem(NamedTuple):
     is_final: bool = False
 
     def answer(self, message: str) -> ApiError:
-        return ApiError(TYPES + self.name, self.title, self.status, message, self.error, message, self.is_final)
+        return ApiError(
+            *(TYPES + self.name, self.title, self.status, message, self.error, message), final=self.is_final
+        )
 
 
 INTERNAL = Problem(
@@ -87,6 +91,10 @@ PROBLEMS: tuple[Problem, ...] = (
     Problem(
         *((NotFound,), 404, "not-found", "not_found", "Nothing has this name or id"),
         "No such path, node, job, artifact, message, row or conflict. The description lists all paths.",
+    ),
+    Problem(
+        *((PlaceGone,), 410, "place-gone", "place_gone", "The log does not have what comes after this place"),
+        "It was archived, or the place is of another log. Go on after `first`, and list anew what you need.",
     ),
     Problem(
         *((BadMethod,), 405, "bad-method", "bad_method", "The path does not have this method"),

@@ -21,25 +21,27 @@ from hocket.api import (
     claims,
     inbox,
     job_lists,
-    job_news,
-    job_submits,
     jobs,
     kinds,
     locks,
     nodes,
+    ops,
     rights,
     rows,
     schedules,
 )
+from hocket.api.job_operations import job_changes, job_news, job_submits
 from hocket.api.operation import (
     PAGE_DEFAULT,
     After,
+    JoinedMembers,
     Limit,
     Lines,
     Operation,
     TokenNeed,
     WholeBody,
     bounded_page,
+    extension_operations,
     page_of,
 )
 from hocket.api.workers import claiming, ending
@@ -174,8 +176,11 @@ def route_of(operation: Operation[..., Any]) -> ApiRoute:
     fields = [
         (each.name, each.over_http) if each.is_required else (each.name, each.over_http, each.default)
         for each in operation.parameters
-        if each.name not in own and each.kind is not Lines and each.note(WholeBody) is None
+        if not (each.name in own or each.kind is Lines or each.note(WholeBody, JoinedMembers) is not None)
     ]
+    joined = {each.name: each.kind for each in operation.parameters if each.note(JoinedMembers) is not None}
+    for struct in joined.values():
+        fields += [(each.encode_name, each.type, each.default) for each in msgspec.structs.fields(struct)]
     pages = operation.key is not None and not operation.is_stream
     if pages:
         fields += [("limit", Limit, PAGE_DEFAULT), ("after", After | None, None)]
@@ -195,7 +200,10 @@ def route_of(operation: Operation[..., Any]) -> ApiRoute:
         if whole is not None:
             return {whole.name: body}
         given = query if body is None else body
-        return {} if given is None else msgspec.structs.asdict(given)
+        found = {} if given is None else msgspec.structs.asdict(given)
+        for name, struct in joined.items():
+            found[name] = struct(**{each: found.pop(each) for each in struct.__struct_fields__})
+        return found
 
     def run(call: ApiCall, query: Any = None, body: Any = None, **arguments: Any) -> Any:
         asked = arguments | values(query, body)
@@ -205,7 +213,7 @@ def route_of(operation: Operation[..., Any]) -> ApiRoute:
         if get_origin(answer) is ListPage:
             limit, after = asked.pop("limit"), asked.pop("after")
             fetch = lambda count, since: operation.function(call.service, **asked, limit=count, after=since)  # noqa: E731
-            return bounded_page(fetch, limit, after)
+            return bounded_page(fetch, limit, after, operation.step)
         return _ensured(operation.function(call.service, **asked))
 
     async def wait(call: ApiCall, query: Any = None, body: Any = None, **arguments: Any) -> Any:
@@ -300,12 +308,14 @@ MODULES = (
     agents,
     job_lists,
     job_submits,
+    job_changes,
     jobs,
     job_news,
     claims,
     artifacts,
     kinds,
     schedules,
+    ops,
     claiming,
     ending,
 )
@@ -315,4 +325,4 @@ ROUTES: tuple[ApiRoute, ...] = tuple(
     for module in MODULES
     for each in vars(module).values()
     if isinstance(each, Operation) and each.path and each.__module__ == module.__name__
-)
+) + tuple(route_of(each) for each in extension_operations().values() if each.path)

@@ -17,6 +17,7 @@ from hocket.server.problems import ApiError, WaitEnded, problem_of
 
 EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"
+OTHER_LINES = "application/jsonl"
 # A quiet stream sends an empty comment or line after this long, so that no proxy closes it.
 QUIET_S = 15.0
 LINE_BYTES_MAX = 2 * 1024 * 1024
@@ -43,15 +44,13 @@ def stream_reply(
     place: Callable[[Any], str] | None = None,
 ) -> Reply:
     """The reply that sends these items as they come; the last event is `end` or `error`. `place` gives the id of an
-    event, with which a program resumes.
+    event, with which a program resumes. Items that have a `place` tell it while they are quiet; those with a
+    method `waiting` are sent together if several wait.
     """
     is_events = EVENTS in accept
-    head = {**headers, "content-type": EVENTS if is_events else LINES, "x-accel-buffering": "no"}
-    return Reply(
-        200,
-        head,
-        stream=_Pieces(items, _event if is_events else _line, b":\n\n" if is_events else b"\n", ending, place),
-    )
+    lines = OTHER_LINES if OTHER_LINES in accept and LINES not in accept else LINES
+    head = {**headers, "content-type": EVENTS if is_events else lines, "x-accel-buffering": "no"}
+    return Reply(200, head, stream=_Pieces(items, _event if is_events else _line, ending, place))
 
 
 def _event(value: Any, place: str | None, name: str | None = None) -> bytes:
@@ -71,11 +70,11 @@ class _Pieces:
         self,
         items: AsyncIterator[Any],
         written: Callable[..., bytes],
-        quiet: bytes,
         ending: Ending,
         place: Callable[[Any], str] | None,
     ) -> None:
-        self._items, self._written, self._quiet, self._place = items, written, quiet, place
+        self._items, self._written, self._place = items, written, place
+        self._has_begun = False
         self._ending = ending
         self._next: asyncio.Future[Any] | None = None
         self._stopped: asyncio.Task[Any] | None = None
@@ -87,13 +86,18 @@ class _Pieces:
     async def __anext__(self) -> bytes:
         if self._is_over:
             raise StopAsyncIteration
+        if not self._has_begun:
+            self._has_begun = True
+            if self._written is _event and hasattr(self._items, "place"):
+                return self._quiet()  # so that a program knows where it begins, whatever happens next
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._items))
         self._stopped = self._stopped or asyncio.create_task(self._ending.wait())
         done, _ = await asyncio.wait([self._next, self._stopped], timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
-            return self._quiet
         try:
+            if not done and not self._next.done():
+                # An item that has come by now is before the place that this tells.
+                return self._quiet()
             if not self._next.done():
                 raise self._ending.error("the server stops; connect again")
             item, self._next = self._next.result(), None
@@ -106,7 +110,17 @@ class _Pieces:
         except HocketError as error:
             self._is_over = True
             return self._written(problem_of(error).answer(str(error)), None, "error")
+        waiting = getattr(self._items, "waiting", None)
+        return b"".join(map(self._one, [item] if waiting is None else [item, *waiting()]))
+
+    def _one(self, item: Any) -> bytes:
         return self._written(item, None if self._place is None else self._place(item))
+
+    def _quiet(self) -> bytes:
+        if self._written is not _event:
+            return b"\n"
+        place = getattr(self._items, "place", None)
+        return b":\n\n" if place is None else f":\nid: {place}\n\n".encode()
 
     async def aclose(self) -> None:
         self._is_over = True

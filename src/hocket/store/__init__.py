@@ -18,6 +18,7 @@ from hocket.kernel.keys import RowMac
 from hocket.store.artifact_rows import Artifact, ArtifactSession, BlobTable
 from hocket.store.connections import DB_TOKEN, NOTE_BYTES_MAX, Migration, NoteListener, WakeUp
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
+from hocket.store.job_pages import JobCount, JobPage
 from hocket.store.job_rows import IsLeft, JobEntry, JobFilter, Stage
 from hocket.store.local import (
     PEER_NEW,
@@ -64,8 +65,10 @@ __all__ = [
     "IntakeSession",
     "Invitation",
     "IsLeft",
+    "JobCount",
     "JobEntry",
     "JobFilter",
+    "JobPage",
     "JobSession",
     "LateOp",
     "LocalSession",

@@ -38,7 +38,8 @@ class JobEntry(NamedTuple):
 
 class JobFilter(NamedTuple):
     """Which jobs a list shows: those of these stages (all if none is named), of this outcome, and of the kinds that
-    `kind` covers. A page begins `beyond` the last job of the page before.
+    `kind` covers; those that the node `author` has submitted, not before `since_ms`, and before `until_ms`. A page
+    begins `beyond` the last job of the page before.
     """
 
     stages: tuple[Stage, ...] = ()
@@ -46,6 +47,9 @@ class JobFilter(NamedTuple):
     kind: str | None = None
     beyond: bytes | None = None
     newest_first: bool = True
+    author: bytes | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
 
 
 IsLeft = Callable[[bytes, int], bool]

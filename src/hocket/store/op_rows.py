@@ -306,6 +306,11 @@ class OpSession(Statements):
     def _stored_after(self, which: str, seq: int, limit: int) -> list[OpRow]:
         return self._stored(f"WHERE seq > ? AND {which} ORDER BY seq LIMIT ?", seq, limit)
 
+    def first_seq(self) -> int | None:
+        """The smallest number of an op that is here."""
+        found = self._one("SELECT min(seq) FROM ops")
+        return None if found is None else int(found)
+
     def entry_count(self) -> int:
         return int(self._one(f"SELECT count(*) FROM ops WHERE {ENTRIES}"))
 

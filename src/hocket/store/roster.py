@@ -7,6 +7,7 @@ from typing import Any
 
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.clock import pack
+from hocket.store.job_pages import JobPageSession, of_stages
 from hocket.store.job_rows import (
     CHECKED_COLUMNS,
     CHECKED_READY_COLUMNS,
@@ -17,17 +18,14 @@ from hocket.store.job_rows import (
     ChecksJobs,
     IsLeft,
     JobEntry,
-    JobFilter,
     ReadyJob,
     Stage,
     job_entries,
     job_entry,
     ready_jobs,
 )
-from hocket.store.statements import Dialect, LockSession, Row, insert_new, upsert
+from hocket.store.statements import Dialect, Row, insert_new, upsert
 
-_STAGES = tuple(Stage)
-_INDEXES = ("jobs_ready", "jobs_delayed", "jobs_blocked", "jobs_claimed")
 # A delayed job that was claimed before waits for its next run: it failed, was returned, or was postponed.
 _RESTING = "stage = 1 AND fence > 0"
 # Each kind once, by hopping through the index from kind to kind.
@@ -51,22 +49,15 @@ _SET_RATE = upsert("rates", "kind, due", "kind")
 
 
 @cache
-def _of_stages(dialect: Dialect) -> Mapping[Stage, str]:
-    """The condition for each stage. All but the last have an index of their own."""
-    indexes = [dialect.using.format(name) for name in _INDEXES] + [""]
-    return {stage: f"{index} WHERE stage = {int(stage)}" for stage, index in zip(_STAGES, indexes, strict=True)}
-
-
-@cache
 def _unended(dialect: Dialect) -> tuple[str, str]:
     """Counts jobs that have not ended, by stage; and by stage and kind."""
-    stages = {int(stage): where for stage, where in _of_stages(dialect).items() if stage is not Stage.DONE}
+    stages = {int(stage): where for stage, where in of_stages(dialect).items() if stage is not Stage.DONE}
     by_stage = [f"SELECT {stage}, count(*) FROM jobs {where}" for stage, where in stages.items()]
     by_kind = [f"SELECT {stage}, kind, count(*) FROM jobs {where} GROUP BY kind" for stage, where in stages.items()]
     return " UNION ALL ".join(by_stage), " UNION ALL ".join(by_kind)
 
 
-class JobSession(LockSession):
+class JobSession(JobPageSession):
     row_check: ChecksJobs | None
 
     @abstractmethod
@@ -99,40 +90,6 @@ class JobSession(LockSession):
     def job_ids_ending(self, ending: bytes) -> list[bytes]:
         """The ids that end with these bytes. It reads every job."""
         return self._column("SELECT id FROM jobs WHERE substr(id, ?) = ?", 17 - len(ending), ending)
-
-    def jobs(self, wanted: JobFilter, limit: int) -> list[JobEntry]:
-        """A page of a list, in the order of job ids."""
-        entries = [entry for each in self._which(wanted) for entry in self._page(each, wanted, limit)]
-        return sorted(entries, key=lambda entry: entry.job.id, reverse=wanted.newest_first)[:limit]
-
-    def job_count(self, wanted: JobFilter) -> int:
-        """How many jobs a list has in all, however many pages it takes."""
-        if wanted.kind is None:
-            sought = wanted.stages or _STAGES
-            counts = self.counts().items()
-            return sum(n for (stage, end), n in counts if stage in sought and wanted.outcome in (None, end))
-        kind, values = _of_kind(wanted.kind)
-        return sum(self._one(f"SELECT count(*) FROM jobs {each}{kind}", *values) for each in self._which(wanted))
-
-    def _which(self, wanted: JobFilter) -> list[str]:
-        """Uses the index of each stage, or of the rare outcomes, so that a list does not read finished jobs in vain."""
-        if wanted.outcome is None:
-            return [_of_stages(self.dialect)[stage] for stage in wanted.stages] or ["WHERE true"]
-        if Stage.DONE not in (wanted.stages or _STAGES):
-            return []
-        rare = f"{self.dialect.using.format('jobs_failed')} WHERE outcome > 0 AND" if wanted.outcome else "WHERE"
-        return [f"{rare} outcome = {int(wanted.outcome)}"]
-
-    def _page(self, where: str, wanted: JobFilter, limit: int) -> list[JobEntry]:
-        values: list[Any] = []
-        if wanted.kind is not None:
-            of_kind, values = _of_kind(wanted.kind)
-            where += of_kind
-        if wanted.beyond is not None:
-            where += " AND id < ?" if wanted.newest_first else " AND id > ?"
-            values.append(wanted.beyond)
-        order = "DESC" if wanted.newest_first else "ASC"
-        return self._jobs(f"{where} ORDER BY id {order} LIMIT ?", *values, limit)
 
     def each_job(self) -> Iterator[JobEntry]:
         for row in self._pages(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id > ? ORDER BY id LIMIT ?"):
@@ -261,7 +218,7 @@ class JobSession(LockSession):
 
     def blocked(self, limit: int, after: JobEntry | None = None) -> list[JobEntry]:
         """Jobs that wait for others, in an order that pages can follow."""
-        where = f"{_of_stages(self.dialect)[Stage.BLOCKED]} AND (kind, id) > (?, ?) ORDER BY kind, id LIMIT ?"
+        where = f"{of_stages(self.dialect)[Stage.BLOCKED]} AND (kind, id) > (?, ?) ORDER BY kind, id LIMIT ?"
         seen = ("", b"") if after is None else (after.job.kind, after.job.id)
         return self._jobs(where, *seen, limit)
 
@@ -290,10 +247,3 @@ class JobSession(LockSession):
     def _jobs(self, tail: str, *values: Any) -> list[JobEntry]:
         columns = JOB_COLUMNS if self.row_check is None else CHECKED_COLUMNS
         return job_entries(self._rows(f"SELECT {columns} FROM jobs {tail}", *values), self.row_check)
-
-
-def _of_kind(wanted: str) -> tuple[str, list[Any]]:
-    """The condition of `kernel.policy.covers`, and its values."""
-    if wanted.endswith("."):
-        return " AND kind > ? AND kind < ?", [wanted, wanted[:-1] + "/"]
-    return " AND kind = ?", [wanted]

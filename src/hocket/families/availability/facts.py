@@ -29,5 +29,6 @@ VARIANTS = (
         fields(SetAvailability, NODE, enum(Availability), STR),
         Judged("Mesh", "Write"),
         texts=("reason",),
+        event="node.availability",
     ),
 )

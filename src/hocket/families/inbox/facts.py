@@ -76,9 +76,10 @@ VARIANTS = (
         json=("body",),
         made="message_id",
         foreseen=ForeseenId(b"hocket message\0", _foreseen),
+        event="message.sent",
     ),
-    Variant(1044, fields(ClaimMessage, ULID, STR, U64), _RECEIVE, read=_FOLLOW),
-    Variant(1045, fields(AcknowledgeMessage, ULID, STR), _RECEIVE, read=_FOLLOW),
+    Variant(1044, fields(ClaimMessage, ULID, STR, U64), _RECEIVE, read=_FOLLOW, event="message.claimed"),
+    Variant(1045, fields(AcknowledgeMessage, ULID, STR), _RECEIVE, read=_FOLLOW, event="message.acknowledged"),
     Variant(
         1046,
         fields(ReturnMessage, ULID, STR, U64, STR),
@@ -86,6 +87,14 @@ VARIANTS = (
         read=_FOLLOW,
         texts=("reason",),
         gives_back=True,
+        event="message.returned",
     ),
-    Variant(1047, fields(RetryMessage, ULID, STR), _RECEIVE._replace(field=None), read=_FOLLOW, texts=("reason",)),
+    Variant(
+        1047,
+        fields(RetryMessage, ULID, STR),
+        _RECEIVE._replace(field=None),
+        read=_FOLLOW,
+        texts=("reason",),
+        event="message.retried",
+    ),
 )

@@ -11,12 +11,12 @@ from hocket.families.access import NodeAccess, decided
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Result
 from hocket.families.jobs.rules import Job, Outcome
+from hocket.families.jobs.selection import JobSelection
 from hocket.families.jobs.view import JobState
 from hocket.kernel.arbitration import Reason
-from hocket.kernel.policy import covers
 from hocket.kernel.texts import duration_ms
 from hocket.log import Transaction
-from hocket.store import JobSession
+from hocket.store import JobCount, Session
 
 READ_MAX = 5_000
 CHANGED_MAX = 200
@@ -33,18 +33,10 @@ class BulkChange(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Which jobs: in one of the states, of a kind, or of all kinds below one that ends with a dot, and submitted before
-    a time.
-    """
+    """The jobs in one of the states that match."""
 
     states: tuple[JobState, ...]
-    kind: str | None = None
-    before_ms: int | None = None
-
-    def has(self, job: Job) -> bool:
-        kind = self.kind
-        of_kind = kind is None or covers(kind, job.kind)
-        return of_kind and (self.before_ms is None or job.scheduled.wall < self.before_ms)
+    jobs: JobSelection = JobSelection()
 
 
 class Which(TypedDict, total=False):
@@ -88,15 +80,20 @@ def select(
     """The jobs that these options name. Raises Usage if there is no option, or a bad one."""
     if state is None and kind is None and older_than is None:
         raise Usage(f"say which jobs to {change.verb}: by kind, state or age")
-    named = None if state is None else _state(change, state)
     try:
         before_ms = None if older_than is None else now_ms - duration_ms(older_than)
     except ValueError as error:
         raise Usage(f"bad age: {error}") from None
-    return Selection(change.default if named is None else (named,), kind, before_ms)
+    return selection(change, state, JobSelection(kind=kind, until_ms=before_ms))
 
 
-def _state(change: BulkChange, text: str) -> JobState:
+def selection(change: BulkChange, state: str | None, jobs: JobSelection) -> Selection:
+    """Raises Usage for a state in which no job can have this change."""
+    return Selection(change.default if state is None else (state_of(change, state),), jobs)
+
+
+def state_of(change: BulkChange, text: str) -> JobState:
+    """The state that a text names. Raises Usage if no job in it can have the change."""
     known = {each.value: each for each in change.states}
     try:
         return known[JobState(text).value]
@@ -106,25 +103,20 @@ def _state(change: BulkChange, text: str) -> JobState:
 
 
 def page(
-    session: JobSession, wanted: Selection, state: JobState, beyond: bytes | None
+    session: Session, wanted: Selection, state: JobState, beyond: bytes | None
 ) -> tuple[list[bytes], bytes | None]:
     """The next jobs in one state that match, oldest first, and where the page after them begins; None at the end."""
-    exact = None if wanted.kind is None or wanted.kind.endswith(".") else wanted.kind
-    rows = session.jobs(state.filter._replace(kind=exact, beyond=beyond, newest_first=False), READ_MAX)
-    found = [entry.job.id for entry in rows if wanted.has(entry.job)]
-    return found, rows[-1].job.id if len(rows) == READ_MAX else None
+    sought = wanted.jobs._replace(state=state)
+    filter = sought.filter._replace(beyond=beyond, newest_first=False)
+    found = session.job_page(filter, READ_MAX, sought.passes(session))
+    return [entry.job.id for entry in found.entries], found.beyond
 
 
-def count(session: JobSession, wanted: Selection) -> int:
-    """How many jobs match."""
-    total = 0
-    for state in wanted.states:
-        found, beyond = page(session, wanted, state, None)
-        total += len(found)
-        while beyond is not None:
-            found, beyond = page(session, wanted, state, beyond)
-            total += len(found)
-    return total
+def count(session: Session, wanted: Selection) -> JobCount:
+    """How many jobs match, as far as a bounded number of rows tells."""
+    sought = [wanted.jobs._replace(state=state) for state in wanted.states]
+    counts = [session.bounded_count(each.filter, each.passes(session)) for each in sought]
+    return JobCount(sum(each.jobs for each in counts), any(each.is_cut for each in counts))
 
 
 async def change_which(access: NodeAccess, change: BulkChange, **which: Unpack[Which]) -> Changed:
@@ -142,17 +134,31 @@ async def change_all(
     progress: Callable[[int], None] = lambda visited: None,
 ) -> Changed:
     """Changes all jobs that match. `progress` is called with how many have been visited."""
+    last = Changed(0)
+    async for visited, last in changes(access, change, wanted, reason):  # noqa: B007
+        progress(visited)
+    return last
+
+
+async def changes(
+    access: NodeAccess, change: BulkChange, wanted: Selection, reason: str, limit: int | None = None
+) -> AsyncIterator[tuple[int, Changed]]:
+    """Changes the jobs that match, at most so many. Tells after each transaction how many have been visited, and how
+    many changed.
+    """
     changed = refused = visited = 0
     why: str | None = None
-    async for some in _steps(access, wanted):
+    async for found in _steps(access, wanted):
+        some = found if limit is None else found[: limit - visited]
         for decision in await decided(access, lambda tx, some=some: _request(tx, change, some, reason)):  # type: ignore[misc]
             if isinstance(decision, Job):
                 changed += 1
             elif decision not in _MEANWHILE:
                 refused, why = refused + 1, why or decision.sentence
         visited += len(some)
-        progress(visited)
-    return Changed(changed, refused, why)
+        yield visited, Changed(changed, refused, why)
+        if visited == limit:
+            return
 
 
 async def _steps(access: NodeAccess, wanted: Selection) -> AsyncIterator[list[bytes]]:

@@ -58,6 +58,7 @@ class JobOptions(TypedDict, total=False):
     rate: str | Rate | None
     open: bool
     needs: str | Iterable[str]
+    tags: str | Iterable[str]
     ttl: Duration | None
     claim: Literal["first", "rendezvous", "sticky"]
     sticky: str | None
@@ -82,9 +83,9 @@ def policy(base: Policy, **options: Any) -> Policy:
     · open: True for jobs that need no decision of the coordinator · needs: labels that the worker must have, like "gpu"
     or "gpu=a100" · ttl: how long the job may wait for its first worker before it is cancelled · claim: how a job finds
     its worker, "first", "rendezvous" or "sticky" · sticky: the member of the payload whose value is the key of a sticky
-    job · claim_timeout: how long each rank waits for the one before it · budget: the caps of the job and the account
-    that pays, like {"max_cost": 2.5, "charge_to": "acme"}, or the path of a file with them · score: the beats of the
-    job, as the path of a file or as its content.
+    job · claim_timeout: how long each rank waits for the one before it · tags: words to find the job by, like "nightly"
+    or "team=video" · budget: the caps of the job and the account that pays, like {"max_cost": 2.5, "charge_to":
+    "acme"}, or the path of a file with them · score: the beats of the job, as the path of a file or as its content.
     """
     made = base
     for name, value in options.items():
@@ -151,7 +152,7 @@ def lease_members(value: Duration | None) -> dict[str, int | None]:
     return {"lease_ms": lease_ms, "lease_beats": None}
 
 
-def _moment(value: int | str | datetime) -> int:
+def moment_ms(value: int | str | datetime) -> int:
     """Milliseconds since the epoch. A time without a zone is local, as ISO-8601 defines it."""
     if isinstance(value, int):
         return value
@@ -200,7 +201,7 @@ def _content(file: PathLike[str]) -> bytes:
 
 _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "priority": lambda value: {"priority": value},
-    "not_before": lambda value: {"not_before": None if value is None else _moment(value)},
+    "not_before": lambda value: {"not_before": None if value is None else moment_ms(value)},
     "lease": lease_members,
     "retries": lambda value: {"retries": value},
     "timeout": lambda value: {"timeout_ms": None if value is None else duration_ms(value)},
@@ -214,6 +215,7 @@ _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "open": lambda value: {"open": value},
     "ttl": lambda value: {"ttl_ms": None if value is None else duration_ms(value)},
     "needs": lambda value: {"needs": check_labels([value] if isinstance(value, str) else value)},
+    "tags": lambda value: {"tags": check_labels([value] if isinstance(value, str) else value)},
     "claim": lambda value: {"claim": value},
     "sticky": lambda value: {"sticky": value},
     "claim_timeout": lambda value: {"claim_timeout_ms": duration_ms(value)},

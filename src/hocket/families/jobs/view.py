@@ -278,6 +278,11 @@ def _degraded(session: Session, job_id: bytes) -> list[Any]:
     return [readable(each.content_inline) for each in made if each is not None and each.content_inline is not None]
 
 
+def error_of(session: Session, job: Job) -> str | None:
+    """The last error, or why the job was cancelled."""
+    return _error(session, job)[0]
+
+
 def _error(session: Session, job: Job) -> tuple[str | None, str | None]:
     """The last error, or why the job was cancelled, with the traceback if there is one."""
     payload = None if job.error_op is None else _payload(session, job.error_op)
@@ -364,11 +369,11 @@ def op_line(row: OpRow) -> dict[str, Any]:
         "reason": BY_NUMBER[row.reason].sentence if row.reason else None,
     }
     op = decode(row.body)
-    return line | {"detail": _detail(op), "stamp": stamp_json(op)}
+    return line | {"detail": detail_of(op.payload), "stamp": stamp_json(op)}
 
 
-def _detail(op: Op) -> str:
-    payload = op.payload
+def detail_of(payload: Payload) -> str:
+    """What people read beside the type of an op: its error, reason, type or name."""
     if isinstance(payload, ScheduleJob):
         return payload.kind
     if isinstance(payload, FailWork):

@@ -20,5 +20,6 @@ VARIANTS = (
         fields(DefineKind, STR, BYTES),
         Judged("Job", "Define", "kind_prefix", "kind"),
         json=("policy_envelope",),
+        event="kind.defined",
     ),
 )

@@ -71,9 +71,12 @@ VARIANTS = (
         fields(AcquireLocks, STR, seq(STR, limit=64), STR, enum(LockMode), U64, U64),
         _ACQUIRE._replace(caveat="key_prefix", field="keys"),
         read=_ACQUIRE,
+        event="lock.requested",
     ),
-    Variant(1039, fields(RenewLocks, STR, STR, U64, U64), _ACQUIRE),
-    Variant(1040, fields(ReleaseLocks, STR, STR, U64), _ACQUIRE, gives_back=True),
-    Variant(1041, fields(LeaveQueue, STR, STR, ULID), _ACQUIRE, withdraws="waiting", gives_back=True),
-    Variant(1042, fields(BreakLock, STR, STR, STR), _BREAK, read=_ACQUIRE, texts=("reason",)),
+    Variant(1039, fields(RenewLocks, STR, STR, U64, U64), _ACQUIRE, event="lock.renewed"),
+    Variant(1040, fields(ReleaseLocks, STR, STR, U64), _ACQUIRE, gives_back=True, event="lock.released"),
+    Variant(
+        1041, fields(LeaveQueue, STR, STR, ULID), _ACQUIRE, withdraws="waiting", gives_back=True, event="lock.left"
+    ),
+    Variant(1042, fields(BreakLock, STR, STR, STR), _BREAK, read=_ACQUIRE, texts=("reason",), event="lock.broken"),
 )

@@ -47,6 +47,18 @@ class ResolveConflict(FamilyPayload, frozen=True):
 _WRITE = Judged("Row", "Write", "key_prefix", "row")
 
 VARIANTS = (
-    Variant(1048, fields(PutRow, STR, STR, option(ULID), option(BYTES), enum(Strategy)), _WRITE, json=("value",)),
-    Variant(1049, fields(ResolveConflict, STR, STR, ULID, ULID, option(BYTES)), _WRITE, json=("value",)),
+    Variant(
+        1048,
+        fields(PutRow, STR, STR, option(ULID), option(BYTES), enum(Strategy)),
+        _WRITE,
+        json=("value",),
+        event="row.written",
+    ),
+    Variant(
+        1049,
+        fields(ResolveConflict, STR, STR, ULID, ULID, option(BYTES)),
+        _WRITE,
+        json=("value",),
+        event="row.resolved",
+    ),
 )

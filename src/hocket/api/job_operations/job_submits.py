@@ -27,6 +27,7 @@ from hocket.kernel.policy import (
     NEEDS_MAX,
     PRIORITY_MAX,
     RETRIES_MAX,
+    TAGS_MAX,
     Budget,
     Label,
     Millis,
@@ -92,6 +93,7 @@ class NewJob(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     needs: (
         Annotated[list[Label], Meta(max_length=NEEDS_MAX, description="Labels that its worker must have.")] | UnsetType
     ) = UNSET
+    tags: Annotated[list[Label], Meta(max_length=TAGS_MAX, description="Words to find it by.")] | UnsetType = UNSET
     ttl_ms: Annotated[int, _ms("How long it may wait for its first worker before it is cancelled.", 1)] | UnsetType = (
         UNSET
     )

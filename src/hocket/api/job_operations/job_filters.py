@@ -1,0 +1,76 @@
+"""Which jobs a request is about: the members that lists, counts and changes of many jobs have in common."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from hocket.api import Service
+from hocket.families.jobs.rules import KIND_LENGTH_MAX
+from hocket.families.jobs.view import JobState
+from hocket.kernel.ids import parse_node
+from hocket.kernel.policy import LABEL_LENGTH_MAX
+from hocket.store import Session
+
+if TYPE_CHECKING:
+    from hocket.families.jobs.selection import JobSelection
+
+ERROR_CHARS_MAX = 256
+MS_MAX = 2**48 - 1
+
+
+class JobWhich(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which jobs: those that match everything that is given."""
+
+    state: Annotated[JobState, Meta(description="Only jobs in this state.")] | None = None
+    kind: (
+        Annotated[
+            str,
+            Meta(min_length=1, max_length=KIND_LENGTH_MAX, description="Only this kind; `acme.` for all below acme."),
+        ]
+        | None
+    ) = None
+    submitter: (
+        Annotated[
+            str, Meta(min_length=1, max_length=128, description="Only jobs that this node submitted; a name or id.")
+        ]
+        | None
+    ) = None
+    since_ms: Annotated[int, Meta(ge=0, le=MS_MAX, description="Only jobs submitted at this time or later.")] | None = (
+        None
+    )
+    until_ms: Annotated[int, Meta(ge=0, le=MS_MAX, description="Only jobs submitted before this time.")] | None = None
+    id: Annotated[str, Meta(min_length=1, max_length=26, description="Only jobs with this text in the id.")] | None = (
+        None
+    )
+    tag: (
+        Annotated[
+            str,
+            Meta(min_length=1, max_length=LABEL_LENGTH_MAX, description="Only jobs with this tag, like team=video."),
+        ]
+        | None
+    ) = None
+    error: (
+        Annotated[
+            str,
+            Meta(min_length=1, max_length=ERROR_CHARS_MAX, description="Only jobs with this text in their last error."),
+        ]
+        | None
+    ) = None
+
+    def selection(self, service: Service, session: Session) -> "JobSelection":
+        """Raises NotFound if no node is the submitter."""
+        from hocket.families.jobs.selection import JobSelection
+
+        node = None if self.submitter is None else _node(service, session, self.submitter)
+        times = self.since_ms, self.until_ms
+        return JobSelection(self.state, None, self.kind, node, *times, self.id, self.tag, self.error)
+
+
+def _node(service: Service, session: Session, text: str) -> int:
+    from hocket.api.nodes import members_of
+    from hocket.mesh import membership
+
+    try:
+        return parse_node(text)
+    except ValueError:
+        return membership.find(members_of(service, session), text).node
