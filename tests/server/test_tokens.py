@@ -42,9 +42,10 @@ def refused(served: Served, token: str | None, **headers: str) -> str:
 @pytest.mark.touches("VX-17")
 def test_a_token_is_shown_once_and_opens_what_it_grants(served: Served):
     shown = command(served.home, "token", "create", "reader", "--may", "mesh:read", "--expires", "30d")
-    token, name, may, expires = shown.stdout.splitlines()
+    token, name, may, expires, trial = shown.stdout.splitlines()
     assert re.fullmatch(r"hkt_[0-9a-f]{12}_[A-Za-z0-9_-]{43}", token)
     assert (name, may) == ("name\treader", "may\tread routes") and expires.startswith("expires\t")
+    assert trial == f"try it\tcurl -H 'Authorization: Bearer {token}' '{served.address}{NODES}'"
     answer = served.ask("GET", NODES, token)
     assert answer.status == 200 and [each["name"] for each in answer.json["items"]] == ["box"]
     listed = command(served.home, "token", "list")
@@ -55,7 +56,9 @@ def test_a_token_is_shown_once_and_opens_what_it_grants(served: Served):
 
 def test_the_commands_answer_in_json(served: Served):
     made_token = json.loads(command(served.home, "token", "create", "js", "--may", "mesh:read", "--json").stdout)
-    assert served.ask("GET", NODES, made_token.pop("token")).status == 200
+    token = made_token.pop("token")
+    assert made_token.pop("curl").endswith(f"{token}' '{served.address}{NODES}'")
+    assert served.ask("GET", NODES, token).status == 200
     assert (made_token["name"], made_token["state"], made_token["expires_ms"]) == ("js", "active", None)
     listed = {each["name"]: each for each in json.loads(command(served.home, "token", "list", "--json").stdout)}
     assert listed["js"] == made_token | {"used_ms": listed["js"]["used_ms"]} and listed["js"]["used_ms"]
@@ -68,6 +71,17 @@ def test_the_commands_answer_in_json(served: Served):
     ):
         failed = command(served.home, "token", *words)
         assert failed.returncode == code and failed.stderr.startswith("hocket: ") and failed.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "grant", ["job:all:acme.", "all", "mesh:read", "inbox:claim:ci", "lock:acquire:src/", "row:write:a/", "job:claim"]
+)
+def test_the_command_that_tries_a_token_works(served: Served, grant: str):
+    with Service(Runtime.open(served.home)) as service:
+        new = programs.create(service, re.sub("[^a-z]", "-", f"try-{grant}").rstrip("-"), [grant])
+    header, address = re.fullmatch(r"curl -H '(.*)' '(.*)'", new.curl).groups()  # type: ignore[union-attr]
+    assert header == f"Authorization: Bearer {new.token}" and address.startswith(served.address)
+    assert served.ask("GET", address.removeprefix(served.address), new.token).status == 200
 
 
 def test_without_a_token(served: Served):

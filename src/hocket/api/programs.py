@@ -40,6 +40,9 @@ USED_AGAIN_MS = 60_000
 # A secret that the operator chose must be hard to guess.
 CHOSEN_CHARS_MIN = 32
 CHOSEN = "HOCKET_TOKEN"
+# Where `hocket serve` listens unless it is told otherwise, and the path that every token may read.
+SERVER_ADDRESS = "http://127.0.0.1:7315"
+DESCRIPTION = "/v1/openapi.json"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TOKEN = re.compile(r"hkt_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
@@ -65,15 +68,16 @@ class TokenShown(ServiceAnswer, frozen=True):
 
 
 class TokenMade(TokenShown, frozen=True):
-    """`token` is the secret. Nothing shows it again."""
+    """`token` is the secret. Nothing shows it again. `curl` is a command that tries it, and changes nothing."""
 
     token: str
+    curl: str
 
 
 def _show_made(made: TokenMade) -> Iterator[View]:
     yield Line(made.token)
     pairs = [("name", made.name), ("may", "; ".join(made.may)), ("expires", moment(made.expires_ms) or "never")]
-    yield Pairs(pairs)
+    yield Pairs([*pairs, ("try it", made.curl)])
 
 
 @operation("create_token", "POST", command="token create", show=_show_made)
@@ -96,10 +100,12 @@ def create(
 
     A grant is written as for `hocket invite`, such as lock:acquire:file:src/, inbox:write:team/, row:write:memories/,
     mesh:read. A token grants only what --may names, and never more than this node may do itself. The program speaks as
-    the agent NAME, or as NAME/anything. It sends the token in the header `Authorization: Bearer TOKEN`.
+    the agent NAME, or as NAME/anything. It sends the token in the header `Authorization: Bearer TOKEN`; the last line
+    is a command that tries this.
 
     \b
       hocket token create ci --may lock:acquire:file:src/ --expires 30d
+      hocket token create worker --may job:all:acme.
       hocket token create planner --may inbox:write --may inbox:claim:planner --may mesh:read
     """
     service.check_writer()
@@ -126,7 +132,31 @@ def create(
         if beyond := _beyond(service, session, capabilities):
             raise NotAuthorised(f"this node itself may not {'; '.join(words(beyond))}; a token cannot grant more")
         session.put_token(made)
-    return TokenMade(**msgspec.structs.asdict(_shown(made, now)), token=token)
+    shown = msgspec.structs.asdict(_shown(made, now))
+    return TokenMade(**shown, token=token, curl=_curl(service, token, capabilities))
+
+
+# What a token may read, and the path that shows some of it. The path of jobs takes the prefix of the grant.
+_TRIALS = (
+    *(("Job", "Read", "/v1/jobs"), ("Lock", "Read", "/v1/locks"), ("Inbox", "Read", "/v1/inbox")),
+    *(("Mesh", "Read", "/v1/nodes"), ("Artifact", "Read", "/v1/artifacts")),
+)
+
+
+def _curl(service: Service, token: str, capabilities: Sequence[Capability]) -> str:
+    """A command that tries the token at the server of this home, or where that would be."""
+    from hocket.node.running import running_servers
+
+    servers = running_servers(service.runtime.home.processes)
+    address = servers[0].address if servers else SERVER_ADDRESS
+    path = DESCRIPTION
+    for resource, action, each in _TRIALS:
+        grant = next((grant for grant in map(grant_of, capabilities) if grant and grant.covers(resource, action)), None)
+        # An inbox is an agent's, and the prefix may be for another.
+        if grant is not None and not (grant.key_prefix and resource == "Inbox"):
+            path = f"{each}?kind={grant.kind_prefix[0]}" if each == "/v1/jobs" and grant.kind_prefix else each
+            break
+    return f"curl -H 'Authorization: Bearer {token}' '{address}{path}'"
 
 
 _show = table(

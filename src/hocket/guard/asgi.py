@@ -64,7 +64,7 @@ def _fence_of(given: list[bytes]) -> int:
         raise Usage(f"it was sent {len(given)} times")
     text = given[0].decode("latin-1").strip()
     if not (text.isascii() and text.isdigit()) or len(text) > 19:
-        raise Usage(f"{text[:60]!r} is not a whole number between 1 and 2^63 - 1")
+        raise Usage(f"{text[:60]!r} is not a whole number between 1 and 2^53 - 1")
     return check_fence(int(text))
 
 

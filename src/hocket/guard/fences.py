@@ -1,9 +1,9 @@
 """What counts as a fence, and as the name of a guarded resource."""
 
 from hocket.errors import Usage
+from hocket.kernel.ids import EXACT_MAX
 
-# The largest integer of SQLite and of PostgreSQL's bigint.
-FENCE_MAX = (1 << 63) - 1
+FENCE_MAX = EXACT_MAX
 RESOURCE_CHARS_MAX = 1_000
 
 

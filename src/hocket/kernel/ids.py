@@ -17,6 +17,9 @@ _PREFIX = re.compile(f"(?:[0-7][{_DIGITS}]{{0,25}})?")
 _ENDING = re.compile(f"[{_DIGITS}]{{1,26}}")
 _NODE = re.compile("[0-9a-fA-F]{16}")
 _MS_MAX = 2**48 - 1
+# The largest number that every reader of JSON keeps, also one whose numbers are floats, as JavaScript's are. No fence,
+# no sequence number and no time is beyond it. Ids that have more bits are texts.
+EXACT_MAX = (1 << 53) - 1
 
 
 def ulid_text(b: bytes) -> str:

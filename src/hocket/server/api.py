@@ -26,7 +26,7 @@ from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.log_events import PlaceGone
 from hocket.node.node import Node
 from hocket.server.description import describe
-from hocket.server.known_programs import Ending, KnownPrograms, OpenRequests
+from hocket.server.known_programs import KnownPrograms, OpenRequests, TokenEnding
 from hocket.server.negotiation import AT_ONCE_BYTES_MAX, is_negotiable, negotiated
 from hocket.server.problems import (
     INTERNAL,
@@ -180,7 +180,7 @@ class Api:
             if not need.is_any and not (is_restricted and program.may_some(need.resource, need.action)):
                 service.check(need.resource, need.action)
             arguments = route.arguments(values, _resumed(request) if route.is_stream else request.query)
-            ending: Ending | None = None
+            ending: TokenEnding | None = None
             if route.takes_lines or route.is_stream:
                 ending = stack.enter_context(self._open.one(_token(request)))
             if route.takes_lines and ending is not None:
@@ -278,7 +278,7 @@ class Api:
         call: ApiCall,
         arguments: Mapping[str, Any],
         request: Request,
-        ending: Ending | None = None,
+        ending: TokenEnding | None = None,
     ) -> Reply:
         if route.is_async:
             answer = await self._wait(request, route.function(call, **arguments))
@@ -294,7 +294,7 @@ class Api:
         return reply._replace(undelivered=call.service.undelivered)
 
     def _line_answers(
-        self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, ending: Ending
+        self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, ending: TokenEnding
     ) -> LineAnswers:
         _check_type(request, LINES)
         assert request.pieces is not None

@@ -19,6 +19,7 @@ from hocket.families.locks.rules import (
     LOCKS,
     OVERDUE_MS,
     TENURE_BITS,
+    TENURES_MAX,
     TTL_MS_MAX,
     Scope,
     conflict,
@@ -29,6 +30,7 @@ from hocket.families.locks.rules import (
 )
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc
+from hocket.kernel.ids import EXACT_MAX
 from hocket.kernel.ops import Op
 
 A, B = 1, 2
@@ -243,6 +245,19 @@ def test_a_new_coordinator_begins_above_whatever_its_predecessor_gave() -> None:
     world.release()
     world.acquire("k")
     assert world.fence() == (1 << TENURE_BITS) + 2
+
+
+@pytest.mark.parametrize("tenures", [0, 1, TENURES_MAX - 1, TENURES_MAX, 1 << 21, 1 << 31, 1 << 60])
+def test_every_reader_of_json_keeps_a_fence(tenures: int) -> None:
+    world = World()
+    world.context.tenures = tenures
+    last = 0
+    for _ in range(3):
+        world.acquire("k")
+        fence = world.fence()
+        assert fence is not None and last < fence <= EXACT_MAX - (1 << 51) and int(float(fence)) == fence
+        last = fence
+        world.release()
 
 
 # Waiting.

@@ -43,6 +43,9 @@ GRANT_MS = 5_000
 OVERDUE_MS = 24 * 3600 * 1000
 # A coordinator that was designated without knowing its predecessor's last grants begins above them.
 TENURE_BITS = 32
+# More coordinators than this one after the other do not raise the fences of locks any further: they stay below
+# EXACT_MAX, with room for as many grants again.
+TENURES_MAX = 1 << 20
 # A search for a deadlock gives up after it has compared this many characters of keys with stars. A deadlock that it
 # has not found ends with the first wait whose time is over.
 COMPARED_CHARS_MAX = 65_536
@@ -200,7 +203,7 @@ def _applied(state: Scope, op: Op, context: LockContext) -> _Applied | Reason:
         changed = _RULES[type(op.payload)](holds, state.waits, op, op.payload)
     if isinstance(changed, Reason):
         return changed
-    floor = max(state.fence, context.designations(op.timestamp) << TENURE_BITS)
+    floor = max(state.fence, min(context.designations(op.timestamp), TENURES_MAX) << TENURE_BITS)
     made = _served(changed, op.timestamp, floor)
     asking = changed.asking
     if asking is not None and any(wait.op == asking.op for wait in made.scope.waits):
