@@ -12,6 +12,7 @@ import pytest
 
 import hocket
 from hocket import store
+from hocket.errors import Conflict
 from hocket.node.runtime import Runtime
 
 PROCESSES = 16
@@ -81,3 +82,23 @@ def test_a_program_begins_a_mesh_whose_ranked_jobs_are_open(tmp_path: Path):
         assert runtime.log.rules.ranked_open
     with pytest.raises(hocket.Usage, match="strict mesh"):
         hocket.init(tmp_path / "both", strict=True, ranked_open=True)
+
+
+@pytest.mark.parametrize("make", [Runtime.open, Runtime.init])
+def test_a_home_that_cannot_be_used_leaves_nothing_open(
+    make: Callable[[Path], Runtime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may try again and again."""
+    home, closed = tmp_path / "home", list[Runtime]()
+    if make == Runtime.open:
+        Runtime.init(home).close()
+
+    def fail(runtime: Runtime) -> None:
+        raise Conflict("a newer Hocket uses this store")
+
+    monkeypatch.setattr(Runtime, "catch_up", fail)
+    close = Runtime.close
+    monkeypatch.setattr(Runtime, "close", lambda runtime: (closed.append(runtime), close(runtime)))
+    with pytest.raises(Conflict, match="a newer Hocket"):
+        make(home)
+    assert len(closed) == 1

@@ -182,7 +182,8 @@ class Operation(Generic[P, A]):
             declared.command,
             declared.creates,
         )
-        self.key, self.show, self.step = declared.key, declared.show, declared.step
+        self.key, self.show, self.counted_apart = declared.key, declared.show, declared.counted_apart
+        self.step = declared.step
         self.method, _, self.path = declared.route.partition(" ")
         self.__name__, self.__module__ = function.__name__, function.__module__
         self.waits = bool(function.__code__.co_flags & _COROUTINE)
@@ -232,7 +233,8 @@ class operation(Struct, frozen=True):
     `name` names the operation for programs, `route` is its method and path over HTTP, or only the method, and `command`
     the words of its command. An operation that `creates` something can be repeated under a key. `key` gives the place
     of an item in an answer that is a list, which goes over HTTP in pages, or in a stream. `show` gets the answer, and
-    if it takes two arguments the names of nodes by their ids.
+    if it takes two arguments the names of nodes by their ids. Requests that are mostly idle, because they wait for
+    work, are `counted_apart` from others.
     """
 
     name: str
@@ -242,6 +244,7 @@ class operation(Struct, frozen=True):
     creates: bool = False
     key: Callable[[Any], str] | None = None
     show: Callable[..., Iterable[View]] = lambda answer: ()
+    counted_apart: bool = False
     step: int = STEP
 
     @overload

@@ -22,8 +22,9 @@ from hocket.mesh.names import names
 from hocket.mesh.peers import breakers, coordinator, outbox, program_differences, silence
 from hocket.node.home import Home
 from hocket.node.running import RunningServer, running_buses, running_servers, store_troubles
-from hocket.store import Session
+from hocket.store import Place, Session, WorkerRow
 from hocket.work.presence import is_away, known_nodes, read_serving
+from hocket.work.remote.remote_holds import read_row_name
 
 # The most job ids that are shown for one worker.
 SHOWN_MAX = 3
@@ -168,7 +169,8 @@ class NodeStatus(ServiceAnswer, frozen=True):
 
 def _worker_text(shown: WorkerStatus, now: int) -> str:
     """Describes one worker. Its last heartbeat matters only if its lock cannot be tested from here."""
-    said = [f"process {shown.pid} {shown.where}".strip(), f"started {ago(shown.started_ms, now)}"]
+    process = f"process {shown.pid} {shown.where}".strip() if shown.pid else shown.where
+    said = [process, f"started {ago(shown.started_ms, now)}"]
     if shown.state == WorkerState.SILENT.value:
         said.append(f"silent for {span(now - shown.heard_ms)}")
     elif shown.where:
@@ -387,12 +389,19 @@ def _workers(service: Service, session: Session) -> list[WorkerStatus]:
             each.started,
             each.beat,
             standing(liveness, each, now).value,
-            whereabouts(each.place, liveness.place),
+            _where(each, liveness.place),
         )
         for each in session.workers()
         # Rows of earlier versions name no node: they are this node's.
         for node in (int.from_bytes(each.node, "big") or log.node,)
     ]
+
+
+def _where(worker: WorkerRow, here: Place) -> str:
+    """Where a worker runs, in words; of one over HTTP also the names of its agent and itself."""
+    name = read_row_name(worker.name)
+    said = whereabouts(worker.place, here)
+    return said if name is None else f"{name.agent}/{name.worker} {said}"
 
 
 def _elsewhere(service: Service, session: Session) -> list[NodeWorkersStatus]:

@@ -48,6 +48,7 @@ COMMANDS = {
     "coordinator": ("node_commands:coordinator", "Show the node that decides claims, or designate another."),
     "rules": ("rule_commands:app", "Show or change the mesh rules, which every node must share."),
     "keys": ("keys:app", "Show, back up, restore and lock the user's key; reissue the root delegation."),
+    "worker": ("api.workers.claiming:commands", "Drain workers in other languages, which claim jobs over HTTP."),
     "serve": ("serve:serve", "Run the server that other nodes connect to, and sync with peers."),
     "token": ("api.programs:commands", "Create, list and revoke the tokens of programs that use this node over HTTP."),
     "peers": ("api.peers:commands", "List, add, remove and find the nodes that this node syncs with."),

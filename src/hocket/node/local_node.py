@@ -277,7 +277,11 @@ class LocalNode:
         if self._remote_workers is None:
             from hocket.work.remote.remote_workers import RemoteWorkers
 
-            self._remote_workers = RemoteWorkers(self, self.environment)
+            def services(kind: str) -> RunServices:
+                made = run_services(self.runtime, kind, self.environment.monotonic)
+                return made._replace(stream=self.part_sender().tell)
+
+            self._remote_workers = RemoteWorkers(self, self.environment, services)
         return self._remote_workers
 
     @property

@@ -151,10 +151,14 @@ class Runtime:
             store.close()
             raise
         runtime = cls(home, store, helper_threads())
-        runtime._check_store_and_variables()
-        if runtime.machine_clock is not None:
-            runtime.machine_clock.compare()
-        runtime.catch_up()
+        try:
+            runtime._check_store_and_variables()
+            if runtime.machine_clock is not None:
+                runtime.machine_clock.compare()
+            runtime.catch_up()
+        except BaseException:
+            runtime.close()
+            raise
         return runtime
 
     @classmethod
@@ -207,10 +211,14 @@ class Runtime:
             home_store.put_blob_place(home, store, blobs)
             home_store.check_rules(home, store)
             runtime = cls(home, store, helper_threads())
-            runtime.log.run(lambda tx: runtime.introduce(tx, known, called))
-            if runtime.log.is_shared:
-                runtime.check_sharing()
-            runtime.catch_up()
+            try:
+                runtime.log.run(lambda tx: runtime.introduce(tx, known, called))
+                if runtime.log.is_shared:
+                    runtime.check_sharing()
+                runtime.catch_up()
+            except BaseException:
+                runtime.close()
+                raise
         return runtime
 
     def introduce(self, tx: Transaction, ask: Ask | None = None, name: str | None = None) -> None:
@@ -404,18 +412,14 @@ class Runtime:
             session.set_meta(KNOWN, knowledge_text(OURS).encode())
 
     def _check_store_and_variables(self) -> None:
-        """Checks that the store has this node's log, and follows the variables that name this node and its mesh. Closes
-        the runtime if they name others.
+        """Checks that the store has this node's log, and follows the variables that name this node and its mesh. Raises
+        Conflict or Usage if they name others.
         """
-        try:
-            home_store.check_database(self.home, self.store)
-            if self.log.is_shared:
-                self.check_sharing()
-            if given(MESH_NODE_ID) is not None or given(MESH_CONTROL_ADDR) is not None:
-                follow_mesh_variables(self.log)
-        except BaseException:
-            self.close()
-            raise
+        home_store.check_database(self.home, self.store)
+        if self.log.is_shared:
+            self.check_sharing()
+        if given(MESH_NODE_ID) is not None or given(MESH_CONTROL_ADDR) is not None:
+            follow_mesh_variables(self.log)
 
     def check_sharing(self) -> None:
         """Raises Conflict unless this node may use its shared store, or if another home with its key does."""

@@ -26,7 +26,7 @@ from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.log_events import PlaceGone
 from hocket.node.node import Node
 from hocket.server.description import describe
-from hocket.server.known_programs import Ending, KnownPrograms, OpenRequests
+from hocket.server.known_programs import KnownPrograms, OpenRequests, TokenEnding
 from hocket.server.negotiation import AT_ONCE_BYTES_MAX, is_negotiable, negotiated
 from hocket.server.problems import (
     INTERNAL,
@@ -52,6 +52,9 @@ STRANGERS_BURST = 50.0
 # The most requests of one program, and of all, in work at once. Those that wait for a lock count, too.
 REQUESTS_OF_PROGRAM_MAX = 128
 REQUESTS_MAX = 400
+# The most claims of workers of one program, and of all, that wait for jobs.
+CLAIMS_OF_PROGRAM_MAX = 512
+CLAIMS_MAX = 2_048
 # The most streams of one program, and of all, at once.
 STREAMS_OF_PROGRAM_MAX = 64
 STREAMS_MAX = 256
@@ -96,6 +99,7 @@ class Api:
         self._rates = Buckets(self._rate, self._burst, monotonic)
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, monotonic)
         self._asking: Counter[str] = Counter()
+        self._claiming: Counter[str] = Counter()
         self._streams: Counter[str] = Counter()
         # The requests with a key in work: what each says, by its program and key.
         self._keyed: dict[tuple[str, str], bytes] = {}
@@ -168,7 +172,7 @@ class Api:
 
     async def _answer_to(self, program: Program, route: ApiRoute, values: Mapping[str, str], request: Request) -> Reply:
         with ExitStack() as stack:
-            stack.enter_context(self._counted(program.name))
+            stack.enter_context(self._counted(program.name, route.counted_apart))
             service, need = self._acting(program), route.need
             call = ApiCall(service, program, self._node)
             # What a prefix and scopes are compared with is known later; without any grant no body is read.
@@ -176,7 +180,7 @@ class Api:
             if not need.is_any and not (is_restricted and program.may_some(need.resource, need.action)):
                 service.check(need.resource, need.action)
             arguments = route.arguments(values, _resumed(request) if route.is_stream else request.query)
-            ending: Ending | None = None
+            ending: TokenEnding | None = None
             if route.takes_lines or route.is_stream:
                 ending = stack.enter_context(self._open.one(_token(request)))
             if route.takes_lines and ending is not None:
@@ -224,20 +228,23 @@ class Api:
             raise error
 
     @contextmanager
-    def _counted(self, program: str) -> Iterator[None]:
+    def _counted(self, program: str, apart: bool = False) -> Iterator[None]:
         if wait := self._rates.take(program):
             raise TooBusy(f"more than {self._rate:.0f} requests a second with this token", wait)
-        if self._asking[program] >= REQUESTS_OF_PROGRAM_MAX:
-            raise TooBusy(f"{REQUESTS_OF_PROGRAM_MAX} requests with this token are in work; wait for one to end")
-        if self._asking.total() >= REQUESTS_MAX:
-            raise TooBusy(f"{REQUESTS_MAX} requests are in work; wait for one to end")
-        self._asking[program] += 1
+        asking, own, limit = self._asking, REQUESTS_OF_PROGRAM_MAX, REQUESTS_MAX
+        if apart:
+            asking, own, limit = self._claiming, CLAIMS_OF_PROGRAM_MAX, CLAIMS_MAX
+        if asking[program] >= own:
+            raise TooBusy(f"{own} requests with this token are in work; wait for one to end")
+        if asking.total() >= limit:
+            raise TooBusy(f"{limit} requests are in work; wait for one to end")
+        asking[program] += 1
         try:
             yield
         finally:
-            self._asking[program] -= 1
-            if not self._asking[program]:
-                del self._asking[program]
+            asking[program] -= 1
+            if not asking[program]:
+                del asking[program]
 
     @contextmanager
     def _streaming(self, program: str) -> Iterator[None]:
@@ -271,7 +278,7 @@ class Api:
         call: ApiCall,
         arguments: Mapping[str, Any],
         request: Request,
-        ending: Ending | None = None,
+        ending: TokenEnding | None = None,
     ) -> Reply:
         if route.is_async:
             answer = await self._wait(request, route.function(call, **arguments))
@@ -287,7 +294,7 @@ class Api:
         return reply._replace(undelivered=call.service.undelivered)
 
     def _line_answers(
-        self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, ending: Ending
+        self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, ending: TokenEnding
     ) -> LineAnswers:
         _check_type(request, LINES)
         assert request.pieces is not None

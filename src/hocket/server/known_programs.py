@@ -66,7 +66,7 @@ class KnownPrograms:
         return self._mark[:]
 
 
-class Ending(asyncio.Event):
+class TokenEnding(asyncio.Event):
     """Is set when open requests must end: the server stops, or their token is no longer in force."""
 
     refused: UnknownToken | None = None
@@ -82,7 +82,7 @@ class OpenRequests:
 
     def __init__(self, known: KnownPrograms, read: Callable[[Callable[[], Program]], Awaitable[Program]]) -> None:
         self._programs, self._read = known, read
-        self._endings: dict[str, tuple[Ending, int]] = {}
+        self._endings: dict[str, tuple[TokenEnding, int]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._is_stopping = False
 
@@ -92,9 +92,9 @@ class OpenRequests:
             ending.set()
 
     @contextmanager
-    def one(self, token: str) -> Iterator[Ending]:
+    def one(self, token: str) -> Iterator[TokenEnding]:
         """While a request with this token is open."""
-        ending, count = self._endings.get(token, (Ending(), 0))
+        ending, count = self._endings.get(token, (TokenEnding(), 0))
         if self._is_stopping:
             ending.set()
         self._endings[token] = ending, count + 1

@@ -12,7 +12,7 @@ from hocket.api.programs import KeyReused, KeyUnderWay, OutcomeUnknown, TooManyK
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, StaleFence, Unreachable, Usage
 from hocket.mesh.wire import BodyTooLong, NoRoom
 from hocket.node.log_events import PlaceGone
-from hocket.work.remote.remote_workers import TooManyWorkers
+from hocket.work.remote.remote_parts import RemoteLimit
 
 PROBLEM = "application/problem+json"
 # Before the name of each type. It has no base path, so that a type is the same text behind every proxy.
@@ -101,7 +101,7 @@ PROBLEMS: tuple[Problem, ...] = (
         "The header `Allow` names the methods of the path.",
     ),
     Problem(
-        *((TooManyKeys, TooManyWorkers, TooBusy), 429, "too-many", "too_many", "Too many requests"),
+        *((TooManyKeys, RemoteLimit, TooBusy), 429, "too-many", "too_many", "Too many requests"),
         "A limit of the token, of the address or of the server. Wait for the seconds in `Retry-After`.",
     ),
     Problem(

@@ -75,6 +75,7 @@ ErrorForm = tuple[type, Callable[[int, str, str], Any]]
 class ApiRoute:
     """`creates` is for a POST that makes something new: it answers 201, and a program can repeat it under a key.
     `errors` is the form of its errors, if it is not that of the API, and `key` gives the id of an item of a stream.
+    Requests that are `counted_apart` take no room from others.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class ApiRoute:
         key: Callable[[Any], str] | None = None,
     ) -> None:
         self.method, self.path, self.function, self.need, self.creates = method, path, function, need, creates
-        self.errors, self.key = errors, key
+        self.errors, self.key, self.counted_apart = errors, key, False
         self.name: str = function.__name__
         self.parameters: list[str] = _PARAMETER.findall(path)
         self.is_async = inspect.iscoroutinefunction(function)
@@ -223,7 +224,9 @@ def route_of(operation: Operation[..., Any]) -> ApiRoute:
     function = wait if operation.waits else run
     function.__name__, function.__doc__, function.__annotations__ = operation.name, operation.help, types
     key = operation.key if operation.is_stream else None
-    return ApiRoute(operation.method, operation.path, function, operation.need, creates=operation.creates, key=key)
+    made = ApiRoute(operation.method, operation.path, function, operation.need, creates=operation.creates, key=key)
+    made.counted_apart = operation.counted_apart
+    return made
 
 
 def _ensured(answer: T) -> T:

@@ -12,7 +12,7 @@ import msgspec
 from hocket.api.programs import UnknownToken
 from hocket.errors import HocketError, Usage
 from hocket.mesh.wire import NoRoom, Reply
-from hocket.server.known_programs import Ending
+from hocket.server.known_programs import TokenEnding
 from hocket.server.problems import ApiError, WaitEnded, problem_of
 
 EVENTS = "text/event-stream"
@@ -40,7 +40,7 @@ def stream_reply(
     items: AsyncIterator[Any],
     accept: str,
     headers: Mapping[str, str],
-    ending: Ending,
+    ending: TokenEnding,
     place: Callable[[Any], str] | None = None,
 ) -> Reply:
     """The reply that sends these items as they come; the last event is `end` or `error`. `place` gives the id of an
@@ -70,7 +70,7 @@ class _Pieces:
         self,
         items: AsyncIterator[Any],
         written: Callable[..., bytes],
-        ending: Ending,
+        ending: TokenEnding,
         place: Callable[[Any], str] | None,
     ) -> None:
         self._items, self._written, self._place = items, written, place
@@ -142,7 +142,7 @@ class LineAnswers:
     """
 
     def __init__(
-        self, pieces: AsyncIterator[bytes], perform: Callable[[list[bytes]], Awaitable[Done]], ending: Ending
+        self, pieces: AsyncIterator[bytes], perform: Callable[[list[bytes]], Awaitable[Done]], ending: TokenEnding
     ) -> None:
         self._pieces, self._perform, self._ending = pieces, perform, ending
         self._answers: asyncio.Queue[bytes] = asyncio.Queue(ANSWERS_WAITING_MAX // LINES_AT_ONCE)

@@ -5,24 +5,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from hocket.api import Service, ServiceAnswer
 from hocket.api.jobs import id_of
-from hocket.api.operation import ULID, Arguments, TokenNeed, operation
-from hocket.errors import Usage
+from hocket.api.operation import ULID, Arguments, OperationGroup, TokenNeed, operation
+from hocket.api.views import Line
+from hocket.bus.hints import about
+from hocket.errors import NotFound, Usage
 from hocket.families.jobs.requests import KIND_LENGTH_MAX
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import LEASE_MS_DEFAULT, LEASE_MS_MAX, check_labels
 from hocket.work.context import NOTE_BYTES_MAX
+from hocket.work.presence import read_serving, serving_text
+from hocket.work.remote.remote_claims import CLAIMED_MAX, ClaimAsked, GivenJob
 from hocket.work.remote.remote_holds import (
     FENCE_MAX,
+    REMOTE,
     CheckKind,
     HoldState,
     RemoteName,
     Renewal,
     json_of,
 )
-from hocket.work.remote.remote_workers import CLAIMED_MAX, ClaimAsked, GivenJob
 
 if TYPE_CHECKING:
     from hocket.node.node import Node
@@ -117,7 +122,7 @@ CLAIM = TokenNeed("Job", "Claim", _kinds_asked)
 HOLD = TokenNeed("Job", "Claim", is_judged_later=True)
 
 
-@operation("claim_jobs", "POST /v1/jobs/claim", CLAIM)
+@operation("claim_jobs", "POST /v1/jobs/claim", CLAIM, counted_apart=True)
 async def claim(
     service: Service,
     node: "Node",
@@ -154,7 +159,8 @@ async def claim(
         raise Usage(str(error)) from None
     desk = node.remote_workers
     given = await desk.claim(asked, wait_ms / 1000)
-    service.undelivered = lambda: desk.undelivered(asked, given)
+    if given.jobs:
+        service.undelivered = lambda: desk.undelivered(asked, given)
     return JobsClaimed([_claimed(each) for each in given.jobs], given.is_draining)
 
 
@@ -205,3 +211,52 @@ async def goodbye(service: Service, node: "Node", worker: WorkerName) -> Goodbye
 
 def kind_check(service: Service) -> CheckKind:
     return lambda kind: service.check("Job", "Claim", kind)
+
+
+class WorkerDrained(ServiceAnswer, frozen=True):
+    """The worker whose next answer says `drain`."""
+
+    agent: str
+    worker: str
+
+
+@operation(
+    "drain_worker",
+    "POST /v1/agents/{agent}/workers/{worker}/drain",
+    TokenNeed("Mesh", "Write"),
+    command="worker drain",
+    show=lambda done: [
+        Line(f"{done.worker} of {done.agent} drains: it takes no new jobs, ends those it has, and stops")
+    ],
+)
+def drain(
+    service: Service,
+    agent: Annotated[str, Meta(min_length=1, max_length=128, description="The agent: the name of the worker's token.")],
+    worker: WorkerName,
+) -> WorkerDrained:
+    """Let one worker over HTTP finish its jobs and stop. Its next answer says so; a claim that waits is answered at
+    once. `hocket drain` does this to all workers of a node.
+
+    \b
+      hocket worker drain ci w1
+    """
+    service.check_writer()
+    runtime, name = service.runtime, RemoteName(agent, worker).row(service.runtime.log.node)
+    with runtime.store.write() as session:
+        row = session.worker_named(name)
+        if row is None:
+            raise NotFound(f"no worker {worker!r} of the agent {agent!r} claims jobs of this node over HTTP")
+        serves = [replace(each, drains=True) for each in read_serving(row.serves)]
+        session.put_worker(row._replace(serves=serving_text(serves)))
+    runtime.bus.publish(about(REMOTE, worker.encode()))
+    return WorkerDrained(agent, worker)
+
+
+commands = OperationGroup(
+    """Workers in other languages, which claim jobs over HTTP while `hocket serve` runs.
+
+    \b
+      hocket worker drain ci w1
+    """,
+    drain,
+)

@@ -11,6 +11,7 @@ from hocket.api.jobs import JobText, id_of
 from hocket.api.operation import operation
 from hocket.api.workers.claiming import HOLD, Fence, JobId, WorkerName, kind_check
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, StaleFence, Usage
+from hocket.families.jobs.parts import PARTS_MAX
 from hocket.families.jobs.view import state_of
 from hocket.kernel.policy import DELAY_MS_MAX
 from hocket.work.context import NOTE_BYTES_MAX
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 ENDS_MAX = 1_000
 TEXT_CHARS_MAX = 16_384
+PARTS_AT_ONCE_MAX = 1_000
 
 DelayMs = Annotated[int, Meta(ge=1, le=DELAY_MS_MAX, description="How long until the job may run again.")]
 Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
@@ -116,6 +118,39 @@ async def yield_(
 ) -> JobEnded:
     """Give a job back to the queue at once."""
     return await _end(service, node, JobEnd(job, fence, "yield", reason=reason, checkpoint=checkpoint))
+
+
+class PartSent(ServiceAnswer, frozen=True):
+    """A part of a result: text, or any other JSON value. `index` counts from 0 under each fence."""
+
+    index: Annotated[int, Meta(ge=0, lt=PARTS_MAX)]
+    data: Any
+
+
+class PartsKept(ServiceAnswer, frozen=True):
+    """`next` is the index of the part that comes next."""
+
+    job_id: str
+    next: int
+
+
+@operation("send_parts", "POST /v1/jobs/{job}/parts", HOLD)
+async def send_parts(
+    service: Service,
+    node: "Node",
+    job: JobText,
+    fence: Fence,
+    parts: Annotated[list[PartSent], Meta(max_length=PARTS_AT_ONCE_MAX)],
+) -> PartsKept:
+    """Give parts of the result of a job to those who follow it. All parts together are the result, unless the
+    completion has one. A part that was sent before changes nothing. If parts are missing, the error is a conflict which
+    says with which part to go on; an empty list asks for that.
+    """
+    service.check_writer()
+    values = [(each.index, each.data) for each in parts]
+    agent = service.agent(None)
+    following = await node.remote_workers.add_parts(agent, id_of(job), fence, values, kind_check(service))
+    return PartsKept(job, following)
 
 
 @operation("end_jobs", "POST /v1/jobs/end", HOLD)

@@ -48,6 +48,8 @@ _ENDS = frozenset(
     for each in (CompleteJob, FailWork, PostponeWork, YieldWork, ExpireWork, CancelJob, RetryJob, AcceptWork)
 )
 _PREFIX = "http"
+# The family of the hint that a worker over HTTP is to drain.
+REMOTE = "remote"
 
 # Raises NotAuthorised unless the program that asks may have jobs of this kind.
 CheckKind = Callable[[str], None]
