@@ -28,7 +28,7 @@ from hocket.families.locks.requests import (
     default_ttl_ms,
 )
 from hocket.families.locks.rules import KEY_CHARS_MAX, KEYS_MAX, NAME_CHARS_MAX, TTL_MS_MAX, Hold, Wait, live
-from hocket.kernel.ids import node_text
+from hocket.kernel.ids import EXACT_MAX, node_text
 
 if TYPE_CHECKING:
     from hocket.node.node import Node
@@ -77,7 +77,7 @@ LockTtl = Annotated[
 ]
 FenceNumber = Annotated[
     int,
-    Meta(ge=1, le=2**63 - 1, description="The fence of the hold."),
+    Meta(ge=1, le=EXACT_MAX, description="The fence of the hold."),
     InShell("--fence", metavar="N", help="The fence that `lock acquire` gave."),
 ]
 

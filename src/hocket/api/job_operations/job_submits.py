@@ -53,7 +53,8 @@ class NewJob(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX, description="A higher one runs sooner.")] | UnsetType
     ) = UNSET
     not_before_ms: (
-        Annotated[int, Meta(ge=0, le=EXACT_MAX, description="When it may start, in ms since 1970.")] | UnsetType
+        Annotated[int, Meta(ge=0, le=EXACT_MAX, description="When it may start, in milliseconds since 1970.")]
+        | UnsetType
     ) = UNSET
     lease_ms: Annotated[int, _ms("How long a worker holds it before it must renew.", LEASE_MS_MIN, LEASE_MS_MAX)] | (
         UnsetType
