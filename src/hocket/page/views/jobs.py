@@ -43,7 +43,7 @@ def jobs(call: ViewCall) -> Mapping[str, Any]:
         "names": call.service.names(),
         "next": None if page.next is None else urlencode({**kept, "after": page.next}),
         "first": urlencode(kept) if "after" in call.query else None,
-        "filters": msgspec.to_builtins(which, order="deterministic"),
+        "filters": {name: value for name, value in msgspec.to_builtins(which).items() if value is not None},
         "is_filtered": which != JobWhich(),
         "may_change": call.may("Job", "Schedule", *([] if which.kind is None else [which.kind])),
     }
