@@ -27,6 +27,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 PATIENCE_MS = 60_000
 SIZES = {"wide": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 800}}
 
+expect.set_options
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: install Debian's package `chromium`")
 
 
@@ -65,7 +66,7 @@ def jobs(served: Served) -> dict[str, str]:
             raise RuntimeError(f"{MARKUP}{HIDDEN}")
         return values
 
-    job_type = hocket.job("acme.render", retries=0)(run)
+    job_type = hocket.job("acme.shown", retries=0)(run)
     with closing(hocket.open_sync(served.home)) as node:
         done, failed = node.submit(job_type, note=MARKUP), node.submit(job_type, fails=True)
         work(node, job_type)
@@ -80,7 +81,7 @@ def work(node: hocket.SyncNode, job_type: hocket.JobType) -> None:
 
 
 def is_live(page: Page) -> None:
-    expect(page.locator("#live")).to_have_text("live", timeout=PATIENCE_MS)
+    expect(page.locator("#live")).to_have_text("live")
 
 
 def test_every_view_is_quiet_and_its_foreign_text_does_nothing(browser: Browser, served: Served, jobs: dict[str, str]):
@@ -178,7 +179,7 @@ def test_what_a_watching_browser_shows_is_what_the_shell_shows(browser: Browser,
             for _ in range(30):
                 node.submit(job_type)
         button = page.get_by_role("button", name="show")
-        expect(button).to_contain_text("90 new", timeout=PATIENCE_MS)
+        expect(button).to_contain_text("90 new")
         # The line that was there has changed in its place, and no other has come under the reader's eyes.
         assert shown_jobs(page) == {first: "failed"}
         button.click()
@@ -199,10 +200,10 @@ def test_a_paused_page_stays_as_it_is_until_it_goes_on(browser: Browser, served:
             is_live(other)
             command(served.home, "cancel", job)
             # By then, the paused page would have heard of it, too.
-            expect(other.locator("#state")).to_contain_text("cancelled", timeout=PATIENCE_MS)
+            expect(other.locator("#state")).to_contain_text("cancelled")
         expect(page.locator("#state")).to_contain_text("ready")
         page.get_by_role("button", name="Go on").click()
-        expect(page.locator("#state")).to_contain_text("cancelled", timeout=PATIENCE_MS)
+        expect(page.locator("#state")).to_contain_text("cancelled")
 
 
 def test_an_open_page_survives_a_restart_of_the_server(browser: Browser, tmp_path: Path):
@@ -214,11 +215,11 @@ def test_an_open_page_survives_a_restart_of_the_server(browser: Browser, tmp_pat
         page, _ = opened.__enter__()
         page.goto(f"{served.address}/jobs/{job}")
         is_live(page)
-    expect(page.locator("#live")).to_contain_text("lost", timeout=PATIENCE_MS)
+    expect(page.locator("#live")).to_contain_text("lost")
     command(home, "cancel", job)
     with serving(home, "--port", port):
         is_live(page)
-        expect(page.locator("#state")).to_contain_text("cancelled", timeout=PATIENCE_MS)
+        expect(page.locator("#state")).to_contain_text("cancelled")
         opened.__exit__(None, None, None)
 
 
@@ -238,4 +239,4 @@ def test_an_old_session_tells_the_reader_to_enter_again(browser: Browser, served
         tokens = json.loads(command(served.home, "token", "list", "--json").stdout)
         own = next(each["name"] for each in tokens if each["name"].startswith("zoe~browser"))
         command(served.home, "token", "revoke", own)
-        expect(page.locator("#live")).to_contain_text("enter again", timeout=PATIENCE_MS)
+        expect(page.locator("#live")).to_contain_text("enter again")

@@ -31,7 +31,7 @@ _AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _CODE = re.compile(r"hkp_([0-9]{1,10})_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 
 
-class BadAddress(HocketError):
+class UsedAddress(HocketError):
     """The address of the page was used before, is too old, or is none of this node's."""
 
     exit_code = 4
@@ -81,15 +81,15 @@ def make_address(service: Service, agent: str, may: Sequence[str], lifetime_ms: 
 
 
 def enter(service: Service, code: str) -> Entered:
-    """Uses an address up. Raises BadAddress if it was used, and nobody can use it again."""
+    """Uses an address up. Raises UsedAddress if it was used, and nobody can use it again."""
     form, now = _CODE.fullmatch(code), service.runtime.log.physical()
     if form is None:
-        raise BadAddress
+        raise UsedAddress
     with service.runtime.store.write() as session:
         row = session.token(form[2])
         is_right = hmac.compare_digest(content_hash(code.encode()), bytes(32) if row is None else row.hash)
         if row is None or not is_right or state_of_token(row, now) != "active":
-            raise BadAddress
+            raise UsedAddress
         put_end(session, row, now)
         agent, lifetime_ms = row.name.partition(OF_AGENT)[0], int(form[1])
         name = _free_name(session, f"{agent}{OF_AGENT}browser", now)

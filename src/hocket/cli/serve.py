@@ -133,7 +133,7 @@ async def _serve(
         await node.relay_messages(emit, servers)
         from hocket.api import Service, peers
         from hocket.api.programs import chosen_token
-        from hocket.page.page import Page
+        from hocket.page.page import NodePage
         from hocket.server.api import Api
         from hocket.server.monitoring.monitor import Monitor
         from hocket.server.openai import routes as chat_routes
@@ -153,7 +153,7 @@ async def _serve(
         api = Api(node, gate.turned_away, routes=routes, **options)
         troubles = lambda: ["this server stops"] if ended.is_set() else []  # noqa: E731
         monitor = Monitor(node, counts, lambda: gate.refusals, troubles, emit)
-        page = Page(node, api, lambda: address or server.address, checked_base_path(place.base_path))
+        page = NodePage(node, api, lambda: address or server.address, checked_base_path(place.base_path))
         server = Server(gate, **place._asdict(), api=api, monitor=monitor, page=page)
         told = address or server.address
         with stopped_by_signals(ended.set) as received:

@@ -21,7 +21,7 @@ class ForeignRequest(HocketError):
     exit_code = 4
 
 
-class Entry:
+class PageEntry:
     """`address` is that of the server, which says by which name it may be called; `node` tells the cookies of servers
     on one machine apart, since a browser does not look at the port.
     """

@@ -19,13 +19,13 @@ from hocket.kernel.ids import node_text
 from hocket.mesh.wire import EVENTS, BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
 from hocket.page.actions import ACTIONS, BACK, BY_HAND, CONFIRMED, Action, action_named, arguments_of, can_only_count
-from hocket.page.entry import FORM_FIELD, Entry, ForeignRequest, form_key
+from hocket.page.entry import FORM_FIELD, ForeignRequest, PageEntry, form_key
 from hocket.page.rendering import Rendering, assets
 from hocket.page.throughput import SAMPLE_S, Throughput
 from hocket.page.views import ViewCall
-from hocket.page.views.job import JOB_VIEW
-from hocket.page.views.jobs import JOBS
+from hocket.page.views.job_list import JOBS
 from hocket.page.views.now import NOW
+from hocket.page.views.one_job import JOB_VIEW
 from hocket.server.api import Api
 from hocket.server.problems import BadMethod, problem_of
 from hocket.server.routes import ApiRoute
@@ -57,7 +57,7 @@ _HEADERS = {
 }
 
 
-class Page:
+class NodePage:
     """`api` recognises tokens and runs operations. `address` tells where the server can be reached once it listens,
     `base` where a proxy has put it.
     """
@@ -76,8 +76,8 @@ class Page:
         return self._api.service.names().get(id, id)
 
     @cached_property
-    def _entry(self) -> Entry:
-        return Entry(self._address(), self._base, node_text(self._node.runtime.log.node))
+    def _entry(self) -> PageEntry:
+        return PageEntry(self._address(), self._base, node_text(self._node.runtime.log.node))
 
     def has(self, path: str) -> bool:
         return (
@@ -224,7 +224,7 @@ class Page:
     def _failed(self, error: HocketError | BodyTooLong | NoRoom, program: Program | None) -> Reply:
         if isinstance(error, ForeignRequest):
             status, title = 403, "Not from this page"
-        elif isinstance(error, page_access.BadAddress):
+        elif isinstance(error, page_access.UsedAddress):
             status, title = 401, "This address is used up"
         else:
             problem = problem_of(error)

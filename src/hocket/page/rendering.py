@@ -3,7 +3,7 @@ direction of text are spelled out, and then Jinja escapes it.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
@@ -20,6 +20,8 @@ from hocket.kernel.texts import clean, clean_json, counted, span
 
 # So much of a payload or a result is shown; the rest is there over the API.
 JSON_CHARS_MAX = 20_000
+# The size of a drawing in its own units.
+BARS_WIDTH, BARS_HEIGHT = 240, 36
 # How many of the last characters of an id are shown in lists.
 ID_CHARS = 6
 _SIGNS = {
@@ -119,3 +121,20 @@ def size(number: int) -> str:
             break
         value, unit = value / 1000, larger
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def bars(values: Sequence[int | None], sentence: str, tone: str = "") -> Markup:
+    """A drawing with a bar for each value, none where it is not known; a screen reader gets the sentence."""
+    most = max((each for each in values if each is not None), default=0)
+    step = BARS_WIDTH / max(1, len(values))
+    rectangles = Markup("").join(
+        Markup('<rect x="{}" y="{}" width="{}" height="{}"/>').format(
+            f"{place * step:.1f}", f"{BARS_HEIGHT - height:.1f}", f"{step * 0.8:.1f}", f"{height:.1f}"
+        )
+        for place, value in enumerate(values)
+        if value
+        for height in (max(2.0, BARS_HEIGHT * value / most),)
+    )
+    return Markup(
+        '<svg class="bars {}" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}</svg>'
+    ).format(tone, BARS_WIDTH, BARS_HEIGHT, sentence, rectangles)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from hocket.families.jobs.rules import Outcome
+from hocket.kernel.decoding import decode_json
 from hocket.store import Session
 
 MINUTE_MS = 60_000
@@ -42,7 +43,7 @@ class Throughput:
         self._file = file
         self._samples: deque[Sample] = deque(maxlen=MINUTES + 1)
         with suppress(OSError, msgspec.MsgspecError):
-            self._samples.extend(msgspec.json.decode(file.read_bytes(), type=list[Sample]))
+            self._samples.extend(decode_json(file.read_bytes(), list[Sample]))
 
     def sample(self, session: Session, now_ms: int) -> None:
         succeeded: dict[str, int] = {}

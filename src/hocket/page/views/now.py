@@ -9,7 +9,7 @@ from hocket.api.figures import figures
 from hocket.api.status import NodeStatus
 from hocket.families.jobs.view import COUNTED
 from hocket.kernel.texts import counted, span
-from hocket.page.charts import bars
+from hocket.page.rendering import bars
 from hocket.page.views import PageView, ViewCall
 
 # Ops that wait longer than this for the coordinator are worth a look, and so are nodes that are silent.
