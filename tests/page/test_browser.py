@@ -27,7 +27,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 PATIENCE_MS = 60_000
 SIZES = {"wide": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 800}}
 
-expect.set_options
+expect.set_options(timeout=PATIENCE_MS)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: install Debian's package `chromium`")
 
 

@@ -117,6 +117,18 @@ def test_a_visitor_sees_only_the_kinds_of_the_grant(served: Served, job: str):
     assert visitor.get(f"/jobs/{other}").status == 403
 
 
+def test_a_change_of_many_reaches_only_the_kinds_of_the_grant(served: Served, job: str):
+    other = command(served.home, "submit", "other.kind", "{}").stdout.split()[-1]
+    visitor = Visitor(served, "--may", "job:read", "--may", "job:schedule:acme.")
+    key = visitor.get("/").forms[-1].fields["form_key"]
+    fields = {"form_key": key, "confirmed": "yes", "back": "/"}
+    assert visitor.post("/do/cancel_jobs", {**fields, "kind": "other.kind"}).status == 403
+    assert visitor.post("/do/cancel_job", {**fields, "job": other}).status == 403
+    assert "Cancel all…" not in visitor.get("/jobs?kind=other.kind").verbs
+    assert "Cancel all…" in visitor.get("/jobs?kind=acme.render").verbs
+    assert json.loads(command(served.home, "show", other, "--json").stdout)["state"] == "pending"
+
+
 def test_a_browser_whose_token_is_revoked_or_that_left_is_a_stranger(served: Served):
     visitor = Visitor(served, "--agent", "bob")
     listed = command(served.home, "token", "list").stdout

@@ -13,8 +13,8 @@ from hocket.server.routes import ROUTES, ApiRoute
 
 # Fields of a form that are no parameters.
 BACK, CONFIRMED = "back", "confirmed"
-# The reason of who gives none.
-BY_HAND = "by hand"
+# Characters that a person may write of a reason; who it was comes after them.
+REASON_CHARS_MAX = 400
 
 
 class Action(NamedTuple):
@@ -56,9 +56,14 @@ def can_only_count(route: ApiRoute) -> bool:
     return "dry_run" in getattr(route.body, "__struct_fields__", ())
 
 
-def arguments_of(route: ApiRoute, fields: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments of a route from the fields of a form. Empty fields count as left out."""
+def arguments_of(route: ApiRoute, fields: Mapping[str, str], agent: str) -> dict[str, Any]:
+    """The arguments of a route from the fields of a form. Empty fields count as left out. A reason, which is on the
+    log, names who gave it.
+    """
     values = {name: value for name, value in fields.items() if value and name not in (BACK, CONFIRMED)}
+    if "reason" in getattr(route.body, "__struct_fields__", ()):
+        given = values.get("reason", "")
+        values["reason"] = f"{given[:REASON_CHARS_MAX]} (by {agent})" if given else f"by {agent}"
     try:
         found = {name: convert(values.pop(name), route.parameter(name), strict=False) for name in route.parameters}
         if route.body is not None:

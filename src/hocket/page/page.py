@@ -18,7 +18,7 @@ from hocket.kernel import __version__
 from hocket.kernel.ids import node_text
 from hocket.mesh.wire import EVENTS, BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
-from hocket.page.actions import ACTIONS, BACK, BY_HAND, CONFIRMED, Action, action_named, arguments_of, can_only_count
+from hocket.page.actions import ACTIONS, BACK, CONFIRMED, Action, action_named, arguments_of, can_only_count
 from hocket.page.entry import FORM_FIELD, ForeignRequest, PageEntry, form_key
 from hocket.page.rendering import Rendering, assets
 from hocket.page.throughput import SAMPLE_S, Throughput
@@ -161,9 +161,7 @@ class NodePage:
             raise Usage("a form names a page of this server to go back to")
         if action.question and CONFIRMED not in form:
             return await self._question(action, route, form, program, token)
-        if action.asks_reason and not form.get("reason"):
-            form["reason"] = BY_HAND
-        arguments = arguments_of(route, form)
+        arguments = arguments_of(route, form, program.agent or program.name)
         answer = await self._api.perform(route, self._api.call(program), arguments)
         if isinstance(answer, AsyncIterator):
             async for each in answer:
@@ -178,7 +176,7 @@ class NodePage:
     ) -> Reply:
         told: dict[str, Any] = dict(form)
         if can_only_count(route):
-            arguments = arguments_of(route, {**form, "dry_run": "true", "reason": form.get("reason") or BY_HAND})
+            arguments = arguments_of(route, {**form, "dry_run": "true"}, program.agent or program.name)
             async for counted in await self._api.perform(route, self._api.call(program), arguments):
                 at_least = "at least " if counted.is_cut else ""
                 told["matched"] = f"{at_least}{counted.matched} jobs"
