@@ -23,7 +23,8 @@ from tests.server.test_worker_routes import Worker, shown
 from tests.waiting import wait_for as until
 
 HOSTILE = "127.0.0.2"
-ROUNDS = 40
+# So many jobs of the honest program stay within its own rate.
+ROUNDS = 15
 
 
 @pytest.fixture(scope="module")
@@ -194,12 +195,11 @@ def test_holds_and_claims_of_another_agent_are_out_of_reach(attacked: Served, ho
         assert {each.get("error") for each in thief.ask("end", ends=ends).json["ends"]} == {"not_authorised"}
 
     counted(attacked, "an API request: The token does not grant this", steal, times=12)
-    renewal = hostile("POST", "/v1/jobs/renew", {"worker": "shared-name", "holds": [{"job_id": own[0], "fence": 1}]})
-    assert renewal.status in (200, 403) and "held" not in renewal.body.decode().split('"state"', 1)[-1][:10]
+    renewal = thief.ask("renew", holds=[{"job_id": own[0], "fence": 1}])
+    assert renewal.status == 403 or [each["state"] for each in renewal.json["holds"]] == ["lost"]
     assert thief.ask("goodbye").json == {"returned": 0}
-    assert worker.claim(3, "shared-claim") == [
-        {**each, "lease_ms": pytest.approx(each["lease_ms"], abs=60_000)} for each in held
-    ]
+    again = worker.claim(3, "shared-claim")
+    assert [(each["job_id"], each["fence"]) for each in again] == [(each["job_id"], each["fence"]) for each in held]
     assert [worker.end(each, result="mine").json["state"] for each in held] == ["succeeded"] * 3
     assert {str(honest("GET", f"/v1/jobs/{job}/result").json["result"]) for job in own} == {"mine"}
 
