@@ -18,13 +18,14 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, e
 
 import hocket
 from hocket.node.runtime import Runtime
-from tests.page.test_views import HIDDEN, MARKUP
+from tests.page.test_views import HIDDEN, MARKUP, fill
 from tests.ports import free_port
 from tests.server.served import Served, serving
 from tests.server.served import hocket as command
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE_MS = 60_000
+OTHERS = ("/", "/jobs", "/mesh", "/coordination", "/log")
 SIZES = {"wide": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 800}}
 
 expect.set_options(timeout=PATIENCE_MS)
@@ -66,6 +67,7 @@ def jobs(served: Served) -> dict[str, str]:
             raise RuntimeError(f"{MARKUP}{HIDDEN}")
         return values
 
+    fill(served.home)
     job_type = hocket.job("acme.shown", retries=0)(run)
     with closing(hocket.open_sync(served.home)) as node:
         done, failed = node.submit(job_type, note=MARKUP), node.submit(job_type, fails=True)
@@ -87,7 +89,7 @@ def is_live(page: Page) -> None:
 def test_every_view_is_quiet_and_its_foreign_text_does_nothing(browser: Browser, served: Served, jobs: dict[str, str]):
     with entered(browser, served) as (page, complaints):
         page.on("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
-        for path in ("/", "/jobs", "/jobs?error=%3Cscript%3E", *(f"/jobs/{each}" for each in jobs.values())):
+        for path in (*OTHERS, "/jobs?error=%3Cscript%3E", *(f"/jobs/{each}" for each in jobs.values())):
             page.goto(f"{served.address}{path}")
             is_live(page)
         assert complaints == []
@@ -99,7 +101,7 @@ def test_axe_finds_nothing_to_mend(browser: Browser, served: Served, jobs: dict[
     # axe puts its own script into the page, which the policy refuses.
     look = {"color_scheme": scheme, "viewport": SIZES[size], "bypass_csp": True}
     with entered(browser, served, **look) as (page, _):
-        for path in ("/", "/jobs", *(f"/jobs/{each}" for each in jobs.values()), "/jobs?state=sleeping"):
+        for path in (*OTHERS, *(f"/jobs/{each}" for each in jobs.values()), "/jobs?state=sleeping"):
             page.goto(f"{served.address}{path}")
             found = Axe().run(page)
             assert found.violations_count == 0, f"{path}: {found.generate_report()}"

@@ -113,6 +113,8 @@ def test_a_visitor_sees_only_the_kinds_of_the_grant(served: Served, job: str):
     assert "other.kind" not in visitor.get("/").text and "acme.render" in visitor.get("/").text
     assert "other.kind" not in visitor.get("/jobs").text and "acme.render" in visitor.get("/jobs").text
     assert visitor.get("/jobs?kind=other.kind").status == 403
+    assert "other.kind" not in visitor.get("/log").text and "acme.render" in visitor.get("/log").text
+    assert visitor.get("/coordination").status == 200
     other = json.loads(command(served.home, "jobs", "--kind", "other.kind", "--json").stdout)[0]["job_id"]
     assert visitor.get(f"/jobs/{other}").status == 403
 

@@ -3,6 +3,7 @@
 import json
 import re
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,58 @@ def jobs(served: Served) -> dict[str, str]:
         cancelled.cancel("no longer needed")
     made = {"succeeded": done, "failed": failed, "ready": ready, "blocked": blocked, "cancelled": cancelled}
     return {state: each.job_id for state, each in made.items()}
+
+
+def fill(home: Path) -> None:
+    """A lock, a dead message and an open conflict, with texts of strangers."""
+    command(home, "lock", "acquire", "file:<b>src</b>.py", "--agent", "<i>editor", "--lease", "10m")
+    command(home, "send", "reviewer", f"{MARKUP}{HIDDEN}")
+    for _ in range(5):
+        message = command(home, "inbox", "--agent", "reviewer", "--claim", "1").stdout.split("\t")[0]
+        command(home, "nack", message, "--agent", "reviewer", "--reason", MARKUP)
+    for text in (MARKUP, HIDDEN):
+        command(home, "rows", "put", "memories", "sky", json.dumps({"text": text}), "--strategy", "manual")
+
+
+@pytest.fixture(scope="module")
+def shared(served: Served) -> None:
+    fill(served.home)
+
+
+def test_locks_messages_and_conflicts_are_shown_and_decided(visitor: Visitor, served: Served, shared: None):
+    shown = visitor.get("/coordination")
+    assert "file:<b>src</b>.py" in shown.text and "<i>editor" in shown.text and MARKUP in shown.text
+    assert {"Break…", "Deliver again", "Take this…"} <= shown.verbs
+    done = visitor.send(visitor.send(shown.form("Break…")).form("Break"))
+    assert "Broke the lock file:<b>src</b>.py." in done.text and "Nobody holds a lock." in done.text
+    assert "Break…" not in done.verbs
+    done = visitor.send(done.form("Deliver again"))
+    assert "Deliver again" not in done.verbs
+    done = visitor.send(visitor.send(done.form("Take this…")).form("Take this"))
+    assert "Take this…" not in done.verbs
+    row = json.loads(command(served.home, "rows", "get", "memories", "sky", "--json").stdout)
+    assert row["value"] == {"text": HIDDEN}
+
+
+def test_a_node_is_drained_and_resumed(visitor: Visitor, served: Served):
+    asked = visitor.send(visitor.get("/mesh").form("Drain…"))
+    done = visitor.send(asked.form("Drain"), reason="new disk")
+    assert "new disk (by ada)" in done.text and "draining" in done.text
+    assert "active" in visitor.send(done.form("Resume")).text
+
+
+def test_the_log_goes_back_to_its_beginning(visitor: Visitor, served: Served, jobs: dict[str, str]):
+    places: list[int] = []
+    path = "/log"
+    while path:
+        shown = visitor.get(path)
+        places += [int(named["id"].removeprefix("op-")) for tag, named in shown.tags if tag == "tr" and "id" in named]
+        links = [named["href"] for _, named in shown.tags if named.get("rel") == "next"]
+        path = links[0] if links else ""
+    assert places == sorted(set(places), reverse=True) and places[-1] == 1
+    logged = json.loads(command(served.home, "log", "--limit", "100000", "--json").stdout)
+    assert set(places) <= {each["seq"] for each in logged} and jobs["failed"][-6:] in visitor.get("/log").text
+    assert visitor.get("/log?before=x").status == 400 and visitor.get("/log?before=0").status == 400
 
 
 def state_of(served: Served, job: str) -> str:

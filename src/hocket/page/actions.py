@@ -39,6 +39,8 @@ ACTIONS = {
         Action("drain_node", "Drain", "{node} takes no new jobs", "Let {node} finish its jobs and take no more?", True),
         Action("quarantine_node", "Quarantine", "{node} gets no jobs", "Take all jobs from {node}?", True),
         Action("resume_node", "Resume", "{node} takes jobs again"),
+        Action("retry_message", "Deliver again", "the message {id} is delivered again"),
+        Action("resolve_conflict", "Take this", "the conflict is resolved", "Make this the value of the row?"),
         Action("break_lock", "Break", "broke the lock {key}", "Take the lock {key} from its holder?", True),
     )
 }

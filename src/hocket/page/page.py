@@ -23,14 +23,16 @@ from hocket.page.entry import FORM_FIELD, ForeignRequest, PageEntry, form_key
 from hocket.page.rendering import Rendering, assets
 from hocket.page.throughput import SAMPLE_S, Throughput
 from hocket.page.views import ViewCall
+from hocket.page.views.coordination import COORDINATION, MESH
 from hocket.page.views.job_list import JOBS
+from hocket.page.views.log_view import LOG_VIEW
 from hocket.page.views.now import NOW
 from hocket.page.views.one_job import JOB_VIEW
 from hocket.server.api import Api
 from hocket.server.problems import BadMethod, problem_of
 from hocket.server.routes import ApiRoute
 
-VIEWS = (NOW, JOBS, JOB_VIEW)
+VIEWS = (NOW, JOBS, JOB_VIEW, MESH, COORDINATION, LOG_VIEW)
 ASSETS, CHANGES, DO, LEAVE = "/assets/", "/changes", "/do/", "/leave"
 FORM_BYTES_MAX = 64 * 1024
 FIELDS_MAX = 64
