@@ -122,6 +122,60 @@ def test_schedules_are_listed_and_removed_by_who_may_read_and_schedule_their_kin
     assert owner("GET", "/v1/schedules").json["items"] == []
 
 
+def test_a_schedule_is_set_and_replaced_by_who_may_schedule_its_kind(served: Served, owner: Client, painter: Client):
+    path, plan = "/v1/schedules/hourly", {"expression": "@hourly", "kind": "paint.wall", "payload": {"coats": 2}}
+    made = painter("PUT", path, {**plan, "timezone": "Europe/Vienna", "overlap": "queue", "options": {"retries": 2}})
+    assert made.status == 200
+    shown = made.json
+    assert (shown["name"], shown["cron"], shown["timezone"]) == ("hourly", "0 * * * *", "Europe/Vienna")
+    assert (shown["kind"], shown["payload"], shown["allowed"]) == ("paint.wall", {"coats": 2}, True)
+    assert (shown["options"]["retries"], shown["options"]["overlap"], shown["next_ms"] % 3_600_000) == (2, "queue", 0)
+    # The same again writes nothing, and something else replaces it.
+    ops = _ops(served, "SetSchedule")
+    again = {**plan, "timezone": "Europe/Vienna", "overlap": "queue", "options": {"retries": 2}}
+    assert painter("PUT", path, again).json == shown and _ops(served, "SetSchedule") == ops
+    assert painter("PUT", path, plan).json["timezone"] == "UTC" and _ops(served, "SetSchedule") == ops + 1
+    assert [each["name"] for each in painter("GET", "/v1/schedules").json["items"]] == ["hourly"]
+    # Neither a schedule of other kinds nor one in the place of such a schedule.
+    assert painter("PUT", "/v1/schedules/own", {"expression": "@daily", "kind": "secret.wall"}).status == 403
+    assert owner("PUT", "/v1/schedules/kept", {"expression": "@daily", "kind": "secret.wall"}).status == 200
+    assert painter("PUT", "/v1/schedules/kept", plan).status == 403
+    for bad in (
+        {"expression": "61 * * * *"},
+        {"timezone": "Mars/Olympus"},
+        {"overlap": "both"},
+        {"options": {"after": [UNKNOWN]}},
+        {"options": {"colour": "red"}},
+        {"payload": [1]},
+    ):
+        assert owner("PUT", path, plan | bad).status == 400, bad
+    for name in ("hourly", "kept"):
+        assert owner("DELETE", f"/v1/schedules/{name}").status == 200
+
+
+def _ops(served: Served, type: str) -> int:
+    lines = command(served.home, "log", "--limit", "100", "--json").stdout
+    return sum(each["type"] == type for each in json.loads(lines))
+
+
+def test_a_job_says_why_it_does_not_run(served: Served, owner: Client):
+    first = owner("POST", "/v1/jobs", {"kind": "waiting.job"}).json["job_id"]
+    second = owner("POST", "/v1/jobs", {"kind": "waiting.job", "after": [first]}).json["job_id"]
+    later = owner("POST", "/v1/jobs", {"kind": "waiting.job", "not_before_ms": 4_000_000_000_000}).json["job_id"]
+
+    def why(job: str) -> tuple[str, str]:
+        shown = owner("GET", f"/v1/jobs/{job}").json
+        return shown["wait_reason"], shown["waits_for"]
+
+    assert why(first) == ("no worker", "no worker that this node knows of serves waiting.job")
+    assert why(second) == ("job", f"comes after job {first}, which is pending")
+    assert (why(later)[0], why(later)[1][:10]) == ("time", "not before")
+    assert owner("POST", "/v1/jobs/claim", {"worker": "w", "claim_id": "c", "kinds": ["waiting.job"]}).json["jobs"]
+    assert why(first)[0] == "held" and "until" in why(first)[1]
+    owner("POST", f"/v1/jobs/{first}/cancel", {"reason": "enough"})
+    assert why(first) == (None, None)
+
+
 def test_artifacts_of_no_job_are_for_who_may_read_all(served: Served, owner: Client):
     made = command(served.home, "artifacts", "put", __file__, "--type", "acme.note", "--json")
     artifact = json.loads(made.stdout)["artifact_id"]

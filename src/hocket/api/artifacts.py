@@ -99,7 +99,7 @@ def _show(shown: ArtifactDetails) -> Iterator[View]:
     yield Pairs([(name, value) for name, value in pairs if value not in (None, "")])
 
 
-def _may_read(service: Service, session: Session, artifact: Artifact) -> bool:
+def may_read(service: Service, session: Session, artifact: Artifact) -> bool:
     """By the kind of the job that it came from. One that came from no job is for a reader of all artifacts."""
     if service.may("Artifact", "Read"):
         return True
@@ -141,7 +141,7 @@ def page(
             found = iter(made[next((at for at, each in enumerate(made, 1) if each.id == start), 0) :])
         chosen = list(islice(found, limit + 1))
         blobs = service.runtime.blobs
-        readable = [each for each in chosen[:limit] if _may_read(service, session, each)]
+        readable = [each for each in chosen[:limit] if may_read(service, session, each)]
         items = [convert(artifacts.brief(session, blobs, each), ArtifactBrief) for each in readable]
     return ListPage(items, ulid_text(chosen[limit - 1].id) if len(chosen) > limit else None)
 
@@ -162,7 +162,7 @@ def show(service: Service, id: ArtifactText) -> ArtifactDetails:
     """
     with service.read() as session:
         found = artifacts.find(session, id)
-        if not _may_read(service, session, found):
+        if not may_read(service, session, found):
             service.check("Artifact", "Read")
         return convert(artifacts.full(session, service.runtime.blobs, found), ArtifactDetails)
 

@@ -15,6 +15,7 @@ from hocket.api.views import Line, Pairs, Table, Terminal, View, moment
 from hocket.bus.hints import about
 from hocket.errors import Unreachable, Usage
 from hocket.families.jobs.progress import newest_notes
+from hocket.families.jobs.view import WaitReason
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import BeatPlace
@@ -99,12 +100,14 @@ class JobArtifact(ServiceAnswer, frozen=True):
 
 
 class JobDetails(JobBrief, frozen=True):
-    """Everything about one job, with its ops. `waits_for` is a sentence; None if the job has ended. `degraded` says
+    """Everything about one job, with its ops. `waits_for` says in a sentence why it does not run or what it waits for,
+    and `wait_reason` in a word for programs; both are None if the job has ended. `degraded` says
     what its runs did when the beats of its score ran out. The result, the artifacts and `degraded` are left out for a
     program that may not read artifacts of this kind.
     """
 
     waits_for: str | None
+    wait_reason: WaitReason | None
     payload: Any
     options: dict[str, Any]
     after: list[str]
@@ -230,14 +233,13 @@ def show(service: Service, job: JobText) -> JobDetails:
       hocket show 01J9ZC --json | jq .result
     """
     service.refresh()
-    details, waits_for = service.runtime.show(job), None
+    details, waits_for, reason = service.runtime.show(job), None, None
     service.check("Job", "Read", details["kind"])
-    if details["outcome"] is None:
-        waiting = service.runtime.waiting_of(id_of(details["job_id"]))
-        waits_for = None if waiting is None else waiting.sentence
+    if details["outcome"] is None and (waiting := service.runtime.waiting_of(id_of(details["job_id"]))) is not None:
+        waits_for, reason = waiting.sentence, waiting.reason
     if not service.may("Artifact", "Read", details["kind"]):
         details |= {"result": None, "artifacts": [], "degraded": []}
-    return convert(details | {"waits_for": waits_for}, JobDetails)
+    return convert(details | {"waits_for": waits_for, "wait_reason": reason}, JobDetails)
 
 
 @operation("job_history", "GET /v1/jobs/{job}/history", READ, key=lambda op: f"{op.seq:020}")

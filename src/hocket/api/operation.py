@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from functools import cached_property
 from types import NoneType, UnionType
 from typing import (
+    IO,
     TYPE_CHECKING,
     Annotated,
     Any,
@@ -89,6 +90,17 @@ class JoinedMembers(NamedTuple):
 # The lines of a body, each to be read as one request: the parameter of an operation that answers a list with an answer
 # or an error for each. Over HTTP they come as a stream of JSON lines, and so do the answers.
 Lines = NewType("Lines", Sequence[bytes])
+
+# The body of a request as a file that the caller closes: any bytes.
+Upload = NewType("Upload", IO[bytes])
+
+
+class Download(NamedTuple):
+    """An answer that is bytes and no JSON: their BLAKE3 hash, their number, and what gives so many from a place on."""
+
+    hash: bytes
+    size: int
+    part: Callable[[int, int], bytes]
 
 
 class Input:

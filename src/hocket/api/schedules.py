@@ -1,24 +1,23 @@
 """Schedules: set, list, remove."""
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from hocket.api import Service, ServiceAnswer
-from hocket.api.operation import InShell, OperationGroup, TokenNeed, operation
+from hocket.api.job_operations.job_submits import KindName, NewJob, NewJobOptions, Payload, drafted
+from hocket.api.operation import InShell, OperationGroup, OverHttp, TokenNeed, operation
 from hocket.api.views import Line, View, at, moment, now_ms, table
 from hocket.families.jobs import cron, view
 from hocket.families.jobs.cron import NewSchedule
+from hocket.families.jobs.rules import CRON_LENGTH_MAX, NAME_LENGTH_MAX
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import decode_policy
 from hocket.log import Transaction
 from hocket.mesh import membership
 from hocket.store import Session
-
-NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class ScheduleShown(ServiceAnswer, frozen=True):
@@ -81,7 +80,12 @@ def put(service: Service, plan: NewSchedule) -> ScheduleShown | None:
     """Sets a schedule; returns None if it is not in force afterwards."""
     service.check_writer()
     checked = cron.check(plan)
-    service.runtime.log.run(lambda tx: cron.add(tx, checked))
+
+    def added(tx: Transaction) -> None:
+        _check_changes(service, tx, plan.name)
+        cron.add(tx, checked)
+
+    service.runtime.log.run(added)
     return next((each for each in listing(service) if each.name == plan.name), None)
 
 
@@ -90,29 +94,51 @@ def _show_added(added: ScheduleShown | None) -> Iterator[View]:
         yield Line(f"schedule {added.name} set; next tick {moment(added.next_ms) or 'never'}")
 
 
-@operation("add_schedule", "PUT", command="cron add", show=_show_added)
+@operation(
+    "add_schedule",
+    "PUT /v1/schedules/{name}",
+    TokenNeed("Job", "Schedule", lambda service, asked: [asked["kind"]]),
+    command="cron add",
+    show=_show_added,
+)
 def add(
     service: Service,
-    name: Annotated[str, Meta(description="The schedule's name; replaces a schedule of that name.")],
+    name: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=NAME_LENGTH_MAX,
+            description="The schedule's name; replaces a schedule of that name.",
+        ),
+    ],
     expression: Annotated[
         str,
-        Meta(description="Five fields: minute hour day month weekday; or @daily and the like."),
+        Meta(
+            min_length=1,
+            max_length=CRON_LENGTH_MAX,
+            description="Five fields: minute hour day month weekday; or @daily and the like.",
+        ),
         InShell(metavar="'EXPR'"),
     ],
-    kind: Annotated[str, Meta(description="The kind of its jobs.")],
+    kind: Annotated[str, OverHttp(KindName), Meta(description="The kind of its jobs.")],
     payload: Annotated[
         Any | UnsetType,
+        OverHttp(Payload | UnsetType),
         Meta(description="Their payload."),
         InShell(metavar="[JSON|@FILE|-]", form="json", is_argument=True),
     ] = UNSET,
-    timezone: Annotated[str, Meta(description="Like Europe/Vienna."), InShell(metavar="NAME")] = "UTC",
+    timezone: Annotated[
+        str, Meta(min_length=1, max_length=128, description="Like Europe/Vienna."), InShell(metavar="NAME")
+    ] = "UTC",
     overlap: Annotated[
         Literal["skip", "queue"],
         Meta(description="If the last job has not ended at a tick: skip the tick, or queue a job."),
     ] = "skip",
-    options: Annotated[Mapping[str, Any], InShell(options_of="schedules")] = NO_OPTIONS,
+    options: Annotated[
+        Mapping[str, Any] | NewJobOptions, OverHttp(NewJobOptions), InShell(options_of="schedules")
+    ] = NewJobOptions(),  # noqa: B008
 ) -> ScheduleShown | None:
-    """Set a schedule. It submits its first job at the next tick.
+    """Set a schedule. It submits its first job at the next tick. Setting the same again changes nothing.
 
     Its jobs run with this node's authority, whichever node submits them. To replace or remove another node's schedule,
     a node must itself be allowed to schedule jobs of that kind.
@@ -124,7 +150,11 @@ def add(
     """
     from hocket.families.jobs.drafts import draft
 
-    made = draft(kind, {} if payload is UNSET else payload, dict(options))
+    given = {} if payload is UNSET else payload
+    if isinstance(options, NewJobOptions):
+        made = drafted(NewJob(kind=kind, payload=given, **msgspec.structs.asdict(options)))
+    else:
+        made = draft(kind, given, dict(options))
     return put(service, NewSchedule(name, expression, timezone, made, overlap))
 
 
@@ -136,7 +166,8 @@ def add(
     show=lambda done: [Line(f"schedule {done.name} removed")],
 )
 def remove(
-    service: Service, name: Annotated[str, Meta(min_length=1, max_length=256, description="The schedule's name.")]
+    service: Service,
+    name: Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX, description="The schedule's name.")],
 ) -> ScheduleRemoved:
     """Remove a schedule. Jobs that it submitted stay.
 
@@ -146,13 +177,18 @@ def remove(
     service.check_writer()
 
     def removed(tx: Transaction) -> None:
-        for each in tx.session.schedules():
-            if each.name == name:
-                service.check("Job", "Schedule", each.kind)
+        _check_changes(service, tx, name)
         cron.remove(tx, name)
 
     service.runtime.log.run(removed)
     return ScheduleRemoved(name)
+
+
+def _check_changes(service: Service, tx: Transaction, name: str) -> None:
+    """Whether the program that asks may change the schedule of this name."""
+    for each in tx.session.schedules():
+        if each.name == name:
+            service.check("Job", "Schedule", each.kind)
 
 
 def _shown(service: Service, session: Session) -> list[ScheduleShown]:

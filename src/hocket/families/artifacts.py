@@ -113,8 +113,7 @@ def content(session: Session, blobs: Blobs, artifact: Artifact, fetch: Fetch | N
     the op's hash.
     """
     name = ulid_text(artifact.id)
-    if session.is_evicted(artifact.id):
-        raise Conflict(f"artifact {name} was evicted; its content is gone")
+    check_kept(session, artifact)
     _, payload = creation_of(session, artifact)
     data = payload.content_inline
     if data is None:
@@ -128,6 +127,11 @@ def content(session: Session, blobs: Blobs, artifact: Artifact, fetch: Fetch | N
     if content_hash(data) != artifact.hash:
         raise Unreachable(f"the content received for artifact {name} is not {hash_text(artifact.hash)}")
     return data
+
+
+def check_kept(session: ArtifactSession, artifact: Artifact) -> None:
+    if session.is_evicted(artifact.id):
+        raise Conflict(f"artifact {ulid_text(artifact.id)} was evicted; its content is gone")
 
 
 def is_readable(session: Session, hash: bytes, may_read: Callable[[Op], bool]) -> bool:

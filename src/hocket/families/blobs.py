@@ -8,7 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
@@ -54,9 +54,9 @@ class Staged(NamedTuple):
 class Blobs(Protocol):
     """Safe to use from several threads."""
 
-    def stage(self, content: bytes | Path) -> Staged:
-        """Writes the content, from memory or from a file. Raises Usage if it is too large or not a file. Not inside a
-        write transaction: it may take long.
+    def stage(self, content: bytes | Path | IO[bytes]) -> Staged:
+        """Writes the content, from memory or from a file; all of it, if that is open. Raises Usage if it is too large
+        or not a file. Not inside a write transaction: it may take long.
         """
 
     def renewed(self, staged: Staged) -> Staged:
@@ -110,7 +110,7 @@ class HomeBlobs:
                 alive.close()
                 self._shelf = None
 
-    def stage(self, content: bytes | Path) -> Staged:
+    def stage(self, content: bytes | Path | IO[bytes]) -> Staged:
         return self.stage_parts(chunks_of(content))
 
     def stage_parts(self, parts: Iterator[bytes]) -> Staged:
@@ -227,12 +227,13 @@ class HomeBlobs:
             return self._shelf[0]
 
 
-def chunks_of(content: bytes | Path) -> Iterator[bytes]:
+def chunks_of(content: bytes | Path | IO[bytes]) -> Iterator[bytes]:
     """Raises Usage if it is not a file, or cannot be read."""
     if isinstance(content, bytes):
         yield content
         return
-    with _opened(content) as file:
+    with _opened(content) if isinstance(content, Path) else nullcontext(content) as file:
+        file.seek(0)
         while part := file.read(CHUNK_BYTES):
             yield part
 
@@ -296,7 +297,7 @@ class StoreBlobs:
         self._home, self._table, self._clock = home, table, clock
         self._away_until = 0.0
 
-    def stage(self, content: bytes | Path) -> Staged:
+    def stage(self, content: bytes | Path | IO[bytes]) -> Staged:
         staged = self._home.stage(content)
         try:
             return self.renewed(staged)

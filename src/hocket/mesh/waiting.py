@@ -5,14 +5,13 @@ their workers. Nothing here changes anything.
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from enum import StrEnum
 from typing import NamedTuple
 
 from hocket.families.availability.requests import unavailable
 from hocket.families.jobs.authorship import is_own
 from hocket.families.jobs.claiming import turn_at
 from hocket.families.jobs.rules import Job, Outcome
-from hocket.families.jobs.view import state_of
+from hocket.families.jobs.view import WaitReason, state_of
 from hocket.families.liveness import Liveness
 from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.extension import extension_kind, loaded
@@ -31,19 +30,6 @@ from hocket.work.presence import NodePresence, Serving, is_away, known_nodes
 
 HERE = "this node"
 DELIVERS = "the next `hocket sync`, `hocket work` or `hocket serve` here sends it"
-
-
-class WaitReason(StrEnum):
-    HELD = "held"
-    TIME = "time"
-    JOB = "job"
-    COORDINATOR = "coordinator"
-    AWAY = "away"
-    NO_WORKER = "no worker"
-    NOT_ALLOWED = "not allowed"
-    LIMIT = "limit"
-    BUSY = "busy"
-    UNAVAILABLE = "unavailable"
 
 
 class Waiting(NamedTuple):

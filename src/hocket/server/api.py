@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from hocket.api import Principal, Program, Service, programs
-from hocket.api.operation import TokenNeed
+from hocket.api.operation import Download, TokenNeed
 from hocket.api.programs import KeptAnswer, KeyReused, KeyUnderWay, UnknownToken
 from hocket.errors import HocketError, NotFound, Unreachable
 from hocket.kernel.ids import content_hash
@@ -25,8 +25,15 @@ from hocket.mesh.quotas import Buckets
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.log_events import PlaceGone
 from hocket.node.node import Node
+from hocket.server.contents import (
+    UPLOAD_BYTES_MAX,
+    UPLOADS_MAX,
+    UPLOADS_OF_PROGRAM_MAX,
+    download_reply,
+    uploaded,
+)
 from hocket.server.description import describe
-from hocket.server.known_programs import KnownPrograms, OpenRequests, TokenEnding
+from hocket.server.known_programs import KnownPrograms, OpenRequests, Shares, TokenEnding
 from hocket.server.negotiation import AT_ONCE_BYTES_MAX, is_negotiable, negotiated
 from hocket.server.problems import (
     INTERNAL,
@@ -34,6 +41,7 @@ from hocket.server.problems import (
     RETRY_S,
     BadContentType,
     BadMethod,
+    BadRange,
     Problem,
     TooBusy,
     WaitEnded,
@@ -100,7 +108,8 @@ class Api:
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, monotonic)
         self._asking: Counter[str] = Counter()
         self._claiming: Counter[str] = Counter()
-        self._streams: Counter[str] = Counter()
+        self._streams = Shares("streams", STREAMS_OF_PROGRAM_MAX, STREAMS_MAX)
+        self._uploads = Shares("uploads", UPLOADS_OF_PROGRAM_MAX, UPLOADS_MAX)
         # The requests with a key in work: what each says, by its program and key.
         self._keyed: dict[tuple[str, str], bytes] = {}
         self._open = OpenRequests(self._programs, self._read)
@@ -181,7 +190,7 @@ class Api:
                 service.check(need.resource, need.action)
             arguments = route.arguments(values, _resumed(request) if route.is_stream else request.query)
             ending: TokenEnding | None = None
-            if route.takes_lines or route.is_stream:
+            if route.takes_lines or route.is_stream or route.is_download:
                 ending = stack.enter_context(self._open.one(_token(request)))
             if route.takes_lines and ending is not None:
                 answers = self._line_answers(route, call, arguments, request, ending)
@@ -194,15 +203,20 @@ class Api:
                 words = () if need.words is None else need.words(service, asked)
                 scope = None if need.scope is None else need.scope(asked)
                 service.check(need.resource, need.action, *words, scope=scope)
+            if route.takes_upload:
+                stack.enter_context(self._uploads.one(program.name))
+                _check_type(request, wire.OCTETS)
+                file = await uploaded(request, service.runtime.home.path, self._write)
+                arguments["upload"] = stack.enter_context(file)
             key = request.headers.get(KEY) if route.creates else None
             if key is None:
-                if route.is_stream:
-                    stack.enter_context(self._streaming(program.name))
+                if route.is_stream or route.is_download:
+                    stack.enter_context(self._streams.one(program.name))
                 reply = await self._run(route, call, arguments, request, ending)
                 if reply.stream is None:
                     return reply
                 # A stream counts until it ends, and not as a request in work: it does nothing most of the time.
-                if route.is_stream:
+                if route.is_stream or route.is_download:
                     self._asking[program.name] -= 1
                     stack.callback(self._asking.update, [program.name])
                 return reply._replace(stream=_Counted(reply.stream, stack.pop_all()))
@@ -246,20 +260,6 @@ class Api:
             if not asking[program]:
                 del asking[program]
 
-    @contextmanager
-    def _streaming(self, program: str) -> Iterator[None]:
-        open = self._streams
-        if open[program] >= STREAMS_OF_PROGRAM_MAX or open.total() >= STREAMS_MAX:
-            most = f"{STREAMS_OF_PROGRAM_MAX} streams of one token and {STREAMS_MAX} of all"
-            raise TooBusy(f"at most {most} are open at once; end one first")
-        open[program] += 1
-        try:
-            yield
-        finally:
-            open[program] -= 1
-            if not open[program]:
-                del open[program]
-
     def _limits(self, program: Program) -> dict[str, str]:
         """What a program may ask for, and what of it is left."""
         left, free = int(self._rates.level(program.name)), REQUESTS_OF_PROGRAM_MAX - self._asking[program.name]
@@ -290,6 +290,9 @@ class Api:
             accept = request.headers.get("accept", "")
             assert ending is not None
             return stream_reply(answer, accept, _HEADERS, ending, route.key)
+        if isinstance(answer, Download):
+            assert ending is not None
+            return download_reply(request, answer, _HEADERS, ending, self._read)
         reply = answer if isinstance(answer, Reply) else _reply(route.status, answer)
         return reply._replace(undelivered=call.service.undelivered)
 
@@ -366,7 +369,9 @@ class Api:
         problem = problem_of(error)
         match error:
             case BodyTooLong():
-                message = f"the body is longer than {BODY_BYTES_MAX} bytes"
+                methods, _ = self._table.find(path)
+                is_upload = any(each.takes_upload for each in methods.values())
+                message = f"the body is longer than {UPLOAD_BYTES_MAX if is_upload else BODY_BYTES_MAX} bytes"
             case NoRoom():
                 message = "this node has too many bodies in memory; come back later"
             case _:
@@ -380,6 +385,8 @@ class Api:
             headers["www-authenticate"] = "Bearer"
         if isinstance(error, BadMethod):
             headers["allow"] = ", ".join(error.methods)
+        if isinstance(error, BadRange):
+            headers["content-range"] = f"bytes */{error.size}"
         first = error.first if isinstance(error, PlaceGone) else None
         return self._problem_reply(problem, path, message, headers, first)
 

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from hocket.api.operation import Download
 from hocket.api.programs import KEY_CHARS_MAX
 from hocket.kernel import __version__
 from hocket.mesh import wire
@@ -23,12 +24,21 @@ _COMMON = frozenset({400, 401, 403, 404, 409, 429, 500, 503})
 _OF_BODIES = frozenset({413, 415})
 _OF_KEYS = frozenset({422})
 _OF_STREAMS = frozenset({410})
+_OF_DOWNLOADS = frozenset({416})
+BYTES: dict[str, Any] = {"type": "string", "format": "binary"}
+
+_RANGE_HEADERS = {
+    "Range": "The bytes that are asked for, like bytes=1000-1999 or bytes=-500; several ranges get all.",
+    "If-Range": "The tag of the content of which a part is there: if it has changed, the answer is all of it.",
+    "If-None-Match": "The tag of the content that is there.",
+}
 
 Json = dict[str, Any]
 
 
 def describe(routes: Sequence[ApiRoute], base_path: str = "") -> Json:
-    types = {type for route in routes for type in (route.query, route.body, _item(route)) if type not in (None, _NONE)}
+    unnamed = (None, _NONE, Download)
+    types = {type for route in routes for type in (route.query, route.body, _item(route)) if type not in unnamed}
     types |= {route.errors[0] for route in routes if route.errors is not None}
     ordered = sorted(types, key=str)
     schemas, components = msgspec.json.schema_components([ApiError, *ordered], ref_template=_REF)
@@ -87,11 +97,11 @@ def _add_examples(paths: Mapping[str, Json], examples: Examples) -> None:
             if each["required"]:
                 each["example"] = examples.of(each["schema"], each["name"], is_request=True)
         for content in operation.get("requestBody", {}).get("content", {}).values():
-            if content["schema"] != {"type": "string"}:
+            if content["schema"] not in ({"type": "string"}, BYTES):
                 content["example"] = examples.of(content["schema"], is_request=True)
         for status, response in operation["responses"].items():
             for content in response.get("content", {}).values() if status.startswith("2") else ():
-                if content["schema"] != {"type": "string"}:
+                if content["schema"] not in ({"type": "string"}, BYTES):
                     content["example"] = examples.of(content["schema"])
 
 
@@ -115,10 +125,20 @@ def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping
     if route.is_stream and route.key is not None:
         place = {"type": "string", "description": "The id of the last event that arrived. It counts before `after`."}
         parameters.append(_parameter("Last-Event-ID", "header", place, False))
-    errors = _COMMON | (_OF_BODIES if route.body is not None or route.takes_lines else frozenset())
+    if route.is_download:
+        for name, description in _RANGE_HEADERS.items():
+            parameters.append(_parameter(name, "header", {"type": "string", "description": description}, False))
+    has_body = route.body is not None or route.takes_lines or route.takes_upload
+    errors = _COMMON | (_OF_BODIES if has_body else frozenset())
+    errors |= _OF_DOWNLOADS if route.is_download else frozenset()
     errors |= _OF_KEYS if route.creates else frozenset()
     errors |= _OF_STREAMS if route.is_stream else frozenset()
     responses: Json = {str(route.status): _success(route, of_type)}
+    if route.is_download:
+        responses |= {
+            "206": {"description": "Partial Content: the range.", "content": {wire.OCTETS: {"schema": BYTES}}},
+            "304": {"description": "Not Modified: the content has the tag in If-None-Match."},
+        }
     responses |= {str(status): _error_response(status, route, of_type) for status in sorted(errors)}
     described: Json = {
         "operationId": route.name,
@@ -130,6 +150,8 @@ def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping
     }
     if route.takes_lines:
         described["requestBody"] = {"required": True, "content": {LINES: {"schema": {"type": "string"}}}}
+    if route.takes_upload:
+        described["requestBody"] = {"required": True, "content": {wire.OCTETS: {"schema": BYTES}}}
     if route.body is not None:
         described["requestBody"] = {"required": True, "content": {wire.JSON: {"schema": of_type[route.body]}}}
     return described
@@ -165,6 +187,8 @@ def _success(route: ApiRoute, of_type: Mapping[Any, Json]) -> Json:
     phrase = HTTPStatus(route.status).phrase
     if route.answer is _NONE:
         return {"description": phrase}
+    if route.is_download:
+        return {"description": f"{phrase}: the bytes.", "content": {wire.OCTETS: {"schema": BYTES}}}
     schema = of_type[_item(route)]
     if route.takes_lines:
         return {"description": f"{phrase}: a line for each line of the body.", "content": {LINES: {"schema": schema}}}

@@ -5,6 +5,7 @@ open end when their token does.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +15,7 @@ from hocket.api import Program, Service, programs
 from hocket.api.programs import UnknownToken
 from hocket.errors import HocketError
 from hocket.kernel.ids import content_hash
-from hocket.server.problems import WaitEnded
+from hocket.server.problems import TooBusy, WaitEnded
 
 # For so long a token that was read is believed, and so many are remembered.
 BELIEVED_S = 1.0
@@ -126,3 +127,25 @@ class OpenRequests:
                     # The store is away. Nobody can say that the token has ended.
                     continue
         self._looking = None
+
+
+class Shares:
+    """How many of a thing each program has at once, up to its own limit and that of all."""
+
+    def __init__(self, of: str, own: int, every: int) -> None:
+        self._of, self._own, self._every = of, own, every
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def one(self, program: str) -> Iterator[None]:
+        open = self._open
+        if open[program] >= self._own or open.total() >= self._every:
+            most = f"{self._own} {self._of} of one token and {self._every} of all"
+            raise TooBusy(f"at most {most} are open at once; end one first")
+        open[program] += 1
+        try:
+            yield
+        finally:
+            open[program] -= 1
+            if not open[program]:
+                del open[program]

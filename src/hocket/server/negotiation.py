@@ -29,7 +29,7 @@ def negotiated(request: Request, reply: Reply) -> Reply:
     """The tag is weak: the compressed and the plain answer have one."""
     tag = f'"{content_hash(reply.body)[:16].hex()}"'
     headers = {**reply.headers, **_TAGGED, "etag": f"W/{tag}"}
-    if _has(request.headers.get("if-none-match", ""), tag):
+    if has_tag(request.headers.get("if-none-match", ""), tag):
         del headers["content-type"]
         return Reply(304, headers)
     if len(reply.body) < GZIP_BYTES_MIN or not reads_gzip(request.headers):
@@ -38,7 +38,7 @@ def negotiated(request: Request, reply: Reply) -> Reply:
     return Reply(200, {**headers, "content-encoding": "gzip"}, body)
 
 
-def _has(tags: str, ours: str) -> bool:
+def has_tag(tags: str, ours: str) -> bool:
     return tags.strip() == "*" or any(found[1] == ours for found in _TAG.finditer(tags))
 
 

@@ -36,6 +36,14 @@ class BadContentType(HocketError):
     """The body of a request is not said to be of a type that the route reads."""
 
 
+class BadRange(HocketError):
+    """A range of bytes that the content does not have."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"the content has {size} bytes, and the range begins after them")
+        self.size = size
+
+
 class BadMethod(HocketError):
     def __init__(self, methods: Sequence[str]) -> None:
         super().__init__(f"this path supports {', '.join(methods)}")
@@ -130,6 +138,10 @@ PROBLEMS: tuple[Problem, ...] = (
     Problem(
         *((BadContentType,), 415, "bad-content-type", "bad_content_type", "The body is of another type"),
         "Send the body as `detail` says, and name its type in the header `Content-Type`.",
+    ),
+    Problem(
+        *((BadRange,), 416, "bad-range", "bad_range", "The content does not have this range"),
+        "The header `Content-Range` has the number of bytes.",
     ),
     Problem(
         *((KeyReused,), 422, "key-reused", "key_reused", "The key was used for another request"),

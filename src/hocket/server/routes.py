@@ -19,6 +19,7 @@ from hocket.api import (
     agents,
     artifacts,
     claims,
+    contents,
     inbox,
     job_lists,
     jobs,
@@ -34,11 +35,13 @@ from hocket.api.job_operations import job_changes, job_news, job_submits
 from hocket.api.operation import (
     PAGE_DEFAULT,
     After,
+    Download,
     JoinedMembers,
     Limit,
     Lines,
     Operation,
     TokenNeed,
+    Upload,
     WholeBody,
     bounded_page,
     extension_operations,
@@ -126,6 +129,16 @@ class ApiRoute:
         """Whether its body is a stream of JSON lines, and its answer, too: see `operation.Lines`."""
         return "lines" in self._types
 
+    @property
+    def takes_upload(self) -> bool:
+        """Whether its body is any bytes: see `operation.Upload`."""
+        return "upload" in self._types
+
+    @property
+    def is_download(self) -> bool:
+        """Whether its answer is bytes and no JSON: see `operation.Download`."""
+        return self.answer is Download
+
     def parameter(self, name: str) -> Any:
         return self._types[name]
 
@@ -170,14 +183,17 @@ class ApiRoute:
 
 
 def route_of(operation: Operation[..., Any]) -> ApiRoute:
-    """The route of an operation. What is not in its path is in the query of a GET or a DELETE, and else in the body."""
+    """The route of an operation. What is not in its path is in the query of a GET, of a DELETE and beside an upload,
+    and else in the body.
+    """
     assert operation.need is not None
     own = set(_PARAMETER.findall(operation.path))
-    place = "query" if operation.method in ("GET", "DELETE") else "body"
+    takes_upload = any(each.kind is Upload for each in operation.parameters)
+    place = "query" if takes_upload or operation.method in ("GET", "DELETE") else "body"
     fields = [
         (each.name, each.over_http) if each.is_required else (each.name, each.over_http, each.default)
         for each in operation.parameters
-        if not (each.name in own or each.kind is Lines or each.note(WholeBody, JoinedMembers) is not None)
+        if not (each.name in own or each.kind in (Lines, Upload) or each.note(WholeBody, JoinedMembers) is not None)
     ]
     joined = {each.name: each.kind for each in operation.parameters if each.note(JoinedMembers) is not None}
     for struct in joined.values():
@@ -186,6 +202,8 @@ def route_of(operation: Operation[..., Any]) -> ApiRoute:
     if pages:
         fields += [("limit", Limit, PAGE_DEFAULT), ("after", After | None, None)]
     types = {each.name: each.over_http for each in operation.parameters if each.name in own}
+    if takes_upload:
+        types["upload"] = Upload
     whole = next((each for each in operation.parameters if each.note(WholeBody) is not None), None)
     if any(each.kind is Lines for each in operation.parameters):
         types["lines"] = Lines
@@ -316,6 +334,7 @@ MODULES = (
     job_news,
     claims,
     artifacts,
+    contents,
     kinds,
     schedules,
     ops,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hocket.families.jobs.selection import JobSelection
 
 ERROR_CHARS_MAX = 256
-MS_MAX = 2**48 - 1
+MS_MAX = 281_474_976_710_655  # 2^48 - 1
 
 
 class JobWhich(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

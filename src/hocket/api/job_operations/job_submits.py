@@ -44,11 +44,13 @@ def _ms(description: str, least: int = 0, most: int = DELAY_MS_MAX) -> Any:
     return Meta(ge=least, le=most, description=description)
 
 
-class NewJob(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A job to submit. What is left out is as the options of its kind say, else as its handler says."""
+KindName = Annotated[str, Meta(min_length=1, max_length=KIND_LENGTH_MAX, description="The kind, like acme.render.")]
+Payload = Annotated[dict[str, Any], Meta(description="The handler's arguments.")]
 
-    kind: Annotated[str, Meta(min_length=1, max_length=KIND_LENGTH_MAX, description="The kind, like acme.render.")]
-    payload: Annotated[dict[str, Any], Meta(description="The handler's arguments.")] = {}
+
+class NewJobOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The options of a job. What is left out is as the options of its kind say, else as its handler says."""
+
     priority: (
         Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX, description="A higher one runs sooner.")] | UnsetType
     ) = UNSET
@@ -109,6 +111,13 @@ class NewJob(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ) = UNSET
     budget: Annotated[Budget, Meta(description="Its caps, and the account that pays.")] | UnsetType = UNSET
     score: Annotated[dict[str, Any], Meta(description="How many beats it has.")] | UnsetType = UNSET
+
+
+class NewJob(NewJobOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A job to submit. What is left out is as the options of its kind say, else as its handler says."""
+
+    kind: KindName
+    payload: Payload = {}
 
 
 class JobSubmitted(ServiceAnswer, frozen=True):

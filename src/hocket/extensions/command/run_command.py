@@ -284,7 +284,8 @@ async def _attached(
 async def _refusal(node: "Node", job_id: bytes, following: "Following", line: "WaitLine") -> str:
     """Says what the command waits for until it runs. Returns only if no worker that is known will run it."""
     from hocket.extensions.command.request import KIND
-    from hocket.mesh.waiting import HERE, WaitReason
+    from hocket.families.jobs.view import WaitReason
+    from hocket.mesh.waiting import HERE
     from hocket.node.delivery import TELL_S
     from hocket.work.presence import Serving
 

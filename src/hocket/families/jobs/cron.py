@@ -61,18 +61,21 @@ def check(plan: NewSchedule) -> NewSchedule:
 
 
 def add(tx: Transaction, plan: NewSchedule) -> None:
-    """Sets a schedule; replaces one of the same name. It first fires at the next tick. Raises NotAuthorised if this
-    node may not schedule such jobs, or may not replace the existing schedule.
+    """Sets a schedule; replaces one of the same name, unless that is the same. It first fires at the next tick. Raises
+    NotAuthorised if this node may not schedule such jobs, or may not replace the existing schedule.
     """
     draft = plan.draft
     before = _in_force(tx.session, plan.name)
-    if before is not None and before.kind != draft.kind:
-        # A node that may only read jobs of the old kind does not receive the new schedule, but receives this.
-        _must(tx, ClearSchedule(plan.name), before)
     # A tick must be exactly what its schedule says, so the schedule takes the options of the kind.
     policy = chosen_policy(tx, draft)
     envelope = encode_policy(check_policy(msgspec.structs.replace(policy, overlap=plan.overlap)))
-    _must(tx, SetSchedule(plan.name, plan.cron, plan.timezone, draft.kind, draft.payload, envelope), before)
+    content = plan.name, plan.cron, plan.timezone, draft.kind, draft.payload, envelope
+    if before is not None and before.author == tx.node and (before.name, *before[2:7]) == content:
+        return
+    if before is not None and before.kind != draft.kind:
+        # A node that may only read jobs of the old kind does not receive the new schedule, but receives this.
+        _must(tx, ClearSchedule(plan.name), before)
+    _must(tx, SetSchedule(*content), before)
 
 
 def remove(tx: Transaction, name: str) -> None:

@@ -58,6 +58,21 @@ DEGRADED_TYPE = "hocket.degraded"
 _WAITING = (Stage.READY, Stage.DELAYED, Stage.BLOCKED)
 
 
+class WaitReason(StrEnum):
+    """What a job that has not ended waits for."""
+
+    HELD = "held"
+    TIME = "time"
+    JOB = "job"
+    COORDINATOR = "coordinator"
+    AWAY = "away"
+    NO_WORKER = "no worker"
+    NOT_ALLOWED = "not allowed"
+    LIMIT = "limit"
+    BUSY = "busy"
+    UNAVAILABLE = "unavailable"
+
+
 class JobState(StrEnum):
     """The states that users read and write. A pending job is ready, delayed or blocked. The kernel's own words, and
     those of earlier versions, are accepted.

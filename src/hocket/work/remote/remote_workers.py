@@ -103,6 +103,11 @@ class RemoteWorkers:
         self._next_look = self._next_beats = 0.0
         self._serving: asyncio.Task[None] | None = None
         self._beside: set[asyncio.Task[None]] = set()
+        # Claims whose time was over while a look was under way, which may have found jobs for them.
+        self._overdue: list[WaitingClaim] = []
+        self._is_looking = False
+        # What tells that a worker, or all of them, may have to drain.
+        self._drain_topics = about(AVAILABILITY, access.log.node.to_bytes(8, "big")) | about(REMOTE)
         self._hints: Subscription | None = None
         self._logged: dict[bytes, float] = {}
 
@@ -183,8 +188,7 @@ class RemoteWorkers:
             self._new.append(ask)
             self._wake.set()
         if self._serving is None:
-            topics = Changes(frozenset(("",))) | about(AVAILABILITY, self._access.log.node.to_bytes(8, "big"))
-            self._hints = self._environment.bus.subscribe(topics | about(REMOTE))
+            self._hints = self._environment.bus.subscribe(Changes(frozenset(("",))) | self._drain_topics)
             self._hints.attach(asyncio.get_running_loop(), self._hinted)
             self._serving = asyncio.create_task(self._serve())
 
@@ -204,13 +208,16 @@ class RemoteWorkers:
 
     def _expire(self, ask: WaitingClaim) -> None:
         """The claim's time is over. A new one is looked at once first."""
-        if ask.was_looked_at:
+        if self._is_looking:
+            self._overdue.append(ask)
+        elif ask.was_looked_at:
             ask.end(Given())
 
     def _hinted(self, changes: Changes) -> None:
-        if changes.subjects:
+        may_drain = changes.matches(self._drain_topics)
+        if may_drain:
             self._new = [ask for asks in self._queues.values() for ask in asks]
-        if changes.subjects or any(not kind or kind.endswith(".") for kind in changes.kinds):
+        if may_drain or any(not kind or kind.endswith(".") for kind in changes.kinds):
             found: Iterable[Queue] = self._queues
         else:
             found = [
@@ -233,7 +240,12 @@ class RemoteWorkers:
                 hungry, self._hungry = list(self._hungry), {}
                 new, self._new = self._new, []
                 self._next_look = now + LOOK_S
+                self._is_looking = True
                 await self._look(new, {queue: list(self._queues[queue]) for queue in hungry if queue in self._queues})
+                self._is_looking = False
+                overdue, self._overdue = self._overdue, []
+                for ask in overdue:
+                    self._expire(ask)
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, min(self._next_look, self._next_beats) - now)):
@@ -241,6 +253,8 @@ class RemoteWorkers:
 
     async def _look(self, new: Sequence[WaitingClaim], queues: Mapping[Queue, Sequence[WaitingClaim]]) -> None:
         before = self._monotonic()
+        # A hint may ask for another look at a claim that the look before it has answered.
+        new = [ask for ask in new if not ask.answer.done()]
         try:
             turn = await self._access.run(lambda tx: self._claims(tx, new, queues), beside=True)
         except StoreError as error:
@@ -257,8 +271,11 @@ class RemoteWorkers:
         for ask, claimed in turn.claimed.items():
             self._take(ask, claimed, before)
         for ask in new:
+            if ask.asked.queue in turn.unfinished:
+                self._new.append(ask)
+                continue
             ask.was_looked_at = True
-            if before >= ask.until and ask.asked.queue not in turn.unfinished and not ask.is_undecided:
+            if before >= ask.until and not ask.is_undecided:
                 ask.end(Given())
         self._hungry |= dict.fromkeys(each for each in turn.unfinished if each in self._queues)
         if turn.again_at is not None:

@@ -1,0 +1,92 @@
+"""What comes while the claims of workers over HTTP are being looked at: hints, and the end of a claim's time."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hocket
+from hocket.bus.hints import about
+from hocket.node.node import Node
+from hocket.node.runtime import Runtime
+from hocket.work.remote.remote_claims import ClaimAsked, RemoteClaims
+from hocket.work.remote.remote_holds import REMOTE, RemoteName
+from tests.waiting import PATIENCE_S
+
+KIND = "remote.step"
+LEASE_MS = 600_000
+
+
+class Looks(RemoteClaims):
+    """The looks of a node, with something that happens between a look's claims and its answers."""
+
+    def __init__(self, claims: RemoteClaims, between: Callable[[Any], None]) -> None:
+        self.__dict__.update(claims.__dict__)
+        self._between = between
+
+    def __call__(self, *arguments: Any) -> Any:
+        turn = super().__call__(*arguments)
+        self._between(turn)
+        return turn
+
+
+def asked(claim_id: str) -> ClaimAsked:
+    return ClaimAsked(RemoteName("ci", "w1"), claim_id, (KIND,), 1, LEASE_MS)
+
+
+def in_a_node(home: Path, body: Callable[[Node], Any]) -> None:
+    Runtime.init(home).close()
+
+    async def run() -> None:
+        async with asyncio.timeout(PATIENCE_S), hocket.open(home) as node:
+            await body(node)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("late", ["a hint", "the end of its time"])
+def test_what_comes_during_a_look_takes_no_job_back(tmp_path: Path, late: str):
+    async def body(node: Node) -> None:
+        desk, loop = node.remote_workers, asyncio.get_running_loop()
+
+        def come() -> None:
+            if late == "a hint":
+                desk._hinted(about(REMOTE))
+            else:
+                (ask,) = (ask for asks in desk._queues.values() for ask in asks)
+                desk._expire(ask)
+
+        def between(turn: Any) -> None:
+            if any(claimed.given for claimed in turn.claimed.values()):
+                loop.call_soon_threadsafe(come)
+                asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+
+        desk._claims = Looks(desk._claims, between)
+        waiting = asyncio.create_task(desk.claim(asked("a"), PATIENCE_S))
+        while not any(ask.was_looked_at for asks in desk._queues.values() for ask in asks):
+            await asyncio.sleep(0.01)
+        handle = await node.submit(KIND)
+        (given,) = (await waiting).jobs
+        assert (await desk.claim(asked("b"), 0.1)).jobs == ()
+        job = await hocket.admin(node).job(handle.job_id)
+        assert (job.state, job.fence, job.returns) == ("running", given.job.fence, 0)
+
+    in_a_node(tmp_path / "home", body)
+
+
+def test_a_claim_whose_time_ends_in_its_first_look_is_answered(tmp_path: Path):
+    async def body(node: Node) -> None:
+        desk, loop = node.remote_workers, asyncio.get_running_loop()
+
+        def between(turn: Any) -> None:
+            for ask in [ask for asks in desk._queues.values() for ask in asks]:
+                if not ask.was_looked_at:
+                    loop.call_soon_threadsafe(desk._expire, ask)
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+
+        desk._claims = Looks(desk._claims, between)
+        assert (await desk.claim(asked("a"), 10 * PATIENCE_S)).jobs == ()
+
+    in_a_node(tmp_path / "home", body)
