@@ -120,6 +120,11 @@ class Service:
 
         return default_agent() if name is None else check_agent(name)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether this process is connected with other nodes itself."""
+        return self._connected is not None
+
     def may(self, resource: str, action: str, *words: str, scope: str | None = None) -> bool:
         """Whether the token of the program that asks grants this. The user of this home may do all that the node may,
         which the log checks.

@@ -7,13 +7,14 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hocket.api import Service
 from hocket.bus.hints import OUTPUT, about
 from hocket.errors import Unreachable, Usage
 from hocket.families.jobs import view
-from hocket.kernel.extension import ExtensionKind, extension_kind, loaded
+from hocket.kernel.extension import extension_kind, loaded
 from hocket.kernel.ids import ulid_text
 from hocket.mesh.output import AskedOutput, FarOutput, holders
 from hocket.node.node import Node
@@ -21,6 +22,7 @@ from hocket.store import Stage
 from hocket.work.output_files import HANDLER, OutputPart
 
 if TYPE_CHECKING:
+    from hocket.families.jobs.rules import Job
     from hocket.mesh.sync import Exchanges
 
 T = TypeVar("T")
@@ -29,6 +31,8 @@ T = TypeVar("T")
 LOOK_S = 0.05
 ASK_S = 0.5
 READ_BYTES = 65_536
+# So many parts are read at a time.
+PARTS_AT_ONCE = 16
 # How long to wait for output of another node before giving up, and for its last part after the job has ended.
 PATIENCE_S = 10.0
 
@@ -37,11 +41,7 @@ def output(service: Service, job: str, *, stderr: bool = False, follow: bool = F
     """The output of a job's last run, and with `follow` all that comes until the job ends."""
     with service.read() as session:
         found = view.find(session, job).job
-    kind = extension_kind(found.kind)
-    if stderr and kind is None:
-        raise Usage(f"job {job} is not a command: the output of a handler is one stream; leave out --stderr")
-    stream = HANDLER if kind is None else "stderr" if stderr else "stdout"
-    with closing(_Reading(service, found.id, stream, kind)) as reading:
+    with closing(OutputReader(service, found, stderr)) as reading:
         yield from reading.chunks(follow)
 
 
@@ -55,13 +55,35 @@ class _Place(NamedTuple):
     is_done: bool
 
 
-class _Reading:
-    """How far the output of one job was read: `shown` bytes of the run with this `fence`."""
+class OutputPiece(NamedTuple):
+    """Bytes of a stream from a place on. More bytes before it than were read are left out."""
 
-    def __init__(self, service: Service, job_id: bytes, stream: str, kind: ExtensionKind | None) -> None:
-        self._service, self._job_id, self._stream, self._kind = service, job_id, stream, kind
+    fence: int
+    start: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.data)
+
+
+class OutputReader:
+    """How far the output of one job was read: `shown` bytes of the run with this `fence`. Raises Usage if a handler's
+    stderr is asked for.
+    """
+
+    def __init__(self, service: Service, job: "Job", stderr: bool = False, fence: int = 0, shown: int = 0) -> None:
+        kind = extension_kind(job.kind)
+        if stderr and kind is None:
+            raise Usage(
+                f"job {ulid_text(job.id)} is not a command: the output of a handler is one stream; leave out --stderr"
+            )
+        self._stream = HANDLER if kind is None else "stderr" if stderr else "stdout"
+        self._service, self._job_id, self._kind = service, job.id, kind
         self._peers = _Peers(service)
-        self._fence = self._shown = 0
+        self._fence, self._shown = fence, shown
+        # Where the last chunk ended.
+        self._told_fence = self._told = 0
         self._is_over = self._is_done_there = False
         self._ask_at = self._sync_at = self._waits_since = time.monotonic()
 
@@ -69,23 +91,35 @@ class _Reading:
         self._peers.close()
 
     def chunks(self, follow: bool) -> Iterator[bytes]:
-        while True:
-            place = self._find()
-            if place.is_done and not self._shown and (kept := self._kept()) is not None:
-                yield kept
-                return
-            for chunk in self._parts(place.is_here):
-                self._waits_since = time.monotonic()
-                yield chunk
-            if place.is_done or self._is_done_there or not follow:
-                if place.is_here or self._is_over or (not follow and (self._fence or not place.is_claimed)):
-                    return
-                if time.monotonic() - self._waits_since > PATIENCE_S:
-                    raise Unreachable(
-                        f"the output of job {ulid_text(self._job_id)} is on another node, which does not answer;"
-                        " it must run `hocket work` or `hocket serve` and sync with a peer of this node"
-                    )
-            time.sleep(LOOK_S)
+        is_over = False
+        while not is_over:
+            pieces, is_over = self.look(follow)
+            for fence, start, data in pieces:
+                told = self._told if fence == self._told_fence else 0
+                if start > told:
+                    yield b"\n[%d bytes left out]\n" % (start - told)
+                self._told_fence, self._told = fence, start + len(data)
+                yield data
+            if not is_over and not pieces:
+                time.sleep(LOOK_S)
+
+    def look(self, follow: bool) -> tuple[list[OutputPiece], bool]:
+        """What has come since the last look, up to a limit, and whether that is all. Blocks."""
+        place = self._find()
+        if place.is_done and not self._shown and (kept := self._kept()) is not None:
+            return [OutputPiece(self._fence, 0, kept)], True
+        pieces = list(islice(self._parts(place.is_here), PARTS_AT_ONCE))
+        if pieces:
+            self._waits_since = time.monotonic()
+        if len(pieces) < PARTS_AT_ONCE and (place.is_done or self._is_done_there or not follow):
+            if place.is_here or self._is_over or (not follow and (self._fence or not place.is_claimed)):
+                return pieces, True
+            if time.monotonic() - self._waits_since > PATIENCE_S:
+                raise Unreachable(
+                    f"the output of job {ulid_text(self._job_id)} is on another node, which does not answer;"
+                    " it must run `hocket work` or `hocket serve` and sync with a peer of this node"
+                )
+        return pieces, False
 
     def _find(self) -> "_Place":
         """Where the output is. If no claim is known here, the coordinator may know of one."""
@@ -112,17 +146,15 @@ class _Reading:
             printed: bytes | None = loaded(self._kind.printed)(session, blobs, self._job_id, self._stream, fetch)
             return printed
 
-    def _parts(self, is_here: bool) -> Iterator[bytes]:
+    def _parts(self, is_here: bool) -> Iterator[OutputPiece]:
         while (part := self._next(is_here)) is not None:
             if part.fence != self._fence:
                 self._fence, self._shown = part.fence, 0
-            if part.start > self._shown:
-                yield b"\n[%d bytes left out]\n" % (part.start - self._shown)
             self._shown = part.end
             self._is_over = part.is_over and self._shown >= part.total
             if not part.data:
                 return
-            yield part.data
+            yield OutputPiece(part.fence, part.start, part.data)
 
     def _next(self, is_here: bool) -> OutputPart | None:
         runtime = self._service.runtime
@@ -161,7 +193,11 @@ class _Peers:
             self._loop.close()
 
     def _ask(self, question: "Callable[[Exchanges], Coroutine[Any, Any, T]]") -> T | None:
-        """None if there are no peers."""
+        """None if there are no peers. A process that is connected with them asks on its own loop."""
+        if self._service.is_connected:
+            with self._service.read() as session:
+                has_peers = bool(session.peers())
+            return self._service.node.with_node(lambda node: question(node.services().exchanges)) if has_peers else None
         if self._loop is None:
             with self._service.read() as session:
                 if not session.peers():

@@ -105,6 +105,7 @@ register(
     ),
     Extension(
         "cost",
+        operations=("extensions.cost.cost_operations",),
         members={"budget": "extensions.cost.budgets:budget_of"},
         submits={"budget": "extensions.cost.costs:check_budgets"},
         pacers={"budget": "extensions.cost.run_meter:metered_run"},

@@ -170,7 +170,8 @@ class Handle(Generic[R_co]):
         runtime = self._node.runtime
         shown = await self._node.call(lambda: runtime.show(self.job_id))
         waiting = await self._node.waiting(self._id)
-        return shown | {"waits_for": None if waiting is None else waiting.sentence}
+        sentence, reason = (None, None) if waiting is None else (waiting.sentence, waiting.reason.value)
+        return shown | {"waits_for": sentence, "wait_reason": reason}
 
     async def result(self, timeout: float | None = None) -> R_co:
         """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""

@@ -103,8 +103,8 @@ def check_idle(session: Session, liveness: Liveness, now_ms: int, before: str) -
     now = max(session.head().wall, now_ms)
     running = [each for each in session.workers() if standing(liveness, each, now) is WorkerState.RUNNING]
     if running:
-        pids = ", ".join(str(each.pid) for each in running)
-        raise Conflict(f"workers are running (process {pids}); stop them before {before}")
+        which = ", ".join(f"process {each.pid}" if each.pid else "one over HTTP" for each in running)
+        raise Conflict(f"workers are running ({which}); stop them before {before}")
 
 
 def put_rules(home: Home, store: Store, rules: Rules) -> None:

@@ -43,7 +43,7 @@ def describe(routes: Sequence[ApiRoute], base_path: str = "") -> Json:
     ordered = sorted(types, key=str)
     schemas, components = msgspec.json.schema_components([ApiError, *ordered], ref_template=_REF)
     of_type = dict(zip([ApiError, *ordered], schemas, strict=True))
-    _spell_patterns(components)
+    _mend(components)
     problems: dict[int, list[Problem]] = {}
     for each in PROBLEMS:
         problems.setdefault(each.status, []).append(each)
@@ -79,16 +79,20 @@ def describe(routes: Sequence[ApiRoute], base_path: str = "") -> Json:
 _NONE = type(None)
 
 
-def _spell_patterns(schema: Any) -> None:
-    """Schemas have the regular expressions of ECMAScript, which has other signs for the beginning and the end."""
+def _mend(schema: Any) -> None:
+    """Schemas have the regular expressions of ECMAScript, which has other signs for the beginning and the end, and
+    generators want to be told that the items of a list are anything.
+    """
     if isinstance(schema, dict):
+        if schema.get("type") == "array" and "prefixItems" not in schema:
+            schema.setdefault("items", {})
         if isinstance(pattern := schema.get("pattern"), str):
             schema["pattern"] = pattern.replace("\\A", "^").replace("\\Z", "$")
         for each in schema.values():
-            _spell_patterns(each)
+            _mend(each)
     elif isinstance(schema, list):
         for each in schema:
-            _spell_patterns(each)
+            _mend(each)
 
 
 def _add_examples(paths: Mapping[str, Json], examples: Examples) -> None:
@@ -207,7 +211,7 @@ def _parameter(name: str, place: str, schema: Json, is_required: bool) -> Json:
 
 def _inline(type: Any) -> Json:
     schema = msgspec.json.schema(type)
-    _spell_patterns(schema)
+    _mend(schema)
     return schema
 
 

@@ -51,7 +51,8 @@ def _link(
     body = paths[taking.path][taking.method.lower()].get("requestBody", {}).get("content", {})
     asked = _resolved(body.get("application/json", {}).get("schema", {}), components).get("properties", {})
     if "fence" in asked and "fence" in members:
-        link["requestBody"] = {"fence": f"$response.body#{place}/fence"}
+        # Generators read only texts where OpenAPI has the body of a link.
+        link["x-request-body"] = {"fence": f"$response.body#{place}/fence"}
     return link
 
 

@@ -31,7 +31,7 @@ from hocket.api import (
     rows,
     schedules,
 )
-from hocket.api.job_operations import job_changes, job_news, job_submits
+from hocket.api.job_operations import job_changes, job_logs, job_news, job_submits
 from hocket.api.operation import (
     PAGE_DEFAULT,
     After,
@@ -210,7 +210,7 @@ def route_of(operation: Operation[..., Any]) -> ApiRoute:
     elif whole is not None:
         types["body"] = whole.kind
     elif fields or place == "body":
-        name = operation.name.title().replace("_", "")
+        name = operation.name.title().replace("_", "") + "Request"
         types[place] = msgspec.defstruct(name, fields, frozen=True, forbid_unknown_fields=True, kw_only=True)
     answer = operation.answer
     types["return"] = ListPage[get_args(answer)[0]] if pages else answer  # type: ignore[misc]
@@ -332,6 +332,7 @@ MODULES = (
     job_changes,
     jobs,
     job_news,
+    job_logs,
     claims,
     artifacts,
     contents,

@@ -189,6 +189,10 @@ class JobSession(JobPageSession):
     def claimed_count(self, kind: str) -> int:
         return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = ?", kind))
 
+    def holds(self, worker: int) -> bool:
+        """Whether a worker of the node that uses the store holds a job."""
+        return self._one("SELECT 1 FROM jobs WHERE stage = 3 AND worker = ? LIMIT 1", worker) is not None
+
     def claimed(self) -> list[JobEntry]:
         return self._jobs("WHERE stage = 3")
 

@@ -198,7 +198,7 @@ class BatchRunner:
             left_until = self._order.look(tx)
             claims = claiming.claim(
                 *(tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants, may_claim_at, self._hold_ms),
-                *(left_until, self._isolates, turn.is_free, self._handlers.options_of),
+                *(left_until, self._isolates, lambda: turn.is_free, self._handlers.options_of),
                 functools.partial(self._takes_plain, tx),
             )
         passes = self._passes(tx) if turn.passing else ()

@@ -252,14 +252,15 @@ def costs_by(
     may_charge: MayCharge,
     since_ms: int = 0,
     fetch: Fetch | None = None,
+    jobs_max: int = JOBS_MAX,
 ) -> Costs:
     """The costs of the runs that ended since that time, of the newest jobs. `may_charge` decides whether a node may
     charge an account at a time.
     """
     found: dict[str | None, list[tuple[Job, MeteredRun]]] = {}
     uncharged: set[bytes] = set()
-    newest = session.jobs(JobFilter(), JOBS_MAX + 1)
-    for entry in newest[:JOBS_MAX]:
+    newest = session.jobs(JobFilter(), jobs_max + 1)
+    for entry in newest[:jobs_max]:
         job, account = entry.job, _account(entry.job) if by is CostsBy.ACCOUNT else None
         metered = metered_runs(session, blobs, job, prices.beat_ms, prices.now_ms, fetch)
         runs = [run for run in metered if run.ended_ms >= since_ms]
@@ -272,14 +273,15 @@ def costs_by(
     rows = [_row(name, runs, prices.rates) for name, runs in found.items()]
     total = _row(None, [each for runs in found.values() for each in runs], prices.rates)
     ordered = sorted(rows, key=lambda row: (-row.cost, row.name or ""))
-    return Costs(ordered, total, len(newest) > JOBS_MAX, len(uncharged))
+    return Costs(ordered, total, len(newest) > jobs_max, len(uncharged))
 
 
 def cost_estimate(session: Session, blobs: Blobs, prices: Prices, kind: str, program: str | None) -> Estimate | None:
     """What the newest jobs of this kind cost that succeeded; of commands, those of the same program. None if there are
     none. Jobs that have no price are left out.
     """
-    ended = session.jobs(JobFilter((Stage.DONE,), Outcome.SUCCEEDED, kind), JOBS_MAX)
+    looked_at = HISTORY_MAX if program is None else JOBS_MAX
+    ended = session.jobs(JobFilter((Stage.DONE,), Outcome.SUCCEEDED, kind), looked_at)
     alike = (entry.job for entry in ended if program is None or _program(session, entry.job) == program)
     rows = (row_of_job(session, blobs, job, prices) for job in islice(alike, HISTORY_MAX))
     return estimate([row.cost for row in rows if not row.unpriced])
@@ -354,7 +356,9 @@ def job_cost(runtime: Runtime, job: str, rates: Path | None = None, fetch: Fetch
         return row_of_job(session, runtime.blobs, view.find(session, job).job, prices, fetch)
 
 
-def costs(runtime: Runtime, by: CostsBy | str, since_ms: int = 0, rates: Path | None = None) -> Costs:
+def costs(
+    runtime: Runtime, by: CostsBy | str, since_ms: int = 0, rates: Path | None = None, jobs_max: int = JOBS_MAX
+) -> Costs:
     """The costs of the runs that ended since that time. A proof whose content is not here counts by its time alone."""
     try:
         chosen = CostsBy(by)
@@ -363,7 +367,7 @@ def costs(runtime: Runtime, by: CostsBy | str, since_ms: int = 0, rates: Path | 
     prices = prices_of(runtime.home, need_rates(runtime.home, rates), runtime.log.reading())
     with runtime.read() as session:
         may_charge = runtime.log.permissions(session).may_charge
-        return costs_by(session, runtime.blobs, chosen, prices, may_charge, since_ms)
+        return costs_by(session, runtime.blobs, chosen, prices, may_charge, since_ms, jobs_max=jobs_max)
 
 
 def estimate_of(runtime: Runtime, kind: str, program: str | None = None) -> Estimate | None:

@@ -7,6 +7,7 @@ import hmac
 import http.client
 import os
 import ssl
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +21,6 @@ SECRET_BYTES = 32
 # How long each step of a delivery may take: to connect, to send, to answer.
 STEP_S = 10.0
 ANSWER_BYTES = 512
-GONE = 410
 
 
 class Sent(NamedTuple):
@@ -65,7 +65,7 @@ def deliver(url: str, secret: str, allowed: AllowList, id: str, event: Any, time
         raise Unreachable(f"{target.host} did not take it: {type(error).__name__}: {error}") from None
     finally:
         connection.close()
-    if sent.status == GONE:
+    if sent.status == HTTPStatus.GONE:
         raise Fatal(f"{target.host} answered 410: it wants no more; remove the webhook")
     if 300 <= sent.status < 400:
         raise Failed(f"{target.host} answered {sent.status}; redirects are not followed; give the URL where it leads")

@@ -92,7 +92,7 @@ def claim(
     hold_ms: HoldMs = whole_beats,
     left_until: LeftUntil | None = None,
     isolates: Callable[[str], bool] = lambda kind: True,
-    is_free: bool = True,
+    is_free: Callable[[], bool] = lambda: True,
     options_of: Callable[[str], Policy] = lambda kind: DEFAULT,
     takes_plain: Callable[[str], bool] = lambda kind: False,
 ) -> Claims:
@@ -159,7 +159,7 @@ def claim(
             at = may_claim_at(job, body)
             died = deaths(tx.session, job, tx.node)
             is_alone = died >= DEATHS_ALONE and not isolates(job.kind)
-            if is_alone and at <= tx.now and (taken or wanted or asked or not is_free):
+            if is_alone and at <= tx.now and (taken or wanted or asked or not is_free()):
                 break
             options = options_of(job.kind)
             if job.failures and options is not DEFAULT:

@@ -15,7 +15,8 @@ from hocket.families.jobs import claiming, cron
 from hocket.families.jobs.candidates import worker_id
 from hocket.families.jobs.claiming import OfferedClaim
 from hocket.families.jobs.requests import Claim
-from hocket.families.jobs.rules import Job
+from hocket.families.jobs.rescue import DEATHS_ALONE
+from hocket.families.jobs.rules import Job, State
 from hocket.families.liveness import OVER_HTTP
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.ids import content_hash, parse_ulid, ulid_text
@@ -59,12 +60,15 @@ class ClaimAsked(NamedTuple):
 
 
 class GivenJob(NamedTuple):
-    """A claimed job. `payload` and `checkpoint` are JSON."""
+    """A claimed job. `payload` and `checkpoint` are JSON. A job with which workers died `is_alone`: its worker gets no
+    other while it holds it.
+    """
 
     job: Job
     payload: bytes
     checkpoint: bytes | None
     lease_ms: int
+    is_alone: bool = False
 
 
 class Given(NamedTuple):
@@ -85,6 +89,7 @@ class RemoteWorker:
         self.waiting = 0
         self.heard_at = 0.0
         self.leases_end_at = -math.inf
+        self.alone: Job | None = None
 
     def got_nothing(self, asked: ClaimAsked) -> bool:
         """Whether its last claim was the same, and found nothing."""
@@ -126,7 +131,7 @@ class ClaimedNow(NamedTuple):
     wanted: Sequence[OfferedClaim] = ()
     again_at: int | None = None
     is_draining: bool = False
-    is_ranked: bool = False
+    may_suit_others: bool = False
     is_repeat: bool = False
 
     @property
@@ -176,20 +181,22 @@ class RemoteClaims:
                 found = claimed[ask] = self._claim(tx, ask, min(ask.asked.limit, left))
                 left -= len(found.given) + len(found.wanted)
                 again.append(found.again_at)
-                # Another worker may rank before this one.
-                if found.is_empty and not found.is_ranked:
+                if found.is_empty and not found.may_suit_others:
                     break
         return ClaimsTurn(claimed, unfinished, tx.now, min((each for each in again if each is not None), default=None))
 
     def _claim(self, tx: Transaction, ask: WaitingClaim, limit: int) -> ClaimedNow:
         asked, order = ask.asked, ask.worker.order
         number = row_of(tx, asked, beats=False).number
-        is_ranked, size = False, 0
+        # Another worker may rank before this one, or be free for a job that runs alone.
+        may_suit_others, size = False, 0
+        if _holds_alone(tx, ask.worker):
+            return ClaimedNow(may_suit_others=True)
 
         def may_claim_at(job: Job, schedule: bytes) -> int:
-            nonlocal is_ranked
+            nonlocal may_suit_others
             if job.policy.is_ranked:
-                is_ranked = True
+                may_suit_others = True
                 return order.may_claim_at(tx, job, schedule)
             return self._contested.may_claim_at(tx, job)
 
@@ -197,6 +204,11 @@ class RemoteClaims:
             if job.policy.schedule_op is not None and cron.is_tick(tx.session, job) is False:
                 return False
             return not job.policy.needs or not lacking(job.policy.needs, asked.labels)
+
+        def is_free() -> bool:
+            nonlocal may_suit_others
+            may_suit_others = True
+            return not (taken or wanted or tx.session.holds(number))
 
         taken: list[Claim] = []
         wanted: list[OfferedClaim] = []
@@ -208,7 +220,7 @@ class RemoteClaims:
             found = claiming.claim(
                 *(tx, number, step, lease_of, not self.is_away, wants, may_claim_at),
                 left_until=order.look(tx),
-                is_free=limit == 1,
+                is_free=is_free,
                 isolates=lambda kind: False,
                 takes_plain=lambda kind: is_plain,
             )
@@ -218,10 +230,10 @@ class RemoteClaims:
             size += sum(len(each.schedule) for each in found.taken) + sum(len(each.schedule) for each in found.wanted)
             if len(found.taken) + len(found.wanted) < step:
                 break
-        given = [given_job(tx, each.job, each.schedule) for each in taken]
+        given = [given_job(tx, each.job, each.schedule, each.deaths) for each in taken]
         if given and not wanted:
             keep_claim(tx, asked, given)
-        return ClaimedNow(given, wanted, again_at, is_ranked=is_ranked)
+        return ClaimedNow(given, wanted, again_at, may_suit_others=may_suit_others)
 
 
 def row_of(tx: Transaction, asked: ClaimAsked, beats: bool) -> WorkerRow:
@@ -252,9 +264,17 @@ def drains(row: WorkerRow) -> bool:
     return any(each.drains for each in read_serving(row.serves))
 
 
-def given_job(tx: Transaction, job: Job, schedule: bytes) -> GivenJob:
+def _holds_alone(tx: Transaction, worker: RemoteWorker) -> bool:
+    if worker.alone is None:
+        return False
+    entry = tx.projection.jobs.entry(worker.alone.id)
+    return entry is not None and entry.job.state is State.CLAIMED and entry.job.fence == worker.alone.fence
+
+
+def given_job(tx: Transaction, job: Job, schedule: bytes, died: int = 0) -> GivenJob:
     state = last_checkpoint(tx.session, job.id) if job.fence > 1 else None
-    return GivenJob(job, schedule_payload(schedule), state, max(0, (job.deadline or 0) - tx.now))
+    lease_ms = max(0, (job.deadline or 0) - tx.now)
+    return GivenJob(job, schedule_payload(schedule), state, lease_ms, died >= DEATHS_ALONE)
 
 
 def keep_claim(tx: Transaction, asked: ClaimAsked, given: Sequence[GivenJob]) -> None:

@@ -300,6 +300,7 @@ class RemoteWorkers:
     def _answer(self, ask: WaitingClaim, given: Sequence[GivenJob], is_draining: bool, before: float) -> None:
         longest_s = max((each.lease_ms for each in given), default=0) / 1000
         ask.worker.leases_end_at = max(ask.worker.leases_end_at, before + longest_s)
+        ask.worker.alone = next((each.job for each in given if each.is_alone), ask.worker.alone)
         if not ask.end(Given(given, is_draining)):
             self.undelivered(ask.asked, Given(given))
 
@@ -321,7 +322,7 @@ class RemoteWorkers:
         def note(tx: Transaction) -> list[GivenJob]:
             for each in offers:
                 tx.session.drop_offer(each.op_id)
-            given = [*claimed.given, *(given_job(tx, job, wanted.schedule) for wanted, job in pairs)]
+            given = [*claimed.given, *(given_job(tx, job, wanted.schedule, wanted.deaths) for wanted, job in pairs)]
             keep_claim(tx, ask.asked, given)
             return given
 
