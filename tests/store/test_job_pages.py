@@ -66,13 +66,13 @@ FILTERS = [
 ]
 
 
-@pytest.fixture(scope="module", params=STORES)
+@pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     with closing(STORES[request.param].new()) as opened:
         yield opened
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def entries(store: Store) -> list[JobEntry]:
     entries = list(made(7, 90))
     with store.write() as session:
