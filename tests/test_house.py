@@ -30,9 +30,9 @@ ORDER = [
     "api",
     "extensions",
     "server",
-    "cli",
     "page",
     "mcp",
+    "cli",
     "faces of extensions",
 ]
 # In an extension, these modules are its faces, which may also import those of the core.

@@ -1,9 +1,10 @@
 """Group commit: many requests are one transaction, and a bad one among them harms no other."""
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from hocket.kernel.vocabulary import JOB, RouteKind
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify
 from hocket.log.committer import Committer
+from hocket.node.process_loop import INLINE
 from hocket.store import Session
 from tests.log.roster.world import READER, introduction, job_id, new_log
 
@@ -165,27 +167,225 @@ def test_whoever_waits_is_told_after_the_commit_and_once() -> None:
     ], "and nothing where nobody listens, or nothing has changed"
 
 
+class Held:
+    """A request that is inside its transaction until the test lets it end."""
+
+    def __init__(self) -> None:
+        self._began, self._may_end = threading.Event(), threading.Event()
+
+    def __call__(self, tx: Transaction) -> list[Submitted]:
+        self._began.set()
+        assert self._may_end.wait(30)
+        return submit(tx)
+
+    async def began(self) -> None:
+        assert await asyncio.to_thread(self._began.wait, 30)
+
+    def end(self) -> None:
+        self._may_end.set()
+
+
+@asynccontextmanager
+async def committing(log: Log) -> AsyncIterator[Committer]:
+    with ThreadPoolExecutor(1) as executor:
+        committer = Committer(log, executor)
+        async with asyncio.timeout(60):
+            yield committer
+            await committer.close()
+
+
+async def gone(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert all(task.cancelled() for task in tasks)
+
+
 @pytest.mark.parametrize("turns", [0, 1])
-def test_a_program_that_cancels_all_its_tasks_goes_on(log: Log, turns: int) -> None:
-    """The committer's own task was among them, before its first turn or during a commit; nobody may wait for it."""
+def test_a_program_that_cancels_all_other_tasks_still_gets_its_answer(log: Log, turns: int) -> None:
+    """A commit has no task that could be among them, before its first turn or during it."""
 
     async def program() -> list[Submitted]:
-        with ThreadPoolExecutor(1) as executor:
-            committer = Committer(log, executor)
+        async with committing(log) as committer:
             waiting = asyncio.create_task(committer.run(submit))
-            await asyncio.sleep(0)
-            for _ in range(turns):
+            for _ in range(1 + turns):
                 await asyncio.sleep(0)
-            for task in asyncio.all_tasks() - {asyncio.current_task(), waiting}:
-                task.cancel()
-            async with asyncio.timeout(30):
-                with pytest.raises(asyncio.CancelledError):
-                    await waiting
-                again = await committer.run(submit)
-                await committer.close()
-            return again
+            assert asyncio.all_tasks() == {asyncio.current_task(), waiting}
+            return await waiting
 
     assert asyncio.run(program())[0].created
+
+
+def test_an_answer_takes_no_task_and_three_turns_of_the_loop(log: Log) -> None:
+    async def program() -> tuple[int, int]:
+        loop, turns, tasks = asyncio.get_running_loop(), 0, 0
+        committer = Committer(log, INLINE)
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            loop.call_soon(turn)
+
+        def counted(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+            nonlocal tasks
+            tasks += 1
+            return asyncio.Task(work, loop=loop, **options)
+
+        loop.set_task_factory(counted)
+        loop.call_soon(turn)
+        await committer.run(submit)
+        return turns, tasks
+
+    assert asyncio.run(program()) == (3, 0)
+
+
+def test_the_requests_of_one_turn_share_a_commit_and_those_that_come_meanwhile_the_next(log: Log) -> None:
+    async def program() -> tuple[int, int]:
+        async with committing(log) as committer:
+            before, held = writes(log), Held()
+            await asyncio.gather(*(committer.run(submit) for _ in range(20)))
+            of_one_turn = writes(log) - before
+            first = asyncio.create_task(committer.run(held))
+            await held.began()
+            others = [asyncio.create_task(committer.run(submit)) for _ in range(20)]
+            await asyncio.sleep(0)
+            held.end()
+            await asyncio.gather(first, *others)
+            return of_one_turn, writes(log) - before
+
+    assert asyncio.run(program()) == (1, 3)
+    assert len(kinds(log)) == 41
+
+
+def test_a_waiter_that_is_cancelled_takes_no_answer_from_another(log: Log) -> None:
+    """Its request is written all the same, during the commit and before."""
+
+    async def program() -> list[list[Submitted]]:
+        async with committing(log) as committer:
+            held = Held()
+            first = asyncio.create_task(committer.run(held))
+            await held.began()
+            second, third = (asyncio.create_task(committer.run(submit)) for _ in range(2))
+            await asyncio.sleep(0)
+            await gone(first, second)
+            held.end()
+            return [await third, await committer.run(submit)]
+
+    made = {each.job_id for (each,) in asyncio.run(program())}
+    assert len(made) == 2
+    assert len(kinds(log)) == 4
+
+
+def test_an_error_of_the_store_is_every_waiters_and_the_next_commit_is_made(log: Log) -> None:
+    def full(tx: Transaction) -> None:
+        raise StoreError("no space left")
+
+    async def program() -> list[Any]:
+        async with committing(log) as committer:
+            asked: list[Any] = [submit, full, submit]
+            answers = await asyncio.gather(*map(committer.run, asked), return_exceptions=True)
+            return [*answers, *await committer.run(submit)]
+
+    *failed, made = asyncio.run(program())
+    assert [str(error) for error in failed] == ["no space left"] * 3
+    assert made.created
+    assert kinds(log) == ["k"]
+
+
+def test_a_bug_in_one_request_is_the_error_of_its_own_waiter(log: Log) -> None:
+    def bug(tx: Transaction) -> None:
+        raise ZeroDivisionError
+
+    async def program() -> list[Any]:
+        async with committing(log) as committer:
+            with pytest.raises(ZeroDivisionError):
+                await committer.run(submit, alone=lambda: 1 // 0)
+            asked: list[Any] = [submit, bug, submit]
+            return await asyncio.gather(*map(committer.run, asked), return_exceptions=True)
+
+    (first,), error, (last,) = asyncio.run(program())
+    assert isinstance(error, ZeroDivisionError)
+    assert first.created and last.created
+    assert len(kinds(log)) == 2
+
+
+def test_closing_waits_for_every_request_also_of_cancelled_waiters(log: Log) -> None:
+    async def program() -> None:
+        async with committing(log) as committer:
+            held = Held()
+            first = asyncio.create_task(committer.run(held))
+            await held.began()
+            second = asyncio.create_task(committer.run(submit))
+            await asyncio.sleep(0)
+            await gone(first, second)
+            closing = asyncio.create_task(committer.close())
+            await asyncio.sleep(0)
+            assert not closing.done()
+            held.end()
+            await closing
+            assert len(kinds(log)) == 2
+
+    asyncio.run(program())
+
+
+def test_an_executor_that_is_shut_down_is_the_error_of_every_waiter(log: Log) -> None:
+    async def program() -> list[Any]:
+        executor = ThreadPoolExecutor(1)
+        executor.shutdown()
+        committer = Committer(log, executor)
+        asked = [committer.run(submit) for _ in range(2)]
+        async with asyncio.timeout(30):
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            await committer.close()
+        return answers
+
+    assert [type(error) for error in asyncio.run(program())] == [RuntimeError] * 2
+    assert kinds(log) == []
+
+
+def test_commits_that_an_executor_drops_cancel_their_waiters(log: Log) -> None:
+    """The executor is busy with something else, and ends without beginning the commit."""
+
+    async def program() -> None:
+        executor, busy = ThreadPoolExecutor(1), threading.Event()
+        executor.submit(busy.wait, 30)
+        committer = Committer(log, executor)
+        waiting = asyncio.create_task(committer.run(submit))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        executor.shutdown(wait=False, cancel_futures=True)
+        await asyncio.wait([waiting], timeout=30)
+        busy.set()
+        assert waiting.cancelled()
+        async with asyncio.timeout(30):
+            await committer.close()
+
+    asyncio.run(program())
+
+
+def test_a_program_that_ends_during_a_commit_leaves_nothing_for_the_next_to_wait_for(log: Log) -> None:
+    """`asyncio.run` cancels the waiters and closes the loop, which gets no answer."""
+    held = Held()
+
+    async def first(committer: Committer) -> None:
+        waiting = [asyncio.create_task(committer.run(held))]
+        await held.began()
+        waiting.append(asyncio.create_task(committer.run(submit)))
+        await asyncio.sleep(0)
+
+    async def second(committer: Committer) -> list[Submitted]:
+        async with asyncio.timeout(30):
+            await committer.close()
+            made = await committer.run(submit)
+            await committer.close()
+        return made
+
+    with ThreadPoolExecutor(1) as executor:
+        committer = Committer(log, executor)
+        asyncio.run(first(committer))
+        held.end()
+        assert asyncio.run(second(committer))[0].created
+    assert len(kinds(log)) == 2
 
 
 def test_requests_one_after_the_other_all_come_through(log: Log) -> None:

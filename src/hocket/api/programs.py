@@ -44,6 +44,9 @@ CHOSEN = "HOCKET_TOKEN"
 SERVER_ADDRESS = "http://127.0.0.1:7315"
 DESCRIPTION = "/v1/openapi.json"
 
+# Stands in the name of a token that speaks as the agent before it. No token that a person names has one.
+OF_AGENT = "~"
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TOKEN = re.compile(r"hkt_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 
@@ -116,24 +119,31 @@ def create(
         )
     if lifetime_ms is not None and not 0 < lifetime_ms <= LIFETIME_MS_MAX:
         raise Usage("a token expires after more than no time and at most 100 years; leave out --expires for never")
-    capabilities = parse_grants(may, of_node=False)
-    id, now = os.urandom(ID_BYTES).hex(), service.runtime.log.physical()
-    token = f"hkt_{id}_{base64url(os.urandom(SECRET_BYTES)).decode()}"
-    made = TokenRow(
-        *(name, id, content_hash(token.encode()), msgspec.json.encode(capabilities), now),
-        None if lifetime_ms is None else now + lifetime_ms,
-    )
+    capabilities, now = parse_grants(may, of_node=False), service.runtime.log.physical()
     with service.runtime.store.write() as session:
-        known = session.tokens()
-        if any(each.name == name and _state(each, now) == "active" for each in known):
+        if any(each.name == name and state_of_token(each, now) == "active" for each in session.tokens()):
             raise Conflict(f"the token {name} is in force; revoke it first, or choose another name")
-        if len(known) >= TOKENS_MAX and name not in {each.name for each in known}:
-            raise Conflict(f"this node has {TOKENS_MAX} tokens, and no more fit; use the name of one that has ended")
-        if beyond := _beyond(service, session, capabilities):
+        if beyond := beyond_own(service, session, capabilities):
             raise NotAuthorised(f"this node itself may not {'; '.join(words(beyond))}; a token cannot grant more")
-        session.put_token(made)
+        made, token = put_new(session, name, msgspec.json.encode(capabilities), now, lifetime_ms)
     shown = msgspec.structs.asdict(_shown(made, now))
     return TokenMade(**shown, token=token, curl=_curl(service, token, capabilities))
+
+
+def put_new(
+    session: Session, name: str, grants: bytes, now: int, lifetime_ms: int | None, start: str = "hkt_"
+) -> tuple[TokenRow, str]:
+    """Adds a token, or replaces the one of that name. Its secret has `start`, the public id, and what is random."""
+    known = {each.name for each in session.tokens()}
+    if len(known) >= TOKENS_MAX and name not in known:
+        raise Conflict(f"this node has {TOKENS_MAX} tokens, and no more fit; use the name of one that has ended")
+    id = os.urandom(ID_BYTES).hex()
+    token = f"{start}{id}_{base64url(os.urandom(SECRET_BYTES)).decode()}"
+    row = TokenRow(
+        name, id, content_hash(token.encode()), grants, now, None if lifetime_ms is None else now + lifetime_ms
+    )
+    session.put_token(row)
+    return row, token
 
 
 # What a token may read, and the path that shows some of it. The path of jobs takes the prefix of the grant.
@@ -202,11 +212,17 @@ def revoke(service: Service, name: Annotated[str, Meta(description="The token's 
         if found is None:
             raise NotFound(f"no token {name!r}; `hocket token list` lists them")
         if found.revoked is None:
-            session.end_row("tokens", found)
-            found = found._replace(revoked=now)
-            session.put_token(found)
+            found = put_end(session, found, now)
     service.runtime.home.mark_revoked_token()
     return _shown(found, now)
+
+
+def put_end(session: Session, row: TokenRow, now: int) -> TokenRow:
+    """Revokes a token. Nobody can put the row back as it was."""
+    session.end_row("tokens", row)
+    ended = row._replace(revoked=now)
+    session.put_token(ended)
+    return ended
 
 
 def recognise(service: Service, text: str, chosen: str | None = None) -> Program:
@@ -227,12 +243,12 @@ def recognise(service: Service, text: str, chosen: str | None = None) -> Program
         is_right = hmac.compare_digest(content_hash(text.encode()), bytes(32) if row is None else row.hash)
         if row is None or not is_right:
             raise UnknownToken("this node does not know the token")
-        if (state := _state(row, now)) != "active":
+        if (state := state_of_token(row, now)) != "active":
             raise UnknownToken(f"the token {row.name} is {state}")
         held = _held(service, session, decode_json(row.grants, tuple[Capability, ...]), now)
     if row.used is None or now - row.used >= USED_AGAIN_MS:
         _note_use(service, row, now)
-    return Program(row.name, row.name, held, row.expires, row.id)
+    return Program(row.name, row.name.partition(OF_AGENT)[0], held, row.expires, row.id)
 
 
 def in_force(service: Service, id: str) -> Program | None:
@@ -240,10 +256,10 @@ def in_force(service: Service, id: str) -> Program | None:
     now = service.runtime.log.physical()
     with service.runtime.store.read() as session:
         row = session.token(id)
-        if row is None or _state(row, now) != "active":
+        if row is None or state_of_token(row, now) != "active":
             return None
         held = _held(service, session, decode_json(row.grants, tuple[Capability, ...]), now)
-    return Program(row.name, row.name, held, row.expires, row.id)
+    return Program(row.name, row.name.partition(OF_AGENT)[0], held, row.expires, row.id)
 
 
 def chosen_token(environment: dict[str, str]) -> str | None:
@@ -279,7 +295,7 @@ def _held(service: Service, session: Session, capabilities: Sequence[Capability]
     return tuple(own if capabilities is ROOT else held_grants(capabilities, own))
 
 
-def _beyond(service: Service, session: Session, capabilities: Sequence[Capability]) -> list[Capability]:
+def beyond_own(service: Service, session: Session, capabilities: Sequence[Capability]) -> list[Capability]:
     held = _held(service, session, capabilities, service.runtime.log.physical())
     return [each for each in capabilities if grant_of(each) not in held]
 
@@ -291,7 +307,7 @@ def _note_use(service: Service, row: TokenRow, now: int) -> None:
             session.put_token(found._replace(used=now))
 
 
-def _state(row: TokenRow, now: int) -> str:
+def state_of_token(row: TokenRow, now: int) -> str:
     if row.revoked is not None:
         return "revoked"
     return "expired" if row.expires is not None and row.expires <= now else "active"
@@ -299,7 +315,7 @@ def _state(row: TokenRow, now: int) -> str:
 
 def _shown(row: TokenRow, now: int) -> TokenShown:
     may = words(decode_json(row.grants, tuple[Capability, ...]))
-    return TokenShown(row.name, row.id, _state(row, now), may, row.made, row.expires, row.revoked, row.used)
+    return TokenShown(row.name, row.id, state_of_token(row, now), may, row.made, row.expires, row.revoked, row.used)
 
 
 KEPT_MS = 86_400_000

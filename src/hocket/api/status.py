@@ -24,7 +24,6 @@ from hocket.node.home import Home
 from hocket.node.running import RunningServer, running_buses, running_servers, store_troubles
 from hocket.store import Place, Session, WorkerRow
 from hocket.work.presence import is_away, known_nodes, read_serving
-from hocket.work.remote.remote_holds import read_row_name
 
 # The most job ids that are shown for one worker.
 SHOWN_MAX = 3
@@ -399,6 +398,8 @@ def _workers(service: Service, session: Session) -> list[WorkerStatus]:
 
 def _where(worker: WorkerRow, here: Place) -> str:
     """Where a worker runs, in words; of one over HTTP also the names of its agent and itself."""
+    from hocket.work.remote.remote_holds import read_row_name
+
     name = read_row_name(worker.name)
     said = whereabouts(worker.place, here)
     return said if name is None else f"{name.agent}/{name.worker} {said}"

@@ -50,6 +50,7 @@ COMMANDS = {
     "keys": ("keys:app", "Show, back up, restore and lock the user's key; reissue the root delegation."),
     "worker": ("api.workers.claiming:commands", "Drain workers in other languages, which claim jobs over HTTP."),
     "serve": ("serve:serve", "Run the server that other nodes connect to, and sync with peers."),
+    "page": ("invitations:page", "Open the page of this node in a browser."),
     "token": ("api.programs:commands", "Create, list and revoke the tokens of programs that use this node over HTTP."),
     "peers": ("api.peers:commands", "List, add, remove and find the nodes that this node syncs with."),
     "sync": ("node_commands:sync", "Sync with the peers once, now."),

@@ -1,14 +1,15 @@
 """`hocket invite` invites another machine into the mesh: it prints one token, and a person carries it to that machine.
-There `hocket join` makes the machine a node of the mesh.
+There `hocket join` makes the machine a node of the mesh. `hocket page` lets a browser enter the page of this node.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from hocket.api.views import moment
 from hocket.cli.declarations import Argument, Option
-from hocket.cli.options import seconds
+from hocket.cli.options import milliseconds, seconds
 from hocket.cli.printing import emit, fields, notice, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Unreachable, Usage
@@ -322,3 +323,45 @@ def _sender(trust: "Trust") -> "Send":
             return await transport.send(address, request)
 
     return lambda address, request: asyncio.run(send(address, request))
+
+
+def page(
+    may: Annotated[
+        list[str] | None,
+        Option("--may", "GRANT", "resource:action[:prefix], or `all`; may be repeated. Default: all."),
+    ] = None,
+    read_only: Annotated[bool, Option("--read-only", help="The browser may look, and change nothing.")] = False,
+    agent: Annotated[
+        str | None, Option("--agent", "NAME", "For whom the browser acts. Default: $HOCKET_AGENT, else your user.")
+    ] = None,
+    expires: Annotated[str, Option("--expires", "DURATION", "How long the browser may stay.")] = "12h",
+    open: Annotated[bool, Option("--open/--no-open", help="Open the address in a browser, if there is one.")] = True,
+) -> None:
+    """Open the page of this node in a browser: what runs, why a job waits, and what happened, with buttons.
+
+    Prints an address that one browser can use once, within ten minutes. The browser then has a token, which
+    `hocket token list` shows and `hocket token revoke` ends at once. Everything that is done on the page is signed by
+    this node, for the agent. `hocket serve` must run.
+
+    \b
+      hocket page
+      hocket page --read-only --agent ada --expires 7d
+      hocket page --may job:read:acme. --no-open
+    """
+    if read_only and may:
+        raise Usage("--read-only and --may exclude each other")
+    from hocket.api.page_access import READER, make_address
+    from hocket.families.inbox.requests import default_agent
+
+    grants, lifetime_ms = READER if read_only else may or ["all"], milliseconds(expires, "--expires")
+    with open_service() as service:
+        made = make_address(service, agent or default_agent(), grants, lifetime_ms)
+    emit(made)
+    if settings.as_json:
+        return
+    say(made.address)
+    notice(f"for {made.agent}, once, within 10 minutes; the browser may stay {span(made.lifetime_ms)}")
+    if open and on_terminal() and {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        import webbrowser
+
+        webbrowser.open(made.address)

@@ -133,9 +133,11 @@ async def _serve(
         await node.relay_messages(emit, servers)
         from hocket.api import Service, peers
         from hocket.api.programs import chosen_token
+        from hocket.page.page import NodePage
         from hocket.server.api import Api
         from hocket.server.monitoring.monitor import Monitor
         from hocket.server.openai import routes as chat_routes
+        from hocket.server.proxies import checked_base_path
         from hocket.server.routes import ROUTES
         from hocket.server.running import Server
         from hocket.work.environment import supervising
@@ -151,19 +153,22 @@ async def _serve(
         api = Api(node, gate.turned_away, routes=routes, **options)
         troubles = lambda: ["this server stops"] if ended.is_set() else []  # noqa: E731
         monitor = Monitor(node, counts, lambda: gate.refusals, troubles, emit)
-        server = Server(gate, **place._asdict(), api=api, monitor=monitor)
+        page = NodePage(node, api, lambda: address or server.address, checked_base_path(place.base_path))
+        server = Server(gate, **place._asdict(), api=api, monitor=monitor, page=page)
         told = address or server.address
         with stopped_by_signals(ended.set) as received:
             await server.start()
             if place.key is not None:
                 runtime.home.note_tls_key(place.key)
             exchange = supervising("the exchange with peers", lambda: services.loop().run(), emit, node.environment)
+            figures = supervising("the figures of the page", page.keep_throughput, emit, node.environment)
             try:
                 await node.call(lambda: peers.note_address(Service(runtime), told))
                 name, now_ms = node.environment.name("server"), node.environment.physical_ms()
                 with closing(announce_server(runtime.home.processes, name, told, now_ms)):
                     async with (
                         exchange,
+                        figures,
                         _announced(runtime, server, announce),
                         node.kept_up(emit),
                         AsyncExitStack() as stack,

@@ -13,7 +13,6 @@ that is set, makes no worker look dead.
 
 import fcntl
 import os
-import random
 import re
 from collections.abc import Callable, Collection, Iterable
 from enum import Enum, StrEnum
@@ -27,6 +26,8 @@ from hocket.kernel.decoding import decode_json
 from hocket.store import Place, Session, WorkerRow
 
 if TYPE_CHECKING:
+    from random import Random
+
     from hocket.bus.hints import Bus
     from hocket.log import Transaction
 
@@ -229,7 +230,7 @@ class ProcessEnvironment(Protocol):
         """Reports every change that a process of this node commits."""
 
     @property
-    def chance(self) -> random.Random: ...
+    def chance(self) -> "Random": ...
     @property
     def monotonic(self) -> Callable[[], float]: ...
     @property

@@ -4,7 +4,8 @@ takes them together. The log itself blocks, so an executor calls it.
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from hocket.log import Log, Transaction
@@ -24,16 +25,16 @@ class _Waiting(NamedTuple):
 
 class Committer:
     """Gathers the requests of one event loop and commits them in groups, one group after the other. An idle committer
-    adds no delay.
+    adds no delay: the requests of one turn of the loop are a group.
     """
 
     def __init__(self, log: Log, executor: Executor) -> None:
         self._log = log
         self._executor = executor
         self._waiting: list[_Waiting] = []
-        self._group: list[_Waiting] = []
         self._room = asyncio.Semaphore(REQUESTS_MAX)
-        self._flushing: asyncio.Task[None] | None = None
+        # While there is a commit, or one about to begin; done when there is no other request.
+        self._committing: asyncio.Future[None] | None = None
 
     async def run(
         self, request: Callable[[Transaction], T], alone: Callable[[], T] | None = None, *, beside: bool = False
@@ -42,38 +43,53 @@ class Committer:
         other request waits. `beside` is as in `Log.run`.
         """
         async with self._room:
-            done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            done: asyncio.Future[T] = loop.create_future()
+            if not self._is_committing:
+                # What an earlier loop has left waits for nothing.
+                self._waiting.clear()
+                self._committing = loop.create_future()
+                loop.call_soon(self._begin, loop)
             self._waiting.append(_Waiting(request, alone, beside, done))
-            if self._flushing is None:
-                self._flushing = asyncio.create_task(self._flush())
-                self._flushing.add_done_callback(self._flushed)
             return await done
 
-    async def _flush(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            group, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
-            self._group = group
-            try:
-                results = await loop.run_in_executor(self._executor, self._commit, group)
-            except Exception as error:
-                results = [error] * len(group)
-            for (*_, done), result in zip(group, results, strict=True):
-                if done.cancelled():
-                    continue
-                if isinstance(result, Exception):
-                    done.set_exception(result)
-                else:
-                    done.set_result(result)
-        self._flushing = None
+    @property
+    def _is_committing(self) -> bool:
+        """A loop that is closed gets no answer to its last commit."""
+        return self._committing is not None and not self._committing.get_loop().is_closed()
 
-    def _flushed(self, flushing: asyncio.Task[None]) -> None:
-        """If the program has cancelled the task, as `asyncio.run` does at its end, nobody must wait for it for ever."""
-        if flushing.cancelled():
-            self._flushing = None
-            for each in self._group + self._waiting:
-                each.done.cancel()
-            self._waiting.clear()
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begins the next commit. The thread that ends it sends the answers straight to the loop."""
+        group, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
+
+        def ended(commit: Future[list[Any]]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._answer, loop, group, commit)
+
+        try:
+            commit = self._executor.submit(self._commit, group)
+        except RuntimeError as error:  # the executor is shut down
+            commit = Future()
+            commit.set_exception(error)
+        commit.add_done_callback(ended)
+
+    def _answer(self, loop: asyncio.AbstractEventLoop, group: list[_Waiting], commit: Future[list[Any]]) -> None:
+        error = asyncio.CancelledError() if commit.cancelled() else commit.exception()
+        results = commit.result() if error is None else [error] * len(group)
+        for (*_, done), result in zip(group, results, strict=True):
+            if done.done():  # nobody waits any longer
+                continue
+            if isinstance(result, asyncio.CancelledError):
+                done.cancel()
+            elif isinstance(result, BaseException):
+                done.set_exception(result)
+            else:
+                done.set_result(result)
+        if self._waiting:
+            self._begin(loop)
+        elif self._committing is not None:
+            self._committing.set_result(None)
+            self._committing = None
 
     def _commit(self, group: list[_Waiting]) -> list[Any]:
         if len(group) == 1 and (alone := group[0].alone) is not None:
@@ -81,5 +97,5 @@ class Committer:
         return self._log.commit([each.request for each in group], beside=all(each.beside for each in group))
 
     async def close(self) -> None:
-        while self._flushing is not None:
-            await asyncio.wait([self._flushing])
+        while self._is_committing and self._committing is not None:
+            await asyncio.wait([self._committing])

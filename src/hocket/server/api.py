@@ -101,7 +101,7 @@ class Api:
         self._table, self._base_path = RouteTable(routes), base_path.rstrip("/")
         self._service = Service(node.runtime, node=node.blocking())
         monotonic = node.environment.monotonic
-        self._programs = KnownPrograms(self._service, chosen, monotonic)
+        self.programs = KnownPrograms(self._service, chosen, monotonic)
         self._rate = RATE_PER_S if rate_per_s is None else rate_per_s
         self._burst = BURST if rate_per_s is None else BURST_S * rate_per_s
         self._rates = Buckets(self._rate, self._burst, monotonic)
@@ -112,13 +112,13 @@ class Api:
         self._uploads = Shares("uploads", UPLOADS_OF_PROGRAM_MAX, UPLOADS_MAX)
         # The requests with a key in work: what each says, by its program and key.
         self._keyed: dict[tuple[str, str], bytes] = {}
-        self._open = OpenRequests(self._programs, self._read)
+        self.open_requests = OpenRequests(self.programs, self.read)
         self._reading = ThreadPoolExecutor(READ_THREADS, "hocket-api-read")
         self._writing = ThreadPoolExecutor(WRITE_THREADS, "hocket-api")
 
     def stop(self) -> None:
         """Ends the requests that wait."""
-        self._open.stop()
+        self.open_requests.stop()
 
     def close(self) -> None:
         for each in (self._reading, self._writing):
@@ -134,14 +134,14 @@ class Api:
             return reply
         if len(reply.body) <= AT_ONCE_BYTES_MAX:
             return negotiated(request, reply)
-        return await self._read(lambda: negotiated(request, reply))
+        return await self.read(lambda: negotiated(request, reply))
 
     async def refusal(self, request: Request, need: TokenNeed) -> Reply | None:
         """The reply to a request for a path outside the API, if its token does not grant what that needs."""
         try:
             program = await self._recognise(request)
-            with self._counted(program.name):
-                self._acting(program).check(need.resource, need.action)
+            with self.counted(program.name):
+                self.call(program).service.check(need.resource, need.action)
         except HocketError as error:
             return self._error(error, request.path)
         return None
@@ -181,32 +181,24 @@ class Api:
 
     async def _answer_to(self, program: Program, route: ApiRoute, values: Mapping[str, str], request: Request) -> Reply:
         with ExitStack() as stack:
-            stack.enter_context(self._counted(program.name, route.counted_apart))
-            service, need = self._acting(program), route.need
-            call = ApiCall(service, program, self._node)
-            # What a prefix and scopes are compared with is known later; without any grant no body is read.
-            is_restricted = need.takes_prefix or need.scope is not None
-            if not need.is_any and not (is_restricted and program.may_some(need.resource, need.action)):
-                service.check(need.resource, need.action)
+            stack.enter_context(self.counted(program.name, route.counted_apart))
+            call = self.call(program)
+            route.check_some(call)
             arguments = route.arguments(values, _resumed(request) if route.is_stream else request.query)
             ending: TokenEnding | None = None
             if route.takes_lines or route.is_stream or route.is_download:
-                ending = stack.enter_context(self._open.one(_token(request)))
+                ending = stack.enter_context(self.open_requests.one(_token(request)))
             if route.takes_lines and ending is not None:
                 answers = self._line_answers(route, call, arguments, request, ending)
                 return Reply(200, {**_HEADERS, "content-type": LINES}, stream=_Counted(answers, stack.pop_all()))
             if route.body is not None:
                 request = await _whole(request)
                 arguments["body"] = route.read_body(request.body)
-            if need.words is not None or need.scope is not None:
-                asked = route.asked(arguments)
-                words = () if need.words is None else need.words(service, asked)
-                scope = None if need.scope is None else need.scope(asked)
-                service.check(need.resource, need.action, *words, scope=scope)
+            route.check(call, arguments)
             if route.takes_upload:
                 stack.enter_context(self._uploads.one(program.name))
                 _check_type(request, wire.OCTETS)
-                file = await uploaded(request, service.runtime.home.path, self._write)
+                file = await uploaded(request, call.service.runtime.home.path, self.write)
                 arguments["upload"] = stack.enter_context(file)
             key = request.headers.get(KEY) if route.creates else None
             if key is None:
@@ -233,8 +225,8 @@ class Api:
                 raise UnknownToken(
                     "send a token in the header `Authorization: Bearer TOKEN`; `hocket token create` makes one"
                 )
-            known = self._programs.known(token)
-            return await self._read(lambda: self._programs.recognise(token)) if known is None else known
+            known = self.programs.known(token)
+            return await self.read(lambda: self.programs.recognise(token)) if known is None else known
         except UnknownToken as error:
             if wait := self._strangers.take(request.address):
                 raise TooBusy("too many requests without a good token from this address", wait) from None
@@ -242,7 +234,7 @@ class Api:
             raise error
 
     @contextmanager
-    def _counted(self, program: str, apart: bool = False) -> Iterator[None]:
+    def counted(self, program: str, apart: bool = False) -> Iterator[None]:
         if wait := self._rates.take(program):
             raise TooBusy(f"more than {self._rate:.0f} requests a second with this token", wait)
         asking, own, limit = self._asking, REQUESTS_OF_PROGRAM_MAX, REQUESTS_MAX
@@ -269,8 +261,22 @@ class Api:
         wait = 0 if left else max(1, round(1 / self._rate))
         return {"ratelimit-policy": policy, "ratelimit": f'"rate";r={left};t={wait}, "open";r={max(0, free)}'}
 
-    def _acting(self, program: Program) -> Service:
-        return self._service.acting_as(Principal(self._service.runtime.log.node, program.name), program)
+    @property
+    def service(self) -> Service:
+        """That of the node itself."""
+        return self._service
+
+    def call(self, program: Program) -> ApiCall:
+        principal = Principal(self._service.runtime.log.node, program.name)
+        return ApiCall(self._service.acting_as(principal, program), program, self._node)
+
+    async def perform(self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any]) -> Any:
+        """Does what a route does, for a face with requests of another form."""
+        route.check_some(call)
+        route.check(call, arguments)
+        if route.is_async:
+            return await route.function(call, **arguments)
+        return await self.write(partial(route.function, call, **arguments))
 
     async def _run(
         self,
@@ -283,16 +289,16 @@ class Api:
         if route.is_async:
             answer = await self._wait(request, route.function(call, **arguments))
         elif route.method == "GET":
-            answer = await self._read(partial(route.function, call, **arguments))
+            answer = await self.read(partial(route.function, call, **arguments))
         else:
-            answer = await self._write(partial(route.function, call, **arguments))
+            answer = await self.write(partial(route.function, call, **arguments))
         if route.is_stream:
             accept = request.headers.get("accept", "")
             assert ending is not None
             return stream_reply(answer, accept, _HEADERS, ending, route.key)
         if isinstance(answer, Download):
             assert ending is not None
-            return download_reply(request, answer, _HEADERS, ending, self._read)
+            return download_reply(request, answer, _HEADERS, ending, self.read)
         reply = answer if isinstance(answer, Reply) else _reply(route.status, answer)
         return reply._replace(undelivered=call.service.undelivered)
 
@@ -303,7 +309,7 @@ class Api:
         assert request.pieces is not None
 
         def perform(lines: list[bytes]) -> Awaitable[Done]:
-            return self._write(partial(route.function, call, lines=lines, **arguments))
+            return self.write(partial(route.function, call, lines=lines, **arguments))
 
         return LineAnswers(request.pieces(), perform, ending)
 
@@ -317,7 +323,7 @@ class Api:
             raise (KeyUnderWay if self._keyed[place] == content else KeyReused)(key)
         self._keyed[place] = content
         try:
-            kept = await self._write(keyed.begin)
+            kept = await self.write(keyed.begin)
             if kept is not None:
                 return Reply(kept.status, {**_HEADERS, "idempotent-replayed": "true"}, kept.body)
             try:
@@ -325,9 +331,9 @@ class Api:
             except Unreachable:
                 raise
             except HocketError:
-                await self._write(keyed.forget)
+                await self.write(keyed.forget)
                 raise
-            await self._write(lambda: keyed.keep(KeptAnswer(reply.status, reply.body)))
+            await self.write(lambda: keyed.keep(KeptAnswer(reply.status, reply.body)))
             return reply
         finally:
             del self._keyed[place]
@@ -344,7 +350,7 @@ class Api:
             raise
         if task.done():
             return task.result()
-        with self._open.one(_token(request)) as ending:
+        with self.open_requests.one(_token(request)) as ending:
             ends: list[asyncio.Task[Any]] = [asyncio.create_task(ending.wait())]
             if request.gone is not None:
                 ends.append(asyncio.create_task(request.gone()))
@@ -359,10 +365,10 @@ class Api:
                         each.cancel()
                 await asyncio.wait([task, *ends])
 
-    async def _read(self, work: Callable[[], T]) -> T:
+    async def read(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._reading, work)
 
-    async def _write(self, work: Callable[[], T]) -> T:
+    async def write(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._writing, work)
 
     def _error(self, error: Exception, path: str) -> Reply:

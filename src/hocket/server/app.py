@@ -7,6 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -32,6 +33,17 @@ LINGER_S = 1.0
 LINGER_BYTES_MAX = 1024 * 1024
 # What the token of a program on another machine must grant for the metrics.
 METRICS_NEED = TokenNeed("Mesh", "Read")
+
+
+class Site(Protocol):
+    """A face with paths of its own: the page."""
+
+    def has(self, path: str) -> bool: ...
+
+    async def answer(self, request: Request) -> Reply: ...
+
+    def failed(self, error: Exception, path: str) -> Reply:
+        """The reply to a request that met a bug."""
 
 
 class _Gone(Exception):
@@ -135,9 +147,16 @@ class _Door:
     """An ASGI application that answers every method and path, with the base path that a proxy left and without."""
 
     def __init__(
-        self, gate: Gate, proxies: TrustedProxies, api: Api | None, monitor: Monitor | None, base_path: str
+        self,
+        gate: Gate,
+        proxies: TrustedProxies,
+        api: Api | None,
+        monitor: Monitor | None,
+        base_path: str,
+        page: Site | None,
     ) -> None:
         self._gate, self._proxies, self._api, self._monitor, self._base = gate, proxies, api, monitor, base_path
+        self._page = page
         self._bodies = _Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,6 +176,8 @@ class _Door:
             elif self._api is not None and path.startswith(PREFIX) and not self._gate.has(path):
                 raw_path = without_base(scope["raw_path"].decode("latin-1"), self._base)
                 reply = await _program_answer(self._api, request._replace(path=raw_path))
+            elif self._page is not None and self._page.has(path) and not self._gate.has(path):
+                reply = await _page_answer(self._page, request)
             elif self._monitor is not None and self._monitor.has(path) and not self._gate.has(path):
                 reply = await self._monitored(self._monitor, request, is_local=is_loopback(address) and not is_shared)
             else:
@@ -208,6 +229,15 @@ async def _program_answer(api: Api, request: Request) -> Reply:
         raise
     except Exception as error:
         return api.failed(error, request.path)
+
+
+async def _page_answer(page: Site, request: Request) -> Reply:
+    try:
+        return await page.answer(request)
+    except _Gone:
+        raise
+    except Exception as error:
+        return page.failed(error, request.path)
 
 
 async def _send_stream(reply: Reply, stream: AsyncIterator[bytes], body: _Body, send: Send) -> None:
@@ -263,5 +293,6 @@ def web_app(
     api: Api | None = None,
     monitor: Monitor | None = None,
     base_path: str = "",
+    page: Site | None = None,
 ) -> ASGIApp:
-    return _Door(gate, proxies, api, monitor, base_path)
+    return _Door(gate, proxies, api, monitor, base_path, page)

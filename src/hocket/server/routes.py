@@ -178,6 +178,24 @@ class ApiRoute:
         fields = {name: value for each in structs for name, value in msgspec.structs.asdict(each).items()}
         return {**{name: arguments[name] for name in self.parameters}, **fields}
 
+    def check_some(self, call: ApiCall) -> None:
+        """Raises NotAuthorised if the program may do this to nothing. What a prefix and scopes are compared with is
+        known later; without any grant no body is read.
+        """
+        need = self.need
+        is_restricted = need.takes_prefix or need.scope is not None
+        if not need.is_any and not (is_restricted and call.program.may_some(need.resource, need.action)):
+            call.service.check(need.resource, need.action)
+
+    def check(self, call: ApiCall, arguments: Mapping[str, Any]) -> None:
+        """Raises NotAuthorised if the program may not do this with these arguments."""
+        need = self.need
+        if need.words is not None or need.scope is not None:
+            asked = self.asked(arguments)
+            words = () if need.words is None else need.words(call.service, asked)
+            scope = None if need.scope is None else need.scope(asked)
+            call.service.check(need.resource, need.action, *words, scope=scope)
+
     def read_body(self, content: bytes) -> Any:
         return _read(lambda: decode_json(content, self.body), "the body")
 

@@ -19,7 +19,7 @@ from hocket.log import load as load_log
 from hocket.mesh.gate import Gate
 from hocket.mesh.peers import is_loopback
 from hocket.server.api import Api
-from hocket.server.app import web_app
+from hocket.server.app import Site, web_app
 from hocket.server.connections import BoundedListener, BoundedProtocol, Connections
 from hocket.server.monitoring.monitor import Monitor
 from hocket.server.proxies import TrustedProxies, checked_base_path
@@ -106,8 +106,8 @@ class AppServer:
 class Server:
     """Serves a gate. `host` may be a name or an address; port 0 takes any free port. `proxies` are the addresses and
     networks of reverse proxies in front of it, whose X-Forwarded-For is believed, and `base_path` is where they have
-    put this server. With an `api` it serves programs, too, and with a
-    `monitor` metrics and probes.
+    put this server. With an `api` it serves programs, too, with a
+    `monitor` metrics and probes, and with a `page` browsers.
     """
 
     def __init__(
@@ -123,6 +123,7 @@ class Server:
         base_path: str = "",
         api: Api | None = None,
         monitor: Monitor | None = None,
+        page: Site | None = None,
     ) -> None:
         if (cert is None) != (key is None):
             raise Usage("--cert and --key must be given together")
@@ -133,7 +134,7 @@ class Server:
         listener = bound_listener(host, port)
         listener.connections = Connections(trusted.has, lambda reason: gate.turned_away(503, reason))
         self.port: int = listener.getsockname()[1]
-        app = web_app(gate, trusted, api, monitor, base_path)
+        app = web_app(gate, trusted, api, monitor, base_path, page)
         self._app_server = AppServer(app, listener, protocol, cert, key)
 
     @property

@@ -9,6 +9,7 @@ key, with the holds and the waits of the same node, which its keys may meet; the
 import asyncio
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -179,15 +180,13 @@ class Disk(Inline):
         self._life = life
         self._loop = asyncio.get_running_loop()
 
-    def start(self, work: Callable[..., T], *args: Any) -> "asyncio.Future[T]":
-        done: asyncio.Future[T] = self._loop.create_future()
+    def start(self, done: "asyncio.Future[T] | Future[T]", work: Callable[..., T], *args: Any) -> None:
         if self._machine.slow_s:
             self._loop.call_later(self._chance.uniform(0, self._machine.slow_s), self._do, done, work, args)
         else:
             self._do(done, work, args)
-        return done
 
-    def _do(self, done: "asyncio.Future[T]", work: Callable[..., T], args: tuple[Any, ...]) -> None:
+    def _do(self, done: "asyncio.Future[T] | Future[T]", work: Callable[..., T], args: tuple[Any, ...]) -> None:
         if self._life.is_over:
             done.cancel()
             return
@@ -214,12 +213,12 @@ class Disk(Inline):
         return machine.busy_until - now
 
 
-def _give(done: "asyncio.Future[Any]", value: Any) -> None:
+def _give(done: "asyncio.Future[Any] | Future[Any]", value: Any) -> None:
     """There may be no waiter: the node has crashed, or the caller has given up."""
     if not done.done():
         done.set_result(value)
 
 
-def _raise(done: "asyncio.Future[Any]", error: Exception) -> None:
+def _raise(done: "asyncio.Future[Any] | Future[Any]", error: Exception) -> None:
     if not done.done():
         done.set_exception(error)

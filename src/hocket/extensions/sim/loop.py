@@ -6,10 +6,12 @@ steps, as by a power cut.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextvars import Context, ContextVar
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # The least time that passes between an event and the next: a clock that runs a little slow must not make a task wait
@@ -57,8 +59,14 @@ _living: ContextVar[Life | None] = ContextVar("hocket-sim-life", default=None)
 class Inline(Executor):
     """An executor that does its work on the loop's own time."""
 
-    def start(self, work: Callable[..., T], *args: Any) -> "asyncio.Future[T]":
+    def start(self, done: "asyncio.Future[T] | Future[T]", work: Callable[..., T], *args: Any) -> None:
+        """Does the work and gives its outcome to `done`."""
         raise NotImplementedError
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        done: Future[T] = Future()
+        self.start(done, partial(work, *args, **kwargs))
+        return done
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -80,9 +88,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return super().call_at(max(when, self.now + GRAIN_S), callback, *args, context=context)
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> "asyncio.Future[T]":  # type: ignore[override]
-        if isinstance(executor, Inline):
-            return executor.start(func, *args)
         done: asyncio.Future[T] = self.create_future()
+        if isinstance(executor, Inline):
+            executor.start(done, func, *args)
+            return done
         try:
             done.set_result(func(*args))
         except Exception as error:

@@ -30,6 +30,7 @@ from hocket.kernel.vocabulary import (
     Payload,
     PostponeWork,
     ReportProgress,
+    RetryJob,
     SaveCheckpoint,
     ScheduleJob,
     Subject,
@@ -393,7 +394,7 @@ def detail_of(payload: Payload) -> str:
         return payload.kind
     if isinstance(payload, FailWork):
         return payload.error
-    if isinstance(payload, YieldWork | ExpireWork | CancelJob | PostponeWork):
+    if isinstance(payload, YieldWork | ExpireWork | CancelJob | RetryJob | PostponeWork):
         return payload.reason
     if isinstance(payload, CreateArtifact):
         return payload.artifact_type

@@ -7,8 +7,9 @@ the queue.
 import unicodedata
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from hocket.bus.hints import about
 from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
@@ -175,8 +176,7 @@ class Granted(NamedTuple):
     is_elsewhere: bool
 
 
-@dataclass
-class _Queued:
+class _Queued(msgspec.Struct):
     """A request that waits: the op under which it is in the queue, and the op of this node that put it there."""
 
     waiting: bytes

@@ -1,0 +1,256 @@
+"""Answers the requests of browsers: who asks, which view or action it is, and the headers that keep foreign text and
+foreign sites from doing anything. A reader gets no form, and a form made by hand is refused as the API would refuse it.
+"""
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import closing
+from functools import cached_property, partial
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from hocket.api import Program, page_access
+from hocket.api.programs import UnknownToken
+from hocket.bus.hints import LOG, about
+from hocket.errors import HocketError, NotFound, Usage
+from hocket.kernel import __version__
+from hocket.kernel.ids import node_text
+from hocket.mesh.wire import EVENTS, BodyTooLong, NoRoom, Reply, Request
+from hocket.node.node import Node
+from hocket.page.actions import ACTIONS, BACK, CONFIRMED, Action, action_named, arguments_of, can_only_count
+from hocket.page.entry import FORM_FIELD, ForeignRequest, PageEntry, form_key
+from hocket.page.rendering import Rendering, assets
+from hocket.page.throughput import SAMPLE_S, Throughput
+from hocket.page.views import ViewCall
+from hocket.page.views.job_list import JOBS
+from hocket.page.views.now import NOW
+from hocket.page.views.one_job import JOB_VIEW
+from hocket.server.api import Api
+from hocket.server.problems import BadMethod, problem_of
+from hocket.server.routes import ApiRoute
+
+VIEWS = (NOW, JOBS, JOB_VIEW)
+ASSETS, CHANGES, DO, LEAVE = "/assets/", "/changes", "/do/", "/leave"
+FORM_BYTES_MAX = 64 * 1024
+FIELDS_MAX = 64
+# What has been done is shown once. So many sentences wait for one browser.
+NOTICES_MAX = 8
+# An open page hears of changes this often at most, and that it is still connected this often.
+CHANGES_S = 1.0
+QUIET_S = 15.0
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"
+    " base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS = {
+    "content-type": "text/html; charset=utf-8",
+    "cache-control": "no-store",
+    "content-security-policy": _POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    # Not `no-referrer`: with that, browsers hide where a form is from, and ours would look like another site's.
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+
+class NodePage:
+    """`api` recognises tokens and runs operations. `address` tells where the server can be reached once it listens,
+    `base` where a proxy has put it.
+    """
+
+    def __init__(self, node: Node, api: Api, address: Callable[[], str], base: str) -> None:
+        self._node, self._api, self._base, self._address = node, api, base, address
+        self._rendering = Rendering(base)
+        self._throughput = Throughput(node.runtime.home.path / "throughput.json")
+        # For each browser.
+        self._notices: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=NOTICES_MAX))
+
+    @cached_property
+    def _name(self) -> str:
+        """The name of this node, or else its id."""
+        id = node_text(self._node.runtime.log.node)
+        return self._api.service.names().get(id, id)
+
+    @cached_property
+    def _entry(self) -> PageEntry:
+        return PageEntry(self._address(), self._base, node_text(self._node.runtime.log.node))
+
+    def has(self, path: str) -> bool:
+        return (
+            path in (CHANGES, LEAVE)
+            or path.startswith((ASSETS, DO, page_access.ENTER))
+            or any(each.match(path) is not None for each in VIEWS)
+        )
+
+    async def keep_throughput(self) -> None:
+        """Counts what ends, for as long as the server runs."""
+        environment = self._node.environment
+        while True:
+            await self._node.peek(lambda session: self._throughput.sample(session, environment.physical_ms()))
+            await self._api.write(self._throughput.keep)
+            await asyncio.sleep(SAMPLE_S)
+
+    async def answer(self, request: Request) -> Reply:
+        try:
+            self._entry.check_host(request.headers)
+            if request.path.startswith(ASSETS):
+                return _asset(request.path.removeprefix(ASSETS))
+            if request.path.startswith(page_access.ENTER):
+                return await self._enter(request)
+            token = self._entry.token(request.headers)
+            program = await self._recognise(token)
+        except (HocketError, BodyTooLong, NoRoom) as error:
+            return self._failed(error, None)
+        try:
+            with self._api.counted(program.name):
+                return await self._answer_to(request, program, token)
+        except (HocketError, BodyTooLong, NoRoom) as error:
+            return self._failed(error, program)
+
+    def failed(self, error: Exception, path: str) -> Reply:
+        """The reply to a request that met a bug."""
+        self._api.failed(error, path)
+        values = {"title": "This node failed", "sentence": "its operator was told", "here": "", "is_stranger": False}
+        return self._html(500, "error.html", values, None)
+
+    async def _answer_to(self, request: Request, program: Program, token: str) -> Reply:
+        if request.path == CHANGES:
+            return self._changes(request, token)
+        if request.path == LEAVE or request.path.startswith(DO):
+            if request.method != "POST":
+                raise BadMethod(["POST"])
+            form = _fields((await request.whole(FORM_BYTES_MAX)).body.decode(errors="replace"))
+            self._entry.check_form(request.headers, form.pop(FORM_FIELD, ""), token)
+            if request.path == LEAVE:
+                return await self._leave(request, program)
+            return await self._do(unquote(request.path.removeprefix(DO)), form, program, token)
+        if request.method not in ("GET", "HEAD"):
+            raise BadMethod(["GET", "HEAD"])
+        for view in VIEWS:
+            if (values := view.match(request.path)) is not None:
+                call = ViewCall(self._api.call(program).service, program, _fields(request.query), self._throughput)
+                decoded = {name: unquote(value) for name, value in values.items()}
+                shown = await self._api.read(partial(view.function, call, **decoded))
+                address = f"{request.path}?{request.query}" if request.query else request.path
+                return self._html(200, view.template, {**shown, "here": address}, program, token)
+        raise NotFound("there is no such page")
+
+    async def _enter(self, request: Request) -> Reply:
+        if request.method != "GET":
+            raise BadMethod(["GET"])
+        service = self._api.service
+        code = unquote(request.path.removeprefix(page_access.ENTER))
+        entered = await self._api.write(lambda: page_access.enter(service, code))
+        cookie = self._entry.cookie(entered.token, entered.lifetime_ms, request.headers)
+        return _to(f"{self._base}/", {"set-cookie": cookie})
+
+    async def _leave(self, request: Request, program: Program) -> Reply:
+        if program.token is not None:
+            service, id = self._api.service, program.token
+            await self._api.write(lambda: page_access.leave(service, id))
+        return _to(f"{self._base}/", {"set-cookie": self._entry.cookie("", 0, request.headers)})
+
+    async def _do(self, name: str, form: dict[str, str], program: Program, token: str) -> Reply:
+        action, route = action_named(name)
+        back = form.get(BACK, "/")
+        if not back.startswith("/") or back.startswith(("//", "/\\")):
+            raise Usage("a form names a page of this server to go back to")
+        if action.question and CONFIRMED not in form:
+            return await self._question(action, route, form, program, token)
+        arguments = arguments_of(route, form, program.agent or program.name)
+        answer = await self._api.perform(route, self._api.call(program), arguments)
+        if isinstance(answer, AsyncIterator):
+            async for each in answer:
+                last = each
+            answer = last
+        told = {**form, **_members(answer)}
+        self._notices[token].append(action.done.format_map(defaultdict(str, told)))
+        return _to(f"{self._base}{back}")
+
+    async def _question(
+        self, action: Action, route: ApiRoute, form: dict[str, str], program: Program, token: str
+    ) -> Reply:
+        told: dict[str, Any] = dict(form)
+        if can_only_count(route):
+            arguments = arguments_of(route, {**form, "dry_run": "true"}, program.agent or program.name)
+            async for counted in await self._api.perform(route, self._api.call(program), arguments):
+                at_least = "at least " if counted.is_cut else ""
+                told["matched"] = f"{at_least}{counted.matched} jobs"
+        question = action.question.format_map(defaultdict(str, told))
+        values = {"title": action.verb, "action": action, "question": question, "fields": form, "here": ""}
+        return self._html(200, "confirm.html", values, program, token)
+
+    def _changes(self, request: Request, token: str) -> Reply:
+        """Tells an open page that something has changed, at most once a second."""
+
+        async def body() -> AsyncIterator[bytes]:
+            with self._api.open_requests.one(token) as ending, closing(self._node.listen(about(LOG))) as changes:
+                yield b"retry: 2000\n\n"
+                while not ending.is_set():
+                    came = await changes.wait(QUIET_S)
+                    yield b"data: changed\n\n" if came else b": quiet\n\n"
+                    await asyncio.sleep(CHANGES_S)
+
+        return Reply(200, {**_HEADERS, "content-type": EVENTS, "x-accel-buffering": "no"}, stream=body())
+
+    async def _recognise(self, token: str) -> Program:
+        if not token:
+            raise UnknownToken("this browser has not entered; run `hocket page` on the machine of this node")
+        known = self._api.programs.known(token)
+        return await self._api.read(lambda: self._api.programs.recognise(token)) if known is None else known
+
+    def _html(
+        self, status: int, template: str, values: Mapping[str, Any], program: Program | None, token: str = ""
+    ) -> Reply:
+        notices = [self._notices[token].popleft() for _ in range(len(self._notices[token]))] if token else []
+        common = {
+            "program": program,
+            "form_key": form_key(token),
+            "form_field": FORM_FIELD,
+            "views": [each for each in VIEWS if each.name],
+            "actions": ACTIONS,
+            "notices": notices,
+            "version": __version__,
+            "node": self._name,
+        }
+        return Reply(status, _HEADERS, self._rendering.html(template, {**common, **values}))
+
+    def _failed(self, error: HocketError | BodyTooLong | NoRoom, program: Program | None) -> Reply:
+        if isinstance(error, ForeignRequest):
+            status, title = 403, "Not from this page"
+        elif isinstance(error, page_access.UsedAddress):
+            status, title = 401, "This address is used up"
+        else:
+            problem = problem_of(error)
+            status, title = problem.status, problem.title
+        values = {"title": title, "sentence": str(error), "here": "", "is_stranger": status == 401}
+        return self._html(status, "error.html", values, program)
+
+
+def _members(answer: Any) -> dict[str, Any]:
+    return {name: getattr(answer, name) for name in getattr(answer, "__struct_fields__", ())}
+
+
+def _fields(text: str) -> dict[str, str]:
+    """The last value of each field of a query or a form."""
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=FIELDS_MAX))
+    except ValueError:
+        raise Usage(f"a form or an address has at most {FIELDS_MAX} fields") from None
+
+
+def _asset(name: str) -> Reply:
+    found = assets().get(name)
+    if found is None:
+        raise NotFound("there is no such file")
+    content_type, content = found
+    headers = {**_HEADERS, "content-type": content_type, "cache-control": "public, max-age=31536000, immutable"}
+    return Reply(200, headers, content)
+
+
+def _to(address: str, headers: Mapping[str, str] = {}) -> Reply:
+    return Reply(303, {**_HEADERS, "location": address, **headers})

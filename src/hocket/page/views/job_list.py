@@ -1,0 +1,99 @@
+"""The list of jobs: filters in the address, a search of one line, pages by key, and changes of all that match."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from hocket.api.job_lists import count_which, listing
+from hocket.api.job_operations.job_filters import JobWhich
+from hocket.errors import Usage
+from hocket.families.jobs.view import STATE_WORDS
+from hocket.kernel.decoding import convert
+from hocket.kernel.ids import parse_ulid
+from hocket.kernel.texts import duration_ms
+from hocket.page.views import PageView, ViewCall
+
+LINES = 100
+# What a search may name, and the member of the filter that it means.
+WORDS = {"kind": "kind", "state": "state", "tag": "tag", "error": "error", "by": "submitter", "id": "id"}
+TIMES = {"since": "since_ms", "until": "until_ms"}
+# Fields of the form, in the order of the form.
+FIELDS = ("state", "kind", "tag", "error", "submitter", "since", "until", "id")
+
+
+def jobs(call: ViewCall) -> Mapping[str, Any]:
+    asked = searched(call.query)
+    which = which_of(asked, int(time.time() * 1000))
+    if which.kind is None and not call.may("Job", "Read"):
+        prefix = next((each.kind_prefix for each in call.program.grants if each.covers("Job", "Read")), None)
+        which = msgspec.structs.replace(which, kind=prefix[0] if prefix else None)
+    call.service.check("Job", "Read", *([] if which.kind is None else [which.kind]))
+    page = listing.function(call.service, which, LINES, call.query.get("after"))
+    counted = count_which.function(call.service, which)
+    kept = {name: value for name, value in asked.items() if value}
+    return {
+        "title": "Jobs",
+        "asked": asked,
+        "states": STATE_WORDS,
+        "jobs": page.items,
+        "counted": counted,
+        "names": call.service.names(),
+        "next": None if page.next is None else urlencode({**kept, "after": page.next}),
+        "first": urlencode(kept) if "after" in call.query else None,
+        "filters": {name: value for name, value in msgspec.to_builtins(which).items() if value is not None},
+        "is_filtered": which != JobWhich(),
+        "may_change": call.may("Job", "Schedule", *([] if which.kind is None else [which.kind])),
+    }
+
+
+def searched(query: Mapping[str, str]) -> dict[str, str]:
+    """The fields of the form. The line of the search fills those that it names; a bare word is a part of an id."""
+    asked = {name: query.get(name, "").strip() for name in FIELDS}
+    for word in query.get("q", "").split():
+        name, colon, value = word.partition(":")
+        if colon and name in WORDS:
+            asked[WORDS[name]] = value
+        elif colon and name in TIMES:
+            asked[name] = value
+        elif word.endswith("."):
+            asked["kind"] = word
+        else:
+            asked["id"] = word
+    return asked
+
+
+def which_of(asked: Mapping[str, str], now_ms: int) -> JobWhich:
+    values: dict[str, Any] = {name: asked[name] for name in WORDS.values() if asked[name]}
+    if "id" in values:
+        values["id"] = values["id"].upper()
+    for name, member in TIMES.items():
+        if asked[name]:
+            values[member] = time_of(asked[name], now_ms)
+    try:
+        return convert(values, JobWhich)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise Usage(f"this filter is wrong: {error}") from None
+
+
+def time_of(text: str, now_ms: int) -> int:
+    """A time in milliseconds: itself, or how long ago it was, like 30m."""
+    if text.isdigit() and len(text) > 11:
+        return int(text)
+    try:
+        return now_ms - duration_ms(text)
+    except ValueError:
+        raise Usage(f"{text!r} is no time; write how long ago, like 30m or 2d, or milliseconds since 1970") from None
+
+
+def is_id(text: str) -> bool:
+    try:
+        parse_ulid(text)
+    except ValueError:
+        return False
+    return True
+
+
+JOBS = PageView("/jobs", "jobs.html", jobs, "Jobs")

@@ -1,0 +1,242 @@
+"""The page in a real browser: Chromium, if it is installed. Its scripts are on, and everything that it complains about
+is an error.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+
+import hocket
+from hocket.node.runtime import Runtime
+from tests.page.test_views import HIDDEN, MARKUP
+from tests.ports import free_port
+from tests.server.served import Served, serving
+from tests.server.served import hocket as command
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PATIENCE_MS = 60_000
+SIZES = {"wide": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 800}}
+
+expect.set_options(timeout=PATIENCE_MS)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: install Debian's package `chromium`")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        # Chromium's sandbox refuses to run as root.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield running
+        running.close()
+
+
+@contextmanager
+def entered(browser: Browser, served: Served, *options: str, **context: Any) -> Iterator[tuple[Page, list[str]]]:
+    """A page of a browser that has entered, and what the browser complained about."""
+    complaints: list[str] = []
+
+    def heard(message: ConsoleMessage) -> None:
+        complaints.append(message.text)
+
+    opened: BrowserContext = browser.new_context(**({"viewport": SIZES["wide"]} | context))
+    with closing(opened):
+        opened.set_default_timeout(PATIENCE_MS)
+        page = opened.new_page()
+        page.on("console", heard)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(command(served.home, "page", "--no-open", *options).stdout.strip())
+        yield page, complaints
+
+
+@pytest.fixture(scope="module")
+def jobs(served: Served) -> dict[str, str]:
+    def run(ctx: hocket.Context, fails: bool = False, **values: Any) -> Any:
+        if fails:
+            raise RuntimeError(f"{MARKUP}{HIDDEN}")
+        return values
+
+    job_type = hocket.job("acme.shown", retries=0)(run)
+    with closing(hocket.open_sync(served.home)) as node:
+        done, failed = node.submit(job_type, note=MARKUP), node.submit(job_type, fails=True)
+        work(node, job_type)
+        waits = node.submit(hocket.kind("acme.later", after=[done.job_id]))
+    return {"succeeded": done.job_id, "failed": failed.job_id, "ready": waits.job_id}
+
+
+def work(node: hocket.SyncNode, job_type: hocket.JobType) -> None:
+    """Runs the jobs that are there. Playwright has an event loop in this thread."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: node.work([job_type], until_idle=True, signals=False)).result()
+
+
+def is_live(page: Page) -> None:
+    expect(page.locator("#live")).to_have_text("live")
+
+
+def test_every_view_is_quiet_and_its_foreign_text_does_nothing(browser: Browser, served: Served, jobs: dict[str, str]):
+    with entered(browser, served) as (page, complaints):
+        page.on("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
+        for path in ("/", "/jobs", "/jobs?error=%3Cscript%3E", *(f"/jobs/{each}" for each in jobs.values())):
+            page.goto(f"{served.address}{path}")
+            is_live(page)
+        assert complaints == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_axe_finds_nothing_to_mend(browser: Browser, served: Served, jobs: dict[str, str], scheme: str, size: str):
+    # axe puts its own script into the page, which the policy refuses.
+    look = {"color_scheme": scheme, "viewport": SIZES[size], "bypass_csp": True}
+    with entered(browser, served, **look) as (page, _):
+        for path in ("/", "/jobs", *(f"/jobs/{each}" for each in jobs.values()), "/jobs?state=sleeping"):
+            page.goto(f"{served.address}{path}")
+            found = Axe().run(page)
+            assert found.violations_count == 0, f"{path}: {found.generate_report()}"
+            width = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert width <= 0, f"{path} is wider than the screen by {width} pixels"
+        page.context.clear_cookies()
+        page.goto(f"{served.address}/")
+        assert Axe().run(page).violations_count == 0
+
+
+def test_the_keyboard_finds_and_opens_jobs(browser: Browser, served: Served, jobs: dict[str, str]):
+    with entered(browser, served) as (page, complaints):
+        page.goto(f"{served.address}/jobs?kind=acme.")
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        page.keyboard.press("k")
+        first = page.locator("#jobs tbody tr").first
+        expect(first).to_have_class("current")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/jobs/*")
+        page.keyboard.press("/")
+        page.keyboard.type("state:failed")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/jobs?q=*")
+        expect(page.locator("#jobs tbody tr")).to_have_count(1)
+        page.keyboard.press("?")
+        expect(page.locator("#keys")).to_be_visible()
+        assert complaints == []
+
+
+def test_a_job_is_cancelled_by_mouse_after_a_question(browser: Browser, served: Served):
+    job = command(served.home, "submit", "acme.once", "{}").stdout.split()[-1]
+    with entered(browser, served) as (page, complaints):
+        page.goto(f"{served.address}/jobs/{job}")
+        page.get_by_role("button", name="Cancel…").click()
+        expect(page.get_by_role("heading", name=f"Cancel the job {job}?")).to_be_visible()
+        page.get_by_label("Reason").fill("not needed")
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.locator("#news")).to_have_text(f"Cancelled the job {job}.")
+        expect(page.locator("#state")).to_contain_text("cancelled")
+        assert complaints == []
+
+
+def test_the_page_works_without_scripts(browser: Browser, served: Served, jobs: dict[str, str]):
+    with entered(browser, served, java_script_enabled=False) as (page, _):
+        page.goto(f"{served.address}/jobs")
+        page.locator("select[name=state]").select_option("failed")
+        page.get_by_role("button", name="Find").click()
+        page.locator("#jobs tbody a").first.click()
+        expect(page.locator("h1")).to_contain_text(jobs["failed"])
+        expect(page.locator("footer")).to_contain_text("not live")
+        assert page.locator("#pause").is_hidden()
+
+
+def shown_jobs(page: Page) -> dict[str, str]:
+    rows = page.locator("#jobs tbody tr").evaluate_all(
+        "rows => rows.map(row => [row.id.slice(4), row.querySelector('.state').textContent.trim().split(/\\s+/).pop()])"
+    )
+    return dict(rows)
+
+
+def test_what_a_watching_browser_shows_is_what_the_shell_shows(browser: Browser, served: Served):
+    with entered(browser, served) as (page, complaints):
+        first = command(served.home, "submit", "watched.one", "{}").stdout.split()[-1]
+        page.goto(f"{served.address}/jobs?kind=watched.")
+        is_live(page)
+
+        def run(ctx: hocket.Context, number: int = 0) -> None:
+            if number % 3 == 0:
+                raise RuntimeError("every third one fails")
+
+        job_type = hocket.job("watched.one", retries=0)(run)
+        with closing(hocket.open_sync(served.home)) as node:
+            for number in range(60):
+                node.submit(job_type, number=number)
+            work(node, job_type)
+            for _ in range(30):
+                node.submit(job_type)
+        button = page.get_by_role("button", name="show")
+        expect(button).to_contain_text("90 new")
+        # The line that was there has changed in its place, and no other has come under the reader's eyes.
+        assert shown_jobs(page) == {first: "failed"}
+        button.click()
+        listed = json.loads(command(served.home, "jobs", "--kind", "watched.", "--limit", "100", "--json").stdout)
+        told = {each["job_id"]: each["stage"] for each in listed}
+        assert shown_jobs(page) == told and set(told.values()) == {"failed", "succeeded", "ready"}
+        assert complaints == []
+
+
+def test_a_paused_page_stays_as_it_is_until_it_goes_on(browser: Browser, served: Served):
+    job = command(served.home, "submit", "paused.one", "{}").stdout.split()[-1]
+    with entered(browser, served) as (page, _):
+        page.goto(f"{served.address}/jobs/{job}")
+        is_live(page)
+        page.get_by_role("button", name="Pause").click()
+        with entered(browser, served) as (other, _):
+            other.goto(f"{served.address}/jobs/{job}")
+            is_live(other)
+            command(served.home, "cancel", job)
+            # By then, the paused page would have heard of it, too.
+            expect(other.locator("#state")).to_contain_text("cancelled")
+        expect(page.locator("#state")).to_contain_text("ready")
+        page.get_by_role("button", name="Go on").click()
+        expect(page.locator("#state")).to_contain_text("cancelled")
+
+
+def test_an_open_page_survives_a_restart_of_the_server(browser: Browser, tmp_path: Path):
+    home, port = tmp_path / "home", str(free_port())
+    Runtime.init(home, name="box").close()
+    job = command(home, "submit", "acme.once", "{}").stdout.split()[-1]
+    with serving(home, "--port", port) as served:
+        opened = entered(browser, served)
+        page, _ = opened.__enter__()
+        page.goto(f"{served.address}/jobs/{job}")
+        is_live(page)
+    expect(page.locator("#live")).to_contain_text("lost")
+    command(home, "cancel", job)
+    with serving(home, "--port", port):
+        is_live(page)
+        expect(page.locator("#state")).to_contain_text("cancelled")
+        opened.__exit__(None, None, None)
+
+
+def test_no_site_can_put_the_page_into_a_frame(browser: Browser, served: Served, tmp_path: Path):
+    with entered(browser, served) as (page, _):
+        frame_page = tmp_path / "frame.html"
+        frame_page.write_text(f'<iframe src="{served.address}/jobs"></iframe>')
+        page.goto(f"file://{frame_page}")
+        frames = [each for each in page.frames if urlsplit(each.url).path == "/jobs"]
+        assert not [each for each in frames if each.locator("#jobs").count()]
+
+
+def test_an_old_session_tells_the_reader_to_enter_again(browser: Browser, served: Served):
+    with entered(browser, served, "--agent", "zoe") as (page, _):
+        page.goto(f"{served.address}/")
+        is_live(page)
+        tokens = json.loads(command(served.home, "token", "list", "--json").stdout)
+        own = next(each["name"] for each in tokens if each["name"].startswith("zoe~browser"))
+        command(served.home, "token", "revoke", own)
+        expect(page.locator("#live")).to_contain_text("enter again")

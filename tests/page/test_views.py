@@ -1,0 +1,167 @@
+"""What the page shows and does, read as a text browser reads it: without scripts, from plain HTML."""
+
+import json
+import re
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import hocket
+from tests.page.visitors import Shown, Visitor
+from tests.server.served import Served
+from tests.server.served import hocket as command
+
+# What strangers could write where a text is shown.
+MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)> ' \" & </pre>{{ 7*7 }}"
+HIDDEN = "\u202egnp.exe\u2066\u200b\x07\x1b[31m"
+KIND = "acme.render"
+
+
+@pytest.fixture(scope="module")
+def visitor(served: Served) -> Visitor:
+    return Visitor(served, "--agent", "ada")
+
+
+@pytest.fixture(scope="module")
+def jobs(served: Served) -> dict[str, str]:
+    """A job in each state, by its state."""
+
+    def run(ctx: hocket.Context, fails: bool = False, **values: Any) -> Any:
+        if fails:
+            raise RuntimeError(f"{MARKUP}{HIDDEN}")
+        return {"text": MARKUP, "large": 2**63 + 1}
+
+    job_type = hocket.job(KIND, retries=0)(run)
+    with closing(hocket.open_sync(served.home)) as node:
+        done = node.submit(job_type, note=f"{MARKUP}{HIDDEN}", large=2**70)
+        failed = node.submit(job_type, fails=True)
+        node.work([job_type], until_idle=True)
+        ready = node.submit(hocket.kind("acme.later", tags=["team=video"]))
+        blocked = node.submit(hocket.kind("acme.later", after=[ready.job_id]))
+        cancelled = node.submit(hocket.kind("acme.later"))
+        cancelled.cancel("no longer needed")
+    made = {"succeeded": done, "failed": failed, "ready": ready, "blocked": blocked, "cancelled": cancelled}
+    return {state: each.job_id for state, each in made.items()}
+
+
+def state_of(served: Served, job: str) -> str:
+    return str(json.loads(command(served.home, "show", job, "--json").stdout)["state"])
+
+
+def ids(shown: Shown) -> set[str]:
+    return {
+        attributes["id"].removeprefix("job-") for tag, attributes in shown.tags if tag == "tr" and "id" in attributes
+    }
+
+
+def test_foreign_text_is_text_everywhere(visitor: Visitor, jobs: dict[str, str]):
+    for path in ("/", "/jobs", f"/jobs/{jobs['failed']}", f"/jobs/{jobs['succeeded']}", f"/jobs?error={MARKUP[:40]}"):
+        shown = visitor.get(path.replace("<", "%3C").replace(">", "%3E").replace(" ", "+"))
+        assert shown.status == 200
+        scripts = [attributes for tag, attributes in shown.tags if tag == "script"]
+        assert [each["type"] for each in scripts] == ["module"] and "img" not in {tag for tag, _ in shown.tags}
+        assert not [a for _, attributes in shown.tags for a in attributes if a.startswith("on") or a == "style"]
+        assert not re.search("[\u200b\u202a-\u202e\u2066-\u2069\x07\x1b]", shown.html)
+    shown = visitor.get(f"/jobs/{jobs['failed']}")
+    assert MARKUP in shown.text and "\\u202e" in shown.text and "49" not in shown.text.partition("Traceback")[0]
+
+
+def test_whole_numbers_stay_exact(visitor: Visitor, jobs: dict[str, str]):
+    shown = visitor.get(f"/jobs/{jobs['succeeded']}")
+    assert str(2**70) in shown.text and str(2**63 + 1) in shown.text
+
+
+def test_the_first_view_counts_jobs_and_says_what_is_wrong(visitor: Visitor, jobs: dict[str, str], served: Served):
+    shown = visitor.get("/")
+    counts = json.loads(command(served.home, "status", "--json").stdout)["jobs"]
+    for state, count in counts.items():
+        assert re.search(rf"\b{count} \S+ {state}", shown.text), state
+    assert "box (here)" in shown.text
+
+
+@pytest.mark.parametrize("query", ["state={0}", "q=state:{0}"])
+def test_jobs_are_found_by_state(visitor: Visitor, jobs: dict[str, str], query: str):
+    for state, job in jobs.items():
+        assert job in ids(visitor.get(f"/jobs?{query.format(state)}&id={job}"))
+        other = "failed" if state != "failed" else "succeeded"
+        assert job not in ids(visitor.get(f"/jobs?{query.format(other)}"))
+
+
+def test_a_search_of_one_line_finds_by_kind_tag_error_time_and_id(visitor: Visitor, jobs: dict[str, str]):
+    assert ids(visitor.get("/jobs?q=team%3Dvideo")) == set()
+    assert ids(visitor.get("/jobs?q=tag:team%3Dvideo")) == {jobs["ready"]}
+    assert ids(visitor.get("/jobs?q=kind:acme.later")) == {jobs["ready"], jobs["blocked"], jobs["cancelled"]}
+    assert ids(visitor.get("/jobs?q=acme.")) == set(jobs.values())
+    assert ids(visitor.get("/jobs?q=error:RuntimeError")) == {jobs["failed"]}
+    assert ids(visitor.get("/jobs?q=since:1d+kind:acme.")) == set(jobs.values())
+    assert ids(visitor.get("/jobs?q=until:1d+kind:acme.")) == set()
+    assert ids(visitor.get(f"/jobs?q={jobs['ready'][-8:].lower()}")) == {jobs["ready"]}
+
+
+@pytest.mark.parametrize("query", ["state=sleeping", "since=soon", "submitter=nobody", "after=x", "id=" + "A" * 40])
+def test_a_bad_filter_is_an_error_that_names_it(visitor: Visitor, query: str):
+    shown = visitor.get(f"/jobs?{query}")
+    name, _, value = query.partition("=")
+    assert shown.status in (400, 404) and (value in shown.text or f"$.{name}" in shown.text)
+
+
+def test_an_unknown_page_and_job_say_so(visitor: Visitor):
+    assert visitor.get("/jobs/01M7SP0K1QY7PBSJAF8JX2N0G9").status == 404
+    assert visitor.get("/assets/none.js").status == 404
+    assert visitor.post("/", {}).status == 405
+    assert visitor.get("/do/cancel_job").status == 405
+
+
+def test_a_job_tells_its_story_and_why_it_waits(visitor: Visitor, jobs: dict[str, str]):
+    story = visitor.get(f"/jobs/{jobs['succeeded']}").text
+    assert [each for each in ("submitted", "claimed", "succeeded") if each in story.partition("What happened")[2]]
+    assert "Why it does not run" in visitor.get(f"/jobs/{jobs['ready']}").text
+    blocked = visitor.get(f"/jobs/{jobs['blocked']}")
+    assert jobs["ready"][-6:] in blocked.text.partition("It comes after")[2].partition("What happened")[0]
+
+
+def test_a_cancelled_job_asks_first_and_names_the_person(visitor: Visitor, served: Served, jobs: dict[str, str]):
+    job = command(served.home, "submit", "acme.once", "{}").stdout.split()[-1]
+    asked = visitor.send(visitor.get(f"/jobs/{job}").form("Cancel…"))
+    assert asked.status == 200 and f"Cancel the job {job}?" in asked.text and state_of(served, job) == "pending"
+    done = visitor.send(asked.form("Cancel"), reason=f"not needed {MARKUP}")
+    assert f"Cancelled the job {job}." in done.text and state_of(served, job) == "cancelled"
+    assert "Cancelled the job" not in visitor.get(f"/jobs/{job}").text
+    assert "(by ada)" in done.text and done.form("Retry")
+    assert "by ada" in visitor.send(done.form("Retry")).text.replace("(by ada)", "")
+    assert state_of(served, job) == "pending"
+
+
+def test_all_that_match_are_cancelled_after_a_question_with_their_number(visitor: Visitor, served: Served):
+    made = [command(served.home, "submit", "bulk.one", "{}").stdout.split()[-1] for _ in range(3)]
+    other = command(served.home, "submit", "bulk.two", "{}").stdout.split()[-1]
+    asked = visitor.send(visitor.get("/jobs?kind=bulk.one").form("Cancel all…"))
+    assert "Cancel 3 jobs?" in asked.text and {state_of(served, each) for each in made} == {"pending"}
+    done = visitor.send(asked.form("Cancel all"))
+    assert "Cancelled 3 of 3 jobs." in done.text
+    assert {state_of(served, each) for each in made} == {"cancelled"} and state_of(served, other) == "pending"
+    assert "Cancel all…" not in visitor.get("/jobs").verbs
+
+
+def test_pages_are_turned_by_key(visitor: Visitor, served: Served):
+    lines = "\n".join(json.dumps({"kind": "paged.one", "payload": {}}) for _ in range(205)).encode()
+    (served.home.parent / "batch.jsonl").write_bytes(lines)
+    command(served.home, "submit", "--batch", str(served.home.parent / "batch.jsonl"))
+    seen: list[set[str]] = []
+    path = "/jobs?kind=paged.one"
+    while path:
+        shown = visitor.get(path)
+        seen.append(ids(shown))
+        links = [attributes["href"] for tag, attributes in shown.tags if attributes.get("rel") == "next"]
+        path = links[0] if links else ""
+    assert [len(each) for each in seen] == [100, 100, 5] and len(set.union(*seen)) == 205
+
+
+def test_the_assets_never_change_under_their_name(visitor: Visitor):
+    shown = visitor.get("/")
+    names = [a.get("src") or a.get("href", "") for tag, a in shown.tags if tag in ("script", "link")]
+    assert len(names) == 3
+    for name in names:
+        answer = visitor.get(name).answer
+        assert answer.status == 200 and "immutable" in answer.headers["cache-control"]
