@@ -59,6 +59,8 @@ class Size:
     tempo_rounds: int = 5
     status_claims: int = 200_000
     agents: int = 10_000
+    waiting: int = 500
+    waiting_s: float = 60.0
     repeat: int = 3
 
 
@@ -96,6 +98,8 @@ QUICK = Size(
     tempo_rounds=1,
     status_claims=20_000,
     agents=1_000,
+    waiting=100,
+    waiting_s=5.0,
     repeat=1,
 )
 
@@ -312,7 +316,26 @@ def http_rows(size: Size) -> list[Row]:
         options = {"ours_only": True, "module": HTTP, "figures": figures, "group": "http", "goals": goals}
         return Row(f"http-{connections}", title, "submits", arguments, **options)
 
-    return [row(1), row(16, Goal(at_most=0.667, line="each_ms")), row(64)]
+    def drain(workers: int, *goals: Goal) -> Row:
+        title = f"no-op jobs/s over HTTP, claims of 32, {workers} worker{'s' if workers > 1 else ''}"
+        figures = Figure("rate", title, "/s"), Figure("cpu_ms", "  of the server's processors", "ms", True)
+        arguments = {"count": size.drain, "workers": workers}
+        options = {"ours_only": True, "module": HTTP, "figures": figures, "group": "http", "goals": goals}
+        return Row(f"http-drain-{workers}", title, "drain", arguments, **options)
+
+    title = f"{size.waiting} workers wait over HTTP, of one core"
+    waiting = Row(
+        *("http-wait", title, "wait", {"workers": size.waiting, "seconds": size.waiting_s}),
+        ours_only=True,
+        module=HTTP,
+        figures=(Figure("cpu_percent", title, "%", True),),
+        group="http",
+        goals=(Goal(at_most=2.0),),
+    )
+    return [
+        *(row(1), row(16, Goal(at_most=0.667, line="each_ms")), row(64)),
+        *(drain(1, Goal(at_least=0.5, row="drain-1")), drain(4), waiting),
+    ]
 
 
 def command_rows(size: Size) -> list[Row]:

@@ -90,3 +90,26 @@ def test_a_claim_whose_time_ends_in_its_first_look_is_answered(tmp_path: Path):
         assert (await desk.claim(asked("a"), 10 * PATIENCE_S)).jobs == ()
 
     in_a_node(tmp_path / "home", body)
+
+
+def test_workers_that_wait_keep_their_rows_alive(tmp_path: Path):
+    async def body(node: Node) -> None:
+        desk, store = node.remote_workers, node.runtime.store
+        claims = [
+            asyncio.create_task(desk.claim(asked("a")._replace(worker=RemoteName("ci", name)), PATIENCE_S))
+            for name in ("w1", "w2")
+        ]
+        while not all(ask.was_looked_at for asks in desk._queues.values() for ask in asks) or not desk._queues:
+            await asyncio.sleep(0.01)
+        with store.write() as session:
+            before = session.workers()
+            session.drop_worker(before[1].number)
+        await desk._beat(0.0)
+        with store.read() as session:
+            after = session.workers()
+        assert [each.name for each in after] == [each.name for each in before]
+        assert after[0].beat > before[0].beat and after[0].serves == before[0].serves
+        for each in claims:
+            each.cancel()
+
+    in_a_node(tmp_path / "home", body)

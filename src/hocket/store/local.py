@@ -5,7 +5,7 @@ from the ops is derived again.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hocket.store.statements import MAC_COLUMNS, MAC_TABLES, Row, Statements, insert, upsert
@@ -122,6 +122,7 @@ _PUT_WORKER = (
     + ", ".join(f"{name} = excluded.{name}" for name in _RENEWED)
     + " RETURNING number"
 )
+_BEAT = "UPDATE workers SET beat = CASE WHEN ? > beat THEN ? ELSE beat + 1 END WHERE name = ?"
 _WORKERS = f"SELECT {_COVERED}, {_OTHERS} FROM workers {{}} ORDER BY number"
 _PUT_OFFER = upsert("offers", "op, job, worker", "op")
 _SET_META = upsert("meta", "key, value", "key")
@@ -181,6 +182,14 @@ class LocalSession(Statements):
         """
         _, *covered = self._macs.with_mac("workers", (worker.name, worker.pid, worker.started, *worker.place))
         return int(self._one(_PUT_WORKER, worker.node, *covered, worker.beat, worker.serves))
+
+    def beat_workers(self, names: Collection[str], beat: int) -> set[str]:
+        """Renews the beats of workers of the node that uses the store. Returns the names without a row."""
+        missing = set(names) - {
+            name for (name,) in self._rows("SELECT name FROM workers WHERE node = ?", self._macs.node)
+        }
+        self._many(_BEAT, [(beat, beat, name) for name in names if name not in missing])
+        return missing
 
     def has_worker(self, number: int) -> bool:
         return self._one("SELECT 1 FROM workers WHERE number = ?", number) is not None

@@ -187,7 +187,7 @@ class RemoteClaims:
 
     def _claim(self, tx: Transaction, ask: WaitingClaim, limit: int) -> ClaimedNow:
         asked, order = ask.asked, ask.worker.order
-        number = row_of(tx, asked, beats=False).number
+        number = row_of(tx, asked).number
         # Another worker may rank before this one, or be free for a job that runs alone.
         may_suit_others, size = False, 0
         if _holds_alone(tx, ask.worker):
@@ -236,12 +236,12 @@ class RemoteClaims:
         return ClaimedNow(given, wanted, again_at, may_suit_others=may_suit_others)
 
 
-def row_of(tx: Transaction, asked: ClaimAsked, beats: bool) -> WorkerRow:
+def row_of(tx: Transaction, asked: ClaimAsked) -> WorkerRow:
     """The row of a worker, with what it serves now. A row that a drain has marked stays marked."""
     name = asked.worker.row(tx.node)
     row = tx.session.worker_named(name)
     before = None if row is None else next(iter(read_serving(row.serves)), None)
-    if row is not None and before is not None and not beats and (before.kinds, before.labels) == asked.queue:
+    if row is not None and before is not None and (before.kinds, before.labels) == asked.queue:
         return row
     since_ms = tx.now if before is None else before.since_ms
     serves = Serving(asked.kinds, labels=asked.labels, drains=before is not None and before.drains)
@@ -253,7 +253,7 @@ def row_of(tx: Transaction, asked: ClaimAsked, beats: bool) -> WorkerRow:
 
 def _first_look(tx: Transaction, asked: ClaimAsked) -> ClaimedNow | None:
     """What a new claim gets whatever is in the queue: the holds of the claim that it repeats, or that it drains."""
-    row = row_of(tx, asked, beats=False)
+    row = row_of(tx, asked)
     kept = tx.session.answer("", row.name)
     if kept is not None and kept.request == content_hash(asked.claim_id.encode()):
         return ClaimedNow(_still_held(tx, asked, kept), is_draining=drains(row), is_repeat=True)

@@ -342,14 +342,15 @@ class RemoteWorkers:
             if not worker.is_alive(now):
                 del self._workers[name]
                 self._of_agent[name.agent] -= 1
-        alive = [worker.asked for worker in self._workers.values() if worker.asked is not None]
+        node = self._access.log.node
+        alive = {name.row(node): worker.asked for name, worker in self._workers.items() if worker.asked is not None}
         self._of_agent = +self._of_agent
         if not alive and not self._parts.keys:
             return
 
         def write(tx: Transaction) -> list[PartsKey]:
-            for each in alive:
-                row_of(tx, each, beats=True)
+            for each in tx.session.beat_workers(alive.keys(), tx.now):
+                row_of(tx, alive[each])
             return self._parts.over(tx)
 
         with suppress(StoreError):
