@@ -113,3 +113,64 @@ def test_workers_that_wait_keep_their_rows_alive(tmp_path: Path):
             each.cancel()
 
     in_a_node(tmp_path / "home", body)
+
+
+def looks_of(node: Node) -> list[int]:
+    """Counts the claims that each look of the node takes up."""
+    counted: list[int] = []
+    desk = node.remote_workers
+    claims = desk._claims
+
+    class Counting(RemoteClaims):
+        def __init__(self) -> None:
+            self.__dict__.update(claims.__dict__)
+
+        def __call__(self, tx: Any, new: Any, queues: Any) -> Any:
+            counted.append(len(new))
+            return super().__call__(tx, new, queues)
+
+    desk._claims = Counting()
+    return counted
+
+
+def test_a_worker_that_asks_again_after_nothing_costs_no_look_while_others_wait(tmp_path: Path):
+    async def body(node: Node) -> None:
+        desk, counted = node.remote_workers, looks_of(node)
+        other = asked("o")._replace(worker=RemoteName("ci", "w2"))
+        waiting = asyncio.create_task(desk.claim(other, PATIENCE_S))
+        assert (await desk.claim(asked("a"), 0.05)).jobs == ()
+        before = sum(counted)
+        for claim_id in ("a", "b", "c"):
+            assert (await desk.claim(asked(claim_id), 0.05)).jobs == ()
+        assert sum(counted) == before
+        waiting.cancel()
+
+    in_a_node(tmp_path / "home", body)
+
+
+def test_a_repeated_claim_gets_its_holds_again_however_much_has_come_between(tmp_path: Path):
+    async def body(node: Node) -> None:
+        desk = node.remote_workers
+        await node.submit(KIND)
+        (given,) = (await desk.claim(asked("a"), PATIENCE_S)).jobs
+        other = asked("o")._replace(worker=RemoteName("ci", "w2"))
+        waiting = asyncio.create_task(desk.claim(other, 10 * PATIENCE_S))
+        assert (await desk.claim(asked("b"), 0.05)).jobs == ()
+        (again,) = (await desk.claim(asked("a"), PATIENCE_S)).jobs
+        assert (again.job.id, again.job.fence) == (given.job.id, given.job.fence)
+        waiting.cancel()
+
+    in_a_node(tmp_path / "home", body)
+
+
+def test_a_drain_between_two_claims_is_told_at_once(tmp_path: Path):
+    async def body(node: Node) -> None:
+        desk = node.remote_workers
+        other = asked("o")._replace(worker=RemoteName("ci", "w2"))
+        waiting = asyncio.create_task(desk.claim(other, 10 * PATIENCE_S))
+        assert (await desk.claim(asked("a"), 0.05)).jobs == ()
+        await hocket.admin(node).drain_worker("ci", "w1")
+        assert (await desk.claim(asked("b"), 10 * PATIENCE_S)).is_draining
+        waiting.cancel()
+
+    in_a_node(tmp_path / "home", body)

@@ -90,11 +90,16 @@ class RemoteWorker:
         self.heard_at = 0.0
         self.leases_end_at = -math.inf
         self.alone: Job | None = None
+        # The id of its last claim that got jobs, and how many hints to drain had come before its last look.
+        self.fed_by: str | None = None
+        self.drain_hints = 0
 
-    def got_nothing(self, asked: ClaimAsked) -> bool:
-        """Whether its last claim was the same, and found nothing."""
+    def got_nothing(self, asked: ClaimAsked, drain_hints: int) -> bool:
+        """Whether its last claim was the same but for the id, and a look found nothing for it that has not changed."""
         newest = self.newest
-        return newest is not None and newest.asked == asked and newest.is_empty
+        if newest is None or not newest.is_empty or self.drain_hints != drain_hints:
+            return False
+        return asked.claim_id != self.fed_by and newest.asked._replace(claim_id=asked.claim_id) == asked
 
     def is_alive(self, now: float) -> bool:
         return bool(self.waiting) or now < max(self.heard_at + HEARD_S, self.leases_end_at)

@@ -108,6 +108,7 @@ class RemoteWorkers:
         self._is_looking = False
         # What tells that a worker, or all of them, may have to drain.
         self._drain_topics = about(AVAILABILITY, access.log.node.to_bytes(8, "big")) | about(REMOTE)
+        self._drain_hints = 0
         self._hints: Subscription | None = None
         self._logged: dict[bytes, float] = {}
 
@@ -138,7 +139,7 @@ class RemoteWorkers:
         if (before := worker.newest) is not None and before.asked.claim_id == asked.claim_id:
             before.end(Given())  # its client no longer reads that answer
         # Others wait in its queue, so a hint would have come; a claim that does not wait looks all the same.
-        ask.was_looked_at = wait_s > 0 and asked.queue in self._queues and worker.got_nothing(asked)
+        ask.was_looked_at = wait_s > 0 and asked.queue in self._queues and worker.got_nothing(asked, self._drain_hints)
         worker.asked, worker.newest = asked, ask
         worker.waiting += 1
         self._enqueue(ask)
@@ -216,6 +217,7 @@ class RemoteWorkers:
     def _hinted(self, changes: Changes) -> None:
         may_drain = changes.matches(self._drain_topics)
         if may_drain:
+            self._drain_hints += 1
             self._new = [ask for asks in self._queues.values() for ask in asks]
         if may_drain or any(not kind or kind.endswith(".") for kind in changes.kinds):
             found: Iterable[Queue] = self._queues
@@ -252,7 +254,7 @@ class RemoteWorkers:
                     await self._wake.wait()
 
     async def _look(self, new: Sequence[WaitingClaim], queues: Mapping[Queue, Sequence[WaitingClaim]]) -> None:
-        before = self._monotonic()
+        before, drain_hints = self._monotonic(), self._drain_hints
         # A hint may ask for another look at a claim that the look before it has answered.
         new = [ask for ask in new if not ask.answer.done()]
         try:
@@ -274,7 +276,7 @@ class RemoteWorkers:
             if ask.asked.queue in turn.unfinished:
                 self._new.append(ask)
                 continue
-            ask.was_looked_at = True
+            ask.was_looked_at, ask.worker.drain_hints = True, drain_hints
             if before >= ask.until and not ask.is_undecided:
                 ask.end(Given())
         self._hungry |= dict.fromkeys(each for each in turn.unfinished if each in self._queues)
@@ -300,6 +302,7 @@ class RemoteWorkers:
     def _answer(self, ask: WaitingClaim, given: Sequence[GivenJob], is_draining: bool, before: float) -> None:
         longest_s = max((each.lease_ms for each in given), default=0) / 1000
         ask.worker.leases_end_at = max(ask.worker.leases_end_at, before + longest_s)
+        ask.worker.fed_by = ask.asked.claim_id if given else ask.worker.fed_by
         ask.worker.alone = next((each.job for each in given if each.is_alone), ask.worker.alone)
         if not ask.end(Given(given, is_draining)):
             self.undelivered(ask.asked, Given(given))
