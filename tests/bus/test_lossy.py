@@ -24,6 +24,7 @@ from hocket.log import Log, Transaction
 from hocket.log.machine_clock import SteadyWall
 from hocket.node.handles import JobCancelled, JobFailed
 from hocket.node.node import Node
+from hocket.node.process_loop import INLINE
 from hocket.store import MEMORY, Place
 from hocket.store import open as open_store
 from hocket.work.context import Context
@@ -80,7 +81,7 @@ class SmallNode:
             bus=bus,
         )
         log.run(self._introduce)
-        self.node = Node(_SimRuntime(log), environment=self.environment)
+        self.node = Node(_SimRuntime(log), INLINE, environment=self.environment)
 
     def _introduce(self, tx: Transaction) -> None:
         token = issue(USER, self.key.public, ROOT, tx.now // 1000, None)
