@@ -29,8 +29,11 @@ TRIALS_S = 120.0
 def test_an_example_keeps_every_promise(tmp_path: Path, language: str):
     worker = command(language, tmp_path)
     findings = asyncio.run(try_worker(worker, lease_s=LEASE_S, patience_s=TRIALS_S, at_once=len(PROMISES)))
-    assert [f"{each.promise}: {each.seen} ({each.printed})" for each in findings if not each.kept] == []
     assert len(findings) == len(PROMISES)
+    # On a busy machine, one of so many workers may stand still for a whole lease. What it breaks alone, it breaks.
+    if broken := [each.promise for each in findings if not each.kept]:
+        findings = asyncio.run(try_worker(worker, broken, lease_s=2 * LEASE_S, patience_s=TRIALS_S, at_once=1))
+    assert [f"{each.promise}: {each.seen} ({each.printed})" for each in findings if not each.kept] == []
 
 
 # What a broken worker does instead, as changes of the example in Python, and what the trial of the promise sees.
@@ -112,7 +115,7 @@ BROKEN: dict[str, tuple[list[tuple[str, str]], str]] = {
 def test_a_worker_that_breaks_a_promise_is_found(tmp_path: Path):
     source = (WORKERS / "worker.py").read_text("utf-8")
 
-    async def found(promise: Promise, shared: TemporaryServer) -> tuple[bool, str]:
+    async def found(promise: Promise, shared: TemporaryServer, lease_s: float) -> tuple[bool, str]:
         changes, _ = BROKEN[promise.name]
         text = source
         for good, bad in changes:
@@ -121,20 +124,28 @@ def test_a_worker_that_breaks_a_promise_is_found(tmp_path: Path):
         worker = tmp_path / f"{promise.name}.py"
         worker.write_text(text, "utf-8")
         async with AsyncExitStack() as stack:
-            own = TemporaryServer(tmp_path / f"home-{promise.name}")
+            own = TemporaryServer(tmp_path / f"home-{promise.name}-{lease_s:.0f}")
             server = await stack.enter_async_context(own) if promise.own_server else shared
-            trial = Trial(promise.name, server, [sys.executable, str(worker)], tmp_path, 4.0, 40.0)
+            trial = Trial(promise.name, server, [sys.executable, str(worker)], tmp_path, lease_s, 10 * lease_s)
             finding = await put_to_trial(promise, trial)
         return finding.kept, finding.seen
 
     async def all_found() -> dict[str, tuple[bool, str]]:
         async with TemporaryServer(tmp_path / "home") as shared:
-            seen = await asyncio.gather(*(found(promise, shared) for promise in PROMISES))
-        return {promise.name: each for promise, each in zip(PROMISES, seen, strict=True)}
+            seen = await asyncio.gather(*(found(promise, shared, 4.0) for promise in PROMISES))
+            findings = {promise.name: each for promise, each in zip(PROMISES, seen, strict=True)}
+            # As above: on a busy machine a trial may see something else.
+            for promise in PROMISES:
+                if promise.name in missed(findings):
+                    findings[promise.name] = await found(promise, shared, 12.0)
+        return findings
+
+    def missed(findings: dict[str, tuple[bool, str]]) -> dict[str, tuple[bool, str]]:
+        return {name: (kept, seen) for name, (kept, seen) in findings.items() if kept or BROKEN[name][1] not in seen}
 
     findings = asyncio.run(all_found())
     assert findings.keys() == BROKEN.keys()
-    assert {name: (kept, seen) for name, (kept, seen) in findings.items() if kept or BROKEN[name][1] not in seen} == {}
+    assert missed(findings) == {}
 
 
 def hocket(tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[bytes]":

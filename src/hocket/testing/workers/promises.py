@@ -266,9 +266,10 @@ async def _drain(trial: Trial) -> str:
 
 @promise("sigterm", "finishes what it holds, says goodbye and ends with exit code 0 on SIGTERM")
 async def _sigterm(trial: Trial) -> str:
-    job_id = await trial.submit(trial.lease_s / 2, echo=1)
+    job_id = await trial.submit(trial.lease_s, echo=1)
     worker = await trial.start_worker()
-    await trial.given(job_id)
+    # An answer that the worker has not read yet gives it no job.
+    await trial.until(lambda: trial.proxy.renewals(job_id), "the worker renews its job", longer_s=trial.lease_s)
     worker.terminate()
     signalled = time.monotonic()
     await _leaves(trial, worker.ended(), "SIGTERM")
