@@ -133,6 +133,11 @@ def test_the_first_view_counts_jobs_and_says_what_is_wrong(visitor: Visitor, job
     assert "box (here)" in shown.text
 
 
+def test_the_first_view_names_kinds_that_no_worker_serves(visitor: Visitor, jobs: dict[str, str]):
+    assert "of acme.later is ready, and no worker serves that kind" in visitor.get("/").text
+    assert f"of {KIND} is ready" not in visitor.get("/").text
+
+
 @pytest.mark.parametrize("query", ["state={0}", "q=state:{0}"])
 def test_jobs_are_found_by_state(visitor: Visitor, jobs: dict[str, str], query: str):
     for state, job in jobs.items():

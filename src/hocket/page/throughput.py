@@ -56,6 +56,9 @@ class Throughput:
         sample = Sample(now_ms // MINUTE_MS, succeeded, failed)
         if self._samples and self._samples[-1].minute >= sample.minute:
             self._samples.pop()
+        if not self._samples:
+            # What has ended before the server began is no part of its first minute.
+            self._samples.append(Sample(sample.minute - 1, succeeded, failed))
         self._samples.append(sample)
 
     def keep(self) -> None:

@@ -8,6 +8,7 @@ from hocket.api import nodes, status
 from hocket.api.figures import figures
 from hocket.api.status import NodeStatus
 from hocket.families.jobs.view import COUNTED
+from hocket.kernel.policy import covers
 from hocket.kernel.texts import counted, span
 from hocket.page.rendering import bars
 from hocket.page.views import PageView, ViewCall
@@ -47,7 +48,7 @@ def now(call: ViewCall) -> Mapping[str, Any]:
     totals = {word: sum(each.counts[word] for each in lines) for word in COUNTED}
     return {
         "title": "Now",
-        "troubles": [*_troubles(shown, now_ms), *_silent(live), *_failing(lines)],
+        "troubles": [*_troubles(shown, now_ms), *_silent(live), *_unserved(shown, lines), *_failing(lines)],
         "status": shown,
         "totals": totals,
         "kinds": lines,
@@ -87,15 +88,21 @@ def _troubles(shown: NodeStatus, now_ms: int) -> Iterator[Trouble]:
         yield Trouble(f"{counted(len(shown.dead_workers), 'worker')} died; the next one returns its jobs.", "/mesh")
     if shown.kept.refused:
         yield Trouble(f"{counted(shown.kept.refused, 'kept request')} refused when sent.", "/log")
-    is_served = bool(shown.workers or shown.workers_elsewhere)
-    if shown.jobs.get("ready") and not is_served:
-        yield Trouble(f"{counted(shown.jobs['ready'], 'job')} ready, and no worker is there.", "/jobs?state=ready")
 
 
 def _silent(live: list[nodes.LiveNode]) -> Iterator[Trouble]:
     for each in live:
         if each.grade in _SILENT:
             yield Trouble(f"Node {each.name or each.node} is silent: {each.grade}.", "/mesh")
+
+
+def _unserved(shown: NodeStatus, lines: list[KindNow]) -> Iterator[Trouble]:
+    served = [kind for worker in shown.workers for kind in worker.kinds]
+    served += [kind for other in shown.workers_elsewhere for kind in other.kinds]
+    for each in lines:
+        if (ready := each.counts["ready"]) and not any(covers(kind, each.kind) for kind in served):
+            sentence = f"{counted(ready, 'job')} of {each.kind} {'is' if ready == 1 else 'are'} ready, and no worker"
+            yield Trouble(f"{sentence} serves that kind.", f"/jobs?state=ready&kind={each.kind}")
 
 
 def _failing(lines: list[KindNow]) -> Iterator[Trouble]:
