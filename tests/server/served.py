@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import pytest
+
+from hocket.node.runtime import Runtime
 from tests.cli.fork_server import run_command, start_command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -77,3 +80,12 @@ def serving(home: Path, *options: str, **variables: str) -> Iterator[Served]:
         finally:
             process.terminate()
             assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server of a home with one node, for all tests of a module."""
+    home: Path = tmp_path_factory.mktemp("served") / "home"
+    Runtime.init(home, name="box").close()
+    with serving(home) as running:
+        yield running

@@ -8,7 +8,6 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
-import apsw
 import pytest
 
 from hocket.families.jobs.rules import Job, Outcome, State
@@ -17,6 +16,7 @@ from hocket.kernel.ids import make_ulid
 from hocket.kernel.policy import Policy, covers
 from hocket.store import JobEntry, JobFilter, Session, Stage, Store, job_pages
 from hocket.store.sqlite import SqliteStore
+from tests.store.sqlite_steps import steps
 from tests.stores import STORES
 
 KINDS = ("acme.", "acme.a", "acme.b", "acmf.a", "z", None)
@@ -123,21 +123,6 @@ def test_a_count_that_had_to_stop_says_so(store: Store, entries: list[JobEntry],
         assert cut.is_cut and cut.jobs <= 9
         assert session.bounded_count(JobFilter(), lambda entry: True) == (6, True)
         assert session.bounded_count(JobFilter()) == (len(entries), False)
-
-
-def steps(store: SqliteStore, ask: Callable[[Session], object]) -> int:
-    """How many steps SQLite's machine takes to answer."""
-    taken: list[int] = []
-    with store.read() as view:
-        reader = view._connection
-    assert isinstance(reader, apsw.Connection)
-    reader.trace_v2(
-        apsw.SQLITE_TRACE_PROFILE, lambda event: taken.append(event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"])
-    )
-    with store.read() as session:
-        ask(session)
-    reader.trace_v2(0, None)
-    return sum(taken)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ from hocket.store import (
 from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteReader, SqliteStore
 from hocket.store.sqlite.session import SqliteSession
 from tests.log.roster.world import INTRODUCTIONS, READER, Script, introduction, job_id, new_log, sent, signed
+from tests.store.sqlite_steps import steps
 
 
 @pytest.fixture
@@ -273,21 +274,6 @@ def test_a_database_of_version_4_knows_how_many_jobs_have_ended(path: Path) -> N
     assert {entry.job.id for entry in cancelled} == {each.job_id for each in made[:2]}
     assert bodies(log) == before
     log.store.close()
-
-
-def steps(store: SqliteStore, ask: Callable[[Session], object]) -> int:
-    """How many steps SQLite's machine takes to answer."""
-    taken: list[int] = []
-    with store.read() as view:
-        reader = view._connection
-    assert isinstance(reader, apsw.Connection)
-    reader.trace_v2(
-        apsw.SQLITE_TRACE_PROFILE, lambda event: taken.append(event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"])
-    )
-    with store.read() as session:
-        ask(session)
-    reader.trace_v2(0, None)
-    return sum(taken)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from hocket.api.job_lists import (
     page,
 )
 from hocket.api.job_operations.job_changes import change_all, count_selected
-from hocket.api.job_operations.job_filters import JobWhich
+from hocket.api.job_operations.job_filters import JobWhich, past_ms
 from hocket.api.jobs import JobBrief
 from hocket.api.operation import Input
 from hocket.api.views import ago
@@ -72,21 +72,7 @@ FilterOptions = Annotated[
 def _which(values: dict[str, Any]) -> JobWhich:
     """The filters that a command line names."""
     given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
-    return JobWhich(**given | {name: _time(given[name]) for name in _TIMES if name in given})
-
-
-def _time(text: str) -> int:
-    """A time that is written as an age, or as it is for jobs that start later."""
-    try:
-        return max(0, int(time.time() * 1000) - duration_ms(text))
-    except ValueError:
-        pass
-    from hocket.families.jobs.drafts import moment_ms
-
-    try:
-        return moment_ms(text)
-    except ValueError as error:
-        raise Usage(f"bad time {text!r}: {error}; or give an age, like 1h") from None
+    return JobWhich(**given | {name: past_ms(given[name]) for name in _TIMES if name in given})
 
 
 def jobs(

@@ -11,18 +11,17 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from hocket.api import Program, page_access
-from hocket.api.programs import UnknownToken
 from hocket.bus.hints import LOG, about
 from hocket.errors import HocketError, NotFound, Usage
 from hocket.kernel import __version__
 from hocket.kernel.ids import node_text
-from hocket.mesh.wire import EVENTS, BodyTooLong, NoRoom, Reply, Request
+from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
 from hocket.page.actions import ACTIONS, BACK, CONFIRMED, Action, action_named, arguments_of, can_only_count
 from hocket.page.entry import FORM_FIELD, ForeignRequest, PageEntry, form_key
 from hocket.page.rendering import Rendering, assets
 from hocket.page.throughput import SAMPLE_S, Throughput
-from hocket.page.views import ViewCall
+from hocket.page.views import PageView, ViewCall
 from hocket.page.views.coordination import COORDINATION, MESH
 from hocket.page.views.job_list import JOBS
 from hocket.page.views.log_view import LOG_VIEW
@@ -38,9 +37,10 @@ FORM_BYTES_MAX = 64 * 1024
 FIELDS_MAX = 64
 # What has been done is shown once. So many sentences wait for one browser.
 NOTICES_MAX = 8
-# An open page hears of changes this often at most, and that it is still connected this often.
+# An open page hears of changes this often at most.
 CHANGES_S = 1.0
-QUIET_S = 15.0
+# A hint may be lost, and an open page then says nothing: it waits again after this long.
+LOOK_S = 60.0
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"
@@ -104,7 +104,8 @@ class NodePage:
             if request.path.startswith(page_access.ENTER):
                 return await self._enter(request)
             token = self._entry.token(request.headers)
-            program = await self._recognise(token)
+            hint = "this browser has not entered; run `hocket page` on the machine of this node"
+            program = await self._api.recognise(token, request.address, hint)
         except (HocketError, BodyTooLong, NoRoom) as error:
             return self._failed(error, None)
         try:
@@ -121,7 +122,7 @@ class NodePage:
 
     async def _answer_to(self, request: Request, program: Program, token: str) -> Reply:
         if request.path == CHANGES:
-            return self._changes(request, token)
+            return self._api.stream(self._changes(), token, program, _HEADERS)
         if request.path == LEAVE or request.path.startswith(DO):
             if request.method != "POST":
                 raise BadMethod(["POST"])
@@ -134,16 +135,21 @@ class NodePage:
             raise BadMethod(["GET", "HEAD"])
         for view in VIEWS:
             if (values := view.match(request.path)) is not None:
-                call = ViewCall(self._api.call(program).service, program, _fields(request.query), self._throughput)
-                decoded = {name: unquote(value) for name, value in values.items()}
-                shown = await self._api.read(partial(view.function, call, **decoded))
-                address = f"{request.path}?{request.query}" if request.query else request.path
-                return self._html(200, view.template, {**shown, "here": address}, program, token)
+                return await self._api.read(partial(self._shown, view, values, request, program, token))
         raise NotFound("there is no such page")
+
+    def _shown(
+        self, view: PageView, values: Mapping[str, str], request: Request, program: Program, token: str
+    ) -> Reply:
+        call = ViewCall(self._api.call(program).service, program, _fields(request.query), self._throughput)
+        shown = view.function(call, **{name: unquote(value) for name, value in values.items()})
+        here = f"{request.path}?{request.query}" if request.query else request.path
+        return self._html(200, view.template, {**shown, "here": here}, program, token)
 
     async def _enter(self, request: Request) -> Reply:
         if request.method != "GET":
             raise BadMethod(["GET"])
+        self._api.count_stranger(request.address)
         service = self._api.service
         code = unquote(request.path.removeprefix(page_access.ENTER))
         entered = await self._api.write(lambda: page_access.enter(service, code))
@@ -186,38 +192,27 @@ class NodePage:
         values = {"title": action.verb, "action": action, "question": question, "fields": form, "here": ""}
         return self._html(200, "confirm.html", values, program, token)
 
-    def _changes(self, request: Request, token: str) -> Reply:
+    async def _changes(self) -> AsyncIterator[str]:
         """Tells an open page that something has changed, at most once a second."""
-
-        async def body() -> AsyncIterator[bytes]:
-            with self._api.open_requests.one(token) as ending, closing(self._node.listen(about(LOG))) as changes:
-                yield b"retry: 2000\n\n"
-                while not ending.is_set():
-                    came = await changes.wait(QUIET_S)
-                    yield b"data: changed\n\n" if came else b": quiet\n\n"
+        with closing(self._node.listen(about(LOG))) as changes:
+            while True:
+                if await changes.wait(LOOK_S):
+                    yield "changed"
                     await asyncio.sleep(CHANGES_S)
-
-        return Reply(200, {**_HEADERS, "content-type": EVENTS, "x-accel-buffering": "no"}, stream=body())
-
-    async def _recognise(self, token: str) -> Program:
-        if not token:
-            raise UnknownToken("this browser has not entered; run `hocket page` on the machine of this node")
-        known = self._api.programs.known(token)
-        return await self._api.read(lambda: self._api.programs.recognise(token)) if known is None else known
 
     def _html(
         self, status: int, template: str, values: Mapping[str, Any], program: Program | None, token: str = ""
     ) -> Reply:
-        notices = [self._notices[token].popleft() for _ in range(len(self._notices[token]))] if token else []
         common = {
             "program": program,
             "form_key": form_key(token),
             "form_field": FORM_FIELD,
             "views": [each for each in VIEWS if each.name],
             "actions": ACTIONS,
-            "notices": notices,
+            "notices": self._notices.pop(token, ()),
             "version": __version__,
-            "node": self._name,
+            # A stranger learns nothing about this node.
+            "node": "" if program is None else self._name,
         }
         return Reply(status, _HEADERS, self._rendering.html(template, {**common, **values}))
 

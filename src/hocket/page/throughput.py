@@ -2,8 +2,6 @@
 minute while the server runs and keeps an hour of it in the home, so that a restart loses only the time between.
 """
 
-import os
-import tempfile
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -64,10 +62,9 @@ class Throughput:
     def keep(self) -> None:
         """Writes what it knows into the home."""
         with suppress(OSError):  # the disk may be full; then a restart loses the last hour
-            handle, name = tempfile.mkstemp(dir=self._file.parent, prefix=self._file.name)
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(list(self._samples)))
-            os.replace(name, self._file)
+            unfinished = self._file.with_suffix(".new")
+            unfinished.write_bytes(msgspec.json.encode(list(self._samples)))
+            unfinished.replace(self._file)
 
     def minutes(self, now_ms: int) -> list[MinuteFigures]:
         """The last hour, the oldest minute first."""

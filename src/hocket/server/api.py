@@ -48,7 +48,7 @@ from hocket.server.problems import (
     problem_of,
 )
 from hocket.server.routes import BODY_BYTES_MAX, PREFIX, ROUTES, ApiCall, ApiRoute, RouteTable
-from hocket.server.streams import LINES, Done, LineAnswers, stream_reply
+from hocket.server.streams import EVENTS, LINES, Done, LineAnswers, stream_reply
 
 RATE_PER_S = 200.0
 BURST = 400.0
@@ -101,7 +101,7 @@ class Api:
         self._table, self._base_path = RouteTable(routes), base_path.rstrip("/")
         self._service = Service(node.runtime, node=node.blocking())
         monotonic = node.environment.monotonic
-        self.programs = KnownPrograms(self._service, chosen, monotonic)
+        self._programs = KnownPrograms(self._service, chosen, monotonic)
         self._rate = RATE_PER_S if rate_per_s is None else rate_per_s
         self._burst = BURST if rate_per_s is None else BURST_S * rate_per_s
         self._rates = Buckets(self._rate, self._burst, monotonic)
@@ -112,13 +112,13 @@ class Api:
         self._uploads = Shares("uploads", UPLOADS_OF_PROGRAM_MAX, UPLOADS_MAX)
         # The requests with a key in work: what each says, by its program and key.
         self._keyed: dict[tuple[str, str], bytes] = {}
-        self.open_requests = OpenRequests(self.programs, self.read)
+        self._open = OpenRequests(self._programs, self.read)
         self._reading = ThreadPoolExecutor(READ_THREADS, "hocket-api-read")
         self._writing = ThreadPoolExecutor(WRITE_THREADS, "hocket-api")
 
     def stop(self) -> None:
         """Ends the requests that wait."""
-        self.open_requests.stop()
+        self._open.stop()
 
     def close(self) -> None:
         for each in (self._reading, self._writing):
@@ -187,7 +187,7 @@ class Api:
             arguments = route.arguments(values, _resumed(request) if route.is_stream else request.query)
             ending: TokenEnding | None = None
             if route.takes_lines or route.is_stream or route.is_download:
-                ending = stack.enter_context(self.open_requests.one(_token(request)))
+                ending = stack.enter_context(self._open.one(_token(request)))
             if route.takes_lines and ending is not None:
                 answers = self._line_answers(route, call, arguments, request, ending)
                 return Reply(200, {**_HEADERS, "content-type": LINES}, stream=_Counted(answers, stack.pop_all()))
@@ -219,19 +219,25 @@ class Api:
         return msgspec.json.encode(describe(self._routes, self._base_path))
 
     async def _recognise(self, request: Request) -> Program:
-        token = _token(request)
+        hint = "send a token in the header `Authorization: Bearer TOKEN`; `hocket token create` makes one"
+        return await self.recognise(_token(request), request.address, hint)
+
+    async def recognise(self, token: str, address: str, hint: str) -> Program:
+        """The program with this token; `hint` says to a caller without one what to do. Raises UnknownToken."""
         try:
             if not token:
-                raise UnknownToken(
-                    "send a token in the header `Authorization: Bearer TOKEN`; `hocket token create` makes one"
-                )
-            known = self.programs.known(token)
-            return await self.read(lambda: self.programs.recognise(token)) if known is None else known
-        except UnknownToken as error:
-            if wait := self._strangers.take(request.address):
-                raise TooBusy("too many requests without a good token from this address", wait) from None
+                raise UnknownToken(hint)
+            known = self._programs.known(token)
+            return await self.read(lambda: self._programs.recognise(token)) if known is None else known
+        except UnknownToken:
+            self.count_stranger(address)
             self._refused(401, "a program without a good token", "")
-            raise error
+            raise
+
+    def count_stranger(self, address: str) -> None:
+        """Raises TooBusy if too many requests without a good token come from an address."""
+        if wait := self._strangers.take(address):
+            raise TooBusy("too many requests without a good token from this address", wait) from None
 
     @contextmanager
     def counted(self, program: str, apart: bool = False) -> Iterator[None]:
@@ -269,6 +275,15 @@ class Api:
     def call(self, program: Program) -> ApiCall:
         principal = Principal(self._service.runtime.log.node, program.name)
         return ApiCall(self._service.acting_as(principal, program), program, self._node)
+
+    def stream(self, items: AsyncIterator[Any], token: str, program: Program, headers: Mapping[str, str]) -> Reply:
+        """Sends items as events until the token ends or the server stops, for a face with requests of another form."""
+        with ExitStack() as stack:
+            ending = stack.enter_context(self._open.one(token))
+            stack.enter_context(self._streams.one(program.name))
+            reply = stream_reply(items, EVENTS, headers, ending)
+            assert reply.stream is not None
+            return reply._replace(stream=_Counted(reply.stream, stack.pop_all()))
 
     async def perform(self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any]) -> Any:
         """Does what a route does, for a face with requests of another form."""
@@ -350,7 +365,7 @@ class Api:
             raise
         if task.done():
             return task.result()
-        with self.open_requests.one(_token(request)) as ending:
+        with self._open.one(_token(request)) as ending:
             ends: list[asyncio.Task[Any]] = [asyncio.create_task(ending.wait())]
             if request.gone is not None:
                 ends.append(asyncio.create_task(request.gone()))

@@ -1,14 +1,17 @@
 """Which jobs a request is about: the members that lists, counts and changes of many jobs have in common."""
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
 from hocket.api import Service
+from hocket.errors import Usage
 from hocket.families.jobs.rules import KIND_LENGTH_MAX
 from hocket.families.jobs.view import JobState
 from hocket.kernel.ids import parse_node
 from hocket.kernel.policy import LABEL_LENGTH_MAX
+from hocket.kernel.texts import duration_ms
 from hocket.store import Session
 
 if TYPE_CHECKING:
@@ -74,3 +77,17 @@ def _node(service: Service, session: Session, text: str) -> int:
         return parse_node(text)
     except ValueError:
         return membership.find(members_of(service, session), text).node
+
+
+def past_ms(text: str) -> int:
+    """A time that a person writes as an age, or as it is for jobs that start later. Raises Usage."""
+    try:
+        return max(0, int(time.time() * 1000) - duration_ms(text))
+    except ValueError:
+        pass
+    from hocket.families.jobs.drafts import moment_ms
+
+    try:
+        return moment_ms(text)
+    except ValueError as error:
+        raise Usage(f"bad time {text!r}: {error}; or give an age, like 1h") from None

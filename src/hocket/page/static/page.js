@@ -128,7 +128,10 @@ function listen() {
   };
   source.onerror = () => {
     say("the connection is lost; trying again");
-    if (source.readyState === EventSource.CLOSED) setTimeout(listen, 5000);
+    if (source.readyState !== EventSource.CLOSED) return;
+    isDue = true;
+    refresh();
+    setTimeout(listen, 5000);
   };
   addEventListener("pagehide", () => source.close(), { once: true });
 }

@@ -1,6 +1,5 @@
 """The list of jobs: filters in the address, a search of one line, pages by key, and changes of all that match."""
 
-import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
@@ -8,12 +7,10 @@ from urllib.parse import urlencode
 import msgspec
 
 from hocket.api.job_lists import count_which, listing
-from hocket.api.job_operations.job_filters import JobWhich
+from hocket.api.job_operations.job_filters import JobWhich, past_ms
 from hocket.errors import Usage
 from hocket.families.jobs.view import STATE_WORDS
 from hocket.kernel.decoding import convert
-from hocket.kernel.ids import parse_ulid
-from hocket.kernel.texts import duration_ms
 from hocket.page.views import PageView, ViewCall
 
 LINES = 100
@@ -26,7 +23,7 @@ FIELDS = ("state", "kind", "tag", "error", "submitter", "since", "until", "id")
 
 def jobs(call: ViewCall) -> Mapping[str, Any]:
     asked = searched(call.query)
-    which = which_of(asked, int(time.time() * 1000))
+    which = which_of(asked)
     if which.kind is None and not call.may("Job", "Read"):
         prefix = next((each.kind_prefix for each in call.program.grants if each.covers("Job", "Read")), None)
         which = msgspec.structs.replace(which, kind=prefix[0] if prefix else None)
@@ -65,35 +62,17 @@ def searched(query: Mapping[str, str]) -> dict[str, str]:
     return asked
 
 
-def which_of(asked: Mapping[str, str], now_ms: int) -> JobWhich:
+def which_of(asked: Mapping[str, str]) -> JobWhich:
     values: dict[str, Any] = {name: asked[name] for name in WORDS.values() if asked[name]}
     if "id" in values:
         values["id"] = values["id"].upper()
     for name, member in TIMES.items():
         if asked[name]:
-            values[member] = time_of(asked[name], now_ms)
+            values[member] = past_ms(asked[name])
     try:
         return convert(values, JobWhich)
     except (msgspec.ValidationError, ValueError) as error:
         raise Usage(f"this filter is wrong: {error}") from None
-
-
-def time_of(text: str, now_ms: int) -> int:
-    """A time in milliseconds: itself, or how long ago it was, like 30m."""
-    if text.isdigit() and len(text) > 11:
-        return int(text)
-    try:
-        return now_ms - duration_ms(text)
-    except ValueError:
-        raise Usage(f"{text!r} is no time; write how long ago, like 30m or 2d, or milliseconds since 1970") from None
-
-
-def is_id(text: str) -> bool:
-    try:
-        parse_ulid(text)
-    except ValueError:
-        return False
-    return True
 
 
 JOBS = PageView("/jobs", "jobs.html", jobs, "Jobs")

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from hocket.api import claims
 from hocket.api.jobs import JobBrief, JobDetails, OpLine, briefs, show
 from hocket.families.jobs.view import find
+from hocket.kernel.clock import parse_hlc
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.node.log_events import LogEvent, events_of
@@ -88,8 +89,6 @@ def _line(op: OpLine, event: LogEvent | None) -> StoryLine:
 
 
 def _wall(op: OpLine) -> int:
-    from hocket.kernel.clock import parse_hlc
-
     return parse_hlc(op.hlc, 0).wall
 
 
