@@ -2,7 +2,7 @@
 something asks first, and says how many things it is about.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,7 +19,8 @@ REASON_CHARS_MAX = 400
 
 class Action(NamedTuple):
     """`question` asks for confirmation, with the fields of the form in braces; empty if nothing asks. `done` says what
-    has been done.
+    has been done. `read` makes the parameters of the fields, and raises ValueError. Afterwards the page `then` is
+    shown; if it is empty, the one that the form names.
     """
 
     operation: str
@@ -27,6 +28,8 @@ class Action(NamedTuple):
     done: str
     question: str = ""
     asks_reason: bool = False
+    read: Callable[[Mapping[str, str]], Mapping[str, Any]] = dict
+    then: str = ""
 
 
 ACTIONS = {
@@ -44,13 +47,13 @@ ACTIONS = {
         Action("break_lock", "Break", "broke the lock {key}", "Take the lock {key} from its holder?", True),
     )
 }
-_ROUTES = {each.name: each for each in ROUTES if each.name in ACTIONS}
+_ROUTES = {each.name: each for each in ROUTES}
 
 
-def action_named(name: str) -> tuple[Action, ApiRoute]:
-    if name not in ACTIONS:
+def action_named(name: str, actions: Mapping[str, Action]) -> tuple[Action, ApiRoute]:
+    if name not in actions:
         raise NotFound(f"there is no action {name!r}")
-    return ACTIONS[name], _ROUTES[name]
+    return actions[name], _ROUTES[name]
 
 
 def can_only_count(route: ApiRoute) -> bool:
@@ -58,14 +61,18 @@ def can_only_count(route: ApiRoute) -> bool:
     return "dry_run" in getattr(route.body, "__struct_fields__", ())
 
 
-def arguments_of(route: ApiRoute, fields: Mapping[str, str], agent: str) -> dict[str, Any]:
+def arguments_of(action: Action, route: ApiRoute, fields: Mapping[str, str], agent: str) -> dict[str, Any]:
     """The arguments of a route from the fields of a form. Empty fields count as left out. A reason, which is on the
     log, names who gave it.
     """
-    values = {name: value for name, value in fields.items() if value and name not in (BACK, CONFIRMED)}
+    given = {name: value for name, value in fields.items() if value and name not in (BACK, CONFIRMED)}
+    try:
+        values = dict(action.read(given))
+    except ValueError as error:
+        raise Usage(f"the form is wrong: {error}") from None
     if "reason" in getattr(route.body, "__struct_fields__", ()):
-        given = values.get("reason", "")
-        values["reason"] = f"{given[:REASON_CHARS_MAX]} (by {agent})" if given else f"by {agent}"
+        reason = values.get("reason", "")
+        values["reason"] = f"{reason[:REASON_CHARS_MAX]} (by {agent})" if reason else f"by {agent}"
     try:
         found = {name: convert(values.pop(name), route.parameter(name), strict=False) for name in route.parameters}
         if route.body is not None:

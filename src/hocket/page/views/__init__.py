@@ -1,35 +1,76 @@
-"""The views of the page. Each is an address with a template, and a function that gives the template its values."""
+"""The views of the page. Each is an address with a template, and a function that gives the template its values.
+Extensions add views of their own.
+"""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from hocket.api import Program, Service
+from hocket.kernel.extension import extensions, loaded
+from hocket.page.actions import Action
 from hocket.page.throughput import Throughput
 
+PACKAGE = "hocket.page"
 _PARAMETER = re.compile(r"\\{(\w+)\\}")
 
 
 class ViewCall(NamedTuple):
-    """Who looks, through which `service`, and the query of the address."""
+    """Who looks, through which `service`, and the query of the address. `form` has the fields of a form that was sent
+    to the view; empty if none was.
+    """
 
     service: Service
     program: Program
     query: Mapping[str, str]
     throughput: Throughput
+    form: Mapping[str, str] = {}
 
     def may(self, resource: str, action: str, *words: str) -> bool:
         return self.program.may(resource, action, words)
 
 
-class PageView:
-    """`name` is the word for it in the navigation; empty if it is not there. A `function` reads the store."""
+class PageFile(NamedTuple):
+    """What a view gives that is a file to keep."""
 
-    def __init__(self, path: str, template: str, function: Callable[..., Mapping[str, Any]], name: str = "") -> None:
+    name: str
+    content_type: str
+    content: bytes
+
+
+class PageView:
+    """`name` is the word for it in the navigation; empty if it is not there. A `function` reads the store. A view that
+    `takes_form` shows what the fields of a form say, and changes nothing. `package` has its template and static files,
+    and `actions` are those that no other view has.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        template: str,
+        function: Callable[..., Mapping[str, Any] | PageFile],
+        name: str = "",
+        *,
+        takes_form: bool = False,
+        package: str = PACKAGE,
+        actions: Sequence[Action] = (),
+    ) -> None:
         self.path, self.template, self.function, self.name = path, template, function, name
+        self.takes_form, self.package, self.actions = takes_form, package, actions
         self._pattern = re.compile(_PARAMETER.sub(r"(?P<\1>[^/]+)", re.escape(path)))
 
     def match(self, path: str) -> Mapping[str, str] | None:
         """The raw values of the parameters in a path; None if it is another's."""
         found = self._pattern.fullmatch(path)
         return None if found is None else found.groupdict()
+
+
+@cache
+def extension_views() -> tuple[PageView, ...]:
+    return tuple(loaded(place) for each in extensions() for place in each.views)
+
+
+def packages() -> tuple[str, ...]:
+    """The packages that have templates and static files, each once."""
+    return tuple(dict.fromkeys((PACKAGE, *(each.package for each in extension_views()))))
