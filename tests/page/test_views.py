@@ -176,7 +176,9 @@ def test_a_job_tells_its_story_and_why_it_waits(visitor: Visitor, jobs: dict[str
     assert [each for each in ("submitted", "claimed", "succeeded") if each in story.partition("What happened")[2]]
     assert "Why it does not run" in visitor.get(f"/jobs/{jobs['ready']}").text
     blocked = visitor.get(f"/jobs/{jobs['blocked']}")
-    assert jobs["ready"][-6:] in blocked.text.partition("It comes after")[2].partition("What happened")[0]
+    assert jobs["ready"][-6:] in blocked.text.partition("It waits for")[2].partition("This job")[0]
+    ready = visitor.get(f"/jobs/{jobs['ready']}")
+    assert jobs["blocked"][-6:] in ready.text.partition("These wait for it")[2].partition("What happened")[0]
 
 
 def test_a_cancelled_job_asks_first_and_names_the_person(visitor: Visitor, served: Served, jobs: dict[str, str]):

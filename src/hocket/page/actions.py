@@ -1,35 +1,24 @@
 """What can be done on the page: operations, by a form whose fields are their parameters. One that ends or takes away
-something asks first, and says how many things it is about.
+something asks first, and says how many things it is about. And what a browser can save: artifacts, and what proves a
+job. These are files of strangers, so a browser is told to save them, whatever they say that they are.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
+from hocket.api.operation import Download
 from hocket.errors import NotFound, Usage
 from hocket.kernel.decoding import convert
+from hocket.mesh.wire import Reply
+from hocket.page.views import Action, PagePath
 from hocket.server.routes import ROUTES, ApiRoute
 
 # Fields of a form that are no parameters.
 BACK, CONFIRMED = "back", "confirmed"
 # Characters that a person may write of a reason; who it was comes after them.
 REASON_CHARS_MAX = 400
-
-
-class Action(NamedTuple):
-    """`question` asks for confirmation, with the fields of the form in braces; empty if nothing asks. `done` says what
-    has been done. `read` makes the parameters of the fields, and raises ValueError. Afterwards the page `then` is
-    shown; if it is empty, the one that the form names.
-    """
-
-    operation: str
-    verb: str
-    done: str
-    question: str = ""
-    asks_reason: bool = False
-    read: Callable[[Mapping[str, str]], Mapping[str, Any]] = dict
-    then: str = ""
 
 
 ACTIONS = {
@@ -48,6 +37,28 @@ ACTIONS = {
     )
 }
 _ROUTES = {each.name: each for each in ROUTES}
+
+
+class PageDownload(PagePath):
+    """The path of an operation that gives bytes, and how the file is called."""
+
+    def __init__(self, path: str, operation: str, file_name: Callable[[Download, Mapping[str, str]], str]) -> None:
+        super().__init__(path)
+        self.route, self.file_name = _ROUTES[operation], file_name
+
+
+DOWNLOADS = (
+    PageDownload("/artifacts/{id}", "download_artifact", lambda content, values: f"blake3-{content.hash.hex()}.bin"),
+    PageDownload("/jobs/{job}/ops", "download_job_ops", lambda content, values: f"{values['job']}.ops"),
+    PageDownload("/jobs/{job}/proof", "download_job_proof", lambda content, values: f"{values['job']}.proof.json"),
+)
+
+
+def named(file: str, reply: Reply) -> Reply:
+    """A reply that a browser saves under this name."""
+    if "content-disposition" not in reply.headers:
+        return reply
+    return reply._replace(headers={**reply.headers, "content-disposition": f'attachment; filename="{file}"'})
 
 
 def action_named(name: str, actions: Mapping[str, Action]) -> tuple[Action, ApiRoute]:

@@ -10,23 +10,34 @@ from functools import cached_property, partial
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from hocket.api import Program, page_access
+from hocket.api import Program, Service, page_access
 from hocket.bus.hints import LOG, about
 from hocket.errors import HocketError, NotFound, Usage
 from hocket.kernel import __version__
 from hocket.kernel.ids import node_text
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
-from hocket.page.actions import ACTIONS, BACK, CONFIRMED, Action, action_named, arguments_of, can_only_count
+from hocket.page.actions import (
+    ACTIONS,
+    BACK,
+    CONFIRMED,
+    DOWNLOADS,
+    PageDownload,
+    action_named,
+    arguments_of,
+    can_only_count,
+    named,
+)
 from hocket.page.entry import FORM_FIELD, ForeignRequest, PageEntry, form_key
+from hocket.page.live_jobs import LiveJobs
 from hocket.page.rendering import Rendering, assets
 from hocket.page.throughput import SAMPLE_S, Throughput
-from hocket.page.views import PageFile, PageView, ViewCall, extension_views
+from hocket.page.views import Action, PageFile, PageView, ViewCall, extension_views
 from hocket.page.views.coordination import COORDINATION, MESH
 from hocket.page.views.job_list import JOBS
 from hocket.page.views.log_view import LOG_VIEW
 from hocket.page.views.now import NOW
-from hocket.page.views.one_job import JOB_VIEW
+from hocket.page.views.one_job import JOB_VIEW, watched_job
 from hocket.server.api import Api
 from hocket.server.problems import BadMethod, problem_of
 from hocket.server.routes import ApiRoute
@@ -69,6 +80,7 @@ class NodePage:
         self._views = (NOW, JOBS, JOB_VIEW, MESH, COORDINATION, *extension_views(), LOG_VIEW)
         self._actions = {**ACTIONS, **{each.operation: each for view in self._views for each in view.actions}}
         self._throughput = Throughput(node.runtime.home.path / "throughput.json")
+        self._live_jobs = LiveJobs(node)
         # For each browser.
         self._notices: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=NOTICES_MAX))
 
@@ -86,11 +98,16 @@ class NodePage:
         return (
             path in (CHANGES, LEAVE)
             or path.startswith((ASSETS, DO, page_access.ENTER))
-            or any(each.match(path) is not None for each in self._views)
+            or any(each.match(path) is not None for each in (*self._views, *DOWNLOADS))
         )
 
-    async def keep_throughput(self) -> None:
-        """Counts what ends, for as long as the server runs."""
+    async def keep_current(self) -> None:
+        """Counts what ends, and follows jobs that browsers look at, for as long as the server runs."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_throughput())
+            tasks.create_task(self._live_jobs.keep())
+
+    async def _keep_throughput(self) -> None:
         environment = self._node.environment
         while True:
             await self._node.peek(lambda session: self._throughput.sample(session, environment.physical_ms()))
@@ -123,7 +140,9 @@ class NodePage:
 
     async def _answer_to(self, request: Request, program: Program, token: str) -> Reply:
         if request.path == CHANGES:
-            return self._api.stream(self._changes(), token, program, _HEADERS)
+            service, wanted = self._api.call(program).service, _fields(request.query).get("job")
+            job = None if wanted is None else await self._api.read(lambda: watched_job(service, wanted))
+            return self._api.stream(self._changes(service, job), token, program, _HEADERS)
         if request.path == LEAVE or request.path.startswith(DO):
             if request.method != "POST":
                 raise BadMethod(["POST"])
@@ -132,13 +151,16 @@ class NodePage:
                 return await self._leave(request, program)
             return await self._do(unquote(request.path.removeprefix(DO)), form, program, token)
         view = next((each for each in self._views if each.match(request.path) is not None), None)
-        if view is None:
-            raise NotFound("there is no such page")
-        methods = ["GET", "HEAD", "POST"] if view.takes_form else ["GET", "HEAD"]
+        methods = ["GET", "HEAD", "POST"] if view is not None and view.takes_form else ["GET", "HEAD"]
         if request.method not in methods:
             raise BadMethod(methods)
-        form = await self._form(request, token) if request.method == "POST" else {}
-        return await self._api.read(partial(self._shown, view, request, form, program, token))
+        if view is not None:
+            form = await self._form(request, token) if request.method == "POST" else {}
+            return await self._api.read(partial(self._shown, view, request, form, program, token))
+        for download in DOWNLOADS:
+            if (values := download.match(request.path)) is not None:
+                return await self._download(download, values, request, program, token)
+        raise NotFound("there is no such page")
 
     async def _form(self, request: Request, token: str) -> dict[str, str]:
         """The fields of a form of ours."""
@@ -146,8 +168,19 @@ class NodePage:
         self._entry.check_form(request.headers, form.pop(FORM_FIELD, ""), token)
         return form
 
+    async def _download(
+        self, download: PageDownload, values: Mapping[str, str], request: Request, program: Program, token: str
+    ) -> Reply:
+        """Never shown in the browser: whatever it is, it is saved as a file."""
+        arguments = download.route.arguments(values, "")
+        content = await self._api.perform(download.route, self._api.call(program), arguments)
+        return named(
+            download.file_name(content, values), self._api.download(content, request, token, program, _HEADERS)
+        )
+
     def _shown(self, view: PageView, request: Request, form: Mapping[str, str], program: Program, token: str) -> Reply:
-        call = ViewCall(self._api.call(program).service, program, _fields(request.query), self._throughput, form)
+        service, kept = self._api.call(program).service, (self._throughput, self._live_jobs)
+        call = ViewCall(service, program, _fields(request.query), *kept, form)
         values = view.match(request.path) or {}
         shown = view.function(call, **{name: unquote(value) for name, value in values.items()})
         if isinstance(shown, PageFile):
@@ -203,13 +236,25 @@ class NodePage:
         values = {"title": action.verb, "action": action, "question": question, "fields": form, "here": ""}
         return self._html(200, "confirm.html", values, program, token)
 
-    async def _changes(self) -> AsyncIterator[str]:
-        """Tells an open page that something has changed, at most once a second."""
+    async def _changes(self, service: Service, job: bytes | None) -> AsyncIterator[str]:
+        """Tells an open page that something has changed, at most once a second: on the log, or in what a running job
+        sends.
+        """
+        seen: tuple[int, ...] | None = None
         with closing(self._node.listen(about(LOG))) as changes:
             while True:
-                if await changes.wait(LOOK_S):
+                news = None if job is None else await self._api.read(partial(self._news, service, job))
+                has_changed = news != seen and seen is not None
+                seen = news
+                if has_changed or await changes.wait(LOOK_S if news is None else CHANGES_S):
                     yield "changed"
                     await asyncio.sleep(CHANGES_S)
+
+    def _news(self, service: Service, job_id: bytes) -> tuple[int, ...] | None:
+        """None if the job sends nothing more."""
+        with service.read() as session:
+            entry = session.job(job_id)
+        return None if entry is None or entry.job.outcome is not None else self._live_jobs.news(service, entry.job)
 
     def _html(
         self, status: int, template: str, values: Mapping[str, Any], program: Program | None, token: str = ""
@@ -221,6 +266,7 @@ class NodePage:
             "views": [each for each in self._views if each.name],
             "actions": self._actions,
             "notices": self._notices.pop(token, ()),
+            "changes": CHANGES,
             "version": __version__,
             # A stranger learns nothing about this node.
             "node": "" if program is None else self._name,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hocket.api import Program, Service
 from hocket.kernel.extension import extensions, loaded
-from hocket.page.actions import Action
+from hocket.page.live_jobs import LiveJobs
 from hocket.page.throughput import Throughput
 
 PACKAGE = "hocket.page"
@@ -25,6 +25,7 @@ class ViewCall(NamedTuple):
     program: Program
     query: Mapping[str, str]
     throughput: Throughput
+    live_jobs: LiveJobs
     form: Mapping[str, str] = {}
 
     def may(self, resource: str, action: str, *words: str) -> bool:
@@ -39,7 +40,35 @@ class PageFile(NamedTuple):
     content: bytes
 
 
-class PageView:
+class Action(NamedTuple):
+    """An operation that a form does. `question` asks for confirmation, with the fields of the form in braces; empty if
+    nothing asks. `done` says what has been done. `read` makes the parameters of the fields, and raises ValueError.
+    Afterwards the page `then` is shown; if it is empty, the one that the form names.
+    """
+
+    operation: str
+    verb: str
+    done: str
+    question: str = ""
+    asks_reason: bool = False
+    read: Callable[[Mapping[str, str]], Mapping[str, Any]] = dict
+    then: str = ""
+
+
+class PagePath:
+    """A path of the page, with parameters."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._pattern = re.compile(_PARAMETER.sub(r"(?P<\1>[^/]+)", re.escape(path)))
+
+    def match(self, path: str) -> Mapping[str, str] | None:
+        """The raw values of the parameters in a path; None if it is another's."""
+        found = self._pattern.fullmatch(path)
+        return None if found is None else found.groupdict()
+
+
+class PageView(PagePath):
     """`name` is the word for it in the navigation; empty if it is not there. A `function` reads the store. A view that
     `takes_form` shows what the fields of a form say, and changes nothing. `package` has its template and static files,
     and `actions` are those that no other view has.
@@ -56,14 +85,9 @@ class PageView:
         package: str = PACKAGE,
         actions: Sequence[Action] = (),
     ) -> None:
-        self.path, self.template, self.function, self.name = path, template, function, name
+        super().__init__(path)
+        self.template, self.function, self.name = template, function, name
         self.takes_form, self.package, self.actions = takes_form, package, actions
-        self._pattern = re.compile(_PARAMETER.sub(r"(?P<\1>[^/]+)", re.escape(path)))
-
-    def match(self, path: str) -> Mapping[str, str] | None:
-        """The raw values of the parameters in a path; None if it is another's."""
-        found = self._pattern.fullmatch(path)
-        return None if found is None else found.groupdict()
 
 
 @cache

@@ -27,8 +27,7 @@ from hocket.extensions.tempo.views.tempo_view import PACKAGE
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.policy import Score
 from hocket.kernel.texts import counted, span
-from hocket.page.actions import Action
-from hocket.page.views import PageFile, PageView, ViewCall
+from hocket.page.views import Action, PageFile, PageView, ViewCall
 
 TEXT, EDIT, FIELD, BEFORE = "score", "edit", "field ", "was "
 DOWNLOAD, APPLY, CHECK = "download", "apply", "check"
@@ -42,7 +41,7 @@ class PhraseShown(NamedTuple):
     drawing: Any
 
 
-class Line(NamedTuple):
+class TextLine(NamedTuple):
     number: int
     text: str
     is_wrong: bool
@@ -154,12 +153,12 @@ def _told(edit: str, cues: list[Cue]) -> str:
     return next((f"{each.sentence[:1].upper()}{each.sentence[1:]}." for each in cues if each.name == name), "")
 
 
-def _lines_around(text: str, line: int | None) -> list[Line]:
+def _lines_around(text: str, line: int | None) -> list[TextLine]:
     lines = text.split("\n")
     if line is None:
         return []
     first, last = max(1, line - 1), min(len(lines), line + 1)
-    return [Line(number, lines[number - 1], number == line) for number in range(first, last + 1)]
+    return [TextLine(number, lines[number - 1], number == line) for number in range(first, last + 1)]
 
 
 def _job_of(fields: Mapping[str, str]) -> Mapping[str, Any]:
