@@ -50,8 +50,13 @@ def keep_windows(home: Path) -> None:
             windows = BarWindows(policy, timeline(tempo))
             at = hlc_text(Hlc(start_ms + 10, 0, 0))
             is_bad = place % 3 == 2
+            tasks = {
+                ClaimState.DONE: 5 + place % 4,
+                ClaimState.EXECUTING: 2 + place % 3,
+                ClaimState.FAILED: int(is_bad),
+            }
             for number, state in enumerate(ClaimState):
-                for each in range(1 + (place * number) % 4):
+                for each in range(tasks.get(state, 1)):
                     left = -1 if is_bad and each == 0 else 1
                     claim = StatusClaim(f"a{MARKUP}", f"t{number}-{each}", 1, state, left, 0.5, HIDDEN, at)
                     windows.add(claim, start_ms + 10)

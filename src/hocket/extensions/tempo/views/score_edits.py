@@ -268,7 +268,7 @@ def checked(text: str) -> Score | BadField:
 
 
 FIRST = """\
-# A score: how many beats a task has for each phase and for its waits.
+# How many beats a task has for its phases and waits.
 score:
   bar_len: 8
   phases: {plan: 2, work: 4, review: 2}

@@ -16,8 +16,8 @@ from hocket.kernel.policy import Score
 from hocket.kernel.texts import counted
 
 # In the drawing's own units, which are pixels.
-LABEL, BEAT, LANE, HEAD, GAP = 52, 32, 30, 20, 3
-TIMELINE_WIDTH, TIMELINE_HEIGHT, TIMELINE_FOOT = 960, 110, 16
+_LABEL, _BEAT, _LANE, _HEAD, _GAP = 52, 32, 30, 20, 3
+_TIMELINE_WIDTH, _TIMELINE_HEIGHT, _TIMELINE_FOOT = 960, 110, 16
 # From the bottom of a column to its top; each has a look of its own.
 STACK = (
     ClaimState.DONE,
@@ -65,38 +65,38 @@ def cues_of(score: Score, phrase: int) -> list[Cue]:
 def drawn_phrase(score: Score, phrase: int) -> Markup:
     cues = cues_of(score, phrase)
     beats = sum(each.beats for each in cues if not each.is_wait)
-    width, height = LABEL + BEAT * score.bar_len + 1, HEAD + LANE * len(cues) + 1
-    parts = [_RECT.format("rest", LABEL + BEAT * beats, HEAD, BEAT * (score.bar_len - beats), height - HEAD - 1)]
+    width, height = _LABEL + _BEAT * score.bar_len + 1, _HEAD + _LANE * len(cues) + 1
+    parts = [_RECT.format("rest", _LABEL + _BEAT * beats, _HEAD, _BEAT * (score.bar_len - beats), height - _HEAD - 1)]
     parts += [
-        _LINE.format("bar" if each in (0, score.bar_len) else "beat", x, HEAD, x, height - 1)
+        _LINE.format("bar" if each in (0, score.bar_len) else "beat", x, _HEAD, x, height - 1)
         for each in range(score.bar_len + 1)
-        for x in (LABEL + BEAT * each,)
+        for x in (_LABEL + _BEAT * each,)
     ]
     parts += [
-        _TEXT.format("beat-number", LABEL + BEAT * each + BEAT // 2, HEAD - 6, each + 1)
+        _TEXT.format("beat-number", _LABEL + _BEAT * each + _BEAT // 2, _HEAD - 6, each + 1)
         for each in range(score.bar_len)
     ]
     for lane, cue in enumerate(cues):
-        y = HEAD + LANE * lane
-        parts.append(_TEXT.format("lane", 0, y + LANE // 2 + 4, cue.name))
+        y = _HEAD + _LANE * lane
+        parts.append(_TEXT.format("lane", 0, y + _LANE // 2 + 4, cue.name))
         # A wait can be longer than the phrase, but cannot last longer.
         shown = min(cue.beats, beats) if cue.is_wait else cue.beats
-        parts.append(_drawn_cue(cue, LABEL + BEAT * cue.first, y, BEAT * shown))
+        parts.append(_drawn_cue(cue, _LABEL + _BEAT * cue.first, y, _BEAT * shown))
         after = cues[lane + 1] if lane + 1 < len(cues) else None
         if after is not None and not cue.is_wait and not after.is_wait:
-            x = LABEL + BEAT * after.first
-            parts.append(_LINE.format("then", x, y + LANE - GAP, x, y + LANE + GAP))
+            x = _LABEL + _BEAT * after.first
+            parts.append(_LINE.format("then", x, y + _LANE - _GAP, x, y + _LANE + _GAP))
     sentence = "; ".join(each.sentence for each in cues)
     return Markup(
         '<svg class="phrase" width="{0}" height="{1}" viewBox="0 0 {0} {1}" role="group" aria-label="{2}"'
         ' data-beat="{3}">{4}</svg>'
-    ).format(width, height, f"Phrase {phrase + 1} of {score.max_phrases}: {sentence}", BEAT, Markup("").join(parts))
+    ).format(width, height, f"Phrase {phrase + 1} of {score.max_phrases}: {sentence}", _BEAT, Markup("").join(parts))
 
 
 def _drawn_cue(cue: Cue, x: int, y: int, width: int) -> Markup:
     look = "wait" if cue.is_wait else "phase"
-    drawn = _RECT.format(f"{look} body", x + GAP - 2, y + GAP, max(6, width - 2 * GAP + 3), LANE - 2 * GAP)
-    label = Markup("") if not cue.beats else _TEXT.format(look, x + max(6, width) // 2, y + LANE // 2 + 4, cue.beats)
+    drawn = _RECT.format(f"{look} body", x + _GAP - 2, y + _GAP, max(6, width - 2 * _GAP + 3), _LANE - 2 * _GAP)
+    label = Markup("") if not cue.beats else _TEXT.format(look, x + max(6, width) // 2, y + _LANE // 2 + 4, cue.beats)
     return Markup('<g class="cue" role="img" aria-label="{}" data-cue="{}">{}{}</g>').format(
         cue.sentence, cue.name, drawn, label
     )
@@ -106,9 +106,9 @@ def drawn_windows(reports: Sequence[BarReport], sentence: str) -> Markup:
     """A column for each window, the oldest first: its tasks by their state, a triangle if it raises an alarm, and the
     tempo as a line.
     """
-    step = TIMELINE_WIDTH / max(12, len(reports))
+    step = _TIMELINE_WIDTH / max(12, len(reports))
     half = min(step * 0.3, 8.0)
-    top, floor = 14, TIMELINE_HEIGHT - TIMELINE_FOOT
+    top, floor = 14, _TIMELINE_HEIGHT - _TIMELINE_FOOT
     most = max((each.tasks for each in reports), default=0) or 1
     fastest = max((each.tempo_bpm for each in reports), default=1)
     columns, tempo = [], []
@@ -128,8 +128,8 @@ def drawn_windows(reports: Sequence[BarReport], sentence: str) -> Markup:
     return Markup(
         '<svg class="windows" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}{}{}</svg>'
     ).format(
-        *(TIMELINE_WIDTH, TIMELINE_HEIGHT, sentence),
-        *(_LINE.format("floor", 0, floor, TIMELINE_WIDTH, floor), Markup("").join(columns), line),
+        *(_TIMELINE_WIDTH, _TIMELINE_HEIGHT, sentence),
+        *(_LINE.format("floor", 0, floor, _TIMELINE_WIDTH, floor), Markup("").join(columns), line),
     )
 
 

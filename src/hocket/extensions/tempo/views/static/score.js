@@ -137,6 +137,7 @@ form.addEventListener("keydown", (event) => {
     return;
   }
   const name = cue.dataset.cue;
+  current = name;
   const found = cues();
   const place = found.indexOf(cue);
   const how = event.shiftKey ? "grow" : "move";
