@@ -12,7 +12,7 @@ from hocket.api.operation import Download
 from hocket.errors import NotFound, Usage
 from hocket.kernel.decoding import convert
 from hocket.mesh.wire import Reply
-from hocket.page.views import Action, PagePath
+from hocket.page.views import Action, Choice, PagePath
 from hocket.server.routes import ROUTES, ApiRoute
 
 # Fields of a form that are no parameters.
@@ -21,6 +21,17 @@ BACK, CONFIRMED = "back", "confirmed"
 REASON_CHARS_MAX = 400
 
 
+_DELAY = Choice(
+    "delay_ms",
+    "May start",
+    {
+        "600000": "in 10 minutes",
+        "3600000": "in an hour",
+        "86400000": "in a day",
+        "604800000": "in a week",
+        "0": "now",
+    },
+)
 ACTIONS = {
     each.operation: each
     for each in (
@@ -28,6 +39,13 @@ ACTIONS = {
         Action("retry_job", "Retry", "retried the job {job}"),
         Action("cancel_jobs", "Cancel all", "cancelled {changed} of {matched} jobs", "Cancel {matched}?", True),
         Action("retry_jobs", "Retry all", "retried {changed} of {matched} jobs", "Retry {matched}?", True),
+        Action(
+            "reschedule_job", "Postpone", "moved the start of the job {job}", "Postpone the job {job}?", True, (_DELAY,)
+        ),
+        Action(
+            "reschedule_jobs",
+            *("Postpone all", "moved the start of {changed} of {matched} jobs", "Postpone {matched}?", True, (_DELAY,)),
+        ),
         Action("drain_node", "Drain", "{node} takes no new jobs", "Let {node} finish its jobs and take no more?", True),
         Action("quarantine_node", "Quarantine", "{node} gets no jobs", "Take all jobs from {node}?", True),
         Action("resume_node", "Resume", "{node} takes jobs again"),

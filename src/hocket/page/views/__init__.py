@@ -40,6 +40,14 @@ class PageFile(NamedTuple):
     content: bytes
 
 
+class Choice(NamedTuple):
+    """A field that the confirmation asks for, and its values with what people read."""
+
+    field: str
+    label: str
+    values: Mapping[str, str]
+
+
 class Action(NamedTuple):
     """An operation that a form does. `question` asks for confirmation, with the fields of the form in braces; empty if
     nothing asks. `done` says what has been done. `read` makes the parameters of the fields, and raises ValueError.
@@ -51,6 +59,7 @@ class Action(NamedTuple):
     done: str
     question: str = ""
     asks_reason: bool = False
+    choices: tuple[Choice, ...] = ()
     read: Callable[[Mapping[str, str]], Mapping[str, Any]] = dict
     then: str = ""
 
