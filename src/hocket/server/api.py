@@ -291,7 +291,8 @@ class Api:
         route.check(call, arguments)
         if route.is_async:
             return await route.function(call, **arguments)
-        return await self.write(partial(route.function, call, **arguments))
+        run = self.read if route.method == "GET" else self.write
+        return await run(partial(route.function, call, **arguments))
 
     async def _run(
         self,
