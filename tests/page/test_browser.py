@@ -22,6 +22,7 @@ from tests.page.test_views import HIDDEN, MARKUP, fill
 from tests.ports import free_port
 from tests.server.served import Served, serving
 from tests.server.served import hocket as command
+from tests.waiting import wait_for
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE_MS = 60_000
@@ -189,6 +190,38 @@ def test_what_a_watching_browser_shows_is_what_the_shell_shows(browser: Browser,
         told = {each["job_id"]: each["stage"] for each in listed}
         assert shown_jobs(page) == told and set(told.values()) == {"failed", "succeeded", "ready"}
         assert complaints == []
+
+
+def test_what_a_job_sends_grows_before_the_reader(browser: Browser, served: Served, tmp_path: Path):
+    gates = [tmp_path / "one", tmp_path / "two"]
+
+    def run(ctx: hocket.Context) -> None:
+        for number, gate in enumerate(gates):
+            ctx.part(f"{MARKUP} {number}\n" * 200)
+            print(f"{MARKUP}{HIDDEN} {number}", flush=True)
+            wait_for(gate.exists, "the gate")
+
+    job_type = hocket.job("sent.one", retries=0)(run)
+    with closing(hocket.open_sync(served.home)) as node, ThreadPoolExecutor(1) as thread:
+        job = node.submit(job_type).job_id
+        working = thread.submit(lambda: node.work([job_type], until_idle=True, signals=False))
+        with entered(browser, served) as (page, complaints):
+            page.goto(f"{served.address}/jobs/{job}")
+            parts = page.locator("#parts")
+            expect(parts).to_contain_text(f"{MARKUP} 0")
+            expect(page.locator("#output-handler")).to_contain_text("\\u202e")
+            page.locator("summary", has_text="Options").click()
+            # A reader who has gone up stays there; the end of the text is for one who has not.
+            parts.evaluate("text => { text.scrollTop = 100 }")
+            gates[0].touch()
+            expect(parts).to_contain_text(f"{MARKUP} 1")
+            assert parts.evaluate("text => text.scrollTop") == 100
+            assert page.locator("details", has_text="Options").evaluate("each => each.open")
+            assert complaints == []
+            gates[1].touch()
+            expect(page.locator("#state")).to_contain_text("succeeded")
+            expect(parts).to_have_count(0)
+        working.result()
 
 
 def test_a_paused_page_stays_as_it_is_until_it_goes_on(browser: Browser, served: Served):

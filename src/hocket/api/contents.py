@@ -1,5 +1,5 @@
 """The bytes of artifacts for programs over HTTP: read by artifact or by hash, and stored under a hash that the program
-names, so that what is stored is what it has.
+names, so that what is stored is what it has. And what proves a job: its signed ops, and the proof of a command.
 """
 
 import hashlib
@@ -10,12 +10,14 @@ from msgspec import Meta
 
 from hocket.api import Service
 from hocket.api.artifacts import READ, ArtifactKept, ArtifactText, may_read
+from hocket.api.jobs import READ as JOB_READ
 from hocket.api.jobs import JobText, found_job
 from hocket.api.operation import Download, TokenNeed, Upload, operation
-from hocket.errors import NotFound, Unreachable, Usage
+from hocket.errors import Failed, NotFound, Unreachable, Usage
 from hocket.families import artifacts
 from hocket.families.jobs.requests import Content
-from hocket.kernel.ids import hash_text, ulid_text
+from hocket.kernel.ids import content_hash, hash_text, ulid_text
+from hocket.kernel.vocabulary import JOB, Subject
 from hocket.log import Transaction
 from hocket.store import Artifact, Session
 from hocket.work.run_outputs import TTL_MS_MAX, TYPE_CHARS_MAX, check_type
@@ -126,6 +128,42 @@ def _parts(upload: Upload) -> Iterator[bytes]:
     upload.seek(0)
     while part := upload.read(_READ_BYTES):
         yield part
+
+
+@operation("download_job_ops", "GET /v1/jobs/{job}/ops", JOB_READ)
+def ops_of_job(service: Service, job: JobText) -> Download:
+    """Read the ops of a job as they are signed, in the form of `hocket log export`: a postcard sequence, which any
+    Likewise software can check. The ops that made its artifacts are among them if the token grants `artifact:read` for
+    its kind. Ops of one bundle are that bundle, with all of its facts.
+    """
+    from hocket.log.evidence import signed_ops
+
+    with service.read() as session:
+        found = found_job(service, session, job, "Read")
+        rows = session.ops_about(Subject(JOB, found.id))
+        if service.may("Artifact", "Read", found.kind):
+            rows += session.ops_by_id([each.op_id for each in session.artifacts_of_job(found.id)])
+    return _whole(signed_ops(service.runtime.log, sorted(rows, key=lambda row: row.seq)))
+
+
+@operation("download_job_proof", "GET /v1/jobs/{job}/proof", READ)
+def proof_of_job(service: Service, job: JobText) -> Download:
+    """Read the proof of a command's last run, which `hocket proof verify` checks: what ran, where, how it ended and
+    what it made, signed by the node that ran it. The token also needs `artifact:read` for the job's kind.
+    """
+    from hocket.node.handles import proof_of
+
+    with service.read() as session:
+        found = found_job(service, session, job, "Read")
+        service.check("Artifact", "Read", found.kind)
+        try:
+            return _whole(proof_of(session, service.runtime.blobs, found.id))
+        except Failed as error:
+            raise NotFound(str(error)) from None
+
+
+def _whole(data: bytes) -> Download:
+    return Download(content_hash(data), len(data), lambda start, size: data[start : start + size])
 
 
 async def _download(service: Service, node: "Node", artifact: Artifact) -> Download:

@@ -16,8 +16,9 @@ from hocket.errors import Unreachable, Usage
 from hocket.families.jobs import view
 from hocket.kernel.extension import extension_kind, loaded
 from hocket.kernel.ids import ulid_text
-from hocket.mesh.output import AskedOutput, FarOutput, holders
+from hocket.mesh.output import AskedOutput, FarOutput, holders, streams_of
 from hocket.node.node import Node
+from hocket.node.runtime import Runtime
 from hocket.store import Stage
 from hocket.work.output_files import HANDLER, OutputPart
 
@@ -65,6 +66,42 @@ class OutputPiece(NamedTuple):
     @property
     def end(self) -> int:
         return self.start + len(self.data)
+
+
+class OutputTail(NamedTuple):
+    """The end of a stream of the run with this fence. `total` bytes were written to it so far."""
+
+    stream: str
+    fence: int
+    data: bytes
+    total: int
+
+    @property
+    def left_out(self) -> int:
+        return self.total - len(self.data)
+
+
+def tails_here(service: Service, job: "Job", size: int) -> list[OutputTail] | None:
+    """The last bytes of what a job has printed, as far as this home has it; None if it can only be on another node."""
+    with service.read() as session:
+        nodes, runtime = holders(session, job), service.runtime
+    found = [_tail(runtime, job, stream, size) for stream in streams_of(job)]
+    tails = [each for each in found if each is not None]
+    return tails if tails or not nodes or runtime.log.node in nodes else None
+
+
+def _tail(runtime: Runtime, job: "Job", stream: str, size: int) -> OutputTail | None:
+    name = ulid_text(job.id)
+    if (first := runtime.output.read(name, stream, 0, 0, 0)) is None:
+        return None
+    tail = OutputTail(stream, first.fence, b"", first.total)
+    start = max(0, first.total - size)
+    while len(tail.data) < size and (part := runtime.output.read(name, stream, first.fence, start, size)) is not None:
+        if part.fence != first.fence or not part.data:
+            break
+        data = part.data if part.start > start else tail.data + part.data
+        tail, start = OutputTail(stream, part.fence, data[-size:], part.end), part.end
+    return tail
 
 
 class OutputReader:

@@ -169,7 +169,7 @@ async def _serve(
             if place.key is not None:
                 runtime.home.note_tls_key(place.key)
             exchange = supervising("the exchange with peers", lambda: services.loop().run(), emit, node.environment)
-            figures = supervising("the figures of the page", page.keep_throughput, emit, node.environment)
+            figures = supervising("the figures of the page", page.keep_current, emit, node.environment)
             try:
                 await node.call(lambda: peers.note_address(Service(runtime), told))
                 name, now_ms = node.environment.name("server"), node.environment.physical_ms()

@@ -224,16 +224,7 @@ class Auditor:
         """Collects the keys of the nodes whose delegations lead back to the user. A node writes its own delegation
         before those that it depends on, so this reads all of them before the first op is verified.
         """
-        delegations: list[Delegation] = []
-        for row in session.ops_of_variants((number_of(DelegateUcan),)):
-            op = self._decoded(row)
-            if op is not None and isinstance(op.payload, DelegateUcan):
-                with suppress(Malformed):
-                    delegations.append(read_ucan(op.payload.ucan_bytes))
-        authority = Authority(self._user, delegations, ())
-        for each in delegations:
-            if authority.fault(each) is None:
-                self._keys.setdefault(each.node, each.public)
+        self._keys = author_keys(session, self._user) | self._keys
 
     def _signatures(self, rows: Sequence[OpRow], ops: Sequence[Op | None]) -> list[bool]:
         keys = self._keys
@@ -254,6 +245,22 @@ class Auditor:
         if op.signature is not None and is_mark(op.signature):
             return self._marks is None or self._marks.is_own(row.body)
         return verify_op(row.body, op, self._keys[op.node_id])
+
+
+def author_keys(session: Session, user: str) -> dict[int, bytes]:
+    """The keys of the nodes whose delegations on this log lead back to the user."""
+    delegations: list[Delegation] = []
+    for row in session.ops_of_variants((number_of(DelegateUcan),)):
+        with suppress(Malformed):
+            payload = decode(row.body).payload
+            if isinstance(payload, DelegateUcan):
+                delegations.append(read_ucan(payload.ucan_bytes))
+    authority = Authority(user, delegations, ())
+    keys: dict[int, bytes] = {}
+    for each in delegations:
+        if authority.fault(each) is None:
+            keys.setdefault(each.node, each.public)
+    return keys
 
 
 def _proof_of(row: OpRow) -> str:

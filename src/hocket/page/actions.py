@@ -1,20 +1,32 @@
 """What can be done on the page: operations, by a form whose fields are their parameters. One that ends or takes away
-something asks first, and says how many things it is about.
+something asks first, and says how many things it is about. And what a browser can save: artifacts, and what proves a
+job. These are files of strangers, so a browser is told to save them, whatever they say that they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
+from hocket.api.operation import Download
 from hocket.errors import NotFound, Usage
 from hocket.kernel.decoding import convert
+from hocket.mesh.wire import Reply
+from hocket.page.views import PagePath
 from hocket.server.routes import ROUTES, ApiRoute
 
 # Fields of a form that are no parameters.
 BACK, CONFIRMED = "back", "confirmed"
 # Characters that a person may write of a reason; who it was comes after them.
 REASON_CHARS_MAX = 400
+
+
+class Choice(NamedTuple):
+    """A field that the confirmation asks for, and its values with what people read."""
+
+    field: str
+    label: str
+    values: Mapping[str, str]
 
 
 class Action(NamedTuple):
@@ -27,8 +39,20 @@ class Action(NamedTuple):
     done: str
     question: str = ""
     asks_reason: bool = False
+    choices: tuple[Choice, ...] = ()
 
 
+_DELAY = Choice(
+    "delay_ms",
+    "May start",
+    {
+        "600000": "in 10 minutes",
+        "3600000": "in an hour",
+        "86400000": "in a day",
+        "604800000": "in a week",
+        "0": "now",
+    },
+)
 ACTIONS = {
     each.operation: each
     for each in (
@@ -36,6 +60,13 @@ ACTIONS = {
         Action("retry_job", "Retry", "retried the job {job}"),
         Action("cancel_jobs", "Cancel all", "cancelled {changed} of {matched} jobs", "Cancel {matched}?", True),
         Action("retry_jobs", "Retry all", "retried {changed} of {matched} jobs", "Retry {matched}?", True),
+        Action(
+            "reschedule_job", "Postpone", "moved the start of the job {job}", "Postpone the job {job}?", True, (_DELAY,)
+        ),
+        Action(
+            "reschedule_jobs",
+            *("Postpone all", "moved the start of {changed} of {matched} jobs", "Postpone {matched}?", True, (_DELAY,)),
+        ),
         Action("drain_node", "Drain", "{node} takes no new jobs", "Let {node} finish its jobs and take no more?", True),
         Action("quarantine_node", "Quarantine", "{node} gets no jobs", "Take all jobs from {node}?", True),
         Action("resume_node", "Resume", "{node} takes jobs again"),
@@ -44,7 +75,29 @@ ACTIONS = {
         Action("break_lock", "Break", "broke the lock {key}", "Take the lock {key} from its holder?", True),
     )
 }
-_ROUTES = {each.name: each for each in ROUTES if each.name in ACTIONS}
+_ROUTES = {each.name: each for each in ROUTES}
+
+
+class PageDownload(PagePath):
+    """The path of an operation that gives bytes, and how the file is called."""
+
+    def __init__(self, path: str, operation: str, file_name: Callable[[Download, Mapping[str, str]], str]) -> None:
+        super().__init__(path)
+        self.route, self.file_name = _ROUTES[operation], file_name
+
+
+DOWNLOADS = (
+    PageDownload("/artifacts/{id}", "download_artifact", lambda content, values: f"blake3-{content.hash.hex()}.bin"),
+    PageDownload("/jobs/{job}/ops", "download_job_ops", lambda content, values: f"{values['job']}.ops"),
+    PageDownload("/jobs/{job}/proof", "download_job_proof", lambda content, values: f"{values['job']}.proof.json"),
+)
+
+
+def named(file: str, reply: Reply) -> Reply:
+    """A reply that a browser saves under this name."""
+    if "content-disposition" not in reply.headers:
+        return reply
+    return reply._replace(headers={**reply.headers, "content-disposition": f'attachment; filename="{file}"'})
 
 
 def action_named(name: str) -> tuple[Action, ApiRoute]:

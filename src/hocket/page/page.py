@@ -10,15 +10,27 @@ from functools import cached_property, partial
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from hocket.api import Program, page_access
+from hocket.api import Program, Service, page_access
 from hocket.bus.hints import LOG, about
 from hocket.errors import HocketError, NotFound, Usage
 from hocket.kernel import __version__
 from hocket.kernel.ids import node_text
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
-from hocket.page.actions import ACTIONS, BACK, CONFIRMED, Action, action_named, arguments_of, can_only_count
+from hocket.page.actions import (
+    ACTIONS,
+    BACK,
+    CONFIRMED,
+    DOWNLOADS,
+    Action,
+    PageDownload,
+    action_named,
+    arguments_of,
+    can_only_count,
+    named,
+)
 from hocket.page.entry import FORM_FIELD, ForeignRequest, PageEntry, form_key
+from hocket.page.live_jobs import LiveJobs
 from hocket.page.rendering import Rendering, assets
 from hocket.page.throughput import SAMPLE_S, Throughput
 from hocket.page.views import PageView, ViewCall
@@ -26,7 +38,7 @@ from hocket.page.views.coordination import COORDINATION, MESH
 from hocket.page.views.job_list import JOBS
 from hocket.page.views.log_view import LOG_VIEW
 from hocket.page.views.now import NOW
-from hocket.page.views.one_job import JOB_VIEW
+from hocket.page.views.one_job import JOB_VIEW, watched_job
 from hocket.server.api import Api
 from hocket.server.problems import BadMethod, problem_of
 from hocket.server.routes import ApiRoute
@@ -68,6 +80,7 @@ class NodePage:
         self._node, self._api, self._base, self._address = node, api, base, address
         self._rendering = Rendering(base)
         self._throughput = Throughput(node.runtime.home.path / "throughput.json")
+        self._live_jobs = LiveJobs(node)
         # For each browser.
         self._notices: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=NOTICES_MAX))
 
@@ -85,11 +98,16 @@ class NodePage:
         return (
             path in (CHANGES, LEAVE)
             or path.startswith((ASSETS, DO, page_access.ENTER))
-            or any(each.match(path) is not None for each in VIEWS)
+            or any(each.match(path) is not None for each in (*VIEWS, *DOWNLOADS))
         )
 
-    async def keep_throughput(self) -> None:
-        """Counts what ends, for as long as the server runs."""
+    async def keep_current(self) -> None:
+        """Counts what ends, and follows jobs that browsers look at, for as long as the server runs."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_throughput())
+            tasks.create_task(self._live_jobs.keep())
+
+    async def _keep_throughput(self) -> None:
         environment = self._node.environment
         while True:
             await self._node.peek(lambda session: self._throughput.sample(session, environment.physical_ms()))
@@ -122,7 +140,9 @@ class NodePage:
 
     async def _answer_to(self, request: Request, program: Program, token: str) -> Reply:
         if request.path == CHANGES:
-            return self._api.stream(self._changes(), token, program, _HEADERS)
+            service, wanted = self._api.call(program).service, _fields(request.query).get("job")
+            job = None if wanted is None else await self._api.read(lambda: watched_job(service, wanted))
+            return self._api.stream(self._changes(service, job), token, program, _HEADERS)
         if request.path == LEAVE or request.path.startswith(DO):
             if request.method != "POST":
                 raise BadMethod(["POST"])
@@ -136,12 +156,26 @@ class NodePage:
         for view in VIEWS:
             if (values := view.match(request.path)) is not None:
                 return await self._api.read(partial(self._shown, view, values, request, program, token))
+        for download in DOWNLOADS:
+            if (values := download.match(request.path)) is not None:
+                return await self._download(download, values, request, program, token)
         raise NotFound("there is no such page")
+
+    async def _download(
+        self, download: PageDownload, values: Mapping[str, str], request: Request, program: Program, token: str
+    ) -> Reply:
+        """Never shown in the browser: whatever it is, it is saved as a file."""
+        arguments = download.route.arguments(values, "")
+        content = await self._api.perform(download.route, self._api.call(program), arguments)
+        return named(
+            download.file_name(content, values), self._api.download(content, request, token, program, _HEADERS)
+        )
 
     def _shown(
         self, view: PageView, values: Mapping[str, str], request: Request, program: Program, token: str
     ) -> Reply:
-        call = ViewCall(self._api.call(program).service, program, _fields(request.query), self._throughput)
+        service, kept = self._api.call(program).service, (self._throughput, self._live_jobs)
+        call = ViewCall(service, program, _fields(request.query), *kept)
         shown = view.function(call, **{name: unquote(value) for name, value in values.items()})
         here = f"{request.path}?{request.query}" if request.query else request.path
         return self._html(200, view.template, {**shown, "here": here}, program, token)
@@ -192,13 +226,25 @@ class NodePage:
         values = {"title": action.verb, "action": action, "question": question, "fields": form, "here": ""}
         return self._html(200, "confirm.html", values, program, token)
 
-    async def _changes(self) -> AsyncIterator[str]:
-        """Tells an open page that something has changed, at most once a second."""
+    async def _changes(self, service: Service, job: bytes | None) -> AsyncIterator[str]:
+        """Tells an open page that something has changed, at most once a second: on the log, or in what a running job
+        sends.
+        """
+        seen: tuple[int, ...] | None = None
         with closing(self._node.listen(about(LOG))) as changes:
             while True:
-                if await changes.wait(LOOK_S):
+                news = None if job is None else await self._api.read(partial(self._news, service, job))
+                has_changed = news != seen and seen is not None
+                seen = news
+                if has_changed or await changes.wait(LOOK_S if news is None else CHANGES_S):
                     yield "changed"
                     await asyncio.sleep(CHANGES_S)
+
+    def _news(self, service: Service, job_id: bytes) -> tuple[int, ...] | None:
+        """None if the job sends nothing more."""
+        with service.read() as session:
+            entry = session.job(job_id)
+        return None if entry is None or entry.job.outcome is not None else self._live_jobs.news(service, entry.job)
 
     def _html(
         self, status: int, template: str, values: Mapping[str, Any], program: Program | None, token: str = ""
@@ -210,6 +256,7 @@ class NodePage:
             "views": [each for each in VIEWS if each.name],
             "actions": ACTIONS,
             "notices": self._notices.pop(token, ()),
+            "changes": CHANGES,
             "version": __version__,
             # A stranger learns nothing about this node.
             "node": "" if program is None else self._name,

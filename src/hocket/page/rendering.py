@@ -28,7 +28,7 @@ _SIGNS = {
     **{"running": "▶", "succeeded": "✓", "failed": "✕", "cancelled": "⊘"},
     **{"ready": "○", "pending": "○", "delayed": "◔", "blocked": "◫"},
     **{"live": "●", "warn": "◐", "alert": "◐", "critical": "◔", "dead": "✕", "unknown": "○"},
-    **{"ok": "✓", "trouble": "▲"},
+    **{"ok": "✓", "trouble": "▲", "verified": "✓", "own": "✓", "bad": "✕"},
 }
 
 

@@ -285,14 +285,24 @@ class Api:
             assert reply.stream is not None
             return reply._replace(stream=_Counted(reply.stream, stack.pop_all()))
 
+    def download(
+        self, content: Download, request: Request, token: str, program: Program, headers: Mapping[str, str]
+    ) -> Reply:
+        """Sends bytes until the token ends or the server stops, for a face with requests of another form."""
+        with ExitStack() as stack:
+            ending = stack.enter_context(self._open.one(token))
+            stack.enter_context(self._streams.one(program.name))
+            reply = download_reply(request, content, headers, ending, self.read)
+            return reply if reply.stream is None else reply._replace(stream=_Counted(reply.stream, stack.pop_all()))
+
     async def perform(self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any]) -> Any:
         """Does what a route does, for a face with requests of another form."""
         route.check_some(call)
         route.check(call, arguments)
         if route.is_async:
             return await route.function(call, **arguments)
-        run = self.read if route.method == "GET" else self.write
-        return await run(partial(route.function, call, **arguments))
+        off_loop = self.read if route.method == "GET" else self.write
+        return await off_loop(partial(route.function, call, **arguments))
 
     async def _run(
         self,

@@ -60,14 +60,48 @@ async function refresh() {
 function merge(fresh) {
   for (const part of document.querySelectorAll("[data-live]")) {
     const other = fresh.getElementById(part.id);
-    if (!other || part.isEqualNode(other)) continue;
+    if (!other) continue;
+    keepOpen(part, other);
+    if (part.isEqualNode(other)) continue;
     if (part.contains(document.activeElement) && part.matches("form, :has(form)")) continue;
-    part.replaceWith(document.importNode(other, true));
+    replace(part, document.importNode(other, true));
+  }
+  for (const other of fresh.querySelectorAll("[data-live]")) {
+    if (!document.getElementById(other.id)) insert(other);
   }
   for (const table of document.querySelectorAll("[data-rows]")) {
     const other = fresh.getElementById(table.id);
     if (other) mergeRows(table, other);
   }
+}
+
+// What the reader has opened stays open.
+function keepOpen(part, other) {
+  const details = other.querySelectorAll("details");
+  part.querySelectorAll("details").forEach((each, place) => details[place]?.toggleAttribute("open", each.open));
+}
+
+// Texts stay where the reader has scrolled them; one that grows, and that the reader has not moved, shows its end.
+function replace(part, other) {
+  const places = new Map();
+  for (const text of part.querySelectorAll("pre[id]")) {
+    const isAtEnd = text.scrollTop + text.clientHeight >= text.scrollHeight - 2;
+    places.set(text.id, isAtEnd && text.matches("[data-tail]") ? Infinity : text.scrollTop);
+  }
+  const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
+  part.replaceWith(other);
+  for (const [id, top] of places) {
+    const text = document.getElementById(id);
+    if (text) text.scrollTop = top === Infinity ? text.scrollHeight : top;
+  }
+  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+}
+
+// A part of the page that was not there before comes after the same neighbour as on the server.
+function insert(other) {
+  let before = other.previousElementSibling;
+  while (before && !(before.id && document.getElementById(before.id))) before = before.previousElementSibling;
+  if (before) document.getElementById(before.id).after(document.importNode(other, true));
 }
 
 function mergeRows(table, other) {

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from hocket.api import Program, Service
+from hocket.page.live_jobs import LiveJobs
 from hocket.page.throughput import Throughput
 
 _PARAMETER = re.compile(r"\\{(\w+)\\}")
@@ -17,19 +18,28 @@ class ViewCall(NamedTuple):
     program: Program
     query: Mapping[str, str]
     throughput: Throughput
+    live_jobs: LiveJobs
 
     def may(self, resource: str, action: str, *words: str) -> bool:
         return self.program.may(resource, action, words)
 
 
-class PageView:
-    """`name` is the word for it in the navigation; empty if it is not there. A `function` reads the store."""
+class PagePath:
+    """A path of the page, with parameters."""
 
-    def __init__(self, path: str, template: str, function: Callable[..., Mapping[str, Any]], name: str = "") -> None:
-        self.path, self.template, self.function, self.name = path, template, function, name
+    def __init__(self, path: str) -> None:
+        self.path = path
         self._pattern = re.compile(_PARAMETER.sub(r"(?P<\1>[^/]+)", re.escape(path)))
 
     def match(self, path: str) -> Mapping[str, str] | None:
         """The raw values of the parameters in a path; None if it is another's."""
         found = self._pattern.fullmatch(path)
         return None if found is None else found.groupdict()
+
+
+class PageView(PagePath):
+    """`name` is the word for it in the navigation; empty if it is not there. A `function` reads the store."""
+
+    def __init__(self, path: str, template: str, function: Callable[..., Mapping[str, Any]], name: str = "") -> None:
+        super().__init__(path)
+        self.template, self.function, self.name = template, function, name

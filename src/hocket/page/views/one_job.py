@@ -1,16 +1,24 @@
-"""One job: its story from submit to proof, why it waits, and what it left behind."""
+"""One job: its story from submit to proof, why it waits, what it sends while it runs, and what it left behind."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
-from hocket.api import claims
-from hocket.api.jobs import JobBrief, JobDetails, OpLine, briefs, show
+from hocket.api import Service, artifacts, claims
+from hocket.api.jobs import JobBrief, JobDetails, OpLine, briefs, found_job, show
+from hocket.api.operation import extension_operations
+from hocket.errors import HocketError
+from hocket.families.jobs.parts import Part, joined
 from hocket.families.jobs.view import find
 from hocket.kernel.clock import parse_hlc
-from hocket.kernel.ids import parse_ulid
+from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.vocabulary import JOB, Subject
+from hocket.log.evidence import SignatureState, signature_states
 from hocket.node.log_events import LogEvent, events_of
+from hocket.page.live_jobs import LiveView
 from hocket.page.views import PageView, ViewCall
+from hocket.store import OpRow, Session
 
 # What each event is called in a story.
 SENTENCES = {
@@ -31,13 +39,28 @@ SENTENCES = {
     "artifact.evicted": "artifact evicted",
 }
 _FOLDED = ("job.renewed", "job.progressed", "job.saved")
-# A story is cut in the middle beyond so many lines.
+# A story is cut in the middle beyond so many lines, and so many ops are verified for one look at it.
 LINES_MAX = 400
+VERIFIED_MAX = 1_000
+# Jobs that this one waits for, or that wait for it: so many are shown of each.
+NEIGHBOURS_MAX = 50
+ARTIFACTS_MAX = 200
+# The artifact with the proof of a command.
+_PROOF = "hocket.proof"
+_NO_LIVE = LiveView((), 0, ())
+_SIGNED = {
+    SignatureState.VERIFIED: "the signature of the op's node was verified here now",
+    SignatureState.OWN: "this node wrote and marked the op; it signs the end of the log, and the op when it leaves",
+    SignatureState.LEFT_OUT: "not kept: another node cut the op for this one, and its signature with it",
+    SignatureState.UNKNOWN: "no delegation on this log names the key of the op's node",
+    SignatureState.BAD: "the signature does not fit the op and its node: run `hocket log verify`",
+    None: "not verified now, because there are too many ops",
+}
 
 
 class StoryLine(NamedTuple):
-    """What happened, how often in a row, and the ops that say so, the first and the last. `why_not` is why an op does
-    not count.
+    """What happened, how often in a row, and the op that says so, the last if there are several. `why_not` is why an
+    op does not count. `signature` is the worst of its ops; None if they were too many to verify.
     """
 
     event: str
@@ -52,39 +75,98 @@ class StoryLine(NamedTuple):
     seq: int
     op: str
     why_not: str | None
+    signature: SignatureState | None
+
+    @property
+    def signed(self) -> str:
+        return _SIGNED[self.signature]
+
+
+class Neighbours(NamedTuple):
+    """Jobs on one side of this one. `left_out` more are not shown, and `hidden` are not for this visitor."""
+
+    jobs: Sequence[JobBrief]
+    left_out: int
+    hidden: int
 
 
 def job(call: ViewCall, job: str) -> Mapping[str, Any]:
-    details: JobDetails = show.function(call.service, job)
-    with call.service.read() as session:
-        rows = session.ops_about(Subject(JOB, parse_ulid(details.job_id)))
-        events = {
-            each.event.seq: each.event for each in events_of(session, rows, call.service.runtime.log.rules.is_strict)
-        }
-        needed = [find(session, each) for each in details.after]
-        before: Sequence[JobBrief] = briefs(session, needed)
-    lines = [_line(each, events.get(each.seq)) for each in details.ops]
-    story = [*_folded(lines)]
+    service = call.service
+    details: JobDetails = show.function(service, job)
+    id, log = parse_ulid(details.job_id), service.runtime.log
+    with service.read() as session:
+        entry = find(session, details.job_id)
+        rows = session.ops_about(Subject(JOB, id))
+        events = {each.event.seq: each.event for each in events_of(session, rows, log.rules.is_strict)}
+        signatures = signature_states(log, session, _verified(rows))
+        before = _neighbours(service, session, details.after)
+        behind = _neighbours(service, session, [ulid_text(each) for each in sorted(session.dependents(id))])
+    story = [*_folded([_line(each, events.get(each.seq), signatures.get(each.seq)) for each in details.ops])]
+    may_read_content = service.may("Artifact", "Read", details.kind)
+    live = call.live_jobs.look(service, entry.job) if may_read_content else _NO_LIVE
+    made = artifacts.page.function(service, details.job_id, ARTIFACTS_MAX).items if may_read_content else []
     return {
         "title": f"Job {details.job_id[-6:]}",
         "job": details,
         "story": story if len(story) <= LINES_MAX else [*story[: LINES_MAX // 2], *story[-LINES_MAX // 2 :]],
         "left_out": max(0, len(story) - LINES_MAX),
         "before": before,
-        "ranking": claims.explain.function(call.service, job) if details.outcome is None else None,
-        "names": call.service.names(),
+        "behind": behind,
+        "may_read_content": may_read_content,
+        "artifacts": made,
+        "sent_parts": _parts_text(live.parts),
+        "parts_left_out": live.left_out,
+        "output": [(each, each.data.decode(errors="replace")) for each in live.output if each.data],
+        "has_proof": any(each.type == _PROOF and each.content != "evicted" for each in made),
+        "cost": _cost(service, details.job_id) if may_read_content else None,
+        "ranking": claims.explain.function(service, job) if details.outcome is None else None,
+        "names": service.names(),
         "may_change": call.may("Job", "Schedule", details.kind),
+        "changes": f"/changes?job={quote(details.job_id)}",
     }
 
 
-def _line(op: OpLine, event: LogEvent | None) -> StoryLine:
+def watched_job(service: Service, job: str) -> bytes | None:
+    """The job that an open page hears of, if what it sends may be seen there. Raises NotFound and NotAuthorised."""
+    with service.read() as session:
+        found = found_job(service, session, job, "Read")
+    return found.id if service.may("Artifact", "Read", found.kind) else None
+
+
+def _verified(rows: Sequence[OpRow]) -> Sequence[OpRow]:
+    return rows if len(rows) <= VERIFIED_MAX else [*rows[: VERIFIED_MAX // 2], *rows[-VERIFIED_MAX // 2 :]]
+
+
+def _neighbours(service: Service, session: Session, ids: Sequence[str]) -> Neighbours:
+    entries = session.jobs_by_id([parse_ulid(each) for each in ids[:NEIGHBOURS_MAX]])
+    readable = [each for each in entries if service.may("Job", "Read", each.job.kind)]
+    hidden = len(ids[:NEIGHBOURS_MAX]) - len(readable)
+    return Neighbours(briefs(session, readable), max(0, len(ids) - NEIGHBOURS_MAX), hidden)
+
+
+def _parts_text(parts: Sequence[Part]) -> Any:
+    """The parts as one text if they are texts; else a list."""
+    value = joined([each.value for each in parts])
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _cost(service: Service, job: str) -> Any:
+    """None without the extension that counts costs, without a rate card, or without a run."""
+    if (operation := extension_operations().get("job_cost")) is not None:
+        with suppress(HocketError):
+            row = operation.function(service, job)
+            return row if row.runs else None
+    return None
+
+
+def _line(op: OpLine, event: LogEvent | None, signature: SignatureState | None) -> StoryLine:
     name = op.type if event is None else event.type
     sentence = SENTENCES.get(name, op.type) if op.counts else op.type
     time_ms = _wall(op) if event is None else event.time_ms
     agent, fence = (None, None) if event is None else (event.agent, event.fence)
     return StoryLine(
         *(name if op.counts else "refused", sentence, time_ms, time_ms, 1, op.author, agent, fence),
-        *(op.detail, op.seq, op.id, None if op.counts else op.reason),
+        *(op.detail, op.seq, op.id, None if op.counts else op.reason, signature),
     )
 
 
@@ -98,13 +180,18 @@ def _folded(lines: Sequence[StoryLine]) -> Iterator[StoryLine]:
     for each in lines:
         same = last is not None and each.event in _FOLDED and (each.event, each.fence) == (last.event, last.fence)
         if last is not None and same:
-            last = each._replace(time_ms=last.time_ms, times=last.times + 1)
+            worst = max((last.signature, each.signature), key=_badness)
+            last = each._replace(time_ms=last.time_ms, times=last.times + 1, signature=worst)
             continue
         if last is not None:
             yield last
         last = each
     if last is not None:
         yield last
+
+
+def _badness(state: SignatureState | None) -> int:
+    return list(SignatureState).index(state) if state is not None else len(SignatureState) - 1
 
 
 JOB_VIEW = PageView("/jobs/{job}", "job.html", job)
