@@ -28,9 +28,9 @@ class FileChange(NamedTuple):
     def shown(self, root: Path) -> Iterator[str]:
         """The lines of a unified diff, with paths from the root of the project."""
         name = os.path.relpath(self.path, root)
-        lines = [[] if text is None else text.splitlines() for text in (self.before, self.after)]
-        names = ["/dev/null" if text is None else name for text in (self.before, self.after)]
-        return difflib.unified_diff(*lines, *names, lineterm="", n=2)
+        old, new = (text.splitlines() if text is not None else [] for text in (self.before, self.after))
+        of_old, of_new = (name if text is not None else "/dev/null" for text in (self.before, self.after))
+        return difflib.unified_diff(old, new, of_old, of_new, lineterm="", n=2)
 
     def make(self, root: Path) -> None:
         """Folders of the project that are left empty go. Raises Usage if the file cannot be written, or has changed
