@@ -1,6 +1,7 @@
 """Jobs that wait for an approval: who may give it, what it lets happen, and what a reply by mail decides."""
 
 from collections.abc import Iterator
+from itertools import permutations
 
 import pytest
 
@@ -10,12 +11,23 @@ from hocket.errors import Conflict, HocketError, NotAuthorised, Usage
 from hocket.families.jobs import approval_mail, claiming, rescue
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.rules import Job, Outcome, State
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import node_text, parse_ulid
+from hocket.kernel.ops import Op
 from hocket.kernel.policy import UNAPPROVED_MS
+from hocket.kernel.vocabulary import AcceptWork, ApproveJob, ClaimWork, DesignateCoordinator, ScheduleJob
 from hocket.node.inbox import SyncReceivedMessage
 from hocket.testing import MemorySyncNode
+from tests.log.roster import world
+from tests.log.roster.world import NODES, job_id
+from tests.log.test_permissions import WORKER, WORKER_NODE, Mesh, admitted
 
 pytestmark = pytest.mark.touches("LW-41")
+
+
+@pytest.fixture(autouse=True)
+def worker_can_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(world.KEY_OF, WORKER_NODE, WORKER)
 
 
 @pytest.fixture
@@ -208,3 +220,47 @@ def test_a_long_payload_is_cut_and_can_be_answered(node: MemorySyncNode, payload
     assert len(message.text) < approval_mail.PAYLOAD_CHARS_MAX + 400
     message.reply("yes")
     assert types(node, handle.job_id) == ["ScheduleJob", "ApproveJob"]
+
+
+# On the log of other nodes.
+
+
+def reasons(ops: list[Op], *asked: Op) -> list[Reason | None]:
+    with admitted(ops).store.read() as session:
+        rows = [session.op(each.id) for each in asked]
+    return [Reason(row.reason) if row is not None and row.reason else None for row in rows]
+
+
+@pytest.mark.req("LW-41")
+@pytest.mark.parametrize("order", [*permutations(range(4))])
+def test_an_approval_by_whoever_may_not_give_it_counts_on_no_node(order: tuple[int, ...]) -> None:
+    """In every order of arrival: the member has no grant, the other node has another agent, and a claim of before the
+    approval does not count after it.
+    """
+    mesh = Mesh()
+    mesh.owner(10, ScheduleJob(job_id(1), "acme.render.x", b"", b'{"approval_by":"alice"}'))
+    said = [
+        mesh.worker(11, ApproveJob(job_id(1), "alice", "")),
+        mesh.other(12, ApproveJob(job_id(1), "bob", "")),
+        mesh.other(13, ClaimWork(job_id(1), NODES[1], 1_000)),
+        mesh.other(14, ApproveJob(job_id(1), "alice", "")),
+    ]
+    before = [each for each in mesh.ops if each not in said]
+    assert reasons([*before, *(said[place] for place in order)], *said) == [
+        *(Reason.UNAUTHORISED, Reason.NOT_APPROVER, Reason.NOT_APPROVED, None)
+    ]
+
+
+@pytest.mark.req("LW-41", "LW-39")
+def test_the_coordinator_decides_on_an_answer_and_no_claim_comes_before() -> None:
+    mesh = Mesh()
+    mesh.owner(1, DesignateCoordinator(NODES[0]))
+    mesh.owner(10, ScheduleJob(job_id(1), "acme.render.x", b"", b'{"approval_by":"alice@%016x"}' % NODES[1]))
+    own = mesh.owner(11, ApproveJob(job_id(1), "alice", "the coordinator is not alice's node"))
+    offer = mesh.other(12, ApproveJob(job_id(1), "alice", ""))
+    early = mesh.owner(13, ClaimWork(job_id(1), NODES[0], 1_000))
+    accepted = mesh.owner(14, AcceptWork(job_id(1), offer.id))
+    claim = mesh.owner(15, ClaimWork(job_id(1), NODES[0], 1_000))
+    assert reasons(mesh.ops, own, offer, early, accepted, claim) == [
+        *(Reason.NOT_APPROVER, Reason.OFFERED, Reason.NOT_APPROVED, None, None)
+    ]
