@@ -4,7 +4,7 @@ job. These are files of strangers, so a browser is told to save them, whatever t
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -12,34 +12,13 @@ from hocket.api.operation import Download
 from hocket.errors import NotFound, Usage
 from hocket.kernel.decoding import convert
 from hocket.mesh.wire import Reply
-from hocket.page.views import PagePath
+from hocket.page.views import Action, Choice, PagePath
 from hocket.server.routes import ROUTES, ApiRoute
 
 # Fields of a form that are no parameters.
 BACK, CONFIRMED = "back", "confirmed"
 # Characters that a person may write of a reason; who it was comes after them.
 REASON_CHARS_MAX = 400
-
-
-class Choice(NamedTuple):
-    """A field that the confirmation asks for, and its values with what people read."""
-
-    field: str
-    label: str
-    values: Mapping[str, str]
-
-
-class Action(NamedTuple):
-    """`question` asks for confirmation, with the fields of the form in braces; empty if nothing asks. `done` says what
-    has been done.
-    """
-
-    operation: str
-    verb: str
-    done: str
-    question: str = ""
-    asks_reason: bool = False
-    choices: tuple[Choice, ...] = ()
 
 
 _DELAY = Choice(
@@ -102,10 +81,10 @@ def named(file: str, reply: Reply) -> Reply:
     return reply._replace(headers={**reply.headers, "content-disposition": f'attachment; filename="{file}"'})
 
 
-def action_named(name: str) -> tuple[Action, ApiRoute]:
-    if name not in ACTIONS:
+def action_named(name: str, actions: Mapping[str, Action]) -> tuple[Action, ApiRoute]:
+    if name not in actions:
         raise NotFound(f"there is no action {name!r}")
-    return ACTIONS[name], _ROUTES[name]
+    return actions[name], _ROUTES[name]
 
 
 def can_only_count(route: ApiRoute) -> bool:
@@ -113,14 +92,18 @@ def can_only_count(route: ApiRoute) -> bool:
     return "dry_run" in getattr(route.body, "__struct_fields__", ())
 
 
-def arguments_of(route: ApiRoute, fields: Mapping[str, str], agent: str) -> dict[str, Any]:
+def arguments_of(action: Action, route: ApiRoute, fields: Mapping[str, str], agent: str) -> dict[str, Any]:
     """The arguments of a route from the fields of a form. Empty fields count as left out. A reason, which is on the
     log, names who gave it.
     """
-    values = {name: value for name, value in fields.items() if value and name not in (BACK, CONFIRMED)}
+    given = {name: value for name, value in fields.items() if value and name not in (BACK, CONFIRMED)}
+    try:
+        values = dict(action.read(given))
+    except ValueError as error:
+        raise Usage(f"the form is wrong: {error}") from None
     if "reason" in getattr(route.body, "__struct_fields__", ()):
-        given = values.get("reason", "")
-        values["reason"] = f"{given[:REASON_CHARS_MAX]} (by {agent})" if given else f"by {agent}"
+        reason = values.get("reason", "")
+        values["reason"] = f"{reason[:REASON_CHARS_MAX]} (by {agent})" if reason else f"by {agent}"
     if "note" in getattr(route.body, "__struct_fields__", ()):
         values["note"] = values.pop("reason", "")
     try:
