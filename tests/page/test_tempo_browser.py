@@ -197,7 +197,10 @@ def test_an_open_page_follows_the_beat_and_new_promises(browser: Browser, served
         page.goto(f"{served.address}/tempo")
         is_live(page)
         beat = page.locator("#beat .large strong")
+        window = page.locator("#beat p.quiet")
+        began = window.inner_text()
         expect(beat).not_to_have_text(beat.inner_text())
+        expect(window).not_to_have_text(began)
         rows = page.locator("#budgets tbody tr")
         assert rows.count() == 1
         with closing(hocket.open_sync(served.home)) as node:
