@@ -69,7 +69,7 @@ function take(fresh, sent, keeps) {
     if (wasCue) cueNamed(current)?.focus();
     else if (place && !focused.isConnected) restore(place);
   } else {
-    say(fresh.getElementById("said").textContent || "This is the last good text.");
+    say(fresh.getElementById("said").textContent || "The sheet shows the last good text.");
   }
   if (submit) {
     submit.elements.score.value = isGood ? text : "";
