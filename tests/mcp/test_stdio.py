@@ -19,8 +19,9 @@ from tests.waiting import wait_for
 
 KIND = "acme.review"
 BOTH = pytest.mark.parametrize("revision", REVISIONS)
-# Less than the leases of what the agents hold, so that no lease ends within it.
 WAIT_S = 45
+# Less than the leases of what an agent holds, and less than the silence after which a worker counts as dead.
+SOON_S = 25
 
 
 @pytest.fixture(scope="module")
@@ -192,10 +193,10 @@ def test_what_an_agent_held_is_free_when_its_server_ends(tmp_path: Path, number:
                 await stack.aclose()
             else:
                 os.kill(pid, number)
-            assert (await heir.call("lock", keys=["build"], wait_s=WAIT_S))["fence"] == 2
-            assert (await heir.call("take", kinds=[KIND], wait_s=WAIT_S))["fence"] == 2
+            assert (await heir.call("lock", keys=["build"], wait_s=SOON_S))["fence"] == 2
+            assert (await heir.call("take", kinds=[KIND], wait_s=SOON_S))["fence"] == 2
             async with agent(home, "claude") as again:
-                await again.call("wait", handle="mail", wait_s=WAIT_S)
+                await again.call("wait", handle="mail", wait_s=SOON_S)
                 (read,) = (await again.call("mail"))["data"]
                 assert read["text"] == "hello"
             wait_for(lambda: not is_running(pid), "the end of the server")
