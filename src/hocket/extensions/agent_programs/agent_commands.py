@@ -13,8 +13,6 @@ from hocket.cli.printing import confirmed, emit, notice, on_terminal, say
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Failed, Usage
 
-REFUSED = 2
-
 app = App()
 hooks = App()
 app.add_group(hooks, "hook")
@@ -134,7 +132,7 @@ def before_edit(agent: Agent = None, scope: Scope = "") -> None:
     for each in locked:
         notice(each.sentence)
     if locked:
-        raise typer.Exit(REFUSED)
+        raise typer.Exit(2)
 
 
 @hooks.command()
