@@ -155,6 +155,32 @@ def test_a_search_of_one_line_finds_by_kind_tag_error_time_and_id(visitor: Visit
     assert ids(visitor.get("/jobs?q=since:1d+kind:acme.")) == set(jobs.values())
     assert ids(visitor.get("/jobs?q=until:1d+kind:acme.")) == set()
     assert ids(visitor.get(f"/jobs?q={jobs['ready'][-8:].lower()}")) == {jobs["ready"]}
+    assert ids(visitor.get("/jobs?q=error:%22RuntimeError:+%3Cscript%22")) == {jobs["failed"]}
+    assert ids(visitor.get("/jobs?q=error:%22RuntimeError:+%3Cother")) == set()
+
+
+def test_a_search_finds_by_the_arguments_that_a_kind_declares(visitor: Visitor, served: Served):
+    def run(ctx: hocket.Context, **values: Any) -> None: ...
+
+    job_type = hocket.job("indexed.one", index=["frame", "camera.name"])(run)
+    with closing(hocket.open_sync(served.home)) as node:
+        earlier = node.submit(hocket.kind("indexed.one"), frame=7)
+        node.work([job_type], until_idle=True)
+        one = node.submit(hocket.kind("indexed.one"), frame=7, camera={"name": MARKUP}).job_id
+        two = node.submit(job_type, frame=8, camera={"name": "front left"}).job_id
+    assert ids(visitor.get("/jobs?q=args.frame:7")) == {one}
+    assert ids(visitor.get("/jobs?arg=frame%3D7&kind=indexed.&state=ready")) == {one}
+    assert ids(visitor.get("/jobs?arg=frame%3D7&state=running")) == set()
+    assert ids(visitor.get("/jobs?q=args.camera.name:%22front+left%22")) == {two}
+    assert "1 job matches" in visitor.get("/jobs?q=args.frame:8").text
+    unknown = visitor.get("/jobs?q=args.user:%3Cb%3E42")
+    assert "No job is found by the argument user" in unknown.text and ids(unknown) == set()
+    assert visitor.get("/jobs?arg=frame").status == 400
+    listed = command(served.home, "jobs", "--arg", "frame=7", "--json").stdout
+    assert [each["job_id"] for each in json.loads(listed)] == [one]
+    done = visitor.send(visitor.send(visitor.get("/jobs?q=args.frame:7").form("Cancel all…")).form("Cancel all"))
+    assert "Cancelled 1 of 1 jobs." in done.text and state_of(served, two) == "pending"
+    assert state_of(served, earlier.job_id) == "succeeded"
 
 
 @pytest.mark.parametrize("query", ["state=sleeping", "since=soon", "submitter=nobody", "after=x", "id=" + "A" * 40])

@@ -45,6 +45,7 @@ _ENDED = "SELECT outcome, CAST(sum(jobs) AS BIGINT) FROM finished GROUP BY outco
 _ENDED_BY_KIND = """
     SELECT kind, outcome, CAST(sum(jobs) AS BIGINT) FROM finished GROUP BY kind, outcome HAVING sum(jobs) > 0"""
 _SET_AFTER = insert_new("after", "dependency, job")
+_PUT_ARGUMENT = insert_new("arguments", "job, path, value")
 _SET_RATE = upsert("rates", "kind, due", "kind")
 
 
@@ -79,6 +80,7 @@ class JobSession(JobPageSession):
         self._uncount(job_id)
         self._put("DELETE FROM jobs WHERE id = ?", (job_id,))
         self._put("DELETE FROM after WHERE job = ?", (job_id,))
+        self._put("DELETE FROM arguments WHERE job = ?", (job_id,))
 
     @abstractmethod
     def _uncount(self, job_id: bytes) -> None:
@@ -130,6 +132,14 @@ class JobSession(JobPageSession):
 
     def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None:
         self._many(_SET_AFTER, [(dependency, job_id) for dependency in dependencies])
+
+    def put_arguments(self, job_id: bytes, arguments: Sequence[tuple[str, str]]) -> None:
+        """The job is found by these paths and values."""
+        self._many(_PUT_ARGUMENT, [(job_id, *each) for each in arguments])
+
+    def has_argument(self, path: str) -> bool:
+        """Whether any job is found by this path."""
+        return self._one("SELECT 1 FROM arguments WHERE path = ? LIMIT 1", path) is not None
 
     def has_after(self) -> bool:
         return bool(self._one("SELECT EXISTS (SELECT 1 FROM after)"))

@@ -59,6 +59,7 @@ class JobOptions(TypedDict, total=False):
     open: bool
     needs: str | Iterable[str]
     tags: str | Iterable[str]
+    index: str | Iterable[str]
     ttl: Duration | None
     claim: Literal["first", "rendezvous", "sticky"]
     sticky: str | None
@@ -84,8 +85,9 @@ def policy(base: Policy, **options: Any) -> Policy:
     or "gpu=a100" · ttl: how long the job may wait for its first worker before it is cancelled · claim: how a job finds
     its worker, "first", "rendezvous" or "sticky" · sticky: the member of the payload whose value is the key of a sticky
     job · claim_timeout: how long each rank waits for the one before it · tags: words to find the job by, like "nightly"
-    or "team=video" · budget: the caps of the job and the account that pays, like {"max_cost": 2.5, "charge_to":
-    "acme"}, or the path of a file with them · score: the beats of the job, as the path of a file or as its content.
+    or "team=video" · index: members of the payload by which the job is found, like "frame" or "camera.name" · budget:
+    the caps of the job and the account that pays, like {"max_cost": 2.5, "charge_to": "acme"}, or the path of a file
+    with them · score: the beats of the job, as the path of a file or as its content.
     """
     made = base
     for name, value in options.items():
@@ -216,6 +218,7 @@ _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "ttl": lambda value: {"ttl_ms": None if value is None else duration_ms(value)},
     "needs": lambda value: {"needs": check_labels([value] if isinstance(value, str) else value)},
     "tags": lambda value: {"tags": check_labels([value] if isinstance(value, str) else value)},
+    "index": lambda value: {"index": (value,) if isinstance(value, str) else tuple(value)},
     "claim": lambda value: {"claim": value},
     "sticky": lambda value: {"sticky": value},
     "claim_timeout": lambda value: {"claim_timeout_ms": duration_ms(value)},
