@@ -29,6 +29,7 @@ COMMANDS: dict[Callable[..., Any], tuple[Any, ...]] = {
     job_submits.submit_drafts: ([DRAFT],),
     jobs.cancel: ("0", "because"),
     jobs.retry: ("0", "because"),
+    jobs.reschedule: ("0", "because", None, 1_000),
     artifacts.put: (Path(__file__), "s.file", None),
     artifacts.evict: ("0",),
     artifacts.clear: (),

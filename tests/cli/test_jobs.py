@@ -56,12 +56,13 @@ def test_show_tells_everything(used: Program):
     assert all(op["author"] == shown["claimer"] and op["counts"] for op in shown["ops"])
 
 
-@pytest.mark.parametrize("command", ["show", "cancel", "retry"])
+@pytest.mark.parametrize("command", ["show", "cancel", "retry", "postpone"])
 def test_ids_that_name_no_job_or_several(used: Program, command: str):
-    assert "no job '7ZZZZZZZZZ'" in used(command, "7ZZZZZZZZZ", code=2).sentence
-    assert "is not a job id" in used(command, "no job!", code=2).sentence
-    assert "no job ''" in used(command, "", code=2).sentence
-    ambiguous = used(command, "0", code=2).sentence
+    when = ["--now"] if command == "postpone" else []
+    assert "no job '7ZZZZZZZZZ'" in used(command, "7ZZZZZZZZZ", *when, code=2).sentence
+    assert "is not a job id" in used(command, "no job!", *when, code=2).sentence
+    assert "no job ''" in used(command, "", *when, code=2).sentence
+    ambiguous = used(command, "0", *when, code=2).sentence
     assert "'0' is the beginning of several job ids" in ambiguous and ambiguous.endswith("give more of it")
 
 
@@ -88,6 +89,40 @@ def test_cancel_and_retry(hocket: Program):
     hocket("work", "tasks.py", "--until-idle", code=0)
     assert "has succeeded" in hocket("retry", job_id, code=3).sentence
     assert hocket.show(job_id)["outcome"] == "succeeded"
+
+
+@pytest.mark.req("LW-41")
+def test_a_pending_job_is_postponed_and_moved_to_now(hocket: Program):
+    job_id = hocket.submit("test.echo")
+    assert hocket("postpone", job_id, "--for", "1h", "--reason", "no disk", code=0).out == f"postponed {job_id}\n"
+    shown = hocket.show(job_id)
+    assert (shown["state"], shown["stage"], shown["wait_reason"]) == ("pending", "delayed", "time")
+    assert shown["ready_at_ms"] - shown["scheduled_ms"] >= 3_600_000
+    assert [op["type"] for op in shown["ops"]] == ["ScheduleJob", "PostponeJob"]
+    assert shown["ops"][1]["detail"].endswith(": no disk") and "waits: not before" in hocket("why", job_id).out
+    hocket("work", "tasks.py", "--until-idle", code=0)
+    assert hocket.show(job_id)["state"] == "pending"
+    hocket("postpone", job_id, "--not-before", "2040-01-31T09:00:00Z", code=0)
+    assert hocket.show(job_id)["ready_at_ms"] == 2_211_613_200_000
+    assert hocket("postpone", job_id, "--now", "--json", code=0).json["stage"] == "ready"
+    hocket("work", "tasks.py", "--until-idle", code=0)
+    assert hocket.show(job_id)["outcome"] == "succeeded"
+    assert "has ended: it is succeeded; only a pending job" in hocket("postpone", job_id, "--now", code=3).sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "say when the job may start"),
+        (("--now", "--for", "1h"), "say when the job may start"),
+        (("--for", "soon"), "bad time"),
+        (("--for", "31d"), "a delay is at most 30 days"),
+        (("--not-before", "tomorrow"), "bad time"),
+        (("--not-before", str(2**53 + 1)), "too late"),
+    ],
+)
+def test_a_bad_start_is_refused(hocket: Program, options: tuple[str, ...], says: str):
+    assert says in hocket("postpone", "01J9ZC", *options, code=2).sentence
 
 
 @pytest.mark.req("LW-41")

@@ -96,6 +96,10 @@ def test_many_jobs_are_cancelled_and_retried(hocket: Program, tmp_path: Path) ->
     assert len(hocket("jobs", "--outcome", "cancelled", "--json").json) == 3
     done = hocket("retry", "--state", "cancelled", "--kind", "acme.b", "--yes", "--json", code=0).json
     assert done == {"matched": 1, "changed": 1, "refused": 0, "why": None}
+    assert hocket("postpone", "--kind", "acme.", "--for", "1h", "--dry-run").out == "1 job would be postponed\n"
+    assert hocket("postpone", "--kind", "acme.", "--for", "1h", "--yes", code=0).out == "postponed 1 job\n"
+    assert [each["kind"] for each in hocket("jobs", "--state", "delayed", "--json").json] == ["acme.b"]
+    assert "only pending" in hocket("postpone", "--state", "failed", "--now", "--yes", code=2).sentence
     assert (
         hocket("cancel", "--yes", code=2).sentence == "say which jobs to cancel: by kind, state, age or another filter"
     )

@@ -292,7 +292,7 @@ def counting(delegations: list[Delegation], revocations: list[tuple[Hlc, int, by
 
 WRITTEN = {
     "Job": {
-        "Schedule": ["ScheduleJob", "CancelJob", "RetryJob", "SetSchedule", "ClearSchedule"],
+        "Schedule": ["ScheduleJob", "CancelJob", "RetryJob", "PostponeJob", "SetSchedule", "ClearSchedule"],
         "Claim": ["ClaimWork"],
         "Complete": [
             *("CompleteJob", "YieldWork", "ExpireWork", "FailWork", "ReportProgress", "PostponeWork", "SaveCheckpoint"),
@@ -501,6 +501,7 @@ def payloads(word: str) -> list[v.Payload]:
         v.FailWork(ID, 1, "", "", False),
         v.CancelJob(ID, ""),
         v.RetryJob(ID, ""),
+        v.PostponeJob(ID, 0, ""),
         v.ReportProgress(ID, 1, b""),
         v.SaveCheckpoint(ID, 1, b""),
         v.SetSchedule("", "", "", word, b"", b""),

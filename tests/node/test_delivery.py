@@ -157,6 +157,7 @@ WRITES: dict[str, Callable[[SyncNode, SyncHandle], object]] = {
     "chain": lambda node, _: node.chain("acme.two", "acme.three"),
     "then": lambda _, job: job.then("acme.two"),
     "cancel": lambda _, job: job.cancel(),
+    "postpone": lambda _, job: job.postpone(delay="1h"),
     "cancel_many": lambda node, _: node.cancel_many(kind="acme.one"),
 }
 

@@ -105,8 +105,8 @@ def test_a_reader_sees_no_buttons_and_cannot_act_by_hand(served: Served, job: st
     assert shown.status == 200 and shown.verbs == {"Leave", ""}
     key = visitor.get("/").forms[-1].fields["form_key"]
     fields = {"form_key": key, "job": job, "reason": "x", "confirmed": "yes", "back": "/"}
-    for name in ("cancel_job", "retry_job"):
-        assert visitor.post(f"/do/{name}", fields).status == 403
+    for name, more in (("cancel_job", {}), ("retry_job", {}), ("reschedule_job", {"delay_ms": "0"})):
+        assert visitor.post(f"/do/{name}", fields | more).status == 403
     for name in ("cancel_jobs", "drain_node", "break_lock"):
         form = {"form_key": key, "kind": "acme.render", "node": "box", "key": "x", "confirmed": "yes", "back": "/"}
         assert visitor.post(f"/do/{name}", form).status in (400, 403)

@@ -251,3 +251,17 @@ def test_the_assets_never_change_under_their_name(visitor: Visitor):
     for name in names:
         answer = visitor.get(name).answer
         assert answer.status == 200 and "immutable" in answer.headers["cache-control"]
+
+
+def test_a_pending_job_is_postponed_and_its_story_says_so(visitor: Visitor, served: Served, jobs: dict[str, str]):
+    job = command(served.home, "submit", "moved.one", "{}").stdout.split()[-1]
+    asked = visitor.send(visitor.get(f"/jobs/{job}").form("Postpone…"))
+    assert f"Postpone the job {job}?" in asked.text and "in an hour" in asked.text
+    done = visitor.send(asked.form("Postpone"), delay_ms="3600000", reason="no disk")
+    assert "Moved the start of the job" in done.text and "not before" in done.text
+    assert "postponed" in done.text.partition("What happened")[2] and "no disk (by ada)" in done.text
+    asked = visitor.send(visitor.get("/jobs?kind=moved.one").form("Postpone all…"))
+    assert "Postpone 1 jobs?" in asked.text
+    assert "Moved the start of 1 of 1 jobs." in visitor.send(asked.form("Postpone all"), delay_ms="0").text
+    assert json.loads(command(served.home, "show", job, "--json").stdout)["stage"] == "ready"
+    assert "Postpone…" not in visitor.get(f"/jobs/{jobs['succeeded']}").verbs

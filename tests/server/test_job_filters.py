@@ -96,6 +96,19 @@ def test_all_jobs_that_match_are_cancelled_and_retried_after_a_dry_run(served: S
     assert count(owner, "kind=many.&state=pending") == 4
 
 
+def test_the_start_of_all_that_match_is_moved_after_a_dry_run(served: Served, owner: Client):
+    jobs = [submitted(owner, "later.many") for _ in range(3)]
+    body = {"kind": "later.", "reason": "no disk"}
+    (dry,) = lines_of(owner("POST", "/v1/jobs/reschedule", {**body, "dry_run": True}))
+    assert (dry["matched"], dry["changed"]) == (3, 0) and count(owner, "kind=later.&state=delayed") == 0
+    *_, last = lines_of(owner("POST", "/v1/jobs/reschedule", {**body, "delay_ms": 3_600_000, "limit": 2}))
+    assert (last["matched"], last["changed"]) == (3, 2)
+    assert sorted(ids(owner, "kind=later.&state=delayed")) == sorted(jobs[:2])
+    assert owner("POST", "/v1/jobs/reschedule", body).status == 400
+    *_, last = lines_of(owner("POST", "/v1/jobs/reschedule", {**body, "state": "delayed", "delay_ms": 0}))
+    assert last["changed"] == 2 and count(owner, "kind=later.&state=ready") == 3
+
+
 def test_changes_of_many_are_for_who_may_schedule_the_kind(served: Served, owner: Client):
     submitted(owner, "secret.many")
     narrow = Client(served, "changer", "job:schedule:paint.")

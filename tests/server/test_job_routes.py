@@ -197,3 +197,31 @@ def test_kinds_are_listed_by_who_may_read_their_jobs(served: Served, tmp_path: P
     for may, kinds in (("all", [*KINDS]), ("job:read:paint.", ["paint.kind"])):
         reader = Client(served, f"reader-{len(kinds)}", may)
         assert [each["kind"] for each in reader("GET", "/v1/kinds").json["items"]] == kinds
+
+
+def test_the_start_of_a_pending_job_is_moved_without_a_fence(served: Served, owner: Client):
+    job = submitted(served, "moved.job")
+    path = f"/v1/jobs/{job}/reschedule"
+    moved = owner("POST", path, {"delay_ms": 3_600_000, "reason": "no disk"})
+    assert (moved.status, moved.json["stage"]) == (200, "delayed")
+    at = owner("POST", path, {"not_before_ms": 4_102_444_800_000, "reason": "in 2100"})
+    assert at.json["ready_at_ms"] == 4_102_444_800_000
+    for bad in (
+        {},
+        {"reason": "when?"},
+        {"delay_ms": 0},
+        {"delay_ms": -1, "reason": "r"},
+        {"delay_ms": 2**53, "reason": "r"},
+        {"delay_ms": 1, "not_before_ms": 1, "reason": "r"},
+    ):
+        assert owner("POST", path, bad).status == 400, bad
+    # The worker's word needs its fence.
+    assert owner("POST", f"/v1/jobs/{job}/postpone", {"delay_ms": 1_000, "reason": "r"}).status == 400
+    assert owner("POST", path, {"delay_ms": 0, "reason": "there is one"}).json["stage"] == "ready"
+    reader, other = Client(served, "moving-reader", "job:read"), Client(served, "mover", "job:schedule:paint.")
+    for client in (reader, other):
+        assert client("POST", path, {"delay_ms": 0, "reason": "r"}).status == 403
+    claimed = owner("POST", "/v1/jobs/claim", {"worker": "w", "kinds": ["moved.job"], "claim_id": "m"}).json["jobs"]
+    assert [each["job_id"] for each in claimed] == [job]
+    refused = owner("POST", path, {"delay_ms": 0, "reason": "r"})
+    assert refused.status == 409 and "only a pending job can be postponed" in refused.json["message"]

@@ -37,7 +37,7 @@ from tests.kernel import naive_authority
 from tests.kernel.naive_authority import Naive
 from tests.trust.members import DAY_MS, DID, USER, Member, decode
 
-DECIDED = (v.ClaimWork, v.CompleteJob, v.YieldWork, v.ExpireWork, v.FailWork, v.CancelJob, v.RetryJob)
+DECIDED = (v.ClaimWork, v.CompleteJob, v.YieldWork, v.ExpireWork, v.FailWork, v.CancelJob, v.RetryJob, v.PostponeJob)
 PROOFS = (v.ReportFork, v.RevokeRoot)
 OWNERS = (v.DesignateCoordinator, v.RouteKind)
 LAW = (v.DelegateUcan, v.RevokeUcan, *PROOFS)

@@ -37,6 +37,7 @@ from hocket.kernel.vocabulary import (
     ExpireWork,
     FailWork,
     Payload,
+    PostponeJob,
     ReportFork,
     ReportProgress,
     RetryJob,
@@ -278,7 +279,8 @@ class Mesh:
     def _cancel(self, member: Member, move: Move) -> None:
         entry = self._chosen(member, move)
         if entry is not None:
-            self._author(member, (CancelJob if move.way % 2 else RetryJob)(entry.job.id, ""))
+            later = PostponeJob(entry.job.id, self.now + (0, 2_000)[move.date % 2], "")
+            self._author(member, (CancelJob(entry.job.id, ""), RetryJob(entry.job.id, ""), later)[move.way % 3])
 
     def _schedule(self, member: Member, move: Move) -> None:
         name, kind = SCHEDULES[move.target % 2], KINDS[move.way % 3]
@@ -374,6 +376,7 @@ class Mesh:
             payloads += [
                 CancelJob(entry.job.id, ""),
                 RetryJob(entry.job.id, ""),
+                PostponeJob(entry.job.id, 2**53, ""),
                 ExpireWork(entry.job.id, holder, ""),
                 FailWork(entry.job.id, holder, "", "", False),
                 YieldWork(entry.job.id, holder, ""),

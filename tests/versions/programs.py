@@ -1,5 +1,6 @@
 """Other versions of this program: copies whose source is changed, as a developer would, that run in processes of their
-own. A newer one knows one more payload, one more resource and one more caveat. An older one is from before bundles.
+own. A newer one knows one more payload, one more resource and one more caveat. One older one is from before bundles,
+another from before jobs could be postponed.
 """
 
 import os
@@ -15,6 +16,7 @@ from tests.scenarios.machines import CHECKOUT, Machine
 
 NOTE = 2000
 BUNDLE = 1051
+POSTPONE = 1052
 Changes = dict[str, list[tuple[str, str]]]
 NEWER: Changes = {
     "kernel/vocabulary.py": [
@@ -44,6 +46,10 @@ OLDER: Changes = {
         ("bounds=Bounds(), bundles=True)", "bounds=Bounds())"),
         ("min(r.remaining(), 2)", "min(r.remaining(), 1)"),
     ],
+}
+
+BEFORE_POSTPONING: Changes = {
+    "kernel/vocabulary.py": [("PAYLOAD: Codec", f"del VARIANTS[{POSTPONE}]\nPAYLOAD: Codec")],
 }
 
 

@@ -176,6 +176,30 @@ def test_an_older_program_cannot_join_a_mesh_with_bundles_and_is_told(
     assert refused.code != 0 and "rules" in refused.err
 
 
+@pytest.mark.req("LW-34", "LW-41")
+@pytest.mark.timeout(300)
+def test_an_older_worker_does_not_run_a_postponed_job_before_its_time(
+    three: list[Machine], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """It does not know the new start and asks for the job at once; the coordinator refuses, and the older node passes
+    on what it does not know.
+    """
+    owner, older, client = three
+    programs.install(older, programs.make(tmp_path_factory.mktemp("older"), programs.BEFORE_POSTPONING))
+    join(owner, older, client)
+    job = client.submit("acme.later", "{}")
+    client("postpone", job, "--for", "1h", "--reason", "no disk")
+    shown = client.show(job)
+    assert (shown["stage"], shown["wait_reason"]) == ("delayed", "time")
+    older.work()
+    runs_jobs(older, owner, "acme.now")
+    assert owner.show(job)["fence"] == 0 and owner.show(job)["stage"] == "delayed"
+    until(lambda: status(older)["unknown_ops"] == 1, "the older node to keep what it does not know")
+    client("postpone", job, "--now")
+    until(lambda: client.show(job).get("outcome") == "succeeded", "the job to run once it may")
+    verify(owner, older, client)
+
+
 def bundles(machine: Machine) -> int:
     """How many entries of its log are bundles."""
     entries = machine.look(lambda session: session.entries_after(0, 10_000))

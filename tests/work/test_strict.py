@@ -8,6 +8,7 @@ import pytest
 from hocket.errors import Usage
 from hocket.families.jobs import claiming, cron, view
 from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.postponing import StartTime, postpone_pending
 from hocket.families.jobs.rules import RETURNS_MAX, State
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.mesh_rules import STRICT
@@ -80,6 +81,7 @@ PLAN = cron.NewSchedule("nightly", "0 2 * * *", "UTC", jobs.Draft("acme.x", b"{}
 WISHES: dict[str, tuple[Callable[[Transaction, bytes], Any], str]] = {
     "cancel": (lambda tx, job_id: jobs.cancel(tx, job_id, "?"), "let it run"),
     "retry": (lambda tx, job_id: jobs.retry(tx, job_id, "?"), "submit it again"),
+    "postpone": (lambda tx, job_id: postpone_pending(tx, job_id, StartTime(), "?"), "no op that postpones"),
     "cron": (lambda tx, job_id: cron.add(tx, PLAN), "the system's cron"),
 }
 

@@ -33,6 +33,7 @@ from hocket.kernel.vocabulary import (
     ClaimWork,
     ExpireWork,
     FailWork,
+    PostponeJob,
     PostponeWork,
     RetryJob,
     ScheduleJob,
@@ -44,7 +45,7 @@ from hocket.work.claim_order import ranking
 from hocket.work.members import Members
 from hocket.work.presence import MINUTE_MS, Serving, read_presence, read_serving
 
-MAKES_READY = (ScheduleJob, YieldWork, ExpireWork, FailWork, PostponeWork, RetryJob)
+MAKES_READY = (ScheduleJob, YieldWork, ExpireWork, FailWork, PostponeWork, PostponeJob, RetryJob)
 
 
 class RankedWorker(ServiceAnswer, frozen=True):

@@ -1,4 +1,4 @@
-"""One job: show it, wait for its result, submit, cancel and retry it; and ops as lines."""
+"""One job: show it, wait for its result, submit, cancel, retry and postpone it; and ops as lines."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -19,6 +19,7 @@ from hocket.families.jobs.view import WaitReason
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import BeatPlace
+from hocket.kernel.policy import DELAY_MS_MAX, NOT_BEFORE_MS_MAX
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.store import JobEntry, OpRow, Session, Stage
 
@@ -40,6 +41,8 @@ JobText = Annotated[
     Meta(min_length=1, max_length=64, description="A job id, or a unique beginning or end of one."),
     InShell(metavar="JOB"),
 ]
+NotBefore = Annotated[int, Meta(ge=0, le=NOT_BEFORE_MS_MAX, description="When the job may start, in ms since 1970.")]
+StartDelay = Annotated[int, Meta(ge=0, le=DELAY_MS_MAX, description="How long from now it may not start; 0 for now.")]
 ChangeReason = Annotated[str, Meta(min_length=1, max_length=REASON_CHARS_MAX, description="Why; it is on the log.")]
 
 
@@ -340,6 +343,26 @@ def retry(service: Service, job: JobText, reason: ChangeReason) -> JobBrief:
     service.check_writer()
     job_id = _target(service, job, reason)
     service.node.job(job_id).retry(reason)
+    return brief(service, job_id)
+
+
+@operation(
+    "reschedule_job", "POST /v1/jobs/{job}/reschedule", CHANGE, show=lambda done: [Line(f"postponed {done.job_id}")]
+)
+def reschedule(
+    service: Service,
+    job: JobText,
+    reason: ChangeReason,
+    not_before_ms: NotBefore | None = None,
+    delay_ms: StartDelay | None = None,
+) -> JobBrief:
+    """Move the start of a pending job, also of one that waits for its next try: to a time, or by a delay from now; one
+    of them. A worker postpones the job that it holds by `postpone`, with its fence.
+    """
+    service.check_writer()
+    job_id = _target(service, job, reason)
+    delay = None if delay_ms is None else f"{delay_ms}ms"
+    service.node.job(job_id).postpone(not_before_ms, delay=delay, reason=reason)
     return brief(service, job_id)
 
 

@@ -1,5 +1,6 @@
-"""`hocket jobs` lists jobs, once or until Ctrl-C; it redraws the list when a job changes, not on a timer. `cancel` and
-`retry` change one job, named by its id or a unique beginning or end of it, or many, named by kind, state and age.
+"""`hocket jobs` lists jobs, once or until Ctrl-C; it redraws the list when a job changes, not on a timer. `cancel`,
+`retry` and `postpone` change one job, named by its id or a unique beginning or end of it, or many, named by kind, state
+and age.
 """
 
 import sys
@@ -319,6 +320,46 @@ def retry(
         from hocket.cli.derived import perform
 
         perform(operations.retry, job, reason)
+
+
+def postpone(
+    job: OneJob = None,
+    not_before: Annotated[
+        str | None, Option("--not-before", "TIME", "Start at this time, like +30s or 2030-01-31T09:00:00Z.")
+    ] = None,
+    delay: Annotated[str | None, Option("--for", "DURATION", "Start so long from now, like 10m.")] = None,
+    now: Annotated[bool, Option("--now", help="Start now, whatever was said before.")] = False,
+    kind: KindFilter = None,
+    state: Annotated[
+        str | None, Option("--state", "STATE", "All jobs in this state: pending (the default), ready or delayed.")
+    ] = None,
+    older_than: AgeFilter = None,
+    *,
+    filters: FilterOptions,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    reason: ReasonOption = "postponed from the command line",
+) -> None:
+    """Move the start of a pending job, or of all that match: later, earlier, or to now. This also moves the next try
+    of a job that failed. Give one of --not-before, --for and --now.
+
+    \b
+      hocket postpone 01J9ZC --for 10m
+      hocket postpone --kind acme. --not-before 2030-01-31T09:00:00Z
+      hocket postpone --error "out of memory" --state delayed --now
+    """
+    from hocket.families.jobs.bulk import postponing
+    from hocket.families.jobs.postponing import start_time
+
+    start = start_time(not_before, delay, now)
+    which = _many(postponing(start), kind, state, older_than, filters)
+    if job is None:
+        _change_many(postponing(start), which, yes, reason, dry_run)
+    else:
+        _refuse_filters(which, dry_run)
+        from hocket.cli.derived import perform
+
+        perform(operations.reschedule, job, reason, *start.written)
 
 
 def _many(

@@ -24,6 +24,8 @@ PRIORITY_MAX = 1_000_000
 RETRIES_MAX = 1_000
 AFTER_MAX = 1_000
 DELAY_MS_MAX = 30 * 24 * 3600 * 1000
+# The latest time at which a job can start.
+NOT_BEFORE_MS_MAX = 2**53
 POLICY_BYTES_MAX = 64 * 1024
 CLAIM_TIMEOUT_MS_MIN = 10
 # How long each rank waits for the claim of the rank before it.
@@ -53,7 +55,7 @@ PATH_CHARS_MAX = 128
 ARGUMENT_PATH = r"\A[^\s.:=\x00-\x1f\x7f]+(\.[^\s.:=\x00-\x1f\x7f]+){0,7}\Z"
 LABEL = r"\A[A-Za-z0-9_.-]+(=[A-Za-z0-9_.:/+-]+)?\Z"
 
-Millis = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Millis = Annotated[int, msgspec.Meta(ge=0, le=NOT_BEFORE_MS_MAX)]
 Delay = Annotated[int, msgspec.Meta(ge=0, le=DELAY_MS_MAX)]
 Label = Annotated[str, msgspec.Meta(pattern=LABEL, max_length=LABEL_LENGTH_MAX)]
 ArgumentPath = Annotated[str, msgspec.Meta(pattern=ARGUMENT_PATH, max_length=PATH_CHARS_MAX)]

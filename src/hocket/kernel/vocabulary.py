@@ -476,6 +476,14 @@ class PostponeWork(Struct, frozen=True):
     reason: str
 
 
+class PostponeJob(Struct, frozen=True):
+    """A pending job may not start before that time, whatever was said before; one that has passed means now."""
+
+    job_id: bytes
+    until_ms: int
+    reason: str
+
+
 class SaveCheckpoint(Struct, frozen=True):
     """How far the holder of a job has come, for whichever worker runs it next."""
 
@@ -492,7 +500,8 @@ Payload = (
     | CreateEpisode | UpdateEpisode | CreateSuggestedAction | UpdateActionStatus
     | DesignateCoordinator | DelegateUcan | RevokeUcan | RouteKind | CascadeTombstone
     | FailWork | CancelJob | RetryJob | ReportProgress | SetSchedule | ClearSchedule | AcceptWork | Sanitised
-    | ReportFork | RevokeRoot | AcceptOffer | PostponeWork | SaveCheckpoint | Bundle | Unknown | FamilyPayload
+    | ReportFork | RevokeRoot | AcceptOffer | PostponeWork | SaveCheckpoint | PostponeJob
+    | Bundle | Unknown | FamilyPayload
 )  # fmt: skip
 
 LOCATION = fields(Location, F64, F64, option(F64))
@@ -619,6 +628,7 @@ _PLAIN = (
     Variant(1034, fields(AcceptOffer, STR, BYTES, ULID), _OPS),
     Variant(1035, fields(PostponeWork, ULID, NODE, U64, STR), _COMPLETE, texts=("reason",), event="job.postponed"),
     Variant(1037, fields(SaveCheckpoint, ULID, NODE, BYTES), _COMPLETE, bodies=("state",), event="job.saved"),
+    Variant(1052, fields(PostponeJob, ULID, U64, STR), _SCHEDULE, texts=("reason",), event="job.postponed"),
 )
 
 

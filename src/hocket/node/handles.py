@@ -1,7 +1,8 @@
-"""A submitted job that a program can wait for, follow and cancel: `Handle` and, for synchronous code, `SyncHandle`."""
+"""A submitted job that a program can wait for, follow and change: `Handle` and, for synchronous code, `SyncHandle`."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, cast, overload
 from typing import TypeVar as AnyTypeVar
 
@@ -10,7 +11,9 @@ from hocket.errors import Failed, Usage
 from hocket.families.blobs import Blobs
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs import view
+from hocket.families.jobs.drafts import Duration
 from hocket.families.jobs.parts import Part
+from hocket.families.jobs.postponing import postpone_pending, start_time
 from hocket.families.jobs.requests import Draft
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.extension import extensions, loaded
@@ -212,6 +215,19 @@ class Handle(Generic[R_co]):
         """Retries a failed or cancelled job."""
         await self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
 
+    async def postpone(
+        self,
+        until: int | str | datetime | None = None,
+        *,
+        delay: Duration | None = None,
+        reason: str = "postponed by its submitter",
+    ) -> None:
+        """Moves the start of a pending job to a time, or by a `delay` from now; 0 lets it start now. Raises Conflict if
+        the job runs or has ended.
+        """
+        start = start_time(until, delay)
+        await self._node.decide(lambda tx: postpone_pending(tx, self._id, start, reason))
+
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """Yields the job's ops from the first on, each as it arrives, until the job ends."""
         seen = 0
@@ -251,6 +267,7 @@ class SyncHandle(Generic[R_co]):
     proof = Blocking(Handle.proof)
     cancel = Blocking(Handle.cancel)
     retry = Blocking(Handle.retry)
+    postpone = Blocking(Handle.postpone)
 
     def result(self, timeout: float | None = None) -> R_co:
         """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""

@@ -29,6 +29,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from hocket.bus.hints import ANYTHING, Changes
@@ -38,8 +39,9 @@ from hocket.events.event_logging import logged
 from hocket.families.inbox import requests as messages
 from hocket.families.jobs import bulk
 from hocket.families.jobs import requests as jobs
-from hocket.families.jobs.bulk import CANCEL, RETRY, BulkChange, Changed, Which
+from hocket.families.jobs.bulk import CANCEL, RETRY, BulkChange, Changed, Which, postponing
 from hocket.families.jobs.parts import Part
+from hocket.families.jobs.postponing import start_time
 from hocket.families.jobs.requests import Decision, Draft, Offer, Submitted
 from hocket.families.jobs.tracing import tracer
 from hocket.kernel.extension import extension_kinds, loaded, part
@@ -258,6 +260,14 @@ class Node(LocalNode):
         `cancelled`.
         """
         return await self._change(RETRY, **which)
+
+    async def postpone_many(
+        self, until: int | str | datetime | None = None, *, delay: Duration | None = None, **which: Unpack[Which]
+    ) -> Changed:
+        """Moves the start of every pending job that `which` selects, as in `cancel_many`: to a time, or by a `delay`
+        from now; 0 lets it start now.
+        """
+        return await self._change(postponing(start_time(until, delay)), **which)
 
     async def _change(self, change: BulkChange, **which: Unpack[Which]) -> Changed:
         try:
@@ -553,6 +563,7 @@ class SyncNode:
     estimate = Blocking(Node.estimate)
     cancel_many = Blocking(Node.cancel_many)
     retry_many = Blocking(Node.retry_many)
+    postpone_many = Blocking(Node.postpone_many)
     send = Blocking(Node.send)
 
     @overload

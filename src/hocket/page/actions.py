@@ -21,6 +21,14 @@ BACK, CONFIRMED = "back", "confirmed"
 REASON_CHARS_MAX = 400
 
 
+class Choice(NamedTuple):
+    """A field that the confirmation asks for, and its values with what people read."""
+
+    field: str
+    label: str
+    values: Mapping[str, str]
+
+
 class Action(NamedTuple):
     """`question` asks for confirmation, with the fields of the form in braces; empty if nothing asks. `done` says what
     has been done.
@@ -31,8 +39,20 @@ class Action(NamedTuple):
     done: str
     question: str = ""
     asks_reason: bool = False
+    choices: tuple[Choice, ...] = ()
 
 
+_DELAY = Choice(
+    "delay_ms",
+    "May start",
+    {
+        "600000": "in 10 minutes",
+        "3600000": "in an hour",
+        "86400000": "in a day",
+        "604800000": "in a week",
+        "0": "now",
+    },
+)
 ACTIONS = {
     each.operation: each
     for each in (
@@ -40,6 +60,13 @@ ACTIONS = {
         Action("retry_job", "Retry", "retried the job {job}"),
         Action("cancel_jobs", "Cancel all", "cancelled {changed} of {matched} jobs", "Cancel {matched}?", True),
         Action("retry_jobs", "Retry all", "retried {changed} of {matched} jobs", "Retry {matched}?", True),
+        Action(
+            "reschedule_job", "Postpone", "moved the start of the job {job}", "Postpone the job {job}?", True, (_DELAY,)
+        ),
+        Action(
+            "reschedule_jobs",
+            *("Postpone all", "moved the start of {changed} of {matched} jobs", "Postpone {matched}?", True, (_DELAY,)),
+        ),
         Action("drain_node", "Drain", "{node} takes no new jobs", "Let {node} finish its jobs and take no more?", True),
         Action("quarantine_node", "Quarantine", "{node} gets no jobs", "Take all jobs from {node}?", True),
         Action("resume_node", "Resume", "{node} takes jobs again"),

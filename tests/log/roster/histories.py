@@ -23,6 +23,7 @@ from hocket.kernel.vocabulary import (
     ExpireWork,
     FailWork,
     Payload,
+    PostponeJob,
     PostponeWork,
     ReportProgress,
     RetryJob,
@@ -102,6 +103,8 @@ class Run:
             self.schedule(job) if self.chance(50) else self.stray(job, mesh)
         elif self.chance(12):
             self.stray(job, mesh)
+        elif state["state"] == "pending" and self.chance(10):
+            self.say(self.pick(self.nodes), PostponeJob(job, self.wall + self.pick((0, 900, 900, 30_000)), ""))
         elif state["state"] == "pending":
             self.wall = max(self.wall, state["ready_at"]) if self.chance(75) else self.wall
             routed = mesh._routed(state["kind"], Hlc(self.wall, 0, 0))
@@ -198,6 +201,7 @@ class Run:
                 ExpireWork(job, named, ""),
                 FailWork(job, named, "", "", True),
                 PostponeWork(job, named, 1_000, ""),
+                PostponeJob(job, self.pick((0, self.wall, self.wall + 900, self.wall + 30_000, 2**60)), ""),
                 CancelJob(job, ""),
                 RetryJob(job, ""),
                 ReportProgress(job, named, b"x"),

@@ -25,6 +25,7 @@ from hocket.kernel.vocabulary import (
     DesignateCoordinator,
     ExpireWork,
     FailWork,
+    PostponeJob,
     PostponeWork,
     ReportProgress,
     RetryJob,
@@ -45,6 +46,7 @@ JOB_OPS = (
     RetryJob,
     ReportProgress,
     PostponeWork,
+    PostponeJob,
     SaveCheckpoint,
     AcceptWork,
 )
@@ -207,6 +209,7 @@ class Mesh:
             ExpireWork: self._expire,
             FailWork: self._fail,
             PostponeWork: self._postpone,
+            PostponeJob: self._move_start,
             CancelJob: self._cancel,
             RetryJob: self._retry,
             ReportProgress: self._progress,
@@ -349,6 +352,17 @@ class Mesh:
             self._release(job)
             job["ready_at"] = op.timestamp.wall + payload.delay_ms
         return against
+
+    # Whoever may cancel a job may move its start. The last word counts; a time that has passed means now.
+    def _move_start(self, job: dict[str, Any], op: Op, payload: PostponeJob) -> Verdict:
+        if job["state"] != "pending":
+            return {Reason.COMPLETED if job["state"] == "completed" else Reason.ALREADY_CLAIMED}
+        if payload.until_ms > 2**53:
+            return {Reason.BAD_DELAY}
+        job["ready_at"] = max(op.timestamp.wall, payload.until_ms)
+        if job["waits_since"] is not None:
+            job["waits_since"] = job["ready_at"]
+        return set()
 
     def _cancel(self, job: dict[str, Any], op: Op, payload: CancelJob) -> Verdict:
         if job["state"] == "completed":

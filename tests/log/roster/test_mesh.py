@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from hocket.errors import Conflict
 from hocket.families.jobs import claiming, rescue
 from hocket.families.jobs import requests as jobs
-from hocket.families.jobs.rules import Outcome
+from hocket.families.jobs.postponing import NOW as NOW_AT_ONCE
+from hocket.families.jobs.postponing import StartTime, postpone_pending
+from hocket.families.jobs.rules import Outcome, State
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.ops import Op, decode
@@ -55,6 +57,8 @@ class Node:
             run(lambda tx: tx.author(RouteKind(KINDS[choice % 2], route)))
         elif act == "wait":
             self.clock.now += (1, 300, LEASE, 5_000)[choice % 4]
+        elif act == "move":
+            run(lambda tx: self.move(tx, choice))
         elif act in ("cancel", "retry"):
             # A job cannot be tried anew before the one that it comes after; being told so writes nothing.
             with suppress(Conflict):
@@ -82,6 +86,14 @@ class Node:
             if ended:
                 jobs.retry(tx, ended[choice % len(ended)], "")
 
+    def move(self, tx: Transaction, choice: int) -> None:
+        tx.settle()
+        tx.projection.flush()
+        pending = [e.job.id for e in tx.session.each_job() if e.job.state is State.PENDING]
+        if pending:
+            start = (NOW_AT_ONCE, StartTime(delay_ms=300), StartTime(tx.now + LEASE))[choice % 3]
+            postpone_pending(tx, pending[choice % len(pending)], start, "")
+
     def speak(self, act: str, held: jobs.Held) -> None:
         requests: dict[str, Any] = {
             "complete": lambda tx: jobs.complete(tx, held, b"1", 1),
@@ -106,7 +118,7 @@ class Node:
 
 ACTS = (
     *("plain", "submit", "claim", "complete", "claim", "complete", "fail", "yield", "renew", "report", "expire"),
-    *("wait", "cancel", "retry", "route"),
+    *("wait", "cancel", "retry", "move", "route"),
 )
 CHOICES = st.integers(0, 11)
 STEPS = st.lists(

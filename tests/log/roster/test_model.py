@@ -18,6 +18,7 @@ from hocket.kernel.vocabulary import (
     CompleteJob,
     ExpireWork,
     FailWork,
+    PostponeJob,
     PostponeWork,
     RetryJob,
     RouteKind,
@@ -156,7 +157,7 @@ def test_the_histories_reach_the_deep_states() -> None:
         seed(number)(short(given(histories())(look)))()
     for payload in (ClaimWork, CompleteJob, FailWork, ExpireWork):
         assert histories_with[payload.__name__] > total * 0.25, (payload, dict(histories_with))
-    for payload in (YieldWork, PostponeWork, RetryJob, RouteKind, AcceptWork):
+    for payload in (YieldWork, PostponeWork, PostponeJob, RetryJob, RouteKind, AcceptWork):
         assert histories_with[payload.__name__] > total * 0.1, (payload, dict(histories_with))
     for what in ("renewal", "fence 2", "fence 3", "succeeded", "failed", "cancelled", "a dependent job began"):
         assert histories_with[what] > total * 0.03, (what, dict(histories_with))

@@ -17,6 +17,7 @@ from hocket.kernel.vocabulary import (
     CompleteJob,
     ExpireWork,
     FailWork,
+    PostponeJob,
     PostponeWork,
     ReportProgress,
     RetryJob,
@@ -772,3 +773,57 @@ def test_a_retry_gives_the_whole_ttl_again(story: Story) -> None:
     assert story.job().begin_by == START + 4_000
     assert story.reason(story.claim(A, 4_001)) is Reason.TTL_PASSED
     assert story.reason(story.claim(B, 4_000)) is None
+
+
+@pytest.mark.req("LW-41")
+def test_a_pending_job_starts_when_the_last_word_says(story: Story) -> None:
+    story.schedule(not_before=START + 100)
+    story.say(B, 1, PostponeJob(J, START + 5_000, "later"))
+    assert story.reason(story.claim(A, 4_999)) is Reason.TOO_EARLY
+    story.say(C, 4_999, PostponeJob(J, START + 2_000, "a time that has passed means now"))
+    assert story.job().ready_at == START + 4_999
+    assert story.reason(story.claim(A, 5_000)) is None
+
+
+@pytest.mark.req("LW-41")
+def test_the_next_try_of_a_job_is_moved(story: Story) -> None:
+    story.schedule(backoff_ms=60_000)
+    claim = story.claim(A, 1)
+    story.say(A, 2, FailWork(J, NODES[A], "no disk", "", True), (claim.id,))
+    story.say(B, 3, PostponeJob(J, 0, "there is one now"))
+    assert (story.job().ready_at, story.job().failures) == (START + 3, 1)
+    again = story.claim(B, 4)
+    assert story.reason(again) is None and story.job().fence == 2
+    story.say(B, 5, FailWork(J, NODES[B], "", "", True), (again.id,))
+    assert story.job().ready_at > START + 60_000, "the next failure rests as ever"
+
+
+@pytest.mark.req("LW-41")
+def test_a_job_that_runs_or_has_ended_is_not_moved(story: Story) -> None:
+    unknown = story.say(B, 0, PostponeJob(job_id(7), 0, ""))
+    story.schedule(1)
+    claim = story.claim(A, 2)
+    held = story.say(B, 3, PostponeJob(J, START + 9_000, ""))
+    story.say(A, 4, DONE, (claim.id,))
+    ended = story.say(B, 5, PostponeJob(J, START + 9_000, ""))
+    assert story.reason(unknown) is Reason.UNKNOWN_JOB
+    assert story.reason(held) is Reason.ALREADY_CLAIMED and story.reason(ended) is Reason.COMPLETED
+    assert story.job().outcome is Outcome.SUCCEEDED
+
+
+def test_a_start_beyond_what_numbers_hold_is_refused(story: Story) -> None:
+    story.schedule()
+    assert story.reason(story.say(B, 1, PostponeJob(J, 2**53 + 1, ""))) is Reason.BAD_DELAY
+    assert story.reason(story.say(B, 2, PostponeJob(J, 2**53, ""))) is None
+    assert story.job().ready_at == 2**53
+
+
+def test_the_ttl_counts_from_the_new_start(story: Story) -> None:
+    story.schedule(ttl_ms=1_000)
+    story.say(B, 1, PostponeJob(J, START + 5_000, ""))
+    assert story.job().begin_by == START + 6_000
+    assert story.reason(story.claim(A, 6_001)) is Reason.TTL_PASSED
+    claim = story.claim(A, 6_000)
+    story.say(A, 6_001, YieldWork(J, NODES[A], ""), (claim.id,))
+    story.say(B, 6_002, PostponeJob(J, START + 7_000, ""))
+    assert story.job().begin_by is None, "a job that was begun has no such limit"

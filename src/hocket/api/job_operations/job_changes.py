@@ -1,4 +1,6 @@
-"""Cancelling or retrying all jobs that match, in transactions of bounded size, with progress; or only counting them."""
+"""Cancelling, retrying or postponing all jobs that match, in transactions of bounded size, with progress; or only
+counting them.
+"""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +10,7 @@ from msgspec.structs import replace
 
 from hocket.api import Service, ServiceAnswer
 from hocket.api.job_operations.job_filters import JobWhich
-from hocket.api.jobs import REASON_CHARS_MAX, ChangeReason, kind_asked
+from hocket.api.jobs import REASON_CHARS_MAX, ChangeReason, NotBefore, StartDelay, kind_asked
 from hocket.api.operation import JoinedMembers, TokenNeed, operation
 from hocket.errors import Usage
 
@@ -77,6 +79,28 @@ async def retry_jobs(
     return await _begun(service, node, RETRY, which, reason, dry_run, limit)
 
 
+@operation("reschedule_jobs", "POST /v1/jobs/reschedule", CHANGE_KIND)
+async def reschedule_jobs(
+    service: Service,
+    node: "Node",
+    which: Which,
+    reason: ChangeReason,
+    not_before_ms: NotBefore | None = None,
+    delay_ms: StartDelay | None = None,
+    dry_run: DryRun = False,
+    limit: ChangeLimit = CHANGES_MAX,
+) -> AsyncIterator[JobsChanged]:
+    """Move the start of all pending jobs that match, to a time or by a delay from now. Otherwise it is like cancelling
+    many.
+    """
+    from hocket.families.jobs.bulk import postponing
+    from hocket.families.jobs.postponing import NOW, start_of
+
+    is_told = not_before_ms is not None or delay_ms is not None
+    change = postponing(NOW if dry_run and not is_told else start_of(not_before_ms, delay_ms))
+    return await _begun(service, node, change, which, reason, dry_run, limit)
+
+
 async def _begun(
     service: Service, node: "Node", change: "BulkChange", which: JobWhich, reason: str, dry_run: bool, limit: int
 ) -> AsyncIterator[JobsChanged]:
@@ -89,7 +113,7 @@ async def _begun(
         wanted = selected(service, session, change, which)
         return wanted, bulk.count(session, wanted)
 
-    wanted, count = await node.peek(read)
+    wanted, count = await node.read(read)
     return _changes(node, change, wanted, count, reason, None if dry_run else limit)
 
 
@@ -127,7 +151,7 @@ def count_selected(service: Service, change: "BulkChange", which: JobWhich) -> "
 def change_all(
     service: Service, change: "BulkChange", wanted: "Selection", reason: str, progress: Callable[[int], None]
 ) -> "Changed":
-    """Cancels or retries all jobs that match, in transactions of bounded size."""
+    """Makes the change of all jobs that match, in transactions of bounded size."""
     from hocket.families.jobs import bulk
 
     service.check_writer()

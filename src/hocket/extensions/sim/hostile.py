@@ -43,6 +43,7 @@ from hocket.kernel.vocabulary import (
     ExpireWork,
     FailWork,
     Payload,
+    PostponeJob,
     PostponeWork,
     RetryJob,
     RevokeUcan,
@@ -323,6 +324,7 @@ class HostileNode(SimNode):
             ExpireWork(job_id, holder, ""),
             FailWork(job_id, holder, "", "", False),
             PostponeWork(job_id, holder, 1_000, ""),
+            PostponeJob(job_id, 2**53, ""),
         ]
 
     def _speak(self) -> list[bytes]:

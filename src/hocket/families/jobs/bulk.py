@@ -1,6 +1,6 @@
-"""Cancelling or retrying many jobs: those of a kind, in a state, of an age. They are read in pages and changed in
-transactions of bounded size, oldest first, so that other writers wait only briefly. A job that has ended or been
-changed meanwhile is left alone.
+"""Cancelling, retrying or postponing many jobs: those of a kind, in a state, of an age. They are read in pages and
+changed in transactions of bounded size, oldest first, so that other writers wait only briefly. A job that has ended or
+been changed meanwhile is left alone.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -9,6 +9,7 @@ from typing import NamedTuple, TypedDict, Unpack
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.families.access import NodeAccess, decided
 from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.postponing import StartTime, postpone_pending
 from hocket.families.jobs.requests import Result
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.families.jobs.selection import JobSelection
@@ -67,6 +68,12 @@ _UNENDED = (JobState.pending, JobState.running)
 _WAITING = (JobState.ready, JobState.delayed, JobState.blocked)
 CANCEL = BulkChange("cancel", "cancelled", (*_UNENDED, *_WAITING), _UNENDED, _cancel)
 RETRY = BulkChange("retry", "retried", (JobState.failed, JobState.cancelled), (JobState.failed,), jobs.retry)
+
+
+def postponing(start: StartTime) -> BulkChange:
+    """Moving the start of pending jobs to that time."""
+    request = lambda tx, job_id, reason: postpone_pending(tx, job_id, start, reason)  # noqa: E731
+    return BulkChange("postpone", "postponed", (JobState.pending, *_WAITING), (JobState.pending,), request)
 
 
 def select(

@@ -13,6 +13,7 @@ from hocket.families.jobs.requests import NEVER, Claim, Draft, Offer, call_off_d
 from hocket.families.jobs.rescue import DEATHS_ALONE, deaths
 from hocket.families.jobs.rules import Job, State, retry_rest_ms
 from hocket.kernel.arbitration import Reason
+from hocket.kernel.clock import unpack
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, LEASE_MS_MAX, Policy, Rate
 from hocket.kernel.texts import BEAT_MS_DEFAULT
@@ -243,8 +244,12 @@ def _rests_until(tx: Transaction, job: Job, options: Policy) -> int:
     defined = tx.projection.defined_at(job.kind)
     if job.error_op is None or (defined is not None and defined <= job.scheduled):
         return 0
+    failed = tx.session.op(job.error_op)
+    if failed is None:
+        return 0
+    failed_ms = unpack(failed.hlc).wall
     rest, counted = (retry_rest_ms(job.failures, each, job.error_op) for each in (options, own))
-    return job.ready_at + rest - counted
+    return failed_ms + rest if job.ready_at == failed_ms + counted else 0  # otherwise a person has moved it
 
 
 class KindLimits(NamedTuple):

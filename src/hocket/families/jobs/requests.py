@@ -247,13 +247,20 @@ def chosen_policy(tx: Transaction, draft: Draft) -> Policy:
 
 
 def _in_node_time(tx: Transaction, policy: Policy) -> Policy:
+    if policy.not_before is None:
+        return policy
+    not_before = in_node_time(tx, policy.not_before)
+    return policy if not_before == policy.not_before else replace(policy, not_before=not_before)
+
+
+def in_node_time(tx: Transaction, at_ms: int) -> int:
     """A job waits until a time of the real day, but the node's clock decides when that is. While that clock is ahead it
     runs at half speed, until the real time has caught up.
     """
-    if policy.not_before is None or tx.now - tx.physical <= CLOCK_AHEAD_MS:
-        return policy
-    left = max(0, policy.not_before - tx.physical)
-    return replace(policy, not_before=max(policy.not_before, tx.now + left // 2))
+    if tx.now - tx.physical <= CLOCK_AHEAD_MS:
+        return at_ms
+    left = max(0, at_ms - tx.physical)
+    return max(at_ms, tx.now + left // 2)
 
 
 def _unique_holder(tx: Transaction, kind: str, policy: Policy) -> bytes | None:
@@ -385,7 +392,7 @@ def cancel(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
     op = author(tx, CancelJob(job_id, reason))
     if op is Reason.COMPLETED:
         raise Conflict(f"job {ulid_text(job_id)} is completed already; there is nothing to cancel")
-    return _said(tx, must(op, job_id), job_id)
+    return decided_job(tx, must(op, job_id), job_id)
 
 
 def call_off(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
@@ -408,7 +415,7 @@ def retry(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
         job = _job(tx, job_id)
         state = "has succeeded" if job.outcome is Outcome.SUCCEEDED else f"is {job.state.name.lower()}"
         raise Conflict(f"job {ulid_text(job_id)} {state}; only a failed or cancelled job can be retried")
-    return _said(tx, must(op, job_id), job_id)
+    return decided_job(tx, must(op, job_id), job_id)
 
 
 def stamp(tx: Transaction, job_id: bytes, completion: bytes) -> bool:
@@ -427,7 +434,7 @@ def _speak(tx: Transaction, held: Held, payload: Payload, deps: tuple[bytes, ...
     if stale is not None:
         return stale
     op = author(tx, payload, (held.claim_op, *deps))
-    return op if isinstance(op, Reason) else _said(tx, op, held.job_id)
+    return op if isinstance(op, Reason) else decided_job(tx, op, held.job_id)
 
 
 def _completed(tx: Transaction, end: WrittenOp, job_id: bytes) -> Job | Offer:
@@ -438,7 +445,8 @@ def _completed(tx: Transaction, end: WrittenOp, job_id: bytes) -> Job | Offer:
     return _job(tx, job_id) if job.policy.open and stamp(tx, job_id, end.id) else job
 
 
-def _said(tx: Transaction, op: Op, job_id: bytes) -> Job | Offer:
+def decided_job(tx: Transaction, op: Op, job_id: bytes) -> Job | Offer:
+    """The job after an op about it, or the offer if the arbiter has yet to decide."""
     return Offer(op.id, job_id) if tx.is_offer(op) else _job(tx, job_id)
 
 

@@ -9,6 +9,9 @@ The rules read no clock and do not depend on the order of arrival.
        │                      └─ Fail for the last time, Cancel ──► Completed, failed or cancelled
        └──────────────────────────────── Retry ◄─────────────────────────┘
 
+A pending job starts at the time of the last word about it: of its submit, of the op that returned it to the queue, or
+of a PostponeJob.
+
 While a coordinator is in force it is the arbiter of every job that is not `open`: what others write about such a job is
 only an offer, and counts when the arbiter accepts it, at the time of the acceptance. So everything that happens to the
 job is one sequence, the arbiter's own, and no late op can change it. An `open` job does not need the arbiter; but once
@@ -36,6 +39,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.policy import (
     DELAY_MS_MAX,
     LEASE_MS_MAX,
+    NOT_BEFORE_MS_MAX,
     RETRIES_MAX,
     Policy,
     decode_policy,
@@ -51,6 +55,7 @@ from hocket.kernel.vocabulary import (
     ExpireWork,
     FailWork,
     Payload,
+    PostponeJob,
     PostponeWork,
     ReportProgress,
     RetryJob,
@@ -144,7 +149,9 @@ Verdict = Job | Reason
 class Jobs:
     """The family of jobs."""
 
-    decided = frozenset((ClaimWork, CompleteJob, YieldWork, ExpireWork, FailWork, PostponeWork, CancelJob, RetryJob))
+    decided = frozenset(
+        (ClaimWork, CompleteJob, YieldWork, ExpireWork, FailWork, PostponeWork, PostponeJob, CancelJob, RetryJob)
+    )
 
     def refusal(self, job: Job | None, op: Op, context: JobContext, citing: Citing) -> Reason | None:
         payload = op.payload
@@ -466,6 +473,19 @@ def _postpone(job: Job, op: Op, payload: PostponeWork, context: JobContext) -> V
     return _pending(job, op, op.timestamp.wall + payload.delay_ms)
 
 
+def _postpone_pending(job: Job, op: Op, payload: PostponeJob, context: JobContext) -> Verdict:
+    """The time for a first claim begins anew when the job may start."""
+    if job.state is State.COMPLETED:
+        return Reason.COMPLETED
+    if job.state is State.CLAIMED:
+        return Reason.ALREADY_CLAIMED
+    if payload.until_ms > NOT_BEFORE_MS_MAX:
+        return Reason.BAD_DELAY
+    ready_at = max(payload.until_ms, op.timestamp.wall)
+    begin_by = None if job.begin_by is None or job.policy.ttl_ms is None else ready_at + job.policy.ttl_ms
+    return replace(job, ready_at=ready_at, begin_by=begin_by, last=op.timestamp)
+
+
 def _pending(job: Job, op: Op, ready_at: int) -> Job:
     return replace(
         job,
@@ -530,6 +550,7 @@ _RULES: dict[type, Callable[[Job, Op, Any, JobContext], Verdict]] = {
     ExpireWork: _expire,
     FailWork: _fail,
     PostponeWork: _postpone,
+    PostponeJob: _postpone_pending,
     CancelJob: _cancel,
     RetryJob: _retry,
     ReportProgress: _progress,

@@ -13,7 +13,7 @@ from hocket.families.jobs.parts import RESULT_TYPE, WHOLE_BYTES_TYPE, WHOLE_TYPE
 from hocket.families.jobs.progress import newest_notes
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.arbitration import BY_NUMBER, Reason
-from hocket.kernel.clock import hlc_text, unpack
+from hocket.kernel.clock import hlc_text, unpack, wall_text
 from hocket.kernel.ids import node_text, ulid_ending, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode, stamp_json
 from hocket.kernel.policy import covers
@@ -28,6 +28,7 @@ from hocket.kernel.vocabulary import (
     ExpireWork,
     FailWork,
     Payload,
+    PostponeJob,
     PostponeWork,
     ReportProgress,
     RetryJob,
@@ -396,6 +397,8 @@ def detail_of(payload: Payload) -> str:
         return payload.error
     if isinstance(payload, YieldWork | ExpireWork | CancelJob | RetryJob | PostponeWork):
         return payload.reason
+    if isinstance(payload, PostponeJob):
+        return f"not before {wall_text(payload.until_ms)}: {payload.reason}" if payload.until_ms else payload.reason
     if isinstance(payload, CreateArtifact):
         return payload.artifact_type
     if isinstance(payload, ReportProgress):
