@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import segno
 
 import hocket
+from hocket.api.rows import ConflictShown
+from hocket.page.views.coordination import proposal
 from tests.page.visitors import Shown, Visitor
 from tests.server.served import Served
 from tests.server.served import hocket as command
+from tests.waiting import wait_for
 
 # What strangers could write where a text is shown.
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)> ' \" & </pre>{{ 7*7 }}"
@@ -71,10 +75,72 @@ def test_locks_messages_and_conflicts_are_shown_and_decided(visitor: Visitor, se
     assert "Break…" not in done.verbs
     done = visitor.send(done.form("Deliver again"))
     assert "Deliver again" not in done.verbs
+    (link,) = [named["href"] for tag, named in done.tags if named.get("href", "").startswith("/messages/")]
+    told = visitor.get(link)
+    assert MARKUP in told.text and "script" not in {tag for tag, named in told.tags if named.get("type") != "module"}
     done = visitor.send(visitor.send(done.form("Take this…")).form("Take this"))
     assert "Take this…" not in done.verbs
     row = json.loads(command(served.home, "rows", "get", "memories", "sky", "--json").stdout)
     assert row["value"] == {"text": HIDDEN}
+
+
+def test_a_conflict_is_merged_by_hand(visitor: Visitor, served: Served, shared: None):
+    for value in ('{"colour": "blue", "kept": 1}', '{"colour": "grey", "more": [2]}'):
+        command(served.home, "rows", "put", "memories", "merged", value, "--strategy", "manual")
+    forms = [each for each in visitor.get("/coordination").forms if each.verb == "Merge…"]
+    form = next(each for each in forms if each.fields["conflict"] in merged_conflicts(served))
+    assert visitor.send(form, value="{", confirmed="yes").status == 400
+    asked = visitor.send(form, value=json.dumps({"colour": MARKUP, "kept": 2**70}))
+    assert "Make this the value of the row?" in asked.text and MARKUP[:20] in asked.text
+    visitor.send(asked.form("Take this"))
+    row = json.loads(command(served.home, "rows", "get", "memories", "merged", "--json").stdout)
+    assert row["value"] == {"colour": MARKUP, "kept": 2**70} and merged_conflicts(served) == []
+
+
+def merged_conflicts(served: Served) -> list[str]:
+    found = json.loads(command(served.home, "conflicts", "list", "--open", "--json").stdout)
+    return [each["id"] for each in found if each["key"] == "merged"]
+
+
+@pytest.mark.parametrize(
+    ("base", "left", "right", "together"),
+    [
+        (None, {"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+        ({"a": 0, "b": 0}, {"a": 1, "b": 0}, {"a": 0, "b": 2}, {"a": 1, "b": 2}),
+        ({"a": 0}, {"a": 1}, {"a": 2}, {"a": 1}),
+        ({"a": 0, "b": 0}, {"b": 0}, {"a": 0, "b": 2}, {"b": 2}),
+        ({"a": 0}, {}, {"a": 2}, {"a": 2}),
+        (None, [1], {"b": 2}, [1]),
+    ],
+)
+def test_the_proposed_merge_has_the_changes_of_both(base: Any, left: Any, right: Any, together: Any):
+    texts = ("id", "memories", "sky", "manual", True, "ada", "node", None, 0)
+    assert proposal(ConflictShown(*texts, left, False, right, False, base, None, "v")) == together
+
+
+def test_the_log_is_verified(visitor: Visitor, served: Served):
+    assert "Nobody has verified the log" in visitor.get("/log").text
+    visitor.send(visitor.get("/log").form("Verify"))
+    wait_for(lambda: "Verifying since" not in visitor.get("/log").text, "the end of the check")
+    shown = visitor.get("/log")
+    ops = json.loads(command(served.home, "log", "verify", "--json").stdout)["ops"]
+    assert re.search(rf"verified \S+ ago : {ops} ops", shown.text) and shown.form("Verify"), shown.text
+
+
+def test_a_machine_is_invited_once_with_a_drawing(visitor: Visitor, served: Served, tmp_path: Path):
+    form = visitor.get("/mesh").form("Invite")
+    assert visitor.send(form).status == 400 and visitor.send(form, name="x", valid="soon").status == 400
+    shown = visitor.send(form, name="gpu-box", worker="acme.", may="job:schedule", expires="30d")
+    token = re.search(r"hocket join (\S+)", shown.text)
+    assert token is not None and "style" not in {name for _, named in shown.tags for name in named}
+    (drawing,) = [named["d"] for tag, named in shown.tags if tag == "path"]
+    dark = {(int(x), int(y)) for x, y in re.findall(r"M(\d+) (\d+)h1v1h-1z", drawing)}
+    wanted = segno.make(token[1], error="l").matrix_iter(border=4)
+    assert dark == {(x, y) for y, row in enumerate(wanted) for x, is_dark in enumerate(row) if is_dark}
+    again = visitor.get("/mesh")
+    assert "gpu-box" in again.text and token[1] not in again.html and token[1] not in visitor.get("/").html
+    joined = command(tmp_path / "other", "join", token[1])
+    assert joined.returncode == 0, joined.stderr
 
 
 def test_a_node_is_drained_and_resumed(visitor: Visitor, served: Served):

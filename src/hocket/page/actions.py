@@ -10,13 +10,15 @@ import msgspec
 
 from hocket.api.operation import Download
 from hocket.errors import NotFound, Usage
-from hocket.kernel.decoding import convert
+from hocket.kernel.decoding import convert, decode_json
 from hocket.mesh.wire import Reply
 from hocket.page.views import PagePath
 from hocket.server.routes import ROUTES, ApiRoute
 
 # Fields of a form that are no parameters.
 BACK, CONFIRMED = "back", "confirmed"
+# The field that is written as JSON.
+_JSON = "value"
 # Characters that a person may write of a reason; who it was comes after them.
 REASON_CHARS_MAX = 400
 
@@ -93,6 +95,13 @@ DOWNLOADS = (
 )
 
 
+def _json(text: str) -> Any:
+    try:
+        return decode_json(text.encode(), Any)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Usage(f"the value is no JSON: {error}") from None
+
+
 def named(file: str, reply: Reply) -> Reply:
     """A reply that a browser saves under this name."""
     if "content-disposition" not in reply.headers:
@@ -115,7 +124,9 @@ def arguments_of(route: ApiRoute, fields: Mapping[str, str], agent: str) -> dict
     """The arguments of a route from the fields of a form. Empty fields count as left out. A reason, which is on the
     log, names who gave it.
     """
-    values = {name: value for name, value in fields.items() if value and name not in (BACK, CONFIRMED)}
+    values: dict[str, Any] = {name: value for name, value in fields.items() if value and name not in (BACK, CONFIRMED)}
+    if _JSON in values and route.name == "resolve_conflict":
+        values[_JSON] = _json(values[_JSON])
     if "reason" in getattr(route.body, "__struct_fields__", ()):
         given = values.get("reason", "")
         values["reason"] = f"{given[:REASON_CHARS_MAX]} (by {agent})" if given else f"by {agent}"

@@ -4,7 +4,7 @@ foreign sites from doing anything. A reader gets no form, and a form made by han
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import closing
 from functools import cached_property, partial
 from typing import Any
@@ -31,10 +31,11 @@ from hocket.page.actions import (
 )
 from hocket.page.entry import FORM_FIELD, ForeignRequest, PageEntry, form_key
 from hocket.page.live_jobs import LiveJobs
+from hocket.page.own_actions import INVITE, VERIFY, LogCheck, invited
 from hocket.page.rendering import Rendering, assets
 from hocket.page.throughput import SAMPLE_S, Throughput
 from hocket.page.views import PageView, ViewCall
-from hocket.page.views.coordination import COORDINATION, MESH
+from hocket.page.views.coordination import COORDINATION, MESH, THREAD
 from hocket.page.views.job_list import JOBS
 from hocket.page.views.log_view import LOG_VIEW
 from hocket.page.views.now import NOW
@@ -43,7 +44,7 @@ from hocket.server.api import Api
 from hocket.server.problems import BadMethod, problem_of
 from hocket.server.routes import ApiRoute
 
-VIEWS = (NOW, JOBS, JOB_VIEW, MESH, COORDINATION, LOG_VIEW)
+VIEWS = (NOW, JOBS, JOB_VIEW, MESH, COORDINATION, THREAD, LOG_VIEW)
 ASSETS, CHANGES, DO, LEAVE = "/assets/", "/changes", "/do/", "/leave"
 FORM_BYTES_MAX = 64 * 1024
 FIELDS_MAX = 64
@@ -71,6 +72,9 @@ _HEADERS = {
 }
 
 
+News = Callable[[], Awaitable[tuple[int, ...] | None]]
+
+
 class NodePage:
     """`api` recognises tokens and runs operations. `address` tells where the server can be reached once it listens,
     `base` where a proxy has put it.
@@ -81,6 +85,7 @@ class NodePage:
         self._rendering = Rendering(base)
         self._throughput = Throughput(node.runtime.home.path / "throughput.json")
         self._live_jobs = LiveJobs(node)
+        self._log_check = LogCheck()
         # For each browser.
         self._notices: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=NOTICES_MAX))
 
@@ -103,9 +108,12 @@ class NodePage:
 
     async def keep_current(self) -> None:
         """Counts what ends, and follows jobs that browsers look at, for as long as the server runs."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep_throughput())
-            tasks.create_task(self._live_jobs.keep())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_throughput())
+                tasks.create_task(self._live_jobs.keep())
+        finally:
+            self._log_check.stop()
 
     async def _keep_throughput(self) -> None:
         environment = self._node.environment
@@ -140,9 +148,8 @@ class NodePage:
 
     async def _answer_to(self, request: Request, program: Program, token: str) -> Reply:
         if request.path == CHANGES:
-            service, wanted = self._api.call(program).service, _fields(request.query).get("job")
-            job = None if wanted is None else await self._api.read(lambda: watched_job(service, wanted))
-            return self._api.stream(self._changes(service, job), token, program, _HEADERS)
+            news = await self._news_of(self._api.call(program).service, _fields(request.query))
+            return self._api.stream(self._changes(news), token, program, _HEADERS)
         if request.path == LEAVE or request.path.startswith(DO):
             if request.method != "POST":
                 raise BadMethod(["POST"])
@@ -174,7 +181,7 @@ class NodePage:
     def _shown(
         self, view: PageView, values: Mapping[str, str], request: Request, program: Program, token: str
     ) -> Reply:
-        service, kept = self._api.call(program).service, (self._throughput, self._live_jobs)
+        service, kept = self._api.call(program).service, (self._throughput, self._live_jobs, self._log_check)
         call = ViewCall(service, program, _fields(request.query), *kept)
         shown = view.function(call, **{name: unquote(value) for name, value in values.items()})
         here = f"{request.path}?{request.query}" if request.query else request.path
@@ -197,10 +204,17 @@ class NodePage:
         return _to(f"{self._base}/", {"set-cookie": self._entry.cookie("", 0, request.headers)})
 
     async def _do(self, name: str, form: dict[str, str], program: Program, token: str) -> Reply:
-        action, route = action_named(name)
         back = form.get(BACK, "/")
         if not back.startswith("/") or back.startswith(("//", "/\\")):
             raise Usage("a form names a page of this server to go back to")
+        service = self._api.call(program).service
+        if name == INVITE:
+            shown = await self._api.write(lambda: invited(service, program, form))
+            return self._html(200, "invited.html", {**shown, "here": "", "changes": ""}, program, token)
+        if name == VERIFY:
+            self._log_check.begin(service)
+            return _to(f"{self._base}{back}")
+        action, route = action_named(name)
         if action.question and CONFIRMED not in form:
             return await self._question(action, route, form, program, token)
         arguments = arguments_of(route, form, program.agent or program.name)
@@ -223,24 +237,44 @@ class NodePage:
                 at_least = "at least " if counted.is_cut else ""
                 told["matched"] = f"{at_least}{counted.matched} jobs"
         question = action.question.format_map(defaultdict(str, told))
-        values = {"title": action.verb, "action": action, "question": question, "fields": form, "here": ""}
+        values = {
+            "title": action.verb,
+            "action": action,
+            "question": question,
+            "fields": form,
+            "here": "",
+            "changes": "",
+        }
         return self._html(200, "confirm.html", values, program, token)
 
-    async def _changes(self, service: Service, job: bytes | None) -> AsyncIterator[str]:
-        """Tells an open page that something has changed, at most once a second: on the log, or in what a running job
-        sends.
+    async def _changes(self, news: News) -> AsyncIterator[str]:
+        """Tells an open page that something has changed, at most once a second: on the log, or in what the page shows
+        besides.
         """
         seen: tuple[int, ...] | None = None
         with closing(self._node.listen(about(LOG))) as changes:
             while True:
-                news = None if job is None else await self._api.read(partial(self._news, service, job))
-                has_changed = news != seen and seen is not None
-                seen = news
-                if has_changed or await changes.wait(LOOK_S if news is None else CHANGES_S):
+                now = await news()
+                has_changed, was, seen = now != seen, seen, now
+                if (has_changed and was is not None) or await changes.wait(LOOK_S if now is None else CHANGES_S):
                     yield "changed"
                     await asyncio.sleep(CHANGES_S)
 
-    def _news(self, service: Service, job_id: bytes) -> tuple[int, ...] | None:
+    async def _news_of(self, service: Service, query: Mapping[str, str]) -> News:
+        """What an open page shows that is not on the log: its answer changes with it, and is None while nothing is
+        under way.
+        """
+        wanted = query.get("job")
+        job = None if wanted is None else await self._api.read(lambda: watched_job(service, wanted))
+
+        async def news() -> tuple[int, ...] | None:
+            if "check" in query:
+                return self._log_check.news()
+            return None if job is None else await self._api.read(partial(self._news_of_job, service, job))
+
+        return news
+
+    def _news_of_job(self, service: Service, job_id: bytes) -> tuple[int, ...] | None:
         """None if the job sends nothing more."""
         with service.read() as session:
             entry = session.job(job_id)
@@ -271,7 +305,7 @@ class NodePage:
         else:
             problem = problem_of(error)
             status, title = problem.status, problem.title
-        values = {"title": title, "sentence": str(error), "here": "", "is_stranger": status == 401}
+        values = {"title": title, "sentence": str(error), "here": "", "is_stranger": status == 401, "changes": ""}
         return self._html(status, "error.html", values, program)
 
 

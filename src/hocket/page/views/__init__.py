@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from hocket.api import Program, Service
 from hocket.page.live_jobs import LiveJobs
+from hocket.page.own_actions import LogCheck
 from hocket.page.throughput import Throughput
 
 _PARAMETER = re.compile(r"\\{(\w+)\\}")
@@ -19,6 +20,7 @@ class ViewCall(NamedTuple):
     query: Mapping[str, str]
     throughput: Throughput
     live_jobs: LiveJobs
+    log_check: LogCheck
 
     def may(self, resource: str, action: str, *words: str) -> bool:
         return self.program.may(resource, action, words)

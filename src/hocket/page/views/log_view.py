@@ -28,6 +28,9 @@ def log(call: ViewCall) -> Mapping[str, Any]:
         "before": start + 1 if start else None,
         "is_newest": before is None,
         "names": service.names(),
+        "check": call.log_check.state if call.may("Mesh", "Read") else None,
+        "may_check": call.may("Mesh", "Write"),
+        "changes": "/changes?check",
     }
 
 
