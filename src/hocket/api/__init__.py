@@ -42,6 +42,8 @@ class Program(NamedTuple):
     expires_ms: int | None = None
     token: str | None = None
     """The public id of its token, unless the operator has set that."""
+    is_process: bool = False
+    """Whether it is this process, and what it holds ends with the process."""
 
     def may(self, resource: str, action: str, words: tuple[str, ...] = (), scope: str | None = None) -> bool:
         return any(grant.admits(resource, action, words, scope) for grant in self.grants)
@@ -130,6 +132,11 @@ class Service:
         which the log checks.
         """
         return self._program is None or self._program.may(resource, action, words, scope)
+
+    @property
+    def is_process(self) -> bool:
+        """Whether the program that asks is this process."""
+        return self._program is not None and self._program.is_process
 
     @property
     def token(self) -> str | None:

@@ -251,6 +251,13 @@ def recognise(service: Service, text: str, chosen: str | None = None) -> Program
     return Program(row.name, row.name.partition(OF_AGENT)[0], held, row.expires, row.id)
 
 
+def own_process(service: Service, agent: str, capabilities: Sequence[Capability] = ROOT) -> Program:
+    """This process as a program that speaks for one agent, with what the capabilities grant now."""
+    with service.runtime.store.read() as session:
+        held = _held(service, session, capabilities, service.runtime.log.physical())
+    return Program(agent, agent, held, is_process=True)
+
+
 def in_force(service: Service, id: str) -> Program | None:
     """The program with the token of this public id; None if the token has ended."""
     now = service.runtime.log.physical()

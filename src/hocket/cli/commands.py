@@ -52,6 +52,7 @@ COMMANDS = {
     "worker": ("api.workers.claiming:commands", "Drain workers in other languages, which claim jobs over HTTP."),
     "serve": ("serve:serve", "Run the server that other nodes connect to, and sync with peers."),
     "page": ("invitations:page", "Open the page of this node in a browser."),
+    "mcp": ("serve:mcp", "Serve the Model Context Protocol to one agent, over stdin and stdout."),
     "token": ("api.programs:commands", "Create, list and revoke the tokens of programs that use this node over HTTP."),
     "peers": ("api.peers:commands", "List, add, remove and find the nodes that this node syncs with."),
     "sync": ("node_commands:sync", "Sync with the peers once, now."),

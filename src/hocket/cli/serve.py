@@ -1,17 +1,24 @@
 """`hocket serve`: runs the server that other nodes connect to, and syncs with this node's peers, until a signal stops
-it.
+it. `hocket mcp`: serves one agent over stdin and stdout.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from hocket.cli.declarations import Option
 from hocket.cli.long_running import start_logging
-from hocket.cli.options import BusOption, LogFormatOption, PolicyOption, QuietOption, VerboseOption
+from hocket.cli.options import (
+    BusOption,
+    LogFormatOption,
+    PolicyOption,
+    QuietOption,
+    VerboseOption,
+    checked_agent,
+)
 from hocket.cli.printing import emit, fields
 from hocket.cli.settings import open_runtime
 from hocket.errors import Usage
@@ -19,6 +26,7 @@ from hocket.events.event_logging import log_event, logged
 from hocket.kernel.extension import named_parts
 
 if TYPE_CHECKING:
+    from hocket.kernel.ucan import Capability
     from hocket.mesh.gate import Gate
     from hocket.node.message_bus import BusSettings
     from hocket.node.runtime import Runtime
@@ -187,6 +195,61 @@ async def _serve(
         raise Usage(f"serving needs {error.name}; install hocket[server]") from None
     finally:
         await node.finish()
+
+
+def mcp(
+    agent: Annotated[
+        str | None,
+        Option(
+            "--agent",
+            "NAME",
+            "The agent that you act for. Default: $HOCKET_AGENT, else this process.",
+            envvar="HOCKET_AGENT",
+            callback=checked_agent,
+        ),
+    ] = None,
+    may: Annotated[
+        list[str] | None,
+        Option("--may", "GRANT", "Only what this grants, like job:read; may be repeated. Default: what the node may."),
+    ] = None,
+    verbose: VerboseOption = 0,
+    quiet: QuietOption = 0,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Serve the Model Context Protocol to one agent, over stdin and stdout. The client of the agent starts this: see
+    docs/mcp.md for the lines in its configuration.
+
+    The agent's locks, jobs and mail are kept while this runs, and are free as soon as it ends, however it ends. With
+    --may the agent has only these grants, written as for `hocket token create`; tools that need others are not there.
+
+    \b
+      hocket mcp --agent claude
+      hocket mcp --agent watcher --may job:read --may lock:read --may mesh:read
+    """
+    from hocket.kernel.ucan import ROOT
+    from hocket.mesh.grants import parse_grants
+
+    capabilities = parse_grants(may, of_node=False) if may else ROOT
+    start_logging(verbose, quiet, log_format)
+    asyncio.run(_serve_agent(agent or f"mcp-{os.getpid()}", capabilities))
+
+
+async def _serve_agent(agent: str, capabilities: "Sequence[Capability]") -> None:
+    try:
+        from hocket.mcp.stdio import serve_stdio
+    except ImportError as error:
+        raise Usage(f"`hocket mcp` needs {error.name}; install hocket[mcp]") from None
+    from hocket.events.event_logging import logged
+    from hocket.node.node import Node
+
+    with open_runtime() as runtime:
+        node = Node(runtime)
+        try:
+            received = await serve_stdio(node, agent, capabilities, logged(lambda event: None))
+        finally:
+            await node.finish()
+    if received.is_interrupt:
+        raise KeyboardInterrupt
 
 
 def _say(runtime: "Runtime", address: str, server: "Server") -> None:

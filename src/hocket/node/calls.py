@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSp
 
 from hocket.errors import Conflict, Unreachable, Usage
 from hocket.families.access import NodeAccess
+from hocket.families.locks.processes import LockProcesses
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import parse_ulid
 
@@ -63,6 +64,7 @@ class ProgramNode(NodeAccess, Protocol):
 
     environment: Environment
     delivery: Delivery | None
+    lock_processes: LockProcesses
 
     @property
     def runtime(self) -> Runtime: ...

@@ -3,7 +3,7 @@ message is held under a lease; the program acknowledges it, returns it or answer
 """
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -276,6 +276,50 @@ class Inbox:
         read = await node.peek(lambda session: [(until, self._received(session, each)) for until, each in taken])
         # After the lease another consumer may have the message.
         return [message for until, message in read if monotonic() < until]
+
+    async def has_mail(self, wait: Duration = 0) -> bool:
+        """Whether a claim may find something; waits so long for that."""
+        log = self._node.log
+
+        async def look() -> tuple[bool, None]:
+            return await self._node.peek(
+                lambda session: inbox.has_mail(session, self.agent, log.node, log.physical())
+            ), None
+
+        if (await look())[0]:
+            return True
+        with suppress(TimeoutError):
+            await self._node.until(look, milliseconds(wait, "wait") / 1000, _MAIL)
+            return True
+        return False
+
+    async def bind(self, ids: Iterable[str], lease_ms: int) -> dict[str, bytes]:
+        """The claims of these messages, which are returned when this process ends, however it ends."""
+        wanted = {each: message_id_of(each) for each in ids}
+
+        def write(tx: Transaction) -> dict[str, bytes]:
+            claims: dict[str, bytes] = {}
+            for text, id in wanted.items():
+                message = tx.session.message(id)
+                claim = None if message is None else message.delivery(self.agent, tx.node).op
+                if claim is not None:
+                    self._node.lock_processes.bind(tx, claim, "", lease_ms)
+                    claims[text] = claim
+            return claims
+
+        return await self._node.run(write) if wanted else {}
+
+    async def let_go(self, claims: Mapping[str, bytes], *, reason: str | None = None) -> None:
+        """These claims no longer end with this process. With a `reason` the messages are returned now."""
+
+        def write(tx: Transaction) -> None:
+            for text, claim in claims.items():
+                if reason is not None:
+                    inbox.hand_back(tx, message_id_of(text), self.agent, 0, reason, claim)
+                self._node.lock_processes.free(tx, claim)
+
+        if claims:
+            await self._node.run(write)
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         """Every message as it comes, one at a time, without end."""

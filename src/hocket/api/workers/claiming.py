@@ -14,6 +14,7 @@ from hocket.api.views import Line
 from hocket.bus.hints import about
 from hocket.errors import NotFound, Usage
 from hocket.families.jobs.requests import KIND_LENGTH_MAX
+from hocket.families.liveness import OVER_HTTP
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import LEASE_MS_DEFAULT, LEASE_MS_MAX, check_labels
 from hocket.work.context import NOTE_BYTES_MAX
@@ -27,6 +28,7 @@ from hocket.work.remote.remote_holds import (
     RemoteName,
     Renewal,
     json_of,
+    read_row_name,
 )
 
 if TYPE_CHECKING:
@@ -152,8 +154,9 @@ async def claim(
     service.check_writer()
     try:
         asked = ClaimAsked(
-            RemoteName(service.agent(None), worker),
+            _name(service, worker),
             *(claim_id, tuple(sorted(set(_prefixes(kinds)))), count, lease_ms, tuple(sorted(check_labels(labels)))),
+            place=node.environment.liveness.place if service.is_process else OVER_HTTP,
         )
     except ValueError as error:
         raise Usage(str(error)) from None
@@ -162,6 +165,19 @@ async def claim(
     if given.jobs:
         service.undelivered = lambda: desk.undelivered(asked, given)
     return JobsClaimed([_claimed(each) for each in given.jobs], given.is_draining)
+
+
+def held_by_agent(service: Service) -> list[tuple[str, int]]:
+    """The jobs that the agent of the program holds on this node by requests, with their fences."""
+    agent = service.agent(None)
+    with service.read() as session:
+        workers = {row.number: read_row_name(row.name) for row in session.workers()}
+        own = {number for number, name in workers.items() if name is not None and name.agent == agent}
+        return [(ulid_text(each.job.id), each.job.fence) for each in session.claimed() if each.worker in own]
+
+
+def _name(service: Service, worker: str) -> RemoteName:
+    return RemoteName(service.agent(None), worker, service.is_process)
 
 
 def _claimed(given: GivenJob) -> ClaimedJob:
@@ -193,7 +209,7 @@ async def renew(
         )
         for each in holds
     ]
-    name = RemoteName(service.agent(None), worker)
+    name = _name(service, worker)
     found, drain = await node.remote_workers.renew(name, renewals, lease_ms, kind_check(service))
     renewed = [
         HoldRenewed(hold.job_id, hold.fence, each.state, each.lease_ms or None)
@@ -206,7 +222,7 @@ async def renew(
 async def goodbye(service: Service, node: "Node", worker: WorkerName) -> Goodbye:
     """Return all jobs of a worker at once: it stops. Its waiting claim ends."""
     service.check_writer()
-    return Goodbye(await node.remote_workers.goodbye(RemoteName(service.agent(None), worker)))
+    return Goodbye(await node.remote_workers.goodbye(_name(service, worker)))
 
 
 def kind_check(service: Service) -> CheckKind:

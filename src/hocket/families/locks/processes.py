@@ -5,6 +5,8 @@ also releases its own holds that are long past their deadline, so that nothing i
 `DeadlockWatch` finds out whether agents that seem to wait for each other really do. A killed agent stays in the queue
 until its node withdraws its request or the request ends by itself. So a wait makes a deadlock only if its agent is
 known to live: by the OS lock of its process if it is of this node, otherwise because it has said again that it waits.
+
+A claim of a message can be noted in the same way: it is returned when its process has ended.
 """
 
 from collections.abc import Iterable
@@ -12,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from hocket.errors import StoreError
 from hocket.families.access import NodeAccess
+from hocket.families.inbox.facts import ClaimMessage
+from hocket.families.inbox.requests import hand_back
 from hocket.families.liveness import SignOfLife
 from hocket.families.locks.facts import LOCK, AcquireLocks, LeaveQueue, ReleaseLocks
 from hocket.families.locks.rules import LOCKS, Hold, Wait
@@ -38,6 +42,7 @@ from hocket.kernel.clock import Hlc
 ROUND_S = 0.25
 QUIET_S = 1.0
 EXPIRED_S = 60.0
+PROCESS_ENDED = "the process of its agent has ended"
 
 
 class LockProcesses:
@@ -62,7 +67,7 @@ class LockProcesses:
             self._sign = None
 
     def bind(self, tx: Transaction, op_id: bytes, scope: str, lasts_ms: int) -> None:
-        """The request ends with this process."""
+        """The request ends with this process, or the claim of a message, which is in no scope."""
         if self._sign is None:
             self._name = self._environment.name("lock")
             self._sign = self._environment.liveness.announce(self._name)
@@ -133,6 +138,9 @@ def release_ended(tx: Transaction, request: BoundRequest) -> bool:
     """Releases what the request got. A request that is not decided yet is withdrawn, and is remembered as given up
     until what it may have got has ended by itself.
     """
+    if (claim := _claim_of_message(tx, request.op)) is not None:
+        tx.session.drop_lock_request(request.op)
+        return isinstance(hand_back(tx, claim.message_id, claim.agent, 0, PROCESS_ENDED, request.op), Op)
     scope = tx.projection.projectors[LOCK].state(request.scope.encode())
     found = [each for each in (*scope.holds, *scope.waits) if _is_for(tx, each, request.op)] if scope else []
     for each in found:
@@ -146,6 +154,13 @@ def release_ended(tx: Transaction, request: BoundRequest) -> bool:
         _withdraw(tx, request)
         tx.session.put_lock_request(request._replace(process=""))
     return bool(found)
+
+
+def _claim_of_message(tx: Transaction, op_id: bytes) -> ClaimMessage | None:
+    op, _ = tx.projection.known(op_id)
+    if op is not None and isinstance(op.payload, AcceptOffer):
+        op, _ = tx.projection.known(op.payload.offer)
+    return op.payload if op is not None and isinstance(op.payload, ClaimMessage) else None
 
 
 def _withdraw(tx: Transaction, request: BoundRequest) -> None:

@@ -5,6 +5,7 @@ here changes what is outside.
 
 import asyncio
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from hocket.kernel.ids import content_hash, parse_ulid, ulid_text
 from hocket.kernel.ops import schedule_payload
 from hocket.kernel.policy import covers, lacking
 from hocket.log import SETTLE_STEP, Transaction
-from hocket.store import AnswerRow, WorkerRow
+from hocket.store import AnswerRow, Place, WorkerRow
 from hocket.work.claim_order import ClaimOrder, ContestedClaims
 from hocket.work.context import last_checkpoint
 from hocket.work.presence import Serving, read_serving, serving_text
@@ -44,7 +45,7 @@ HEARD_S = 30.0
 
 
 class ClaimAsked(NamedTuple):
-    """A claim. A kind that ends with a dot stands for every kind below it."""
+    """A claim. A kind that ends with a dot stands for every kind below it. `place` is where the worker runs."""
 
     worker: RemoteName
     claim_id: str
@@ -52,6 +53,7 @@ class ClaimAsked(NamedTuple):
     limit: int
     lease_ms: int
     labels: tuple[str, ...] = ()
+    place: Place = OVER_HTTP
 
     @property
     def queue(self) -> "Queue":
@@ -252,7 +254,8 @@ def row_of(tx: Transaction, asked: ClaimAsked) -> WorkerRow:
     serves = Serving(asked.kinds, labels=asked.labels, drains=before is not None and before.drains)
     serves = serves.ranked(worker_id(tx.node, name), 1.0, since_ms)
     node = tx.node.to_bytes(8, "big")
-    new = WorkerRow(0, name, 0, since_ms, node, tx.now, OVER_HTTP, serving_text([serves]))
+    process = os.getpid() if asked.worker.is_process else 0
+    new = WorkerRow(0, name, process, since_ms, node, tx.now, asked.place, serving_text([serves]))
     return new._replace(number=tx.session.put_worker(new))
 
 

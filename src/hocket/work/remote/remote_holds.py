@@ -7,6 +7,7 @@ not raise them, because other requests share the transaction.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -48,6 +49,8 @@ _ENDS = frozenset(
     for each in (CompleteJob, FailWork, PostponeWork, YieldWork, ExpireWork, CancelJob, RetryJob, AcceptWork)
 )
 _PREFIX = "http"
+# The name of a process's row is that of its lock file, so it has no slash; no part of it has a comma.
+_PROCESS = "process"
 # The family of the hint that a worker over HTTP is to drain.
 REMOTE = "remote"
 
@@ -57,20 +60,28 @@ EndKind = Literal["complete", "fail", "postpone", "yield"]
 
 
 class RemoteName(NamedTuple):
-    """A remote worker: the agent of its token, and the name that it has given itself."""
+    """A remote worker: the agent of its token, and the name that it has given itself. It `is_process` if it works in
+    this process, which then has a lock of the name of its row.
+    """
 
     agent: str
     worker: str
+    is_process: bool = False
 
     def row(self, node: int) -> str:
-        """The name of its row in the store. No lock file can have it: only its beat and its leases say whether it
-        lives.
+        """The name of its row in the store. No lock file can have that of a worker over HTTP: only its beat and its
+        leases say whether it lives.
         """
+        if self.is_process:
+            return f"{_PROCESS},{quote(self.agent, safe='')},{self.worker}"
         return f"{_PREFIX}/{node_text(node)}/{self.agent}/{self.worker}"
 
 
 def read_row_name(name: str) -> RemoteName | None:
     """The remote worker of a row; None if the row is that of another worker. A worker's own name has no slash."""
+    if name.startswith(f"{_PROCESS},") and name.count(",") == 2:
+        _, agent, worker = name.split(",")
+        return RemoteName(unquote(agent), worker, is_process=True)
     prefix, _, rest = name.partition("/")
     agent, _, worker = rest.partition("/")[2].rpartition("/")
     return RemoteName(agent, worker) if prefix == _PREFIX and agent and worker else None
