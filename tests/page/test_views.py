@@ -70,14 +70,14 @@ def test_locks_messages_and_conflicts_are_shown_and_decided(visitor: Visitor, se
     shown = visitor.get("/coordination")
     assert "file:<b>src</b>.py" in shown.text and "<i>editor" in shown.text and MARKUP in shown.text
     assert {"Break…", "Deliver again", "Take this…"} <= shown.verbs
+    (link,) = [named["href"] for tag, named in shown.tags if named.get("href", "").startswith("/messages/")]
+    told = visitor.get(link)
+    assert MARKUP in told.text and "script" not in {tag for tag, named in told.tags if named.get("type") != "module"}
     done = visitor.send(visitor.send(shown.form("Break…")).form("Break"))
     assert "Broke the lock file:<b>src</b>.py." in done.text and "Nobody holds a lock." in done.text
     assert "Break…" not in done.verbs
     done = visitor.send(done.form("Deliver again"))
     assert "Deliver again" not in done.verbs
-    (link,) = [named["href"] for tag, named in done.tags if named.get("href", "").startswith("/messages/")]
-    told = visitor.get(link)
-    assert MARKUP in told.text and "script" not in {tag for tag, named in told.tags if named.get("type") != "module"}
     done = visitor.send(visitor.send(done.form("Take this…")).form("Take this"))
     assert "Take this…" not in done.verbs
     row = json.loads(command(served.home, "rows", "get", "memories", "sky", "--json").stdout)
@@ -124,7 +124,7 @@ def test_the_log_is_verified(visitor: Visitor, served: Served):
     wait_for(lambda: "Verifying since" not in visitor.get("/log").text, "the end of the check")
     shown = visitor.get("/log")
     ops = json.loads(command(served.home, "log", "verify", "--json").stdout)["ops"]
-    assert re.search(rf"verified \S+ ago : {ops} ops", shown.text) and shown.form("Verify"), shown.text
+    assert re.search(rf"verified .{{1,8}} ago : {ops} ops", shown.text) and shown.form("Verify"), shown.text
 
 
 def test_a_machine_is_invited_once_with_a_drawing(visitor: Visitor, served: Served, tmp_path: Path):
