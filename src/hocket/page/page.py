@@ -4,14 +4,12 @@ foreign sites from doing anything. A reader gets no form, and a form made by han
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import cached_property, partial
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from hocket.api import Program, Service, page_access
-from hocket.bus.hints import LOG, about
 from hocket.errors import HocketError, NotFound, Usage
 from hocket.kernel import __version__
 from hocket.kernel.ids import node_text
@@ -32,6 +30,7 @@ from hocket.page.actions import (
 from hocket.page.entry import FORM_FIELD, ForeignRequest, PageEntry, form_key
 from hocket.page.live_jobs import LiveJobs
 from hocket.page.own_actions import INVITE, VERIFY, LogCheck, invited
+from hocket.page.refreshing import News, Refreshing
 from hocket.page.rendering import Rendering, assets
 from hocket.page.throughput import SAMPLE_S, Throughput
 from hocket.page.views import PageView, ViewCall
@@ -50,10 +49,6 @@ FORM_BYTES_MAX = 64 * 1024
 FIELDS_MAX = 64
 # What has been done is shown once. So many sentences wait for one browser.
 NOTICES_MAX = 8
-# An open page hears of changes this often at most.
-CHANGES_S = 1.0
-# A hint may be lost, and an open page then says nothing: it waits again after this long.
-LOOK_S = 60.0
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"
@@ -72,9 +67,6 @@ _HEADERS = {
 }
 
 
-News = Callable[[], Awaitable[tuple[int, ...] | None]]
-
-
 class NodePage:
     """`api` recognises tokens and runs operations. `address` tells where the server can be reached once it listens,
     `base` where a proxy has put it.
@@ -86,6 +78,7 @@ class NodePage:
         self._throughput = Throughput(node.runtime.home.path / "throughput.json")
         self._live_jobs = LiveJobs(node)
         self._log_check = LogCheck()
+        self._refreshing = Refreshing(node)
         # For each browser.
         self._notices: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=NOTICES_MAX))
 
@@ -149,7 +142,7 @@ class NodePage:
     async def _answer_to(self, request: Request, program: Program, token: str) -> Reply:
         if request.path == CHANGES:
             news = await self._news_of(self._api.call(program).service, _fields(request.query))
-            return self._api.stream(self._changes(news), token, program, _HEADERS)
+            return self._api.stream(self._refreshing.changes(news), token, program, _HEADERS)
         if request.path == LEAVE or request.path.startswith(DO):
             if request.method != "POST":
                 raise BadMethod(["POST"])
@@ -183,9 +176,15 @@ class NodePage:
     ) -> Reply:
         service, kept = self._api.call(program).service, (self._throughput, self._live_jobs, self._log_check)
         call = ViewCall(service, program, _fields(request.query), *kept)
+        with self._refreshing.spending():
+            return self._rendered(view, call, values, request, token)
+
+    def _rendered(
+        self, view: PageView, call: ViewCall, values: Mapping[str, str], request: Request, token: str
+    ) -> Reply:
         shown = view.function(call, **{name: unquote(value) for name, value in values.items()})
         here = f"{request.path}?{request.query}" if request.query else request.path
-        return self._html(200, view.template, {**shown, "here": here}, program, token)
+        return self._html(200, view.template, {**shown, "here": here}, call.program, token)
 
     async def _enter(self, request: Request) -> Reply:
         if request.method != "GET":
@@ -246,19 +245,6 @@ class NodePage:
             "changes": "",
         }
         return self._html(200, "confirm.html", values, program, token)
-
-    async def _changes(self, news: News) -> AsyncIterator[str]:
-        """Tells an open page that something has changed, at most once a second: on the log, or in what the page shows
-        besides.
-        """
-        seen: tuple[int, ...] | None = None
-        with closing(self._node.listen(about(LOG))) as changes:
-            while True:
-                now = await news()
-                has_changed, was, seen = now != seen, seen, now
-                if (has_changed and was is not None) or await changes.wait(LOOK_S if now is None else CHANGES_S):
-                    yield "changed"
-                    await asyncio.sleep(CHANGES_S)
 
     async def _news_of(self, service: Service, query: Mapping[str, str]) -> News:
         """What an open page shows that is not on the log: its answer changes with it, and is None while nothing is

@@ -8,7 +8,7 @@ from hocket.node.log_events import EventNeed, events_of
 from hocket.page.views import PageView, ViewCall
 
 # Ops of one page. One that the visitor may not read, or that does not count, has no line.
-OPS = 200
+OPS = 100
 
 
 def log(call: ViewCall) -> Mapping[str, Any]:
