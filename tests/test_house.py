@@ -36,7 +36,7 @@ ORDER = [
     "faces of extensions",
 ]
 # In an extension, these modules are its faces, which may also import those of the core.
-EXTENSION_FACES = ("admin", "commands", "run_command", "access", "hook", "metrics")
+EXTENSION_FACES = ("admin", "commands", "run_command", "access", "hook", "metrics", "views")
 # A family's facts and rules are decisions, as the kernel's are: they import the kernel and each other alone, and every
 # room below the kernel may import them.
 DECISIONS = {"candidates", "facts", "index", "key_patterns", "parts", "rendezvous", "rules"}

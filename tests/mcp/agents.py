@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.types import CallToolResult, TextContent
 
 from hocket.node.runtime import Runtime
@@ -82,3 +84,13 @@ def is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@asynccontextmanager
+async def agent_over_http(address: str, token: str, revision: str = "auto") -> AsyncIterator[Agent]:
+    """An agent with a token."""
+    headers = {"Authorization": f"Bearer {token}"}
+    async with create_mcp_http_client(headers) as http:
+        transport = streamable_http_client(f"{address}/mcp", http_client=http)
+        async with Client(transport, mode=revision) as client:
+            yield Agent(client)

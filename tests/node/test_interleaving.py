@@ -143,7 +143,7 @@ def a_nodes_own_clock(patch: pytest.MonkeyPatch, nodes: Sharers) -> None:
     right = log.physical
 
     def fast() -> int:
-        return right() + round((time.monotonic() - began) * 1e7)
+        return right() + round((time.monotonic() - began) * 1e9)
 
     patch.setattr(log, "physical", fast)
     patch.setattr(log, "wall", lambda told: max(told, fast()))

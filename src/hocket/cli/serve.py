@@ -27,9 +27,13 @@ from hocket.kernel.extension import named_parts
 
 if TYPE_CHECKING:
     from hocket.kernel.ucan import Capability
+    from hocket.mcp.site import McpSite
     from hocket.mesh.gate import Gate
     from hocket.node.message_bus import BusSettings
+    from hocket.node.node import Node
     from hocket.node.runtime import Runtime
+    from hocket.server.api import Api
+    from hocket.server.app import Site
     from hocket.server.running import Server
 
 PORT = 7315
@@ -71,6 +75,7 @@ def serve(
     openai: Annotated[
         str | None, Option("--openai", "KIND", "Answer OpenAI's /v1/chat/completions with jobs of this kind.")
     ] = None,
+    mcp: Annotated[bool, Option("--mcp", help="Serve the Model Context Protocol to agents at /mcp.")] = False,
     pulse: Annotated[bool, Option("--pulse", help="Also send the beats of a cluster, as `hocket pulse` does.")] = False,
     policy: PolicyOption = None,
     bus: BusOption = None,
@@ -91,6 +96,7 @@ def serve(
       hocket serve --host 0.0.0.0 --announce
       hocket serve --openai acme.chat
       hocket serve --pulse
+      hocket serve --mcp
       hocket serve --base-path /hocket --trust-proxy 10.0.0.0/8
       hocket serve --host 0.0.0.0 --cert cert.pem --key key.pem --address https://mesh.example.org:7315
     """
@@ -112,7 +118,7 @@ def serve(
         servers = bus_settings(runtime.home, bus)
         watched = [("git", each) for each in git or ()] + ([("pulse", policy or "")] if pulse else [])
         place = ServerPlace(host, port, cert, key, trust_proxy or [], base_path)
-        asyncio.run(_serve(runtime, place, known, rate, announce, servers, openai, watched))
+        asyncio.run(_serve(runtime, place, known, rate, announce, servers, openai, mcp, watched))
 
 
 async def _serve(
@@ -123,6 +129,7 @@ async def _serve(
     announce: bool,
     servers: "BusSettings | None",
     openai: str | None,
+    has_mcp: bool,
     watched: list[tuple[str, str]],
 ) -> None:
     from hocket.node.node import Node
@@ -162,7 +169,11 @@ async def _serve(
         troubles = lambda: ["this server stops"] if ended.is_set() else []  # noqa: E731
         monitor = Monitor(node, counts, lambda: gate.refusals, troubles, emit)
         page = NodePage(node, api, lambda: address or server.address, checked_base_path(place.base_path))
-        server = Server(gate, **place._asdict(), api=api, monitor=monitor, page=page)
+        sites: list[Site] = [page]
+        if has_mcp:
+            mcp = _mcp_site(node, api)
+            sites.append(mcp)
+        server = Server(gate, **place._asdict(), api=api, monitor=monitor, sites=sites)
         told = address or server.address
         with stopped_by_signals(ended.set) as received:
             await server.start()
@@ -181,6 +192,8 @@ async def _serve(
                         node.kept_up(emit),
                         AsyncExitStack() as stack,
                     ):
+                        if has_mcp:
+                            await stack.enter_async_context(mcp.running())
                         for each in watches:
                             await stack.enter_async_context(each)
                         _say(runtime, told, server)
@@ -195,6 +208,14 @@ async def _serve(
         raise Usage(f"serving needs {error.name}; install hocket[server]") from None
     finally:
         await node.finish()
+
+
+def _mcp_site(node: "Node", api: "Api") -> "McpSite":
+    try:
+        from hocket.mcp.site import McpSite
+    except ImportError as error:
+        raise Usage(f"`hocket serve --mcp` needs {error.name}; install hocket[mcp]") from None
+    return McpSite(node, api)
 
 
 def mcp(

@@ -57,6 +57,7 @@ register(
             "secret": "extensions.tempo.window_secret:node_secret",
         },
         request_proofs={"window.secret": "extensions.tempo.window_secret:window_tokens"},
+        views=("extensions.tempo.views.tempo_view:TEMPO", "extensions.tempo.views.score_sheet:SCORE_SHEET"),
         file="tempo.yaml",
         runtime="extensions.tempo.policy_file:keep_time",
         worker="extensions.tempo.node_tempo:in_tempo",

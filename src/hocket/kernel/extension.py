@@ -40,7 +40,8 @@ class ExtensionKind:
 class Extension:
     """What the program needs to know about an extension: for each seam, the places by the names that the seam has.
 
-    `operations` are modules whose operations get routes, and methods of `hocket.admin`, under their names.
+    `operations` are modules whose operations get routes, and methods of `hocket.admin`, under their names. `views` are
+    places of views of the page.
 
     `commands` have for each a sentence of help besides, and `shortcuts` may run a command before the program is loaded.
     `members` are those of a job's policy: a place gives the value from what people write (the value itself, plain data,
@@ -63,6 +64,7 @@ class Extension:
         *,
         commands: Mapping[str, tuple[str, str]] = _NONE,
         operations: Sequence[str] = (),
+        views: Sequence[str] = (),
         shortcuts: Places = _NONE,
         members: Places = _NONE,
         submits: Places = _NONE,
@@ -82,7 +84,7 @@ class Extension:
         request_proofs: Places = _NONE,
     ) -> None:
         self.name, self.commands, self.shortcuts = name, commands, shortcuts
-        self.operations = operations
+        self.operations, self.views = operations, views
         self.members, self.submits, self.kinds = members, submits, kinds
         self.tasks, self.watches, self.checks, self.counts, self.proof = tasks, watches, checks, counts, proof
         self.pacers, self.context, self.node = pacers, context, node

@@ -88,12 +88,15 @@ class Projection:
         # ops that no delegation allowed, because the permissions have changed.
         self._again: OrderedDict[Subject, bool] = OrderedDict()
         self._doubted: OrderedDict[bytes, None] = OrderedDict()
+        # Of the subjects in `_again`: the ops that lost their place to a twin. What cites those is judged afterwards.
+        self._collided: dict[Subject, list[Op]] = {}
         # What is cleared after each transaction, and when the log has changed.
         self._passing: list[tuple[Clearable, ...]] = []
         self._firsts: list[Clearable] = []
         self._lasting: list[Clearable] = [self._defaults]
         parts = self._artifacts.memory, self.citations.memory, self.jobs.memory
-        for memory in (*self._fresh.memories, *parts, Memory((self._again,)), Memory((self._doubted,))):
+        marks = Memory((self._again, self._collided)), Memory((self._doubted,))
+        for memory in (*self._fresh.memories, *parts, *marks):
             self._remember(memory)
         self.projectors = Projectors(session, self, self.jobs, self._remember)
         self._kinds = cast(SubjectProjector, self.projectors[KIND])
@@ -516,11 +519,12 @@ class Projection:
         subject = self._subject(op)
         if subject is not None:
             self.ask_again(subject)
-        else:
-            if type(op.payload) in self._grants.payloads and self._grants.repeal(op):
-                self.permissions_changed(op)
-            if before == _COUNTS:
-                self._record(op, False)
+            self._collided.setdefault(subject, []).append(op)
+            return
+        if type(op.payload) in self._grants.payloads and self._grants.repeal(op):
+            self.permissions_changed(op)
+        if before == _COUNTS:
+            self._record(op, False)
         self._leaners(op)
 
     def _stands_alone(self, op: Op) -> bool:
@@ -579,7 +583,7 @@ class Projection:
         for op in flipped:
             self._set_reason(op, verdicts[op.id][1])
         projector.keep(subject.key, state)
-        for op in flipped:
+        for op in chain(flipped, self._collided.pop(subject, ())):
             self._leaners(op)
 
     def _folded(self, subject: Subject, ops: Collection[tuple[Op, int]]) -> tuple[Any, arbitration.Standings]:

@@ -1,6 +1,7 @@
 """Who calls a tool, and how a tool does operations: with the checks and errors of a request over HTTP."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import msgspec
@@ -57,6 +58,10 @@ class McpCaller:
     @property
     def lease_ms(self) -> int:
         return LEASE_MS_OVER_HTTP if self.holds is None else self.holds.lease_ms
+
+    def counted(self) -> AbstractContextManager[None]:
+        """While a call is in work. Over HTTP its request counts already."""
+        return nullcontext() if self.holds is None else self.api.counted(self.program.name)
 
     def may(self, resource: str, action: str) -> bool:
         """Whether it may do this to something."""

@@ -85,7 +85,7 @@ class McpProtocol:
         try:
             caller = await self._caller(context)
             notices = [] if caller.holds is None else caller.holds.heard()
-            with caller.api.counted(caller.program.name):
+            with caller.counted():
                 answer = await tool.answer(caller, params.arguments or {})
         except HocketError as error:
             return types.CallToolResult(content=_texts([*notices, clean(error)]), is_error=True)
@@ -124,7 +124,7 @@ class McpProtocol:
 
     async def _read(self, context: Context, uri: str) -> resources.ResourceText:
         caller = await self._caller(context)
-        with caller.api.counted(caller.program.name):
+        with caller.counted():
             return await resources.read(caller, uri)
 
     # Subscriptions.
@@ -152,11 +152,8 @@ class McpProtocol:
             told = types.SubscriptionsAcknowledgedNotificationParams(notifications=honored, _meta=meta)
             await send(types.SubscriptionsAcknowledgedNotification(params=told))
 
-        try:
-            await _asked(self._watches.watch(caller, uris, tell, ready))
-            await asyncio.Event().wait()  # nothing is watched, and the stream is open all the same
-        except* MCPError as group:
-            raise group.exceptions[0] from None
+        await _asked(self._watches.watch(caller, uris, tell, ready))
+        await asyncio.Event().wait()  # nothing is watched, and the stream is open all the same
         return types.SubscriptionsListenResult(_meta=meta)
 
     async def _subscribe(self, context: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
@@ -173,7 +170,7 @@ class McpProtocol:
         async def watch() -> None:
             try:
                 await self._watches.watch(caller, [uri], connection.send_resource_updated, ready)
-            except HocketError as error:
+            except Exception as error:
                 if not is_ready.done():
                     is_ready.set_exception(error)
 

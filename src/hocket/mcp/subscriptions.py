@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, closing, suppress
+from contextlib import closing, suppress
 
 from hocket.errors import HocketError, Usage
 from hocket.kernel.ids import content_hash
@@ -35,11 +35,10 @@ class Watches:
             raise Usage(f"a client watches at most {OF_ONE_MAX} resources, and all clients {WATCHED_MAX}")
         self._count += len(uris)
         try:
-            async with AsyncExitStack() as stack:
-                group = await stack.enter_async_context(asyncio.TaskGroup())
-                for each in uris:
-                    seen = await _digest(caller, each)
-                    group.create_task(self._one(caller, each, seen, tell))
+            seen = [await _digest(caller, each) for each in uris]
+            async with asyncio.TaskGroup() as group:
+                for each, digest in zip(uris, seen, strict=True):
+                    group.create_task(self._one(caller, each, digest, tell))
                 await ready()
         finally:
             self._count -= len(uris)

@@ -4,7 +4,7 @@ job. These are files of strangers, so a browser is told to save them, whatever t
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -12,7 +12,7 @@ from hocket.api.operation import Download
 from hocket.errors import NotFound, Usage
 from hocket.kernel.decoding import convert, decode_json
 from hocket.mesh.wire import Reply
-from hocket.page.views import PagePath
+from hocket.page.views import Action, Choice, PagePath
 from hocket.server.routes import ROUTES, ApiRoute
 
 # Fields of a form that are no parameters.
@@ -21,27 +21,6 @@ BACK, CONFIRMED = "back", "confirmed"
 _JSON = "value"
 # Characters that a person may write of a reason; who it was comes after them.
 REASON_CHARS_MAX = 400
-
-
-class Choice(NamedTuple):
-    """A field that the confirmation asks for, and its values with what people read."""
-
-    field: str
-    label: str
-    values: Mapping[str, str]
-
-
-class Action(NamedTuple):
-    """`question` asks for confirmation, with the fields of the form in braces; empty if nothing asks. `done` says what
-    has been done.
-    """
-
-    operation: str
-    verb: str
-    done: str
-    question: str = ""
-    asks_reason: bool = False
-    choices: tuple[Choice, ...] = ()
 
 
 _DELAY = Choice(
@@ -55,6 +34,18 @@ _DELAY = Choice(
         "0": "now",
     },
 )
+
+
+def _with_value(fields: Mapping[str, str]) -> dict[str, Any]:
+    """A value is written as JSON."""
+    if _JSON not in fields:
+        return dict(fields)
+    try:
+        return {**fields, _JSON: decode_json(fields[_JSON].encode(), Any)}
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"the value is no JSON: {error}") from None
+
+
 ACTIONS = {
     each.operation: each
     for each in (
@@ -73,7 +64,10 @@ ACTIONS = {
         Action("quarantine_node", "Quarantine", "{node} gets no jobs", "Take all jobs from {node}?", True),
         Action("resume_node", "Resume", "{node} takes jobs again"),
         Action("retry_message", "Deliver again", "the message {id} is delivered again"),
-        Action("resolve_conflict", "Take this", "the conflict is resolved", "Make this the value of the row?"),
+        Action(
+            *("resolve_conflict", "Take this", "the conflict is resolved", "Make this the value of the row?"),
+            read=_with_value,
+        ),
         Action("break_lock", "Break", "broke the lock {key}", "Take the lock {key} from its holder?", True),
     )
 }
@@ -95,13 +89,6 @@ DOWNLOADS = (
 )
 
 
-def _json(text: str) -> Any:
-    try:
-        return decode_json(text.encode(), Any)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise Usage(f"the value is no JSON: {error}") from None
-
-
 def named(file: str, reply: Reply) -> Reply:
     """A reply that a browser saves under this name."""
     if "content-disposition" not in reply.headers:
@@ -109,10 +96,10 @@ def named(file: str, reply: Reply) -> Reply:
     return reply._replace(headers={**reply.headers, "content-disposition": f'attachment; filename="{file}"'})
 
 
-def action_named(name: str) -> tuple[Action, ApiRoute]:
-    if name not in ACTIONS:
+def action_named(name: str, actions: Mapping[str, Action]) -> tuple[Action, ApiRoute]:
+    if name not in actions:
         raise NotFound(f"there is no action {name!r}")
-    return ACTIONS[name], _ROUTES[name]
+    return actions[name], _ROUTES[name]
 
 
 def can_only_count(route: ApiRoute) -> bool:
@@ -120,16 +107,18 @@ def can_only_count(route: ApiRoute) -> bool:
     return "dry_run" in getattr(route.body, "__struct_fields__", ())
 
 
-def arguments_of(route: ApiRoute, fields: Mapping[str, str], agent: str) -> dict[str, Any]:
+def arguments_of(action: Action, route: ApiRoute, fields: Mapping[str, str], agent: str) -> dict[str, Any]:
     """The arguments of a route from the fields of a form. Empty fields count as left out. A reason, which is on the
     log, names who gave it.
     """
-    values: dict[str, Any] = {name: value for name, value in fields.items() if value and name not in (BACK, CONFIRMED)}
-    if _JSON in values and route.name == "resolve_conflict":
-        values[_JSON] = _json(values[_JSON])
+    given = {name: value for name, value in fields.items() if value and name not in (BACK, CONFIRMED)}
+    try:
+        values = dict(action.read(given))
+    except ValueError as error:
+        raise Usage(f"the form is wrong: {error}") from None
     if "reason" in getattr(route.body, "__struct_fields__", ()):
-        given = values.get("reason", "")
-        values["reason"] = f"{given[:REASON_CHARS_MAX]} (by {agent})" if given else f"by {agent}"
+        reason = values.get("reason", "")
+        values["reason"] = f"{reason[:REASON_CHARS_MAX]} (by {agent})" if reason else f"by {agent}"
     try:
         found = {name: convert(values.pop(name), route.parameter(name), strict=False) for name in route.parameters}
         if route.body is not None:

@@ -20,7 +20,6 @@ from hocket.page.actions import (
     BACK,
     CONFIRMED,
     DOWNLOADS,
-    Action,
     PageDownload,
     action_named,
     arguments_of,
@@ -33,7 +32,7 @@ from hocket.page.own_actions import INVITE, VERIFY, LogCheck, invited
 from hocket.page.refreshing import News, Refreshing
 from hocket.page.rendering import Rendering, assets
 from hocket.page.throughput import SAMPLE_S, Throughput
-from hocket.page.views import PageView, ViewCall
+from hocket.page.views import Action, PageFile, PageView, ViewCall, extension_views
 from hocket.page.views.coordination import COORDINATION, MESH, THREAD
 from hocket.page.views.job_list import JOBS
 from hocket.page.views.log_view import LOG_VIEW
@@ -43,9 +42,8 @@ from hocket.server.api import Api
 from hocket.server.problems import BadMethod, problem_of
 from hocket.server.routes import ApiRoute
 
-VIEWS = (NOW, JOBS, JOB_VIEW, MESH, COORDINATION, THREAD, LOG_VIEW)
 ASSETS, CHANGES, DO, LEAVE = "/assets/", "/changes", "/do/", "/leave"
-FORM_BYTES_MAX = 64 * 1024
+FORM_BYTES_MAX = 256 * 1024
 FIELDS_MAX = 64
 # What has been done is shown once. So many sentences wait for one browser.
 NOTICES_MAX = 8
@@ -75,6 +73,8 @@ class NodePage:
     def __init__(self, node: Node, api: Api, address: Callable[[], str], base: str) -> None:
         self._node, self._api, self._base, self._address = node, api, base, address
         self._rendering = Rendering(base)
+        self._views = (NOW, JOBS, JOB_VIEW, MESH, COORDINATION, THREAD, *extension_views(), LOG_VIEW)
+        self._actions = {**ACTIONS, **{each.operation: each for view in self._views for each in view.actions}}
         self._throughput = Throughput(node.runtime.home.path / "throughput.json")
         self._live_jobs = LiveJobs(node)
         self._log_check = LogCheck()
@@ -96,7 +96,7 @@ class NodePage:
         return (
             path in (CHANGES, LEAVE)
             or path.startswith((ASSETS, DO, page_access.ENTER))
-            or any(each.match(path) is not None for each in (*VIEWS, *DOWNLOADS))
+            or any(each.match(path) is not None for each in (*self._views, *DOWNLOADS))
         )
 
     async def keep_current(self) -> None:
@@ -146,20 +146,27 @@ class NodePage:
         if request.path == LEAVE or request.path.startswith(DO):
             if request.method != "POST":
                 raise BadMethod(["POST"])
-            form = _fields((await request.whole(FORM_BYTES_MAX)).body.decode(errors="replace"))
-            self._entry.check_form(request.headers, form.pop(FORM_FIELD, ""), token)
+            form = await self._form(request, token)
             if request.path == LEAVE:
                 return await self._leave(request, program)
             return await self._do(unquote(request.path.removeprefix(DO)), form, program, token)
-        if request.method not in ("GET", "HEAD"):
-            raise BadMethod(["GET", "HEAD"])
-        for view in VIEWS:
-            if (values := view.match(request.path)) is not None:
-                return await self._api.read(partial(self._shown, view, values, request, program, token))
+        view = next((each for each in self._views if each.match(request.path) is not None), None)
+        methods = ["GET", "HEAD", "POST"] if view is not None and view.takes_form else ["GET", "HEAD"]
+        if request.method not in methods:
+            raise BadMethod(methods)
+        if view is not None:
+            form = await self._form(request, token) if request.method == "POST" else {}
+            return await self._api.read(partial(self._shown, view, request, form, program, token))
         for download in DOWNLOADS:
             if (values := download.match(request.path)) is not None:
                 return await self._download(download, values, request, program, token)
         raise NotFound("there is no such page")
+
+    async def _form(self, request: Request, token: str) -> dict[str, str]:
+        """The fields of a form of ours."""
+        form = _fields((await request.whole(FORM_BYTES_MAX)).body.decode(errors="replace"))
+        self._entry.check_form(request.headers, form.pop(FORM_FIELD, ""), token)
+        return form
 
     async def _download(
         self, download: PageDownload, values: Mapping[str, str], request: Request, program: Program, token: str
@@ -171,18 +178,19 @@ class NodePage:
             download.file_name(content, values), self._api.download(content, request, token, program, _HEADERS)
         )
 
-    def _shown(
-        self, view: PageView, values: Mapping[str, str], request: Request, program: Program, token: str
-    ) -> Reply:
+    def _shown(self, view: PageView, request: Request, form: Mapping[str, str], program: Program, token: str) -> Reply:
         service, kept = self._api.call(program).service, (self._throughput, self._live_jobs, self._log_check)
-        call = ViewCall(service, program, _fields(request.query), *kept)
+        call = ViewCall(service, program, _fields(request.query), *kept, form)
         with self._refreshing.spending():
-            return self._rendered(view, call, values, request, token)
+            return self._rendered(view, call, request, token)
 
-    def _rendered(
-        self, view: PageView, call: ViewCall, values: Mapping[str, str], request: Request, token: str
-    ) -> Reply:
+    def _rendered(self, view: PageView, call: ViewCall, request: Request, token: str) -> Reply:
+        values = view.match(request.path) or {}
         shown = view.function(call, **{name: unquote(value) for name, value in values.items()})
+        if isinstance(shown, PageFile):
+            disposition = f'attachment; filename="{shown.name}"'
+            headers = {**_HEADERS, "content-type": shown.content_type, "content-disposition": disposition}
+            return Reply(200, headers, shown.content)
         here = f"{request.path}?{request.query}" if request.query else request.path
         return self._html(200, view.template, {**shown, "here": here}, call.program, token)
 
@@ -213,10 +221,10 @@ class NodePage:
         if name == VERIFY:
             self._log_check.begin(service)
             return _to(f"{self._base}{back}")
-        action, route = action_named(name)
+        action, route = action_named(name, self._actions)
         if action.question and CONFIRMED not in form:
             return await self._question(action, route, form, program, token)
-        arguments = arguments_of(route, form, program.agent or program.name)
+        arguments = arguments_of(action, route, form, program.agent or program.name)
         answer = await self._api.perform(route, self._api.call(program), arguments)
         if isinstance(answer, AsyncIterator):
             async for each in answer:
@@ -224,14 +232,14 @@ class NodePage:
             answer = last
         told = {**form, **_members(answer)}
         self._notices[token].append(action.done.format_map(defaultdict(str, told)))
-        return _to(f"{self._base}{back}")
+        return _to(f"{self._base}{action.then.format_map(defaultdict(str, told)) or back}")
 
     async def _question(
         self, action: Action, route: ApiRoute, form: dict[str, str], program: Program, token: str
     ) -> Reply:
         told: dict[str, Any] = dict(form)
         if can_only_count(route):
-            arguments = arguments_of(route, {**form, "dry_run": "true"}, program.agent or program.name)
+            arguments = arguments_of(action, route, {**form, "dry_run": "true"}, program.agent or program.name)
             async for counted in await self._api.perform(route, self._api.call(program), arguments):
                 at_least = "at least " if counted.is_cut else ""
                 told["matched"] = f"{at_least}{counted.matched} jobs"
@@ -273,8 +281,8 @@ class NodePage:
             "program": program,
             "form_key": form_key(token),
             "form_field": FORM_FIELD,
-            "views": [each for each in VIEWS if each.name],
-            "actions": ACTIONS,
+            "views": [each for each in self._views if each.name],
+            "actions": self._actions,
             "notices": self._notices.pop(token, ()),
             "changes": CHANGES,
             "version": __version__,

@@ -12,11 +12,12 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from hocket.api.views import ago
 from hocket.kernel.texts import clean, clean_json, counted, span
+from hocket.page.views import packages
 
 # So much of a payload or a result is shown; the rest is there over the API.
 JSON_CHARS_MAX = 20_000
@@ -37,7 +38,7 @@ def assets() -> Mapping[str, tuple[str, bytes]]:
     """The static files by their name in an address, which changes with the content: their type and content."""
     types = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
     found = {}
-    for file in files("hocket.page").joinpath("static").iterdir():
+    for file in (each for package in packages() for each in files(package).joinpath("static").iterdir()):
         name, _, ending = file.name.rpartition(".")
         content = file.read_bytes()
         found[f"{name}-{sha256(content).hexdigest()[:12]}.{ending}"] = (types[ending], content)
@@ -55,7 +56,7 @@ class Rendering:
     def __init__(self, base: str) -> None:
         self._base = base
         self._jinja = Environment(
-            loader=PackageLoader("hocket.page"),
+            loader=ChoiceLoader([PackageLoader(each) for each in packages()]),
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,

@@ -136,6 +136,25 @@ class Api:
             return negotiated(request, reply)
         return await self.read(lambda: negotiated(request, reply))
 
+    async def admitted(self, request: Request) -> Program | Reply:
+        """The program that sends a request, for a face with requests of another form, or the reply that refuses it."""
+        try:
+            return await self._recognise(request)
+        except HocketError as error:
+            return self._error(error, request.path)
+
+    def refused(self, error: HocketError | BodyTooLong | NoRoom, request: Request) -> Reply:
+        return self._error(error, request.path)
+
+    @contextmanager
+    def held_open(self, request: Request, program: Program, *, is_stream: bool) -> Iterator[TokenEnding]:
+        """While a request of another form is in work; what it waits for must end when its token does. A stream is idle
+        most of the time, and does not count as a request.
+        """
+        share = self._streams.one(program.name) if is_stream else self.counted(program.name)
+        with share, self._open.one(_token(request)) as ending:
+            yield ending
+
     async def refusal(self, request: Request, need: TokenNeed) -> Reply | None:
         """The reply to a request for a path outside the API, if its token does not grant what that needs."""
         try:

@@ -5,7 +5,7 @@ answer without its body being read, and its connection is closed.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -36,7 +36,7 @@ METRICS_NEED = TokenNeed("Mesh", "Read")
 
 
 class Site(Protocol):
-    """A face with paths of its own: the page."""
+    """A face with paths of its own: the page, or the server for agents."""
 
     def has(self, path: str) -> bool: ...
 
@@ -153,10 +153,10 @@ class _Door:
         api: Api | None,
         monitor: Monitor | None,
         base_path: str,
-        page: Site | None,
+        sites: Sequence[Site],
     ) -> None:
         self._gate, self._proxies, self._api, self._monitor, self._base = gate, proxies, api, monitor, base_path
-        self._page = page
+        self._sites = sites
         self._bodies = _Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -176,8 +176,8 @@ class _Door:
             elif self._api is not None and path.startswith(PREFIX) and not self._gate.has(path):
                 raw_path = without_base(scope["raw_path"].decode("latin-1"), self._base)
                 reply = await _program_answer(self._api, request._replace(path=raw_path))
-            elif self._page is not None and self._page.has(path) and not self._gate.has(path):
-                reply = await _page_answer(self._page, request)
+            elif (site := next((each for each in self._sites if each.has(path)), None)) and not self._gate.has(path):
+                reply = await _site_answer(site, request)
             elif self._monitor is not None and self._monitor.has(path) and not self._gate.has(path):
                 reply = await self._monitored(self._monitor, request, is_local=is_loopback(address) and not is_shared)
             else:
@@ -231,13 +231,13 @@ async def _program_answer(api: Api, request: Request) -> Reply:
         return api.failed(error, request.path)
 
 
-async def _page_answer(page: Site, request: Request) -> Reply:
+async def _site_answer(site: Site, request: Request) -> Reply:
     try:
-        return await page.answer(request)
+        return await site.answer(request)
     except _Gone:
         raise
     except Exception as error:
-        return page.failed(error, request.path)
+        return site.failed(error, request.path)
 
 
 async def _send_stream(reply: Reply, stream: AsyncIterator[bytes], body: _Body, send: Send) -> None:
@@ -293,6 +293,6 @@ def web_app(
     api: Api | None = None,
     monitor: Monitor | None = None,
     base_path: str = "",
-    page: Site | None = None,
+    sites: Sequence[Site] = (),
 ) -> ASGIApp:
-    return _Door(gate, proxies, api, monitor, base_path, page)
+    return _Door(gate, proxies, api, monitor, base_path, sites)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -107,7 +107,7 @@ class Server:
     """Serves a gate. `host` may be a name or an address; port 0 takes any free port. `proxies` are the addresses and
     networks of reverse proxies in front of it, whose X-Forwarded-For is believed, and `base_path` is where they have
     put this server. With an `api` it serves programs, too, with a
-    `monitor` metrics and probes, and with a `page` browsers.
+    `monitor` metrics and probes, and `sites` have paths of their own.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Server:
         base_path: str = "",
         api: Api | None = None,
         monitor: Monitor | None = None,
-        page: Site | None = None,
+        sites: Sequence[Site] = (),
     ) -> None:
         if (cert is None) != (key is None):
             raise Usage("--cert and --key must be given together")
@@ -134,7 +134,7 @@ class Server:
         listener = bound_listener(host, port)
         listener.connections = Connections(trusted.has, lambda reason: gate.turned_away(503, reason))
         self.port: int = listener.getsockname()[1]
-        app = web_app(gate, trusted, api, monitor, base_path, page)
+        app = web_app(gate, trusted, api, monitor, base_path, sites)
         self._app_server = AppServer(app, listener, protocol, cert, key)
 
     @property

@@ -104,6 +104,17 @@ def test_a_twin_stays_out_when_what_it_cites_arrives() -> None:
     assert (reason(log, one), reason(log, claim)) == (Reason.INTEGRITY, 0)
 
 
+@pytest.mark.req("LW-10", "LW-15", "LW-16", "LW-32", "LW-33")
+def test_a_job_that_comes_after_one_whose_schedule_has_a_twin_waits() -> None:
+    script = Script()
+    earlier = script.say(A, 1, ScheduleJob(J, "k", b"", b""))
+    script.say(A, 1, ClaimWork(J, NODES[A], 1_000))
+    policy = encode_policy(Policy(after=(ulid_text(J),)))
+    later = script.say(B, 2, ScheduleJob(job_id(2), "k", b"", policy))
+    log = everywhere_the_same(script.ops)
+    assert (reason(log, earlier), reason(log, later)) == (Reason.INTEGRITY, Reason.WAITING)
+
+
 @pytest.mark.req("LW-16", "LW-32", "LW-33")
 def test_an_op_about_no_job_that_cites_a_later_one_is_rejected_in_every_order() -> None:
     script = Script()

@@ -218,14 +218,14 @@ def report(service: Service, windows: int) -> ReportShown:
     )
 
 
-def kpis_of(service: Service, reports: Sequence[BarReport]) -> Kpis:
-    """The figures of these windows, with the costs and times of the jobs that ended in them."""
+def kpis_of(service: Service, reports: Sequence[BarReport], jobs_max: int = JOBS_MAX) -> Kpis:
+    """The figures of these windows, with the costs and times of the newest jobs, as far as they ended in them."""
     rates, blobs = rates_of(service.runtime.home), service.runtime.blobs
     spans = [(each.window_ms, each.window_ms + _bar_ms(each)) for each in reports]
     with service.read() as session:
         ended = [
             entry.job
-            for entry in session.jobs(JobFilter((Stage.DONE,)), JOBS_MAX)
+            for entry in session.jobs(JobFilter((Stage.DONE,)), jobs_max)
             if entry.job.done is not None and _is_within(entry.job.done.wall, spans)
         ]
         cost = None

@@ -12,6 +12,7 @@ let isPaused = false;
 let isDue = false;
 let isLoading = false;
 let loadedAt = performance.now();
+let ending = 0;
 
 function say(text) {
   if (live.textContent !== text) live.textContent = text;
@@ -41,6 +42,7 @@ async function refresh() {
   isDue = false;
   try {
     merge(await load(location.href));
+    awaitEnd();
     say("live");
   } catch (status) {
     if (status === 401) {
@@ -55,6 +57,17 @@ async function refresh() {
     loadedAt = performance.now();
     if (isDue) setTimeout(refresh, GAP_MS);
   }
+}
+
+// A part of the page that lasts for a time only is loaded again after it.
+function awaitEnd() {
+  const lasts = [...document.querySelectorAll("[data-lasts-ms]")].map((part) => Number(part.dataset.lastsMs));
+  clearTimeout(ending);
+  if (!lasts.length) return;
+  ending = setTimeout(() => {
+    isDue = true;
+    refresh();
+  }, Math.max(GAP_MS, Math.min(...lasts)));
 }
 
 function merge(fresh) {
@@ -242,4 +255,5 @@ pause.hidden = false;
 pause.onclick = () => setPaused(!isPaused);
 for (const button of document.querySelectorAll("[data-copy]")) button.hidden = false;
 document.addEventListener("visibilitychange", refresh);
+awaitEnd();
 listen();

@@ -1,0 +1,200 @@
+"""The MCP server over HTTP: `/mcp` of `hocket serve`. The agent is that of the token, and what it holds ends with its
+leases. A request stands for itself, in both revisions of the protocol: no session is kept.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, ExitStack
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+from hocket.api import Program
+from hocket.cancelling import end_tasks
+from hocket.errors import HocketError, NotAuthorised
+from hocket.mcp.caller import McpCaller
+from hocket.mcp.protocol import Context, McpProtocol
+from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
+from hocket.node.node import Node
+from hocket.server.api import Api
+from hocket.server.problems import BadMethod, WaitEnded
+from hocket.server.routes import BODY_BYTES_MAX
+
+PATH = "/mcp"
+# Where a request carries who sends it.
+CALLER = "hocket.caller"
+
+
+class McpSite:
+    def __init__(self, node: Node, api: Api) -> None:
+        self._node, self._api = node, api
+        self._manager = StreamableHTTPSessionManager(McpProtocol(_caller_of).server, stateless=True)
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Requests are answered in this block."""
+        return self._manager.run()
+
+    def has(self, path: str) -> bool:
+        return path == PATH
+
+    def failed(self, error: Exception, path: str) -> Reply:
+        return self._api.failed(error, path)
+
+    async def answer(self, request: Request) -> Reply:
+        try:
+            _check_origin(request)
+            if request.method != "POST":
+                raise BadMethod(["POST"])
+            program = await self._api.admitted(request)
+            return program if isinstance(program, Reply) else await self._answer(request, program)
+        except (HocketError, BodyTooLong, NoRoom) as error:
+            return self._api.refused(error, request)
+
+    async def _answer(self, request: Request, program: Program) -> Reply:
+        request = await request.whole(BODY_BYTES_MAX)
+        with ExitStack() as stack:
+            ending = stack.enter_context(
+                self._api.held_open(request, program, is_stream=_method(request.body) == "subscriptions/listen")
+            )
+            exchange = _Exchange(self._manager, request, McpCaller(self._api, self._node, program), ending)
+            stack.callback(exchange.cancel)
+            reply = await exchange.reply()
+            if reply.stream is None:
+                return reply
+            exchange.held = stack.pop_all()
+            return reply
+
+
+async def _caller_of(context: Context) -> McpCaller:
+    caller: McpCaller = context.request.scope[CALLER]  # type: ignore[union-attr]
+    return caller
+
+
+def _check_origin(request: Request) -> None:
+    """A page of another site may not use this server, whatever token it has. Raises NotAuthorised."""
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise NotAuthorised(f"this server answers no page of {origin}")
+
+
+def _method(body: bytes) -> str:
+    try:
+        return msgspec.json.decode(body).get("method", "")  # type: ignore[no-any-return]
+    except (msgspec.MsgspecError, AttributeError, ValueError, RecursionError):
+        return ""
+
+
+class _Exchange:
+    """One request as the SDK's application takes it, and its answer as a reply of ours."""
+
+    def __init__(
+        self, manager: StreamableHTTPSessionManager, request: Request, caller: McpCaller, ending: asyncio.Event
+    ) -> None:
+        self._manager, self._request, self._caller, self._ending = manager, request, caller, ending
+        self._sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1)
+        self._is_read = False
+        self.held: ExitStack | None = None
+        self._task = asyncio.create_task(self._run())
+        self._watch = asyncio.create_task(self._end())
+
+    async def _run(self) -> None:
+        request = self._request
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": request.method,
+            "scheme": "http",
+            "path": request.path,
+            "raw_path": request.path.encode(),
+            "query_string": request.query.encode(),
+            "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items()],
+            "client": (request.address, 0),
+            CALLER: self._caller,
+        }
+        try:
+            await self._manager.handle_request(scope, self._receive, self._send)  # type: ignore[arg-type]
+        finally:
+            self._watch.cancel()
+
+    async def _end(self) -> None:
+        """The request ends with its token, and with the server."""
+        await self._ending.wait()
+        self._task.cancel()
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._is_read:
+            self._is_read = True
+            return {"type": "http.request", "body": self._request.body, "more_body": False}
+        if self._request.gone is None:
+            await asyncio.Event().wait()
+        else:
+            await self._request.gone()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await self._sent.put(message)
+
+    def cancel(self) -> None:
+        self._task.cancel()
+        self._watch.cancel()
+
+    async def _next(self) -> dict[str, Any] | None:
+        """The next message of the answer; None after its end."""
+        getting = asyncio.create_task(self._sent.get())
+        try:
+            await asyncio.wait([getting, self._task], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not getting.done():
+                getting.cancel()
+        if getting.done():
+            return getting.result()
+        return None if self._sent.empty() else self._sent.get_nowait()
+
+    async def reply(self) -> Reply:
+        start, first = await self._next(), await self._next()
+        if start is None or first is None:
+            if self._task.done() and not self._task.cancelled():
+                self._task.result()
+            raise WaitEnded("the request has ended with its token, or with the server; send it again")
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in start["headers"]}
+        headers = {"cache-control": "no-store", **headers}
+        if not first.get("more_body"):
+            headers.pop("content-length", None)
+            reply = Reply(start["status"], headers, first.get("body", b""))
+            return reply._replace(undelivered=self._caller.service.undelivered)
+        return Reply(start["status"], headers, stream=_AnswerPieces(self, first.get("body", b"")))
+
+    async def pieces(self, first: bytes) -> AsyncIterator[bytes]:
+        yield first
+        while (message := await self._next()) is not None:
+            yield message.get("body", b"")
+
+    async def close(self, *, is_whole: bool) -> None:
+        if not is_whole and self._caller.service.undelivered is not None:
+            self._caller.service.undelivered()
+        await end_tasks([self._task, self._watch])
+        if self.held is not None:
+            self.held.close()
+
+
+class _AnswerPieces:
+    """The body of an answer that comes in pieces. Whoever sends it closes it."""
+
+    def __init__(self, exchange: _Exchange, first: bytes) -> None:
+        self._exchange, self._pieces, self._is_whole = exchange, exchange.pieces(first), False
+
+    def __aiter__(self) -> "_AnswerPieces":
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await anext(self._pieces)
+        except StopAsyncIteration:
+            self._is_whole = True
+            raise
+
+    async def aclose(self) -> None:
+        await self._exchange.close(is_whole=self._is_whole)
