@@ -90,5 +90,10 @@ class Refreshing:
         return True
 
     async def _turn(self) -> None:
-        while (rest := self._paid_at - self._monotonic()) > 0:
+        while rest := self.rest_s:
             await asyncio.sleep(rest)
+
+    @property
+    def rest_s(self) -> float:
+        """How long no page loads itself again, because of what views have cost."""
+        return max(0.0, self._paid_at - self._monotonic())
