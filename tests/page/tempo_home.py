@@ -26,7 +26,7 @@ from hocket.kernel.ids import node_text
 from hocket.node.runtime import Runtime
 from tests.page.test_views import HIDDEN, MARKUP
 
-POLICY = {"cluster_id": "chorus-<i>aus</i>", "initial_bpm": 30, "bar_len_beats": 8}
+POLICY = {"cluster_id": "chorus-<i>aus</i>", "initial_bpm": 120, "bar_len_beats": 8}
 SCORE = {
     "score": {
         "bar_len": 8,

@@ -55,7 +55,7 @@ def test_without_the_extension_there_is_no_tab(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.req("BB-01", "BB-06", "BB-15")
 def test_the_view_shows_beat_windows_and_figures_as_the_shell_does(visitor: Visitor, served_tempo: Served):
     shown = visitor.get("/tempo")
-    assert re.search(r"Beat [1-8] of 8", shown.text) and "at 30 beats a minute" in shown.text
+    assert re.search(r"Beat [1-8] of 8", shown.text) and "at 120 beats a minute" in shown.text
     told = json.loads(command(served_tempo.home, "report", "--window", str(WINDOWS), "--json").stdout)
     rows = [named["id"] for tag, named in shown.tags if tag == "tr" and named.get("id", "").startswith("window-")]
     assert len(rows) == WINDOWS == len(told["windows"])
@@ -142,7 +142,7 @@ def test_a_score_is_drawn_as_bars_and_beats(visitor: Visitor):
     assert drawn[:3] == ["plan: beats 1 to 2", "work: beats 3 to 6", "review: beats 7 to 8"]
     assert drawn[3] == "waits for help: 2 beats at most, anywhere in the phrase"
     assert drawn[5:8] == ["plan: beat 1", "work: beats 2 to 3", "review: beat 4"], "the second phrase is half as long"
-    assert "fallback:coarse-answer" in shown.text and "the first phrase takes 16 s at most" in shown.text
+    assert "fallback:coarse-answer" in shown.text and "the first phrase takes 4.0 s at most" in shown.text
 
 
 @pytest.mark.req("BB-19")

@@ -72,8 +72,14 @@ def test_tempo_and_sheet_are_quiet_and_axe_finds_nothing(browser: Browser, tempo
 def test_axe_finds_nothing_to_mend(browser: Browser, served: Served, scheme: str, size: str):
     look = {"color_scheme": scheme, "viewport": SIZES[size], "bypass_csp": True}
     with entered(browser, served, **look) as (page, _):
-        for path in ("/tempo", "/tempo/score", "bad"):
-            if path == "bad":
+        for path in ("/tempo", "/tempo/score", "long", "bad"):
+            if path == "long":
+                page.locator("#score").fill(
+                    "score: {bar_len: 256, phases: {plan: 1, work: 250}, retry: {max_phrases: 9}}"
+                )
+                expect(page.locator("#verdict")).to_contain_text("251 of 256 beats")
+                expect(page.locator(".phrase")).to_have_count(4)
+            elif path == "bad":
                 page.locator("#score").fill("score: {phases: {plan: 9}}")
                 expect(page.locator("#verdict")).to_contain_text("line 1")
             else:
@@ -89,6 +95,7 @@ def test_axe_finds_nothing_to_mend(browser: Browser, served: Served, scheme: str
 def test_the_keyboard_moves_and_stretches_cues(browser: Browser, served: Served):
     with entered(browser, served) as (page, complaints):
         open_sheet(page, served)
+        page.locator("#said").evaluate("said => { window.heard = said; }")
         cue(page, "review").focus()
         page.keyboard.press("Shift+ArrowLeft")
         becomes(page, "review", "review: beat 7")
@@ -119,6 +126,8 @@ def test_the_keyboard_moves_and_stretches_cues(browser: Browser, served: Served)
         page.keyboard.press("ArrowUp")
         page.keyboard.press("ArrowLeft")
         expect(page.locator("#said")).to_contain_text("Plan begins the bar.")
+        # What is read aloud is still the element of the beginning.
+        assert page.locator("#said").evaluate("said => said === window.heard")
         assert page.input_value("#score").startswith("# How many beats"), "the comment is still there"
         assert complaints == []
 
@@ -197,7 +206,10 @@ def test_an_open_page_follows_the_beat_and_new_promises(browser: Browser, served
         page.goto(f"{served.address}/tempo")
         is_live(page)
         beat = page.locator("#beat .large strong")
+        window = page.locator("#beat p.quiet")
+        began = window.inner_text()
         expect(beat).not_to_have_text(beat.inner_text())
+        expect(window).not_to_have_text(began)
         rows = page.locator("#budgets tbody tr")
         assert rows.count() == 1
         with closing(hocket.open_sync(served.home)) as node:

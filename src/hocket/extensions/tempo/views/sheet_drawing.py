@@ -6,7 +6,7 @@ policy of the page allows no style.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from hocket.extensions.tempo.beats import REST, spans
 from hocket.extensions.tempo.messages import BarReport, ClaimState
@@ -28,11 +28,11 @@ STACK = (
     ClaimState.REVIEW,
 )
 LOOKS = {ClaimState.DONE: "done", ClaimState.FAILED: "failed", ClaimState.WAITING: "waiting"}
-_RECT = Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>')
-_LINE = Markup('<line class="{}" x1="{}" y1="{}" x2="{}" y2="{}"/>')
-_TEXT = Markup('<text class="{}" x="{}" y="{}">{}</text>')
-_MARK = Markup('<path class="alarm" d="M{0} {1}h{2}l-{3} -10z"/>')
-_TITLED = Markup("<g><title>{}</title>{}</g>")
+# Filled with numbers and words of ours; only a sentence can have a text of another.
+_RECT = '<rect class="{}" x="{:g}" y="{:g}" width="{:g}" height="{:g}"/>'
+_LINE = '<line class="{}" x1="{:g}" y1="{:g}" x2="{:g}" y2="{:g}"/>'
+_TEXT = '<text class="{}" x="{:g}" y="{:g}">{}</text>'
+_MARK = '<path class="alarm" d="M{:g} {:g}h{:g}l-{:g} -10z"/>'
 
 
 class Cue(NamedTuple):
@@ -78,7 +78,7 @@ def drawn_phrase(score: Score, phrase: int) -> Markup:
     ]
     for lane, cue in enumerate(cues):
         y = _HEAD + _LANE * lane
-        parts.append(_TEXT.format("lane", 0, y + _LANE // 2 + 4, cue.name))
+        parts.append(_TEXT.format("lane", 0, y + _LANE // 2 + 4, escape(cue.name)))
         # A wait can be longer than the phrase, but cannot last longer.
         shown = min(cue.beats, beats) if cue.is_wait else cue.beats
         parts.append(_drawn_cue(cue, _LABEL + _BEAT * cue.first, y, _BEAT * shown))
@@ -87,19 +87,19 @@ def drawn_phrase(score: Score, phrase: int) -> Markup:
             x = _LABEL + _BEAT * after.first
             parts.append(_LINE.format("then", x, y + _LANE - _GAP, x, y + _LANE + _GAP))
     sentence = "; ".join(each.sentence for each in cues)
+    label = escape(f"Phrase {phrase + 1} of {score.max_phrases}: {sentence}")
     return Markup(
-        '<svg class="phrase" width="{0}" height="{1}" viewBox="0 0 {0} {1}" role="group" aria-label="{2}"'
-        ' data-beat="{3}">{4}</svg>'
-    ).format(width, height, f"Phrase {phrase + 1} of {score.max_phrases}: {sentence}", _BEAT, Markup("").join(parts))
+        f'<svg class="phrase" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="group"'
+        f' aria-label="{label}" data-beat="{_BEAT}">{"".join(parts)}</svg>'
+    )
 
 
-def _drawn_cue(cue: Cue, x: int, y: int, width: int) -> Markup:
+def _drawn_cue(cue: Cue, x: int, y: int, width: int) -> str:
     look = "wait" if cue.is_wait else "phase"
     drawn = _RECT.format(f"{look} body", x + _GAP - 2, y + _GAP, max(6, width - 2 * _GAP + 3), _LANE - 2 * _GAP)
-    label = Markup("") if not cue.beats else _TEXT.format(look, x + max(6, width) // 2, y + _LANE // 2 + 4, cue.beats)
-    return Markup('<g class="cue" role="img" aria-label="{}" data-cue="{}">{}{}</g>').format(
-        cue.sentence, cue.name, drawn, label
-    )
+    label = "" if not cue.beats else _TEXT.format(look, x + max(6, width) // 2, y + _LANE // 2 + 4, cue.beats)
+    sentence, name = escape(cue.sentence), escape(cue.name)
+    return f'<g class="cue" role="img" aria-label="{sentence}" data-cue="{name}">{drawn}{label}</g>'
 
 
 def drawn_windows(reports: Sequence[BarReport], sentence: str) -> Markup:
@@ -114,22 +114,21 @@ def drawn_windows(reports: Sequence[BarReport], sentence: str) -> Markup:
     columns, tempo = [], []
     for place, each in enumerate(reports):
         x, y = place * step, float(floor)
-        drawn = Markup("")
+        drawn = f"<title>{escape(window_sentence(each))}</title>"
         for state, tasks in stacked(each).items():
             height = (floor - top) * tasks / most
             y -= height
-            drawn += _RECT.format(look_of(state), *_rounded(x + step * 0.1, y, step * 0.8, height))
+            drawn += _RECT.format(look_of(state), x + step * 0.1, y, step * 0.8, height)
         if alarms(each):
-            drawn += _MARK.format(*_rounded(x + step / 2 - half, max(12.0, y - 2), 2 * half, half))
-        columns.append(_TITLED.format(window_sentence(each), drawn))
+            drawn += _MARK.format(x + step / 2 - half, max(12.0, y - 2), 2 * half, half)
+        columns.append(f"<g>{drawn}</g>")
         level = floor - (floor - top) * each.tempo_bpm / fastest
         tempo += [f"{x:.1f},{level:.1f}", f"{x + step:.1f},{level:.1f}"]
-    line = Markup('<polyline class="tempo" points="{}"/>').format(" ".join(tempo))
     return Markup(
-        '<svg class="windows" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}{}{}</svg>'
-    ).format(
-        *(_TIMELINE_WIDTH, _TIMELINE_HEIGHT, sentence),
-        *(_LINE.format("floor", 0, floor, _TIMELINE_WIDTH, floor), Markup("").join(columns), line),
+        f'<svg class="windows" viewBox="0 0 {_TIMELINE_WIDTH} {_TIMELINE_HEIGHT}" role="img"'
+        f' aria-label="{escape(sentence)}" preserveAspectRatio="none">'
+        f"{_LINE.format('floor', 0, floor, _TIMELINE_WIDTH, floor)}{''.join(columns)}"
+        f'<polyline class="tempo" points="{" ".join(tempo)}"/></svg>'
     )
 
 
@@ -145,7 +144,3 @@ def window_sentence(report: BarReport) -> str:
     states = ", ".join(f"{tasks} {state}" for state, tasks in stacked(report).items()) or "no tasks"
     raised = "".join(f"; alarm {each}" for each in alarms(report))
     return f"{report.window}: {states}; {report.tempo_bpm} beats a minute{raised}"
-
-
-def _rounded(*values: float) -> tuple[str, ...]:
-    return tuple(f"{each:.1f}" for each in values)

@@ -1,7 +1,11 @@
 """The view of tempo: the beat, the windows that reverb has reported, promises of help, budgets, costs by account."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from hocket.api import Service
 from hocket.errors import HocketError, Usage
@@ -12,7 +16,7 @@ from hocket.extensions.tempo.policy import TempoPolicy, make_policy
 from hocket.extensions.tempo.policy_file import CLUSTER_DEFAULT, assumed_policy, home_timeline
 from hocket.extensions.tempo.promises import PROMISE_TYPE, answered_at, promise_outcome, promise_times
 from hocket.extensions.tempo.report_commands import figures
-from hocket.extensions.tempo.reports import RaisedAlarm, ReportShown, alarms, kept_reports, kpis_of
+from hocket.extensions.tempo.reports import ReportShown, alarms, kept_reports, kpis_of
 from hocket.extensions.tempo.views.sheet_drawing import drawn_windows, look_of, stacked
 from hocket.families.inbox.requests import content_of
 from hocket.families.jobs.rules import Job
@@ -29,21 +33,25 @@ PACKAGE = "hocket.extensions.tempo.views"
 # The newest windows that are drawn and listed, and of which the figures are.
 WINDOWS = 48
 # The newest ended jobs whose costs are summed.
-COST_JOBS = 200
+COST_JOBS = 100
+# How old the sums over these jobs may be that an open page shows.
+SUMS_S = 10.0
 # Promises of the last hour: so many messages are looked at, and so many promises shown.
 PROMISES_MS = 3_600_000
 MESSAGES_MAX, PROMISES_MAX = 400, 50
 # Jobs that have not ended among which budgets are looked for, and budgets that are shown.
 OPEN_JOBS_MAX, BUDGETS_MAX = 400, 50
+T = TypeVar("T")
 _FIRST, _PAST = bytes(10), b"\xff" * 10
 
 
 class BeatShown(NamedTuple):
-    """`lasts_ms` is how long it is until the next beat begins."""
+    """`next_ms` is how long it is until the next beat begins, `lasts_ms` until the next window does."""
 
     number: int
     window: str
     phase: str
+    next_ms: int
     lasts_ms: int
     tempo: Tempo
     phases: list[PhaseSpan]
@@ -110,8 +118,9 @@ def _policy(service: Service) -> tuple[TempoPolicy, str]:
 def _beat(policy: TempoPolicy, in_force: Tempo, now_ms: int) -> BeatShown:
     beat = beat_at(in_force, now_ms)
     phase = phase_at(policy.phases, in_force.bar_len, beat.index)
+    next_ms, lasts_ms = beat.epoch_ms + in_force.beat_ms - now_ms, beat.window_ms + in_force.bar_ms - now_ms
     return BeatShown(
-        *(beat.index, wall_text(beat.window_ms), phase.name, beat.epoch_ms + in_force.beat_ms - now_ms, in_force),
+        *(beat.index, wall_text(beat.window_ms), phase.name, next_ms, lasts_ms, in_force),
         spans(policy.phases, in_force.bar_len),
     )
 
@@ -126,13 +135,8 @@ def _windows(service: Service, reports: list[BarReport]) -> Mapping[str, Any]:
     )
     shown: list[tuple[str, str]] = []
     if reports and service.may("Job", "Read"):
-        try:
-            rates = rates_of(service.runtime.home)
-            found = kpis_of(service, reports, COST_JOBS)
-            told = [RaisedAlarm(each, window) for window, each_window in raised.items() for each in each_window]
-            shown = figures(ReportShown(reports, found, told, None if rates is None else rates.currency))
-        except HocketError:
-            shown = []  # the sum of costs says what is wrong with the rate card
+        with suppress(HocketError):  # the sum of costs says what is wrong with the rate card
+            shown = _kept(service, "figures", lambda: _figures(service, reports))
     return {
         "windows": reports,
         "stacked": {each.window: stacked(each) for each in reports},
@@ -141,6 +145,25 @@ def _windows(service: Service, reports: list[BarReport]) -> Mapping[str, Any]:
         "timeline": drawn_windows(reports[::-1], sentence),
         "figures": shown,
     }
+
+
+def _figures(service: Service, reports: list[BarReport]) -> list[tuple[str, str]]:
+    rates = rates_of(service.runtime.home)
+    found = kpis_of(service, reports, COST_JOBS)
+    return figures(ReportShown(reports, found, [], None if rates is None else rates.currency))
+
+
+_sums: dict[tuple[Path, str], tuple[float, Any]] = {}
+
+
+def _kept(service: Service, name: str, make: Callable[[], T]) -> T:
+    """A sum over many jobs, made again when it is old. All open pages of a server share it."""
+    key, now = (service.runtime.home.path, name), time.monotonic()
+    made_at, value = _sums.get(key, (-math.inf, None))
+    if now - made_at >= SUMS_S:
+        value = make()
+        _sums[key] = now, value
+    return value  # type: ignore[no-any-return]
 
 
 def _promises(call: ViewCall, session: Session, beat_ms: int, now_ms: int) -> list[PromiseShown]:
@@ -212,7 +235,7 @@ def _costs(call: ViewCall) -> Mapping[str, Any]:
     if not (service.may("Job", "Read") and service.may("Artifact", "Read")):
         return {"costs": None, "no_costs": "This browser may not read costs: they need job:read and artifact:read."}
     try:
-        found = costs(service.runtime, CostsBy.ACCOUNT, jobs_max=COST_JOBS)
+        found = _kept(service, "costs", lambda: costs(service.runtime, CostsBy.ACCOUNT, jobs_max=COST_JOBS))
     except HocketError as error:
         return {"costs": None, "no_costs": f"{str(error)[:1].upper()}{str(error)[1:]}."}
     return {"costs": found, "no_costs": "", "cost_jobs": COST_JOBS}

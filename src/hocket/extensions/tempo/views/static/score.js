@@ -53,20 +53,23 @@ function take(fresh, sent, keeps) {
     area.value = text;
   }
   area.setAttribute("aria-invalid", String(!isGood));
-  replace(fresh, "verdict");
+  fill(document.getElementById("verdict"), fresh.getElementById("verdict"));
   document.getElementById("sheet").classList.toggle("stale", !isGood);
   document.getElementById("cues").classList.toggle("stale", !isGood);
   if (isGood) {
     const focused = document.activeElement;
     const place = focused?.name ? { name: focused.name, value: focused.value, isField: focused.matches("input") } : null;
     const wasCue = focused?.closest?.(".cue") !== null && focused !== document.body;
+    const said = document.getElementById("said");
     replace(fresh, "sheet");
+    document.getElementById("said").replaceWith(said);
+    fill(said, fresh.getElementById("said"));
     replace(fresh, "cues");
     wire();
     if (wasCue) cueNamed(current)?.focus();
     else if (place && !focused.isConnected) restore(place);
   } else {
-    say(fresh.getElementById("said").textContent || "This is the last good text.");
+    say(fresh.getElementById("said").textContent || "The sheet shows the last good text.");
   }
   if (submit) {
     submit.elements.score.value = isGood ? text : "";
@@ -76,6 +79,13 @@ function take(fresh, sent, keeps) {
 
 function replace(fresh, id) {
   document.getElementById(id).replaceWith(document.importNode(fresh.getElementById(id), true));
+}
+
+// A part that is read aloud when it changes stays, and gets the content of the other.
+function fill(part, other) {
+  if (part.isEqualNode(other)) return;
+  part.className = other.className;
+  part.replaceChildren(...document.importNode(other, true).childNodes);
 }
 
 function restore({ name, value, isField }) {
