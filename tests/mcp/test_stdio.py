@@ -19,8 +19,9 @@ from tests.waiting import wait_for
 
 KIND = "acme.review"
 BOTH = pytest.mark.parametrize("revision", REVISIONS)
-# Less than the leases of what the agents hold, so that no lease ends within it.
 WAIT_S = 45
+# Less than the leases of what an agent holds, and less than the silence after which a worker counts as dead.
+SOON_S = 25
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +38,14 @@ def test_an_agent_takes_and_finishes_work(home: Path, revision: str):
             job = made["job"]
             assert made == {"state": "pending", "job": job, "ask_again": job}
             shown = await one.call("status", job=job)
-            assert shown["state"] == "pending" and shown["why"]
+            assert shown["state"] == "pending" and shown["data"]["why"]
             taken = await one.call("take", kinds=["acme.*"])
-            assert taken["job"] == job and taken["fence"] == 1 and taken["data"] == {"payload": {"file": "a.py"}}
+            assert taken["job"] == job and taken["fence"] == 1
+            assert taken["data"] == {"kind": KIND, "payload": {"file": "a.py"}}
             hold = {"job": job, "fence": 1}
             assert (await one.call("note", **hold, text="half", checkpoint={"line": 3}))["state"] == "held"
             waited = await one.call("wait", handle=job, wait_s=0)
-            assert waited["ask_again"] == job and waited["data"] == {"progress": "half"}
+            assert waited["ask_again"] == job and waited["data"]["progress"] == "half"
             assert any(job in each for each in (await one.call("status"))["lines"])
             assert (await one.call("finish", **hold, how="give_back"))["state"] == "pending"
             again = await one.call("take", kinds=[KIND])
@@ -191,10 +193,10 @@ def test_what_an_agent_held_is_free_when_its_server_ends(tmp_path: Path, number:
                 await stack.aclose()
             else:
                 os.kill(pid, number)
-            assert (await heir.call("lock", keys=["build"], wait_s=WAIT_S))["fence"] == 2
-            assert (await heir.call("take", kinds=[KIND], wait_s=WAIT_S))["fence"] == 2
+            assert (await heir.call("lock", keys=["build"], wait_s=SOON_S))["fence"] == 2
+            assert (await heir.call("take", kinds=[KIND], wait_s=SOON_S))["fence"] == 2
             async with agent(home, "claude") as again:
-                await again.call("wait", handle="mail", wait_s=WAIT_S)
+                await again.call("wait", handle="mail", wait_s=SOON_S)
                 (read,) = (await again.call("mail"))["data"]
                 assert read["text"] == "hello"
             wait_for(lambda: not is_running(pid), "the end of the server")

@@ -33,7 +33,6 @@ class JobTaken(ToolAnswer, frozen=True):
 
     state: Literal["held", "none"]
     job: str = ""
-    kind: str = ""
     fence: int = 0
     attempt: int = 0
     lease_s: int = 0
@@ -55,11 +54,12 @@ async def take(caller: McpCaller, asked: TakeAsked) -> JobTaken:
     (job,) = claimed.jobs
     if caller.holds is not None:
         caller.holds.add_job(job.job_id, job.fence)
-    data = {"payload": job.payload} | ({} if job.checkpoint is None else {"checkpoint": job.checkpoint})
+    data = {"kind": job.kind, "payload": job.payload} | (
+        {} if job.checkpoint is None else {"checkpoint": job.checkpoint}
+    )
     return JobTaken(
         state="held",
         job=job.job_id,
-        kind=job.kind,
         fence=job.fence,
         attempt=job.attempt,
         lease_s=job.lease_ms // 1000,

@@ -29,7 +29,6 @@ class WaitOutcome(ToolAnswer, frozen=True):
     state: str
     job: str = ""
     outcome: str = ""
-    why: str = ""
     ask_again: str = ""
     data: Data = None
 
@@ -54,8 +53,12 @@ async def waited_for(caller: McpCaller, job: str, wait_s: int) -> WaitOutcome:
 async def _not_ended(caller: McpCaller, job: str, state: str) -> WaitOutcome:
     """Why a job has not ended, and its newest progress note."""
     shown = await caller.do("show_job", job=job)
-    data = None if shown.progress is None else bounded({"progress": shown.progress}, job_uri(job))
-    return WaitOutcome(state=state, job=job, why=shown.waits_for or "", ask_again=job, data=data)
+    data = _present(why=shown.waits_for, progress=shown.progress)
+    return WaitOutcome(state=state, job=job, ask_again=job, data=bounded(data, job_uri(job)))
+
+
+def _present(**members: Any) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
 
 
 async def _waited_for_mail(caller: McpCaller, wait_s: int) -> WaitOutcome:
@@ -79,7 +82,6 @@ class StatusTold(ToolAnswer, frozen=True):
     you: str = ""
     job: str = ""
     state: str = ""
-    why: str = ""
     fence: int = 0
     attempts: int = 0
     next: str = ""
@@ -116,12 +118,10 @@ _LISTS: dict[str, tuple[str, Callable[[Any], Iterable[object]]]] = {
 
 async def _one_job(caller: McpCaller, job: str) -> StatusTold:
     found = await caller.do("show_job", job=job)
-    data = {"kind": found.kind, "progress": found.progress, "error": found.error}
-    data = {name: value for name, value in data.items() if value is not None}
+    data = _present(kind=found.kind, why=found.waits_for, progress=found.progress, error=found.error)
     return StatusTold(
         job=found.job_id,
         state=found.state,
-        why=found.waits_for or "",
         fence=found.fence,
         attempts=found.attempts,
         data=bounded(data, job_uri(found.job_id)),
