@@ -30,6 +30,8 @@ COMMANDS: dict[Callable[..., Any], tuple[Any, ...]] = {
     jobs.cancel: ("0", "because"),
     jobs.retry: ("0", "because"),
     jobs.reschedule: ("0", "because", None, 1_000),
+    jobs.approve: ("0", "fine"),
+    jobs.refuse: ("0", "not today"),
     artifacts.put: (Path(__file__), "s.file", None),
     artifacts.evict: ("0",),
     artifacts.clear: (),

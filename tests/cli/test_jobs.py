@@ -126,6 +126,29 @@ def test_a_bad_start_is_refused(hocket: Program, options: tuple[str, ...], says:
 
 
 @pytest.mark.req("LW-41")
+def test_a_job_waits_for_an_approval_from_a_shell_or_by_mail(hocket: Program):
+    asked = ("submit", "test.echo", '{"n": 1}', "--approval-by", "alice")
+    by_shell, by_mail, refused = (hocket(*asked, "--json", code=0).json["job_id"] for _ in range(3))
+    hocket("work", "tasks.py", "--until-idle", code=0)
+    assert "waits for approval by alice since" in hocket.show(by_shell)["waits_for"]
+    assert "waits: waits for approval by alice" in hocket("why", by_shell, code=0).out
+    assert "of alice, not of bob" in hocket("approve", by_shell, "--agent", "bob", code=4).sentence
+    assert "approval, which alone" in hocket("postpone", by_shell, "--now", code=3).sentence
+    assert hocket("approve", by_shell, "--agent", "alice", "--note", "fine", code=0).out == f"approved {by_shell}\n"
+    hocket("refuse", refused, "--agent", "alice", "--note", "no", code=0)
+    assert hocket.show(refused)["error"] == "refused by alice: no"
+    messages = hocket("inbox", "--agent", "alice", "--claim", "3", "--json", code=0).json
+    (message,) = (each["id"] for each in messages if by_mail in each["body"])
+    hocket("reply", message, "approve", "--agent", "alice", code=0)
+    hocket("work", "tasks.py", "--until-idle", code=0)
+    for job_id in (by_shell, by_mail):
+        shown = hocket.show(job_id)
+        assert (shown["outcome"], shown["ops"][1]["type"]) == ("succeeded", "ApproveJob")
+    assert hocket.show(by_shell)["ops"][1]["detail"] == "approved by alice: fine"
+    assert "waits for no approval" in hocket("approve", by_shell, "--agent", "alice", code=3).sentence
+
+
+@pytest.mark.req("LW-41")
 def test_a_dead_job_is_tried_anew(used: Program):
     failed = used("jobs", "--outcome", "failed", "--json").json[0]["job_id"]
     assert used("retry", failed, code=0).out == f"retried {failed}\n"

@@ -28,7 +28,7 @@ RESOURCES = [
 ]
 V01_ACTIONS = ["*", "Read", "Write", "Schedule", "Claim", "Complete"]
 # What names an action beyond v0.1 is emptied, not void, when it is too wide; random graphs have none by name.
-ACTIONS = [*V01_ACTIONS, "Define", "Acquire", "Break"]
+ACTIONS = [*V01_ACTIONS, "Define", "Approve", "Acquire", "Break"]
 OWN_RESOURCES = ["Lock", "Inbox", "Row"]
 KNOWN = ["source_types", "predicates", "kind_prefix", "time_range", "sanitize", "audit_inference"]
 SANITIZE = ["StripGeo", "RedactParticipants", "StripCustomMetadata", "TruncateContent(0)", "TruncateContent(70)"]
@@ -298,6 +298,7 @@ WRITTEN = {
             *("CompleteJob", "YieldWork", "ExpireWork", "FailWork", "ReportProgress", "PostponeWork", "SaveCheckpoint"),
         ],
         "Define": ["DefineKind"],
+        "Approve": ["ApproveJob", "RefuseJob"],
         "": ["AcceptWork"],
     },
     "Evidence": {"Write": ["IngestEvidence", "TombstoneEvidence", "CascadeTombstone"]},
@@ -502,6 +503,8 @@ def payloads(word: str) -> list[v.Payload]:
         v.CancelJob(ID, ""),
         v.RetryJob(ID, ""),
         v.PostponeJob(ID, 0, ""),
+        v.ApproveJob(ID, "", ""),
+        v.RefuseJob(ID, "", ""),
         v.ReportProgress(ID, 1, b""),
         v.SaveCheckpoint(ID, 1, b""),
         v.SetSchedule("", "", "", word, b"", b""),

@@ -23,8 +23,8 @@ def test_numbers_and_fields_are_those_of_the_page() -> None:
     page = {name: (number, [field for field, _ in fields]) for name, (number, fields) in second.VARIANTS.items()}
     assert ours == page
     assert {number: name for name, (number, _) in page.items()} == v.NAMES
-    assert sorted(v.NAMES) == [*range(27), *range(1024, 1053)]
-    assert frozenset(range(1024, 1053)) == v.EXTENSIONS
+    assert sorted(v.NAMES) == [*range(27), *range(1024, 1055)]
+    assert frozenset(range(1024, 1055)) == v.EXTENSIONS
 
 
 def test_the_members_of_a_policy_are_those_of_the_page() -> None:
@@ -87,7 +87,7 @@ def test_the_job_that_an_op_touches() -> None:
     touching = {
         "ScheduleJob", "ClaimWork", "CompleteJob", "YieldWork", "ExpireWork",
         "FailWork", "CancelJob", "RetryJob", "ReportProgress", "AcceptWork", "PostponeWork", "SaveCheckpoint",
-        "PostponeJob",
+        "PostponeJob", "ApproveJob", "RefuseJob",
     }  # fmt: skip
     assert touching == {codec.cls.__name__ for codec in v.VARIANTS.values() if "job_id" in codec.cls.__struct_fields__}
     assert subject_of(v.ClaimWork(JOB, 1, 2)) == subject_of(v.CancelJob(JOB, "")) == Subject("job", JOB)

@@ -239,3 +239,22 @@ def test_a_pending_job_is_postponed_and_its_story_says_so(visitor: Visitor, serv
     assert "Moved the start of 1 of 1 jobs." in visitor.send(asked.form("Postpone all"), delay_ms="0").text
     assert json.loads(command(served.home, "show", job, "--json").stdout)["stage"] == "ready"
     assert "Postpone…" not in visitor.get(f"/jobs/{jobs['succeeded']}").verbs
+
+
+def test_the_named_visitor_approves_or_refuses_and_no_other_is_asked(visitor: Visitor, served: Served):
+    def asked(agent: str) -> str:
+        return command(served.home, "submit", "gated.one", "{}", "--approval-by", agent).stdout.split()[-1]
+
+    mine, other, refused = asked("ada"), asked("bob"), asked("ada")
+    shown = visitor.get(f"/jobs/{other}")
+    assert "waits for approval by bob" in shown.text and not {"Approve…", "Refuse…", "Postpone…"} & shown.verbs
+    form = visitor.get(f"/jobs/{mine}").form("Approve…")
+    forged = visitor.post("/do/approve_job", {**form.fields, "job": other, "confirmed": "yes"})
+    assert forged.status == 403 and "waits for the approval of bob" in forged.text
+    done = visitor.send(visitor.send(form).form("Approve"), reason="checked")
+    assert f"Approved the job {mine}." in done.text and "approved by ada: checked" in done.text
+    assert "Approve…" not in done.verbs
+    question = visitor.send(visitor.get(f"/jobs/{refused}").form("Refuse…"))
+    assert "It is cancelled." in question.text
+    done = visitor.send(question.form("Refuse"), reason="not today")
+    assert "refused by ada: not today" in done.text and state_of(served, refused) == "cancelled"

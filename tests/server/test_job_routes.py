@@ -225,3 +225,37 @@ def test_the_start_of_a_pending_job_is_moved_without_a_fence(served: Served, own
     assert [each["job_id"] for each in claimed] == [job]
     refused = owner("POST", path, {"delay_ms": 0, "reason": "r"})
     assert refused.status == 409 and "only a pending job can be postponed" in refused.json["message"]
+
+
+def test_a_token_approves_for_its_own_agent_alone(served: Served, owner: Client):
+    """Whatever else the token grants, and whichever way the answer comes."""
+    body = {"kind": "paint.gate", "payload": {}, "approval_by": "alice", "approval_within_ms": 3_600_000}
+    job = owner("POST", "/v1/jobs", body).json["job_id"]
+    shown = owner("GET", f"/v1/jobs/{job}").json
+    assert shown["wait_reason"] == "approval" and "until" in shown["waits_for"]
+    alice = Client(served, "alice", "job:approve:other.", "inbox:all")
+    mailed = alice("POST", "/v1/inbox/claim", {"count": 10})
+    (message,) = (each for each in mailed.json if job in each["body"])
+    reply = {"to": "hocket", "body": "approve", "reply_to": message["id"]}
+    path = f"/v1/jobs/{job}/approve"
+    assert alice("POST", path, {}).status == alice("POST", "/v1/inbox", reply).status == 403
+    mallory = Client(served, "mallory", "all")
+    for body in ({"agent": "alice"}, {"agent": "mallory"}, {}):
+        assert mallory("POST", path, body).status == 403, body
+    for more in ({"agent": "alice"}, {}):
+        assert mallory("POST", "/v1/inbox", reply | more).status == 403, more
+    assert owner("GET", f"/v1/jobs/{job}").json["ops"][1:] == []
+    assert owner("POST", "/v1/jobs/claim", {"worker": "w", "claim_id": "g", "kinds": ["paint.gate"]}).json["jobs"] == []
+
+
+def test_the_named_agent_approves_or_refuses_with_the_grant(served: Served, owner: Client):
+    ann = Client(served, "ann", "job:approve:paint.")
+    for answer, state in (("approve", "pending"), ("refuse", "cancelled")):
+        body = {"kind": "paint.gate-2", "payload": {}, "approval_by": "ann"}
+        job = owner("POST", "/v1/jobs", body).json["job_id"]
+        done = ann("POST", f"/v1/jobs/{job}/{answer}", {"note": "as agreed"})
+        assert (done.status, done.json["state"]) == (200, state)
+        assert ann("POST", f"/v1/jobs/{job}/{answer}", {}).status == 409
+        assert ann("GET", f"/v1/jobs/{job}").status == 403
+    claimed = owner("POST", "/v1/jobs/claim", {"worker": "w", "claim_id": "h", "kinds": ["paint.gate-2"], "count": 9})
+    assert len(claimed.json["jobs"]) == 1

@@ -37,7 +37,10 @@ from tests.kernel import naive_authority
 from tests.kernel.naive_authority import Naive
 from tests.trust.members import DAY_MS, DID, USER, Member, decode
 
-DECIDED = (v.ClaimWork, v.CompleteJob, v.YieldWork, v.ExpireWork, v.FailWork, v.CancelJob, v.RetryJob, v.PostponeJob)
+DECIDED = (
+    *(v.ClaimWork, v.CompleteJob, v.YieldWork, v.ExpireWork, v.FailWork, v.CancelJob, v.RetryJob),
+    *(v.PostponeJob, v.ApproveJob, v.RefuseJob),
+)
 PROOFS = (v.ReportFork, v.RevokeRoot)
 OWNERS = (v.DesignateCoordinator, v.RouteKind)
 LAW = (v.DelegateUcan, v.RevokeUcan, *PROOFS)
@@ -374,7 +377,7 @@ class Judge:
             fail("a job is held by a claim", member, job)
         ends: dict[Outcome, Any] = {
             Outcome.SUCCEEDED: v.CompleteJob,
-            Outcome.CANCELLED: v.CancelJob,
+            Outcome.CANCELLED: (v.CancelJob, v.RefuseJob),
             Outcome.FAILED: (v.FailWork, v.YieldWork, v.ExpireWork),
         }
         if job.outcome is not None and not has(ends[job.outcome]):

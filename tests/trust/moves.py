@@ -26,6 +26,7 @@ from hocket.kernel.policy import Policy, decode_policy, encode_policy
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import (
     AcceptWork,
+    ApproveJob,
     CancelJob,
     ClaimWork,
     ClearSchedule,
@@ -377,6 +378,7 @@ class Mesh:
                 CancelJob(entry.job.id, ""),
                 RetryJob(entry.job.id, ""),
                 PostponeJob(entry.job.id, 2**53, ""),
+                ApproveJob(entry.job.id, "alice", ""),
                 ExpireWork(entry.job.id, holder, ""),
                 FailWork(entry.job.id, holder, "", "", False),
                 YieldWork(entry.job.id, holder, ""),

@@ -85,6 +85,8 @@ PAYLOADS: tuple[v.Payload, ...] = (
     v.PostponeWork(A, NODE, 300_000, "not there yet"),
     DefineKind("acme.render", b'{"concurrency":1}'),
     v.PostponeJob(A, 1_767_225_600_000, "after the fair"),
+    v.ApproveJob(A, "alice", "checked"),
+    v.RefuseJob(A, "team/alice", ""),
     v.SaveCheckpoint(A, NODE, b"\x00\xff"),
     AcquireLocks("repo", ("file:src/lib.rs", "file:docs/**"), "editor", LockMode.SHARED, 30_000, 10_000),
     RenewLocks("repo", "editor", 7, 30_000),

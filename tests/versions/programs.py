@@ -1,6 +1,6 @@
 """Other versions of this program: copies whose source is changed, as a developer would, that run in processes of their
 own. A newer one knows one more payload, one more resource and one more caveat. One older one is from before bundles,
-another from before jobs could be postponed.
+another from before jobs could be postponed or approved.
 """
 
 import os

@@ -122,6 +122,12 @@ class Service:
 
         return default_agent() if name is None else check_agent(name)
 
+    def own_agent(self, name: str | None) -> str:
+        """The agent in whose name something is decided, which no program does for another, whatever its token."""
+        if self._program is not None and name not in (None, own := self._program.agent_named(None)):
+            raise NotAuthorised(f"this token decides for the agent {own}, not for {name!r}")
+        return self.agent(name)
+
     @property
     def is_connected(self) -> bool:
         """Whether this process is connected with other nodes itself."""

@@ -174,6 +174,8 @@ class _Methods:
     cancel = Method(jobs.cancel)
     retry = Method(jobs.retry)
     reschedule = Method(jobs.reschedule)
+    approve = Method(jobs.approve)
+    refuse = Method(jobs.refuse)
     parts = StreamMethod(job_news.parts)
     logs = StreamMethod(job_logs.logs)
     events = StreamMethod(ops.events)

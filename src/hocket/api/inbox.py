@@ -32,6 +32,7 @@ from hocket.families.inbox.facts import MESSAGE
 from hocket.families.inbox.projector import messages_of
 from hocket.families.inbox.requests import CLAIMED_MAX, LEASE_MS_DEFAULT
 from hocket.families.inbox.rules import Address, addresses_of, read_address
+from hocket.families.jobs.approving import kind_answered
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import node_text, parse_ulid, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import BeatPlace, Op
@@ -178,6 +179,8 @@ def send(
 
     def write() -> bytes:
         in_thread, answered = (None if each is None else find(service, each) for each in (thread, reply_to))
+        if answered is not None:
+            _check_answer(service, answered, body, agent)
         draft = node_inbox.draft_of(
             runtime.log, runtime.blobs, to, body, thread=in_thread, reply_to=answered, **options
         )
@@ -359,6 +362,15 @@ def ask(service: Service, to: str, body: bytes, *, agent: str | None, type: str,
         return _shown(service.node.ask(to, body, wait=wait, agent=agent, type=type))
     except TimeoutError as error:
         raise Unreachable(str(error)) from None
+
+
+def _check_answer(service: Service, answered: str, body: bytes, agent: str) -> None:
+    """A reply that approves or refuses a job needs what `hocket approve` needs."""
+    with service.read() as session:
+        kind = kind_answered(session, parse_ulid(answered), body)
+    if kind is not None:
+        service.check("Job", "Approve", kind)
+        service.own_agent(agent or None)
 
 
 def reply(service: Service, id: str, body: bytes, agent: str) -> MessageShown:

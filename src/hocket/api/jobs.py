@@ -1,4 +1,4 @@
-"""One job: show it, wait for its result, submit, cancel, retry and postpone it; and ops as lines."""
+"""One job: show it, wait for its result, submit, cancel, retry, postpone and approve it; and ops as lines."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -19,7 +19,7 @@ from hocket.families.jobs.view import WaitReason
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import BeatPlace
-from hocket.kernel.policy import DELAY_MS_MAX, NOT_BEFORE_MS_MAX
+from hocket.kernel.policy import APPROVER_LENGTH_MAX, DELAY_MS_MAX, NOT_BEFORE_MS_MAX
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.store import JobEntry, OpRow, Session, Stage
 
@@ -43,6 +43,14 @@ JobText = Annotated[
 ]
 NotBefore = Annotated[int, Meta(ge=0, le=NOT_BEFORE_MS_MAX, description="When the job may start, in ms since 1970.")]
 StartDelay = Annotated[int, Meta(ge=0, le=DELAY_MS_MAX, description="How long from now it may not start; 0 for now.")]
+AnswerNote = Annotated[
+    str, Meta(max_length=REASON_CHARS_MAX, description="Why; it is on the log."), InShell("--note", metavar="TEXT")
+]
+AnsweringAgent = Annotated[
+    str,
+    Meta(min_length=1, max_length=APPROVER_LENGTH_MAX, description="The agent; default: the token's own."),
+    InShell(metavar="NAME", help="The agent that answers. Default: $HOCKET_AGENT, else your user."),
+]
 ChangeReason = Annotated[str, Meta(min_length=1, max_length=REASON_CHARS_MAX, description="Why; it is on the log.")]
 
 
@@ -54,6 +62,7 @@ def kind_asked(service: Service, asked: Arguments) -> list[str]:
 READ_KIND = TokenNeed("Job", "Read", kind_asked)
 READ = TokenNeed("Job", "Read", is_judged_later=True)
 CHANGE = TokenNeed("Job", "Schedule", is_judged_later=True)
+APPROVE = TokenNeed("Job", "Approve", is_judged_later=True)
 
 
 class OpLine(ServiceAnswer, frozen=True):
@@ -364,6 +373,45 @@ def reschedule(
     delay = None if delay_ms is None else f"{delay_ms}ms"
     service.node.job(job_id).postpone(not_before_ms, delay=delay, reason=reason)
     return brief(service, job_id)
+
+
+@operation(
+    *("approve_job", "POST /v1/jobs/{job}/approve", APPROVE, "approve"),
+    show=lambda done: [Line(f"approved {done.job_id}")],
+)
+def approve(service: Service, job: JobText, note: AnswerNote = "", agent: AnsweringAgent | None = None) -> JobBrief:
+    """Let a job start that waits for your approval. Only the agent that the job names can, and it needs the grant
+    job:approve for the kind.
+
+    \b
+      hocket approve 01J9ZC --note "checked with the team"
+      hocket approve 01J9ZC --agent alice
+    """
+    service.check_writer()
+    job_id, name = _asked_job(service, job), service.own_agent(agent)
+    service.node.job(job_id).approve(note, agent=name)
+    return brief(service, job_id)
+
+
+@operation(
+    *("refuse_job", "POST /v1/jobs/{job}/refuse", APPROVE, "refuse"),
+    show=lambda done: [Line(f"refused {done.job_id}")],
+)
+def refuse(service: Service, job: JobText, note: AnswerNote = "", agent: AnsweringAgent | None = None) -> JobBrief:
+    """Refuse a job that waits for your approval: it is cancelled. Only the agent that the job names can.
+
+    \b
+      hocket refuse 01J9ZC --note "not before the release"
+    """
+    service.check_writer()
+    job_id, name = _asked_job(service, job), service.own_agent(agent)
+    service.node.job(job_id).refuse(note, agent=name)
+    return brief(service, job_id)
+
+
+def _asked_job(service: Service, job: str) -> str:
+    with service.read() as session:
+        return ulid_text(found_job(service, session, job, "Approve").id)
 
 
 def brief(service: Service, job_id: str) -> JobBrief:

@@ -18,6 +18,8 @@ COMMANDS = {
     "show": ("api.jobs:show", "Show everything about one job."),
     "cancel": ("job_commands:cancel", "Cancel a pending or running job, or many."),
     "retry": ("job_commands:retry", "Retry a failed or cancelled job, or many."),
+    "approve": ("api.jobs:approve", "Let a job start that waits for your approval."),
+    "refuse": ("api.jobs:refuse", "Refuse a job that waits for your approval."),
     "postpone": ("job_commands:postpone", "Move the start of a pending job, or of many."),
     "kinds": ("api.kinds:listing", "List the options of kinds, which their jobs have by default."),
     "artifacts": ("outputs:app", "List, read, store and evict artifacts."),

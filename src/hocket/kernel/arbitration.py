@@ -68,6 +68,11 @@ class Reason(IntEnum):
     BAD_DELAY = 36, "the delay is zero or longer than the bound"
     TTL_PASSED = 37, "no worker claimed the job within the time that its submitter gave it"
 
+    NOT_APPROVED = 38, "the job waits for an approval"
+    NO_APPROVAL = 39, "the job waits for no approval"
+    NOT_APPROVER = 42, "its author is not the agent that must approve the job"
+    APPROVAL_LATE = 43, "the time for the approval of the job has passed"
+
     # Decided by the fold of one scope of locks.
     LOCK_HELD = 100, "another agent holds the lock, or waits for it before"
     STALE_FENCE = 101, "its author does not hold a lock under this fence"

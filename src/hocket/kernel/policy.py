@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from hocket.kernel.decoding import convert, decode_json
 from hocket.kernel.extension import part
-from hocket.kernel.ids import parse_ulid
+from hocket.kernel.ids import parse_node, parse_ulid
 from hocket.kernel.texts import HOLD_BEATS_MAX
 
 LEASE_MS_MIN = 100
@@ -26,6 +26,8 @@ AFTER_MAX = 1_000
 DELAY_MS_MAX = 30 * 24 * 3600 * 1000
 # The latest time at which a job can start.
 NOT_BEFORE_MS_MAX = 2**53
+# The start of a job that waits for an approval: no claim is so late.
+UNAPPROVED_MS = 2**62
 POLICY_BYTES_MAX = 64 * 1024
 CLAIM_TIMEOUT_MS_MIN = 10
 # How long each rank waits for the claim of the rank before it.
@@ -50,6 +52,10 @@ LABEL_LENGTH_MAX = 128
 NEEDS_MAX = 16
 TAGS_MAX = 16
 LABEL = r"\A[A-Za-z0-9_.-]+(=[A-Za-z0-9_.:/+-]+)?\Z"
+
+# An agent, as addresses of messages name it, with or without the id of its node.
+APPROVER = r"\A[^\s@/\x00-\x1f\x7f]+(/[^\s@/\x00-\x1f\x7f]+)*(@[0-9a-f]{16})?\Z"
+APPROVER_LENGTH_MAX = 160
 
 Millis = Annotated[int, msgspec.Meta(ge=0, le=NOT_BEFORE_MS_MAX)]
 Delay = Annotated[int, msgspec.Meta(ge=0, le=DELAY_MS_MAX)]
@@ -116,6 +122,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     `trace` is the context of the trace that the submit belongs to. `score` says how many beats the job has, and
     `lease_beats` is a lease that is counted in beats. `overlap` is for schedules: whether a tick makes a job that falls
     before the end of the last one. `tags` are for people, who find jobs by them; they decide nothing.
+
+    A job starts only once the agent `approval_by` has approved it, on the node that the name ends with, or on any node
+    with the grant; if it does not within `approval_within_ms`, the job is cancelled.
     """
 
     priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
@@ -144,11 +153,19 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     lease_beats: Annotated[int, msgspec.Meta(ge=1, le=HOLD_BEATS_MAX)] | None = None
     overlap: Literal["skip", "queue"] = "skip"
     tags: Annotated[tuple[Label, ...], msgspec.Meta(max_length=TAGS_MAX)] = ()
+    approval_by: Annotated[str, msgspec.Meta(pattern=APPROVER, max_length=APPROVER_LENGTH_MAX)] | None = None
+    approval_within_ms: Annotated[int, msgspec.Meta(ge=1, le=DELAY_MS_MAX)] | None = None
 
     @property
     def is_ranked(self) -> bool:
         """Whether workers claim the job in the order of their ranks for it."""
         return self.claim != "first"
+
+    def approver(self) -> tuple[str, int | None]:
+        """The agent that must approve the job, and its node if it is only that node's."""
+        assert self.approval_by is not None
+        agent, _, node = self.approval_by.partition("@")
+        return agent, parse_node(node) if node else None
 
     def dependencies(self) -> tuple[bytes, ...]:
         """The ids of the jobs that must have succeeded before this one may start."""
@@ -167,7 +184,10 @@ _OF_ONE_JOB = frozenset(
 _OF_A_KIND = tuple(name for name in Policy.__struct_fields__ if name not in _OF_ONE_JOB)
 
 # How a job waits in the queue; its submitter's node writes this down. The other options say how it runs.
-_OF_A_PLACE = ("priority", "ttl_ms", "open", "claim", "sticky", "claim_timeout_ms")
+_OF_A_PLACE = (
+    *("priority", "ttl_ms", "open", "claim", "sticky", "claim_timeout_ms"),
+    *("approval_by", "approval_within_ms"),
+)
 _OF_A_RUN = tuple(name for name in _OF_A_KIND if name not in _OF_A_PLACE)
 
 _encoder = msgspec.json.Encoder()

@@ -484,6 +484,22 @@ class PostponeJob(Struct, frozen=True):
     reason: str
 
 
+class ApproveJob(Struct, frozen=True):
+    """An agent of the author's node lets a job run that waits for that agent's approval."""
+
+    job_id: bytes
+    agent: str
+    note: str
+
+
+class RefuseJob(Struct, frozen=True):
+    """An agent of the author's node ends a job that waits for that agent's approval."""
+
+    job_id: bytes
+    agent: str
+    note: str
+
+
 class SaveCheckpoint(Struct, frozen=True):
     """How far the holder of a job has come, for whichever worker runs it next."""
 
@@ -500,7 +516,7 @@ Payload = (
     | CreateEpisode | UpdateEpisode | CreateSuggestedAction | UpdateActionStatus
     | DesignateCoordinator | DelegateUcan | RevokeUcan | RouteKind | CascadeTombstone
     | FailWork | CancelJob | RetryJob | ReportProgress | SetSchedule | ClearSchedule | AcceptWork | Sanitised
-    | ReportFork | RevokeRoot | AcceptOffer | PostponeWork | SaveCheckpoint | PostponeJob
+    | ReportFork | RevokeRoot | AcceptOffer | PostponeWork | SaveCheckpoint | PostponeJob | ApproveJob | RefuseJob
     | Bundle | Unknown | FamilyPayload
 )  # fmt: skip
 
@@ -533,6 +549,7 @@ _CLAIM = Judged("Claim", "Write", "predicates", "")
 _SCHEDULE = Judged("Job", "Schedule", "kind_prefix")
 _SCHEDULE_KIND = _SCHEDULE._replace(field="kind")
 _COMPLETE = Judged("Job", "Complete", "kind_prefix")
+_APPROVE = Judged("Job", "Approve", "kind_prefix")
 _ENTITY = Judged("Entity", "Write")
 _EPISODE = Judged("Episode", "Write")
 # Writing an artifact is not judged by the kind of the job that it came from: its author names that job itself.
@@ -629,6 +646,8 @@ _PLAIN = (
     Variant(1035, fields(PostponeWork, ULID, NODE, U64, STR), _COMPLETE, texts=("reason",), event="job.postponed"),
     Variant(1037, fields(SaveCheckpoint, ULID, NODE, BYTES), _COMPLETE, bodies=("state",), event="job.saved"),
     Variant(1052, fields(PostponeJob, ULID, U64, STR), _SCHEDULE, texts=("reason",), event="job.postponed"),
+    Variant(1053, fields(ApproveJob, ULID, STR, STR), _APPROVE, texts=("note",), event="job.approved"),
+    Variant(1054, fields(RefuseJob, ULID, STR, STR), _APPROVE, texts=("note",), event="job.refused"),
 )
 
 

@@ -13,13 +13,14 @@ from hocket.families.jobs.claiming import turn_at
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.families.jobs.view import WaitReason, state_of
 from hocket.families.liveness import Liveness
-from hocket.kernel.clock import U32_MAX, Hlc
+from hocket.kernel.arbitration import Reason
+from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.extension import extension_kind, loaded
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import lacking
 from hocket.kernel.texts import span
-from hocket.kernel.vocabulary import ScheduleJob
+from hocket.kernel.vocabulary import JOB, RetryJob, ScheduleJob, Subject, number_of
 from hocket.log import Log
 from hocket.log.projectors import defaults_of
 from hocket.mesh import peers
@@ -29,6 +30,9 @@ from hocket.store import JobEntry, Session, Stage
 from hocket.work.presence import NodePresence, Serving, is_away, known_nodes
 
 HERE = "this node"
+# What makes a job wait for its approval.
+_ASKS = tuple(number_of(each) for each in (ScheduleJob, RetryJob))
+_MAY_COUNT = (0, Reason.OFFERED)
 DELIVERS = "the next `hocket sync`, `hocket work` or `hocket serve` here sends it"
 
 
@@ -76,6 +80,8 @@ class WaitReader:
                 return self._held(entry.job)
             case Stage.BLOCKED:
                 return self._after(entry.job)
+            case Stage.DELAYED if entry.job.waits_for_approval:
+                return self._approval(entry.job)
             case Stage.DELAYED if (entry.job.ready_at or 0) > self._now:
                 return self._later(entry.job)
         return self._out_of_reach(entry.job) or self._dated(self._no_worker(entry.job) or self._limit(entry.job))
@@ -96,6 +102,14 @@ class WaitReader:
         state = "not known here" if found is None else state_of(found.job)
         more = f", and {len(left) - 1} more" if len(left) > 1 else ""
         return Waiting(WaitReason.JOB, f"comes after job {ulid_text(first)}, which is {state}{more}")
+
+    def _approval(self, job: Job) -> Waiting:
+        agent, node = job.policy.approver()
+        approver = agent if node is None else f"{agent} on {self._name(node)}"
+        until = "" if job.begin_by is None else f", until {_time(job.begin_by, self._now)}"
+        begun = [row for row in self._session.ops_about(Subject(JOB, job.id)) if row.variant in _ASKS]
+        since = _time(max(unpack(row.hlc).wall for row in begun if row.reason in _MAY_COUNT), self._now)
+        return Waiting(WaitReason.APPROVAL, f"waits for approval by {approver} since {since}{until}", approver)
 
     def _later(self, job: Job) -> Waiting:
         at = _time(job.ready_at or 0, self._now)

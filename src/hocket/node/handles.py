@@ -9,8 +9,9 @@ from typing import TypeVar as AnyTypeVar
 from hocket.bus.hints import Changes, about
 from hocket.errors import Failed, Usage
 from hocket.families.blobs import Blobs
+from hocket.families.inbox.requests import check_agent, default_agent
+from hocket.families.jobs import approving, view
 from hocket.families.jobs import requests as jobs
-from hocket.families.jobs import view
 from hocket.families.jobs.drafts import Duration
 from hocket.families.jobs.parts import Part
 from hocket.families.jobs.postponing import postpone_pending, start_time
@@ -215,6 +216,18 @@ class Handle(Generic[R_co]):
         """Retries a failed or cancelled job."""
         await self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
 
+    async def approve(self, note: str = "", *, agent: str | None = None) -> None:
+        """Lets the job start, for the agent whose approval it waits for; default $HOCKET_AGENT, else this machine's
+        user. Raises NotAuthorised if the job names another.
+        """
+        name = check_agent(agent or default_agent())
+        await self._node.decide(lambda tx: approving.answer(tx, self._id, name, note, is_approved=True))
+
+    async def refuse(self, note: str = "", *, agent: str | None = None) -> None:
+        """Cancels the job, for the agent whose approval it waits for."""
+        name = check_agent(agent or default_agent())
+        await self._node.decide(lambda tx: approving.answer(tx, self._id, name, note, is_approved=False))
+
     async def postpone(
         self,
         until: int | str | datetime | None = None,
@@ -268,6 +281,8 @@ class SyncHandle(Generic[R_co]):
     cancel = Blocking(Handle.cancel)
     retry = Blocking(Handle.retry)
     postpone = Blocking(Handle.postpone)
+    approve = Blocking(Handle.approve)
+    refuse = Blocking(Handle.refuse)
 
     def result(self, timeout: float | None = None) -> R_co:
         """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""

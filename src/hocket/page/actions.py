@@ -37,6 +37,8 @@ ACTIONS = {
     for each in (
         Action("cancel_job", "Cancel", "cancelled the job {job}", "Cancel the job {job}?", True),
         Action("retry_job", "Retry", "retried the job {job}"),
+        Action("approve_job", "Approve", "approved the job {job}", "Approve the job {job}?", True),
+        Action("refuse_job", "Refuse", "refused the job {job}", "Refuse the job {job}? It is cancelled.", True),
         Action("cancel_jobs", "Cancel all", "cancelled {changed} of {matched} jobs", "Cancel {matched}?", True),
         Action("retry_jobs", "Retry all", "retried {changed} of {matched} jobs", "Retry {matched}?", True),
         Action(
@@ -102,6 +104,8 @@ def arguments_of(action: Action, route: ApiRoute, fields: Mapping[str, str], age
     if "reason" in getattr(route.body, "__struct_fields__", ()):
         reason = values.get("reason", "")
         values["reason"] = f"{reason[:REASON_CHARS_MAX]} (by {agent})" if reason else f"by {agent}"
+    if "note" in getattr(route.body, "__struct_fields__", ()):
+        values["note"] = values.pop("reason", "")
     try:
         found = {name: convert(values.pop(name), route.parameter(name), strict=False) for name in route.parameters}
         if route.body is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.clock import pack
+from hocket.kernel.policy import UNAPPROVED_MS
 from hocket.store.job_pages import JobPageSession, of_stages
 from hocket.store.job_rows import (
     CHECKED_COLUMNS,
@@ -27,7 +28,7 @@ from hocket.store.job_rows import (
 from hocket.store.statements import Dialect, Row, insert_new, upsert
 
 # A delayed job that was claimed before waits for its next run: it failed, was returned, or was postponed.
-_RESTING = "stage = 1 AND fence > 0"
+_RESTING = f"stage = 1 AND fence > 0 AND ready_at < {UNAPPROVED_MS}"
 # Each kind once, by hopping through the index from kind to kind.
 READY_KINDS = """
     WITH RECURSIVE kinds(kind) AS (

@@ -15,6 +15,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.vocabulary import (
     AcceptWork,
+    ApproveJob,
     CancelJob,
     ClaimWork,
     CompleteJob,
@@ -25,6 +26,7 @@ from hocket.kernel.vocabulary import (
     Payload,
     PostponeJob,
     PostponeWork,
+    RefuseJob,
     ReportProgress,
     RetryJob,
     RouteKind,
@@ -103,10 +105,15 @@ class Run:
             self.schedule(job) if self.chance(50) else self.stray(job, mesh)
         elif self.chance(12):
             self.stray(job, mesh)
+        elif state["state"] == "pending" and state["approval"] and self.chance(80):
+            node, agent = self.pick(self.nodes), self.pick(("alice", "alice", "alice", "bob"))
+            answer = RefuseJob if self.chance(10) else ApproveJob
+            self.say(node, answer(job, agent, ""), self.any_deps(4))
         elif state["state"] == "pending" and self.chance(10):
             self.say(self.pick(self.nodes), PostponeJob(job, self.wall + self.pick((0, 900, 900, 30_000)), ""))
         elif state["state"] == "pending":
-            self.wall = max(self.wall, state["ready_at"]) if self.chance(75) else self.wall
+            is_waited_for = not state["approval"] and self.chance(75)
+            self.wall = max(self.wall, state["ready_at"]) if is_waited_for else self.wall
             routed = mesh._routed(state["kind"], Hlc(self.wall, 0, 0))
             node = routed if routed is not None and self.chance(80) else self.pick(self.nodes)
             self.say(node, ClaimWork(job, node, self.pick(LEASES)), self.any_deps(4))
@@ -141,6 +148,8 @@ class Run:
             after=after,
             open=self.chance(25),
             ttl_ms=40_000 if job == self.jobs[-1] else None,
+            approval_by=self.pick((None,) * 5 + ("alice", f"alice@{self.nodes[0]:016x}")),
+            approval_within_ms=20_000 if job == self.jobs[-1] else None,
         )
         self.say(
             self.pick(self.nodes), ScheduleJob(job, KINDS[index % 2], b"{}", encode_policy(policy)), self.any_deps(8)
@@ -204,6 +213,7 @@ class Run:
                 PostponeJob(job, self.pick((0, self.wall, self.wall + 900, self.wall + 30_000, 2**60)), ""),
                 CancelJob(job, ""),
                 RetryJob(job, ""),
+                ApproveJob(job, "alice", ""),
                 ReportProgress(job, named, b"x"),
                 SaveCheckpoint(job, named, b"x"),
             )

@@ -19,6 +19,7 @@ from hocket.kernel.ids import parse_ulid
 from hocket.kernel.ops import Op
 from hocket.kernel.vocabulary import (
     AcceptWork,
+    ApproveJob,
     CancelJob,
     ClaimWork,
     CompleteJob,
@@ -27,6 +28,7 @@ from hocket.kernel.vocabulary import (
     FailWork,
     PostponeJob,
     PostponeWork,
+    RefuseJob,
     ReportProgress,
     RetryJob,
     RouteKind,
@@ -47,6 +49,8 @@ JOB_OPS = (
     ReportProgress,
     PostponeWork,
     PostponeJob,
+    ApproveJob,
+    RefuseJob,
     SaveCheckpoint,
     AcceptWork,
 )
@@ -159,6 +163,7 @@ class Mesh:
                 "settled": False,
                 "waits_since": op.timestamp.wall,
             }
+            self._ask_approval(self.jobs[payload.job_id])
             return set()
         if job is None:
             return {Reason.UNKNOWN_JOB}
@@ -210,6 +215,8 @@ class Mesh:
             FailWork: self._fail,
             PostponeWork: self._postpone,
             PostponeJob: self._move_start,
+            ApproveJob: self._approve,
+            RefuseJob: self._refuse_approval,
             CancelJob: self._cancel,
             RetryJob: self._retry,
             ReportProgress: self._progress,
@@ -238,9 +245,12 @@ class Mesh:
             elif wall > job["deadline"] and not self._is_decided(job, op):
                 against.add(Reason.LEASE_PASSED)
         if job["state"] == "pending":
-            if wall < job["ready_at"]:
+            if job["approval"]:
+                against.add(Reason.NOT_APPROVED)
+            elif wall < job["ready_at"]:
                 against.add(Reason.TOO_EARLY)
-            if job["waits_since"] is not None and wall - job["waits_since"] > job["policy"].get("ttl_ms", 2**62):
+            ttl_ms = 2**62 if job["approval"] else job["policy"].get("ttl_ms", 2**62)
+            if job["waits_since"] is not None and wall - job["waits_since"] > ttl_ms:
                 against.add(Reason.TTL_PASSED)
             for name in () if self.settled_by_arbiter else job["policy"].get("after", ()):
                 before = self.jobs.get(parse_ulid(name))
@@ -357,6 +367,8 @@ class Mesh:
     def _move_start(self, job: dict[str, Any], op: Op, payload: PostponeJob) -> Verdict:
         if job["state"] != "pending":
             return {Reason.COMPLETED if job["state"] == "completed" else Reason.ALREADY_CLAIMED}
+        if job["approval"]:
+            return {Reason.NOT_APPROVED}
         if payload.until_ms > 2**53:
             return {Reason.BAD_DELAY}
         job["ready_at"] = max(op.timestamp.wall, payload.until_ms)
@@ -378,7 +390,40 @@ class Mesh:
         self._release(job)
         job.update(outcome=None, done=None, failures=0, returns=0, ready_at=0)
         job["waits_since"] = op.timestamp.wall
+        self._ask_approval(job)
         return set()
+
+    # A job that must be approved has no start before; each retry asks anew.
+    def _ask_approval(self, job: dict[str, Any]) -> None:
+        job["approval"] = "approval_by" in job["policy"]
+        if job["approval"]:
+            job["ready_at"] = 2**62
+
+    def _approve(self, job: dict[str, Any], op: Op, payload: ApproveJob) -> Verdict:
+        against = self._not_the_approver(job, op, payload.agent)
+        if not against:
+            job["ready_at"] = max(op.timestamp.wall, job["policy"].get("not_before") or 0)
+            job.update(approval=False, waits_since=job["ready_at"])
+        return against
+
+    def _refuse_approval(self, job: dict[str, Any], op: Op, payload: RefuseJob) -> Verdict:
+        against = self._not_the_approver(job, op, payload.agent)
+        if not against:
+            self._end(job, "cancelled", op)
+            job["error_op"] = op.id
+        return against
+
+    def _not_the_approver(self, job: dict[str, Any], op: Op, agent: str) -> Verdict:
+        if job["state"] == "completed":
+            return {Reason.COMPLETED}
+        if not (job["state"] == "pending" and job["approval"]):
+            return {Reason.NO_APPROVAL}
+        against: Verdict = set()
+        if f"{agent}@{op.node_id:016x}" != job["policy"]["approval_by"] != agent:
+            against.add(Reason.NOT_APPROVER)
+        if op.timestamp.wall - job["waits_since"] > job["policy"].get("approval_within_ms", 2**62):
+            against.add(Reason.APPROVAL_LATE)
+        return against
 
     def _progress(self, job: dict[str, Any], op: Op, payload: ReportProgress) -> Verdict:
         against = self._not_the_holder(job, op, payload.claimer)

@@ -19,6 +19,8 @@ from hocket.kernel.extension import part
 from hocket.kernel.ids import EXACT_MAX, ulid_text
 from hocket.kernel.policy import (
     AFTER_MAX,
+    APPROVER,
+    APPROVER_LENGTH_MAX,
     CLAIM_TIMEOUT_MS_MIN,
     DEFAULT,
     DELAY_MS_MAX,
@@ -97,6 +99,20 @@ class NewJobOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ) = UNSET
     tags: Annotated[list[Label], Meta(max_length=TAGS_MAX, description="Words to find it by.")] | UnsetType = UNSET
     ttl_ms: Annotated[int, _ms("How long it may wait for its first worker before it is cancelled.", 1)] | UnsetType = (
+        UNSET
+    )
+    approval_by: (
+        Annotated[
+            str,
+            Meta(
+                pattern=APPROVER,
+                max_length=APPROVER_LENGTH_MAX,
+                description="The agent that must approve it before it starts, like alice, or alice@ and a node's id.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    approval_within_ms: Annotated[int, _ms("How long it may wait for that before it is cancelled.", 1)] | UnsetType = (
         UNSET
     )
     claim: (

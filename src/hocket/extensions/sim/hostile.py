@@ -34,6 +34,7 @@ from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import (
     AcceptWork,
+    ApproveJob,
     CancelJob,
     ClaimWork,
     CompleteJob,
@@ -325,6 +326,7 @@ class HostileNode(SimNode):
             FailWork(job_id, holder, "", "", False),
             PostponeWork(job_id, holder, 1_000, ""),
             PostponeJob(job_id, 2**53, ""),
+            ApproveJob(job_id, "alice", ""),
         ]
 
     def _speak(self) -> list[bytes]:

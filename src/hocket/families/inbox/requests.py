@@ -6,6 +6,7 @@ and asks the arbiter where it decides.
 import getpass
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from hocket.families.inbox.rules import (
     is_agent,
     read_address,
 )
+from hocket.families.jobs.approving import answer_by_mail
 from hocket.families.jobs.requests import Content
 from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.clock import U32_MAX, Hlc, pack
@@ -180,6 +182,11 @@ def send(tx: Transaction, blobs: Blobs, draft: MessageDraft, message_id: bytes =
         raise NotAuthorised(f"this node may not send messages to {draft.to}: {op.sentence}")
     if isinstance(op, Reason):
         raise Usage(f"the message to {draft.to} cannot be sent: {op.sentence}")
+    if draft.reply_to is not None:
+        with suppress(Usage):
+            asked, _ = sending_of(tx.session, draft.reply_to)
+        if asked is not None:
+            answer_by_mail(tx, asked, draft.body.decode(errors="replace"), draft.sender)
     return op.id if message_id == NO_ID else message_id
 
 

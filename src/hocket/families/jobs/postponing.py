@@ -74,4 +74,6 @@ def postpone_pending(tx: Transaction, job_id: bytes, start: StartTime, reason: s
             f"job {ulid_text(job_id)} {'is running' if state == 'running' else f'has ended: it is {state}'};"
             " only a pending job can be postponed"
         )
+    if op is Reason.NOT_APPROVED:
+        raise Conflict(f"job {ulid_text(job_id)} waits for an approval, which alone lets it start")
     return decided_job(tx, must(op, job_id), job_id)

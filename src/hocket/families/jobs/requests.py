@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from hocket.errors import Conflict, NotAuthorised, Usage
+from hocket.families.jobs import approval_mail
 from hocket.families.jobs.parts import RESULT_TYPE
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.families.jobs.tracing import SubmitTrace, tracer
@@ -157,7 +158,7 @@ def submit(tx: Transaction, drafts: Sequence[Draft]) -> list[Submitted]:
     def write() -> None:
         ops = tx.author_all([(each.schedule, each.deps) for each in waiting.values()], at_once=is_ranked)
         for (number, each), op in zip(waiting.items(), ops, strict=True):
-            made[number] = _submitted(each, op)
+            made[number] = _submitted(tx, each, op)
         waiting.clear()
 
     for number, draft in enumerate(drafts):
@@ -199,6 +200,7 @@ class _Prepared(NamedTuple):
     schedule: ScheduleJob
     deps: tuple[bytes, ...]
     trace: SubmitTrace | None
+    policy: Policy
 
 
 def submit_one(tx: Transaction, draft: Draft) -> Submitted:
@@ -212,7 +214,7 @@ def submit_one(tx: Transaction, draft: Draft) -> Submitted:
             return Submitted(holder, created=False)
     prepared = _prepared(tx, draft, policy)
     # Workers rank themselves by the signature. Each of them would make it, until the sealer has stored it.
-    return _submitted(prepared, tx.author(prepared.schedule, prepared.deps, at_once=policy.is_ranked))
+    return _submitted(tx, prepared, tx.author(prepared.schedule, prepared.deps, at_once=policy.is_ranked))
 
 
 def _prepared(tx: Transaction, draft: Draft, policy: Policy) -> _Prepared:
@@ -220,15 +222,17 @@ def _prepared(tx: Transaction, draft: Draft, policy: Policy) -> _Prepared:
     policy = _in_node_time(tx, policy)
     if policy.ttl_ms is not None and tx.is_strict:
         raise Usage(f"this {draft.kind} job cannot have a ttl: this is a strict mesh, which cannot cancel it")
+    if policy.approval_by is not None and tx.is_strict:
+        raise Usage(f"this {draft.kind} job cannot wait for an approval: this is a strict mesh, which has no such op")
     tracing = tracer()
     # Submitters that use the same id must write the same op.
     trace = None if tracing is None or draft.job_id is not None else tracing.submit(draft.kind, draft.trace)
     policy = completed(policy, None if trace is None else trace.context)
     schedule = ScheduleJob(draft.job_id or NO_ID, draft.kind, draft.payload, encode_policy(policy))
-    return _Prepared(draft, schedule, deps, trace)
+    return _Prepared(draft, schedule, deps, trace, policy)
 
 
-def _submitted(prepared: _Prepared, op: WrittenOp | Op | Reason) -> Submitted:
+def _submitted(tx: Transaction, prepared: _Prepared, op: WrittenOp | Op | Reason) -> Submitted:
     draft, trace = prepared.draft, prepared.trace
     if isinstance(op, Reason):
         if op in UNAUTHORISED:
@@ -237,6 +241,8 @@ def _submitted(prepared: _Prepared, op: WrittenOp | Op | Reason) -> Submitted:
     job_id = draft.job_id or op.id
     if trace is not None:
         trace.end(ulid_text(job_id))
+    if prepared.policy.approval_by is not None:
+        approval_mail.ask(tx, job_id, prepared.schedule, prepared.policy)
     return Submitted(job_id, created=True)
 
 

@@ -66,8 +66,8 @@ def _expire(tx: Transaction, job: Job, rescued: Rescued) -> bool:
 
 
 def end_unbegun(tx: Transaction, limit: int) -> int:
-    """Cancels jobs that no worker has claimed in the time that their submitters gave. The arbiter does it; for an open
-    job its submitter's node does, and any other node if that one does not.
+    """Cancels jobs that were not approved, or that no worker has claimed, in the time that their submitters gave. The
+    arbiter does it; for an open job its submitter's node does, and any other node if that one does not.
     """
     unbegun = tx.projection.jobs.sound(tx.session.take_unbegun(min(tx.now, tx.physical), limit))
     known = filter(None, map(tx.projection.jobs.know, unbegun))
@@ -75,10 +75,12 @@ def end_unbegun(tx: Transaction, limit: int) -> int:
 
 
 def _end_unbegun(tx: Transaction, job: Job) -> bool:
-    ttl_ms = job.policy.ttl_ms
-    if job.begin_by is None or ttl_ms is None or not _may_end(tx, job, job.begin_by) or tx.is_strict:
+    policy = job.policy
+    limit_ms = policy.approval_within_ms if job.waits_for_approval else policy.ttl_ms
+    if job.begin_by is None or limit_ms is None or not _may_end(tx, job, job.begin_by) or tx.is_strict:
         return False
-    reason = f"no worker began it within {counted(ttl_ms / 1000, 'second')}"
+    missing = f"{policy.approval_by} did not approve it" if job.waits_for_approval else "no worker began it"
+    reason = f"{missing} within {counted(limit_ms / 1000, 'second')}"
     return not isinstance(author(tx, CancelJob(job.id, reason)), Reason)
 
 

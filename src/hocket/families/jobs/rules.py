@@ -10,7 +10,8 @@ The rules read no clock and do not depend on the order of arrival.
        └──────────────────────────────── Retry ◄─────────────────────────┘
 
 A pending job starts at the time of the last word about it: of its submit, of the op that returned it to the queue, or
-of a PostponeJob.
+of a PostponeJob. A job that waits for an approval starts at no time: only an ApproveJob of its approver gives it one.
+It waits anew after a RetryJob, so an approval holds until the job ends.
 
 While a coordinator is in force it is the arbiter of every job that is not `open`: what others write about such a job is
 only an offer, and counts when the arbiter accepts it, at the time of the acceptance. So everything that happens to the
@@ -41,6 +42,7 @@ from hocket.kernel.policy import (
     LEASE_MS_MAX,
     NOT_BEFORE_MS_MAX,
     RETRIES_MAX,
+    UNAPPROVED_MS,
     Policy,
     decode_policy,
     encode_policy,
@@ -49,6 +51,7 @@ from hocket.kernel.policy import (
 )
 from hocket.kernel.retrying import backoff_ms
 from hocket.kernel.vocabulary import (
+    ApproveJob,
     CancelJob,
     ClaimWork,
     CompleteJob,
@@ -57,6 +60,7 @@ from hocket.kernel.vocabulary import (
     Payload,
     PostponeJob,
     PostponeWork,
+    RefuseJob,
     ReportProgress,
     RetryJob,
     SaveCheckpoint,
@@ -115,7 +119,11 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     progress: bytes | None = None
     is_settled: bool = False
     begin_by: int | None = None
-    """Until when a first claim counts; None for a job that was claimed or has no such limit."""
+    """Until when an approval or a first claim counts; None for a job that was claimed or has no such limit."""
+
+    @property
+    def waits_for_approval(self) -> bool:
+        return self.ready_at == UNAPPROVED_MS and self.state is State.PENDING
 
 
 class JobContext(FoldContext, Protocol):
@@ -150,7 +158,10 @@ class Jobs:
     """The family of jobs."""
 
     decided = frozenset(
-        (ClaimWork, CompleteJob, YieldWork, ExpireWork, FailWork, PostponeWork, PostponeJob, CancelJob, RetryJob)
+        (
+            *(ClaimWork, CompleteJob, YieldWork, ExpireWork, FailWork, PostponeWork),
+            *(PostponeJob, ApproveJob, RefuseJob, CancelJob, RetryJob),
+        )
     )
 
     def refusal(self, job: Job | None, op: Op, context: JobContext, citing: Citing) -> Reason | None:
@@ -253,13 +264,18 @@ def new_job(op: Op, payload: ScheduleJob, is_strict: bool) -> Verdict:
         scheduled=op.timestamp,
         policy=policy,
         last=op.timestamp,
-        ready_at=policy.not_before or 0,
+        ready_at=_first_start(policy),
         begin_by=None if is_strict else _begin_by(op, policy),
     )
 
 
+def _first_start(policy: Policy) -> int:
+    return policy.not_before or 0 if policy.approval_by is None else UNAPPROVED_MS
+
+
 def _begin_by(op: Op, policy: Policy) -> int | None:
-    return None if policy.ttl_ms is None else op.timestamp.wall + policy.ttl_ms
+    limit_ms = policy.ttl_ms if policy.approval_by is None else policy.approval_within_ms
+    return None if limit_ms is None else op.timestamp.wall + limit_ms
 
 
 def _schedule_refusal(op: Op, payload: ScheduleJob, context: JobContext, citing: Citing) -> Reason | None:
@@ -321,7 +337,7 @@ def plain_claim(job: Job, payload: ClaimWork, author: int, claim_op: bytes, at: 
 def _against_policy(job: Job, op: Op, context: JobContext) -> Reason | None:
     """Why the job may not be claimed yet, or no longer."""
     if op.timestamp.wall < job.ready_at:
-        return Reason.TOO_EARLY
+        return Reason.NOT_APPROVED if job.waits_for_approval else Reason.TOO_EARLY
     if job.begin_by is not None and op.timestamp.wall > job.begin_by:
         return Reason.TTL_PASSED
     for dependency in job.policy.dependencies() if job.policy.after else ():
@@ -479,11 +495,40 @@ def _postpone_pending(job: Job, op: Op, payload: PostponeJob, context: JobContex
         return Reason.COMPLETED
     if job.state is State.CLAIMED:
         return Reason.ALREADY_CLAIMED
+    if job.waits_for_approval:
+        return Reason.NOT_APPROVED
     if payload.until_ms > NOT_BEFORE_MS_MAX:
         return Reason.BAD_DELAY
-    ready_at = max(payload.until_ms, op.timestamp.wall)
-    begin_by = None if job.begin_by is None or job.policy.ttl_ms is None else ready_at + job.policy.ttl_ms
-    return replace(job, ready_at=ready_at, begin_by=begin_by, last=op.timestamp)
+    begins = job.begin_by is not None
+    return _started(job, op, payload.until_ms, job.policy.ttl_ms if begins else None)
+
+
+def _started(job: Job, op: Op, start_ms: int, ttl_ms: int | None) -> Job:
+    """The pending job with another start."""
+    ready_at = max(start_ms, op.timestamp.wall)
+    return replace(job, ready_at=ready_at, begin_by=None if ttl_ms is None else ready_at + ttl_ms, last=op.timestamp)
+
+
+def _approve(job: Job, op: Op, payload: ApproveJob, context: JobContext) -> Verdict:
+    refused = _no_answer(job, op, payload.agent)
+    return refused or _started(job, op, job.policy.not_before or 0, job.policy.ttl_ms)
+
+
+def _refuse(job: Job, op: Op, payload: RefuseJob, context: JobContext) -> Verdict:
+    return _no_answer(job, op, payload.agent) or _cancelled(job, op)
+
+
+def _no_answer(job: Job, op: Op, agent: str) -> Reason | None:
+    """Why an answer of that agent about the job's approval does not count, if so."""
+    if job.state is State.COMPLETED:
+        return Reason.COMPLETED
+    if not job.waits_for_approval:
+        return Reason.NO_APPROVAL
+    approver, node = job.policy.approver()
+    if agent != approver or node not in (None, op.node_id):
+        return Reason.NOT_APPROVER
+    is_late = job.begin_by is not None and op.timestamp.wall > job.begin_by
+    return Reason.APPROVAL_LATE if is_late else None
 
 
 def _pending(job: Job, op: Op, ready_at: int) -> Job:
@@ -508,6 +553,10 @@ def _failed(job: Job, op: Op) -> Job:
 def _cancel(job: Job, op: Op, payload: CancelJob, context: JobContext) -> Verdict:
     if job.state is State.COMPLETED:
         return Reason.COMPLETED
+    return _cancelled(job, op)
+
+
+def _cancelled(job: Job, op: Op) -> Job:
     return replace(
         job,
         state=State.COMPLETED,
@@ -527,7 +576,7 @@ def _retry(job: Job, op: Op, payload: RetryJob, context: JobContext) -> Verdict:
     if job.state is not State.COMPLETED or job.outcome is Outcome.SUCCEEDED:
         return Reason.NOT_FAILED
     fresh = replace(job, outcome=None, done=None, failures=0, returns=0, begin_by=_begin_by(op, job.policy))
-    return _pending(fresh, op, 0)
+    return _pending(fresh, op, 0 if job.policy.approval_by is None else UNAPPROVED_MS)
 
 
 def _progress(job: Job, op: Op, payload: ReportProgress, context: JobContext) -> Verdict:
@@ -551,6 +600,8 @@ _RULES: dict[type, Callable[[Job, Op, Any, JobContext], Verdict]] = {
     FailWork: _fail,
     PostponeWork: _postpone,
     PostponeJob: _postpone_pending,
+    ApproveJob: _approve,
+    RefuseJob: _refuse,
     CancelJob: _cancel,
     RetryJob: _retry,
     ReportProgress: _progress,

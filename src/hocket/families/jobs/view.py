@@ -22,6 +22,7 @@ from hocket.kernel.vocabulary import (
     JOB,
     NAMES,
     AcceptWork,
+    ApproveJob,
     CancelJob,
     ClaimWork,
     CreateArtifact,
@@ -30,6 +31,7 @@ from hocket.kernel.vocabulary import (
     Payload,
     PostponeJob,
     PostponeWork,
+    RefuseJob,
     ReportProgress,
     RetryJob,
     SaveCheckpoint,
@@ -64,6 +66,7 @@ class WaitReason(StrEnum):
     """What a job that has not ended waits for."""
 
     HELD = "held"
+    APPROVAL = "approval"
     TIME = "time"
     JOB = "job"
     COORDINATOR = "coordinator"
@@ -199,7 +202,7 @@ def brief(session: Session, entry: JobEntry, notes: Mapping[bytes, bytes] | None
         "returns": job.returns,
         "priority": job.policy.priority,
         "scheduled_ms": job.scheduled.wall,
-        "ready_at_ms": job.ready_at if entry.stage is Stage.DELAYED else None,
+        "ready_at_ms": job.ready_at if entry.stage is Stage.DELAYED and not job.waits_for_approval else None,
         "done_ms": None if job.done is None else job.done.wall,
         "progress": None if note is None else readable(note),
         "error": _error(session, job)[0],
@@ -310,8 +313,18 @@ def _error(session: Session, job: Job) -> tuple[str | None, str | None]:
         return None, None
     if isinstance(payload, FailWork):
         return payload.error, payload.traceback
+    if isinstance(payload, RefuseJob):
+        return refusal_text(payload), None
     assert isinstance(payload, CancelJob)
     return payload.reason, None
+
+
+def refusal_text(payload: RefuseJob) -> str:
+    return _signed("refused", payload)
+
+
+def _signed(answer: str, payload: ApproveJob | RefuseJob) -> str:
+    return f"{answer} by {payload.agent}{f': {payload.note}' if payload.note else ''}"
 
 
 def _last_return(session: Session, job: Job) -> str:
@@ -399,6 +412,8 @@ def detail_of(payload: Payload) -> str:
         return payload.reason
     if isinstance(payload, PostponeJob):
         return f"not before {wall_text(payload.until_ms)}: {payload.reason}" if payload.until_ms else payload.reason
+    if isinstance(payload, ApproveJob | RefuseJob):
+        return refusal_text(payload) if isinstance(payload, RefuseJob) else _signed("approved", payload)
     if isinstance(payload, CreateArtifact):
         return payload.artifact_type
     if isinstance(payload, ReportProgress):
