@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from hocket.errors import StoreError
 from hocket.families.access import NodeAccess
 from hocket.families.inbox.facts import ClaimMessage
-from hocket.families.inbox.requests import hand_back
 from hocket.families.liveness import SignOfLife
 from hocket.families.locks.facts import LOCK, AcquireLocks, LeaveQueue, ReleaseLocks
 from hocket.families.locks.rules import LOCKS, Hold, Wait
@@ -139,6 +138,8 @@ def release_ended(tx: Transaction, request: BoundRequest) -> bool:
     until what it may have got has ended by itself.
     """
     if (claim := _claim_of_message(tx, request.op)) is not None:
+        from hocket.families.inbox.requests import hand_back  # few commands about locks need it
+
         tx.session.drop_lock_request(request.op)
         return isinstance(hand_back(tx, claim.message_id, claim.agent, 0, PROCESS_ENDED, request.op), Op)
     scope = tx.projection.projectors[LOCK].state(request.scope.encode())
