@@ -9,7 +9,15 @@ from tests import stores
 from tests.stores import STORES, StoreKind
 
 # The modules that run over each store in CI. All others do so over the first one, and over the rest with `make soak`.
-OVER_EACH = ("test_admit", "test_changes", "test_clock", "test_commit", "test_locks", "test_machine_clock")
+OVER_EACH = (
+    "test_admit",
+    "test_arguments",
+    "test_changes",
+    "test_clock",
+    "test_commit",
+    "test_locks",
+    "test_machine_clock",
+)
 # The modules about a log that only one node writes.
 OF_ONE_NODE = ("test_sealing",)
 

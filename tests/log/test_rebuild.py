@@ -19,7 +19,7 @@ from tests.stores import raw
 
 pytestmark = pytest.mark.touches("LW-33")
 
-TABLES = ("jobs", "after", "cites", "nodes", "routes", "schedules", "artifacts")
+TABLES = ("jobs", "after", "arguments", "cites", "nodes", "routes", "schedules", "artifacts")
 
 
 def derived(log: Log) -> dict[str, list[tuple[object, ...]]]:

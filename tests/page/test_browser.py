@@ -224,6 +224,33 @@ def test_what_a_job_sends_grows_before_the_reader(browser: Browser, served: Serv
         working.result()
 
 
+def test_a_machine_is_invited_and_the_log_verified_by_mouse(browser: Browser, served: Served, jobs: dict[str, str]):
+    with entered(browser, served) as (page, complaints):
+        page.goto(f"{served.address}/log")
+        is_live(page)
+        page.get_by_role("button", name="Verify").click()
+        # The page that was open hears of the end by itself.
+        expect(page.locator("#check")).to_contain_text("ops, to")
+        page.goto(f"{served.address}/mesh")
+        page.locator("input[name=name]").fill(f"box-{len(jobs)}")
+        page.locator("input[name=may]").fill("job:read")
+        page.get_by_role("button", name="Invite").click()
+        expect(page.locator("svg.qr")).to_be_visible()
+        expect(page.locator("main pre")).to_contain_text("hocket join ")
+        assert complaints == []
+    with entered(browser, served, bypass_csp=True) as (page, _):
+        page.goto(f"{served.address}/coordination")
+        page.locator("#dead tbody a").first.click()
+        expect(page.get_by_role("heading", name="Thread")).to_be_visible()
+        assert Axe().run(page).violations_count == 0
+        page.goto(f"{served.address}/mesh")
+        page.locator("input[name=name]").fill("another")
+        page.locator("input[name=may]").fill("job:read")
+        page.get_by_role("button", name="Invite").click()
+        expect(page.locator("svg.qr")).to_be_visible()
+        assert Axe().run(page).violations_count == 0
+
+
 def test_a_paused_page_stays_as_it_is_until_it_goes_on(browser: Browser, served: Served):
     job = command(served.home, "submit", "paused.one", "{}").stdout.split()[-1]
     with entered(browser, served) as (page, _):

@@ -110,7 +110,20 @@ def test_a_reader_sees_no_buttons_and_cannot_act_by_hand(served: Served, job: st
     for name in ("cancel_jobs", "drain_node", "break_lock"):
         form = {"form_key": key, "kind": "acme.render", "node": "box", "key": "x", "confirmed": "yes", "back": "/"}
         assert visitor.post(f"/do/{name}", form).status in (400, 403)
+    for name in ("invite", "verify"):
+        assert visitor.post(f"/do/{name}", {"form_key": key, "name": "box2", "back": "/"}).status == 403
+    assert json.loads(command(served.home, "invite", "--list", "--json").stdout) == []
     assert json.loads(command(served.home, "show", job, "--json").stdout)["state"] == "pending"
+
+
+@pytest.mark.parametrize("grants", [("mesh:all",), ("registration:write", "mesh:read"), ("job:all", "mesh:all")])
+def test_nobody_invites_without_all_rights(served: Served, grants: tuple[str, ...]):
+    visitor = Visitor(served, *(word for grant in grants for word in ("--may", grant)))
+    shown = visitor.get("/mesh")
+    assert shown.status == 200 and "Invite" not in shown.verbs
+    key = next(each.fields["form_key"] for each in shown.forms if "form_key" in each.fields)
+    assert visitor.post("/do/invite", {"form_key": key, "name": "box2", "may": "all"}).status == 403
+    assert json.loads(command(served.home, "invite", "--list", "--json").stdout) == []
 
 
 def test_a_visitor_sees_only_the_kinds_of_the_grant(served: Served, job: str):

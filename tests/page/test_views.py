@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import segno
 
 import hocket
+from hocket.api.rows import ConflictShown
+from hocket.page.views.coordination import proposal
 from tests.page.visitors import Shown, Visitor
 from tests.server.served import Served
 from tests.server.served import hocket as command
+from tests.waiting import wait_for
 
 # What strangers could write where a text is shown.
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)> ' \" & </pre>{{ 7*7 }}"
@@ -66,6 +70,9 @@ def test_locks_messages_and_conflicts_are_shown_and_decided(visitor: Visitor, se
     shown = visitor.get("/coordination")
     assert "file:<b>src</b>.py" in shown.text and "<i>editor" in shown.text and MARKUP in shown.text
     assert {"Break…", "Deliver again", "Take this…"} <= shown.verbs
+    (link,) = [named["href"] for tag, named in shown.tags if named.get("href", "").startswith("/messages/")]
+    told = visitor.get(link)
+    assert MARKUP in told.text and "script" not in {tag for tag, named in told.tags if named.get("type") != "module"}
     done = visitor.send(visitor.send(shown.form("Break…")).form("Break"))
     assert "Broke the lock file:<b>src</b>.py." in done.text and "Nobody holds a lock." in done.text
     assert "Break…" not in done.verbs
@@ -75,6 +82,65 @@ def test_locks_messages_and_conflicts_are_shown_and_decided(visitor: Visitor, se
     assert "Take this…" not in done.verbs
     row = json.loads(command(served.home, "rows", "get", "memories", "sky", "--json").stdout)
     assert row["value"] == {"text": HIDDEN}
+
+
+def test_a_conflict_is_merged_by_hand(visitor: Visitor, served: Served, shared: None):
+    for value in ('{"colour": "blue", "kept": 1}', '{"colour": "grey", "more": [2]}'):
+        command(served.home, "rows", "put", "memories", "merged", value, "--strategy", "manual")
+    forms = [each for each in visitor.get("/coordination").forms if each.verb == "Merge…"]
+    form = next(each for each in forms if each.fields["conflict"] in merged_conflicts(served))
+    assert visitor.send(form, value="{", confirmed="yes").status == 400
+    asked = visitor.send(form, value=json.dumps({"colour": MARKUP, "kept": 2**70}))
+    assert "Make this the value of the row?" in asked.text and MARKUP[:20] in asked.text
+    visitor.send(asked.form("Take this"))
+    row = json.loads(command(served.home, "rows", "get", "memories", "merged", "--json").stdout)
+    assert row["value"] == {"colour": MARKUP, "kept": 2**70} and merged_conflicts(served) == []
+
+
+def merged_conflicts(served: Served) -> list[str]:
+    found = json.loads(command(served.home, "conflicts", "list", "--open", "--json").stdout)
+    return [each["id"] for each in found if each["key"] == "merged"]
+
+
+@pytest.mark.parametrize(
+    ("base", "left", "right", "together"),
+    [
+        (None, {"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+        ({"a": 0, "b": 0}, {"a": 1, "b": 0}, {"a": 0, "b": 2}, {"a": 1, "b": 2}),
+        ({"a": 0}, {"a": 1}, {"a": 2}, {"a": 1}),
+        ({"a": 0, "b": 0}, {"b": 0}, {"a": 0, "b": 2}, {"b": 2}),
+        ({"a": 0}, {}, {"a": 2}, {"a": 2}),
+        (None, [1], {"b": 2}, [1]),
+    ],
+)
+def test_the_proposed_merge_has_the_changes_of_both(base: Any, left: Any, right: Any, together: Any):
+    texts = ("id", "memories", "sky", "manual", True, "ada", "node", None, 0)
+    assert proposal(ConflictShown(*texts, left, False, right, False, base, None, "v")) == together
+
+
+def test_the_log_is_verified(visitor: Visitor, served: Served):
+    assert "Nobody has verified the log" in visitor.get("/log").text
+    visitor.send(visitor.get("/log").form("Verify"))
+    wait_for(lambda: "Verifying since" not in visitor.get("/log").text, "the end of the check")
+    shown = visitor.get("/log")
+    ops = json.loads(command(served.home, "log", "verify", "--json").stdout)["ops"]
+    assert re.search(rf"verified .{{1,8}} ago : {ops} ops", shown.text) and shown.form("Verify"), shown.text
+
+
+def test_a_machine_is_invited_once_with_a_drawing(visitor: Visitor, served: Served, tmp_path: Path):
+    form = visitor.get("/mesh").form("Invite")
+    assert visitor.send(form).status == 400 and visitor.send(form, name="x", valid="soon").status == 400
+    shown = visitor.send(form, name="gpu-box", worker="acme.", may="job:schedule", expires="30d")
+    token = re.search(r"hocket join (\S+)", shown.text)
+    assert token is not None and "style" not in {name for _, named in shown.tags for name in named}
+    (drawing,) = [named["d"] for tag, named in shown.tags if tag == "path"]
+    dark = {(int(x), int(y)) for x, y in re.findall(r"M(\d+) (\d+)h1v1h-1z", drawing)}
+    wanted = segno.make(token[1], error="l").matrix_iter(border=4)
+    assert dark == {(x, y) for y, row in enumerate(wanted) for x, is_dark in enumerate(row) if is_dark}
+    again = visitor.get("/mesh")
+    assert "gpu-box" in again.text and token[1] not in again.html and token[1] not in visitor.get("/").html
+    joined = command(tmp_path / "other", "join", token[1])
+    assert joined.returncode == 0, joined.stderr
 
 
 def test_a_node_is_drained_and_resumed(visitor: Visitor, served: Served):
@@ -155,6 +221,32 @@ def test_a_search_of_one_line_finds_by_kind_tag_error_time_and_id(visitor: Visit
     assert ids(visitor.get("/jobs?q=since:1d+kind:acme.")) == set(jobs.values())
     assert ids(visitor.get("/jobs?q=until:1d+kind:acme.")) == set()
     assert ids(visitor.get(f"/jobs?q={jobs['ready'][-8:].lower()}")) == {jobs["ready"]}
+    assert ids(visitor.get("/jobs?q=error:%22RuntimeError:+%3Cscript%22")) == {jobs["failed"]}
+    assert ids(visitor.get("/jobs?q=error:%22RuntimeError:+%3Cother")) == set()
+
+
+def test_a_search_finds_by_the_arguments_that_a_kind_declares(visitor: Visitor, served: Served):
+    def run(ctx: hocket.Context, **values: Any) -> None: ...
+
+    job_type = hocket.job("indexed.one", index=["frame", "camera.name"])(run)
+    with closing(hocket.open_sync(served.home)) as node:
+        earlier = node.submit(hocket.kind("indexed.one"), frame=7)
+        node.work([job_type], until_idle=True)
+        one = node.submit(hocket.kind("indexed.one"), frame=7, camera={"name": MARKUP}).job_id
+        two = node.submit(job_type, frame=8, camera={"name": "front left"}).job_id
+    assert ids(visitor.get("/jobs?q=args.frame:7")) == {one}
+    assert ids(visitor.get("/jobs?arg=frame%3D7&kind=indexed.&state=ready")) == {one}
+    assert ids(visitor.get("/jobs?arg=frame%3D7&state=running")) == set()
+    assert ids(visitor.get("/jobs?q=args.camera.name:%22front+left%22")) == {two}
+    assert "1 job matches" in visitor.get("/jobs?q=args.frame:8").text
+    unknown = visitor.get("/jobs?q=args.user:%3Cb%3E42")
+    assert "No job is found by the argument user" in unknown.text and ids(unknown) == set()
+    assert visitor.get("/jobs?arg=frame").status == 400
+    listed = command(served.home, "jobs", "--arg", "frame=7", "--json").stdout
+    assert [each["job_id"] for each in json.loads(listed)] == [one]
+    done = visitor.send(visitor.send(visitor.get("/jobs?q=args.frame:7").form("Cancel all…")).form("Cancel all"))
+    assert "Cancelled 1 of 1 jobs." in done.text and state_of(served, two) == "pending"
+    assert state_of(served, earlier.job_id) == "succeeded"
 
 
 @pytest.mark.parametrize("query", ["state=sleeping", "since=soon", "submitter=nobody", "after=x", "id=" + "A" * 40])

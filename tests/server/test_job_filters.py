@@ -58,6 +58,11 @@ def test_jobs_are_found_by_tag_id_error_time_and_submitter(served: Served, owner
     }.items():
         assert ids(owner, query) == expected, query
         assert count(owner, query) == len(expected), query
+    found = submitted(owner, "indexed.a", payload={"frame": 7}, index=["frame"])
+    submitted(owner, "indexed.b", payload={"frame": 7})
+    assert ids(owner, "arg=frame%3D7") == [found] and count(owner, "arg=frame%3D7&kind=indexed.a") == 1
+    assert ids(owner, "arg=frame%3D7&kind=indexed.b") == [] == ids(owner, "arg=frame%3D8")
+    assert owner("GET", "/v1/jobs?arg=frame").status == 400
     assert owner("GET", "/v1/jobs?submitter=nobody").status == 404
     for bad in ("tag=", "id=", "since_ms=-1", "error=", "state=lost", "id=" + "0" * 27):
         assert owner("GET", f"/v1/jobs?{bad}").status == 400, bad

@@ -47,7 +47,20 @@ def matches(entry: JobEntry, wanted: JobFilter) -> bool:
         and (wanted.author is None or job.scheduled.node.to_bytes(8, "big") == wanted.author)
         and (wanted.since_ms is None or job.scheduled.wall >= wanted.since_ms)
         and (wanted.until_ms is None or job.scheduled.wall < wanted.until_ms)
+        and wanted.argument in (None, *arguments(entry))
     )
+
+
+def arguments(entry: JobEntry) -> list[tuple[str, str]]:
+    """Some have none."""
+    number = entry.job.id[-1] % 4
+    return [("frame", str(number)), ("all", "é:=")][: number or None] if number < 3 else []
+
+
+def put(session: Session, entries: list[JobEntry]) -> None:
+    session.put_jobs(entries)
+    for each in entries:
+        session.put_arguments(each.job.id, arguments(each))
 
 
 FILTERS = [
@@ -63,6 +76,13 @@ FILTERS = [
     JobFilter(since_ms=1_010, until_ms=1_020),
     JobFilter((Stage.DONE,), Outcome.CANCELLED, "acme.", author=(1).to_bytes(8, "big"), since_ms=1_005),
     JobFilter(kind="nothing"),
+    JobFilter(argument=("frame", "1")),
+    JobFilter(argument=("frame", "3")),
+    JobFilter(argument=("all", "é:=")),
+    JobFilter(argument=("all", "é")),
+    JobFilter((Stage.READY, Stage.DONE), kind="acme.", argument=("all", "é:=")),
+    JobFilter((Stage.DONE,), Outcome.FAILED, argument=("frame", "2"), since_ms=1_005, until_ms=1_020),
+    JobFilter(author=(2).to_bytes(8, "big"), argument=("frame", "0")),
 ]
 
 
@@ -76,7 +96,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
 def entries(store: Store) -> list[JobEntry]:
     entries = list(made(7, 90))
     with store.write() as session:
-        session.put_jobs(entries)
+        put(session, entries)
     return entries
 
 
@@ -114,6 +134,16 @@ def test_pages_have_each_job_that_matches_once_and_in_order(
                 assert listed(session, asked, 7, lambda entry: bool(entry.job.id[-1] % 2)) == odd, asked
 
 
+def test_a_job_that_is_dropped_is_found_by_nothing(store: Store, entries: list[JobEntry]):
+    found = JobFilter(argument=("all", "é:="))
+    with store.write() as session:
+        for each in entries:
+            session.drop_job(each.job.id)
+        session.put_jobs(entries)
+    with store.read() as session:
+        assert listed(session, found, 7) == [] and not session.has_argument("all")
+
+
 def test_a_count_that_had_to_stop_says_so(store: Store, entries: list[JobEntry], monkeypatch: pytest.MonkeyPatch):
     for name, value in (("COUNTED_MAX", 9), ("COUNTED_ROWS_MAX", 9), ("COUNTED_JOBS_MAX", 6), ("JOBS_READ_MAX", 3)):
         monkeypatch.setattr(job_pages, name, value)
@@ -139,7 +169,7 @@ def test_no_page_and_no_count_costs_more_with_many_times_as_many_ended_jobs(
             entries = (each for each in made(3, count) if each.stage is Stage.DONE)
             while some := list(islice(entries, 20_000)):
                 with store.write() as session:
-                    session.put_jobs(some)
+                    put(session, some)
             asks: list[Callable[[Session], object]] = []
             for wanted in FILTERS:
                 for newest in (True, False):

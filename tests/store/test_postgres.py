@@ -161,6 +161,20 @@ def test_tables_of_others_and_of_newer_programs_are_refused_and_left_as_they_are
     assert tables == [("invoices",)]
 
 
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_store_of_version_6_gets_what_it_lacks(has_index: bool) -> None:
+    """New stores had the index of version 7 while they were still marked as of version 6; upgraded ones had not."""
+    address = server().new_database()
+    stores.open(address, create=True).close()
+    lost = [] if has_index else ["DROP INDEX hocket.jobs_done"]
+    administer(*lost, "DROP TABLE hocket.arguments", "UPDATE hocket.hocket_version SET version = 6", address=address)
+    stores.open(address).close()
+    with psycopg.connect(address) as connection:
+        names = connection.execute("SELECT relname FROM pg_class WHERE relname IN ('jobs_done', 'arguments')")
+        assert sorted(names) == [("arguments",), ("jobs_done",)]
+        assert next(connection.execute("SELECT version FROM hocket.hocket_version")) == (migration.VERSION,)
+
+
 @pytest.mark.touches("VX-18")
 def test_a_role_without_rights_is_told_and_one_with_a_schema_needs_no_more(roles: None) -> None:
     address = server().new_database()

@@ -340,6 +340,24 @@ def listing(
     return [_shown(hold, each, called) for each, state in states if state is not None for hold in live(state, now)]
 
 
+def queues(service: Service) -> list[LockState]:
+    """Each lock that is held now, with who waits for it, in order. Each scope is read once."""
+    now = service.runtime.log.reading().wall
+    with service.read() as session:
+        called = service.names(session)
+        scopes = sorted(key.decode() for key in session.subjects_since(LOCK, b""))
+        states = [(each, read_scope(session, each)) for each in scopes]
+    found: list[LockState] = []
+    for scope, state in states:
+        if state is not None:
+            waits = [wait for wait in state.waits if wait.until >= now]
+            for hold in live(state, now):
+                queue = [wait for wait in waits if any(_is_about(wait, key) for key in hold.keys)]
+                shown = [_waiting(wait, scope, called) for wait in queue]
+                found.append(LockState(hold.keys[0], scope, [_shown(hold, scope, called)], shown))
+    return found
+
+
 def _asked(service: Service, act: Callable[[LockClient], Awaitable[T]]) -> T:
     from hocket.node.locks import lock_client
 

@@ -46,7 +46,10 @@ DRAW_MIN_S, DRAW_MAX_S = 0.1, 1.0
 COLUMNS = ("job", "kind", "state", "tries", "prio", "when", "node", "note")
 
 
-_METAVARS = {"submitter": "NODE", "since_ms": "TIME", "until_ms": "TIME", "id": "TEXT", "tag": "TAG", "error": "TEXT"}
+_METAVARS = {
+    **{"submitter": "NODE", "since_ms": "TIME", "until_ms": "TIME", "id": "TEXT", "tag": "TAG", "error": "TEXT"},
+    "arg": "PATH=VALUE",
+}
 _TIMES = ("since_ms", "until_ms")
 # What `JobWhich` has besides the state and the kind.
 FilterOptions = Annotated[
@@ -102,6 +105,7 @@ def jobs(
       hocket jobs --state failed --limit 10 --json
       hocket jobs --claimable --kind acme.render
       hocket jobs --tag nightly --since 1d --error "out of memory"
+      hocket jobs --kind acme.render --arg frame=7
       hocket jobs --watch
     """
     which = _which(filters)

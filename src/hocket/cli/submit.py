@@ -344,7 +344,7 @@ def _check_option(key: str, value: Any) -> None:
     wrong = not isinstance(value, bool) if key == "open" else isinstance(value, bool | list | dict)
     if key in ("budget", "score"):
         wrong = not isinstance(value, dict)
-    elif key in ("needs", "tags"):
+    elif key in ("needs", "tags", "index"):
         wrong = not isinstance(value, str | list) or not all(isinstance(each, str) for each in value)
     if wrong or (key == "unique" and not isinstance(value, str | None)):
         raise Usage(f"bad {key}: {_called(value)} is not allowed here")

@@ -51,6 +51,10 @@ TRACE = r"\A00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z"
 LABEL_LENGTH_MAX = 128
 NEEDS_MAX = 16
 TAGS_MAX = 16
+# The members of a payload by which jobs of a kind are found.
+INDEX_MAX = 8
+PATH_CHARS_MAX = 128
+ARGUMENT_PATH = r"\A[^\s.:=\x00-\x1f\x7f]+(\.[^\s.:=\x00-\x1f\x7f]+){0,7}\Z"
 LABEL = r"\A[A-Za-z0-9_.-]+(=[A-Za-z0-9_.:/+-]+)?\Z"
 
 # An agent, as addresses of messages name it, with or without the id of its node.
@@ -60,6 +64,7 @@ APPROVER_LENGTH_MAX = 160
 Millis = Annotated[int, msgspec.Meta(ge=0, le=NOT_BEFORE_MS_MAX)]
 Delay = Annotated[int, msgspec.Meta(ge=0, le=DELAY_MS_MAX)]
 Label = Annotated[str, msgspec.Meta(pattern=LABEL, max_length=LABEL_LENGTH_MAX)]
+ArgumentPath = Annotated[str, msgspec.Meta(pattern=ARGUMENT_PATH, max_length=PATH_CHARS_MAX)]
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -121,6 +126,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     is by rank for the value of the payload's member `sticky`. Each rank waits `claim_timeout_ms` for the one before.
     `trace` is the context of the trace that the submit belongs to. `score` says how many beats the job has, and
     `lease_beats` is a lease that is counted in beats. `overlap` is for schedules: whether a tick makes a job that falls
+    before the end of the last one. `tags` are for people, who find jobs by them; they decide nothing. `index`
+    are paths in the payload, like `frame` or `camera.name`; the job is found by what it has there.
     before the end of the last one. `tags` are for people, who find jobs by them; they decide nothing.
 
     A job starts only once the agent `approval_by` has approved it, on the node that the name ends with, or on any node
@@ -153,6 +160,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     lease_beats: Annotated[int, msgspec.Meta(ge=1, le=HOLD_BEATS_MAX)] | None = None
     overlap: Literal["skip", "queue"] = "skip"
     tags: Annotated[tuple[Label, ...], msgspec.Meta(max_length=TAGS_MAX)] = ()
+    index: Annotated[tuple[ArgumentPath, ...], msgspec.Meta(max_length=INDEX_MAX)] = ()
     approval_by: Annotated[str, msgspec.Meta(pattern=APPROVER, max_length=APPROVER_LENGTH_MAX)] | None = None
     approval_within_ms: Annotated[int, msgspec.Meta(ge=1, le=DELAY_MS_MAX)] | None = None
 
@@ -183,10 +191,10 @@ _OF_ONE_JOB = frozenset(
 )
 _OF_A_KIND = tuple(name for name in Policy.__struct_fields__ if name not in _OF_ONE_JOB)
 
-# How a job waits in the queue; its submitter's node writes this down. The other options say how it runs.
+# How a job waits in the queue and is found; its submitter's node writes this down. The other options say how it runs.
 _OF_A_PLACE = (
     *("priority", "ttl_ms", "open", "claim", "sticky", "claim_timeout_ms"),
-    *("approval_by", "approval_within_ms"),
+    *("approval_by", "approval_within_ms", "index"),
 )
 _OF_A_RUN = tuple(name for name in _OF_A_KIND if name not in _OF_A_PLACE)
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from hocket.bus.hints import CLAIM
 from hocket.families.availability.rules import allows
+from hocket.families.jobs.index import indexed_arguments
 from hocket.families.jobs.rules import JOBS, Job, Outcome, State, tick_fault
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc, pack, unpack
@@ -56,6 +57,8 @@ class JobProjector:
         # Those of which only what a claim or a completion changes has changed.
         self._moved: dict[bytes, None] = {}
         self._new: set[bytes] = set()
+        # The new jobs that are found by their arguments.
+        self._indexed: dict[bytes, Job] = {}
         # Read once, on first use: most logs have no dependencies.
         self._any_after: bool | None = None
         # The offers of this node that were open before this transaction, once they are read: no other can be accepted
@@ -69,7 +72,7 @@ class JobProjector:
         """The jobs that a worker of this node held, and no longer holds."""
         self.topics: Mapping[str, set[bytes]] = {CLAIM: self.lost_claims}
         changes = self._dirty, self._moved, self.touched, self.lost_claims, self._made_ready, self._freed_kinds
-        self.memory = Memory((self._entries, *changes, self._new, self._offers))
+        self.memory = Memory((self._entries, *changes, self._new, self._indexed, self._offers))
 
     def ready_kinds(self) -> set[str]:
         """The kinds of which a worker may find more to claim than before: a job became ready, or a job that counts
@@ -190,6 +193,8 @@ class JobProjector:
     def add(self, job: Job, stage: Stage) -> None:
         """A new job that depends on nothing."""
         self._new.add(job.id)
+        if job.policy.index:
+            self._indexed[job.id] = job
         self._put(JobEntry(job, stage, None))
 
     def move(self, job: Job, offer: bytes | None = None) -> None:
@@ -269,6 +274,14 @@ class JobProjector:
             self.touched.update(moved)
             self._moved.clear()
         self._dirty.clear()
+        for job in self._indexed.values():
+            self._put_arguments(job)
+        self._indexed.clear()
+
+    def _put_arguments(self, job: Job) -> None:
+        op, _ = self._engine.known(job.schedule_op)
+        if op is not None and type(op.payload) is ScheduleJob:
+            self._session.put_arguments(job.id, indexed_arguments(op.payload.payload, job.policy.index))
 
     def log_changed(self) -> None:
         """Others may have written since."""
@@ -312,6 +325,7 @@ class JobProjector:
         job_id = before.job.id
         self._entries[job_id] = None
         self._dirty.pop(job_id, None)
+        self._indexed.pop(job_id, None)
         self.touched.add(job_id)
         if before.worker is not None:
             self.lost_claims.add(job_id)
@@ -339,6 +353,8 @@ class JobProjector:
         if job.policy.after or job.policy.set_by() is not None or job.id not in self._new:
             # Others have to notice that jobs depend on each other, and may make the same tick or the same job.
             self._session.lock_all()
+        if job.policy.index:
+            self._indexed[job.id] = job
         if job.policy.after:
             self._any_after = True
             self._session.set_after(job.id, job.policy.dependencies())

@@ -10,13 +10,15 @@ import msgspec
 
 from hocket.api.operation import Download
 from hocket.errors import NotFound, Usage
-from hocket.kernel.decoding import convert
+from hocket.kernel.decoding import convert, decode_json
 from hocket.mesh.wire import Reply
 from hocket.page.views import Action, Choice, PagePath
 from hocket.server.routes import ROUTES, ApiRoute
 
 # Fields of a form that are no parameters.
 BACK, CONFIRMED = "back", "confirmed"
+# The field that is written as JSON.
+_JSON = "value"
 # Characters that a person may write of a reason; who it was comes after them.
 REASON_CHARS_MAX = 400
 
@@ -32,6 +34,18 @@ _DELAY = Choice(
         "0": "now",
     },
 )
+
+
+def _with_value(fields: Mapping[str, str]) -> dict[str, Any]:
+    """A value is written as JSON."""
+    if _JSON not in fields:
+        return dict(fields)
+    try:
+        return {**fields, _JSON: decode_json(fields[_JSON].encode(), Any)}
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"the value is no JSON: {error}") from None
+
+
 ACTIONS = {
     each.operation: each
     for each in (
@@ -52,7 +66,10 @@ ACTIONS = {
         Action("quarantine_node", "Quarantine", "{node} gets no jobs", "Take all jobs from {node}?", True),
         Action("resume_node", "Resume", "{node} takes jobs again"),
         Action("retry_message", "Deliver again", "the message {id} is delivered again"),
-        Action("resolve_conflict", "Take this", "the conflict is resolved", "Make this the value of the row?"),
+        Action(
+            *("resolve_conflict", "Take this", "the conflict is resolved", "Make this the value of the row?"),
+            read=_with_value,
+        ),
         Action("break_lock", "Break", "broke the lock {key}", "Take the lock {key} from its holder?", True),
     )
 }

@@ -5,13 +5,11 @@ foreign sites from doing anything. A reader gets no form, and a form made by han
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import closing
 from functools import cached_property, partial
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from hocket.api import Program, Service, page_access
-from hocket.bus.hints import LOG, about
 from hocket.errors import HocketError, NotFound, Usage
 from hocket.kernel import __version__
 from hocket.kernel.ids import node_text
@@ -30,10 +28,12 @@ from hocket.page.actions import (
 )
 from hocket.page.entry import FORM_FIELD, ForeignRequest, PageEntry, form_key
 from hocket.page.live_jobs import LiveJobs
+from hocket.page.own_actions import INVITE, VERIFY, LogCheck, invited
+from hocket.page.refreshing import News, Refreshing
 from hocket.page.rendering import Rendering, assets
 from hocket.page.throughput import SAMPLE_S, Throughput
 from hocket.page.views import Action, PageFile, PageView, ViewCall, extension_views
-from hocket.page.views.coordination import COORDINATION, MESH
+from hocket.page.views.coordination import COORDINATION, MESH, THREAD
 from hocket.page.views.job_list import JOBS
 from hocket.page.views.log_view import LOG_VIEW
 from hocket.page.views.now import NOW
@@ -47,10 +47,6 @@ FORM_BYTES_MAX = 256 * 1024
 FIELDS_MAX = 64
 # What has been done is shown once. So many sentences wait for one browser.
 NOTICES_MAX = 8
-# An open page hears of changes this often at most.
-CHANGES_S = 1.0
-# A hint may be lost, and an open page then says nothing: it waits again after this long.
-LOOK_S = 60.0
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"
@@ -77,10 +73,12 @@ class NodePage:
     def __init__(self, node: Node, api: Api, address: Callable[[], str], base: str) -> None:
         self._node, self._api, self._base, self._address = node, api, base, address
         self._rendering = Rendering(base)
-        self._views = (NOW, JOBS, JOB_VIEW, MESH, COORDINATION, *extension_views(), LOG_VIEW)
+        self._views = (NOW, JOBS, JOB_VIEW, MESH, COORDINATION, THREAD, *extension_views(), LOG_VIEW)
         self._actions = {**ACTIONS, **{each.operation: each for view in self._views for each in view.actions}}
         self._throughput = Throughput(node.runtime.home.path / "throughput.json")
         self._live_jobs = LiveJobs(node)
+        self._log_check = LogCheck()
+        self._refreshing = Refreshing(node)
         # For each browser.
         self._notices: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=NOTICES_MAX))
 
@@ -103,9 +101,12 @@ class NodePage:
 
     async def keep_current(self) -> None:
         """Counts what ends, and follows jobs that browsers look at, for as long as the server runs."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep_throughput())
-            tasks.create_task(self._live_jobs.keep())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_throughput())
+                tasks.create_task(self._live_jobs.keep())
+        finally:
+            self._log_check.stop()
 
     async def _keep_throughput(self) -> None:
         environment = self._node.environment
@@ -140,9 +141,8 @@ class NodePage:
 
     async def _answer_to(self, request: Request, program: Program, token: str) -> Reply:
         if request.path == CHANGES:
-            service, wanted = self._api.call(program).service, _fields(request.query).get("job")
-            job = None if wanted is None else await self._api.read(lambda: watched_job(service, wanted))
-            return self._api.stream(self._changes(service, job), token, program, _HEADERS)
+            news = await self._news_of(self._api.call(program).service, _fields(request.query))
+            return self._api.stream(self._refreshing.changes(news), token, program, _HEADERS)
         if request.path == LEAVE or request.path.startswith(DO):
             if request.method != "POST":
                 raise BadMethod(["POST"])
@@ -179,8 +179,12 @@ class NodePage:
         )
 
     def _shown(self, view: PageView, request: Request, form: Mapping[str, str], program: Program, token: str) -> Reply:
-        service, kept = self._api.call(program).service, (self._throughput, self._live_jobs)
+        service, kept = self._api.call(program).service, (self._throughput, self._live_jobs, self._log_check)
         call = ViewCall(service, program, _fields(request.query), *kept, form)
+        with self._refreshing.spending():
+            return self._rendered(view, call, request, token)
+
+    def _rendered(self, view: PageView, call: ViewCall, request: Request, token: str) -> Reply:
         values = view.match(request.path) or {}
         shown = view.function(call, **{name: unquote(value) for name, value in values.items()})
         if isinstance(shown, PageFile):
@@ -188,7 +192,7 @@ class NodePage:
             headers = {**_HEADERS, "content-type": shown.content_type, "content-disposition": disposition}
             return Reply(200, headers, shown.content)
         here = f"{request.path}?{request.query}" if request.query else request.path
-        return self._html(200, view.template, {**shown, "here": here}, program, token)
+        return self._html(200, view.template, {**shown, "here": here}, call.program, token)
 
     async def _enter(self, request: Request) -> Reply:
         if request.method != "GET":
@@ -207,10 +211,17 @@ class NodePage:
         return _to(f"{self._base}/", {"set-cookie": self._entry.cookie("", 0, request.headers)})
 
     async def _do(self, name: str, form: dict[str, str], program: Program, token: str) -> Reply:
-        action, route = action_named(name, self._actions)
         back = form.get(BACK, "/")
         if not back.startswith("/") or back.startswith(("//", "/\\")):
             raise Usage("a form names a page of this server to go back to")
+        service = self._api.call(program).service
+        if name == INVITE:
+            shown = await self._api.write(lambda: invited(service, program, form))
+            return self._html(200, "invited.html", {**shown, "here": "", "changes": ""}, program, token)
+        if name == VERIFY:
+            self._log_check.begin(service)
+            return _to(f"{self._base}{back}")
+        action, route = action_named(name, self._actions)
         if action.question and CONFIRMED not in form:
             return await self._question(action, route, form, program, token)
         arguments = arguments_of(action, route, form, program.agent or program.name)
@@ -233,24 +244,31 @@ class NodePage:
                 at_least = "at least " if counted.is_cut else ""
                 told["matched"] = f"{at_least}{counted.matched} jobs"
         question = action.question.format_map(defaultdict(str, told))
-        values = {"title": action.verb, "action": action, "question": question, "fields": form, "here": ""}
+        values = {
+            "title": action.verb,
+            "action": action,
+            "question": question,
+            "fields": form,
+            "here": "",
+            "changes": "",
+        }
         return self._html(200, "confirm.html", values, program, token)
 
-    async def _changes(self, service: Service, job: bytes | None) -> AsyncIterator[str]:
-        """Tells an open page that something has changed, at most once a second: on the log, or in what a running job
-        sends.
+    async def _news_of(self, service: Service, query: Mapping[str, str]) -> News:
+        """What an open page shows that is not on the log: its answer changes with it, and is None while nothing is
+        under way.
         """
-        seen: tuple[int, ...] | None = None
-        with closing(self._node.listen(about(LOG))) as changes:
-            while True:
-                news = None if job is None else await self._api.read(partial(self._news, service, job))
-                has_changed = news != seen and seen is not None
-                seen = news
-                if has_changed or await changes.wait(LOOK_S if news is None else CHANGES_S):
-                    yield "changed"
-                    await asyncio.sleep(CHANGES_S)
+        wanted = query.get("job")
+        job = None if wanted is None else await self._api.read(lambda: watched_job(service, wanted))
 
-    def _news(self, service: Service, job_id: bytes) -> tuple[int, ...] | None:
+        async def news() -> tuple[int, ...] | None:
+            if "check" in query:
+                return self._log_check.news()
+            return None if job is None else await self._api.read(partial(self._news_of_job, service, job))
+
+        return news
+
+    def _news_of_job(self, service: Service, job_id: bytes) -> tuple[int, ...] | None:
         """None if the job sends nothing more."""
         with service.read() as session:
             entry = session.job(job_id)
@@ -281,7 +299,7 @@ class NodePage:
         else:
             problem = problem_of(error)
             status, title = problem.status, problem.title
-        values = {"title": title, "sentence": str(error), "here": "", "is_stranger": status == 401}
+        values = {"title": title, "sentence": str(error), "here": "", "is_stranger": status == 401, "changes": ""}
         return self._html(status, "error.html", values, program)
 
 

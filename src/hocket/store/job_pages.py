@@ -28,6 +28,10 @@ COUNTED_JOBS_MAX = 1_000
 _INDEXES = ("jobs_ready", "jobs_delayed", "jobs_blocked", "jobs_claimed")
 _ID_BYTES = 10
 
+# The order of the tables keeps SQLite from reading every job.
+_WITH_ARGUMENTS = "arguments AS a CROSS JOIN jobs"
+_OF_ARGUMENT = "WHERE jobs.id = a.job AND a.path = ? AND a.value = ?"
+
 Passes = Callable[[JobEntry], bool]
 
 
@@ -47,13 +51,15 @@ class JobCount(NamedTuple):
 
 class _Source(NamedTuple):
     """Jobs in the order of their ids. If it `is_exact`, all of them have the outcome and kind of the list, and a stage
-    of it; else those count that do, and have one of the `stages`.
+    of it; else those count that do, and have one of the `stages`. `key` is the column of their ids in the index.
     """
 
     where: str
     values: tuple[Any, ...] = ()
     is_exact: bool = True
     stages: tuple[Stage, ...] = ()
+    table: str = "jobs"
+    key: str = "id"
 
 
 @cache
@@ -122,7 +128,7 @@ class JobPageSession(LockSession):
                 if page.beyond is None:
                     return JobCount(found)
             return JobCount(found, is_cut=True)
-        if (wanted.author, wanted.since_ms, wanted.until_ms) == (None, None, None):
+        if (wanted.author, wanted.since_ms, wanted.until_ms, wanted.argument) == (None, None, None, None):
             return JobCount(self.job_count(wanted))
         counts = [self._count_jobs(source, wanted) for source in self._sources(wanted)]
         return JobCount(sum(each.jobs for each in counts), any(each.is_cut for each in counts))
@@ -130,6 +136,8 @@ class JobPageSession(LockSession):
     def _sources(self, wanted: JobFilter) -> list[_Source]:
         """Sources that together have every job of the list, each once."""
         stages, outcome = wanted.stages or tuple(Stage), wanted.outcome
+        if wanted.argument is not None:
+            return [_Source(_OF_ARGUMENT, wanted.argument, False, wanted.stages, _WITH_ARGUMENTS, "a.job")]
         if outcome is None and wanted.kind is None and len(stages) == len(Stage):
             return [_Source("WHERE true")]
         kind, values = of_kind(wanted.kind)
@@ -162,15 +170,16 @@ class JobPageSession(LockSession):
         """A page of one source, which has all its jobs up to its `beyond`, that one included."""
         order = "DESC" if wanted.newest_first else "ASC"
         where, values = _bounded(source, wanted)
+        read = f"{source.table} {where}"
         conditions, more = _conditions(source, wanted)
         columns = JOB_COLUMNS if self.row_check is None else CHECKED_COLUMNS
         if not conditions and passes is None:
-            rows = self._rows(f"SELECT {columns} FROM jobs {where} ORDER BY id {order} LIMIT ?", *values, limit + 1)
+            rows = self._rows(f"SELECT {columns} FROM {read} ORDER BY {source.key} {order} LIMIT ?", *values, limit + 1)
             return JobPage(job_entries(rows, self.row_check), rows[-1][0] if len(rows) > limit else None)
         most = ROWS_READ_MAX if passes is None else JOBS_READ_MAX
         # No order is asked of the outer one, which takes the rows as they come: SQLite would read all to sort them.
         rows = self._rows(
-            f"SELECT {columns} FROM (SELECT * FROM jobs {where} ORDER BY id {order} LIMIT {most}) AS jobs"
+            f"SELECT {columns} FROM (SELECT jobs.* FROM {read} ORDER BY {source.key} {order} LIMIT {most}) AS jobs"
             f" WHERE true{conditions} LIMIT ?",
             *(*values, *more, limit + 1 if passes is None else most),
         )
@@ -178,19 +187,20 @@ class JobPageSession(LockSession):
         entries = list(islice(found if passes is None else filter(passes, found), limit + 1))
         if len(entries) > limit:
             return JobPage(entries, entries[-1].job.id)
-        return JobPage(
-            entries, self._one(f"SELECT id FROM jobs {where} ORDER BY id {order} LIMIT 1 OFFSET {most - 1}", *values)
-        )
+        last = f"SELECT {source.key} FROM {read} ORDER BY {source.key} {order} LIMIT 1 OFFSET {most - 1}"
+        return JobPage(entries, self._one(last, *values))
 
     def _count_jobs(self, source: _Source, wanted: JobFilter) -> JobCount:
         where, values = _bounded(source, wanted)
+        read = f"{source.table} {where}"
         conditions, more = _conditions(source, wanted)
         most = COUNTED_ROWS_MAX if conditions else COUNTED_MAX
-        columns = "*" if conditions else "id"
+        columns = "jobs.*" if conditions else source.key
         order = "DESC" if wanted.newest_first else "ASC"
-        read = f"SELECT {columns} FROM jobs {where} ORDER BY id {order} LIMIT {most}"
-        found = self._one(f"SELECT count(*) FROM ({read}) AS jobs WHERE true{conditions}", *values, *more)
-        is_cut = self._one(f"SELECT 1 FROM jobs {where} ORDER BY id {order} LIMIT 1 OFFSET {most}", *values)
+        ordered = f"{read} ORDER BY {source.key} {order}"
+        first = f"SELECT {columns} FROM {ordered} LIMIT {most}"
+        found = self._one(f"SELECT count(*) FROM ({first}) AS jobs WHERE true{conditions}", *values, *more)
+        is_cut = self._one(f"SELECT 1 FROM {ordered} LIMIT 1 OFFSET {most}", *values)
         return JobCount(int(found), is_cut is not None)
 
 
@@ -200,7 +210,7 @@ def _bounded(source: _Source, wanted: JobFilter) -> tuple[str, tuple[Any, ...]]:
     for sign, ms in ((">=", wanted.since_ms), ("<", wanted.until_ms)):
         bounds.append((sign, None if ms is None else make_ulid(ms, bytes(_ID_BYTES))))
     given = [(sign, value) for sign, value in bounds if value is not None]
-    where = source.where + "".join(f" AND id {sign} ?" for sign, _ in given)
+    where = source.where + "".join(f" AND {source.key} {sign} ?" for sign, _ in given)
     return where, (*source.values, *(value for _, value in given))
 
 

@@ -39,7 +39,8 @@ class JobEntry(NamedTuple):
 class JobFilter(NamedTuple):
     """Which jobs a list shows: those of these stages (all if none is named), of this outcome, and of the kinds that
     `kind` covers; those that the node `author` has submitted, not before `since_ms`, and before `until_ms`. A page
-    begins `beyond` the last job of the page before.
+    begins `beyond` the last job of the page before. `argument` is a path and the value that the payload has there,
+    where jobs are found by that path.
     """
 
     stages: tuple[Stage, ...] = ()
@@ -50,6 +51,7 @@ class JobFilter(NamedTuple):
     author: bytes | None = None
     since_ms: int | None = None
     until_ms: int | None = None
+    argument: tuple[str, str] | None = None
 
 
 IsLeft = Callable[[bytes, int], bool]

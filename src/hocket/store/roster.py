@@ -40,12 +40,13 @@ NEXT_READY = "SELECT min(ready_at) FROM jobs WHERE stage = 1"
 _OTHER_BUSY_KINDS = f"SELECT kind FROM jobs WHERE stage = 3 UNION SELECT kind FROM jobs WHERE {_RESTING}"
 # The order of the tables keeps SQLite from reading every op.
 _OPEN_OFFERS = """
-    SELECT count(*) FROM jobs CROSS JOIN ops WHERE ops.key = jobs.id AND ops.settled = 1
-    AND ops.family = 'job' AND ops.hlc >= jobs.last AND jobs.stage <> 4 AND ops.reason = ?"""
+    SELECT count(*) FROM (SELECT id, last FROM jobs {}) AS unended CROSS JOIN ops WHERE ops.key = unended.id
+    AND ops.settled = 1 AND ops.family = 'job' AND ops.hlc >= unended.last AND ops.reason = ?"""
 _ENDED = "SELECT outcome, CAST(sum(jobs) AS BIGINT) FROM finished GROUP BY outcome"
 _ENDED_BY_KIND = """
     SELECT kind, outcome, CAST(sum(jobs) AS BIGINT) FROM finished GROUP BY kind, outcome HAVING sum(jobs) > 0"""
 _SET_AFTER = insert_new("after", "dependency, job")
+_PUT_ARGUMENT = insert_new("arguments", "job, path, value")
 _SET_RATE = upsert("rates", "kind, due", "kind")
 
 
@@ -80,6 +81,7 @@ class JobSession(JobPageSession):
         self._uncount(job_id)
         self._put("DELETE FROM jobs WHERE id = ?", (job_id,))
         self._put("DELETE FROM after WHERE job = ?", (job_id,))
+        self._put("DELETE FROM arguments WHERE job = ?", (job_id,))
 
     @abstractmethod
     def _uncount(self, job_id: bytes) -> None:
@@ -110,7 +112,10 @@ class JobSession(JobPageSession):
 
     def open_offers(self, reason: int) -> int:
         """How many of the latest ops about unfinished jobs do not count for this reason."""
-        return int(self._one(_OPEN_OFFERS, int(reason)))
+        if self._one("SELECT 1 FROM ops WHERE reason <> 0 AND reason = ? LIMIT 1", int(reason)) is None:
+            return 0
+        stages = [where for stage, where in of_stages(self.dialect).items() if stage is not Stage.DONE]
+        return sum(int(self._one(_OPEN_OFFERS.format(where), int(reason))) for where in stages)
 
     def counts(self) -> dict[tuple[Stage, Outcome | None], int]:
         """How many jobs there are of each stage, and outcome if they have one. Ended jobs are counted when they end, so
@@ -131,6 +136,14 @@ class JobSession(JobPageSession):
 
     def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None:
         self._many(_SET_AFTER, [(dependency, job_id) for dependency in dependencies])
+
+    def put_arguments(self, job_id: bytes, arguments: Sequence[tuple[str, str]]) -> None:
+        """The job is found by these paths and values."""
+        self._many(_PUT_ARGUMENT, [(job_id, *each) for each in arguments])
+
+    def has_argument(self, path: str) -> bool:
+        """Whether any job is found by this path."""
+        return self._one("SELECT 1 FROM arguments WHERE path = ? LIMIT 1", path) is not None
 
     def has_after(self) -> bool:
         return bool(self._one("SELECT EXISTS (SELECT 1 FROM after)"))

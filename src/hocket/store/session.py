@@ -19,6 +19,7 @@ from hocket.store.subjects import ChecksStates, SubjectSession
 
 PROJECTIONS = (
     *("jobs", "finished", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
+    "arguments",
     *("evictions", "delegations", "revocations", "coordinators", "forks", "written"),
     *("messages", "deliveries", "group_cursors"),
 )

@@ -7,10 +7,11 @@ from msgspec import Meta, Struct
 
 from hocket.api import Service
 from hocket.errors import Usage
+from hocket.families.jobs.index import VALUE_CHARS_MAX, argument_of
 from hocket.families.jobs.rules import KIND_LENGTH_MAX
 from hocket.families.jobs.view import JobState
 from hocket.kernel.ids import parse_node
-from hocket.kernel.policy import LABEL_LENGTH_MAX
+from hocket.kernel.policy import LABEL_LENGTH_MAX, PATH_CHARS_MAX
 from hocket.kernel.texts import duration_ms
 from hocket.store import Session
 
@@ -60,13 +61,29 @@ class JobWhich(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         | None
     ) = None
 
+    arg: (
+        Annotated[
+            str,
+            Meta(
+                min_length=2,
+                max_length=PATH_CHARS_MAX + 1 + VALUE_CHARS_MAX,
+                description="Only jobs with this argument, like frame=7, of the kinds that have it as an index.",
+            ),
+        ]
+        | None
+    ) = None
+
     def selection(self, service: Service, session: Session) -> "JobSelection":
-        """Raises NotFound if no node is the submitter."""
+        """Raises NotFound if no node is the submitter, and Usage if the argument cannot be read."""
         from hocket.families.jobs.selection import JobSelection
 
         node = None if self.submitter is None else _node(service, session, self.submitter)
         times = self.since_ms, self.until_ms
-        return JobSelection(self.state, None, self.kind, node, *times, self.id, self.tag, self.error)
+        try:
+            argument = None if self.arg is None else argument_of(self.arg)
+        except ValueError as error:
+            raise Usage(str(error)) from None
+        return JobSelection(self.state, None, self.kind, node, *times, self.id, self.tag, self.error, argument)
 
 
 def _node(service: Service, session: Session, text: str) -> int:

@@ -24,12 +24,14 @@ from hocket.kernel.policy import (
     CLAIM_TIMEOUT_MS_MIN,
     DEFAULT,
     DELAY_MS_MAX,
+    INDEX_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
     NEEDS_MAX,
     PRIORITY_MAX,
     RETRIES_MAX,
     TAGS_MAX,
+    ArgumentPath,
     Budget,
     Label,
     Rate,
@@ -98,6 +100,12 @@ class NewJobOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         Annotated[list[Label], Meta(max_length=NEEDS_MAX, description="Labels that its worker must have.")] | UnsetType
     ) = UNSET
     tags: Annotated[list[Label], Meta(max_length=TAGS_MAX, description="Words to find it by.")] | UnsetType = UNSET
+    index: (
+        Annotated[
+            list[ArgumentPath], Meta(max_length=INDEX_MAX, description="Members of its payload by which it is found.")
+        ]
+        | UnsetType
+    ) = UNSET
     ttl_ms: Annotated[int, _ms("How long it may wait for its first worker before it is cancelled.", 1)] | UnsetType = (
         UNSET
     )

@@ -138,7 +138,7 @@ def release_ended(tx: Transaction, request: BoundRequest) -> bool:
     until what it may have got has ended by itself.
     """
     if (claim := _claim_of_message(tx, request.op)) is not None:
-        from hocket.families.inbox.requests import hand_back
+        from hocket.families.inbox.requests import hand_back  # few commands about locks need it
 
         tx.session.drop_lock_request(request.op)
         return isinstance(hand_back(tx, claim.message_id, claim.agent, 0, PROCESS_ENDED, request.op), Op)

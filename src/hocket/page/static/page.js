@@ -250,6 +250,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+for (const text of document.querySelectorAll("[data-tail]")) text.scrollTop = text.scrollHeight;
 pause.hidden = false;
 pause.onclick = () => setPaused(!isPaused);
 for (const button of document.querySelectorAll("[data-copy]")) button.hidden = false;

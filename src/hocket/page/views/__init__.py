@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from hocket.api import Program, Service
 from hocket.kernel.extension import extensions, loaded
 from hocket.page.live_jobs import LiveJobs
+from hocket.page.own_actions import LogCheck
 from hocket.page.throughput import Throughput
 
 PACKAGE = "hocket.page"
@@ -26,6 +27,7 @@ class ViewCall(NamedTuple):
     query: Mapping[str, str]
     throughput: Throughput
     live_jobs: LiveJobs
+    log_check: LogCheck
     form: Mapping[str, str] = {}
 
     def may(self, resource: str, action: str, *words: str) -> bool:

@@ -1,11 +1,13 @@
-"""The mesh: its nodes with what each may do, has and runs; the coordinator, routes, peers and agents. And what agents
-share: locks with their queues, messages that could not be delivered, and conflicts side by side.
+"""The mesh: its nodes with what each may do, has and runs; the coordinator, routes, peers, agents and invitations. And
+what agents share: locks with their queues, messages that could not be delivered, their threads, and conflicts side by
+side.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from hocket.api import agents, inbox, locks, nodes, peers, rights, rows
+from hocket.page.own_actions import may_invite
 from hocket.page.views import PageView, ViewCall
 
 # So many of each are shown.
@@ -24,29 +26,48 @@ def mesh(call: ViewCall) -> Mapping[str, Any]:
         "peers": peers.listing.function(service).peers,
         "agents": agents.listing.function(service),
         "may_change": call.may("Mesh", "Write"),
+        "may_invite": may_invite(call.program),
+        "invitations": peers.invitations(service) if may_invite(call.program) else [],
     }
 
 
 def coordination(call: ViewCall) -> Mapping[str, Any]:
     service = call.service
-    held = [each for each in locks.listing.function(service) if _may_read(call, each)]
-    waiting = {
-        (each.scope, each.key): locks.show.function(service, each.key, each.scope).waiting for each in held[:LINES_MAX]
-    }
+    held = [each for each in locks.queues(service) if _may_read(call, each.holders[0])]
     may_inbox = call.program.may_some("Inbox", "Read")
     may_rows = call.program.may_some("Row", "Read")
     return {
         "title": "Coordination",
         "locks": held[:LINES_MAX],
-        "waiting": waiting,
         "left_out": max(0, len(held) - LINES_MAX),
         "dead": inbox.dead.function(service, LINES_MAX).items if may_inbox else [],
         "conflicts": rows.conflicts.function(service, limit=LINES_MAX).items if may_rows else [],
         "breakable": {
-            (each.scope, each.key) for each in held if service.may("Lock", "Break", *each.keys, scope=each.scope)
+            (each.scope, each.key)
+            for each in held[:LINES_MAX]
+            if service.may("Lock", "Break", *each.holders[0].keys, scope=each.scope)
         },
         "retryable": call.may,
+        "proposal": proposal,
     }
+
+
+def thread(call: ViewCall, message: str) -> Mapping[str, Any]:
+    if not call.program.may_some("Inbox", "Read"):
+        call.service.check("Inbox", "Read")
+    found = inbox.thread.function(call.service, message, LINES_MAX)
+    return {"title": "Thread", "messages": found.items, "is_cut": found.next is not None, "message": message}
+
+
+def proposal(conflict: rows.ConflictShown) -> Any:
+    """What both sides have changed, together; where both have changed the same member, it is that of the write."""
+    left, right = conflict.left, conflict.right
+    if not isinstance(left, dict) or not isinstance(right, dict):
+        return left
+    base = conflict.base if isinstance(conflict.base, dict) else {}
+    gone = [name for name in base if name not in left and right.get(name) == base[name]]
+    changed = {name: value for name, value in left.items() if name not in base or base[name] != value}
+    return {name: value for name, value in {**right, **changed}.items() if name not in gone}
 
 
 def _may_read(call: ViewCall, lock: locks.LockShown) -> bool:
@@ -54,4 +75,5 @@ def _may_read(call: ViewCall, lock: locks.LockShown) -> bool:
 
 
 COORDINATION = PageView("/coordination", "coordination.html", coordination, "Coordination")
+THREAD = PageView("/messages/{message}", "thread.html", thread)
 MESH = PageView("/mesh", "mesh.html", mesh, "Mesh")

@@ -8,7 +8,7 @@ from hocket.node.log_events import EventNeed, events_of
 from hocket.page.views import PageView, ViewCall
 
 # Ops of one page. One that the visitor may not read, or that does not count, has no line.
-OPS = 200
+OPS = 100
 
 
 def log(call: ViewCall) -> Mapping[str, Any]:
@@ -28,6 +28,9 @@ def log(call: ViewCall) -> Mapping[str, Any]:
         "before": start + 1 if start else None,
         "is_newest": before is None,
         "names": service.names(),
+        "check": call.log_check.state if call.may("Mesh", "Read") else None,
+        "may_check": call.may("Mesh", "Write"),
+        "changes": "/changes?check",
     }
 
 

@@ -12,8 +12,8 @@ from hocket.store.connections import Migration
 from hocket.store.postgres.connecting import DatabaseAddress, first_line
 from hocket.store.postgres.exchange import Connection
 
-VERSION = 6
-_STEPS = ("schema.sql", "schema_2.sql", "schema_3.sql", "schema_4.sql", "schema_5.sql", "schema_6.sql", "schema_7.sql")
+VERSION = 8
+_STEPS = ("schema.sql", *(f"schema_{version}.sql" for version in range(2, VERSION + 1)))
 # The first half of the key of the lock: "HOCK".
 _LOCK = 0x484F434B
 _MARK = "hocket_version"
