@@ -13,18 +13,14 @@ from typing import Any
 
 import pytest
 
-from hocket.families.locks.facts import LOCK, AcquireLocks
+from hocket.families.locks.facts import AcquireLocks
 from hocket.families.locks.requests import WAIT_STEP_MS
-from hocket.families.locks.rules import LOCKS, Scope
-from hocket.kernel.arbitration import FoldContext
-from hocket.kernel.clock import Hlc
-from hocket.kernel.ops import Op, decode
-from hocket.kernel.vocabulary import AcceptOffer, Subject
 from hocket.node.runtime import Runtime
 from hocket.store import Session
 from hocket.testing.linearizability import falling_fences
 from tests.histories import guarded
 from tests.histories.disturbance import Client, disturb
+from tests.histories.lock_log import lock_grants
 from tests.histories.recording import GAVE_UP, SLACK_S, recorded
 from tests.histories.runs import Mesh, check_history, coordinated, one_home, shared_store, without_guesses
 from tests.histories.waiter import DEADLOCK, KEYS
@@ -132,30 +128,10 @@ def answers(directory: Path, result: str) -> dict[int, float]:
     return found
 
 
-class Context(FoldContext):
-    def designations(self, at: Hlc) -> int:
-        return 0
-
-
 def grants(session: Session) -> dict[int, float]:
     """When each request that got a fence got it, by the log of the node that decides."""
-    scope: Scope | None = None
-    found: dict[int, float] = {}
-    asked: dict[bytes, int] = {}
-    for row in session.ops_about(Subject(LOCK, b"")):
-        if row.reason:
-            continue
-        op = decode(row.body)
-        if isinstance(op.payload, AcceptOffer):
-            offered = session.op(op.payload.offer)
-            assert offered is not None
-            inner = decode(offered.body)
-            op = Op(op.id, op.timestamp, inner.node_id, inner.causal_deps, inner.payload)
-        if isinstance(op.payload, AcquireLocks):
-            asked[op.id] = op.payload.ttl_ms
-        before = 0 if scope is None else scope.fence
-        verdict = LOCKS.apply_decided(scope, op, Context(), op.node_id)  # type: ignore[abstract]
-        assert isinstance(verdict, Scope), verdict
-        scope = verdict
-        found |= {asked[hold.op]: op.timestamp.wall / 1000 for hold in scope.holds if hold.fence > before}
-    return found
+    times: dict[int, float] = {}
+    for grant in lock_grants(session).values():
+        assert isinstance(grant.asked.payload, AcquireLocks)
+        times[grant.asked.payload.ttl_ms] = grant.granted.timestamp.wall / 1000
+    return times
