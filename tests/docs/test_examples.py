@@ -64,6 +64,19 @@ def test_fenced_write(tmp_path: Path):
     assert "the log says: ScheduleJob, ClaimWork, ExpireWork, ClaimWork" in out
 
 
+@pytest.mark.touches("LW-37", "VX-01", "VX-03")
+def test_two_agents(tmp_path: Path):
+    pytest.importorskip("mcp", reason="the example needs hocket[mcp]")
+    out = run(tmp_path, EXAMPLES / "two_agents" / "run.py").stdout
+    refused, killed = out.index("story.txt is locked by ben"), out.index("ben is killed")
+    assert refused < killed < out.index("ann takes the job to change story.txt (fence 2)")
+    assert "ann reads: ben has changed intro.txt" in out
+    assert out.endswith(
+        "intro.txt:\nOnce there were two agents. (ben, fence 1)\n"
+        "story.txt:\nThe other one went on. (ann, fence 3)\nOne of them fell silent. (ann, fence 4)\nno edit is lost\n"
+    )
+
+
 @pytest.mark.touches("LW-02", "LW-05", "LW-37", "LW-39", "LW-40", "LW-41", "VX-01", "VX-07")
 def test_the_tour(tmp_path: Path):
     done = run(tmp_path, EXAMPLES / "tour.py", "--base", tmp_path / "run")

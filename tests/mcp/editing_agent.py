@@ -51,7 +51,7 @@ class Editor:
             if not answer.is_error:
                 assert isinstance(answer.structured_content, dict)
                 return int(answer.structured_content["fence"])
-            assert "locked by" in text_of(answer), text_of(answer)
+            assert "is held by" in text_of(answer), text_of(answer)
 
     async def _ask_before_edit(self, path: Path) -> None:
         """The hook, as a program of an agent runs it. It refuses by its exit code."""
