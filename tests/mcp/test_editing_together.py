@@ -39,7 +39,7 @@ class Size(NamedTuple):
     patience_s: int
 
 
-SMALL = Size(agents=3, files=6, edits=30, kills=2, patience_s=400)
+SMALL = Size(agents=3, files=6, edits=30, kills=2, patience_s=270)
 WHOLE = Size(agents=8, files=40, edits=500, kills=24, patience_s=6000)
 
 
