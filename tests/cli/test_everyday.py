@@ -30,7 +30,7 @@ def test_errors_are_json_where_answers_are(hocket: Program) -> None:
 
 def test_an_unknown_member_of_a_batch_line_is_answered_with_a_suggestion(hocket: Program) -> None:
     said = hocket("submit", "--batch", "-", input='{"kind": "a.b", "prioritty": 3}', code=2).sentence
-    assert "line 1: unknown member 'prioritty' (did you mean 'priority'?); known are after, backoff" in said
+    assert "line 1: unknown member 'prioritty' (did you mean 'priority'?); known are after, approval_by, " in said
     said = hocket("submit", "--batch", "-", input='{"kind": "a.b", "pay_load": {}}', code=2).sentence
     assert "did you mean 'payload'?" in said
 

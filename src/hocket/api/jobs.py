@@ -17,9 +17,9 @@ from hocket.errors import Unreachable, Usage
 from hocket.families.jobs.progress import newest_notes
 from hocket.families.jobs.view import WaitReason
 from hocket.kernel.decoding import convert
-from hocket.kernel.ids import parse_ulid, ulid_text
+from hocket.kernel.ids import EXACT_MAX, parse_ulid, ulid_text
 from hocket.kernel.ops import BeatPlace
-from hocket.kernel.policy import APPROVER_LENGTH_MAX, DELAY_MS_MAX, NOT_BEFORE_MS_MAX
+from hocket.kernel.policy import APPROVER_LENGTH_MAX, DELAY_MS_MAX
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.store import JobEntry, OpRow, Session, Stage
 
@@ -41,7 +41,7 @@ JobText = Annotated[
     Meta(min_length=1, max_length=64, description="A job id, or a unique beginning or end of one."),
     InShell(metavar="JOB"),
 ]
-NotBefore = Annotated[int, Meta(ge=0, le=NOT_BEFORE_MS_MAX, description="When the job may start, in ms since 1970.")]
+NotBefore = Annotated[int, Meta(ge=0, le=EXACT_MAX, description="When the job may start, in ms since 1970.")]
 StartDelay = Annotated[int, Meta(ge=0, le=DELAY_MS_MAX, description="How long from now it may not start; 0 for now.")]
 AnswerNote = Annotated[
     str, Meta(max_length=REASON_CHARS_MAX, description="Why; it is on the log."), InShell("--note", metavar="TEXT")

@@ -56,11 +56,11 @@ def invite(
     options that its handlers have for these kinds. It reads no other jobs or artifacts.
 
     --may grants anything else. Resources: ops, evidence, entity, claim, job, episode, artifact, action, mesh,
-    userassertion, registration. Actions: read, write, all; for jobs read, schedule, claim, complete, define, all. A
-    kind prefix may follow a job action and artifact:read. A node that may complete jobs may also write artifacts;
-    job:define lets its workers set the options of kinds for every submitter. Read access to jobs and artifacts is the
-    default; --worker or naming any read grant replaces it. Only registration:write (or all) lets the node invite
-    others, with no more rights than its own.
+    userassertion, registration. Actions: read, write, all; for jobs read, schedule, claim, complete, define, approve,
+    all. A kind prefix may follow a job action and artifact:read. A node that may complete jobs may also write
+    artifacts; job:define lets its workers set the options of kinds for every submitter. Read access to jobs and
+    artifacts is the default; --worker or naming any read grant replaces it. Only registration:write (or all) lets the
+    node invite others, with no more rights than its own.
 
     For locks, the actions are read, acquire, break and all, and a key prefix may follow; lock@SCOPE:acquire grants the
     locks of one scope only.
