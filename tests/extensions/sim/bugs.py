@@ -66,7 +66,7 @@ def fence_not_checked(patch: pytest.MonkeyPatch) -> None:
             return speak(tx, held, payload, deps)
         refused = stale(tx, held)
         op = refused or jobs.author(tx, payload, deps)
-        return op if isinstance(op, Reason) else jobs._said(tx, op, held.job_id)
+        return op if isinstance(op, Reason) else jobs.decided_job(tx, op, held.job_id)
 
     patch.setattr(roster, "_held", held)
     patch.setattr(jobs, "stale_claim", stale)
