@@ -1,11 +1,13 @@
 """What becomes of a task as it comes: states, progress, parts of the result, and the end."""
 
+import threading
+import time
 from typing import Any
 
 import pytest
 
-from tests.a2a.clients import AT_ONCE, KIND, OTHER_KIND, A2aClient, message, state, worker
-from tests.server.served import Served
+from tests.a2a.clients import KIND, OTHER_KIND, A2aClient, message, state, worker
+from tests.server.served import PATIENCE_S, Answer, Served
 from tests.server.served import hocket as command
 
 
@@ -38,12 +40,9 @@ def test_the_parts_of_a_result_come_as_pieces_of_one_artifact_to_every_stream(se
     place = {"id": task["id"]}
     with ann.stream("SubscribeToTask", place) as one, ann.stream("SubscribeToTask", place) as two:
         assert state(next(one)["task"]) == state(next(two)["task"]) == "WORKING"
-        sent = work.client(
-            "POST", f"/v1/jobs/{task['id']}/parts", {"fence": held["fence"], "first": 0, "parts": ["a "]}
-        )
-        assert sent.status in (200, 204), sent.body
+        assert work.end(held, "parts", parts=[{"index": 0, "data": "a "}]).status == 200
         first = [_next(each, "artifactUpdate") for each in (one, two)]
-        sent = work.client("POST", f"/v1/jobs/{task['id']}/parts", {"fence": held["fence"], "first": 1, "parts": ["b"]})
+        assert work.end(held, "parts", parts=[{"index": 1, "data": "b"}]).status == 200
         assert work.end(held).status == 200
         rest = [[*each] for each in (one, two)]
     for begun, left in zip(first, rest, strict=True):
@@ -66,20 +65,38 @@ def test_a_client_that_goes_leaves_its_task_alone(served: Served, ann: A2aClient
 
 
 def test_a_task_that_waits_for_an_approval_says_by_whom_and_goes_on_afterwards(served: Served, ann: A2aClient):
-    pass
+    # A kind's options, or who submits, can want one. This job has the tags of a task, so it is one.
+    tags = ann("GET", f"/v1/jobs/{ann.send('tags', skill=OTHER_KIND)['id']}").json["options"]["tags"]
+    body = {"kind": KIND, "payload": {}, "tags": tags, "approval_by": "ann"}
+    place = {"id": ann("POST", "/v1/jobs", body).json["job_id"]}
+    task = ann.ask("GetTask", place)
+    assert state(task) == "AUTH_REQUIRED" and "ann" in task["status"]["message"]["parts"][0]["text"]
+    with ann.stream("SubscribeToTask", place) as events:
+        assert state(next(events)["task"]) == "AUTH_REQUIRED"
+        assert ann("POST", f"/v1/jobs/{place['id']}/approve", {}).status == 200
+        assert state(_next(events, "statusUpdate")) == "SUBMITTED"
+        ann.ask("CancelTask", place)
+        assert state([*events][-1]["statusUpdate"]) == "CANCELED"
 
 
-@pytest.mark.parametrize("way", ["SendStreamingMessage", "SendMessage"])
-def test_what_is_open_ends_with_its_token(served: Served, way: str):
-    ending = A2aClient(served, f"ending-{way}", "all")
-    if way == "SendMessage":
-        task = ending.send("ending", skill=OTHER_KIND)
-        method, params = "SubscribeToTask", {"id": task["id"]}
-    else:
-        method, params = way, {"message": message("ending", skill=OTHER_KIND), "configuration": AT_ONCE}
-    with ending.stream(method, params) as events:
+def test_a_stream_ends_with_its_token(served: Served):
+    ending = A2aClient(served, "ending", "all")
+    with ending.stream("SendStreamingMessage", {"message": message("ending", skill=OTHER_KIND)}) as events:
         next(events)
-        assert command(served.home, "token", "revoke", ending.name).returncode == 0
-        with pytest.raises(KeyError):  # an error, no result
+        assert command(served.home, "token", "revoke", "ending").returncode == 0
+        with pytest.raises(KeyError, match="result"):  # an error instead
             list(events)
-    assert KIND != OTHER_KIND
+
+
+def test_a_message_that_waits_ends_with_its_token(served: Served):
+    ending = A2aClient(served, "waiting", "all")
+    answers: list[Answer] = []
+    sent = {"message": message("waiting", skill=OTHER_KIND)}
+    waiting = threading.Thread(target=lambda: answers.append(ending.post("SendMessage", sent)))
+    waiting.start()
+    deadline = time.monotonic() + PATIENCE_S
+    while not ending.ask("ListTasks", {})["tasks"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert command(served.home, "token", "revoke", "waiting").returncode == 0
+    waiting.join(PATIENCE_S)
+    assert answers[0].json["error"]["code"] == -32603, answers[0].body

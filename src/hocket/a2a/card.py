@@ -9,11 +9,13 @@ from hocket.kernel.jws import base64url, canonical_json
 from hocket.kernel.keys import SigningKey
 
 PROTOCOL_VERSION = "1.0"
+# What a token needs to grant, for the kinds of the skills it uses.
+GRANTS = ["job:schedule", "job:read", "artifact:read"]
 
 
 def signed_card(name: str, url: str, keys_url: str, skills: Sequence[str], key: SigningKey) -> dict[str, Any]:
-    """Has no member whose value is the default of its type, unless the specification wants it: what is signed is the
-    card without them (section 8.4.1).
+    """Has no member that is empty: what is signed is the card without those (8.4.1), and the SDK of the protocol also
+    leaves out empty members that the specification wants.
     """
     modes = ["application/json", "text/plain"]
     card = {
@@ -23,7 +25,7 @@ def signed_card(name: str, url: str, keys_url: str, skills: Sequence[str], key: 
         "version": __version__,
         "capabilities": {"streaming": True, "pushNotifications": False, "extendedAgentCard": False},
         "securitySchemes": {"token": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}},
-        "securityRequirements": [{"schemes": {"token": {}}}],
+        "securityRequirements": [{"schemes": {"token": {"list": GRANTS}}}],
         "defaultInputModes": modes,
         "defaultOutputModes": modes,
         "skills": [

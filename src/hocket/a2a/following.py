@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import closing
 from typing import Any
 
-from hocket.a2a.tasks import Task, Tasks, artifact
+from hocket.a2a.tasks import ClientTasks, Task, artifact
 from hocket.api.job_operations.job_news import JobNews
 from hocket.bus.hints import about
 from hocket.cancelling import end_tasks
@@ -16,7 +16,7 @@ from hocket.kernel.vocabulary import JOB
 LOOK_S = 15.0
 
 
-async def ended(tasks: Tasks, task: Task) -> Task:
+async def ended(tasks: ClientTasks, task: Task) -> Task:
     """The task when it does not go on without its client."""
     with closing(tasks.caller.node.listen(about(JOB, parse_ulid(task.job.job_id)))) as changes:
         while not (task := await tasks.task(task.job.job_id)).state.ends_wait:
@@ -24,7 +24,7 @@ async def ended(tasks: Tasks, task: Task) -> Task:
     return task
 
 
-async def events(tasks: Tasks, task: Task) -> AsyncGenerator[dict[str, Any], None]:
+async def events(tasks: ClientTasks, task: Task) -> AsyncGenerator[dict[str, Any], None]:
     """The task as it is, then each change, until it has ended."""
     job_id = task.job.job_id
     with closing(tasks.caller.node.listen(about(JOB, parse_ulid(job_id)))) as changes:
@@ -66,7 +66,7 @@ async def events(tasks: Tasks, task: Task) -> AsyncGenerator[dict[str, Any], Non
         yield _status_update(task)
 
 
-async def _news(tasks: Tasks, task: Task) -> AsyncIterator[JobNews]:
+async def _news(tasks: ClientTasks, task: Task) -> AsyncIterator[JobNews]:
     """Parts, progress and the end; without the right to read results, only the end."""
     if tasks.caller.service.may("Artifact", "Read", task.job.kind):
         news: AsyncIterator[JobNews] = await tasks.caller.do("job_parts", job=task.job.job_id)
@@ -78,7 +78,7 @@ async def _next(news: AsyncIterator[JobNews]) -> JobNews | None:
     return await anext(news, None)
 
 
-async def _end_only(tasks: Tasks, task: Task) -> AsyncGenerator[JobNews, None]:
+async def _end_only(tasks: ClientTasks, task: Task) -> AsyncGenerator[JobNews, None]:
     with closing(tasks.caller.node.listen(about(JOB, parse_ulid(task.job.job_id)))) as changes:
         while not (await tasks.task(task.job.job_id)).state.is_over:
             await changes.wait(LOOK_S)

@@ -20,7 +20,7 @@ from hocket.a2a.errors import (
     unsupported,
 )
 from hocket.a2a.requests import ListParams, SendParams, TaskParams, read_params
-from hocket.a2a.tasks import Task, Tasks
+from hocket.a2a.tasks import ClientTasks, Task
 from hocket.api import Program
 from hocket.cancelling import end_tasks
 from hocket.errors import HocketError
@@ -60,7 +60,7 @@ class A2aSite:
     def __init__(self, node: Node, api: Api, skills: Sequence[str], address: Callable[[], str]) -> None:
         self._node, self._api, self._skills, self._address = node, api, tuple(dict.fromkeys(skills)), address
         self._documents: dict[str, bytes] = {}
-        self._answers: dict[str, Callable[[Tasks, Any], Awaitable[Any]]] = {
+        self._answers: dict[str, Callable[[ClientTasks, Any], Awaitable[Any]]] = {
             "GetTask": lambda tasks, params: tasks.get(read_params(params, TaskParams)),
             "ListTasks": lambda tasks, params: tasks.page(read_params(params, ListParams)),
             "CancelTask": lambda tasks, params: tasks.cancel(read_params(params, TaskParams)),
@@ -111,7 +111,7 @@ class A2aSite:
             return Reply(200, _JSON, _response(id, error=shown.shown))
 
     async def _answer_call(self, request: Request, program: Program, call: RpcCall) -> Reply:
-        tasks = Tasks(ProgramCaller(self._api, self._node, program), self._skills)
+        tasks = ClientTasks(ProgramCaller(self._api, self._node, program), self._skills)
         is_stream = call.method in ("SendStreamingMessage", "SubscribeToTask")
         with ExitStack() as stack:
             if call.method in self._answers:
@@ -122,7 +122,7 @@ class A2aSite:
                 return await self._follow(request, program, call, tasks)
         raise _no_method(call.method)
 
-    async def _follow(self, request: Request, program: Program, call: RpcCall, tasks: Tasks) -> Reply:
+    async def _follow(self, request: Request, program: Program, call: RpcCall, tasks: ClientTasks) -> Reply:
         """Sends the events of a task, or the task when it has ended."""
         with ExitStack() as stack:
             with self._api.held_open(request, program, is_stream=False):
@@ -140,14 +140,14 @@ class A2aSite:
             ending = stack.enter_context(self._api.held_open(request, program, is_stream=True))
             if call.method == "SendMessage":
                 # White space before the answer keeps the connection open while the task goes on.
-                pieces = _Pieces(_ended(tasks, task, call.id), call.id, ending, b"", b"\n", b" ")
+                pieces = _TaskAnswer(_ended(tasks, task, call.id), call.id, ending, b"", b"\n", b" ")
                 return Reply(200, _JSON, stream=pieces.holding(stack))
             events = _events(following.events(tasks, task), call.id)
-            pieces = _Pieces(events, call.id, ending, b"data: ", b"\n\n", b":\n\n")
+            pieces = _TaskAnswer(events, call.id, ending, b"data: ", b"\n\n", b":\n\n")
             return Reply(200, _EVENTS, stream=pieces.holding(stack))
 
 
-async def _ended(tasks: Tasks, task: Task, id: RequestId) -> AsyncGenerator[bytes, None]:
+async def _ended(tasks: ClientTasks, task: Task, id: RequestId) -> AsyncGenerator[bytes, None]:
     yield _response(id, result={"task": (await following.ended(tasks, task)).shown()})
 
 
@@ -159,7 +159,7 @@ async def _events(items: AsyncGenerator[dict[str, Any], None], id: RequestId) ->
         await items.aclose()
 
 
-class _Pieces:
+class _TaskAnswer:
     """The body of an answer that comes in pieces, each `before` and `after` something. It sends `quiet` while there is
     none, and ends with its token, and with the server. Whoever sends it closes it.
     """
@@ -180,11 +180,11 @@ class _Pieces:
         self._held = ExitStack()
         self._is_over = False
 
-    def holding(self, stack: ExitStack) -> "_Pieces":
+    def holding(self, stack: ExitStack) -> "_TaskAnswer":
         self._held = stack.pop_all()
         return self
 
-    def __aiter__(self) -> "_Pieces":
+    def __aiter__(self) -> "_TaskAnswer":
         return self
 
     async def __anext__(self) -> bytes:

@@ -120,7 +120,7 @@ def _place(token: str | None) -> tuple[int, str] | None:
     return int(found[1]), found[2]
 
 
-class Tasks:
+class ClientTasks:
     """The tasks of one caller, with these kinds of jobs as skills."""
 
     def __init__(self, caller: ProgramCaller, skills: tuple[str, ...]) -> None:
