@@ -132,6 +132,15 @@ register(
         },
     ),
     Extension(
+        "agent_programs",
+        commands={
+            "agent": (
+                "extensions.agent_programs.agent_commands:app",
+                "Set up a program of an agent, such as Claude Code, and answer its hooks.",
+            ),
+        },
+    ),
+    Extension(
         "sim",
         commands={
             "sim": (

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSp
 
 from hocket.errors import Conflict, Unreachable, Usage
 from hocket.families.access import NodeAccess
-from hocket.families.locks.processes import LockProcesses
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import parse_ulid
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from hocket.families.jobs.parts import Part
     from hocket.families.jobs.requests import Decision, Draft
     from hocket.families.jobs.rules import Job
+    from hocket.families.locks.processes import LockProcesses
     from hocket.log import Transaction
     from hocket.mesh.waiting import Waiting
     from hocket.node.delivery import Delivery

@@ -6,7 +6,6 @@ and asks the arbiter where it decides.
 import getpass
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -14,7 +13,14 @@ from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usa
 from hocket.families import artifacts
 from hocket.families.access import NodeAccess, acceptance
 from hocket.families.blobs import Blobs
-from hocket.families.inbox.facts import AcknowledgeMessage, ClaimMessage, RetryMessage, ReturnMessage, SendMessage
+from hocket.families.inbox.facts import (
+    APPROVAL_TYPE,
+    AcknowledgeMessage,
+    ClaimMessage,
+    RetryMessage,
+    ReturnMessage,
+    SendMessage,
+)
 from hocket.families.inbox.projector import messages_of
 from hocket.families.inbox.rules import (
     ATTACHMENTS_MAX,
@@ -28,7 +34,6 @@ from hocket.families.inbox.rules import (
     is_agent,
     read_address,
 )
-from hocket.families.jobs.approving import answer_by_mail
 from hocket.families.jobs.requests import Content
 from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.clock import U32_MAX, Hlc, pack
@@ -183,11 +188,20 @@ def send(tx: Transaction, blobs: Blobs, draft: MessageDraft, message_id: bytes =
     if isinstance(op, Reason):
         raise Usage(f"the message to {draft.to} cannot be sent: {op.sentence}")
     if draft.reply_to is not None:
-        with suppress(Usage):
-            asked, _ = sending_of(tx.session, draft.reply_to)
-        if asked is not None:
-            answer_by_mail(tx, asked, draft.body.decode(errors="replace"), draft.sender)
+        _answer_request(tx, draft, draft.reply_to)
     return op.id if message_id == NO_ID else message_id
+
+
+def _answer_request(tx: Transaction, draft: MessageDraft, asked_in: bytes) -> None:
+    """A reply to a message that asks for an approval is an answer."""
+    try:
+        asked, message = sending_of(tx.session, asked_in)
+    except Usage:
+        return
+    if message.message_type == APPROVAL_TYPE:
+        from hocket.families.jobs.approving import answer_by_mail
+
+        answer_by_mail(tx, asked, draft.body.decode(errors="replace"), draft.sender)
 
 
 # Claims.

@@ -5,14 +5,13 @@ the message decides nothing.
 
 from typing import NamedTuple
 
-from hocket.families.inbox.facts import SendMessage
+from hocket.families.inbox.facts import APPROVAL_TYPE, SendMessage
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import NO_ID
 from hocket.kernel.policy import DELAY_MS_MAX, Policy
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.log import Transaction
 
-APPROVAL_TYPE = "hocket.approval"
 # The agent in whose name a node asks.
 SENDER = "hocket"
 # Longer payloads are cut.

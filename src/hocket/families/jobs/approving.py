@@ -3,8 +3,8 @@ needs the grant `job:approve`; the fold counts it only if the job names that age
 """
 
 from hocket.errors import Conflict, NotAuthorised, Usage
-from hocket.families.inbox.facts import SendMessage
-from hocket.families.jobs.approval_mail import APPROVAL_TYPE, answer_of, job_of, text_of
+from hocket.families.inbox.facts import APPROVAL_TYPE, SendMessage
+from hocket.families.jobs.approval_mail import answer_of, job_of, text_of
 from hocket.families.jobs.requests import Offer, author, decided_job, must
 from hocket.families.jobs.rules import Job
 from hocket.families.jobs.view import state_of

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from hocket.errors import Conflict, NotAuthorised, Usage
-from hocket.families.jobs import approval_mail
 from hocket.families.jobs.parts import RESULT_TYPE
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.families.jobs.tracing import SubmitTrace, tracer
@@ -242,6 +241,8 @@ def _submitted(tx: Transaction, prepared: _Prepared, op: WrittenOp | Op | Reason
     if trace is not None:
         trace.end(ulid_text(job_id))
     if prepared.policy.approval_by is not None:
+        from hocket.families.jobs import approval_mail
+
         approval_mail.ask(tx, job_id, prepared.schedule, prepared.policy)
     return Submitted(job_id, created=True)
 

@@ -54,7 +54,7 @@ def now(call: ViewCall) -> Mapping[str, Any]:
         "kinds": lines,
         "words": COUNTED,
         "nodes": live,
-        "is_known": any(each is not None for each in succeeded),
+        "known_minutes": sum(each is not None for each in succeeded),
         "succeeded": bars(succeeded, f"{_sum(succeeded)} jobs succeeded in the last hour, a bar for each minute"),
         "failed": bars(failed, f"{_sum(failed)} jobs failed in the last hour, a bar for each minute", "bad"),
         "succeeded_sum": _sum(succeeded),
