@@ -32,6 +32,7 @@ ORDER = [
     "server",
     "page",
     "mcp",
+    "a2a",
     "cli",
     "faces of extensions",
 ]

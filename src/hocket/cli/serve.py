@@ -76,6 +76,10 @@ def serve(
         str | None, Option("--openai", "KIND", "Answer OpenAI's /v1/chat/completions with jobs of this kind.")
     ] = None,
     mcp: Annotated[bool, Option("--mcp", help="Serve the Model Context Protocol to agents at /mcp.")] = False,
+    a2a: Annotated[
+        list[str] | None,
+        Option("--a2a", "KIND", "Serve the Agent2Agent protocol, with jobs of this kind as a skill; may be repeated."),
+    ] = None,
     pulse: Annotated[bool, Option("--pulse", help="Also send the beats of a cluster, as `hocket pulse` does.")] = False,
     policy: PolicyOption = None,
     bus: BusOption = None,
@@ -97,6 +101,7 @@ def serve(
       hocket serve --openai acme.chat
       hocket serve --pulse
       hocket serve --mcp
+      hocket serve --a2a acme.review --a2a acme.translate
       hocket serve --base-path /hocket --trust-proxy 10.0.0.0/8
       hocket serve --host 0.0.0.0 --cert cert.pem --key key.pem --address https://mesh.example.org:7315
     """
@@ -105,8 +110,8 @@ def serve(
     from hocket.node.message_bus import bus_settings
 
     known = None if address is None else check_address(address)
-    if openai is not None:
-        check_kind(openai)
+    for kind in (*(a2a or ()), *([] if openai is None else [openai])):
+        check_kind(kind)
     lines = start_logging(verbose, quiet, log_format)
     from hocket.api import Service
     from hocket.node.running import only_server
@@ -118,7 +123,7 @@ def serve(
         servers = bus_settings(runtime.home, bus)
         watched = [("git", each) for each in git or ()] + ([("pulse", policy or "")] if pulse else [])
         place = ServerPlace(host, port, cert, key, trust_proxy or [], base_path)
-        asyncio.run(_serve(runtime, place, known, rate, announce, servers, openai, mcp, watched))
+        asyncio.run(_serve(runtime, place, known, rate, announce, servers, openai, mcp, a2a or [], watched))
 
 
 async def _serve(
@@ -130,6 +135,7 @@ async def _serve(
     servers: "BusSettings | None",
     openai: str | None,
     has_mcp: bool,
+    skills: list[str],
     watched: list[tuple[str, str]],
 ) -> None:
     from hocket.node.node import Node
@@ -173,6 +179,11 @@ async def _serve(
         if has_mcp:
             mcp = _mcp_site(node, api)
             sites.append(mcp)
+        if skills:
+            from hocket.a2a.site import A2aSite
+
+            base = checked_base_path(place.base_path)
+            sites.append(A2aSite(node, api, skills, lambda: (address or server.address) + base))
         server = Server(gate, **place._asdict(), api=api, monitor=monitor, sites=sites)
         told = address or server.address
         with stopped_by_signals(ended.set) as received:

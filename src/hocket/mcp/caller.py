@@ -1,19 +1,14 @@
-"""Who calls a tool, and how a tool does operations: with the checks and errors of a request over HTTP."""
+"""Who calls a tool."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
-
-import msgspec
+from typing import Protocol
 
 from hocket.api import Program
-from hocket.errors import Usage
-from hocket.kernel.decoding import convert
 from hocket.node.node import Node
 from hocket.server.api import Api
-from hocket.server.routes import ROUTES, ApiCall, ApiRoute
+from hocket.server.program_caller import ProgramCaller
 
-_ROUTES = {each.name: each for each in ROUTES}
 # The name of the worker by which an agent over HTTP claims jobs.
 WORKER_OVER_HTTP = "mcp"
 # How long what an agent over HTTP holds lasts, unless it says that it goes on.
@@ -37,19 +32,14 @@ class AgentHolds(Protocol):
     async def drop_message(self, id: str) -> None: ...
 
 
-class McpCaller:
+class McpCaller(ProgramCaller):
     """One agent, for the time of a request. What an agent over stdio holds is in `holds`: it ends with this process.
     Without them it ends with its lease.
     """
 
     def __init__(self, api: Api, node: Node, program: Program, holds: "AgentHolds | None" = None) -> None:
-        self.api, self.node, self.program, self.holds = api, node, program, holds
-        self.call: ApiCall = api.call(program)
-        self.service = self.call.service
-
-    @property
-    def agent(self) -> str:
-        return self.service.agent(None)
+        super().__init__(api, node, program)
+        self.holds = holds
 
     @property
     def worker(self) -> str:
@@ -62,29 +52,3 @@ class McpCaller:
     def counted(self) -> AbstractContextManager[None]:
         """While a call is in work. Over HTTP its request counts already."""
         return nullcontext() if self.holds is None else self.api.counted(self.program.name)
-
-    def may(self, resource: str, action: str) -> bool:
-        """Whether it may do this to something."""
-        return self.program.may_some(resource, action)
-
-    async def do(self, operation: str, /, **fields: Any) -> Any:
-        """Does an operation of the API. A field that is None is left out."""
-        route = _ROUTES[operation]
-        given = {name: value for name, value in fields.items() if value is not None}
-        return await self.api.perform(route, self.call, _arguments(route, given))
-
-
-def _arguments(route: ApiRoute, fields: Mapping[str, Any]) -> dict[str, Any]:
-    rest, found = dict(fields), dict[str, Any]()
-    for name in route.parameters:
-        try:
-            found[name] = convert(rest.pop(name), route.parameter(name))
-        except (msgspec.ValidationError, ValueError):
-            raise Usage(f"{fields[name]!r} is no {name}; give the whole id, as answers have it") from None
-    try:
-        for place, struct in (("query", route.query), ("body", route.body)):
-            if struct is not None:
-                found[place] = convert(rest, struct)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise Usage(f"the arguments are wrong: {str(error)[:1].lower()}{str(error)[1:]}") from None
-    return found

@@ -1,0 +1,54 @@
+"""How a face with requests of another form does operations: with the checks and errors of a request over HTTP."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from hocket.api import Program
+from hocket.errors import Usage
+from hocket.kernel.decoding import convert
+from hocket.node.node import Node
+from hocket.server.api import Api
+from hocket.server.routes import ROUTES, ApiCall, ApiRoute
+
+_ROUTES = {each.name: each for each in ROUTES}
+
+
+class ProgramCaller:
+    """A program, for the time of a request."""
+
+    def __init__(self, api: Api, node: Node, program: Program) -> None:
+        self.api, self.node, self.program = api, node, program
+        self.call: ApiCall = api.call(program)
+        self.service = self.call.service
+
+    @property
+    def agent(self) -> str:
+        return self.service.agent(None)
+
+    def may(self, resource: str, action: str) -> bool:
+        """Whether it may do this to something."""
+        return self.program.may_some(resource, action)
+
+    async def do(self, operation: str, /, **fields: Any) -> Any:
+        """Does an operation of the API. A field that is None is left out."""
+        route = _ROUTES[operation]
+        given = {name: value for name, value in fields.items() if value is not None}
+        return await self.api.perform(route, self.call, _arguments(route, given))
+
+
+def _arguments(route: ApiRoute, fields: Mapping[str, Any]) -> dict[str, Any]:
+    rest, found = dict(fields), dict[str, Any]()
+    for name in route.parameters:
+        try:
+            found[name] = convert(rest.pop(name), route.parameter(name))
+        except (msgspec.ValidationError, ValueError):
+            raise Usage(f"{fields[name]!r} is no {name}; give the whole id, as answers have it") from None
+    try:
+        for place, struct in (("query", route.query), ("body", route.body)):
+            if struct is not None:
+                found[place] = convert(rest, struct)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise Usage(f"the arguments are wrong: {str(error)[:1].lower()}{str(error)[1:]}") from None
+    return found
