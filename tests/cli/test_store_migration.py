@@ -73,7 +73,7 @@ def test_a_store_of_version_1_is_brought_to_the_current_one_and_refuses_the_olde
         "CREATE INDEX answers_by_age ON hocket.answers (made)",
         "CREATE INDEX held_by_wall ON hocket.held (wall)",
         "CREATE INDEX held_by_author ON hocket.held (author)",
-        "DROP TABLE hocket.blob_parts, hocket.blobs, hocket.progress",
+        "DROP TABLE hocket.blob_parts, hocket.blobs, hocket.progress, hocket.arguments",
         "ALTER TABLE hocket.finished DROP COLUMN author",
         "ALTER TABLE hocket.finished ADD PRIMARY KEY (kind, outcome)",
         "UPDATE hocket.hocket_version SET version = 1",
