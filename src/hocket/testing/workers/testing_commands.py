@@ -62,7 +62,8 @@ def worker(
     command: list[str] = ctx.meta.get(COMMAND, [])
     if not command:
         raise Usage("no worker: write `--` and the command that starts it after the options")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Like Ctrl-C this cancels the trial. An exception in the middle of a start would leave the started process behind.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     findings = asyncio.run(
         try_worker(command, tuple(only or ()), lease_s=lease_ms / 1000, at_once=at_once, report=_show)
     )
