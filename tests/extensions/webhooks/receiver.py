@@ -12,9 +12,12 @@ writing = threading.Lock()
 
 class Receiver(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"])).decode()
+        length = int(self.headers["content-length"])
+        body = self.rfile.read(length)
+        if len(body) < length:
+            return  # the sender was killed in the middle
         said = json.loads(answer.read_text()) if answer.exists() else {"status": 200, "headers": {}}
-        line = {"path": self.path, "headers": {k.lower(): v for k, v in self.headers.items()}, "body": body}
+        line = {"path": self.path, "headers": {k.lower(): v for k, v in self.headers.items()}, "body": body.decode()}
         with writing, came.open("a") as file:
             file.write(json.dumps(line | {"status": said["status"]}) + "\n")
         self.send_response(said["status"])

@@ -44,6 +44,20 @@ async def main():
 
 asyncio.run(main())
 """
+TWICE_HOLDER = """
+import asyncio, sys, hocket
+
+async def main():
+    async with hocket.open(sys.argv[1]) as node:
+        async with node.lock("first", agent=sys.argv[2], ttl="1h") as held:
+            print(held.fence, flush=True)
+            sys.stdin.readline()
+            async with node.lock("second", agent=sys.argv[2], ttl="1h") as held:
+                print(held.fence, flush=True)
+                sys.stdin.readline()
+
+asyncio.run(main())
+"""
 
 
 def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -421,6 +435,35 @@ async def test_the_sweep_releases_the_locks_of_dead_processes_and_expired_ones(
         with node.runtime.read() as session:
             assert session.head().seq == before, "a sweep that finds nothing writes nothing"
         assert not list(node.runtime.home.processes.glob("lock-*")), "nothing is left of the dead process"
+
+
+@on_a_loop
+async def test_the_sweep_releases_what_a_process_asked_for_just_before_it_died(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process takes a lock after the sweep has read the requests, and dies before the sweep looks whether it is
+    alive.
+    """
+    arguments = [sys.executable, "-c", TWICE_HOLDER, str(home), "victim"]
+    process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert fence_of(process) == 1
+    async with hocket.open(home) as node:
+        sweeper = LockProcesses(node.environment)
+        is_running = sweeper._is_running
+
+        def dies_meanwhile(request: BoundRequest) -> bool | None:
+            if process.poll() is None:
+                assert process.stdin is not None
+                process.stdin.write("\n")
+                process.stdin.flush()
+                assert fence_of(process) == 2
+                process.kill()
+                process.communicate()
+            return is_running(request)
+
+        monkeypatch.setattr(sweeper, "_is_running", dies_meanwhile)
+        await sweeper.sweep_dead(node)
+        assert scope_of(node).holds == ()
 
 
 @on_a_loop

@@ -126,10 +126,17 @@ class LockProcesses:
         ended = await access.peek(lambda session: self.ended(session, access.log.node))
         if not ended:
             return 0
-        released = await access.run(lambda tx: sum(release_ended(tx, each) for each in ended))
-        for request in ended:
-            if request.process:
-                self._environment.liveness.discard(request.process)
+        given_up = {each.op for each in ended}
+        dead = {each.process for each in ended if each.process}
+
+        def release(tx: Transaction) -> int:
+            # A process may have made a request after this look at the store began, and before it died.
+            requests = tx.session.lock_requests(tx.node.to_bytes(8, "big"))
+            return sum(release_ended(tx, each) for each in requests if each.op in given_up or each.process in dead)
+
+        released = await access.run(release)
+        for process in dead:
+            self._environment.liveness.discard(process)
         return released
 
 
