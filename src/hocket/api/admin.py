@@ -179,6 +179,8 @@ class _Methods:
     parts = StreamMethod(job_news.parts)
     logs = StreamMethod(job_logs.logs)
     events = StreamMethod(ops.events)
+    checkpoints = Method(ops.checkpoints)
+    checkpoint = Method(ops.checkpoint)
     submit = Method(job_submits.submit)
     submit_many = Method(job_submits.submit_many)
     jobs = Method(_jobs)
