@@ -111,7 +111,14 @@ class CheckpointKeeper:
                 is_due = not has_more and self._is_due(session, at_once)
             if not (is_due or self._trees.reached or self._trees.unsaved >= SAVE_ENTRIES):
                 return KeeperStep(has_more, [])
-            return KeeperStep(has_more, self._write(lambda session: self._sign(session) if is_due else []))
+
+            def sign(session: Session) -> list[Event]:
+                # The trees were compared with what waited for them only now.
+                if is_due and self._is_due(session, at_once):
+                    self._sign(session)
+                return []
+
+            return KeeperStep(has_more, self._write(sign))
 
     def make(self) -> list[Event]:
         """Reads what is left of the log and signs a checkpoint now, if there are entries without one."""
@@ -229,13 +236,12 @@ class CheckpointKeeper:
         conflict = session.checkpoint(log.author, CheckpointState.CONFLICT)
         return conflict is None and (ahead is None or ahead.size <= tree.tree.size)
 
-    def _sign(self, session: Session) -> list[Event]:
+    def _sign(self, session: Session) -> None:
         log, tree = self._log, self._trees.by_author[self._log.author]
         name, public = origin_of(log.user, log.node), session.nodes()[log.author][0]
         text = Checkpoint(name, tree.tree.size, tree.tree.root()).text
         note = SignedNote(text, (signature(text, name, public, log.signer.note_signature),))
         self._put(session, log.author, CheckpointState.SIGNED, tree, note)
-        return []
 
     # Those of others.
 

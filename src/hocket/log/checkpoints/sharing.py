@@ -52,6 +52,7 @@ class CheckpointSharing:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._told: dict[str, dict[str, str]] = {}
+        self._asked = 0
 
     def question(self, address: str, has_of_peer: Hlc | None, peer_has: Hlc | None) -> bytes | None:
         """What to ask a peer: `has_of_peer` is its last op here, `peer_has` this node's last op there. None if there is
@@ -64,11 +65,13 @@ class CheckpointSharing:
         told = self._told.setdefault(address, {})
         versions = {author: _version(notes) for author, notes in known.items()}
         news = [author for author, version in versions.items() if told.get(author) != version]
-        chosen = _some(news, known)
+        self._asked += 1
+        chance = random.Random(self._asked)
+        chosen = _some(news, known, chance)
         told.update({author: versions[author] for author in chosen})
         has = "" if has_of_peer is None else pack(has_of_peer).hex()
         if len(versions) > VERSIONS_MAX:
-            versions = dict(random.sample(sorted(versions.items()), VERSIONS_MAX))
+            versions = dict(chance.sample(sorted(versions.items()), VERSIONS_MAX))
         notes = tuple(note for author in chosen for note in known[author])
         return msgspec.json.encode(_CheckpointQuestion(has, versions, notes))
 
@@ -104,7 +107,8 @@ def answer(log: Log, body: bytes) -> tuple[bytes, list[Event]]:
     with log.store.read() as session:
         known = _notes(log, session, unpack(has) if has else None)
     news = [author for author, notes in known.items() if asked.versions.get(author) != _version(notes)]
-    notes = tuple(note for author in _some(news, known) for note in known[author])
+    chosen = _some(news, known, random.Random(body))
+    notes = tuple(note for author in chosen for note in known[author])
     return msgspec.json.encode(_CheckpointAnswer(notes)), events
 
 
@@ -122,11 +126,11 @@ def _notes(log: Log, session: Session, peer_has: Hlc | None) -> dict[str, list[s
     return found
 
 
-def _some(authors: Sequence[str], known: Notes) -> list[str]:
-    """So many of them as fit into a message, others each time."""
+def _some(authors: Sequence[str], known: Notes, chance: random.Random) -> list[str]:
+    """So many of them as fit into a message, others each time. A simulation that is repeated gets them again."""
     chosen: list[str] = []
     left = NOTES_MAX
-    for author in random.sample(authors, len(authors)):
+    for author in chance.sample(authors, len(authors)):
         left -= len(known[author])
         if left < 0:
             break
