@@ -33,7 +33,7 @@ CLEAR_S = 3600.0
 # How often the store is asked to give back disk space.
 TRIM_S = 10.0
 # How long a round reads the log for checkpoints, at most.
-CHECKPOINTS_S = 0.1
+CHECKPOINTS_S = 0.05
 _EVICTING = "evicting artifacts"
 
 
