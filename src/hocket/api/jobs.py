@@ -17,10 +17,11 @@ from hocket.errors import Unreachable, Usage
 from hocket.families.jobs.progress import newest_notes
 from hocket.families.jobs.view import WaitReason
 from hocket.kernel.decoding import convert
-from hocket.kernel.ids import EXACT_MAX, parse_ulid, ulid_text
+from hocket.kernel.ids import EXACT_MAX, ulid_text
 from hocket.kernel.ops import BeatPlace
 from hocket.kernel.policy import APPROVER_LENGTH_MAX, DELAY_MS_MAX
 from hocket.kernel.vocabulary import JOB, Subject
+from hocket.node.calls import id_of
 from hocket.store import JobEntry, OpRow, Session, Stage
 
 if TYPE_CHECKING:
@@ -145,13 +146,6 @@ def briefs(session: Session, entries: Sequence[JobEntry]) -> list[JobBrief]:
 
     notes = newest_notes(session, (entry.job for entry in entries))
     return [convert(view.brief(session, entry, notes), JobBrief) for entry in entries]
-
-
-def id_of(text: str) -> bytes:
-    try:
-        return parse_ulid(text)
-    except ValueError as error:
-        raise Usage(f"{text!r} is not a job id: {error}") from None
 
 
 def find(service: Service, prefix: str) -> str:
