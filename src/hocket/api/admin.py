@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from hocket.api import (
     Service,
     agents,
+    archives,
     artifacts,
     job_lists,
     jobs,
@@ -179,6 +180,8 @@ class _Methods:
     parts = StreamMethod(job_news.parts)
     logs = StreamMethod(job_logs.logs)
     events = StreamMethod(ops.events)
+    archive_log = Method(archives.archive_log)
+    verify_archive = Method(archives.verify_log_archive)
     submit = Method(job_submits.submit)
     submit_many = Method(job_submits.submit_many)
     jobs = Method(_jobs)
