@@ -93,12 +93,12 @@ def test_a_full_disk_leaves_whole_files(tmp_path: Path) -> None:
     code = """
 import resource, sys
 from pathlib import Path
-from hocket.log.archives.folder import ArchiveFolder, Place
+from hocket.log.archives.folder import ArchiveFolder, ArchivePlace
 resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
 folder = ArchiveFolder(Path(sys.argv[1]))
 with folder.writing():
-    folder.put(Place("0" * 16, "2026-01-31", 0), bytes(300))
-    folder.put(Place("0" * 16, "2026-02-01", 0), bytes(301))
+    folder.put(ArchivePlace("0" * 16, "2026-01-31", 0), bytes(300))
+    folder.put(ArchivePlace("0" * 16, "2026-02-01", 0), bytes(301))
 """
     words = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)

@@ -11,7 +11,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from hocket.api import (
     Service,
     agents,
-    archives,
     artifacts,
     job_lists,
     jobs,
@@ -180,8 +179,8 @@ class _Methods:
     parts = StreamMethod(job_news.parts)
     logs = StreamMethod(job_logs.logs)
     events = StreamMethod(ops.events)
-    archive_log = Method(archives.archive_log)
-    verify_archive = Method(archives.verify_log_archive)
+    archive_log = Method(ops.archive_log)
+    verify_archive = Method(ops.verify_archive)
     submit = Method(job_submits.submit)
     submit_many = Method(job_submits.submit_many)
     jobs = Method(_jobs)

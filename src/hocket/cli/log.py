@@ -214,11 +214,9 @@ def archive(
       hocket log archive --before 2026-01-01 --to archive --dry-run
       hocket log verify /backup/hocket
     """
-    from hocket.api import archives
-
     written = []
     with open_service() as service, progress("archiving") as bar:
-        for file in archives.write(service, to, before, dry_run=dry_run, progress=bar):
+        for file in ops.archive(service, to, before, dry_run=dry_run, progress=bar):
             written.append(file)
     size = sum(each.bytes for each in written)
     emit({"files": [each._asdict() for each in written], "ops": sum(each.ops for each in written), "bytes": size})
@@ -271,12 +269,10 @@ def verify(
 
 
 def _verify_archive(path: Path) -> None:
-    from hocket.api import archives
-
     with ExitStack() as stack:
         named = settings.home is not None or os.environ.get("HOCKET_HOME")
         service = stack.enter_context(open_service()) if named else None
-        audit = archives.verify(service, path, stack.enter_context(progress("verifying")))
+        audit = ops.prove_archive(service, path, stack.enter_context(progress("verifying")))
     emit(audit._asdict() | {"findings": [each._asdict() for each in audit.findings]})
     for each in audit.findings:
         say(f"{each.file}: {each.what}" if each.op_id is None else f"{each.file}: op {each.op_id}: {each.what}", "red")

@@ -13,7 +13,7 @@ from hocket.kernel.postcard import Malformed
 from hocket.log.archives.day_file import FILE_BYTES_MAX, DayFile, decode, file_name, place_in
 
 
-class Place(NamedTuple):
+class ArchivePlace(NamedTuple):
     """Where a file is, in the order of an author's files."""
 
     author: str
@@ -29,10 +29,10 @@ class ArchiveFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def places(self, author: str) -> list[Place]:
+    def places(self, author: str) -> list[ArchivePlace]:
         """The files of an author, in the order of its ops."""
         found = (place_in(name) for name in self._names(self.path / author))
-        return sorted(Place(author, *each) for each in found if each is not None)
+        return sorted(ArchivePlace(author, *each) for each in found if each is not None)
 
     def authors(self) -> list[str]:
         return sorted(filter(_is_author, self._names(self.path)))
@@ -53,7 +53,7 @@ class ArchiveFolder:
         except OSError as error:
             raise Usage(f"cannot read the archive {path}: {error.strerror}") from None
 
-    def read(self, place: Place) -> DayFile:
+    def read(self, place: ArchivePlace) -> DayFile:
         """Raises Malformed."""
         return read_file(self.path / place.name)
 
@@ -71,7 +71,7 @@ class ArchiveFolder:
         finally:
             os.close(handle)
 
-    def put(self, place: Place, frame: bytes) -> None:
+    def put(self, place: ArchivePlace, frame: bytes) -> None:
         """The file is on disk when this returns. Raises StoreError."""
         path = self.path / place.name
         # A writer that was killed may have left it.

@@ -15,7 +15,7 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.vocabulary import Sanitised, number_of
 from hocket.log import Log
 from hocket.log.archives.day_file import FORMAT, DayFile, Header, day_of, encode, fits, start_of
-from hocket.log.archives.folder import ArchiveFolder, Place
+from hocket.log.archives.folder import ArchiveFolder, ArchivePlace
 from hocket.log.audit import author_keys
 from hocket.store import OpRow, Session
 
@@ -53,8 +53,8 @@ def write_archive(
         for author in authors:
             if author not in keys:
                 raise StoreError(f"no delegation says which key node {node_text(author)} has. Run `hocket log verify`")
-            for file in _Author(log, folder, author, keys[author], until_ms).files():
-                place = Place(file.header.author, file.header.day, file.header.part)
+            for file in _AuthorDays(log, folder, author, keys[author], until_ms).files():
+                place = ArchivePlace(file.header.author, file.header.day, file.header.part)
                 frame = encode(file)
                 if not dry_run:
                     folder.put(place, frame)
@@ -63,7 +63,7 @@ def write_archive(
                 yield Archived(place.name, len(file.ops), len(frame))
 
 
-class _Author:
+class _AuthorDays:
     """The days of one author that had ended at `until_ms`."""
 
     def __init__(self, log: Log, folder: ArchiveFolder, author: int, key: bytes, until_ms: int) -> None:
@@ -78,7 +78,7 @@ class _Author:
         there = {place: self._read(place) for place in places if place.day == last_day}
         before = next((place for place in reversed(places) if place.day != last_day), None)
         for file in self._days(first_ms, before):
-            place = Place(file.header.author, file.header.day, file.header.part)
+            place = ArchivePlace(file.header.author, file.header.day, file.header.part)
             old = there.pop(place, None)
             if old is None:
                 yield file
@@ -89,7 +89,7 @@ class _Author:
         if there:
             raise self._foreign(min(there))
 
-    def _read(self, place: Place) -> DayFile:
+    def _read(self, place: ArchivePlace) -> DayFile:
         try:
             file = self._folder.read(place)
         except Malformed as error:
@@ -102,10 +102,10 @@ class _Author:
             )
         return file
 
-    def _foreign(self, place: Place) -> Conflict:
+    def _foreign(self, place: ArchivePlace) -> Conflict:
         return Conflict(f"{self._folder.path / place.name} has ops that this log has not; archive into another folder")
 
-    def _days(self, first_ms: int, before: Place | None) -> Iterator[DayFile]:
+    def _days(self, first_ms: int, before: ArchivePlace | None) -> Iterator[DayFile]:
         """The files from that day on, which follow the one before."""
         previous = NO_ID if before is None else decode(self._read(before).ops[-1]).id
         day, part, ops, size = "", 0, list[bytes](), 0
