@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+import hocket
 from hocket.kernel.keys import key_text
 from hocket.log.archives.folder import ArchiveFolder
 from hocket.log.copies import import_ops
@@ -122,6 +124,15 @@ def test_a_killed_archiver_is_followed_by_one_that_goes_on(old: Program, tmp_pat
 
 def _has_written(archive: Path, count: int, process: "subprocess.Popen[str]") -> bool:
     return len(list(archive.rglob("*.zst"))) >= count or process.poll() is not None
+
+
+def test_programs_archive_and_verify_too(old: Program, tmp_path: Path) -> None:
+    with closing(hocket.open_sync(old.home)) as node:
+        admin = hocket.admin(node)
+        assert len(admin.archive_log(tmp_path / "archive", before="100d", dry_run=True)) == DAYS
+        written = admin.archive_log(tmp_path / "archive", before="2026-02-01")
+        audit = admin.verify_archive(tmp_path / "archive")
+    assert (len(written), audit.files, audit.findings) == (2, 2, [])
 
 
 def test_two_archivers_do_not_write_at_once(old: Program, tmp_path: Path) -> None:

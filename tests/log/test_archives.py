@@ -129,7 +129,7 @@ def _in_order(path: Path) -> list[DayFile]:
     return sorted(decoded, key=lambda each: (each.header.day, each.header.part))
 
 
-Damage = Callable[[Path, list[Path]], None]
+Damage = Callable[[Path, list[Path]], object]
 
 
 def _changed(path: Path, change: Callable[[DayFile], DayFile]) -> None:
@@ -147,13 +147,13 @@ def _flip(path: Path, at: int) -> None:
 
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
-    "cut off": (lambda _, of: of[1].write_bytes(of[1].read_bytes()[:-9]) and None, "cut off"),
+    "cut off": (lambda _, of: of[1].write_bytes(of[1].read_bytes()[:-9]), "cut off"),
     "flipped": (lambda _, of: _flip(of[1], 40), "decompressed"),
-    "longer": (lambda _, of: of[1].write_bytes(of[1].read_bytes() + b"x") and None, "bytes follow its end"),
-    "empty": (lambda _, of: of[1].write_bytes(b"") and None, "cut off"),
+    "longer": (lambda _, of: of[1].write_bytes(of[1].read_bytes() + b"x"), "bytes follow its end"),
+    "empty": (lambda _, of: of[1].write_bytes(b""), "cut off"),
     "removed": (lambda _, of: of[1].unlink(), "missing before it"),
     "first removed": (lambda _, of: of[0].unlink(), "missing before it"),
-    "renamed": (lambda _, of: of[1].rename(of[1].with_name("2026-02-01.ops.zst")) and None, "its header says"),
+    "renamed": (lambda _, of: of[1].rename(of[1].with_name("2026-02-01.ops.zst")), "its header says"),
     "reordered": (lambda _, of: _changed(of[0], lambda f: _with_ops(f, [f.ops[1], f.ops[0], *f.ops[2:]])), "missing"),
     "op removed": (lambda _, of: _changed(of[0], lambda f: _with_ops(f, [f.ops[0], *f.ops[2:]])), "missing"),
     "op at the border removed": (lambda _, of: _changed(of[0], lambda f: _with_ops(f, f.ops[:-1])), "missing"),
@@ -174,7 +174,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         lambda _, of: _changed(of[1], lambda f: DayFile(replace(f.header, key=USER.public.hex()), f.ops)),
         "not that of node",
     ),
-    "a stranger": (lambda path, of: (of[0].parent / "notes.txt").write_text("x") and None, "no file of an archive"),
+    "a stranger": (lambda path, of: (of[0].parent / "notes.txt").write_text("x"), "no file of an archive"),
     "count": (lambda _, of: _changed(of[1], lambda f: DayFile(replace(f.header, ops=7), f.ops)), "counts 7"),
     "format": (lambda _, of: _changed(of[1], lambda f: DayFile(replace(f.header, archive=2), f.ops)), "format 2"),
 }
