@@ -17,9 +17,9 @@ from hocket.errors import HocketError
 from hocket.kernel import __version__
 from hocket.kernel.texts import clean
 from hocket.mcp import resources, tasks
+from hocket.mcp.answers import refusal, tool_result
 from hocket.mcp.caller import Context, MakeCaller
 from hocket.mcp.resources import SCHEME
-from hocket.mcp.results import refusal, tool_result
 from hocket.mcp.subscriptions import Watches
 from hocket.mcp.tools import TOOLS
 from hocket.mcp.tools.declared import Tool

@@ -16,9 +16,8 @@ from hocket.api.operation import ULID
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound
 from hocket.kernel.clock import wall_text
 from hocket.kernel.texts import clean
-from hocket.mcp.answers import one_line
+from hocket.mcp.answers import one_line, refusal, tool_result
 from hocket.mcp.caller import Context, MakeCaller, McpCaller
-from hocket.mcp.results import refusal, tool_result
 from hocket.mcp.tools.looking_tools import waited_for
 
 EXTENSION = "io.modelcontextprotocol/tasks"
@@ -36,7 +35,7 @@ class UpdateTaskParams(types.RequestParams):
     input_responses: dict[str, Any]
 
 
-class Question(NamedTuple):
+class TaskQuestion(NamedTuple):
     """What a task asks its client. The same question keeps its key, and another gets another."""
 
     key: str
@@ -175,7 +174,7 @@ def _words(job: JobDetails) -> str | None:
 # Questions.
 
 
-def _question(context: Context, caller: McpCaller, job: JobDetails) -> Question | None:
+def _question(context: Context, caller: McpCaller, job: JobDetails) -> TaskQuestion | None:
     """Whether the job may run, if the agent that asks is the one to say so and its client can ask a person."""
     declared = context.session.client_capabilities
     forms = None if declared is None else declared.elicitation
@@ -198,7 +197,7 @@ def _question(context: Context, caller: McpCaller, job: JobDetails) -> Question 
         "required": ["approve"],
     }
     params = types.ElicitRequestFormParams(message=sentence, requested_schema=schema)
-    return Question(f"approval-{began}", types.ElicitRequest(params=params))
+    return TaskQuestion(f"approval-{began}", types.ElicitRequest(params=params))
 
 
 async def _answer(caller: McpCaller, job: JobDetails, given: Any) -> None:
