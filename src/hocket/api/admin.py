@@ -181,6 +181,8 @@ class _Methods:
     events = StreamMethod(ops.events)
     checkpoints = Method(ops.checkpoints)
     checkpoint = Method(ops.checkpoint)
+    archive_log = Method(ops.archive_log)
+    verify_archive = Method(ops.verify_archive)
     submit = Method(job_submits.submit)
     submit_many = Method(job_submits.submit_many)
     jobs = Method(_jobs)

@@ -1,12 +1,13 @@
-"""`hocket log` shows, follows, verifies, rebuilds, exports and imports the ops of the log. `hocket derive` runs the
-derivation passes of Python modules over them now, or repeats the passes that there were and compares the results.
+"""`hocket log` shows, follows, verifies, rebuilds, exports, imports and archives the ops of the log. `hocket derive`
+runs the derivation passes of Python modules over them now, or repeats the passes that there were and compares the
+results.
 """
 
 import asyncio
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -131,14 +132,15 @@ def _written(path: Path) -> Iterator[BinaryIO]:
 
 @app.command("import")
 def import_log(
-    file: Annotated[str, Argument("FILE|-", "The file to read; - is standard input.")],
+    file: Annotated[str, Argument("FILE|DIR|-", "The file or the archive to read; - is standard input.")],
 ) -> None:
-    """Import the ops of an exported log. Each op is verified; ops that this log already has are skipped.
+    """Import the ops of an exported log or an archive. Each is verified; those that this log already has are skipped.
 
     Exit code 1 if any op was rejected. Importing again changes nothing.
 
     \b
       hocket log import backup.ops
+      hocket log import /backup/hocket
     """
     from hocket.api import ops
     from hocket.api.checks import TWINS
@@ -148,6 +150,8 @@ def import_log(
     with open_service() as service:
         if file == "-":
             admitted = ops.take_in(service, sys.stdin.buffer)
+        elif Path(file).is_dir():
+            admitted = ops.take_in(service, Path(file))
         else:
             try:
                 source = open(file, "rb")  # noqa: SIM115
@@ -198,7 +202,40 @@ def late(
 
 
 @app.command()
+def archive(
+    to: Annotated[Path, Option("--to", "DIR", "The folder of the archive.")],
+    before: Annotated[str, Option("--before", "AGE|DAY", "Days that ended so long ago, like 90d, or before that day.")],
+    dry_run: Annotated[bool, Option("--dry-run", help="Say what it would write, and write nothing.")] = False,
+) -> None:
+    """Write the ops of past days into an archive: sealed files that anyone can verify. The log keeps them.
+
+    An archive has a folder for each author, and a compressed file for each of its days (UTC). Nodes that have the same
+    ops write the same files. Repeat the command to add what is new; if it was interrupted, it goes on.
+
+    \b
+      hocket log archive --before 90d --to /backup/hocket
+      hocket log archive --before 2026-01-01 --to archive --dry-run
+      hocket log verify /backup/hocket
+    """
+    written = []
+    with open_service() as service, progress("archiving") as bar:
+        for file in ops.archive(service, to, before, dry_run=dry_run, progress=bar):
+            written.append(file)
+    size = sum(each.bytes for each in written)
+    emit({"files": [each._asdict() for each in written], "ops": sum(each.ops for each in written), "bytes": size})
+    if not written:
+        say(f"{to} has every op of these days already")
+        return
+    ops_text = counted(sum(each.ops for each in written), "op")
+    did = "would write" if dry_run else "wrote"
+    say(f"{did} {ops_text} to {counted(len(written), 'file')} in {to}, {counted(size, 'byte')}")
+
+
+@app.command()
 def verify(
+    archive: Annotated[
+        Path | None, Argument("[ARCHIVE]", "An archive, or a file of one, instead of this node's log.")
+    ] = None,
     head: Annotated[
         str | None, Option("--head", "COUNT:HEX", "An earlier chain head: is it still on this log?")
     ] = None,
@@ -212,11 +249,19 @@ def verify(
     Ops that were cut off together with the end mark are missed by a peer that has cosigned a checkpoint of them, so
     peers are asked. Without peers, keep the printed head, or a checkpoint, somewhere else.
 
+    An archive is checked by itself. No node is needed; that of --home or $HOCKET_HOME only says which mesh it must be.
+
     \b
       hocket log verify
       hocket log verify --head 120:9f2c...
       hocket log verify --checkpoint checkpoint.txt
+      hocket log verify /backup/hocket
     """
+    if archive is not None:
+        if head is not None or checkpoint:
+            raise Usage("--head and --checkpoint are about the log of a node; give an archive or one of these")
+        _verify_archive(archive)
+        return
     expected = None if head is None else _head(head)
     kept = [_file(each) for each in checkpoint or ()]
     with open_service() as service, progress("verifying") as bar:
@@ -237,6 +282,22 @@ def _file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise Usage(f"cannot read {path}: {error.strerror}") from None
+
+
+def _verify_archive(path: Path) -> None:
+    with ExitStack() as stack:
+        named = settings.home is not None or os.environ.get("HOCKET_HOME")
+        service = stack.enter_context(open_service()) if named else None
+        audit = ops.prove_archive(service, path, stack.enter_context(progress("verifying")))
+    emit(audit._asdict() | {"findings": [each._asdict() for each in audit.findings]})
+    for each in audit.findings:
+        say(f"{each.file}: {each.what}" if each.op_id is None else f"{each.file}: op {each.op_id}: {each.what}", "red")
+    if audit.findings:
+        raise Failed(
+            f"the archive is damaged: {counted(len(audit.findings), 'finding')} in {counted(audit.files, 'file')}"
+        )
+    days = audit.first_day if audit.first_day == audit.last_day else f"{audit.first_day} to {audit.last_day}"
+    say(f"{counted(audit.ops, 'op')} in {counted(audit.files, 'file')} verified, {days}, of the mesh of {audit.mesh}")
 
 
 def _head(text: str) -> tuple[int, bytes]:

@@ -1,6 +1,6 @@
 """What an agent over stdio holds. Its jobs are those of a worker with an OS lock of this process, its locks and mail
 are bound to this process: however the process ends, any other process of the node gives back at once what is left.
-Meanwhile the leases are renewed here, for as long as the agent is heard: a model does not look at the clock.
+Meanwhile this module renews the leases, for as long as the agent calls tools: a model does not look at the clock.
 """
 
 import asyncio
@@ -49,9 +49,12 @@ class ProcessHolds:
         self._heard_at = node.environment.monotonic()
         self._notices: list[str] = []
 
-    def heard(self) -> list[str]:
-        """The agent calls a tool. Returns what it must know: what it has lost since its last call."""
+    def heard(self) -> None:
+        """The agent calls a tool, or asks for a task."""
         self._heard_at = self._node.environment.monotonic()
+
+    def notices(self) -> list[str]:
+        """What the agent must know: what it has lost since it was last told."""
         for place, (_, held) in list(self._locks.items()):
             if held.lost.is_set():
                 del self._locks[place]

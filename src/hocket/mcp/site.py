@@ -14,8 +14,8 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from hocket.api import Program
 from hocket.cancelling import end_tasks
 from hocket.errors import HocketError, NotAuthorised
-from hocket.mcp.caller import McpCaller
-from hocket.mcp.protocol import Context, McpProtocol
+from hocket.mcp.caller import Context, McpCaller
+from hocket.mcp.protocol import McpProtocol
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
 from hocket.server.api import Api
@@ -181,7 +181,7 @@ class _Exchange:
 
 
 class _AnswerPieces:
-    """The body of an answer that comes in pieces. Whoever sends it closes it."""
+    """The body of an answer that comes in pieces. The sender closes it."""
 
     def __init__(self, exchange: _Exchange, first: bytes) -> None:
         self._exchange, self._pieces, self._is_whole = exchange, exchange.pieces(first), False

@@ -20,9 +20,9 @@ from hocket.api.programs import own_process
 from hocket.cancelling import end_tasks
 from hocket.events import Emit
 from hocket.kernel.ucan import Capability
-from hocket.mcp.caller import McpCaller
+from hocket.mcp.caller import Context, McpCaller
 from hocket.mcp.process_holds import ProcessHolds
-from hocket.mcp.protocol import Context, McpProtocol
+from hocket.mcp.protocol import McpProtocol
 from hocket.node.node import Node
 from hocket.node.signals import ReceivedSignals, stopped_by_signals
 from hocket.server.api import Api
@@ -71,7 +71,7 @@ async def _serve(server: "Server[object]") -> None:
 async def _lines() -> AsyncIterator[
     tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 ]:
-    """The messages of stdin, and a place for those to stdout. Whatever else this process reads or prints goes
+    """The messages of stdin, and a place for those to stdout. What this process reads or prints otherwise goes
     elsewhere. A thread that waits for stdin does not hold up the end of the process.
     """
     wire_in, wire_out = os.dup(0), os.dup(1)

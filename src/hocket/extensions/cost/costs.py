@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -65,9 +65,6 @@ from hocket.node.runtime import Runtime
 from hocket.node.variables import RATES, given
 from hocket.store import Artifact, JobFilter, Session, Stage
 
-if TYPE_CHECKING:
-    pass
-
 # The newest jobs that a sum looks at, and the newest of a kind that an estimate does.
 JOBS_MAX = 100_000
 HISTORY_MAX = 200
@@ -76,9 +73,6 @@ _HOUR_MS = 3_600_000
 _ENDS = (CompleteJob, FailWork, YieldWork, PostponeWork, ExpireWork, CancelJob)
 MayCharge = Callable[[int, int, str], bool]
 FILE = "rates.yaml"
-
-
-"""Whether a node may charge an account at a time."""
 
 
 class RunSpan(NamedTuple):
@@ -251,7 +245,6 @@ def costs_by(
     prices: Prices,
     may_charge: MayCharge,
     since_ms: int = 0,
-    fetch: Fetch | None = None,
     jobs_max: int = JOBS_MAX,
 ) -> Costs:
     """The costs of the runs that ended since that time, of the newest jobs. `may_charge` decides whether a node may
@@ -262,7 +255,7 @@ def costs_by(
     newest = session.jobs(JobFilter(), jobs_max + 1)
     for entry in newest[:jobs_max]:
         job, account = entry.job, _account(entry.job) if by is CostsBy.ACCOUNT else None
-        metered = metered_runs(session, blobs, job, prices.beat_ms, prices.now_ms, fetch)
+        metered = metered_runs(session, blobs, job, prices.beat_ms, prices.now_ms)
         runs = [run for run in metered if run.ended_ms >= since_ms]
         if runs and account is not None and not may_charge(*submitted(session, job), account):
             uncharged.add(job.id)
