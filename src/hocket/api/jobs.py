@@ -18,10 +18,11 @@ from hocket.families.jobs.progress import newest_notes
 from hocket.families.jobs.view import WaitReason
 from hocket.kernel.clock import parse_hlc
 from hocket.kernel.decoding import convert
-from hocket.kernel.ids import EXACT_MAX, node_text, parse_ulid, ulid_text
+from hocket.kernel.ids import EXACT_MAX, node_text, ulid_text
 from hocket.kernel.ops import BeatPlace
 from hocket.kernel.policy import APPROVER_LENGTH_MAX, DELAY_MS_MAX
 from hocket.kernel.vocabulary import JOB, Subject
+from hocket.node.calls import id_of
 from hocket.store import JobEntry, OpRow, Session, Stage
 
 if TYPE_CHECKING:
@@ -153,13 +154,6 @@ def briefs(session: Session, entries: Sequence[JobEntry]) -> list[JobBrief]:
 
     notes = newest_notes(session, (entry.job for entry in entries))
     return [convert(view.brief(session, entry, notes), JobBrief) for entry in entries]
-
-
-def id_of(text: str) -> bytes:
-    try:
-        return parse_ulid(text)
-    except ValueError as error:
-        raise Usage(f"{text!r} is not a job id: {error}") from None
 
 
 def find(service: Service, prefix: str) -> str:

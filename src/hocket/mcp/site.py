@@ -31,7 +31,7 @@ class McpSite:
     def __init__(self, node: Node, api: Api) -> None:
         self._node, self._api = node, api
         self._manager = StreamableHTTPSessionManager(McpProtocol(_caller_of).server, stateless=True)
-        self._in_work: dict[_Place, set[_Exchange]] = {}
+        self._in_work: dict[_RequestPlace, set[_Exchange]] = {}
 
     def running(self) -> AbstractAsyncContextManager[None]:
         """Requests are answered in this block."""
@@ -57,21 +57,21 @@ class McpSite:
         request = await request.whole(BODY_BYTES_MAX)
         message = _read(request.body)
         if message.method == "notifications/cancelled":
-            self._cancel(_Place(program.name, request.address, message.cancelled))
+            self._cancel(_RequestPlace(program.name, request.address, message.cancelled))
         with ExitStack() as stack:
             ending = stack.enter_context(
                 self._api.held_open(request, program, is_stream=message.method == "subscriptions/listen")
             )
             exchange = _Exchange(self._manager, request, McpCaller(self._api, self._node, program), ending)
             stack.callback(exchange.cancel)
-            self._note(_Place(program.name, request.address, message.id), exchange)
+            self._note(_RequestPlace(program.name, request.address, message.id), exchange)
             reply = await exchange.reply()
             if reply.stream is None:
                 return reply
             exchange.held = stack.pop_all()
             return reply
 
-    def _note(self, place: "_Place", exchange: "_Exchange") -> None:
+    def _note(self, place: "_RequestPlace", exchange: "_Exchange") -> None:
         if place.request is None:
             return
         in_work = self._in_work.setdefault(place, set())
@@ -84,7 +84,7 @@ class McpSite:
 
         exchange.when_done(done)
 
-    def _cancel(self, place: "_Place") -> None:
+    def _cancel(self, place: "_RequestPlace") -> None:
         """A client of an older revision cancels by a request of its own, which names the other one by an id that is
         unique to the client. The server keeps no sessions, so it cancels only if there is no doubt which one it is.
         """
@@ -93,7 +93,7 @@ class McpSite:
             next(iter(found)).cancel()
 
 
-class _Place(NamedTuple):
+class _RequestPlace(NamedTuple):
     """Which request of which client it is, as far as that can be known: its token, its address, and its own id."""
 
     program: str
