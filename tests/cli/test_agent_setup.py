@@ -183,7 +183,7 @@ def test_an_edit_of_what_another_agent_has_locked_is_refused(hocket: Program, pr
 @pytest.mark.parametrize("said", ["{", "[]", '{"tool_input": 3}', '{"cwd": 3, "tool_input": {}}', "\x00"])
 def test_a_hook_that_cannot_answer_does_not_refuse(hocket: Program, said: str) -> None:
     refused = hocket("agent", "hook", "before-edit", "--agent", "me", input=said, code=1)
-    assert "stdin is not what a program says before an edit" in refused.sentence
+    assert "stdin is not the JSON that a program sends before an edit" in refused.sentence
 
 
 def test_a_hook_without_a_home_does_not_refuse(hocket: Program, project: Path) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 import hocket
 
 
-@hocket.job("shown.parts")
+@hocket.job("shown.parts", lease="10m")  # so that no renewal comes on the log
 def parts(ctx, gate):
     print("printed {SCRIPT}", flush=True)
     ctx.part("first {SCRIPT}\\n")

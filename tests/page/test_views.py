@@ -74,7 +74,7 @@ def test_locks_messages_and_conflicts_are_shown_and_decided(visitor: Visitor, se
     told = visitor.get(link)
     assert MARKUP in told.text and "script" not in {tag for tag, named in told.tags if named.get("type") != "module"}
     done = visitor.send(visitor.send(shown.form("Break…")).form("Break"))
-    assert "Broke the lock file:<b>src</b>.py." in done.text and "Nobody holds a lock." in done.text
+    assert "Broke the lock file:<b>src</b>.py." in done.text and "There are no locks." in done.text
     assert "Break…" not in done.verbs
     done = visitor.send(done.form("Deliver again"))
     assert "Deliver again" not in done.verbs
@@ -119,7 +119,7 @@ def test_the_proposed_merge_has_the_changes_of_both(base: Any, left: Any, right:
 
 
 def test_the_log_is_verified(visitor: Visitor, served: Served):
-    assert "Nobody has verified the log" in visitor.get("/log").text
+    assert "Not verified since the server began" in visitor.get("/log").text
     visitor.send(visitor.get("/log").form("Verify"))
     wait_for(lambda: "Verifying since" not in visitor.get("/log").text, "the end of the check")
     shown = visitor.get("/log")

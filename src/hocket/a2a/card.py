@@ -1,4 +1,4 @@
-"""The agent card: what this server offers to agents, signed with the node's key, and that key for who checks it."""
+"""The agent card: what this server offers to agents, signed with the node's key; and that key, to check it with."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Waiting for a task, and telling what becomes of it as it comes: its state, the parts of its result, and its end."""
+"""Waits for a task, and streams what becomes of it: its state, the parts of its result, and its end."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -28,7 +28,7 @@ async def events(tasks: ClientTasks, task: Task) -> AsyncGenerator[dict[str, Any
     """The task as it is, then each change, until it has ended."""
     job_id = task.job.job_id
     with closing(tasks.caller.node.listen(about(JOB, parse_ulid(job_id)))) as changes:
-        told = task = await tasks.task(job_id)
+        sent = task = await tasks.task(job_id)
         yield {"task": task.shown()}
         if task.state.is_over:
             return
@@ -53,8 +53,8 @@ async def events(tasks: ClientTasks, task: Task) -> AsyncGenerator[dict[str, Any
                 if next_change.done():
                     next_change = asyncio.create_task(changes.wait(LOOK_S))
                 task = await tasks.task(job_id)
-                if not task.state.is_over and _words(task) != _words(told):
-                    told = task
+                if not task.state.is_over and _words(task) != _words(sent):
+                    sent = task
                     yield _status_update(task)
         finally:
             await end_tasks([next_news, next_change])
@@ -95,6 +95,7 @@ def _status_update(task: Task) -> dict[str, Any]:
 
 
 def _artifact_update(task: Task, shown: dict[str, Any], **flags: bool) -> dict[str, Any]:
-    said = {name: True for name, value in flags.items() if value}
     about_task = {"taskId": task.job.job_id, "contextId": task.context}
-    return {"artifactUpdate": {**about_task, "artifact": shown, **said}}
+    return {
+        "artifactUpdate": {**about_task, "artifact": shown} | {name: True for name, value in flags.items() if value}
+    }

@@ -1,4 +1,4 @@
-"""What requests of the protocol have in them, as far as it is read here. Members that are not named are ignored."""
+"""The members of requests that this server reads. It ignores all others."""
 
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from hocket.a2a.errors import A2aError, bad_params
+from hocket.a2a.errors import A2aError, ErrorReason, bad_params
 from hocket.a2a.states import TaskState
 from hocket.kernel.decoding import convert
 
@@ -61,7 +61,10 @@ class A2aMessage(A2aStruct, frozen=True):
             if isinstance(part.text, str) and media in ("", "text/plain"):
                 texts.append(part.text)
             elif part.data is UNSET or media not in ("", "application/json"):
-                raise A2aError(-32005, "this agent reads parts that are text/plain or application/json")
+                raise A2aError(
+                    ErrorReason.CONTENT_TYPE_NOT_SUPPORTED,
+                    "this agent reads parts that are text/plain or application/json",
+                )
             elif found is not None or not isinstance(part.data, dict):
                 raise bad_params("a message has at most one part with data, which is an object", f"{place}.data")
             else:

@@ -12,11 +12,14 @@ import msgspec
 from hocket.a2a import following
 from hocket.a2a.card import PROTOCOL_VERSION, key_set, signed_card
 from hocket.a2a.errors import (
+    INTERNAL,
     INVALID_REQUEST,
     NO_METHOD,
     PARSE,
     A2aError,
+    ErrorReason,
     as_a2a_error,
+    no_push_notifications,
     unsupported,
 )
 from hocket.a2a.requests import ListParams, SendParams, TaskParams, read_params
@@ -161,7 +164,7 @@ async def _events(items: AsyncGenerator[dict[str, Any], None], id: RequestId) ->
 
 class _TaskAnswer:
     """The body of an answer that comes in pieces, each `before` and `after` something. It sends `quiet` while there is
-    none, and ends with its token, and with the server. Whoever sends it closes it.
+    none, and ends with its token, and with the server. The sender closes it.
     """
 
     def __init__(
@@ -204,7 +207,7 @@ class _TaskAnswer:
                 raise StopAsyncIteration
         except HocketError as error:
             self._is_over = True
-            shown = as_a2a_error(error) or A2aError(-32603, str(error))
+            shown = as_a2a_error(error) or A2aError(INTERNAL, str(error))
             item = _response(self._id, error=shown.shown)
         return self._before + item + self._after
 
@@ -237,12 +240,12 @@ def _check_version(request: Request) -> None:
     given = request.headers.get(VERSION) or parse_qs(request.query).get("A2A-Version", [""])[0]
     if ".".join(given.split(".")[:2]) != PROTOCOL_VERSION:
         named = given[:16] or "0.3, which no header A2A-Version means"
-        raise A2aError(-32009, f"this agent speaks A2A {PROTOCOL_VERSION}, and not {named}")
+        raise A2aError(ErrorReason.VERSION_NOT_SUPPORTED, f"this agent speaks A2A {PROTOCOL_VERSION}, and not {named}")
 
 
 def _no_method(method: str) -> A2aError:
     if method.endswith(("PushNotificationConfig", "PushNotificationConfigs")):
-        return A2aError(-32003, "this agent sends no push notifications; stream the task, or ask for it again")
+        return no_push_notifications()
     if method == "GetExtendedAgentCard":
         return unsupported("this agent has no extended card")
     return A2aError(NO_METHOD, f"there is no method {method[:64]!r}")

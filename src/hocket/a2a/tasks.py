@@ -6,7 +6,14 @@ import re
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from hocket.a2a.errors import A2aError, bad_params, task_not_cancelable, task_not_found, unsupported
+from hocket.a2a.errors import (
+    A2aError,
+    bad_params,
+    no_push_notifications,
+    task_not_cancelable,
+    task_not_found,
+    unsupported,
+)
 from hocket.a2a.requests import PAGE_DEFAULT as PAGE
 from hocket.a2a.requests import ContextId, ListParams, SendParams, TaskParams
 from hocket.a2a.states import CANCELLED, TaskState, state_of_task
@@ -131,7 +138,7 @@ class ClientTasks:
     async def send(self, asked: SendParams) -> Task:
         """The task of a message: a new one, or that of the same message before."""
         if asked.configuration is not None and asked.configuration.task_push_notification_config is not None:
-            raise A2aError(-32003, "this agent sends no push notifications; stream the task, or ask for it again")
+            raise no_push_notifications()
         message = asked.message
         if message.task_id is not None:
             await self._refuse_more(message.task_id, message.context_id)

@@ -261,11 +261,16 @@ def release(
 def release_all(service: Service, agent: str, *, scope: str | None = None) -> list[LockShown]:
     """Releases every lock that the agent holds on this node, of one scope or of all. Returns those that it released."""
     service.check_writer()
-    node = node_text(service.runtime.log.node)
-    held = [each for each in listing(service, scope) if each.agent == agent and each.node == node]
+    held = held_here(service, agent, scope)
     for each in held:
         release(service, each.keys[0], each.fence, agent, each.scope)
     return held
+
+
+def held_here(service: Service, agent: str, scope: str | None) -> list[LockShown]:
+    """The locks that the agent holds on this node, of one scope or of all."""
+    node = node_text(service.runtime.log.node)
+    return [each for each in listing(service, scope) if each.agent == agent and each.node == node]
 
 
 @operation("break_lock", "POST /v1/locks/{key}/break", BREAK, command="lock break", show=_show_broken)

@@ -1,9 +1,11 @@
-"""The ops of the log: list and follow them, also as events, verify, rebuild, export, import, and change the rules that
-judge them; and the passes of derivations over them.
+"""The ops of the log: list and follow them, also as events, verify, rebuild, export, import, archive, and change the
+rules that judge them; and the passes of derivations over them.
 """
 
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import msgspec
@@ -20,8 +22,13 @@ from hocket.events import ignore
 from hocket.kernel.ids import EXACT_MAX, node_text, ulid_text
 from hocket.kernel.mesh_rules import Rules
 from hocket.kernel.policy import covers
+from hocket.kernel.texts import duration_ms
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.log import Admission
+from hocket.log.archives.checking import ArchiveAudit
+from hocket.log.archives.checking import verify_archive as check_archive
+from hocket.log.archives.day_file import start_of
+from hocket.log.archives.writing import Archived, write_archive
 from hocket.log.audit import Audit
 from hocket.log.copies import export_ops, import_ops
 from hocket.log.lost_past import rewind
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
 LIMIT_MAX = 1_000_000
 FOLLOW_STEP = 1_000
 TYPES_MAX = 32
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 class OpFilter:
@@ -134,6 +142,52 @@ def take_in(service: Service, source: BinaryIO) -> Admission:
             admitted = import_ops(log, source)
     recover(log, ignore)
     return admitted
+
+
+def archive_log(service: Service, to: str | Path, *, before: str, dry_run: bool = False) -> list[Archived]:
+    """Writes the days that had ended before a time into an archive, and gives the files that it wrote. The time is a
+    duration ago, like 90d, or the first day that stays out, like 2026-01-31.
+    """
+    return list(archive(service, Path(to), before, dry_run=dry_run))
+
+
+def archive(
+    service: Service,
+    path: Path,
+    before: str,
+    *,
+    dry_run: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> Iterator[Archived]:
+    """Gives each file when it is on disk."""
+    if path.exists() and not path.is_dir():
+        raise Usage(f"{path} is no folder; name the folder of the archive")
+    return write_archive(service.runtime.log, path, _before_ms(service, before), dry_run=dry_run, progress=progress)
+
+
+def _before_ms(service: Service, before: str) -> int:
+    now = service.runtime.log.physical()
+    try:
+        found = start_of(before) if _DAY.fullmatch(before) else now - duration_ms(before)
+    except ValueError:
+        raise Usage(f"bad --before {before!r}; use a duration such as 90d, or a day such as 2026-01-31") from None
+    if found > now:
+        raise Usage(f"bad --before {before!r}: that day has not ended")
+    return max(found, 0)
+
+
+def prove_archive(service: Service | None, path: Path, progress: Progress = lambda done, total: None) -> ArchiveAudit:
+    """Proves an archive, or a file of one. With a node, it must be the archive of its mesh."""
+    if not path.exists():
+        raise Usage(f"{path} is not there")
+    if service is None:
+        return check_archive(path, progress=progress)
+    return check_archive(path, mesh=service.runtime.log.user, helpers=service.runtime.helpers, progress=progress)
+
+
+def verify_archive(service: Service, path: str | Path) -> ArchiveAudit:
+    """Proves an archive of this node's mesh, or a file of one, from its own bytes."""
+    return prove_archive(service, Path(path))
 
 
 class PassVerdict(StrEnum):

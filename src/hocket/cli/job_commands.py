@@ -328,7 +328,7 @@ def postpone(
         str | None, Option("--not-before", "TIME", "Start at this time, like +30s or 2030-01-31T09:00:00Z.")
     ] = None,
     delay: Annotated[str | None, Option("--for", "DURATION", "Start so long from now, like 10m.")] = None,
-    now: Annotated[bool, Option("--now", help="Start now, whatever was said before.")] = False,
+    now: Annotated[bool, Option("--now", help="Start now. This replaces every earlier start time.")] = False,
     kind: KindFilter = None,
     state: Annotated[
         str | None, Option("--state", "STATE", "All jobs in this state: pending (the default), ready or delayed.")

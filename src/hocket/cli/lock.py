@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from hocket.api import locks
 from hocket.cli.declarations import App, Argument, CommandContext, Option
 from hocket.cli.derived import add_operations
-from hocket.cli.options import Agent, checked_agent
+from hocket.cli.options import Agent, ProcessAgent
 from hocket.cli.printing import emit, say
 from hocket.cli.settings import open_runtime, open_service, warn
 from hocket.errors import Usage
@@ -94,16 +94,7 @@ add_operations(app, locks.listing, locks.show, locks.break_)
 def run(
     context: CommandContext,
     keys: Annotated[list[str], Argument("KEY... -- CMD [ARG...]", "What to lock; the command to run stands after --.")],
-    agent: Annotated[
-        str | None,
-        Option(
-            "--agent",
-            "NAME",
-            "The agent that you act for. Default: $HOCKET_AGENT, else this process.",
-            envvar="HOCKET_AGENT",
-            callback=checked_agent,
-        ),
-    ] = None,
+    agent: ProcessAgent = None,
     lease: Lease = None,
     ttl: OldLease = None,
     shared: Shared = False,

@@ -1,12 +1,13 @@
-"""`hocket log` shows, follows, verifies, rebuilds, exports and imports the ops of the log. `hocket derive` runs the
-derivation passes of Python modules over them now, or repeats the passes that there were and compares the results.
+"""`hocket log` shows, follows, verifies, rebuilds, exports, imports and archives the ops of the log. `hocket derive`
+runs the derivation passes of Python modules over them now, or repeats the passes that there were and compares the
+results.
 """
 
 import asyncio
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -198,7 +199,40 @@ def late(
 
 
 @app.command()
+def archive(
+    to: Annotated[Path, Option("--to", "DIR", "The folder of the archive.")],
+    before: Annotated[str, Option("--before", "AGE|DAY", "Days that ended so long ago, like 90d, or before that day.")],
+    dry_run: Annotated[bool, Option("--dry-run", help="Say what it would write, and write nothing.")] = False,
+) -> None:
+    """Write the ops of past days into an archive: sealed files that anyone can verify. The log keeps them.
+
+    An archive has a folder for each author, and a compressed file for each of its days (UTC). Nodes that have the same
+    ops write the same files. Repeat the command to add what is new; if it was interrupted, it goes on.
+
+    \b
+      hocket log archive --before 90d --to /backup/hocket
+      hocket log archive --before 2026-01-01 --to archive --dry-run
+      hocket log verify /backup/hocket
+    """
+    written = []
+    with open_service() as service, progress("archiving") as bar:
+        for file in ops.archive(service, to, before, dry_run=dry_run, progress=bar):
+            written.append(file)
+    size = sum(each.bytes for each in written)
+    emit({"files": [each._asdict() for each in written], "ops": sum(each.ops for each in written), "bytes": size})
+    if not written:
+        say(f"{to} has every op of these days already")
+        return
+    ops_text = counted(sum(each.ops for each in written), "op")
+    did = "would write" if dry_run else "wrote"
+    say(f"{did} {ops_text} to {counted(len(written), 'file')} in {to}, {counted(size, 'byte')}")
+
+
+@app.command()
 def verify(
+    archive: Annotated[
+        Path | None, Argument("[ARCHIVE]", "An archive, or a file of one, instead of this node's log.")
+    ] = None,
     head: Annotated[
         str | None, Option("--head", "COUNT:HEX", "An earlier chain head: is it still on this log?")
     ] = None,
@@ -208,10 +242,18 @@ def verify(
     Keep the printed head somewhere else. Without it, you cannot tell later whether ops were cut off together with the
     head.
 
+    An archive is checked by itself. No node is needed; that of --home or $HOCKET_HOME only says which mesh it must be.
+
     \b
       hocket log verify
       hocket log verify --head 120:9f2c...
+      hocket log verify /backup/hocket
     """
+    if archive is not None:
+        if head is not None:
+            raise Usage("--head is about the log of a node; give an archive or --head")
+        _verify_archive(archive)
+        return
     expected = None if head is None else _head(head)
     with open_service() as service, progress("verifying") as bar:
         audit = ops.verify(service, expected, bar)
@@ -224,6 +266,22 @@ def verify(
         count = len(audit.findings)
         raise Failed(f"the log is damaged: {counted(count, 'finding')} in {counted(audit.ops, 'op')}")
     say(f"{counted(audit.ops, 'op')} verified, chain head {text}")
+
+
+def _verify_archive(path: Path) -> None:
+    with ExitStack() as stack:
+        named = settings.home is not None or os.environ.get("HOCKET_HOME")
+        service = stack.enter_context(open_service()) if named else None
+        audit = ops.prove_archive(service, path, stack.enter_context(progress("verifying")))
+    emit(audit._asdict() | {"findings": [each._asdict() for each in audit.findings]})
+    for each in audit.findings:
+        say(f"{each.file}: {each.what}" if each.op_id is None else f"{each.file}: op {each.op_id}: {each.what}", "red")
+    if audit.findings:
+        raise Failed(
+            f"the archive is damaged: {counted(len(audit.findings), 'finding')} in {counted(audit.files, 'file')}"
+        )
+    days = audit.first_day if audit.first_day == audit.last_day else f"{audit.first_day} to {audit.last_day}"
+    say(f"{counted(audit.ops, 'op')} in {counted(audit.files, 'file')} verified, {days}, of the mesh of {audit.mesh}")
 
 
 def _head(text: str) -> tuple[int, bytes]:

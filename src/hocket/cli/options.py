@@ -84,6 +84,16 @@ Agent = Annotated[
         "--agent", "NAME", "The agent that you act for. Default: $HOCKET_AGENT, else your user.", callback=checked_agent
     ),
 ]
+ProcessAgent = Annotated[
+    str | None,
+    Option(
+        "--agent",
+        "NAME",
+        "The agent that you act for. Default: $HOCKET_AGENT, else this process.",
+        envvar="HOCKET_AGENT",
+        callback=checked_agent,
+    ),
+]
 
 
 def _job_state(text: str | None) -> str | None:

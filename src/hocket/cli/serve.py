@@ -15,9 +15,9 @@ from hocket.cli.options import (
     BusOption,
     LogFormatOption,
     PolicyOption,
+    ProcessAgent,
     QuietOption,
     VerboseOption,
-    checked_agent,
 )
 from hocket.cli.printing import emit, fields
 from hocket.cli.settings import open_runtime
@@ -230,16 +230,7 @@ def _mcp_site(node: "Node", api: "Api") -> "McpSite":
 
 
 def mcp(
-    agent: Annotated[
-        str | None,
-        Option(
-            "--agent",
-            "NAME",
-            "The agent that you act for. Default: $HOCKET_AGENT, else this process.",
-            envvar="HOCKET_AGENT",
-            callback=checked_agent,
-        ),
-    ] = None,
+    agent: ProcessAgent = None,
     may: Annotated[
         list[str] | None,
         Option("--may", "GRANT", "Only what this grants, like job:read; may be repeated. Default: what the node may."),

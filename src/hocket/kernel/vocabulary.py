@@ -477,7 +477,7 @@ class PostponeWork(Struct, frozen=True):
 
 
 class PostponeJob(Struct, frozen=True):
-    """A pending job may not start before that time, whatever was said before; one that has passed means now."""
+    """A pending job may not start before that time, which replaces every earlier one; a time in the past means now."""
 
     job_id: bytes
     until_ms: int

@@ -11,7 +11,7 @@ from hocket.server.program_caller import ProgramCaller
 
 # The name of the worker by which an agent over HTTP claims jobs.
 WORKER_OVER_HTTP = "mcp"
-# How long what an agent over HTTP holds lasts, unless it says that it goes on.
+# The lease of what an agent over HTTP holds.
 LEASE_MS_OVER_HTTP = 600_000
 
 

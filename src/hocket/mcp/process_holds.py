@@ -1,6 +1,6 @@
 """What an agent over stdio holds. Its jobs are those of a worker with an OS lock of this process, its locks and mail
 are bound to this process: however the process ends, any other process of the node gives back at once what is left.
-Meanwhile the leases are renewed here, for as long as the agent is heard: a model does not look at the clock.
+Meanwhile this module renews the leases, for as long as the agent calls tools: a model does not look at the clock.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
 """The Model Context Protocol: tools, resources and subscriptions as the SDK's server serves them, for both revisions of
-the protocol. What goes wrong in a tool is an answer to the model, with a sentence that says what to do.
+the protocol. An error of a tool is an answer to the model, with a sentence that says what to do.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ MakeCaller = Callable[[Context], Awaitable[McpCaller]]
 
 INSTRUCTIONS = """\
 Hocket is a work mesh: jobs, locks and mail that you share with other agents and machines.
-- You are one agent; `status` says who, and what you hold. Nobody asks for your name.
+- You are one agent; `status` says who, and what you hold. No tool asks for your name.
 - Before you change a file or another thing that others use, `lock` it (file:src/a.py); release it when you are done.
 - A job that you take is yours under a fence. Pass the fence on to what you write. `note` what you do every few minutes,
-which also renews the lease; `finish` every job that you took. If you are told that a hold is lost or cancelled, stop
-and drop what you did for it.
+which also renews the lease; `finish` every job that you took. If an answer says that a hold is lost or cancelled,
+stop and drop what you did for it.
 - Waits end after 45 seconds. An answer with `ask_again` has not ended: call `wait` with it, or do something else first.
 - Read your mail between steps. Mark each message as done when you have dealt with it.
 - If a job does not run, `status` with the job says why.
@@ -144,13 +144,13 @@ class McpProtocol:
             await context.session.send_notification(notification, related_request_id=id)
 
         async def tell(uri: str) -> None:
-            told = types.ResourceUpdatedNotificationParams(uri=uri, _meta=meta)
-            await send(types.ResourceUpdatedNotification(params=told))
+            changed = types.ResourceUpdatedNotificationParams(uri=uri, _meta=meta)
+            await send(types.ResourceUpdatedNotification(params=changed))
 
         async def ready() -> None:
             honored = types.SubscriptionFilter(resource_subscriptions=uris or None)
-            told = types.SubscriptionsAcknowledgedNotificationParams(notifications=honored, _meta=meta)
-            await send(types.SubscriptionsAcknowledgedNotification(params=told))
+            accepted = types.SubscriptionsAcknowledgedNotificationParams(notifications=honored, _meta=meta)
+            await send(types.SubscriptionsAcknowledgedNotification(params=accepted))
 
         await _asked(self._watches.watch(caller, uris, tell, ready))
         await asyncio.Event().wait()  # nothing is watched, and the stream is open all the same

@@ -181,7 +181,7 @@ class _Exchange:
 
 
 class _AnswerPieces:
-    """The body of an answer that comes in pieces. Whoever sends it closes it."""
+    """The body of an answer that comes in pieces. The sender closes it."""
 
     def __init__(self, exchange: _Exchange, first: bytes) -> None:
         self._exchange, self._pieces, self._is_whole = exchange, exchange.pieces(first), False

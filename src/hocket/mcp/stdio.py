@@ -71,7 +71,7 @@ async def _serve(server: "Server[object]") -> None:
 async def _lines() -> AsyncIterator[
     tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 ]:
-    """The messages of stdin, and a place for those to stdout. Whatever else this process reads or prints goes
+    """The messages of stdin, and a place for those to stdout. What this process reads or prints otherwise goes
     elsewhere. A thread that waits for stdin does not hold up the end of the process.
     """
     wire_in, wire_out = os.dup(0), os.dup(1)

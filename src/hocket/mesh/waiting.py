@@ -45,7 +45,7 @@ class Waiting(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Equal for what a reader need not be told twice."""
+        """Equal for states that a reader sees as one."""
         return self.reason, self.about or self.sentence
 
 

@@ -1,6 +1,6 @@
 """What can be done on the page: operations, by a form whose fields are their parameters. One that ends or takes away
 something asks first, and says how many things it is about. And what a browser can save: artifacts, and what proves a
-job. These are files of strangers, so a browser is told to save them, whatever they say that they are.
+job. These are files of strangers, so the browser saves them and never shows them, whatever their type.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from hocket.errors import NotFound, Usage
 from hocket.kernel.decoding import convert, decode_json
 from hocket.mesh.wire import Reply
 from hocket.page.views import Action, Choice, PagePath
-from hocket.server.routes import ROUTES, ApiRoute
+from hocket.server.routes import ROUTES_BY_NAME, ApiRoute
 
 # Fields of a form that are no parameters.
 BACK, CONFIRMED = "back", "confirmed"
@@ -73,7 +73,6 @@ ACTIONS = {
         Action("break_lock", "Break", "broke the lock {key}", "Take the lock {key} from its holder?", True),
     )
 }
-_ROUTES = {each.name: each for each in ROUTES}
 
 
 class PageDownload(PagePath):
@@ -81,7 +80,7 @@ class PageDownload(PagePath):
 
     def __init__(self, path: str, operation: str, file_name: Callable[[Download, Mapping[str, str]], str]) -> None:
         super().__init__(path)
-        self.route, self.file_name = _ROUTES[operation], file_name
+        self.route, self.file_name = ROUTES_BY_NAME[operation], file_name
 
 
 DOWNLOADS = (
@@ -101,7 +100,7 @@ def named(file: str, reply: Reply) -> Reply:
 def action_named(name: str, actions: Mapping[str, Action]) -> tuple[Action, ApiRoute]:
     if name not in actions:
         raise NotFound(f"there is no action {name!r}")
-    return actions[name], _ROUTES[name]
+    return actions[name], ROUTES_BY_NAME[name]
 
 
 def can_only_count(route: ApiRoute) -> bool:

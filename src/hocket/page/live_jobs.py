@@ -1,6 +1,6 @@
 """What a job sends while it runs, for the browsers that look at it: the newest parts of its result, and the end of what
-it prints on another node. A job is followed from the first look on until it ends or nobody looks any more; what is
-printed on this node is read from its files.
+it prints on another node. The server follows a job from the first look on until the job ends or no
+browser looks any more; it reads what was printed on this node from the files.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from hocket.node.node import Node
 # So many of the newest parts are shown, and so much of what a job has printed.
 PARTS_SHOWN = 200
 OUTPUT_BYTES_SHOWN = 16 * 1024
-# So many jobs are followed at once; the one that was looked at longest ago gives way. One that nobody has looked at for
-# this long is followed no more.
+# So many jobs are followed at once; the one whose last look is oldest gives way. One without a look for this long is
+# followed no more.
 FOLLOWED_MAX = 32
 LOOK_S = 90.0
 # How often another node is asked for more.
@@ -57,7 +57,7 @@ class LiveJobs:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def keep(self) -> None:
-        """Follows what is looked at until it is cancelled."""
+        """Follows the jobs that browsers look at, until it is cancelled."""
         self._loop = asyncio.get_running_loop()
         try:
             while True:

@@ -17,12 +17,12 @@ from hocket.mesh.grants import parse_grants, words
 
 INVITE, VERIFY = "invite", "verify"
 VALID = "1h"
-# How often a run tells how far it is.
+# How often a run shows its progress.
 PROGRESS_S = 0.5
 
 
 def may_invite(program: Program) -> bool:
-    """Whoever invites gives rights away, so it takes all of them."""
+    """An invitation gives rights away, so it takes all of them."""
     everything = grant_of(ROOT[0])
     return everything is not None and any(everything.within(grant) for grant in program.grants)
 
@@ -93,7 +93,7 @@ class LogCheck:
     def __init__(self) -> None:
         self.state: CheckState | None = None
         self._is_stopping = False
-        self._told_at = 0.0
+        self._shown_at = 0.0
         self._run: asyncio.Task[None] | None = None
 
     def begin(self, service: Service) -> None:
@@ -113,8 +113,8 @@ class LogCheck:
         def progress(done: int, total: int) -> None:
             if self._is_stopping:
                 raise _Stopped
-            if time.monotonic() - self._told_at > PROGRESS_S:
-                self._told_at = time.monotonic()
+            if time.monotonic() - self._shown_at > PROGRESS_S:
+                self._shown_at = time.monotonic()
                 self.state = began._replace(done=done, total=total)
 
         try:

@@ -136,7 +136,7 @@ class NodePage:
     def failed(self, error: Exception, path: str) -> Reply:
         """The reply to a request that met a bug."""
         self._api.failed(error, path)
-        values = {"title": "This node failed", "sentence": "its operator was told", "here": "", "is_stranger": False}
+        values = {"title": "This node failed", "sentence": "its log says why", "here": "", "is_stranger": False}
         return self._html(500, "error.html", values, None)
 
     async def _answer_to(self, request: Request, program: Program, token: str) -> Reply:

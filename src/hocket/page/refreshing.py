@@ -55,15 +55,15 @@ class Refreshing:
         self._open += 1
         if self._listening is None or self._listening.done():
             self._listening = asyncio.create_task(self._listen())
-        told = self._changes
+        shown = self._changes
         seen: tuple[int, ...] | None = None
         try:
             while True:
                 now = await news()
                 has_news, seen = seen not in (None, now), now
-                if has_news or told != self._changes or await self._wait(LOOK_S if now is None else CHANGES_S):
+                if has_news or shown != self._changes or await self._wait(LOOK_S if now is None else CHANGES_S):
                     await self._turn()
-                    told = self._changes
+                    shown = self._changes
                     yield "changed"
                     await asyncio.sleep(CHANGES_S)
         finally:

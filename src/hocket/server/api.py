@@ -168,7 +168,7 @@ class Api:
     def failed(self, error: Exception, path: str) -> Reply:
         """The reply to a request that met a bug."""
         self._refused(500, "an API request failed", f"{type(error).__name__}: {error}")
-        return self._problem_reply(INTERNAL, path, "this node failed; its operator was told")
+        return self._problem_reply(INTERNAL, path, "this node failed; its log says why")
 
     def _problem_reply(
         self, problem: Problem, path: str, message: str, headers: Mapping[str, str] = {}, first: int | None = None

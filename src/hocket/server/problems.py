@@ -84,7 +84,7 @@ class Problem(NamedTuple):
 
 INTERNAL = Problem(
     *((), 500, "internal", "internal", "This node failed"),
-    "A bug. The server's stderr has it, and its operator was told.",
+    "A bug. The server's log has it.",
 )
 # The first one with a class that fits counts.
 PROBLEMS: tuple[Problem, ...] = (

@@ -10,9 +10,7 @@ from hocket.errors import Usage
 from hocket.kernel.decoding import convert
 from hocket.node.node import Node
 from hocket.server.api import Api
-from hocket.server.routes import ROUTES, ApiCall, ApiRoute
-
-_ROUTES = {each.name: each for each in ROUTES}
+from hocket.server.routes import ROUTES_BY_NAME, ApiCall, ApiRoute
 
 
 class ProgramCaller:
@@ -33,7 +31,7 @@ class ProgramCaller:
 
     async def do(self, operation: str, /, **fields: Any) -> Any:
         """Does an operation of the API. A field that is None is left out."""
-        route = _ROUTES[operation]
+        route = ROUTES_BY_NAME[operation]
         given = {name: value for name, value in fields.items() if value is not None}
         return await self.api.perform(route, self.call, _arguments(route, given))
 

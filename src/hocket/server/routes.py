@@ -367,3 +367,4 @@ ROUTES: tuple[ApiRoute, ...] = tuple(
     for each in vars(module).values()
     if isinstance(each, Operation) and each.path and each.__module__ == module.__name__
 ) + tuple(route_of(each) for each in extension_operations().values() if each.path)
+ROUTES_BY_NAME = {each.name: each for each in ROUTES}

@@ -73,9 +73,9 @@ def setup(
         say(json.dumps({"mcpServers": {"hocket": server_entry(set_up)}}, indent=2))
         say(f"before an edit:  {set_up.hook_line('PreToolUse')}")
         say(f"after a stop:    {set_up.hook_line('Stop')}")
-    told = {"program": program, "agent": set_up.agent, "files": [str(each.path) for each in needed]}
+    answer = {"program": program, "agent": set_up.agent, "files": [str(each.path) for each in needed]}
     if not needed:
-        notice("nothing is to be written")
+        notice("nothing to write")
     elif not dry_run:
         if not yes and not on_terminal(sys.stdin):
             raise Usage("nothing was written; give --yes to write without a question")
@@ -84,7 +84,7 @@ def setup(
         for each in needed:
             each.make(set_up.project)
         notice(f"{'removed' if remove else 'written'}; start the program anew to make it read this")
-    emit(told | {"written": bool(needed) and not dry_run})
+    emit(answer | {"written": bool(needed) and not dry_run})
 
 
 def _command() -> tuple[str, ...]:
@@ -118,10 +118,10 @@ def before_edit(agent: Agent = None, scope: Scope = "") -> None:
     from hocket.families.inbox.requests import default_agent
 
     try:
-        said = sys.stdin.buffer.read(INPUT_BYTES_MAX + 1)
-        if len(said) > INPUT_BYTES_MAX:
+        text = sys.stdin.buffer.read(INPUT_BYTES_MAX + 1)
+        if len(text) > INPUT_BYTES_MAX:
             raise Usage(f"stdin has more than {INPUT_BYTES_MAX} bytes")
-        edit = read_edit(said)
+        edit = read_edit(text)
         if not edit.files:
             return
         with open_service() as service:

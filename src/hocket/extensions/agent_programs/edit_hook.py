@@ -1,5 +1,5 @@
-"""What a program of an agent asks before its agent edits files: whether another agent has locked them. The program says
-what it is about to do as JSON: Claude Code, Codex and Cursor name the files, or hand over a patch.
+"""What a program of an agent asks before its agent edits files: whether another agent has locked them. The program
+sends the edit as JSON: Claude Code, Codex and Cursor name the files, or hand over a patch.
 """
 
 import os
@@ -46,14 +46,14 @@ class LockedFile(NamedTuple):
 
 
 def read_edit(text: bytes) -> PlannedEdit:
-    """Raises Usage if it is not what a program says before a tool is used."""
+    """Raises Usage if it is not the JSON that a program sends before it uses a tool."""
     try:
-        said = msgspec.json.decode(text)
-        used: Any = said.get("tool_input") or {}
-        folder = Path(said.get("cwd") or ".").resolve()
+        sent = msgspec.json.decode(text)
+        used: Any = sent.get("tool_input") or {}
+        folder = Path(sent.get("cwd") or ".").resolve()
         found = list(dict.fromkeys(_named(used)))
     except (msgspec.DecodeError, AttributeError, TypeError, ValueError, OSError, RecursionError) as error:
-        raise Usage(f"stdin is not what a program says before an edit: {error}") from None
+        raise Usage(f"stdin is not the JSON that a program sends before an edit: {error}") from None
     if len(found) > FILES_MAX:
         raise Usage(f"the edit names {len(found)} files; at most {FILES_MAX} are looked up")
     return PlannedEdit(folder, found)

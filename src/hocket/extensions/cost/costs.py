@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -65,9 +65,6 @@ from hocket.node.runtime import Runtime
 from hocket.node.variables import RATES, given
 from hocket.store import Artifact, JobFilter, Session, Stage
 
-if TYPE_CHECKING:
-    pass
-
 # The newest jobs that a sum looks at, and the newest of a kind that an estimate does.
 JOBS_MAX = 100_000
 HISTORY_MAX = 200
@@ -76,9 +73,6 @@ _HOUR_MS = 3_600_000
 _ENDS = (CompleteJob, FailWork, YieldWork, PostponeWork, ExpireWork, CancelJob)
 MayCharge = Callable[[int, int, str], bool]
 FILE = "rates.yaml"
-
-
-"""Whether a node may charge an account at a time."""
 
 
 class RunSpan(NamedTuple):

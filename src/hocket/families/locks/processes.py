@@ -85,7 +85,7 @@ class LockProcesses:
                 tx.session.put_lock_request(request._replace(op=op_id))
 
     def give_up(self, tx: Transaction, op_id: bytes) -> None:
-        """Nobody waits for the request any longer: the node releases what it got, or withdraws it."""
+        """The process waits for the request no longer: the node releases what it got, or withdraws it."""
         for request in tx.session.lock_requests(tx.node.to_bytes(8, "big")):
             if request.op == op_id:
                 release_ended(tx, request)

@@ -1,14 +1,13 @@
 """Tools for agents that share machines: locks and mail."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hocket.api.locks import LockShown
+from hocket.api.locks import LockShown, held_here
 from hocket.errors import Conflict, Usage
 from hocket.families.locks.rules import KEYS_MAX
-from hocket.kernel.ids import node_text
-from hocket.mcp.answers import Data, ToolAnswer, bounded
+from hocket.mcp.answers import Data, ToolAnswer, bounded, present
 from hocket.mcp.caller import McpCaller
 from hocket.mcp.resources import SCHEME
 from hocket.mcp.tools.declared import Tool, ToolArguments, ToolNeed, WaitSeconds
@@ -42,7 +41,7 @@ async def lock(caller: McpCaller, asked: LockAsked) -> LockDone:
     for each in holds:
         place = {"key": each.keys[0], "fence": each.fence, "scope": asked.scope}
         if asked.do == "renew":
-            renewed = await caller.do("renew_lock", **place, ttl_ms=_lease_ms(caller))
+            renewed = await caller.do("renew_lock", **place, ttl_ms=caller.lease_ms)
             left_s = max(0, renewed.expires_ms - caller.node.log.physical()) // 1000
         elif caller.holds is None or not await caller.holds.release(asked.scope, each.fence):
             await caller.do("release_lock", **place)
@@ -61,23 +60,15 @@ async def _acquired(caller: McpCaller, asked: LockAsked) -> LockDone:
         scope=asked.scope,
         shared=asked.shared,
         wait_ms=asked.wait_s * 1000,
-        ttl_ms=_lease_ms(caller),
+        ttl_ms=caller.lease_ms,
     )
     left_ms = shown.expires_ms - caller.node.log.physical()
     return LockDone(state="held", fence=shown.fence, lease_s=max(0, left_ms) // 1000)
 
 
-def _lease_ms(caller: McpCaller) -> int:
-    return caller.lease_ms
-
-
 async def _own(caller: McpCaller, scope: str) -> list[LockShown]:
-    from hocket.api.locks import listing
-
     caller.service.check("Lock", "Acquire", scope=scope)
-    held = await caller.api.read(lambda: listing(caller.service, scope))
-    node = node_text(caller.node.log.node)
-    return [each for each in held if each.agent == caller.agent and each.node == node]
+    return await caller.api.read(lambda: held_here(caller.service, caller.agent, scope))
 
 
 class MailAsked(ToolArguments, frozen=True):
@@ -127,18 +118,16 @@ async def _read(caller: McpCaller, count: int) -> MailDone:
                 "from": each.sender,
                 "thread": each.thread,
                 "text": each.body if each.body is not None else "(no text)",
-                **_optional(each),
+                **present(
+                    type=each.type or None,
+                    attachments=[[one.name, one.artifact_id] for one in each.attachments] or None,
+                ),
             },
             f"{SCHEME}thread/{each.thread}",
         )
         for each in claimed
     ]
     return MailDone(state=f"{len(messages)} read", data=messages)
-
-
-def _optional(message: Any) -> dict[str, Any]:
-    found = {"type": message.type, "attachments": [[each.name, each.artifact_id] for each in message.attachments]}
-    return {name: value for name, value in found.items() if value}
 
 
 COORDINATION_TOOLS = (

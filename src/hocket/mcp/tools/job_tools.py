@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from hocket.errors import Conflict, Usage
-from hocket.mcp.answers import Data, ToolAnswer, bounded
+from hocket.mcp.answers import Data, ToolAnswer, bounded, present
 from hocket.mcp.caller import McpCaller
 from hocket.mcp.resources import job_uri
 from hocket.mcp.tools.declared import Tool, ToolArguments, ToolNeed, WaitSeconds
@@ -54,9 +54,7 @@ async def take(caller: McpCaller, asked: TakeAsked) -> JobTaken:
     (job,) = claimed.jobs
     if caller.holds is not None:
         caller.holds.add_job(job.job_id, job.fence)
-    data = {"kind": job.kind, "payload": job.payload} | (
-        {} if job.checkpoint is None else {"checkpoint": job.checkpoint}
-    )
+    data = {"kind": job.kind, "payload": job.payload} | present(checkpoint=job.checkpoint)
     return JobTaken(
         state="held",
         job=job.job_id,

@@ -9,7 +9,7 @@ from hocket.api.workers.claiming import held_by_agent
 from hocket.families.jobs.view import JobState
 from hocket.kernel.ids import node_text
 from hocket.kernel.texts import counted
-from hocket.mcp.answers import LINES_MAX, Data, Lines, ToolAnswer, bounded, joined, line
+from hocket.mcp.answers import LINES_MAX, Data, Lines, ToolAnswer, bounded, joined, line, present
 from hocket.mcp.caller import McpCaller
 from hocket.mcp.resources import job_uri
 from hocket.mcp.tools.declared import WAIT_S_MAX, Tool, ToolArguments, ToolNeed, WaitSeconds
@@ -53,12 +53,8 @@ async def waited_for(caller: McpCaller, job: str, wait_s: int) -> WaitOutcome:
 async def _not_ended(caller: McpCaller, job: str, state: str) -> WaitOutcome:
     """Why a job has not ended, and its newest progress note."""
     shown = await caller.do("show_job", job=job)
-    data = _present(why=shown.waits_for, progress=shown.progress)
+    data = present(why=shown.waits_for, progress=shown.progress)
     return WaitOutcome(state=state, job=job, ask_again=job, data=bounded(data, job_uri(job)))
-
-
-def _present(**members: Any) -> dict[str, Any]:
-    return {name: value for name, value in members.items() if value is not None}
 
 
 async def _waited_for_mail(caller: McpCaller, wait_s: int) -> WaitOutcome:
@@ -76,7 +72,7 @@ class StatusAsked(ToolArguments, frozen=True):
     cursor: Annotated[str, Meta(description="next of the answer before")] | None = None
 
 
-class StatusTold(ToolAnswer, frozen=True):
+class StatusShown(ToolAnswer, frozen=True):
     """Ten lines of a list, or one job."""
 
     you: str = ""
@@ -89,7 +85,7 @@ class StatusTold(ToolAnswer, frozen=True):
     data: Data = None
 
 
-async def status(caller: McpCaller, asked: StatusAsked) -> StatusTold:
+async def status(caller: McpCaller, asked: StatusAsked) -> StatusShown:
     if asked.job is not None:
         return await _one_job(caller, asked.job)
     if asked.of == "mine":
@@ -98,7 +94,7 @@ async def status(caller: McpCaller, asked: StatusAsked) -> StatusTold:
     operation, shown = _LISTS[asked.of]
     page = await caller.do(operation, limit=LINES_MAX, after=asked.cursor, **filters)
     found = [line(*shown(each)) for each in page.items]
-    return StatusTold(lines=found, next=page.next or "", state="" if found or page.next else f"no {asked.of}")
+    return StatusShown(lines=found, next=page.next or "", state="" if found or page.next else f"no {asked.of}")
 
 
 _LISTS: dict[str, tuple[str, Callable[[Any], Iterable[object]]]] = {
@@ -116,10 +112,10 @@ _LISTS: dict[str, tuple[str, Callable[[Any], Iterable[object]]]] = {
 }
 
 
-async def _one_job(caller: McpCaller, job: str) -> StatusTold:
+async def _one_job(caller: McpCaller, job: str) -> StatusShown:
     found = await caller.do("show_job", job=job)
-    data = _present(kind=found.kind, why=found.waits_for, progress=found.progress, error=found.error)
-    return StatusTold(
+    data = present(kind=found.kind, why=found.waits_for, progress=found.progress, error=found.error)
+    return StatusShown(
         job=found.job_id,
         state=found.state,
         fence=found.fence,
@@ -128,7 +124,7 @@ async def _one_job(caller: McpCaller, job: str) -> StatusTold:
     )
 
 
-async def _mine(caller: McpCaller) -> StatusTold:
+async def _mine(caller: McpCaller) -> StatusShown:
     """What the caller holds, on this node."""
     agent, node = caller.agent, caller.node.log.node
     lines: list[str] = []
@@ -143,7 +139,7 @@ async def _mine(caller: McpCaller) -> StatusTold:
         mail = await caller.do("list_messages", limit=LINES_MAX)
         if mail.items:
             lines.append(line("mail", f"{counted(len(mail.items), 'message')}{' or more' if mail.next else ''}"))
-    return StatusTold(you=f"{agent}@{node_text(node)}", lines=lines[:LINES_MAX])
+    return StatusShown(you=f"{agent}@{node_text(node)}", lines=lines[:LINES_MAX])
 
 
 LOOKING_TOOLS = (
@@ -153,7 +149,7 @@ LOOKING_TOOLS = (
         "What you hold (mine), lists, or one job.",
         status,
         StatusAsked,
-        StatusTold,
+        StatusShown,
         (JOB, LOCK, INBOX, MESH),
         is_reading=True,
     ),

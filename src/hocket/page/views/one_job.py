@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from hocket.api import Service, artifacts, claims
+from hocket.api import Service, artifacts
 from hocket.api.jobs import JobBrief, JobDetails, OpLine, briefs, found_job, show
 from hocket.api.operation import extension_operations
 from hocket.errors import HocketError
@@ -114,14 +114,12 @@ def job(call: ViewCall, job: str) -> Mapping[str, Any]:
         "left_out": max(0, len(story) - LINES_MAX),
         "before": before,
         "behind": behind,
-        "may_read_content": may_read_content,
         "artifacts": made,
         "sent_parts": _parts_text(live.parts),
         "parts_left_out": live.left_out,
         "output": [(each, each.data.decode(errors="replace")) for each in live.output if each.data],
         "has_proof": any(each.type == _PROOF and each.content != "evicted" for each in made),
         "cost": _cost(service, details.job_id) if may_read_content else None,
-        "ranking": claims.explain.function(service, job) if details.outcome is None else None,
         "names": service.names(),
         "may_change": call.may("Job", "Schedule", details.kind),
         "may_approve": _may_approve(call, details),

@@ -18,9 +18,11 @@ from hocket.kernel.yaml_subset import BadText, read_text
 
 ROOT = "score"
 # The fields that the sheet offers, as paths below the score.
-NUMBERS = ("tempo", "bar_len", *(f"phases.{name}" for name in PHASE_NAMES), *(f"wait_budget.{name}" for name in WAITS))
 LISTS = ("escalation.on_wait_exhausted", "escalation.on_overrun")
-FIELDS = (*NUMBERS, "retry.max_phrases", *LISTS)
+FIELDS = (
+    *("tempo", "bar_len", *(f"phases.{name}" for name in PHASE_NAMES), *(f"wait_budget.{name}" for name in WAITS)),
+    *("retry.max_phrases", *LISTS),
+)
 _CHANGE = re.compile(r"(move|grow):(plan|work|review|help|io):([+-]?[0-9]{1,4})")
 _DIGITS = re.compile(r"[0-9]{1,9}")
 

@@ -14,7 +14,6 @@ from hocket.extensions.tempo.policy_file import home_timeline, readable_policy
 from hocket.extensions.tempo.score import WAITS, fitted_score, phrase_phases, read_score, score_json
 from hocket.extensions.tempo.views.score_edits import (
     FIRST,
-    NUMBERS,
     BadEdit,
     changed,
     checked,
@@ -73,7 +72,6 @@ def sheet(call: ViewCall) -> Mapping[str, Any] | PageFile:
         "cues": cues,
         "missing": [name for name in ("plan", "work", "review") if name not in found.phases],
         "fields": field_values(found),
-        "numbers": NUMBERS,
         "events": _events(found),
         "said": said or _told(call.form.get(EDIT, ""), cues),
     }

@@ -118,7 +118,7 @@ def drawn_windows(reports: Sequence[BarReport], sentence: str) -> Markup:
         for state, tasks in stacked(each).items():
             height = (floor - top) * tasks / most
             y -= height
-            drawn += _RECT.format(look_of(state), x + step * 0.1, y, step * 0.8, height)
+            drawn += _RECT.format(LOOKS.get(state, "open"), x + step * 0.1, y, step * 0.8, height)
         if alarms(each):
             drawn += _MARK.format(x + step / 2 - half, max(12.0, y - 2), 2 * half, half)
         columns.append(f"<g>{drawn}</g>")
@@ -130,10 +130,6 @@ def drawn_windows(reports: Sequence[BarReport], sentence: str) -> Markup:
         f"{_LINE.format('floor', 0, floor, _TIMELINE_WIDTH, floor)}{''.join(columns)}"
         f'<polyline class="tempo" points="{" ".join(tempo)}"/></svg>'
     )
-
-
-def look_of(state: ClaimState) -> str:
-    return LOOKS.get(state, "open")
 
 
 def stacked(report: BarReport) -> Mapping[ClaimState, int]:

@@ -17,7 +17,7 @@ from hocket.extensions.tempo.policy_file import CLUSTER_DEFAULT, assumed_policy,
 from hocket.extensions.tempo.promises import PROMISE_TYPE, answered_at, promise_outcome, promise_times
 from hocket.extensions.tempo.report_commands import figures
 from hocket.extensions.tempo.reports import ReportShown, alarms, kept_reports, kpis_of
-from hocket.extensions.tempo.views.sheet_drawing import drawn_windows, look_of, stacked
+from hocket.extensions.tempo.views.sheet_drawing import drawn_windows, stacked
 from hocket.families.inbox.requests import content_of
 from hocket.families.jobs.rules import Job
 from hocket.families.jobs.view import counted_as
@@ -96,7 +96,6 @@ def tempo(call: ViewCall) -> Mapping[str, Any]:
         "beat": _beat(policy, in_force, now_ms),
         "names": service.names(),
         "may_artifacts": service.may("Artifact", "Read"),
-        "may_costs": service.may("Job", "Read") and service.may("Artifact", "Read"),
         "may_inbox": call.program.may_some("Inbox", "Read"),
         "may_jobs": call.program.may_some("Job", "Read"),
     }
@@ -140,7 +139,6 @@ def _windows(service: Service, reports: list[BarReport]) -> Mapping[str, Any]:
     return {
         "windows": reports,
         "stacked": {each.window: stacked(each) for each in reports},
-        "look_of": look_of,
         "alarms": raised,
         "timeline": drawn_windows(reports[::-1], sentence),
         "figures": shown,
