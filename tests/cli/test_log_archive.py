@@ -135,6 +135,21 @@ def test_programs_archive_and_verify_too(old: Program, tmp_path: Path) -> None:
     assert (len(written), audit.files, audit.findings) == (2, 2, [])
 
 
+def test_an_archive_comes_back_onto_a_log(old: Program, tmp_path: Path) -> None:
+    archive, again = tmp_path / "archive", tmp_path / "again"
+    old("log", "archive", "--before", "100d", "--to", archive, code=0)
+    new = tmp_path / "new"
+    old("init", "--user-key", old.home / "user.key", home=new, code=0)
+    assert f"{2 * DAYS + 1} appended, 0 duplicated, 0 rejected" in old("log", "import", archive, home=new, code=0).out
+    assert f"0 appended, {2 * DAYS + 1} duplicated" in old("log", "import", archive, home=new, code=0).out
+    old("log", "archive", "--before", "100d", "--to", again, home=new, code=0)
+    assert files(again) == files(archive)
+    newest = max(archive.rglob("*.zst"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert f"{newest} is damaged: it is cut off" in old("log", "import", archive, home=new, code=1).sentence
+    assert "has no archive" in old("log", "import", new, home=new, code=2).sentence
+
+
 def test_two_archivers_do_not_write_at_once(old: Program, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     with ArchiveFolder(archive).writing():

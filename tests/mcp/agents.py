@@ -91,10 +91,10 @@ def is_running(pid: int) -> bool:
 
 
 @asynccontextmanager
-async def agent_over_http(address: str, token: str, revision: str = "auto") -> AsyncIterator[Agent]:
-    """An agent with a token."""
+async def agent_over_http(address: str, token: str, revision: str = "auto", **given: Any) -> AsyncIterator[Agent]:
+    """An agent with a token. `given` goes to the client."""
     headers = {"Authorization": f"Bearer {token}"}
     async with create_mcp_http_client(headers) as http:
         transport = streamable_http_client(f"{address}/mcp", http_client=http)
-        async with Client(transport, mode=revision) as client:
+        async with Client(transport, mode=revision, **given) as client:
             yield Agent(client)

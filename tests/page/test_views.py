@@ -11,6 +11,7 @@ import segno
 
 import hocket
 from hocket.api.rows import ConflictShown
+from hocket.page.rendering import JSON_CHARS_MAX
 from hocket.page.views.coordination import proposal
 from tests.page.visitors import Shown, Visitor
 from tests.server.served import Served
@@ -88,18 +89,30 @@ def test_a_conflict_is_merged_by_hand(visitor: Visitor, served: Served, shared: 
     for value in ('{"colour": "blue", "kept": 1}', '{"colour": "grey", "more": [2]}'):
         command(served.home, "rows", "put", "memories", "merged", value, "--strategy", "manual")
     forms = [each for each in visitor.get("/coordination").forms if each.verb == "Merge…"]
-    form = next(each for each in forms if each.fields["conflict"] in merged_conflicts(served))
+    form = next(each for each in forms if each.fields["conflict"] in open_conflicts(served, "merged"))
     assert visitor.send(form, value="{", confirmed="yes").status == 400
     asked = visitor.send(form, value=json.dumps({"colour": MARKUP, "kept": 2**70}))
     assert "Make this the value of the row?" in asked.text and MARKUP[:20] in asked.text
     visitor.send(asked.form("Take this"))
     row = json.loads(command(served.home, "rows", "get", "memories", "merged", "--json").stdout)
-    assert row["value"] == {"colour": MARKUP, "kept": 2**70} and merged_conflicts(served) == []
+    assert row["value"] == {"colour": MARKUP, "kept": 2**70} and open_conflicts(served, "merged") == []
 
 
-def merged_conflicts(served: Served) -> list[str]:
+def test_a_conflict_that_a_form_would_cut_is_merged_by_command(visitor: Visitor, served: Served):
+    for name in ("left", "right"):
+        value = json.dumps({name: "x" * (JSON_CHARS_MAX // 2)})
+        command(served.home, "rows", "put", "memories", "long", value, "--strategy", "manual")
+    (conflict,) = open_conflicts(served, "long")
+    shown = visitor.get("/coordination")
+    assert conflict not in {each.fields["conflict"] for each in shown.forms if each.verb == "Merge…"}
+    assert conflict in {each.fields.get("conflict") for each in shown.forms if each.verb == "Take this…"}
+    assert f"hocket conflicts resolve {conflict} @FILE" in shown.text
+    command(served.home, "conflicts", "resolve", conflict, "--take", "left")
+
+
+def open_conflicts(served: Served, key: str) -> list[str]:
     found = json.loads(command(served.home, "conflicts", "list", "--open", "--json").stdout)
-    return [each["id"] for each in found if each["key"] == "merged"]
+    return [each["id"] for each in found if each["key"] == key]
 
 
 @pytest.mark.parametrize(

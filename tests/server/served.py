@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,8 +33,13 @@ class Answer(NamedTuple):
 class Served:
     """The home and the address of a running server."""
 
-    def __init__(self, home: Path, address: str) -> None:
-        self.home, self.address = home, address
+    def __init__(self, home: Path, address: str, process: "subprocess.Popen[str] | None" = None) -> None:
+        self.home, self.address, self._process = home, address, process
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(PATIENCE_S)
 
     def ask(
         self, method: str, path: str, token: str | None = None, body: Any = None, headers: dict[str, str] | None = None
@@ -76,10 +82,10 @@ def serving(home: Path, *options: str, **variables: str) -> Iterator[Served]:
     os.close(theirs)
     with open(ours) as said:
         try:
-            yield Served(home, json.loads(said.readline())["address"])
+            yield Served(home, json.loads(said.readline())["address"], process)
         finally:
             process.terminate()
-            assert process.wait(PATIENCE_S) == 0
+            assert process.wait(PATIENCE_S) in (0, -signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@ with tags that say which agent sent it and in which context. To every other agen
 """
 
 import re
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from hocket.a2a.errors import (
@@ -21,7 +20,7 @@ from hocket.api.jobs import PAGE_MAX as JOBS_PAGE
 from hocket.api.jobs import JobBrief, JobDetails
 from hocket.api.operation import ULID
 from hocket.errors import Conflict, NotAuthorised, NotFound
-from hocket.kernel.clock import parse_hlc
+from hocket.kernel.clock import wall_text
 from hocket.kernel.ids import content_hash
 from hocket.server.program_caller import ProgramCaller
 
@@ -39,11 +38,10 @@ RESULT = "result"
 
 
 class Task(NamedTuple):
-    """A job as a task. `changed_ms` is when its state was recorded."""
+    """A job as a task."""
 
     job: JobDetails
     state: TaskState
-    changed_ms: int
 
     @property
     def context(self) -> str:
@@ -52,11 +50,11 @@ class Task(NamedTuple):
 
     @property
     def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = {"state": self.state.value, "timestamp": _time(self.changed_ms)}
+        status: dict[str, Any] = {"state": self.state.value, "timestamp": wall_text(changed_ms := self.job.changed_ms)}
         if words := self._words:
             part = {"text": words} if isinstance(words, str) else {"data": words}
             status["message"] = {
-                "messageId": f"{self.job.job_id}.{self.changed_ms}",
+                "messageId": f"{self.job.job_id}.{changed_ms}",
                 "contextId": self.context,
                 "taskId": self.job.job_id,
                 "role": "ROLE_AGENT",
@@ -95,17 +93,6 @@ def artifact(value: Any, *, is_base64: bool = False) -> dict[str, Any]:
     else:
         part = {"data": value, "mediaType": "application/json"}
     return {"artifactId": RESULT, "name": RESULT, "parts": [part]}
-
-
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{ms % 1000:03}Z"
-
-
-def _task(details: JobDetails) -> Task:
-    changed = details.done_ms
-    if changed is None:
-        changed = max((parse_hlc(op.hlc, 0).wall for op in details.ops), default=details.scheduled_ms)
-    return Task(details, state_of_task(details), changed)
 
 
 class _Listed(NamedTuple):
@@ -173,7 +160,7 @@ class ClientTasks:
             details = await self.caller.do("show_job", job=task_id)
         except (NotFound, NotAuthorised):
             raise task_not_found(task_id) from None
-        task = _task(details)
+        task = Task(details, state_of_task(details))
         tags = details.options.get("tags", ())
         if details.kind not in self.skills or not {self._tag, f"{self._context_tag}{task.context}"} <= set(tags):
             raise task_not_found(task_id)
@@ -220,7 +207,7 @@ class ClientTasks:
             task = await self.task(brief.job_id)
         except A2aError:  # a tag alone makes no task
             return None
-        return _Listed(task.changed_ms, brief.job_id, task.state)
+        return _Listed(task.job.changed_ms, brief.job_id, task.state)
 
     async def _briefs(self, context: ContextId | None) -> list[JobBrief]:
         tag = self._tag if context is None else f"{self._context_tag}{context}"

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from hocket.api import ListPage, Service, ServiceAnswer
 from hocket.api.job_operations.job_filters import JobWhich
-from hocket.api.jobs import PAGE_MAX, READ_KIND, JobBrief, briefs, id_of
+from hocket.api.jobs import PAGE_MAX, READ_KIND, JobBrief, briefs
 from hocket.api.operation import ANSWER_BYTES, ULID, JoinedMembers, json_size, operation
 from hocket.api.views import Line
 from hocket.bus.hints import about
@@ -19,6 +19,7 @@ from hocket.families.jobs.rules import Outcome
 from hocket.families.jobs.view import STATE_WORDS, JobState
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import JOB
+from hocket.node.calls import id_of
 from hocket.store import JobEntry, JobFilter, Session, Stage
 
 if TYPE_CHECKING:

@@ -16,11 +16,13 @@ from hocket.bus.hints import about
 from hocket.errors import Unreachable, Usage
 from hocket.families.jobs.progress import newest_notes
 from hocket.families.jobs.view import WaitReason
+from hocket.kernel.clock import parse_hlc
 from hocket.kernel.decoding import convert
-from hocket.kernel.ids import EXACT_MAX, parse_ulid, ulid_text
+from hocket.kernel.ids import EXACT_MAX, node_text, ulid_text
 from hocket.kernel.ops import BeatPlace
 from hocket.kernel.policy import APPROVER_LENGTH_MAX, DELAY_MS_MAX
 from hocket.kernel.vocabulary import JOB, Subject
+from hocket.node.calls import id_of
 from hocket.store import JobEntry, OpRow, Session, Stage
 
 if TYPE_CHECKING:
@@ -129,6 +131,13 @@ class JobDetails(JobBrief, frozen=True):
     traceback: str | None
     ops: list[OpLine]
 
+    @property
+    def changed_ms(self) -> int:
+        """When its state was last recorded."""
+        if self.done_ms is not None:
+            return self.done_ms
+        return max((parse_hlc(op.hlc, 0).wall for op in self.ops), default=self.scheduled_ms)
+
 
 class JobResult(ServiceAnswer, frozen=True):
     """What became of a job. `outcome` is None while it has not ended."""
@@ -145,13 +154,6 @@ def briefs(session: Session, entries: Sequence[JobEntry]) -> list[JobBrief]:
 
     notes = newest_notes(session, (entry.job for entry in entries))
     return [convert(view.brief(session, entry, notes), JobBrief) for entry in entries]
-
-
-def id_of(text: str) -> bytes:
-    try:
-        return parse_ulid(text)
-    except ValueError as error:
-        raise Usage(f"{text!r} is not a job id: {error}") from None
 
 
 def find(service: Service, prefix: str) -> str:
@@ -407,6 +409,14 @@ def refuse(service: Service, job: JobText, note: AnswerNote = "", agent: Answeri
     job_id, name = _asked_job(service, job), service.own_agent(agent)
     service.node.job(job_id).refuse(note, agent=name)
     return brief(service, job_id)
+
+
+def asks_caller(service: Service, job: JobDetails) -> bool:
+    """Whether the job waits for the approval of the agent that asks, and it may give that."""
+    approver, _, node = str(job.options.get("approval_by", "")).partition("@")
+    is_here = node in ("", node_text(service.runtime.log.node))
+    is_asked = job.wait_reason is WaitReason.APPROVAL and approver == service.agent(None) and is_here
+    return is_asked and service.may("Job", "Approve", job.kind)
 
 
 def _asked_job(service: Service, job: str) -> str:

@@ -24,10 +24,11 @@ from hocket.kernel.mesh_rules import Rules
 from hocket.kernel.policy import covers
 from hocket.kernel.texts import duration_ms
 from hocket.kernel.vocabulary import JOB, Subject
-from hocket.log import Admission
+from hocket.log import Admission, Log
 from hocket.log.archives.checking import ArchiveAudit
 from hocket.log.archives.checking import verify_archive as check_archive
 from hocket.log.archives.day_file import start_of
+from hocket.log.archives.folder import archived_ops
 from hocket.log.archives.writing import Archived, write_archive
 from hocket.log.audit import Audit
 from hocket.log.copies import export_ops, import_ops
@@ -128,20 +129,26 @@ def export(service: Service, out: BinaryIO, progress: Progress) -> int:
     return export_ops(service.runtime.log, out, progress)
 
 
-def take_in(service: Service, source: BinaryIO) -> Admission:
-    """Imports the ops of an export after verifying each. An export of this node's own that is newer than its log gives
-    it back what it has lost; a file is then read once more.
+def take_in(service: Service, source: BinaryIO | Path) -> Admission:
+    """Imports the ops of an export, or of an archive in a folder, after verifying each. If they are this node's own and
+    newer than its log, it gets back what it has lost; a file is then read once more.
     """
     service.check_writer()
     log = service.runtime.log
-    admitted = import_ops(log, source)
+    admitted = _taken_in(log, source)
     if admitted.branch is not None:
         rewind(log, admitted.branch)
-        if source.seekable():
+        if isinstance(source, Path):
+            admitted = _taken_in(log, source)
+        elif source.seekable():
             source.seek(0)
-            admitted = import_ops(log, source)
+            admitted = _taken_in(log, source)
     recover(log, ignore)
     return admitted
+
+
+def _taken_in(log: Log, source: BinaryIO | Path) -> Admission:
+    return log.admit(archived_ops(source)) if isinstance(source, Path) else import_ops(log, source)
 
 
 def archive_log(service: Service, to: str | Path, *, before: str, dry_run: bool = False) -> list[Archived]:

@@ -132,14 +132,15 @@ def _written(path: Path) -> Iterator[BinaryIO]:
 
 @app.command("import")
 def import_log(
-    file: Annotated[str, Argument("FILE|-", "The file to read; - is standard input.")],
+    file: Annotated[str, Argument("FILE|DIR|-", "The file or the archive to read; - is standard input.")],
 ) -> None:
-    """Import the ops of an exported log. Each op is verified; ops that this log already has are skipped.
+    """Import the ops of an exported log or an archive. Each is verified; those that this log already has are skipped.
 
     Exit code 1 if any op was rejected. Importing again changes nothing.
 
     \b
       hocket log import backup.ops
+      hocket log import /backup/hocket
     """
     from hocket.api import ops
     from hocket.api.checks import TWINS
@@ -149,6 +150,8 @@ def import_log(
     with open_service() as service:
         if file == "-":
             admitted = ops.take_in(service, sys.stdin.buffer)
+        elif Path(file).is_dir():
+            admitted = ops.take_in(service, Path(file))
         else:
             try:
                 source = open(file, "rb")  # noqa: SIM115

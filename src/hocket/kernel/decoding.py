@@ -48,14 +48,6 @@ def decode_json(data: bytes | str, kind: Any) -> Any:
 
 
 @overload
-def decode_msgpack(data: bytes, kind: type[T]) -> T: ...
-@overload
-def decode_msgpack(data: bytes, kind: Any) -> Any: ...
-def decode_msgpack(data: bytes, kind: Any) -> Any:
-    return _used_before(kind).decode(data)
-
-
-@overload
 def convert(
     value: Any, kind: type[T], *, strict: bool = True, str_keys: bool = False, hook: Hook | None = None
 ) -> T: ...

@@ -1,8 +1,10 @@
 """Who calls a tool."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
+
+from mcp.server.context import ServerRequestContext
 
 from hocket.api import Program
 from hocket.node.node import Node
@@ -21,7 +23,8 @@ class AgentHolds(Protocol):
     worker: str
     lease_ms: int
 
-    def heard(self) -> list[str]: ...
+    def heard(self) -> None: ...
+    def notices(self) -> list[str]: ...
     def add_job(self, job_id: str, fence: int) -> None: ...
     def drop_job(self, job_id: str) -> None: ...
     async def acquire(
@@ -52,3 +55,8 @@ class McpCaller(ProgramCaller):
     def counted(self) -> AbstractContextManager[None]:
         """While a call is in work. Over HTTP its request counts already."""
         return nullcontext() if self.holds is None else self.api.counted(self.program.name)
+
+
+Context = ServerRequestContext[Any, Any]
+# Tells who sends a request.
+MakeCaller = Callable[[Context], Awaitable[McpCaller]]

@@ -49,9 +49,12 @@ class ProcessHolds:
         self._heard_at = node.environment.monotonic()
         self._notices: list[str] = []
 
-    def heard(self) -> list[str]:
-        """The agent calls a tool. Returns what it must know: what it has lost since its last call."""
+    def heard(self) -> None:
+        """The agent calls a tool, or asks for a task."""
         self._heard_at = self._node.environment.monotonic()
+
+    def notices(self) -> list[str]:
+        """What the agent must know: what it has lost since it was last told."""
         for place, (_, held) in list(self._locks.items()):
             if held.lost.is_set():
                 del self._locks[place]

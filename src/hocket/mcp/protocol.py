@@ -4,12 +4,11 @@ the protocol. An error of a tool is an answer to the model, with a sentence that
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
 import mcp_types as types
 from mcp.server.caching import CacheHint
-from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
@@ -17,15 +16,13 @@ from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from hocket.errors import HocketError
 from hocket.kernel import __version__
 from hocket.kernel.texts import clean
-from hocket.mcp import resources
-from hocket.mcp.caller import McpCaller
+from hocket.mcp import resources, tasks
+from hocket.mcp.answers import refusal, tool_result
+from hocket.mcp.caller import Context, MakeCaller
 from hocket.mcp.resources import SCHEME
 from hocket.mcp.subscriptions import Watches
 from hocket.mcp.tools import TOOLS
 from hocket.mcp.tools.declared import Tool
-
-Context = ServerRequestContext[Any, Any]
-MakeCaller = Callable[[Context], Awaitable[McpCaller]]
 
 INSTRUCTIONS = """\
 Hocket is a work mesh: jobs, locks and mail that you share with other agents and machines.
@@ -61,12 +58,13 @@ class McpProtocol:
             instructions=INSTRUCTIONS,
             cache_hints=_HINTS,
             on_list_tools=self._list_tools,
-            on_call_tool=self._call_tool,
             on_list_resources=self._list_resources,
             on_list_resource_templates=self._list_templates,
             on_read_resource=self._read_resource,
             on_subscriptions_listen=self._listen,
         )
+        self.server.add_request_handler("tools/call", types.CallToolRequestParams, self._call_tool)
+        tasks.McpTasks(make_caller).add_to(self.server)
 
     def add_subscriptions(self) -> None:
         """Lets clients of the older revision subscribe, where a connection can carry notices to them."""
@@ -77,20 +75,26 @@ class McpProtocol:
         caller = await self._caller(context)
         return types.ListToolsResult(tools=[listed_tool(each) for each in TOOLS if each.is_for(caller)])
 
-    async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def _call_tool(
+        self, context: Context, params: types.CallToolRequestParams
+    ) -> types.CallToolResult | dict[str, Any]:
         tool = next((each for each in TOOLS if each.name == params.name), None)
         if tool is None:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}; tools/list names them")
-        notices: list[str] = []
+        arguments, notices = params.arguments or {}, list[str]()
         try:
             caller = await self._caller(context)
-            notices = [] if caller.holds is None else caller.holds.heard()
+            if caller.holds is not None:
+                caller.holds.heard()
             with caller.counted():
-                answer = await tool.answer(caller, params.arguments or {})
+                if tool.task_of is not None and tasks.can_have_tasks(context):
+                    job = await tool.task_of(caller, tool.read(arguments))
+                    if job is not None:
+                        return await tasks.created(caller, job)
+                notices = [] if caller.holds is None else caller.holds.notices()
+                return tool_result(await tool.answer(caller, arguments), notices)
         except HocketError as error:
-            return types.CallToolResult(content=_texts([*notices, clean(error)]), is_error=True)
-        structured = answer.structured() | ({"notices": notices} if notices else {})
-        return types.CallToolResult(content=_texts([*notices, answer.text()]), structured_content=structured)
+            return refusal(error, notices)
 
     async def _list_resources(
         self, context: Context, params: types.PaginatedRequestParams | None
@@ -137,6 +141,8 @@ class McpProtocol:
         if id is None:
             raise MCPError(types.INVALID_REQUEST, "subscriptions/listen needs a request id")
         meta: dict[str, Any] = {SUBSCRIPTION_ID_META_KEY: id}
+        if (params.notifications.model_extra or {}).get("taskIds"):
+            tasks.check_client(context)  # none is told of; the answer says so by not naming any
         uris = [str(each) for each in params.notifications.resource_subscriptions or ()]
         caller = await _asked(self._caller(context))
 
@@ -195,10 +201,6 @@ def listed_tool(tool: Tool) -> types.Tool:
         output_schema=tool.output_schema,
         annotations=types.ToolAnnotations(read_only_hint=True) if tool.is_reading else None,
     )
-
-
-def _texts(lines: list[str]) -> list[Any]:
-    return [types.TextContent(type="text", text="\n".join(lines))]
 
 
 async def _asked(work: Awaitable[Any]) -> Any:

@@ -14,8 +14,8 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from hocket.api import Program
 from hocket.cancelling import end_tasks
 from hocket.errors import HocketError, NotAuthorised
-from hocket.mcp.caller import McpCaller
-from hocket.mcp.protocol import Context, McpProtocol
+from hocket.mcp.caller import Context, McpCaller
+from hocket.mcp.protocol import McpProtocol
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
 from hocket.server.api import Api

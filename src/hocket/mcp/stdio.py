@@ -20,9 +20,9 @@ from hocket.api.programs import own_process
 from hocket.cancelling import end_tasks
 from hocket.events import Emit
 from hocket.kernel.ucan import Capability
-from hocket.mcp.caller import McpCaller
+from hocket.mcp.caller import Context, McpCaller
 from hocket.mcp.process_holds import ProcessHolds
-from hocket.mcp.protocol import Context, McpProtocol
+from hocket.mcp.protocol import McpProtocol
 from hocket.node.node import Node
 from hocket.node.signals import ReceivedSignals, stopped_by_signals
 from hocket.server.api import Api

@@ -13,7 +13,7 @@ import os
 import struct
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
@@ -114,8 +114,8 @@ def at_once(counts: Counter[int], node: int, limit: int, reason: str) -> Iterato
             del counts[node]
 
 
-def json_reply(status: int, value: object, headers: Mapping[str, str] | None = None) -> Reply:
-    return Reply(status, {"content-type": wire.JSON, **(headers or {})}, msgspec.json.encode(value))
+def json_reply(status: int, value: object) -> Reply:
+    return Reply(status, {"content-type": wire.JSON}, msgspec.json.encode(value))
 
 
 class Turns:

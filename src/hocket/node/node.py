@@ -180,9 +180,7 @@ class Node(LocalNode):
         cited = _chain(len(drafts)) if submit is jobs.submit_chain else ()
         return await self._written_or_kept(write, lambda error: keep_jobs(self.runtime, error, drafts, cited))
 
-    async def _written_or_kept(
-        self, write: Callable[[], Awaitable[T]], keep: Callable[[StoreAway], T], to: int | None = None
-    ) -> T:
+    async def _written_or_kept(self, write: Callable[[], Awaitable[T]], keep: Callable[[StoreAway], T]) -> T:
         """Writes, after all that was kept before, and tells the other nodes. If the database is away, calls `keep`."""
         runtime = self.runtime
         try:
@@ -193,7 +191,7 @@ class Node(LocalNode):
             reason = error
             return await self.call(lambda: keep(reason))
         runtime.kept = None
-        self.wrote(to)
+        self.wrote()
         return made
 
     async def _check(self, drafts: list[Draft]) -> None:

@@ -19,7 +19,7 @@ from hocket.api.views import ago
 from hocket.kernel.texts import clean, clean_json, counted, span
 from hocket.page.views import packages
 
-# So much of a payload or a result is shown; the rest is there over the API.
+# So much of a payload, a result or a row is shown, and fits into a form; the rest is there over the API.
 JSON_CHARS_MAX = 20_000
 # The size of a drawing in its own units.
 BARS_WIDTH, BARS_HEIGHT = 240, 36
@@ -92,9 +92,14 @@ def when(ms: int | None, otherwise: str = "–") -> str | Markup:
     return Markup('<time datetime="{0}" title="{0}" data-ms="{1}">{2}</time>').format(exact, ms, shown)
 
 
-def json_text(value: Any) -> str:
+def whole_json(value: Any) -> str:
     """A value as JSON, a member a line. Whole numbers stay exact."""
-    text = clean_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    return clean_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON, cut if it is long."""
+    text = whole_json(value)
     return text if len(text) <= JSON_CHARS_MAX else f"{text[:JSON_CHARS_MAX]}\n… {len(text) - JSON_CHARS_MAX} more"
 
 

@@ -8,7 +8,6 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from hocket.api import Service, ServiceAnswer
-from hocket.api.jobs import id_of
 from hocket.api.operation import ULID, Arguments, OperationGroup, TokenNeed, operation
 from hocket.api.views import Line
 from hocket.bus.hints import about
@@ -17,6 +16,7 @@ from hocket.families.jobs.requests import KIND_LENGTH_MAX
 from hocket.families.liveness import OVER_HTTP
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import LEASE_MS_DEFAULT, LEASE_MS_MAX, check_labels
+from hocket.node.calls import id_of
 from hocket.work.context import NOTE_BYTES_MAX
 from hocket.work.presence import read_serving, serving_text
 from hocket.work.remote.remote_claims import CLAIMED_MAX, ClaimAsked, GivenJob

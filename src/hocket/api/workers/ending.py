@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from hocket.api import Service, ServiceAnswer
-from hocket.api.jobs import JobText, id_of
+from hocket.api.jobs import JobText
 from hocket.api.operation import operation
 from hocket.api.workers.claiming import HOLD, Fence, JobId, WorkerName, kind_check
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, StaleFence, Usage
 from hocket.families.jobs.parts import PARTS_MAX
 from hocket.families.jobs.view import state_of
 from hocket.kernel.policy import DELAY_MS_MAX
+from hocket.node.calls import id_of
 from hocket.work.context import NOTE_BYTES_MAX
 from hocket.work.remote.remote_holds import GIVEN_BACK, POSTPONED, End, HoldEnded, json_of
 

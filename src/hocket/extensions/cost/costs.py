@@ -245,7 +245,6 @@ def costs_by(
     prices: Prices,
     may_charge: MayCharge,
     since_ms: int = 0,
-    fetch: Fetch | None = None,
     jobs_max: int = JOBS_MAX,
 ) -> Costs:
     """The costs of the runs that ended since that time, of the newest jobs. `may_charge` decides whether a node may
@@ -256,7 +255,7 @@ def costs_by(
     newest = session.jobs(JobFilter(), jobs_max + 1)
     for entry in newest[:jobs_max]:
         job, account = entry.job, _account(entry.job) if by is CostsBy.ACCOUNT else None
-        metered = metered_runs(session, blobs, job, prices.beat_ms, prices.now_ms, fetch)
+        metered = metered_runs(session, blobs, job, prices.beat_ms, prices.now_ms)
         runs = [run for run in metered if run.ended_ms >= since_ms]
         if runs and account is not None and not may_charge(*submitted(session, job), account):
             uncharged.add(job.id)

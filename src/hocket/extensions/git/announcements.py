@@ -6,9 +6,8 @@ A hint can be lost: workers also list the refs at intervals.
 """
 
 import asyncio
-import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -57,10 +56,9 @@ class GitWatch:
         bus: Callable[[], Awaitable[MessageBus]],
         environment: Environment,
         repository: str,
-        outside: Mapping[str, str] = os.environ,
     ) -> None:
         self._home, self._cluster, self._bus, self._environment = home, cluster, bus, environment
-        self._repository, self._outside = repository, outside
+        self._repository = repository
         self._known: set[bytes] | None = None
 
     async def run(self) -> None:
@@ -79,7 +77,7 @@ class GitWatch:
     def _new(self) -> list[bytes]:
         """The jobs to announce now. A repository that does not answer is asked again in the next round."""
         with suppress(HocketError, OSError):
-            plane = open_plane(self._repository, self._home.git_cache, self._outside)
+            plane = open_plane(self._repository, self._home.git_cache)
             with closing(plane):
                 return self._looked(plane)
         return []

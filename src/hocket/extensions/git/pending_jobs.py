@@ -5,7 +5,7 @@ they announce each again, at growing intervals and also after a restart, until a
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -149,10 +149,8 @@ class GitAnnouncing:
         cluster: str,
         bus: Callable[[], Awaitable[MessageBus]],
         environment: Environment,
-        outside: Mapping[str, str] = os.environ,
     ) -> None:
         self._home, self._cluster, self._bus, self._environment = home, cluster, bus, environment
-        self._outside = outside
         self._notes = PendingGitJobs(home.pending_git_jobs)
 
     async def run(self) -> None:
@@ -177,7 +175,7 @@ class GitAnnouncing:
         from hocket.extensions.git.planes import open_plane
 
         with suppress(HocketError, OSError):
-            plane = open_plane(job.repository, self._home.git_cache, self._outside)
+            plane = open_plane(job.repository, self._home.git_cache)
             try:
                 return not git_jobs.is_unclaimed(plane, job.id)
             finally:

@@ -5,7 +5,7 @@ has a JSON Schema of each type, made from it; `__post_init__` checks what a sche
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -252,12 +252,6 @@ def batch_decoder(kind: type[T]) -> Callable[[bytes], list[T]]:
         return found if isinstance(found, list) else [found]
 
     return decode
-
-
-def message_schema(kind: type) -> dict[str, Any]:
-    """The JSON Schema of a message, as `extensions/tempo/schemas` has it."""
-    schema: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(kind)))
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
 
 
 def make_frame(cluster_id: str, tempo: Tempo, phases: Phases, policy_hash: str, at_ms: int, hlc: Hlc) -> BeatFrame:

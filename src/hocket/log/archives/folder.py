@@ -1,14 +1,20 @@
-"""The folder of an archive: what is in it, and how a file gets in. A file is there whole or not at all."""
+"""The folder of an archive: what is in it, and how a file gets in. A file is there whole or not at all. Also the way
+back: the ops of an archive in the order in which they were written.
+"""
 
 import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from heapq import merge
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from hocket.errors import Conflict, StoreError, Usage
+from hocket.errors import Conflict, Failed, StoreError, Usage
 from hocket.kernel.ids import parse_node
+from hocket.kernel.ops import Op
+from hocket.kernel.ops import decode as decode_op
 from hocket.kernel.postcard import Malformed
 from hocket.log.archives.day_file import FILE_BYTES_MAX, DayFile, decode, file_name, place_in
 
@@ -96,6 +102,32 @@ def _written(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}") from None
+
+
+def archived_ops(path: Path) -> Iterator[tuple[bytes, Op]]:
+    """The ops by day, and within a day by their times. Raises Usage if there is no archive, and Failed at a file that
+    is damaged.
+    """
+    folder = ArchiveFolder(path)
+    places = [place for author in folder.authors() for place in folder.places(author)]
+    if not places:
+        raise Usage(f"{path} has no archive; name its folder, which has one for each author")
+    by_day = sorted(places, key=lambda place: (place.day, place.author, place.part))
+    for _, of_day in groupby(by_day, key=lambda place: place.day):
+        authors = [list(of_author) for _, of_author in groupby(of_day, key=lambda place: place.author)]
+        sequences = [_of_author(folder, of_author) for of_author in authors]
+        yield from merge(*sequences, key=lambda each: each[1].timestamp)
+
+
+def _of_author(folder: ArchiveFolder, places: list[ArchivePlace]) -> Iterator[tuple[bytes, Op]]:
+    for place in places:
+        try:
+            for raw in folder.read(place).ops:
+                yield raw, decode_op(raw)
+        except Malformed as error:
+            raise Failed(
+                f"{folder.path / place.name} is damaged: {error}. Of its day and later ones nothing more was imported"
+            ) from None
 
 
 def read_file(path: Path) -> DayFile:

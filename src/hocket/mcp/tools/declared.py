@@ -31,7 +31,9 @@ class ToolNeed(NamedTuple):
 
 
 class Tool:
-    """A tool is offered to a caller who meets one of its `needs`."""
+    """A tool is offered to a caller who meets one of its `needs`. For a client that knows tasks, `task_of` does the
+    call and returns the job that goes on as a task, or does nothing and returns None.
+    """
 
     def __init__(
         self,
@@ -43,8 +45,9 @@ class Tool:
         needs: tuple[ToolNeed, ...],
         *,
         is_reading: bool = False,
+        task_of: Callable[[McpCaller, Any], Awaitable[str | None]] | None = None,
     ) -> None:
-        self.name, self.help, self.needs, self.is_reading = name, help, needs, is_reading
+        self.name, self.help, self.needs, self.is_reading, self.task_of = name, help, needs, is_reading, task_of
         self._function, self._arguments, self._answer = function, arguments, answer
 
     def is_for(self, caller: McpCaller) -> bool:
@@ -58,9 +61,11 @@ class Tool:
     def output_schema(self) -> dict[str, Any]:
         return schema_of(self._answer, is_input=False)
 
-    async def answer(self, caller: McpCaller, arguments: dict[str, Any]) -> ToolAnswer:
+    def read(self, arguments: dict[str, Any]) -> ToolArguments:
         try:
-            asked = convert(arguments, self._arguments)
+            return convert(arguments, self._arguments)
         except (msgspec.ValidationError, ValueError, RecursionError) as error:
             raise Usage(f"the arguments of {self.name} are wrong: {error}") from None
-        return await self._function(caller, asked)
+
+    async def answer(self, caller: McpCaller, arguments: dict[str, Any]) -> ToolAnswer:
+        return await self._function(caller, self.read(arguments))

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from hocket.api.job_operations.job_submits import JobSubmitted
 from hocket.errors import Conflict, Usage
 from hocket.mcp.answers import Data, ToolAnswer, bounded, present
 from hocket.mcp.caller import McpCaller
@@ -146,6 +147,22 @@ class SubmitAsked(ToolArguments, frozen=True):
 
 
 async def submit(caller: McpCaller, asked: SubmitAsked) -> WaitOutcome:
+    made = await _submitted(caller, asked)
+    if not asked.wait_s:
+        return WaitOutcome(state="pending" if made.created else "known", job=made.job_id, ask_again=made.job_id)
+    return await waited_for(caller, made.job_id, asked.wait_s)
+
+
+async def submit_as_task(caller: McpCaller, asked: SubmitAsked) -> str | None:
+    """The job, if the agent wants its result now, and may see it. Who does not wait goes on with something else, and
+    perhaps takes this job: a client may keep the agent waiting until a task has ended.
+    """
+    if not asked.wait_s or not caller.service.may("Job", "Read", asked.kind or COMMAND_KIND):
+        return None
+    return (await _submitted(caller, asked)).job_id
+
+
+async def _submitted(caller: McpCaller, asked: SubmitAsked) -> JobSubmitted:
     if (asked.kind is None) == (asked.command is None):
         raise Usage("submit a kind with its payload, or a command")
     options: dict[str, Any] = {"unique": asked.unique, "after": asked.after}
@@ -155,10 +172,8 @@ async def submit(caller: McpCaller, asked: SubmitAsked) -> WaitOutcome:
     else:
         manifest = {"command": asked.command, "args": [], "timeout": asked.timeout_s or COMMAND_TIMEOUT_S}
         options |= {"kind": COMMAND_KIND, "payload": manifest}
-    made = await caller.do("submit_job", **options)
-    if not asked.wait_s:
-        return WaitOutcome(state="pending" if made.created else "known", job=made.job_id, ask_again=made.job_id)
-    return await waited_for(caller, made.job_id, asked.wait_s)
+    made: JobSubmitted = await caller.do("submit_job", **options)
+    return made
 
 
 JOB_TOOLS = (
@@ -172,5 +187,5 @@ JOB_TOOLS = (
         (CLAIM,),
     ),
     Tool("finish", "End a job that you took, or cancel any job.", finish, FinishAsked, JobFinished, (CLAIM, SUBMIT)),
-    Tool("submit", "Submit a job for any worker.", submit, SubmitAsked, WaitOutcome, (SUBMIT,)),
+    Tool("submit", "Submit a job for any worker.", submit, SubmitAsked, WaitOutcome, (SUBMIT,), task_of=submit_as_task),
 )

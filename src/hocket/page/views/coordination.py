@@ -8,6 +8,7 @@ from typing import Any
 
 from hocket.api import agents, inbox, locks, nodes, peers, rights, rows
 from hocket.page.own_actions import may_invite
+from hocket.page.rendering import JSON_CHARS_MAX, whole_json
 from hocket.page.views import PageView, ViewCall
 
 # So many of each are shown.
@@ -48,7 +49,7 @@ def coordination(call: ViewCall) -> Mapping[str, Any]:
             if service.may("Lock", "Break", *each.holders[0].keys, scope=each.scope)
         },
         "retryable": call.may,
-        "proposal": proposal,
+        "merged": merged,
     }
 
 
@@ -57,6 +58,12 @@ def thread(call: ViewCall, message: str) -> Mapping[str, Any]:
         call.service.check("Inbox", "Read")
     found = inbox.thread.function(call.service, message, LINES_MAX)
     return {"title": "Thread", "messages": found.items, "is_cut": found.next is not None, "message": message}
+
+
+def merged(conflict: rows.ConflictShown) -> str | None:
+    """What a person begins a merge with; None if it is too long for a form, which would lose its end."""
+    text = whole_json(proposal(conflict))
+    return text if len(text) <= JSON_CHARS_MAX else None
 
 
 def proposal(conflict: rows.ConflictShown) -> Any:

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from hocket.api import Service, artifacts
-from hocket.api.jobs import JobBrief, JobDetails, OpLine, briefs, found_job, show
+from hocket.api.jobs import JobBrief, JobDetails, OpLine, asks_caller, briefs, found_job, show
 from hocket.api.operation import extension_operations
 from hocket.errors import HocketError
 from hocket.families.jobs.parts import Part, joined
-from hocket.families.jobs.view import WaitReason, find
+from hocket.families.jobs.view import find
 from hocket.kernel.clock import parse_hlc
-from hocket.kernel.ids import node_text, parse_ulid, ulid_text
+from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.log.evidence import SignatureState, signature_states
 from hocket.node.log_events import LogEvent, events_of
@@ -122,7 +122,7 @@ def job(call: ViewCall, job: str) -> Mapping[str, Any]:
         "cost": _cost(service, details.job_id) if may_read_content else None,
         "names": service.names(),
         "may_change": call.may("Job", "Schedule", details.kind),
-        "may_approve": _may_approve(call, details),
+        "may_approve": asks_caller(service, details),
         "changes": f"/changes?job={quote(details.job_id)}",
     }
 
@@ -158,14 +158,6 @@ def _cost(service: Service, job: str) -> Any:
             row = operation.function(service, job)
             return row if row.runs else None
     return None
-
-
-def _may_approve(call: ViewCall, details: JobDetails) -> bool:
-    """Whether the visitor is the agent for whose approval the job waits."""
-    approver, _, node = str(details.options.get("approval_by", "")).partition("@")
-    is_here = node in ("", node_text(call.service.runtime.log.node))
-    is_asked = details.wait_reason is WaitReason.APPROVAL and approver == call.service.agent(None) and is_here
-    return is_asked and call.may("Job", "Approve", details.kind)
 
 
 def _line(op: OpLine, event: LogEvent | None, signature: SignatureState | None) -> StoryLine:

@@ -9,7 +9,6 @@ import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,8 +37,8 @@ class TemporaryServer:
     node: Node
     admin: AsyncAdmin
 
-    def __init__(self, home: Path, grants: Sequence[str] = (f"job:all:{KINDS}",)) -> None:
-        self._home, self._grants = home, grants
+    def __init__(self, home: Path) -> None:
+        self._home = home
         self._log = home.with_suffix(".log")
         self._process: asyncio.subprocess.Process | None = None
 
@@ -58,7 +57,7 @@ class TemporaryServer:
         return self
 
     def _make_token(self) -> programs.TokenMade:
-        return programs.create(Service(self.node.runtime), "worker", may=self._grants)
+        return programs.create(Service(self.node.runtime), "worker", may=[f"job:all:{KINDS}"])
 
     async def __aexit__(self, *_: object) -> None:
         await self.kill()

@@ -27,11 +27,11 @@ from hocket.extensions.tempo.messages import (
     StatusClaim,
     from_json,
     make_frame,
-    message_schema,
     to_json,
 )
 from hocket.kernel.clock import Hlc, hlc_text, wall_text
 from hocket.kernel.postcard import Malformed
+from tests.extensions.tempo.beats.schemas import message_schema
 
 SCHEMAS = files("hocket.extensions.tempo") / "schemas"
 AT = Hlc(1_756_865_547_183, 17, 0)
