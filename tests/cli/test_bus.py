@@ -3,7 +3,6 @@
 import re
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,15 @@ from tests.ports import free_port
 
 def bus_of(hocket: Program, *, is_connected: bool) -> dict[str, object]:
     """What `status` says of the one connection, once it says that it is connected, or why it is not."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+
+    def look() -> dict[str, object] | None:
         found: list[dict[str, object]] = hocket("status", "--json", code=0).json["buses"]
-        if found and found[0]["is_connected"] is is_connected and found[0]["detail"] != "connecting":
-            return found[0]
-        assert time.monotonic() < deadline, found
+        is_told = found and found[0]["is_connected"] is is_connected and found[0]["detail"] != "connecting"
+        return found[0] if is_told else None
+
+    shown = until(look, "the state of the bus")
+    assert shown is not None
+    return shown
 
 
 def stopped(hocket: Program, process: "subprocess.Popen[str]") -> None:

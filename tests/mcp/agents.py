@@ -3,8 +3,7 @@
 import asyncio
 import os
 import shlex
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.types import CallToolResult, TextContent
 
 from hocket.node.runtime import Runtime
+from tests.cli.fork_server import fork_server, forked_program
 from tests.server.served import ROOT, environment
 
 # Both revisions of the protocol: the client asks which the server speaks, or shakes hands as before.
@@ -60,10 +60,14 @@ def text_of(answer: CallToolResult) -> str:
 
 
 @asynccontextmanager
-async def agent(home: Path, name: str, *options: str, revision: str = "auto", **given: Any) -> AsyncIterator[Agent]:
-    """An agent with a server of its own, which ends with the block. `given` goes to the client."""
+async def agent(
+    home: Path, name: str, *options: str, revision: str = "auto", program: Sequence[str] = (), **given: Any
+) -> AsyncIterator[Agent]:
+    """An agent with a server of its own, which ends with the block. `program` starts `hocket`; `given` goes to the
+    client.
+    """
     pid_file = home.parent / f"{name}.pid"
-    words = [sys.executable, "-m", "hocket", "--home", str(home), "mcp", "--agent", name, *options]
+    words = [*(program or forked_program(fork_server())), "--home", str(home), "mcp", "--agent", name, *options]
     script = f"echo $$ > {shlex.quote(str(pid_file))}; exec {shlex.join(words)}"
     server = StdioServerParameters(command="sh", args=["-c", script], env=environment({}), cwd=str(ROOT))
     async with Client(server, mode=revision, **given) as client:

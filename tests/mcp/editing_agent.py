@@ -4,7 +4,7 @@ goes no further, so that it can be killed there.
 
     python -m tests.mcp.editing_agent HOME REPOSITORY NAME HOCKET…
 
-The last words start `hocket` for the hooks.
+The last words start `hocket` for the hooks and for the server.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ def answer(said: dict[str, Any]) -> None:
 
 
 async def main(home: Path, repository: Path, name: str, *program: str) -> None:
-    async with agent(home, name) as me:
+    async with agent(home, name, program=program) as me:
         editor = Editor(me, home, repository, name, [*program])
         answer({"ready": name})
         while line := await asyncio.to_thread(sys.stdin.readline):

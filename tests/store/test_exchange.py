@@ -13,6 +13,7 @@ from hocket.store.postgres import PostgresStore
 from hocket.store.postgres.connecting import PREPARE_AFTER, connect, read_address
 from hocket.store.postgres.exchange import Connection
 from tests.postgres_server import prepared, server
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.touches("VX-18")
 
@@ -110,8 +111,7 @@ def test_an_interrupted_transaction_leaves_nothing(address: str) -> None:
         def interrupt() -> None:
             with psycopg.connect(address, autocommit=True) as observer:
                 waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-                while observer.execute(waits).fetchone() == (0,):
-                    pass
+                wait_for(lambda: observer.execute(waits).fetchone() != (0,), "the lock to be waited for")
             os.kill(os.getpid(), signal.SIGINT)
 
         thread = threading.Thread(target=interrupt)

@@ -16,6 +16,7 @@ from hocket.kernel.ids import make_ulid
 from hocket.kernel.policy import Policy, covers
 from hocket.store import JobEntry, JobFilter, Session, Stage, Store, job_pages
 from hocket.store.sqlite import SqliteStore
+from tests.effort import some
 from tests.store.sqlite_steps import steps
 from tests.stores import STORES
 
@@ -118,12 +119,13 @@ def listed(session: Session, wanted: JobFilter, limit: int, passes: job_pages.Pa
 def test_pages_have_each_job_that_matches_once_and_in_order(
     store: Store, entries: list[JobEntry], monkeypatch: pytest.MonkeyPatch, rows: int, sorted_max: int
 ):
+    """With SQLite for all filters; a server answers hundreds of times as slowly, and is asked for a part of them."""
     for name in ("ROWS_READ_MAX", "JOBS_READ_MAX"):
         monkeypatch.setattr(job_pages, name, rows)
     monkeypatch.setattr(job_pages, "SORTED_MAX", sorted_max)
     monkeypatch.setattr(job_pages, "KINDS_READ_MAX", rows)
     with store.read() as session:
-        for wanted in FILTERS:
+        for wanted in FILTERS if isinstance(store, SqliteStore) else some(FILTERS, 3):
             for newest in (True, False):
                 asked = wanted._replace(newest_first=newest)
                 ids = sorted((each.job.id for each in entries if matches(each, wanted)), reverse=newest)

@@ -8,6 +8,7 @@ import pytest
 
 from bench.lock_waits import LockWaits
 from tests.postgres_server import server
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.touches("VX-18")
 SAMPLES = 3
@@ -24,9 +25,11 @@ def address(monkeypatch: pytest.MonkeyPatch) -> str:
     return made
 
 
-def watched(waits: LockWaits) -> tuple[float, float]:
-    while (found := waits.shares())["samples"] < SAMPLES:
-        pass
+def watched() -> tuple[float, float]:
+    """What it found, once it has ended: until then its thread changes one sum after the other."""
+    with LockWaits() as waits:
+        wait_for(lambda: waits.shares()["samples"] >= SAMPLES, "the samples")
+    found = waits.shares()
     return found["lock_pct"], found["lock_pct_open"]
 
 
@@ -38,11 +41,9 @@ def test_a_transaction_that_waits_for_another_is_counted(address: str, lock: str
         thread.start()
         try:
             with psycopg.connect(address, autocommit=True) as observer:
-                while observer.execute(WAITS).fetchone() != (1,):
-                    pass
-            with LockWaits() as waits:
-                # One statement, which waits; two open transactions, of which one is idle.
-                assert watched(waits) == (100.0, 50.0)
+                wait_for(lambda: observer.execute(WAITS).fetchone() == (1,), "the lock to be waited for")
+            # One statement, which waits; two open transactions, of which one is idle.
+            assert watched() == (100.0, 50.0)
         finally:
             holder.rollback()
             thread.join()
@@ -51,5 +52,4 @@ def test_a_transaction_that_waits_for_another_is_counted(address: str, lock: str
 def test_transactions_that_wait_for_nobody_are_not_counted(address: str) -> None:
     with closing(psycopg.connect(address)) as holder:
         holder.execute("SELECT id FROM rows FOR UPDATE")
-        with LockWaits() as waits:
-            assert watched(waits) == (0.0, 0.0)
+        assert watched() == (0.0, 0.0)

@@ -19,6 +19,7 @@ from typing import Any
 from hocket.extensions.git.plane import Plane
 from hocket.extensions.git.planes import open_plane
 from tests.ports import free_port
+from tests.waiting import wait_for
 
 KINDS = ("bare", "worktree", "file", "daemon", "http", "ssh")
 PATIENCE_S = 60
@@ -115,13 +116,13 @@ def _daemon(root: Path, env: dict[str, str]) -> Iterator[int]:
         start_new_session=True,
     )
     try:
-        while True:
+
+        def answers() -> bool:
             assert daemon.poll() is None
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                continue
+            with socket.socket() as tried:
+                return tried.connect_ex(("127.0.0.1", port)) == 0
+
+        wait_for(answers, "the daemon")
         yield port
     finally:
         os.killpg(daemon.pid, signal.SIGKILL)

@@ -26,7 +26,7 @@ FIRST = {
     "expiry by wall clock": 23,
     "locks end by the merged clock": 9,
     "ack without lease": 11,
-    "version compared outside the transaction": 3,
+    "version compared outside the transaction": 2,
 }
 
 

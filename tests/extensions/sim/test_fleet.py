@@ -88,7 +88,8 @@ def test_a_planted_mistake_lets_its_claims_hold_jobs_for_ever(monkeypatch: pytes
         return 2**62 if said is not None and said.claims else 0
 
     monkeypatch.setattr(HeardClaims, "claimed_until", for_ever)
-    reports = (sim.run(seed, nodes=3, minutes=0.2, faults=["hostile"], jobs=8, coordination=0) for seed in range(8))
+    seeds = (2, 0, 1, 3, 4, 5, 6, 7)  # the first finds it
+    reports = (sim.run(seed, nodes=3, minutes=0.2, faults=["hostile"], jobs=8, coordination=0) for seed in seeds)
     assert any(violation.rule == "every job ends" for report in reports for violation in report.violations)
 
 

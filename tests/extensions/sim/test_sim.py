@@ -41,9 +41,12 @@ def test_a_seed_gives_the_same_run_wherever_the_program_lies(tmp_path: Path) -> 
 
 
 @pytest.mark.req("LW-38", "LW-39")
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed < 1 else pytest.mark.soak) for seed in range(12)])
-def test_no_rule_is_broken_whatever_goes_wrong(seed: int) -> None:
-    report = sim.run(seed, nodes=5, minutes=1, jobs=20)
+@pytest.mark.parametrize(
+    ("seed", "minutes", "jobs"),
+    [(0, 0.5, 12), *(pytest.param(seed, 1, 20, marks=pytest.mark.soak) for seed in range(12))],
+)
+def test_no_rule_is_broken_whatever_goes_wrong(seed: int, minutes: float, jobs: int) -> None:
+    report = sim.run(seed, nodes=5, minutes=minutes, jobs=jobs)
     assert not report.violations, report
     assert report.settled_s is not None
     assert report.jobs > 5 and report.runs >= report.jobs / 2
