@@ -47,3 +47,39 @@ def fetch(package: str, sha512: str, file: str, path: Path, mode: int = 0o644) -
         unpacked.chmod(mode)
         os.replace(unpacked, path)
     return None
+
+
+def install(source: Path) -> tuple[Path, str | None]:
+    """The directory with the packages that the lock file of a directory names, each checked against the hash there.
+    With the reason if they cannot be had.
+    """
+    lock = (source / "package-lock.json").read_bytes()
+    path = CACHE / "npm" / hashlib.sha256(lock).hexdigest()[:16]
+    if path.is_dir():
+        return path, None
+    if shutil.which("npm") is None:
+        return path, "npm is not installed"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        made = Path(directory, "made")
+        made.mkdir()
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(source / name, made)
+        command = ["npm", "ci", "--silent", "--ignore-scripts", "--no-audit", "--no-fund"]
+        environment = os.environ | {"npm_config_cache": str(Path(directory, "npm"))}
+        try:
+            done = subprocess.run(
+                command, cwd=made, env=environment, capture_output=True, text=True, timeout=FETCHED_WITHIN_S
+            )
+        except subprocess.TimeoutExpired:
+            return path, f"npm did not fetch the packages within {FETCHED_WITHIN_S} seconds"
+        if done.returncode != 0:
+            return path, "npm cannot fetch the packages: " + (done.stderr.strip().splitlines() or ["no reason given"])[
+                0
+            ]
+        try:
+            made.rename(path)
+        except OSError:  # another process was faster
+            if not path.is_dir():
+                raise
+    return path, None

@@ -115,16 +115,24 @@ def test_a_wait_ends_with_its_token(served: Served):
     run(work)
 
 
-def test_a_client_that_is_gone_takes_nothing(served: Served, tokens: dict[str, str]):
+@BOTH
+@pytest.mark.parametrize("does_leave", [True, False])
+def test_a_client_that_cancels_takes_nothing(served: Served, tokens: dict[str, str], revision: str, does_leave: bool):
+    kind = f"gone.{revision}.{does_leave}"
+
     async def work() -> None:
         async with agent_over_http(served.address, tokens["bob"]) as bob:
-            async with agent_over_http(served.address, tokens["ann"]) as ann:
-                waiting = asyncio.create_task(ann.client.call_tool("take", {"kinds": ["gone.kind"], "wait_s": WAIT_S}))
+            async with agent_over_http(served.address, tokens["ann"], revision) as ann:
+                waiting = asyncio.create_task(ann.client.call_tool("take", {"kinds": [kind], "wait_s": WAIT_S}))
                 await ann.call("status")
                 waiting.cancel()
                 await asyncio.wait([waiting])
-            job = (await bob.call("submit", kind="gone.kind"))["job"]
-            assert (await bob.call("take", kinds=["gone.kind"], wait_s=WAIT_S))["job"] == job
+                if not does_leave:
+                    await ann.call("status")
+                    job = (await bob.call("submit", kind=kind))["job"]
+                    assert (await bob.call("take", kinds=[kind], wait_s=WAIT_S))["job"] == job
+            job = (await bob.call("submit", kind=kind))["job"]
+            assert (await bob.call("take", kinds=[kind], wait_s=WAIT_S))["job"] == job
 
     run(work)
 

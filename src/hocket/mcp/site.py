@@ -3,9 +3,9 @@ leases. A request stands for itself, in both revisions of the protocol: no sessi
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -31,6 +31,7 @@ class McpSite:
     def __init__(self, node: Node, api: Api) -> None:
         self._node, self._api = node, api
         self._manager = StreamableHTTPSessionManager(McpProtocol(_caller_of).server, stateless=True)
+        self._in_work: dict[_RequestPlace, set[_Exchange]] = {}
 
     def running(self) -> AbstractAsyncContextManager[None]:
         """Requests are answered in this block."""
@@ -54,17 +55,58 @@ class McpSite:
 
     async def _answer(self, request: Request, program: Program) -> Reply:
         request = await request.whole(BODY_BYTES_MAX)
+        message = _read(request.body)
+        if message.method == "notifications/cancelled":
+            self._cancel(_RequestPlace(program.name, request.address, message.cancelled))
         with ExitStack() as stack:
             ending = stack.enter_context(
-                self._api.held_open(request, program, is_stream=_method(request.body) == "subscriptions/listen")
+                self._api.held_open(request, program, is_stream=message.method == "subscriptions/listen")
             )
             exchange = _Exchange(self._manager, request, McpCaller(self._api, self._node, program), ending)
             stack.callback(exchange.cancel)
+            self._note(_RequestPlace(program.name, request.address, message.id), exchange)
             reply = await exchange.reply()
             if reply.stream is None:
                 return reply
             exchange.held = stack.pop_all()
             return reply
+
+    def _note(self, place: "_RequestPlace", exchange: "_Exchange") -> None:
+        if place.request is None:
+            return
+        in_work = self._in_work.setdefault(place, set())
+        in_work.add(exchange)
+
+        def done() -> None:
+            in_work.discard(exchange)
+            if not in_work and self._in_work.get(place) is in_work:
+                del self._in_work[place]
+
+        exchange.when_done(done)
+
+    def _cancel(self, place: "_RequestPlace") -> None:
+        """A client of an older revision cancels by a request of its own, which names the other one by an id that is
+        unique to the client. The server keeps no sessions, so it cancels only if there is no doubt which one it is.
+        """
+        found = self._in_work.get(place, set())
+        if place.request is not None and len(found) == 1:
+            next(iter(found)).cancel()
+
+
+class _RequestPlace(NamedTuple):
+    """Which request of which client it is, as far as that can be known: its token, its address, and its own id."""
+
+    program: str
+    address: str
+    request: str | int | None
+
+
+class _Message(NamedTuple):
+    """What of a message is read before the SDK reads it. `cancelled` is the id of the request that it cancels."""
+
+    method: str
+    id: str | int | None
+    cancelled: str | int | None
 
 
 async def _caller_of(context: Context) -> McpCaller:
@@ -79,11 +121,19 @@ def _check_origin(request: Request) -> None:
         raise NotAuthorised(f"this server answers no page of {origin}")
 
 
-def _method(body: bytes) -> str:
+def _read(body: bytes) -> _Message:
     try:
-        return msgspec.json.decode(body).get("method", "")  # type: ignore[no-any-return]
-    except (msgspec.MsgspecError, AttributeError, ValueError, RecursionError):
-        return ""
+        message = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        message = None
+    found = message if isinstance(message, dict) else {}
+    params = found.get("params")
+    cancelled = params.get("requestId") if isinstance(params, dict) else None
+    return _Message(str(found.get("method", "")), _request_id(found.get("id")), _request_id(cancelled))
+
+
+def _request_id(id: Any) -> str | int | None:
+    return id if isinstance(id, str | int) else None
 
 
 class _Exchange:
@@ -137,6 +187,9 @@ class _Exchange:
     async def _send(self, message: dict[str, Any]) -> None:
         await self._sent.put(message)
 
+    def when_done(self, then: Callable[[], object]) -> None:
+        self._task.add_done_callback(lambda _: then())
+
     def cancel(self) -> None:
         self._task.cancel()
         self._watch.cancel()
@@ -158,7 +211,7 @@ class _Exchange:
         if start is None or first is None:
             if self._task.done() and not self._task.cancelled():
                 self._task.result()
-            raise WaitEnded("the request has ended with its token, or with the server; send it again")
+            raise WaitEnded("the request was cancelled, or has ended with its token or with the server; send it again")
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in start["headers"]}
         headers = {"cache-control": "no-store", **headers}
         if not first.get("more_body"):
