@@ -114,3 +114,13 @@ def test_the_nodes_of_a_mesh_are_listed(tmp_path: Path) -> None:
     with hocket.open(tmp_path / "home") as node:
         (here,) = hocket.admin(node).nodes()
         assert here.here and here.standing == "active" and "coordinator" in here.roles
+
+
+def test_checkpoints_are_signed_and_listed() -> None:
+    with hocket.testing.node() as node:
+        admin = hocket.admin(node)
+        node.submit("admin.other", n=1)
+        made = admin.checkpoint()
+        assert admin.checkpoints() == [made] and made.standing == "signed" and made.size > 1
+        node.submit("admin.other", n=2)
+        assert admin.checkpoint().size == made.size + 1

@@ -52,6 +52,7 @@ COMMANDS: dict[Callable[..., Any], tuple[Any, ...]] = {
     ops.rebuild: (lambda done, total: None,),
     ops.set_rules: (HOCKET, lambda done, total: None),
     ops.take_in: (BytesIO(),),
+    ops.checkpoint: (),
     trust.add: (KEY, "a server"),
     trust.remove: (KEY,),
     programs.create: ("ci", ["mesh:read"]),

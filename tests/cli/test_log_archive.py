@@ -84,7 +84,7 @@ def test_an_archive_is_written_and_verified_without_a_node(old: Program, tmp_pat
         (("archive", "--to", "/dev/null", "--before", "90d"), "/dev/null is no folder"),
         (("verify", "/nowhere"), "/nowhere is not there"),
         (("verify", "/dev"), "/dev has no archive"),
-        (("verify", "x", "--head", "1:00"), "give an archive or --head"),
+        (("verify", "x", "--head", "1:00"), "give an archive or one of these"),
     ],
 )
 def test_bad_words(hocket: Program, words: tuple[str, ...], says: str) -> None:

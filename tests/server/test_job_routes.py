@@ -98,6 +98,9 @@ def test_who_may_read_jobs_may_not_change_them(served: Served):
 
 def test_routes_and_the_coordinator(served: Served, owner: Client):
     reader = Client(served, "mesh-reader", "mesh:read")
+    made = owner("POST", "/v1/checkpoints", {}).json
+    assert reader("GET", "/v1/checkpoints").json["items"] == [made] and made["standing"] == "signed"
+    assert reader("POST", "/v1/checkpoints", {}).status == 403
     done = owner("PUT", "/v1/routes/routed.kind", {"node": "box"})
     assert (done.status, done.json["kind"], done.json["able"]) == (200, "routed.kind", True)
     assert [(each["kind"], each["name"]) for each in reader("GET", "/v1/routes").json["items"]] == [

@@ -167,7 +167,12 @@ def test_a_store_of_version_6_gets_what_it_lacks(has_index: bool) -> None:
     address = server().new_database()
     stores.open(address, create=True).close()
     lost = [] if has_index else ["DROP INDEX hocket.jobs_done"]
-    administer(*lost, "DROP TABLE hocket.arguments", "UPDATE hocket.hocket_version SET version = 6", address=address)
+    administer(
+        *lost,
+        "DROP TABLE hocket.arguments, hocket.checkpoints",
+        "UPDATE hocket.hocket_version SET version = 6",
+        address=address,
+    )
     stores.open(address).close()
     with psycopg.connect(address) as connection:
         names = connection.execute("SELECT relname FROM pg_class WHERE relname IN ('jobs_done', 'arguments')")

@@ -20,6 +20,7 @@ from hocket.mesh.peer_exchange import READING
 from hocket.mesh.peers import ADDRESS, BREAKERS, TRUST
 from hocket.node.home_store import HOME
 from hocket.store import LateOp, OverQuota, Refusal, Store, TokenRow
+from hocket.store.checkpoint_rows import CheckpointRow, CheckpointState
 from hocket.store.local import KEPT, OF_NODE
 from tests.stores import STORES, with_macs
 
@@ -45,6 +46,7 @@ def furnish(store: Store) -> None:
         session.hold_late(LateOp(b"l" * 16, NODE, b"h" * 20, 9, b"body"))
         session.put_over_quota(OverQuota(NODE, 3, 4))
         session.set_rate("acme.render", 11)
+        session.put_checkpoint(CheckpointRow(NODE, CheckpointState.TREE, 0, 1, b"h" * 20, b"p" * 32, b"note", 12))
         session.put_token(TokenRow("program", "id", b"hash", b"[]", 1, None))
 
 

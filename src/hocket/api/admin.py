@@ -179,6 +179,8 @@ class _Methods:
     parts = StreamMethod(job_news.parts)
     logs = StreamMethod(job_logs.logs)
     events = StreamMethod(ops.events)
+    checkpoints = Method(ops.checkpoints)
+    checkpoint = Method(ops.checkpoint)
     archive_log = Method(ops.archive_log)
     verify_archive = Method(ops.verify_archive)
     submit = Method(job_submits.submit)

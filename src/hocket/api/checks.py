@@ -16,7 +16,7 @@ from typing import Literal
 from hocket.api import ServiceAnswer
 from hocket.api.status import breakers_of
 from hocket.errors import Conflict, HocketError, StoreError, Usage
-from hocket.events.nodes import NodeForked
+from hocket.events.nodes import CheckpointsDiffer, NodeForked
 from hocket.families.availability.requests import unavailable
 from hocket.families.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
 from hocket.kernel.arbitration import Reason
@@ -44,6 +44,7 @@ from hocket.node.running import running_buses
 from hocket.store import Session, WakeUp, backend
 from hocket.store import open as open_store
 from hocket.store.artifact_rows import BlobPlace
+from hocket.store.checkpoint_rows import CheckpointState
 from hocket.store.files import lock_holder
 from hocket.store.intake import REFUSALS_KEPT
 
@@ -305,6 +306,9 @@ def _integrity(session: Session) -> Findings:
     count = session.refusal_counts().get(Reason.INTEGRITY, 0)
     for node in {fork.node for fork in session.forks()}:
         yield ("bad", str(NodeForked(node_text(int.from_bytes(node, "big")))))
+    conflicts = [each for each in session.checkpoints() if each.state == CheckpointState.CONFLICT]
+    for each in conflicts:
+        yield ("bad", str(CheckpointsDiffer(node_text(int.from_bytes(each.author, "big")), each.size)))
     if count:
         yield ("bad", f"{TWINS.format(count=count)}; `hocket log` marks them")
     else:

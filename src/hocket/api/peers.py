@@ -241,7 +241,7 @@ async def _visit(service: Service, addresses: list[str]) -> list[Exchanged]:
         exchanges = node.services().exchanges
         for address in addresses:
             await exchanges.transport.hasten(address)
-        return list(await asyncio.gather(*(exchanges.visit(address) for address in addresses)))
+        return list(await asyncio.gather(*(exchanges.visit_fully(address) for address in addresses)))
     finally:
         await node.finish()
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 app = App()
-add_operations(app, ops.events)
+add_operations(app, ops.events, ops.checkpoints, ops.checkpoint)
 
 
 @app.callback(invoke_without_command=True)
@@ -239,27 +239,33 @@ def verify(
     head: Annotated[
         str | None, Option("--head", "COUNT:HEX", "An earlier chain head: is it still on this log?")
     ] = None,
+    checkpoint: Annotated[
+        list[Path] | None,
+        Option("--checkpoint", "FILE", "A checkpoint that was kept: are its entries still on this log?"),
+    ] = None,
 ) -> None:
     """Check every signature, every link of the chain, and that the tail is complete. Exit code 1 if anything is wrong.
 
-    Keep the printed head somewhere else. Without it, you cannot tell later whether ops were cut off together with the
-    head.
+    Ops that were cut off together with the end mark are missed by a peer that has cosigned a checkpoint of them, so
+    peers are asked. Without peers, keep the printed head, or a checkpoint, somewhere else.
 
     An archive is checked by itself. No node is needed; that of --home or $HOCKET_HOME only says which mesh it must be.
 
     \b
       hocket log verify
       hocket log verify --head 120:9f2c...
+      hocket log verify --checkpoint checkpoint.txt
       hocket log verify /backup/hocket
     """
     if archive is not None:
-        if head is not None:
-            raise Usage("--head is about the log of a node; give an archive or --head")
+        if head is not None or checkpoint:
+            raise Usage("--head and --checkpoint are about the log of a node; give an archive or one of these")
         _verify_archive(archive)
         return
     expected = None if head is None else _head(head)
+    kept = [_file(each) for each in checkpoint or ()]
     with open_service() as service, progress("verifying") as bar:
-        audit = ops.verify(service, expected, bar)
+        audit = ops.verify(service, expected, bar, kept)
     text = f"{audit.head[0]}:{audit.head[1].hex()}"
     emit({"ops": audit.ops, "head": text, "findings": [each._asdict() for each in audit.findings]})
     for each in audit.findings:
@@ -269,6 +275,13 @@ def verify(
         count = len(audit.findings)
         raise Failed(f"the log is damaged: {counted(count, 'finding')} in {counted(audit.ops, 'op')}")
     say(f"{counted(audit.ops, 'op')} verified, chain head {text}")
+
+
+def _file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Usage(f"cannot read {path}: {error.strerror}") from None
 
 
 def _verify_archive(path: Path) -> None:

@@ -63,6 +63,16 @@ class NodeForked(Event):
     node: str
 
 
+class CheckpointsDiffer(Event):
+    level = ERROR
+    sentence = (
+        "node {node} has signed a checkpoint of {size} entries that are not those here: it has shown two histories."
+        " `hocket log checkpoints` has the evidence; revoke the node, and let it join again with a new home"
+    )
+    node: str
+    size: int
+
+
 class HistoryRecovered(Event):
     """This node had lost ops of its own and has them back. Of those that it wrote meanwhile, it wrote `ops` again, and
     `dropped` no longer count.

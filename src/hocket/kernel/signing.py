@@ -18,7 +18,7 @@ from typing import NamedTuple
 from hocket.kernel.bundles import last_time
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_id
-from hocket.kernel.jws import detached
+from hocket.kernel.jws import SIGNATURE_CHARS, detached, detached_prefix
 from hocket.kernel.keys import SigningKey, verify
 from hocket.kernel.ops import MAX_OP_BYTES, MAX_SIGNATURE_BYTES, Op, decode, is_bound, verify_op, with_signature
 from hocket.kernel.postcard import Malformed
@@ -50,6 +50,26 @@ def is_marked(op: bytes) -> bool:
 def is_mark(signature: bytes) -> bool:
     """Whether this content of a signature field is a mark."""
     return signature.startswith(_FIELD[-1:])
+
+
+def signed_form(op: bytes, node: int) -> bytes:
+    """The bytes that the signature of an op of this node covers, whether the op is signed or marked. Raises Malformed
+    for an op without either, which was changed for its reader.
+    """
+    if is_marked(op):
+        return op[:-_FIELD_BYTES] + b"\x00"
+    head = _signature_head(node)
+    end = len(op) - len(head) - SIGNATURE_CHARS
+    if end < 0 or not op.startswith(head, end):
+        raise Malformed("the op has no signature of its author")
+    return op[:end] + b"\x00"
+
+
+@lru_cache(maxsize=1024)
+def _signature_head(node: int) -> bytes:
+    """What stands between the body of an op of this node and the characters of the signature."""
+    prefix = detached_prefix(node)
+    return with_signature(b"", prefix + bytes(SIGNATURE_CHARS))[:-SIGNATURE_CHARS]
 
 
 def has_long_mark(op: bytes) -> bool:
@@ -122,6 +142,10 @@ class OpSigner:
         if with_signature(body, detached(long_mark, self.node)) != op:
             raise ForgedMark
         return self._signed(body)
+
+    def note_signature(self, message: bytes) -> bytes:
+        """The raw signature on a message of a checkpoint. No op begins as these do."""
+        return self._sign(message)
 
     def end_mark(self, seq: int, chain: bytes) -> bytes:
         """Shows the node's own processes that one of them wrote this end of the log."""

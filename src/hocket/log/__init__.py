@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hocket.kernel.signing import OpSigner
     from hocket.log.admitting import Admitter, Decide, Received
     from hocket.log.audit import AuditFinding
+    from hocket.log.checkpoints.keeper import CheckpointKeeper
     from hocket.log.intake import Admission
     from hocket.log.limits import WorkCharge
     from hocket.log.parallel import Helpers
@@ -286,6 +287,13 @@ class Log:
             else:
                 self._last_id = next_ulid(self._last_id)
             return self._last_id
+
+    @cached_property
+    def checkpoints(self) -> CheckpointKeeper:
+        """The trees over the entries of each author, and what authors have signed of them."""
+        from hocket.log.checkpoints.keeper import CheckpointKeeper
+
+        return CheckpointKeeper(self)
 
     def signed(self, op: bytes) -> bytes:
         """An op of the log as it may leave the node: with its signature."""

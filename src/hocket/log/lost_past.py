@@ -77,6 +77,7 @@ def rewind(log: Log, branch: bytes) -> None:
         aside += [row.body for row in session.entries_after(first.seq - 1, head.seq)]
         session.set_own_meta(SET_ASIDE, encode_sequence(aside))
         session.drop_ops(first.seq)
+        session.drop_trees(log.author)
         end = first.seq - 1
         last, before = _last_own(session, log.node, end), session.entry(end)
         _, chain, seal = log.end_at(end, bytes(32) if before is None else before.chain)

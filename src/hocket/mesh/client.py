@@ -196,6 +196,15 @@ class Client:
         await self._believe(reply, nonce)
         return reply.body
 
+    async def share_checkpoints(self, body: bytes) -> bytes | None:
+        """Tells the peer of checkpoints and returns its answer; None if an earlier version answers."""
+        reply, nonce = await self._send("POST", wire.CHECKPOINTS, "", body)
+        if reply.status in (404, 405):
+            return None
+        await self._check(reply, nonce)
+        await self._believe(reply, nonce)
+        return reply.body
+
     async def output(self, query: str) -> bytes | None:
         """The output of a job; None if the peer does not know the job or does not give its output."""
         reply, nonce = await self._send("GET", wire.OUTPUT, query, b"")

@@ -26,6 +26,7 @@ from hocket.kernel.mesh_rules import rules_hash
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed
 from hocket.log import Transaction
+from hocket.log.checkpoints import sharing
 from hocket.log.lost_past import rewind
 from hocket.mesh import bus_sharing, incoming, peers, presence, wire
 from hocket.mesh.bus_sharing import MessageRelay
@@ -116,6 +117,7 @@ class Gate:
             ("POST", wire.INTRODUCE): self._introduce,
             ("GET", wire.BLOBS): self._blob,
             ("POST", wire.PRESENCE): self._presence,
+            ("POST", wire.CHECKPOINTS): self._checkpoints,
             ("GET", wire.OUTPUT): self._get_output,
             ("POST", wire.OUTPUT): self._post_output,
             ("GET", wire.BUS): self._get_messages,
@@ -401,6 +403,17 @@ class Gate:
                 board = self._presence_board
                 reply = await self._access.call(lambda: board.answer(caller.reader, caller.permissions, body))
             return self._proved(caller, reply)
+
+    async def _checkpoints(self, request: Request) -> Reply:
+        async with self._called(request) as caller:
+            body = (await request.whole(sharing.BODY_BYTES_MAX)).body
+            try:
+                found, events = await self._access.call(lambda: sharing.answer(self._access.log, body))
+            except Malformed:
+                raise RequestRefused(400, "an unreadable question about checkpoints", caller.node) from None
+            for event in events:
+                self._emit(event)
+            return self._proved(caller, Reply(200, {"content-type": wire.JSON}, found))
 
     async def _get_output(self, request: Request) -> Reply:
         async with self._called(request) as caller:

@@ -108,6 +108,7 @@ class _Visitor:
                 if done.state == peers.OK:
                     self._is_welcome.set()
                     await self._loop.exchanges.share_presence(self._address)
+                    await self._loop.exchanges.share_checkpoints(self._address)
                 else:
                     self._is_welcome.clear()
                 self._is_resting = True
@@ -147,6 +148,7 @@ class _Visitor:
                     await self._wake.wait()
             if done.state == peers.OK and self._loop.exchanges.presence.due_s(self._address) <= 0:
                 await self._loop.exchanges.share_presence(self._address)
+                await self._loop.exchanges.share_checkpoints(self._address)
         if self._is_forced:
             self._failures = 0
         idle = is_well and self._is_changed and not self._hinted and not self._is_forced and left > 0

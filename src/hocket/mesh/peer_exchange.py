@@ -156,6 +156,11 @@ class PeerExchange:
                 self._last = number, done
             return done
 
+    @property
+    def peer_has(self) -> Hlc | None:
+        """This node's own last op that the peer has, as far as the last exchange has shown."""
+        return (self._theirs or {}).get(self._access.log.node)
+
     async def deliver(self) -> None:
         """Pushes what the peer lacks, so that messages for its agents are stored there. Raises as `exchange` does."""
         async with self._lock:

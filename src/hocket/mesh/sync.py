@@ -23,6 +23,7 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.retrying import Breaker, BreakerState
 from hocket.kernel.vocabulary import number_of
 from hocket.log import Log
+from hocket.log.checkpoints.sharing import CheckpointSharing, last_op
 from hocket.mesh import peers
 from hocket.mesh.client import Busy, Client, Paused, Refused
 from hocket.mesh.output import AskedOutput, FarOutput, fetch_blob, fetch_output
@@ -63,6 +64,8 @@ class Exchanges:
         self._told: dict[str, tuple[str, str]] = {}
         self._peers: dict[str, PeerExchange] = {}
         self.presence = PresenceSharing(access, environment)
+        self.checkpoints = CheckpointSharing(access.log)
+        self._shared_at: dict[str, float] = {}
 
     async def visit(self, address: str, *, unless_idle: bool = False) -> Exchanged:
         """One exchange; its outcome is stored for the operator. `unless_idle`: only if there is something to push."""
@@ -90,9 +93,54 @@ class Exchanges:
         await self._record(done)
         return done
 
+    async def visit_fully(self, address: str) -> Exchanged:
+        """One exchange, after which the two also share checkpoints."""
+        done = await self.visit(address)
+        if done.state == peers.OK:
+            await self.share_checkpoints(address, 0.0)
+        return done
+
     async def share_presence(self, address: str, every_s: float = BEAT_S) -> None:
         """Tells a peer that has just answered what this node says about itself, and stores what it knows of others."""
         await self.presence.share((await self._exchange_with(address)).client, every_s)
+
+    async def share_checkpoints(self, address: str, every_s: float = BEAT_S) -> None:
+        """Shares checkpoints with a peer that has just answered, if that was last done so long ago. A peer that does
+        not know how is left alone.
+        """
+        at, now_s = await self._exchange_with(address), self._environment.monotonic()
+        if now_s - self._shared_at.get(address, -every_s) < every_s:
+            return
+        self._shared_at[address] = now_s
+        peer = at.client.node or at.client.claims
+        if peer is None or not at.client.is_hocket:
+            return
+        has, peer_has = await look(self._access, lambda session: last_op(session, peer)), at.peer_has
+        body = await self._access.call(lambda: self.checkpoints.question(address, has, peer_has))
+        try:
+            answer = None if body is None else await at.client.share_checkpoints(body)
+        except HocketError:
+            self.checkpoints.forget(address)
+            return
+        if answer is not None:
+            for event in await self._access.call(lambda: self.checkpoints.take(address, answer)):
+                self._emit(event)
+
+    async def ask_for_checkpoints(self) -> int:
+        """Asks every peer for the checkpoints that it has, and exchanges nothing else. Returns how many answered."""
+
+        async def ask(address: str) -> bool:
+            try:
+                async with asyncio.timeout(CONSULT_S):
+                    await self.client(address)
+                    await self.share_checkpoints(address, 0.0)
+            except (HocketError, TimeoutError):
+                return False
+            return True
+
+        known = await look(self._access, lambda session: session.peers())
+        asked = [each.address for each in known if each.state != peers.PAUSED]
+        return sum(await asyncio.gather(*map(ask, asked)))
 
     async def exchange(self, address: str, *, unless_idle: bool = False) -> Exchanged:
         """Pulls everything and pushes everything. Raises Paused, Refused or Unreachable."""

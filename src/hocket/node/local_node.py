@@ -112,6 +112,19 @@ def fetch_for(runtime: Runtime) -> "Fetch":
     return fetch
 
 
+def ask_for_checkpoints(runtime: Runtime) -> int:
+    """Asks every peer for the checkpoints that it has, for a caller that blocks. Returns how many answered."""
+
+    async def run(node: LocalNode) -> int:
+        try:
+            return await node.services().exchanges.ask_for_checkpoints()
+        finally:
+            await node.finish()
+
+    with Runtime.open(runtime.home.path) as own:
+        return asyncio.run(run(LocalNode(own)))
+
+
 def second_proof(home: Home, mesh: str) -> "SecondProof | None":
     """What requests between nodes carry beside a bearer token, if a file of an extension in the home asks for it."""
     for extension in extensions():

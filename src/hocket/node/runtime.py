@@ -351,9 +351,18 @@ class Runtime:
         is_in_touch = is_connected or ProcessTurn.is_taken(self.home.processes)
         return WaitReader(self.log, session, self.liveness(), is_in_touch, here)
 
-    def verify(self, expected: tuple[int, bytes] | None = None, progress: Progress = _no_progress) -> Audit:
-        """Checks every signature, and the chain including its head; and if nodes share the store, the derived rows."""
+    def verify(
+        self,
+        expected: tuple[int, bytes] | None = None,
+        progress: Progress = _no_progress,
+        checkpoints: Sequence[bytes] = (),
+    ) -> Audit:
+        """Checks every signature, and the chain including its head; the checkpoints that are stored, and these, which
+        were kept elsewhere; and if nodes share the store, the derived rows. Raises Malformed for a checkpoint that
+        cannot be read.
+        """
         from hocket.log.audit import verify
+        from hocket.log.checkpoints import verification
 
         with suppress(StoreError):  # the check below finds what is wrong with the end
             self.log.seal()
@@ -366,7 +375,11 @@ class Runtime:
             helpers=self.helpers,
             progress=progress,
         )
-        return audit._replace(findings=audit.findings + self.log.audit_rows(self.home.node_key()))
+        with self.store.read() as session:
+            is_whole = self.log.checkpoints.is_whole(session)
+        log = self.log
+        found = verification.check(self.store, log.node, log.user, checkpoints, is_whole=is_whole)
+        return audit._replace(findings=audit.findings + found + log.audit_rows(self.home.node_key()))
 
     def set_rules(self, rules: Rules, progress: Progress = _no_progress) -> Rebuilt:
         """Changes the mesh rules of this node, and judges every op again by them."""

@@ -161,6 +161,7 @@ KEPT = {
     "invitations": _with_mac("invitations"),
     "tokens": _with_mac("tokens", ", used"),
     "answers": _with_mac("answers"),
+    "checkpoints": _with_mac("checkpoints"),
 }
 # The settings that each node has for itself where nodes share a store.
 OF_NODE = (

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from hocket.kernel.vocabulary import Subject
 from hocket.store.artifact_rows import ArtifactSession, ChecksArtifacts
+from hocket.store.checkpoint_rows import CheckpointSession
 from hocket.store.intake import IntakeSession
 from hocket.store.job_rows import ChecksJobs
 from hocket.store.local import LocalSession
@@ -54,6 +55,7 @@ class Session(
     RegisterSession,
     ArtifactSession,
     PresenceSession,
+    CheckpointSession,
     LocalSession,
 ):
     row_check: RowCheck | None

@@ -40,6 +40,7 @@ MAC_TABLES = {
     "peers": MacTable("address, node, pulled, state, detail, seen, added", "address"),
     "held": MacTable("id, wall, body, author", "id"),
     "lock_requests": MacTable("op, scope, process, until, host, boot, namespace, locks", "op", "node"),
+    "checkpoints": MacTable("author, state, place, size, hlc, peaks, note, made", "author, state, place"),
     "workers": MacTable("name, pid, started, host, boot, namespace, locks", "name", "node"),
 }
 

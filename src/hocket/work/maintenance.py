@@ -1,7 +1,8 @@
 """What every long-running process does for its whole node, once per process, whether or not it runs jobs; the first one
 has done it for all. The sweep takes care of what is urgent: jobs of dead processes, leases past their deadline, jobs
 that no worker began in time, due schedules. The maintenance does the rest: ops whose time has come, expired artifacts,
-unused blobs, disk space of the store, clocks that disagree, presence in a store that nodes share.
+unused blobs, disk space of the store, the checkpoints of authors, clocks that disagree,
+presence in a store that nodes share.
 """
 
 import asyncio
@@ -31,6 +32,8 @@ ROUND_S = 1.0
 CLEAR_S = 3600.0
 # How often the store is asked to give back disk space.
 TRIM_S = 10.0
+# How long a round reads the log for checkpoints, at most.
+CHECKPOINTS_S = 0.05
 _EVICTING = "evicting artifacts"
 
 
@@ -50,6 +53,7 @@ class Maintenance:
             (_EVICTING, self._evict),
             ("deleting unused blobs", self._clear),
             ("giving back disk space", self._trim),
+            ("keeping checkpoints", self._keep_checkpoints),
         )
         while True:
             await asyncio.sleep(ROUND_S * self._environment.chance.uniform(0.8, 1.2))
@@ -84,6 +88,15 @@ class Maintenance:
         if self._environment.monotonic() >= self._trim_at:
             self._trim_at = self._environment.monotonic() + TRIM_S
             await self._access.call(self._access.log.store.trim)
+
+    async def _keep_checkpoints(self) -> None:
+        """Reads the log on for a part of each round, so that a long log holds up nothing else."""
+        keeper, until = self._access.log.checkpoints, self._environment.monotonic() + CHECKPOINTS_S
+        has_more = True
+        while has_more and self._environment.monotonic() <= until:
+            has_more, events = await self._access.call(keeper.step)
+            for event in events:
+                self._emit(event)
 
     def _now(self, session: OpSession) -> int:
         return max(session.head().wall, self._environment.physical_ms())
