@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,6 +47,7 @@ class A2aClient(Client):
 
     @contextmanager
     def stream(self, method: str, params: Any) -> Iterator[Iterator[dict[str, Any]]]:
+        """The events of a stream, which must end in time: a server keeps a quiet one open with empty lines."""
         where = urlsplit(self._served.address)
         connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=PATIENCE_S)
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json", **VERSION}
@@ -53,9 +55,16 @@ class A2aClient(Client):
             connection.request("POST", "/a2a", json.dumps(_call(method, params)), headers)
             reply = connection.getresponse()
             assert reply.getheader("content-type") == "text/event-stream", reply.read()
-            yield (json.loads(line[6:])["result"] for line in iter(reply.readline, b"") if line.startswith(b"data: "))
+            yield _events(reply, time.monotonic() + PATIENCE_S)
         finally:
             connection.close()
+
+
+def _events(reply: http.client.HTTPResponse, deadline: float) -> Iterator[dict[str, Any]]:
+    for line in iter(reply.readline, b""):
+        assert time.monotonic() < deadline, f"the stream has not ended within {PATIENCE_S} seconds"
+        if line.startswith(b"data: "):
+            yield json.loads(line[6:])["result"]
 
 
 def _call(method: str, params: Any) -> dict[str, Any]:

@@ -114,9 +114,13 @@ def test_only_version_1_0_is_spoken(ann: A2aClient):
     assert "result" in ann("POST", "/a2a?A2A-Version=1.0", call).json
 
 
-def test_nobody_without_a_token_is_answered(served: Served, ann: A2aClient):
+def test_nobody_without_a_token_and_no_foreign_page_is_answered(served: Served, ann: A2aClient):
     call = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
     assert served.ask("POST", "/a2a", None, call).status == 401
     assert served.ask("POST", "/a2a", "hkt_000000000000_" + "A" * 43, call).headers["www-authenticate"] == "Bearer"
     assert ann("GET", "/a2a").status == 405
+    foreign = ann("POST", "/a2a", call, A2A_Version="1.0", Origin="https://evil.example")
+    assert foreign.status == 403 and b"evil.example" in foreign.body
+    assert "result" in ann("POST", "/a2a", call, A2A_Version="1.0", Origin=served.address).json
+    assert served.ask("GET", "/.well-known/agent-card.json", headers={"Origin": "https://evil.example"}).status == 200
     assert ann("POST", "/a2a", b"x" * 5_000_000).status == 413

@@ -1,7 +1,6 @@
 """What becomes of a task as it comes: states, progress, parts of the result, and the end."""
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -9,6 +8,9 @@ import pytest
 from tests.a2a.clients import KIND, OTHER_KIND, A2aClient, message, state, worker
 from tests.server.served import PATIENCE_S, Answer, Served
 from tests.server.served import hocket as command
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.touches("LW-41")
 
 
 def _next(events: Any, member: str) -> Any:
@@ -94,9 +96,7 @@ def test_a_message_that_waits_ends_with_its_token(served: Served):
     sent = {"message": message("waiting", skill=OTHER_KIND)}
     waiting = threading.Thread(target=lambda: answers.append(ending.post("SendMessage", sent)))
     waiting.start()
-    deadline = time.monotonic() + PATIENCE_S
-    while not ending.ask("ListTasks", {})["tasks"] and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: ending.ask("ListTasks", {})["tasks"], "the task of the message")
     assert command(served.home, "token", "revoke", "waiting").returncode == 0
     waiting.join(PATIENCE_S)
     assert answers[0].json["error"]["code"] == -32603, answers[0].body

@@ -9,6 +9,8 @@ from tests.a2a.clients import AT_ONCE, KIND, OTHER_KIND, A2aClient, message, sta
 from tests.server.served import PATIENCE_S, Served
 from tests.server.served import hocket as command
 
+pytestmark = pytest.mark.touches("LW-41")
+
 
 def test_a_task_goes_from_submitted_to_completed(served: Served, ann: A2aClient):
     task = ann.send("life-1", {"data": {"file": "a.py"}}, {"text": "be strict"})

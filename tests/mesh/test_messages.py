@@ -4,6 +4,7 @@ arbiter, refused without a grant.
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from itertools import permutations
 from pathlib import Path
 
 import msgspec
@@ -152,7 +153,10 @@ def test_a_message_waits_for_a_receiver_that_is_offline(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("VX-10")
-def test_a_message_that_is_delivered_twice_is_there_once_and_its_answer_says_stored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("paths", [*permutations((wire.DELIVER, wire.DELIVER_ANEW))])
+def test_a_message_that_is_delivered_twice_is_there_once_and_its_answer_says_stored(
+    tmp_path: Path, paths: tuple[str, str]
+) -> None:
     async def test(a: Place, b: Place) -> None:
         await know_each_other(a, b)
         sent = await a.node.send(at(b), "once")
@@ -160,8 +164,8 @@ def test_a_message_that_is_delivered_twice_is_there_once_and_its_answer_says_sto
             row = session.op(parse_ulid(sent))
         assert row is not None
         body = encode_sequence([a.log.signed(row.body)])
-        for expected in (1, 0):
-            reply = await a.ask(b, "POST", wire.DELIVER, "", body)
+        for expected, path in zip((1, 0), paths, strict=True):
+            reply = await a.ask(b, "POST", path, "", body)
             answer = msgspec.json.decode(reply.body)
             assert (answer["appended"], answer["stored"]) == (expected, [sent])
         assert [each.id for each in await b.node.inbox("editor").claim(10)] == [sent]

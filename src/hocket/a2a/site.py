@@ -35,7 +35,7 @@ from hocket.node.node import Node
 from hocket.server.api import Api
 from hocket.server.known_programs import TokenEnding
 from hocket.server.problems import BadMethod
-from hocket.server.program_caller import ProgramCaller
+from hocket.server.program_caller import ProgramCaller, check_origin
 from hocket.server.routes import BODY_BYTES_MAX
 from hocket.server.streams import QUIET_S
 
@@ -82,6 +82,7 @@ class A2aSite:
                 raise BadMethod([wanted])
             if request.path != PATH:
                 return _kept(await self._document(request.path), request)
+            check_origin(request)
             program = await self._api.admitted(request)
             return program if isinstance(program, Reply) else await self._answer(request, program)
         except (HocketError, BodyTooLong, NoRoom) as error:

@@ -6,20 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from hocket.api import Program
 from hocket.cancelling import end_tasks
-from hocket.errors import HocketError, NotAuthorised
+from hocket.errors import HocketError
 from hocket.mcp.caller import Context, McpCaller
 from hocket.mcp.protocol import McpProtocol
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
 from hocket.server.api import Api
 from hocket.server.problems import BadMethod, WaitEnded
+from hocket.server.program_caller import check_origin
 from hocket.server.routes import BODY_BYTES_MAX
 
 PATH = "/mcp"
@@ -45,7 +45,7 @@ class McpSite:
 
     async def answer(self, request: Request) -> Reply:
         try:
-            _check_origin(request)
+            check_origin(request)
             if request.method != "POST":
                 raise BadMethod(["POST"])
             program = await self._api.admitted(request)
@@ -112,13 +112,6 @@ class _Message(NamedTuple):
 async def _caller_of(context: Context) -> McpCaller:
     caller: McpCaller = context.request.scope[CALLER]  # type: ignore[union-attr]
     return caller
-
-
-def _check_origin(request: Request) -> None:
-    """A page of another site may not use this server, whatever token it has. Raises NotAuthorised."""
-    origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-        raise NotAuthorised(f"this server answers no page of {origin}")
 
 
 def _read(body: bytes) -> _Message:

@@ -112,6 +112,7 @@ class Gate:
             ("POST", wire.OPS): self._post_ops,
             ("POST", wire.EXCHANGE): self._exchange,
             ("POST", wire.DELIVER): self._deliver,
+            ("POST", wire.DELIVER_ANEW): self._deliver,
             ("GET", wire.HINTS): self._hints,
             ("POST", wire.INTRODUCE): self._introduce,
             ("GET", wire.BLOBS): self._blob,

@@ -28,7 +28,10 @@ HEALTH = "/healthz"
 BLOBS = "/v1/blobs"
 PRESENCE = "/v1/presence"
 OUTPUT = "/v1/output"
+# Messages for agents, under both names. The first is older than the Agent2Agent protocol and has nothing to do with it;
+# nodes still send to it, because those of earlier versions know no other.
 DELIVER = "/v1/a2a/deliver"
+DELIVER_ANEW = "/v1/deliver"
 BUS = "/v1/bus"
 
 OCTETS = "application/octet-stream"

@@ -2,15 +2,24 @@
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from hocket.api import Program
-from hocket.errors import Usage
+from hocket.errors import NotAuthorised, Usage
 from hocket.kernel.decoding import convert
+from hocket.mesh.wire import Request
 from hocket.node.node import Node
 from hocket.server.api import Api
 from hocket.server.routes import ROUTES_BY_NAME, ApiCall, ApiRoute
+
+
+def check_origin(request: Request) -> None:
+    """A page of another site may not use this server, whatever token it has. Raises NotAuthorised."""
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise NotAuthorised(f"this server answers no page of {origin}")
 
 
 class ProgramCaller:
