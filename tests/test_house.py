@@ -288,6 +288,7 @@ def test_a_docstring_makes_sense_by_itself():
     }
 
 
+@cache
 def defined(source: str) -> set[str]:
     """The names that a module defines or imports; also the strings in it, if it loads names lazily."""
     found: set[str] = set()

@@ -15,7 +15,7 @@ from pathlib import Path
 from hocket.bus.nats_messages import NatsMessages
 from tests.ports import free_port
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 _BESIDE = Path(sys.executable).parent / "nats-server"
 PROGRAM = str(_BESIDE) if _BESIDE.exists() else shutil.which("nats-server")
 

@@ -18,7 +18,7 @@ from hocket.node.runtime import Runtime
 from tests.mesh.test_message_relay import Member
 from tests.mesh.world import Place, world
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 PROBE_S = 0.2
 _PROBES = "probe"
 

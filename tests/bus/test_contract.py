@@ -15,7 +15,7 @@ from hocket.kernel.vocabulary import JOB
 
 pytestmark = pytest.mark.touches("LW-40")
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 RENDER = Changes(frozenset(("acme.render",)))
 REPORT = Changes(frozenset(("acme.report",)))
 

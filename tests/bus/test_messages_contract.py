@@ -20,7 +20,7 @@ from hocket.events.nodes import MessagesDropped
 from tests.bus.nats_server import NatsServer, connected
 from tests.bus.relayed_messages import relayed
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SHORT_S = 0.05
 Opener = Callable[..., Awaitable[MessageBus]]
 

@@ -38,7 +38,7 @@ from tests.ports import free_port
 
 pytestmark = pytest.mark.touches("GR-05")
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SHORT_S = 0.1
 
 

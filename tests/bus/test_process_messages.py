@@ -17,7 +17,7 @@ from hocket.bus.process_messages import ProcessMessages
 
 pytestmark = pytest.mark.touches("GR-05")
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(hocket.__file__).parents[1])}
 LISTEN = """
 import asyncio, sys, pathlib

@@ -27,7 +27,7 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.postcard import NODE, encode
 from hocket.testing.lossy_messages import LossyMessages
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 MESH = "did:key:zMesh"
 SUBJECT = subject_name(MESH, "claims", "acme.render")
 NOW = 1_756_865_547_183

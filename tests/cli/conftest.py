@@ -17,7 +17,7 @@ from tests.cli.fork_server import PROGRAM as PROGRAM
 from tests.cli.fork_server import run_command, start_command
 from tests.waiting import wait_for
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 until = wait_for
 
 TASKS = """

@@ -25,7 +25,7 @@ from tests.mesh.world import Guest, Place, introduced, until, world
 
 pytestmark = pytest.mark.touches("GR-05")
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SHORT_S = 0.2
 
 

@@ -28,7 +28,7 @@ from hocket.node.variables import BUS, BUS_CA, BUS_CREDENTIALS, MESH_ENABLED
 from tests.bus.nats_server import NatsServer
 from tests.ports import free_port
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from hocket.work.run_outputs import RunParts
 MESH, JOB = "did:key:zMesh", b"j" * 16
 KEYS = [SigningKey(bytes(31) + letter) for letter in (b"a", b"b", b"c", b"d")]
 KNOWN = {node_id(key.public): key.public for key in KEYS}
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 async def answers(queue: MessageQueue) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from hocket.node.signals import held_interrupts, stopped_by_signals
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 # It waits as a worker does, and is stopped by a function that needs the lock of what it waits for.
 WAITER = """

@@ -9,7 +9,7 @@ import pytest
 from hocket.page import refreshing
 from hocket.page.refreshing import CHANGES_S_MAX, SHARE, Refreshing
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 class Listener:

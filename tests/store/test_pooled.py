@@ -20,7 +20,7 @@ from tests.postgres_server import prepared, server
 
 pytestmark = pytest.mark.touches("VX-18")
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 RENDER = Changes(frozenset(("acme.render",)))
 
 

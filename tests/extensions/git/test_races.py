@@ -10,10 +10,11 @@ from hocket.extensions.git import git_jobs, holding
 from hocket.extensions.git.verify import verify
 from tests.cli.fork_server import start_command
 from tests.docs.reader import ROOT
+from tests.effort import IS_SOAK
 from tests.extensions.git.hands import NOW_MS, seen, submitted, worker
 from tests.extensions.git.places import Place
 
-RACERS = 8
+RACERS = 8 if IS_SOAK else 5
 JOBS = 6
 
 Won = dict[str, list[tuple[str, int, str]]]

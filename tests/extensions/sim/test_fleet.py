@@ -18,12 +18,12 @@ BAD = ("partition", "loss", "skew", "hostile")
 
 
 def test_nodes_hear_each_other_over_the_bus_and_a_bad_network_loses_messages() -> None:
-    good = sim.run(3, nodes=3, minutes=0.3, faults=(), jobs=6)
+    good = sim.run(3, nodes=3, minutes=0.15, faults=(), jobs=4)
     assert not good.violations, good
     assert good.bus["jobs"].published >= good.jobs and good.bus["jobs"].bytes > 0 and good.bus["presence"].published > 3
     assert all(topic.arrived == topic.sent for topic in good.bus.values())
     for seed in (4, 5, 3):  # the first does
-        bad = sim.run(seed, nodes=3, minutes=0.3, faults=("partition", "loss"), jobs=6)
+        bad = sim.run(seed, nodes=3, minutes=0.15, faults=("partition", "loss"), jobs=4)
         assert not bad.violations, bad
         if any(topic.arrived < topic.sent for topic in bad.bus.values()):
             return

@@ -70,7 +70,7 @@ def test_it_is_found_to_have_two_histories(monkeypatch: pytest.MonkeyPatch) -> N
     two_faced(monkeypatch)
     _, forks = seen_by_victims(monkeypatch)
     for seed in range(6):
-        sim.run(seed, nodes=3, minutes=0.3, faults=["hostile"], jobs=6)
+        sim.run(seed, nodes=2, minutes=0.1, faults=["hostile"], jobs=3)
         if forks:
             return
     pytest.fail("no victim found them")

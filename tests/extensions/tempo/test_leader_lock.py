@@ -34,7 +34,7 @@ from hocket.node.locks import lock_client
 from tests.bus.nats_server import NatsServer, connected
 from tests.mesh.world import Guest
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 TTL_MS = 300
 Locks = Callable[[str], LeaderLock]
 MEMBER, OTHER, READER, STRANGER = Guest(1), Guest(2), Guest(3), Guest(4)

@@ -19,7 +19,7 @@ from hocket.families.locks.decisions import read_scope
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MIN, with_defaults
 from hocket.node.runtime import Runtime
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 POLICY = "cluster_id: choir\ninitial_bpm: 60\nbar_len_beats: 4\n"
 go = threading.Event()
 

@@ -38,7 +38,7 @@ from hocket.node.node import Node
 from hocket.work.presence import read_serving
 from tests.mesh.world import Guest
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 POLICY = "cluster_id: choir\ninitial_bpm: 240\nbar_len_beats: 8\n"
 SCORE = {"phases": {"work": 8}, "wait_budget": {"help": 8}}
 

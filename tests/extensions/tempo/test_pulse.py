@@ -31,7 +31,7 @@ from hocket.kernel.ids import node_text
 
 POLICY = make_policy("one", 600, 4)
 SKEW_MS = 5_000
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class OneLock:

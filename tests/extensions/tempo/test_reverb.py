@@ -36,7 +36,7 @@ from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.keys import SigningKey
 from hocket.node.node import Node
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 MESH = "did:key:zMesh"
 POLICY = make_policy("one", 60, 4)
 BAR_MS = POLICY.initial_tempo.bar_ms

@@ -17,7 +17,7 @@ from hocket.extensions.tempo.run_pace import Pacing, ScoreKeeper
 from hocket.node.node import Node
 from hocket.work.handlers import REGISTRY
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 # 50 ms beats: as fast as a tempo can be.
 FAST = {"tempo": 1200, "bar_len": 8, "phases": {"plan": 2, "work": 4, "review": 2}, "wait_budget": {"help": 2, "io": 1}}
 GIVES_UP = FAST | {"escalation": {"on_wait_exhausted": ["emit:needs-attention", "fallback:coarse"]}}

@@ -26,7 +26,7 @@ from hocket.kernel.policy import DEFAULT
 from hocket.node.home import Home
 from hocket.node.node import Node
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 HLC = Hlc(0, 0, 0)
 POLICY = "cluster_id: choir\ninitial_bpm: 600\nbar_len_beats: 8\n"
 go = threading.Event()

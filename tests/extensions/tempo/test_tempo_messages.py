@@ -28,7 +28,7 @@ from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.keys import SigningKey
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 MESH = "did:key:zMesh"
 NOW = 1_756_865_547_183
 ALICE, BOB, MALLORY = (SigningKey(bytes(31) + letter) for letter in (b"a", b"b", b"m"))

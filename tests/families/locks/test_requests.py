@@ -32,7 +32,7 @@ from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.store import BoundRequest, Session
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 HOLDER = """
 import asyncio, sys, hocket
 

@@ -19,7 +19,7 @@ from hocket.kernel.vocabulary import DesignateCoordinator, Subject
 from tests.log.roster.world import NOW, Clock
 from tests.log.test_families import Node
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 # As published: "SELECT written_at before writing. Compare remote vs local ISO timestamp lexicographically. If remote is
 # newer: apply ConflictResolution strategy. Default strategy: TakeRight (remote wins; local write skipped)."

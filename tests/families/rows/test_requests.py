@@ -27,7 +27,7 @@ from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from tests.mesh.world import WORKER, Place, enrolled, world
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 ROWS = (*WORKER, *(Capability("Row", action, {"key_prefix": ["memories/"]}) for action in ("Read", "Write")))
 
 

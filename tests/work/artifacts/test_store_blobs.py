@@ -32,7 +32,7 @@ from tests.postgres_relay import Relay
 from tests.postgres_server import prepared, server
 from tests.waiting import wait_for as until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 HOUR_MS = 3_600_000
 
 
