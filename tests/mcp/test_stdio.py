@@ -18,6 +18,7 @@ from tests.server.served import hocket as command
 from tests.waiting import wait_for
 
 KIND = "acme.review"
+PROOF = "hocket.proof"
 BOTH = pytest.mark.parametrize("revision", REVISIONS)
 WAIT_S = 45
 # Less than the leases of what an agent holds, and less than the silence after which a worker counts as dead.
@@ -83,6 +84,26 @@ def test_the_ways_in_which_a_job_ends(home: Path):
         async with agent(home, "claude") as one:
             for each in ways:
                 await ended(one, *each)
+
+    run(work)
+
+
+def test_a_command_runs_on_a_worker_with_a_proof(tmp_path: Path):
+    home = new_home(tmp_path)
+
+    async def work() -> None:
+        async with agent(home, "claude") as one:
+            job = (await one.call("submit", command=["sh", "-c", "echo hello"], timeout_s=60))["job"]
+            assert (await one.call("wait", handle=job, wait_s=0))["ask_again"] == job
+            done = await asyncio.to_thread(command, home, "work", "--until-idle")
+            assert done.returncode == 0, done.stderr
+            ended = await one.call("wait", handle=job)
+            assert ended["outcome"] == "succeeded", ended
+            assert ended["data"]["result"]["exit_code"] == 0
+            uri = f"hocket://job/{job}"
+            assert "hello" in (await one.client.read_resource(f"{uri}/log")).contents[0].text
+            shown = json.loads((await one.client.read_resource(uri)).contents[0].text)
+            assert PROOF in {each["type"] for each in shown["artifacts"]}
 
     run(work)
 
