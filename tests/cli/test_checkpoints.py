@@ -149,5 +149,7 @@ def test_a_tail_that_was_cut_with_its_end_mark_is_found_as_soon_as_a_peer_has_co
     assert any("the tail is cut" in each["what"] and "cosigned" in each["what"] for each in found), found
     other.end_started()
     # What the peer has said is remembered.
-    found = used("log", "verify", "--json", code=1).json["findings"]
+    done = used("log", "verify", "--json", code=1)
+    found = done.json["findings"]
+    assert "no peer answered" in done.err
     assert any("the tail is cut" in each["what"] for each in found), found

@@ -159,6 +159,10 @@ class Service:
                 f"the token {self._program.name} does not grant {grant}{about}, or this node may not do it"
             )
 
+    def warn(self, sentence: str) -> None:
+        """Tells who asks what was not done, beside the answer."""
+        self._warn(sentence)
+
     def deliver(self) -> str | None:
         """Sends what was written to other nodes now. Returns, and warns, why it waits here; None if it does not."""
         why = self.runtime.kept or (self.delivery.send() if "delivery" in self.__dict__ else "")

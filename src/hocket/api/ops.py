@@ -17,7 +17,7 @@ from hocket.api.jobs import find as job_named
 from hocket.api.operation import InShell, TokenNeed, operation
 from hocket.api.views import Line, View, at, moment, table
 from hocket.bus.hints import LOG, about
-from hocket.errors import Conflict, Usage
+from hocket.errors import Conflict, HocketError, Usage
 from hocket.events import ignore
 from hocket.kernel.checkpoints.notes import read_checkpoint, read_note, verifier_key
 from hocket.kernel.ids import EXACT_MAX, node_text, parse_node, ulid_text
@@ -123,7 +123,13 @@ def verify(
     with service.read() as session:
         has_peers = bool(session.peers())
     if has_peers and not service.is_connected and is_on(MESH_ENABLED):
-        ask_for_checkpoints(service.runtime)
+        try:
+            answered = ask_for_checkpoints(service.runtime)
+        except HocketError as error:
+            service.warn(f"no peer was asked for checkpoints: {error}")
+        else:
+            if not answered:
+                service.warn("no peer answered; what they have cosigned was not compared")
     try:
         return service.runtime.verify(expected, progress, checkpoints)
     except Malformed as error:
