@@ -8,7 +8,14 @@ import pytest
 
 from hocket.families.jobs.requests import Draft
 from hocket.kernel.checkpoints.merkle import CompactRange, leaf_hash
-from hocket.kernel.checkpoints.notes import read_checkpoint, read_note
+from hocket.kernel.checkpoints.notes import (
+    Checkpoint,
+    SignedNote,
+    origin_of,
+    read_checkpoint,
+    read_note,
+    signature,
+)
 from hocket.kernel.mesh_rules import STRICT
 from hocket.kernel.policy import Policy
 from hocket.kernel.postcard import Malformed
@@ -16,8 +23,9 @@ from hocket.kernel.signing import signed_form
 from hocket.log.checkpoints import keeper as keeping
 from hocket.log.checkpoints import trees, verification
 from hocket.log.checkpoints.keeper import CheckpointKeeper
+from hocket.log.lost_past import rewind
 from hocket.node.runtime import Runtime
-from hocket.store.checkpoint_rows import CheckpointRow, CheckpointState
+from hocket.store.checkpoint_rows import CheckpointRow, CheckpointSession, CheckpointState
 from tests.log.processes import go, start
 
 
@@ -199,3 +207,78 @@ def test_an_op_that_was_changed_for_its_reader_has_no_signed_form(runtime: Runti
     for changed in (body[:-19] + b"\0", b"", runtime.log.signed(body)[:-1]):
         with pytest.raises(Malformed):
             signed_form(changed, runtime.log.node)
+
+
+def last_op(runtime: Runtime) -> bytes:
+    with runtime.store.read() as session:
+        (row,) = session.last_ops(1)
+    return row.id
+
+
+@pytest.mark.req("VX-08")
+@pytest.mark.parametrize("is_told", [True, False])
+def test_trees_are_read_again_after_ops_were_taken_off_the_log(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    """If they are not told, the link of the last entry shows it."""
+    write(runtime, 2)
+    with monkeypatch.context() as patched:
+        if not is_told:
+            patched.setattr(CheckpointSession, "drop_trees", lambda session, author: None)
+        branch = last_op(runtime)
+        write(runtime, 3)
+        CheckpointKeeper(runtime.log).make()
+        rewind(runtime.log, branch)
+    if not is_told:
+        with runtime.store.write() as session:
+            session.drop_checkpoint(runtime.log.author, CheckpointState.SIGNED)
+    write(runtime, 5)
+    assert CheckpointKeeper(runtime.log).make() == []
+    row = signed(runtime)
+    assert row is not None and row.size == count(runtime) and agrees(runtime)
+
+
+def own_note(runtime: Runtime, size: int, root: bytes) -> bytes:
+    name = origin_of(runtime.log.user, runtime.log.node)
+    text = Checkpoint(name, size, root).text
+    line = signature(text, name, runtime.home.node_key().public, runtime.log.signer.note_signature)
+    return SignedNote(text, (line,)).encode()
+
+
+@pytest.mark.req("VX-08")
+def test_a_node_that_has_lost_the_end_of_its_log_signs_nothing_until_it_has_it_back(runtime: Runtime) -> None:
+    write(runtime, 2)
+    runtime.log.checkpoints.make()
+    before = signed(runtime)
+    assert before is not None
+    assert runtime.log.checkpoints.receive([own_note(runtime, before.size + 5, bytes(32))]) == []
+    write(runtime, 1)
+    runtime.log.checkpoints.make()
+    assert signed(runtime) == before
+    (found,) = runtime.verify().findings
+    assert "the tail is cut" in found.what
+
+
+@pytest.mark.req("VX-08")
+def test_a_note_that_its_author_has_not_signed_changes_nothing(runtime: Runtime) -> None:
+    write(runtime, 2)
+    runtime.log.checkpoints.make()
+    row = signed(runtime)
+    assert row is not None
+    lines = row.note.splitlines(keepends=True)
+    for size in (b"2\n", b"999\n"):
+        assert runtime.log.checkpoints.receive([b"".join((lines[0], size, *lines[2:]))]) == []
+    with runtime.store.read() as session:
+        states = {each.state for each in session.checkpoints()}
+    assert states == {CheckpointState.READ, CheckpointState.SIGNED, CheckpointState.TREE}
+
+
+@pytest.mark.req("VX-07")
+def test_two_notes_of_one_size_beyond_the_log_are_in_conflict(runtime: Runtime) -> None:
+    """So a node that cannot compute the roots of an author finds two trees of it."""
+    write(runtime, 1)
+    keeper = runtime.log.checkpoints
+    assert keeper.receive([own_note(runtime, 99, bytes(32))]) == []
+    events = keeper.receive([own_note(runtime, 99, b"\1" * 32)])
+    assert [type(each).__name__ for each in events] == ["CheckpointsDiffer"]
+    assert keeper.receive([own_note(runtime, 98, b"\1" * 32)]) == []

@@ -16,7 +16,7 @@ from hocket.log.checkpoints.keeper import cosigners
 from hocket.mesh import wire
 from hocket.store.checkpoint_rows import CheckpointRow, CheckpointState
 from tests.mesh.test_restored import ACME
-from tests.mesh.world import Guest, Place, delegation, enrolled, run
+from tests.mesh.world import Guest, Place, delegation, enrolled, run, until
 
 
 async def exchange(one: Place, other: Place) -> None:
@@ -244,5 +244,18 @@ def test_notes_of_strangers_and_damaged_ones_change_nothing(tmp_path: Path) -> N
         assert (await b.ask(a, "POST", wire.CHECKPOINTS, "", body)).status == 200
         with b.runtime.store.read() as session:
             assert [each for each in session.checkpoints() if each.note and each.state != CheckpointState.READ] == []
+
+    run(tmp_path, test)
+
+
+@pytest.mark.req("VX-07")
+def test_nodes_that_keep_in_touch_share_checkpoints_by_themselves(tmp_path: Path) -> None:
+    async def test(a: Place, b: Place) -> None:
+        b.befriend(a.address)
+        b.submit(2)
+        b.log.checkpoints.make()
+        b.keep_in_touch()
+        await until(lambda: witnesses(b, b.id) == {a.id}, "the cosignature comes back")
+        assert witnesses(a, b.id) == {a.id}
 
     run(tmp_path, test)
