@@ -10,6 +10,7 @@ from hocket.api.programs import own_process
 from hocket.mcp import process_holds
 from hocket.mcp.caller import McpCaller
 from hocket.mcp.process_holds import ProcessHolds
+from hocket.node.inbox import Inbox
 from hocket.server.api import Api
 from tests.mcp.agents import new_home, run
 
@@ -30,8 +31,7 @@ def test_an_idle_agent_gives_back_its_locks_and_mail(tmp_path: Path, monkeypatch
 
             ann = await node.call(caller)
             await node.send("ann", "hello")
-            claimed = await ann.do("claim_messages")
-            await holds.add_messages([each.id for each in claimed], 1_800_000)
+            assert len(await holds.claim_messages(ann, 1, 1_800_000)) == 1
             fence = await holds.acquire(ann, ["build"], "", 0)
             holds.heard()
             renewing = asyncio.create_task(holds.run())
@@ -49,5 +49,27 @@ def test_an_idle_agent_gives_back_its_locks_and_mail(tmp_path: Path, monkeypatch
                 await asyncio.wait([renewing])
                 await holds.end()
                 api.close()
+
+    run(work)
+
+
+def test_a_message_is_bound_to_the_process_in_the_transaction_that_claims_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Else an agent that was killed in between would hold it until its lease ends."""
+
+    def killed(*given: object) -> None:
+        raise RuntimeError("killed")
+
+    home = new_home(tmp_path)
+
+    async def work() -> None:
+        async with hocket.open(home) as node:
+            await node.send("ann", "hello")
+            monkeypatch.setattr(Inbox, "_received", killed)
+            with pytest.raises(RuntimeError, match="killed"):
+                await node.inbox("ann").claim_bound(1, 1_800_000)
+            bound = await node.peek(lambda session: session.lock_requests(node.log.node.to_bytes(8, "big")))
+            assert len(bound) == 1
 
     run(work)

@@ -221,7 +221,7 @@ def shown_kept(message_id: bytes, node: int, to: str, body: bytes, **options: An
     address = f"{draft.sender}@{node_text(node)}"
     thread, reply_to = (None if each is None else ulid_text(each) for each in (draft.thread, draft.reply_to))
     times = (sent_ms, sent_ms + draft.ttl_ms, "kept", None, 0)
-    return _shown(
+    return message_shown(
         MessageData(
             own, address, address, to, draft.type, thread or own, reply_to, draft.priority, draft.body, [], *times
         )
@@ -259,7 +259,7 @@ def claim(service: Service, agent: str, count: int = 1, lease_ms: int = LEASE_MS
     service.check_writer()
     if not 0 < count <= CLAIMED_MAX:
         raise Usage(f"claim 1 to {CLAIMED_MAX} messages at once, not {count}")
-    return [_shown(each.data) for each in service.node.inbox(agent).claim(count, lease_ms / 1000)]
+    return [message_shown(each.data) for each in service.node.inbox(agent).claim(count, lease_ms / 1000)]
 
 
 def listing(
@@ -325,7 +325,7 @@ def _of_row(service: Service, session: Session, row: QueuedDelivery) -> MessageS
     message = session.message(row.message_id)
     address = read_address(row.queue)
     assert message is not None and address is not None
-    return _shown(message_data(service.runtime.log, session, message, address.name))
+    return message_shown(message_data(service.runtime.log, session, message, address.name))
 
 
 def follow(
@@ -338,7 +338,7 @@ def follow(
     if count is not None:
         while True:
             claimed = node.inbox(agent).claim(count, lease_ms / 1000, wait=3600)
-            yield from (_shown(each.data) for each in claimed)
+            yield from (message_shown(each.data) for each in claimed)
     log, shown = service.runtime.log, set[str]()
     while True:
         page = listing(service, agent, LIMIT_MAX)
@@ -359,7 +359,7 @@ def ask(service: Service, to: str, body: bytes, *, agent: str | None, type: str,
     """Sends a message and returns the reply, which is acknowledged. Raises Unreachable if none comes in time."""
     service.check_writer()
     try:
-        return _shown(service.node.ask(to, body, wait=wait, agent=agent, type=type))
+        return message_shown(service.node.ask(to, body, wait=wait, agent=agent, type=type))
     except TimeoutError as error:
         raise Unreachable(str(error)) from None
 
@@ -454,7 +454,7 @@ def thread(
         first = session.message(found)
         assert first is not None
         part = session.thread(first.thread or first.id, limit + 1, beyond)
-        shown = [_shown(message_data(service.runtime.log, session, each, None)) for each in part[:limit]]
+        shown = [message_shown(message_data(service.runtime.log, session, each, None)) for each in part[:limit]]
     return _readable(service, ListPage(shown, shown[-1].id if len(part) > limit else None))
 
 
@@ -463,7 +463,7 @@ def show(service: Service, id: str) -> MessageShown:
     with service.read() as session:
         message = session.message(found)
         assert message is not None
-        return _shown(message_data(service.runtime.log, session, message, None))
+        return message_shown(message_data(service.runtime.log, session, message, None))
 
 
 def find(service: Service, prefix: str) -> str:
@@ -487,7 +487,7 @@ def _check_reason(reason: str) -> None:
         raise Usage(f"a reason has at most {rules.REASON_CHARS_MAX} characters, not {len(reason)}")
 
 
-def _shown(data: MessageData) -> MessageShown:
+def message_shown(data: MessageData) -> MessageShown:
     try:
         body, encoded = data.body.decode(), None
     except UnicodeDecodeError:

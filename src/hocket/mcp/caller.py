@@ -1,12 +1,13 @@
 """Who calls a tool."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from mcp.server.context import ServerRequestContext
 
 from hocket.api import Program
+from hocket.api.inbox import MessageShown
 from hocket.node.node import Node
 from hocket.server.api import Api
 from hocket.server.program_caller import ProgramCaller
@@ -31,7 +32,7 @@ class AgentHolds(Protocol):
         self, caller: "McpCaller", keys: Sequence[str], scope: str, wait_s: float, *, shared: bool = False
     ) -> int: ...
     async def release(self, scope: str, fence: int) -> bool: ...
-    async def add_messages(self, ids: Iterable[str], lease_ms: int) -> None: ...
+    async def claim_messages(self, caller: "McpCaller", count: int, lease_ms: int) -> list[MessageShown]: ...
     async def drop_message(self, id: str) -> None: ...
 
 

@@ -4,9 +4,10 @@ Meanwhile this module renews the leases, for as long as the agent calls tools: a
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from hocket.api.inbox import MessageShown, message_shown
 from hocket.api.locks import ACQUIRE
 from hocket.errors import HocketError, StoreError, Usage
 from hocket.families.liveness import SignOfLife
@@ -126,11 +127,15 @@ class ProcessHolds:
 
     # Mail.
 
-    async def add_messages(self, ids: Iterable[str], lease_ms: int) -> None:
+    async def claim_messages(self, caller: McpCaller, count: int, lease_ms: int) -> list[MessageShown]:
         """The claims of these messages end with this process."""
-        self._messages |= await self._inbox.bind(ids, lease_ms)
+        caller.service.check_writer()
+        caller.service.check("Inbox", "Claim", self.agent)
+        claimed = await self._inbox.claim_bound(count, lease_ms)
+        self._messages |= {each.id: each.claim_op for each in claimed}
         while len(self._messages) > MESSAGES_MAX:
             await self.drop_message(next(iter(self._messages)))
+        return [message_shown(each.data) for each in claimed]
 
     async def drop_message(self, id: str) -> None:
         """The claim of the message has ended, or ends by its lease."""

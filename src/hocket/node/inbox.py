@@ -218,11 +218,11 @@ class ReceivedMessage(_Received):
 
     def __init__(self, node: ProgramNode, data: MessageData, agent: str, claim_op: bytes) -> None:
         super().__init__(data, agent)
-        self._node, self._id, self._claim_op = node, parse_ulid(data.id), claim_op
+        self._node, self._id, self.claim_op = node, parse_ulid(data.id), claim_op
 
     async def ack(self) -> None:
         """The message is processed. Raises Conflict if the lease was lost."""
-        await decided(self._node, self._id, lambda tx: inbox.acknowledge(tx, self._id, self.agent, self._claim_op))
+        await decided(self._node, self._id, lambda tx: inbox.acknowledge(tx, self._id, self.agent, self.claim_op))
 
     async def nack(self, delay: Duration = 0, reason: str = "") -> None:
         """Returns the message, to be delivered again after the delay."""
@@ -230,7 +230,7 @@ class ReceivedMessage(_Received):
         await decided(
             self._node,
             self._id,
-            lambda tx: inbox.hand_back(tx, self._id, self.agent, delay_ms, reason, self._claim_op),
+            lambda tx: inbox.hand_back(tx, self._id, self.agent, delay_ms, reason, self.claim_op),
         )
 
     async def reply(self, body: Body, **options: Any) -> str:
@@ -251,8 +251,21 @@ class Inbox:
         """Claims up to `count` messages, the most urgent first. If there are none, waits so long for the first; without
         a `wait`, asks the coordinator once. Raises Unreachable if only the coordinator can say whether there is one.
         """
+        return await self._claim(count, milliseconds(lease, "lease"), milliseconds(wait, "wait"), None)
+
+    async def claim_bound(self, count: int, lease_ms: int) -> list[ReceivedMessage]:
+        """Claims messages that are returned when this process ends, however it ends."""
+
+        def bind(tx: Transaction, claimed: ClaimedMessage) -> None:
+            self._node.lock_processes.bind(tx, claimed.claim_op, "", lease_ms)
+
+        return await self._claim(count, lease_ms, 0, bind)
+
+    async def _claim(
+        self, count: int, lease_ms: int, wait_ms: int, note: Callable[[Transaction, ClaimedMessage], None] | None
+    ) -> list[ReceivedMessage]:
         node, agent, log, monotonic = self._node, self.agent, self._node.log, self._node.environment.monotonic
-        lease_ms, wait_ms = inbox.check_lease(milliseconds(lease, "lease")), milliseconds(wait, "wait")
+        lease_ms = inbox.check_lease(lease_ms)
 
         def may_find(session: Session) -> bool:
             return inbox.has_mail(session, agent, log.node, log.physical()) or (
@@ -262,7 +275,7 @@ class Inbox:
         async def look() -> tuple[bool, list[tuple[float, ClaimedMessage]]]:
             if not await node.peek(may_find):
                 return False, []
-            taken = await inbox.claim_messages(node, agent, count, lease_ms, monotonic, asks=not wait_ms)
+            taken = await inbox.claim_messages(node, agent, count, lease_ms, monotonic, asks=not wait_ms, note=note)
             return bool(taken), taken
 
         taken: list[tuple[float, ClaimedMessage]] = []
@@ -292,22 +305,6 @@ class Inbox:
             await self._node.until(look, milliseconds(wait, "wait") / 1000, _MAIL)
             return True
         return False
-
-    async def bind(self, ids: Iterable[str], lease_ms: int) -> dict[str, bytes]:
-        """The claims of these messages, which are returned when this process ends, however it ends."""
-        wanted = {each: message_id_of(each) for each in ids}
-
-        def write(tx: Transaction) -> dict[str, bytes]:
-            claims: dict[str, bytes] = {}
-            for text, id in wanted.items():
-                message = tx.session.message(id)
-                claim = None if message is None else message.delivery(self.agent, tx.node).op
-                if claim is not None:
-                    self._node.lock_processes.bind(tx, claim, "", lease_ms)
-                    claims[text] = claim
-            return claims
-
-        return await self._node.run(write) if wanted else {}
 
     async def let_go(self, claims: Mapping[str, bytes], *, reason: str | None = None) -> None:
         """These claims no longer end with this process. With a `reason` the messages are returned now."""

@@ -216,10 +216,19 @@ def has_mail(session: Session, agent: str, node: int, now: int) -> bool:
     return bool(session.group_messages(groups, session.group_cursor(queue), 1))
 
 
-def claim(tx: Transaction, agent: str, count: int, lease_ms: int, *, is_in_touch: bool = False) -> MessageClaims:
+def claim(
+    tx: Transaction,
+    agent: str,
+    count: int,
+    lease_ms: int,
+    *,
+    is_in_touch: bool = False,
+    note: Callable[[Transaction, ClaimedMessage], None] | None = None,
+) -> MessageClaims:
     """Claims up to `count` messages for an agent of this node, the most urgent first, and those of a thread in the
     order in which they were sent. If the arbiter was out of reach when it was last asked, and the caller does not know
-    better (`is_in_touch`), claims only messages that need no arbiter: other claims could not be decided.
+    better (`is_in_touch`), claims only messages that need no arbiter: other claims could not be decided. Calls `note`
+    with each claim that is no offer.
     """
     only_open = tx.is_uninformed or (tx.is_out_of_touch and not is_in_touch)
     is_elsewhere = tx.is_uninformed or tx.projection.arbiter(tx.latest) not in (None, tx.node)
@@ -248,6 +257,8 @@ def claim(tx: Transaction, agent: str, count: int, lease_ms: int, *, is_in_touch
             offers.append(op)
         else:
             taken.append(ClaimedMessage(row.message_id, op.id))
+            if note is not None:
+                note(tx, taken[-1])
         if len(order) >= count:
             break
     if refused is Reason.TOO_MANY_RECEIVERS and not taken and not offers:
@@ -285,25 +296,36 @@ def may_be_elsewhere(log: Log, session: Session) -> bool:
 
 
 async def claim_messages(
-    access: NodeAccess, agent: str, count: int, lease_ms: int, now: Callable[[], float], *, asks: bool = True
+    access: NodeAccess,
+    agent: str,
+    count: int,
+    lease_ms: int,
+    now: Callable[[], float],
+    *,
+    asks: bool = True,
+    note: Callable[[Transaction, ClaimedMessage], None] | None = None,
 ) -> list[tuple[float, ClaimedMessage]]:
     """Claims up to `count` messages and has the claims decided. If this node knows of none and another node decides,
     asks that node once, if it `asks` at all. Returns each with the time, by the clock `now`, until which its
-    lease surely lasts: counted from before the claim. Raises Unreachable if only the arbiter can say whether there is a
+    lease surely lasts: counted from before the claim. Calls `note` in the transaction of each claim, or once another
+    node has accepted it. Raises Unreachable if only the arbiter can say whether there is a
     message, and it cannot be asked.
     """
     is_in_touch = False
     taken: list[tuple[float, ClaimedMessage]] = []
     for _ in range(ROUNDS_MAX):
         until, wanted = now() + lease_ms / 1000, count - len(taken)
-        request = partial(claim, agent=agent, count=wanted, lease_ms=lease_ms, is_in_touch=is_in_touch)
+        request = partial(claim, agent=agent, count=wanted, lease_ms=lease_ms, is_in_touch=is_in_touch, note=note)
         made = await access.run(request)
         try:
             if made.needs_arbiter(asks) and not taken and not is_in_touch:
                 await ask_arbiter(access)
                 is_in_touch = True
                 continue
-            decided = made.with_accepted(await settled(access, made.offers)) if made.offers else made.taken
+            accepted_offers = await settled(access, made.offers) if made.offers else []
+            if note is not None and accepted_offers:
+                await access.run(partial(_note_all, note, accepted_offers))
+            decided = made.with_accepted(accepted_offers) if made.offers else made.taken
         except Unreachable:
             if not taken and not made.taken:
                 raise
@@ -312,6 +334,13 @@ async def claim_messages(
         if not made.offers or len(taken) >= count:
             break
     return taken
+
+
+def _note_all(
+    note: Callable[[Transaction, ClaimedMessage], None], claimed: Sequence[ClaimedMessage], tx: Transaction
+) -> None:
+    for each in claimed:
+        note(tx, each)
 
 
 async def ask_arbiter(access: NodeAccess) -> None:

@@ -106,9 +106,10 @@ async def mail(caller: McpCaller, asked: MailAsked) -> MailDone:
 
 
 async def _read(caller: McpCaller, count: int) -> MailDone:
-    claimed = await caller.do("claim_messages", count=count, lease_ms=MAIL_LEASE_MS)
-    if caller.holds is not None:
-        await caller.holds.add_messages([each.id for each in claimed], MAIL_LEASE_MS)
+    if caller.holds is None:
+        claimed = await caller.do("claim_messages", count=count, lease_ms=MAIL_LEASE_MS)
+    else:
+        claimed = await caller.holds.claim_messages(caller, count, MAIL_LEASE_MS)
     if not claimed:
         return MailDone(state="no mail")
     messages = [
