@@ -30,6 +30,8 @@ from hocket.node.locks import lock_client
 from hocket.work.handlers import Handlers
 
 EVERYTHING = frozenset((wire.DELIVER, wire.EXCHANGE, wire.OPS, wire.HEALTH))
+# What goes out beside the visits, and is not repeated.
+BESIDE = frozenset((wire.HINTS, wire.PRESENCE, wire.CHECKPOINTS))
 
 
 class Unwitnessed:
@@ -180,7 +182,7 @@ async def test_a_peer_that_is_away_is_tried_after_twice_as_long_each_time_and_at
     two.nodes[1].crash()
     began = now()
     await asyncio.sleep(600)
-    tries = [at for at, path in two.lines[0].sent if at > began and path not in (wire.HINTS, wire.PRESENCE)]
+    tries = [at for at, path in two.lines[0].sent if at > began and path not in BESIDE]
     gaps = [later - earlier for earlier, later in pairwise(tries)]
     for number, gap in enumerate(gaps[:2]):
         assert 2.0**number <= gap <= 2.0 ** (number + 1) + 2 * REFUSED_S, gaps
