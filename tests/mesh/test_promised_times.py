@@ -186,7 +186,7 @@ async def test_a_peer_that_is_away_is_tried_after_twice_as_long_each_time_and_at
     gaps = [later - earlier for earlier, later in pairwise(tries)]
     for number, gap in enumerate(gaps[:2]):
         assert 2.0**number <= gap <= 2.0 ** (number + 1) + 2 * REFUSED_S, gaps
-        assert gap - 2.0**number > 2 * REFUSED_S, "there is no jitter"
+    assert any(gap - 2.0**number > 2 * REFUSED_S for number, gap in enumerate(gaps[:2])), "there is no jitter"
     assert all(gap <= 30.0 + 2 * REFUSED_S for gap in gaps) and len(gaps) > 15, gaps
 
 
