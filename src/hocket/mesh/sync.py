@@ -113,7 +113,7 @@ class Exchanges:
             return
         self._shared_at[address] = now_s
         peer = at.client.node or at.client.claims
-        if peer is None or not at.client.is_hocket:
+        if peer is None or not at.client.is_hocket or self.transport.is_failing(address):
             return
         has, peer_has = await look(self._access, lambda session: last_op(session, peer)), at.peer_has
         body = await self._access.call(lambda: self.checkpoints.question(address, has, peer_has))
@@ -299,6 +299,11 @@ class GuardedTransport:
 
     def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[Changes]:
         return self._transport.hints(address, headers)
+
+    def is_failing(self, address: str) -> bool:
+        """Whether the last request to the address has failed, as far as this process knows."""
+        known = self._known.get(address)
+        return known is not None and known.failures > 0
 
     async def blame(self, address: str, error: str) -> None:
         """Counts a failure of a peer that the caller has stopped waiting for."""
