@@ -18,6 +18,7 @@ from hocket.node.node import SyncNode
 from hocket.node.runtime import Runtime
 from hocket.store import Session, Stage
 from tests.cli.fork_server import start_command
+from tests.suspending import suspend
 from tests.waiting import PATIENCE_S, wait_for
 
 T = TypeVar("T")
@@ -31,9 +32,9 @@ class Process:
     """One worker process. Its lines arrive in a file."""
 
     def __init__(self, mesh: "Mesh", options: dict[str, Any]) -> None:
-        home, before = options.pop("home", mesh.home), options.pop("before", ())
+        self._home, before = options.pop("home", mesh.home), options.pop("before", ())
         self.output = mesh.root / f"out-{os.urandom(4).hex()}"
-        words = [str(home), json.dumps(options)]
+        words = [str(self._home), json.dumps(options)]
         paths = f"{SOURCE}{os.pathsep}{CHECKOUT}"
         told = os.environ | {"HOCKET_TEST_JOURNAL": str(mesh.journal_path), "PYTHONPATH": paths}
         self.popen: subprocess.Popen[Any]
@@ -66,10 +67,7 @@ class Process:
         os.kill(self.pid, number)
 
     def suspend(self) -> None:
-        """Stops it, and waits until every thread has stopped: one that is in the middle of a commit ends that first."""
-        self.signal(signal.SIGSTOP)
-        threads = Path(f"/proc/{self.pid}/task")
-        wait_for(lambda: {_state(each) for each in threads.iterdir()} == {"T"}, "a worker to stop")
+        suspend(self.pid, self._home)
 
     def kill(self) -> None:
         self.popen.kill()
@@ -93,10 +91,6 @@ class Process:
     def cpu_s(self) -> float:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _state(process: Path) -> str:
-    return (process / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 class Mesh:

@@ -195,7 +195,7 @@ def test_an_expired_lease_of_a_silent_holder_is_swept_by_a_worker(mesh: Mesh) ->
     handle = mesh.node.submit(hocket.kind("step.rest", lease="1200ms"), ms=1_500)
     holder = mesh.worker().up()
     mesh.wait_journal("start")
-    holder.signal(19)
+    holder.suspend()
     try:
         other = mesh.worker().up()
         starts = mesh.wait_journal("start", 2)

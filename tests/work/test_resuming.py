@@ -1,7 +1,6 @@
 """Checkpoints: what a try leaves for the next one, after a failure, a lost worker, and on another node."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from hocket.families.jobs.requests import Held
 from hocket.kernel.arbitration import Reason
 from hocket.work.context import last_checkpoint
 from hocket.work.held_jobs import interval_s
+from tests.suspending import suspend
 from tests.work.test_offers import virtually
 from tests.work.test_results_elsewhere import Pair
 
@@ -135,7 +135,10 @@ def test_a_worker_that_dies_or_hangs_leaves_its_checkpoint_to_another(tmp_path: 
             # The checkpoint is on the log before the worker ends.
             saved = (line for line in handle.events() if line["type"] == "SaveCheckpoint")
             assert next(saved)["detail"] == "10 bytes"
-            os.kill(first.pid, how)
+            if how is signal.SIGSTOP:
+                suspend(first.pid, tmp_path / "home")
+            else:
+                first.kill()
             second = subprocess.Popen(words)
             assert handle.result(PATIENCE_S) == {"page": 7}
             assert second.wait(PATIENCE_S) == 0

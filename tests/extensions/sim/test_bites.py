@@ -23,7 +23,7 @@ FOUND_BY = {
 FIRST = {
     "late claim wins": 20,
     "fence not checked": 20,
-    "expiry by wall clock": 23,
+    "expiry by wall clock": 70,
     "locks end by the merged clock": 9,
     "ack without lease": 11,
     "version compared outside the transaction": 2,

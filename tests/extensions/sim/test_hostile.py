@@ -59,7 +59,7 @@ def test_it_is_hostile_indeed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ops reach the logs, and are refused there for many reasons."""
     reasons, _ = seen_by_victims(monkeypatch)
     wanted = {Reason.UNBOUND, Reason.UNAUTHORISED, Reason.OWNER_ONLY, Reason.NOT_ARBITER}
-    for seed in (1, 9, 19, 12, 43, 45):  # the first three do
+    for seed in (26, 36, 3, 28, 35, *range(40, 80)):  # the first two do
         sim.run(seed, nodes=2, minutes=0.1, faults=["hostile"], jobs=3)
         if reasons >= wanted:
             return
@@ -79,7 +79,7 @@ def test_it_is_found_to_have_two_histories(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("plant", "nodes", "minutes", "jobs", "first"),
-    [(jobs_have_any_id, 2, 0.1, 3, 20), (any_member_revokes, 3, 0.2, 4, 7)],
+    [(jobs_have_any_id, 2, 0.1, 3, 20), (any_member_revokes, 3, 0.2, 4, 0)],
 )
 def test_a_planted_mistake_lets_it_through(
     plant: Plant, nodes: int, minutes: float, jobs: int, first: int, monkeypatch: pytest.MonkeyPatch

@@ -2,8 +2,6 @@
 
 import asyncio
 import functools
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -31,6 +29,7 @@ from hocket.node.locks import lock_client
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.store import BoundRequest, Session
+from tests.suspending import suspend
 
 PATIENCE_S = 60.0
 HOLDER = """
@@ -99,22 +98,6 @@ def holder(home: Path, agent: str, *keys: str) -> "subprocess.Popen[str]":
 def fence_of(process: "subprocess.Popen[str]") -> int:
     assert process.stdout is not None
     return int(process.stdout.readline())
-
-
-def suspend(process: "subprocess.Popen[str]", home: Path) -> None:
-    """Stops it between two transactions: a stopped writer would keep everybody out."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        with closing(apsw.Connection(str(home / "log.db"))) as connection:
-            try:
-                connection.execute("BEGIN IMMEDIATE; ROLLBACK")
-                return
-            except apsw.BusyError:
-                assert time.monotonic() < deadline, "it writes all the time"
-        process.send_signal(signal.SIGCONT)
-        time.sleep(0.01)
 
 
 @pytest.mark.req("VX-03", "VX-06")
@@ -402,7 +385,7 @@ async def test_a_suspended_process_keeps_its_lock(home: Path) -> None:
     process = holder(home, "sleeper", "k")
     try:
         assert fence_of(process) == 1
-        suspend(process, home)
+        suspend(process.pid, home)
         async with hocket.open(home) as node:
             with pytest.raises(LockHeld, match="held by sleeper"):
                 async with node.lock("k", agent="next", wait="1500ms"):
