@@ -24,9 +24,9 @@ FIRST = {
     "late claim wins": 20,
     "fence not checked": 20,
     "expiry by wall clock": 70,
-    "locks end by the merged clock": 9,
+    "locks end by the merged clock": 4,
     "ack without lease": 11,
-    "version compared outside the transaction": 2,
+    "version compared outside the transaction": 6,
 }
 
 
