@@ -1,5 +1,5 @@
 """The Merkle tree of RFC 6962, with SHA-256: its root names a sequence of entries, and short proofs show that an entry
-is in the tree, and that a tree goes on from an earlier one. Whoever only appends keeps no tree, but the roots of its
+is in the tree, and that a tree goes on from an earlier one. To append, a node keeps no tree, but the roots of its
 complete subtrees: see `CompactRange`.
 """
 

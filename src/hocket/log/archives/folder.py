@@ -17,6 +17,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.ops import decode as decode_op
 from hocket.kernel.postcard import Malformed
 from hocket.log.archives.day_file import FILE_BYTES_MAX, DayFile, decode, file_name, place_in
+from hocket.store.files import sync_directory
 
 
 class ArchivePlace(NamedTuple):
@@ -70,10 +71,13 @@ class ArchiveFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_RDONLY)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Conflict(f"another process is writing into the archive {self.path}; try again later") from None
+            except OSError as error:
+                raise StoreError(f"cannot lock the archive {self.path}: {error.strerror}") from None
             yield
-        except BlockingIOError:
-            raise Conflict(f"another process is writing into the archive {self.path}; try again later") from None
         finally:
             os.close(handle)
 
@@ -93,7 +97,7 @@ class ArchiveFolder:
             finally:
                 unfinished.unlink(missing_ok=True)
             for folder in (path.parent, self.path):
-                _sync(folder)
+                sync_directory(folder)
 
 
 @contextmanager
@@ -140,14 +144,6 @@ def read_file(path: Path) -> DayFile:
     if len(frame) > FILE_BYTES_MAX:
         raise Malformed("it is larger than a file of an archive")
     return decode(frame)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _is_author(name: str) -> bool:

@@ -340,7 +340,7 @@ def _is_cosigned(line: NoteSignature, text: str, user: str, keys: Keys) -> bool:
 
 
 def _bounded(own: list[NoteSignature], cosigned: Iterable[NoteSignature]) -> tuple[NoteSignature, ...]:
-    """The author's signature, and of each cosigner the first cosignature, in one order, whoever puts them together."""
+    """The author's signature, and of each cosigner the first cosignature, in one order on every node."""
     first: dict[str, NoteSignature] = {}
     for each in sorted(cosigned, key=lambda each: (each.name, each.value)):
         first.setdefault(each.name, each)
