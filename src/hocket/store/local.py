@@ -164,7 +164,7 @@ KEPT = {
     "checkpoints": _with_mac("checkpoints"),
     "heads": UnloggedTable("author, hlc, entry, size, peaks", "author"),
     "bases": _with_mac("bases"),
-    "gaps": UnloggedTable("first, last, chain", "first"),
+    "gaps": _with_mac("gaps"),
     "pruning": UnloggedTable("family, key, last, state, kept", "family, key"),
     "cosignatures": UnloggedTable("horizon, node, line", "horizon, node"),
 }
