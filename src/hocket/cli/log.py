@@ -11,9 +11,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
-from hocket.api import ops, retention, rights
+from hocket.api import ops, rights
 from hocket.api.jobs import OpLine, rejected
 from hocket.api.ops import LIMIT_MAX
+from hocket.api.retention import keeping, pruning
 from hocket.cli.declarations import App, Argument, CommandContext, Option
 from hocket.cli.derived import add_operations, perform
 from hocket.cli.options import private_file
@@ -348,9 +349,9 @@ def prune(
       hocket log prune
     """
     if dry_run:
-        perform(retention.forecast)
+        perform(keeping.forecast)
     else:
-        perform(retention.prune)
+        perform(pruning.prune)
 
 
 def derive(
