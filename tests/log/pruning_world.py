@@ -13,6 +13,7 @@ from hocket.families.retention.facts import Retained, SetRetention
 from hocket.families.rows.facts import ROW, PutRow, Strategy
 from hocket.families.rows.rules import ROWS
 from hocket.kernel.arbitration import Reason
+from hocket.kernel.authority import revoke_root
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID, Op, decode
 from hocket.kernel.ucan import ROOT, Capability, issue
@@ -25,7 +26,6 @@ from hocket.kernel.vocabulary import (
     DesignateCoordinator,
     FailWork,
     RetryJob,
-    RevokeUcan,
     ScheduleJob,
     Subject,
     Telemetry,
@@ -177,7 +177,7 @@ class Member:
         return self.say(AcknowledgeMessage(message_id, "bob"), (claim,))
 
     def revoke(self, other: "Member") -> Op | Reason:
-        return self.say(RevokeUcan(content_hash(other.token)))
+        return self.say(revoke_root(USER, content_hash(other.token)))
 
     def retain(
         self,

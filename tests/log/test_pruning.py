@@ -2,20 +2,30 @@
 agree, and every step can be broken off.
 """
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.families.retention.facts import RETENTION, Retained
+from hocket.events.nodes import HorizonDiffers
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft
+from hocket.families.retention.facts import RETENTION, Retained, SetRetention
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.ops import Op
+from hocket.kernel.ops import Op, decode
+from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import Subject
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild
+from hocket.log.retention.horizons import note_archive
+from hocket.node.runtime import Runtime
+from hocket.store.horizon_rows import GapRow, HorizonRow
+from tests.log.processes import go, start
 from tests.log.pruning_world import DAY, HOUR, Member, World
+from tests.stores import StoreKind, raw
 
 pytestmark = pytest.mark.touches("LW-33")
 
@@ -332,3 +342,172 @@ def test_nodes_agree_whatever_reached_them_before_and_after_a_horizon(
     for member in world.members:
         assert is_sound(member)
     assert len({str(sorted(rebuilt(member).items())) for member in world.members}) == 1
+
+
+def test_a_process_killed_in_or_after_any_step_leaves_what_another_one_can_go_on_from(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with Runtime.init(home) as runtime:
+        made = runtime.submit([Draft("k", b"{}", Policy()) for _ in range(12)])
+        for each in made[:9]:
+            runtime.log.run(lambda tx, each=each: jobs.cancel(tx, each.job_id, ""))
+        runtime.log.run(lambda tx: tx.author(SetRetention(Retained.JOBS, "", DAY, None, True, 0)))
+    left = {each.job_id for each in made[9:]}
+    for commits in range(1, 40):
+        child = start("prune", home, commits)
+        go(child)
+        said, _ = child.communicate(timeout=120)
+        with Runtime.open(home) as runtime:
+            assert verify(runtime.store, user=runtime.log.user, marks=runtime.log.signer, is_bound=True).findings == []
+            with runtime.read() as session:
+                jobs_now = {each.job.id for each in session.each_job()}
+                row = session.horizon()
+            assert left <= jobs_now
+        if said:
+            break
+    assert child.returncode == 0 and row is not None and row.is_deleted
+    assert jobs_now == left and commits > 6
+    with Runtime.open(home) as runtime:
+        assert runtime.rebuild().unchanged
+
+
+def pruned() -> World:
+    """Two nodes with kept ops, bases and bundles that are partly gone."""
+    world = World()
+    owner = world.owner
+    for n in range(3):
+        owner.acquire("file:a")
+        owner.release()
+        owner.put("t/a", b"%d" % n)
+        owner.run_job("k")
+    owner.submit("k")
+    owner.retain(ms=HOUR)
+    world.exchange()
+    world.wait(DAY)
+    prune(world)
+    owner.submit("k")
+    world.exchange()
+    return world
+
+
+def faults(member: Member) -> list[str]:
+    found = verify(member.log.store, user=member.log.user, marks=member.log.signer, is_bound=True)
+    return [each.what for each in found.findings]
+
+
+def seqs(member: Member, where: str) -> list[int]:
+    return [int(str(seq)) for (seq,) in raw(member.log.store, f"SELECT seq FROM ops WHERE {where} ORDER BY seq")]
+
+
+def test_verify_finds_what_was_taken_besides(store_kind: StoreKind) -> None:
+    owner = pruned().owner
+    assert faults(owner) == []
+    kept = seqs(owner, "variant = 10 AND reason = 0")
+    raw(owner.log.store, "DELETE FROM ops WHERE seq = ?", kept[0])
+    assert any("missing" in each for each in faults(owner))
+
+
+def test_verify_finds_a_gap_that_another_program_has_drawn() -> None:
+    owner = pruned().owner
+    last = owner.read(lambda session: session.head().seq)
+    hidden = last - 1
+    ((chain,),) = raw(owner.log.store, "SELECT chain FROM ops WHERE seq = ?", hidden)
+    raw(owner.log.store, "DELETE FROM ops WHERE seq = ?", hidden)
+    node = owner.log.author
+    raw(owner.log.store, "INSERT INTO gaps VALUES (?, ?, ?, ?, ?)", node, hidden, hidden, chain, bytes(16))
+    assert any("missing" in each for each in faults(owner))
+    # With the node's own key a gap can be drawn, but not behind an author's head.
+    with owner.log.store.write() as session:
+        session.put_gap(GapRow(hidden, hidden, bytes(chain)))  # type: ignore[arg-type]
+    assert any("entry of its author" in each for each in faults(owner))
+
+
+def test_verify_finds_a_base_that_was_changed() -> None:
+    owner = pruned().owner
+    raw(owner.log.store, "UPDATE bases SET state = ? WHERE family = 'lock'", b"\x94\x00\x90\x90\x93\x00\x00\x00")
+    assert any("what remains" in each for each in faults(owner))
+
+
+def test_a_root_that_differs_lets_nothing_go() -> None:
+    world = World()
+    owner, other = world.members
+    owner.run_job("k")
+    owner.retain(ms=HOUR)
+    world.wait(DAY)
+    world.exchange()
+    with owner.log.store.read() as session:
+        plan = owner.log.horizons.plan(session)
+    assert plan is not None
+    lie = plan.settlement._replace(root=bytes(32))
+    assert owner.log.horizons.move(plan._replace(settlement=lie))
+    other.pull(owner)
+    before = other.shown()
+    assert [type(each) for each in other.follow()] == [HorizonDiffers]
+    assert other.follow() == []
+    assert other.read(lambda session: session.horizon()) is None and other.shown() == before
+
+
+def test_the_op_at_the_border_stays_on_its_side() -> None:
+    world = World()
+    owner, other = world.members
+    first = owner.run_job("k")
+    border = world.now
+    # Later in the same millisecond, and one millisecond later.
+    second = owner.run_job("k")
+    world.wait(1)
+    third = owner.run_job("k")
+    owner.retain(ms=HOUR)
+    world.wait(DAY)
+    world.exchange()
+    assert owner.move_horizon(border + HOUR)
+    world.exchange()
+    for each in (owner, other):
+        each.follow()
+        assert each.shown()["jobs"].keys() == {third}
+        assert is_sound(each)
+    assert owner.job(first) is None and owner.job(second) is None
+    assert rebuilt(owner) == rebuilt(other)
+
+
+def test_revocations_and_rules_are_never_pruned() -> None:
+    world = World(3)
+    owner, _, rogue = world.members
+    rogue.run_job("k")
+    world.exchange()
+    owner.revoke(rogue)
+    owner.retain(ms=HOUR)
+    world.wait(DAY)
+    world.exchange()
+    prune(world)
+    world.wait(DAY)
+    owner.run_job("k")
+    world.exchange()
+    prune(world)
+    for each in world.members[:2]:
+        kept = {row.variant for row in each.read(lambda session: session.ops_after(0, 1_000))}
+        assert {22, 23, 1033, 1055, 1056} <= kept
+        assert not each.log.authority().may(rogue.log.node, "Job", "Schedule", "k", world.now)
+        assert is_sound(each)
+
+
+def test_deleting_waits_for_an_archive_and_for_witnesses() -> None:
+    world = World()
+    owner = world.owner
+    owner.run_job("k")
+    owner.retain(ms=HOUR, waives=False, witnesses=1)
+    world.wait(DAY)
+    world.exchange()
+    prune(world)
+    row = owner.read(lambda session: session.horizon())
+    assert row.is_denied and not row.is_deleted and owner.jobs[0] not in owner.shown()["jobs"]
+    assert "archive" in owner.read(lambda session: owner.log.horizons.missing(session, row))
+    assert is_sound(owner)
+    owner.log.run(lambda tx: note_archive(tx.session, _heads(tx.session, row)))
+    assert "1 more" in owner.read(lambda session: owner.log.horizons.missing(session, row))
+    owner.log.run(lambda tx: tx.session.put_cosignature(row.op, bytes(8), b"line"))
+    owner.follow()
+    assert owner.read(lambda session: session.horizon()).is_deleted
+    assert is_sound(owner)
+
+
+def _heads(session: Any, row: HorizonRow) -> Any:
+    return decode(session.op(row.op).body).payload.heads  # type: ignore[union-attr]
