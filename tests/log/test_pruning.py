@@ -14,13 +14,14 @@ from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Draft
 from hocket.families.retention.facts import RETENTION, Retained, SetRetention
 from hocket.kernel.arbitration import Reason
+from hocket.kernel.clock import pack
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import Subject
+from hocket.log.archives.reached import ArchivedHead, note_archive
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild
-from hocket.log.retention.horizons import note_archive
 from hocket.node.runtime import Runtime
 from hocket.store.horizon_rows import GapRow, HorizonRow
 from tests.log.processes import go, start
@@ -260,7 +261,7 @@ def act(world: World, each: Act) -> None:
             world.wait(HOURS[number] * HOUR)
         case "pull":
             member.pull(world.members[number % len(world.members)])
-        case "revoke" if each.who == 0 and number == 5:
+        case "revoke" if each.who == 0 and number >= 3:
             member.revoke(world.members[1])
         case "prune" if each.who == 0:
             member.move_horizon()
@@ -501,7 +502,8 @@ def test_deleting_waits_for_an_archive_and_for_witnesses() -> None:
     assert row.is_denied and not row.is_deleted and owner.jobs[0] not in owner.shown()["jobs"]
     assert "archive" in owner.read(lambda session: owner.log.horizons.missing(session, row))
     assert is_sound(owner)
-    owner.log.run(lambda tx: note_archive(tx.session, _heads(tx.session, row)))
+    heads = {each.node.to_bytes(8, "big"): ArchivedHead(pack(each.at), each.entry) for each in _heads(owner, row)}
+    owner.log.run(lambda tx: note_archive(tx.session, "/backup", 1, 1, heads))
     assert "1 more" in owner.read(lambda session: owner.log.horizons.missing(session, row))
     owner.log.run(lambda tx: tx.session.put_cosignature(row.op, bytes(8), b"line"))
     owner.follow()
@@ -509,5 +511,5 @@ def test_deleting_waits_for_an_archive_and_for_witnesses() -> None:
     assert is_sound(owner)
 
 
-def _heads(session: Any, row: HorizonRow) -> Any:
-    return decode(session.op(row.op).body).payload.heads  # type: ignore[union-attr]
+def _heads(member: Member, row: HorizonRow) -> Any:
+    return decode(member.read(lambda session: session.op(row.op).body)).payload.heads  # type: ignore[union-attr]
