@@ -18,10 +18,12 @@ from hocket.kernel.clock import pack
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import Policy
+from hocket.kernel.snapshots.leaves import Leaf, LeafTag
 from hocket.kernel.vocabulary import Subject
 from hocket.log.archives.reached import ArchivedHead, note_archive
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild
+from hocket.log.retention.proof import remaining_leaves
 from hocket.node.runtime import Runtime
 from hocket.store.horizon_rows import GapRow, HorizonRow
 from tests.log.processes import go, start
@@ -202,7 +204,7 @@ class Act(NamedTuple):
 
 KINDS = ("acme.render", "acme.scale", "other")
 WRITES = (
-    *("submit", "run", "run", "fail", "claim", "complete", "cancel", "retry", "after"),
+    *("submit", "run", "batch", "batch", "fail", "claim", "complete", "cancel", "retry", "after"),
     *("acquire", "acquire", "release", "break", "put", "put", "merge", "send", "take", "acknowledge", "wait", "wait"),
 )
 acts = st.builds(Act, st.integers(0, 1), st.sampled_from(WRITES), st.integers(0, 5))
@@ -228,6 +230,8 @@ def act(world: World, each: Act) -> None:
         case "run":
             if (claim := member.claim(member.submit(kind))) is not None:
                 member.complete(member.jobs[-1], claim)
+        case "batch":
+            member.run_batch(kind, number % 4)
         case "claim" if job is not None:
             if (claim := member.claim(job)) is not None:
                 member.held.append((job, claim))
@@ -513,3 +517,35 @@ def test_deleting_waits_for_an_archive_and_for_witnesses() -> None:
 
 def _heads(member: Member, row: HorizonRow) -> Any:
     return decode(member.read(lambda session: session.op(row.op).body)).payload.heads  # type: ignore[union-attr]
+
+
+def test_a_bundle_stays_as_long_as_one_of_its_facts_does() -> None:
+    world = World()
+    owner = world.owner
+    ended = owner.run_batch("k", 2)
+    owner.run_batch("other", 3)
+    owner.retain(ms=HOUR)
+    world.wait(DAY)
+    world.exchange()
+    entries = owner.entries()
+    prune(world)
+    for each in world.members:
+        assert each.shown()["jobs"].keys() == {ended[2]}
+        # The three bundles of the other kind, and that of the two completions.
+        assert each.entries() == entries + 1 - 4
+        partial = [leaf for leaf in each.read(leaves_here) if leaf.tag is LeafTag.PARTIAL]
+        assert len(partial) == 2
+        assert is_sound(each)
+    assert rebuilt(owner) == rebuilt(world.members[1])
+    # The last of them ends, and with the next horizon the bundles go, too.
+    owner.cancel(ended[2])
+    world.wait(DAY)
+    world.exchange()
+    prune(world)
+    for each in world.members:
+        assert each.shown()["jobs"] == {} and is_sound(each)
+        assert not seqs(each, "variant = 1051")
+
+
+def leaves_here(session: Any) -> list[Leaf]:
+    return list(remaining_leaves(session))
