@@ -9,25 +9,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.errors import Conflict
 from hocket.events.nodes import HorizonDiffers
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Draft
+from hocket.families.jobs.rules import tick_id, tick_policy
 from hocket.families.retention.facts import RETENTION, Retained, SetRetention
-from hocket.kernel.arbitration import Reason
+from hocket.families.retention.rules import rule_of
+from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.clock import pack
-from hocket.kernel.ids import ulid_text
+from hocket.kernel.ids import ulid_ms, ulid_text
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.policy import Policy
+from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.snapshots.leaves import Leaf, LeafTag
-from hocket.kernel.vocabulary import Subject
+from hocket.kernel.vocabulary import CompleteJob, ScheduleJob, SetSchedule, Subject, Telemetry
 from hocket.log.archives.reached import ArchivedHead, note_archive
 from hocket.log.audit import verify
+from hocket.log.citations import keyed
+from hocket.log.copies import StoreCopy, export_ops
 from hocket.log.rebuild import rebuild
 from hocket.log.retention.proof import remaining_leaves
 from hocket.node.runtime import Runtime
 from hocket.store.horizon_rows import GapRow, HorizonRow
 from tests.log.processes import go, start
 from tests.log.pruning_world import DAY, HOUR, Member, World
+from tests.log.roster.world import new_log
 from tests.stores import StoreKind, raw
 
 pytestmark = pytest.mark.touches("LW-33")
@@ -549,3 +555,121 @@ def test_a_bundle_stays_as_long_as_one_of_its_facts_does() -> None:
 
 def leaves_here(session: Any) -> list[Leaf]:
     return list(remaining_leaves(session))
+
+
+def test_no_copy_is_made_of_a_pruned_log(tmp_path: Path) -> None:
+    owner = pruned().owner
+    with pytest.raises(Conflict, match="pruned"), (tmp_path / "ops").open("wb") as file:
+        export_ops(owner.log, file)
+    with pytest.raises(Conflict, match="pruned"):
+        StoreCopy(owner.log.store, new_log(), "the copy").step()
+
+
+def test_a_rule_is_the_owners_to_set_and_has_bounds() -> None:
+    world = World(2, workers=True)
+    owner, worker = world.members
+    assert worker.retain(ms=HOUR) in UNAUTHORISED
+    assert worker.retain(Retained.MESSAGES, ms=HOUR) in UNAUTHORISED
+    assert owner.retain(ms=HOUR - 1) is Reason.BAD_RETENTION
+    assert owner.retain(Retained.MESSAGES, match="acme.", ms=HOUR) is Reason.BAD_RETENTION
+    assert owner.retain(ms=HOUR, witnesses=65) is Reason.BAD_RETENTION
+    assert isinstance(owner.retain(ms=HOUR), Op)
+    world.exchange()
+    owner.run_job("k")
+    world.wait(DAY)
+    world.exchange()
+    # The worker computes a horizon, and may not move it.
+    with worker.log.store.read() as session:
+        plan = worker.log.horizons.plan(session)
+        assert not worker.log.horizons.may_move(session)
+    assert plan is not None and not worker.log.horizons.move(plan)
+
+
+def test_a_rule_that_is_settled_cannot_be_passed_over() -> None:
+    world = World()
+    owner = world.owner
+    owner.run_job("k")
+    owner.retain(ms=HOUR)
+    world.wait(DAY)
+    owner.retain(ms=30 * DAY)
+    world.wait(DAY)
+    world.exchange()
+    with owner.log.store.read() as session:
+        rules = session.ops_of_variants((1055,))
+        first = rule_of(keyed(rules[0]), keyed(rules[0]).payload)
+        plan = owner.log.horizons.plan(session, rules=(first,))
+    assert plan is not None and plan.settlement.gone_ops
+    assert not owner.log.horizons.move(plan)
+
+
+def test_a_log_without_rules_writes_nothing_and_reads_little() -> None:
+    world = World()
+    owner = world.owner
+    owner.run_job("k")
+    entries = owner.entries()
+    assert not owner.log.horizons.move_if_due() and owner.follow() == []
+    assert owner.entries() == entries
+
+
+def test_the_horizon_moves_by_itself_when_it_is_due() -> None:
+    world = World()
+    owner, other = world.members
+    owner.run_job("k")
+    owner.retain(ms=HOUR)
+    world.exchange()
+    assert not owner.log.horizons.move_if_due()
+    world.wait(DAY)
+    assert not other.log.horizons.move_if_due()
+    assert owner.log.horizons.move_if_due()
+    owner.follow()
+    assert owner.shown()["jobs"] == {}
+    world.wait(HOUR // 2)
+    owner.run_job("k")
+    assert not owner.log.horizons.move_if_due()
+
+
+def test_an_op_that_comes_while_a_horizon_is_computed_keeps_what_it_refers_to() -> None:
+    world = World()
+    owner = world.owner
+    failed = owner.submit("k")
+    claim = owner.claim(failed)
+    assert claim is not None
+    owner.fail(failed, claim)
+    owner.retain(ms=HOUR)
+    world.wait(DAY)
+    with owner.log.store.read() as session:
+        plan = owner.log.horizons.plan(session)
+    assert plan is not None and isinstance(owner.retry(failed), Op)
+    assert not owner.log.horizons.move(plan)
+    assert not owner.move_horizon() or owner.follow() is not None
+    assert owner.job(failed) is not None
+
+
+def test_a_missed_tick_that_may_have_been_here_before_is_not_made_again() -> None:
+    world = World()
+    owner = world.owner
+    setting = owner.say(SetSchedule("daily", "0 0 * * *", "UTC", "k", b"{}", b""))
+    assert isinstance(setting, Op)
+    ticks = []
+    for _ in range(3):
+        world.wait(DAY)
+        midnight = world.now - world.now % DAY
+        policy = encode_policy(tick_policy(Policy(), "daily", setting.id))
+        job_id = tick_id(setting.id, midnight)
+        tick = ScheduleJob(job_id, "k", b"{}", policy)
+        assert isinstance(owner.say(tick, (setting.id,)), Op)
+        claim = owner.claim(job_id)
+        assert claim is not None
+        owner.say(CompleteJob(job_id, (), (), Telemetry(1)), (claim,))
+        ticks.append((job_id, tick))
+    owner.retain(ms=HOUR)
+    world.wait(10 * HOUR)
+    world.exchange()
+    prune(world)
+    # The newest tick stays, so that the schedule goes on from it.
+    assert owner.shown()["jobs"].keys() == {ticks[-1][0]}
+    ((schedule,),) = (owner.read(lambda session: session.schedules()),)
+    assert schedule.last_tick == ulid_ms(ticks[-1][0])
+    refused = owner.say(ticks[0][1], (setting.id,))
+    assert isinstance(refused, Reason)
+    assert rebuilt(owner) == rebuilt(world.members[1])
