@@ -19,6 +19,7 @@ from tests.mesh.world import until
 DAY = 86_400_000
 
 
+@pytest.mark.req("LW-52")
 def test_rules_are_set_listed_and_removed(hocket: Program) -> None:
     assert hocket("retain", "--json", code=0).json == []
     hocket("retain", "acme.*", "90d", "--keep", 1000, code=0)
@@ -56,6 +57,7 @@ def test_a_bad_rule_is_refused_in_a_sentence(hocket: Program, words: tuple[str, 
     assert hocket("retain", "--json", code=0).json == []
 
 
+@pytest.mark.req("LW-52")
 def test_a_strict_mesh_keeps_everything(tmp_path: Path) -> None:
     strict = Program(tmp_path / "home")
     strict("init", "--strict", code=0)
@@ -76,6 +78,7 @@ def ended(runtime: Runtime, count: int) -> None:
         runtime.log.run(lambda tx, made=made: jobs.cancel(tx, made.job_id, ""))  # type: ignore[misc]
 
 
+@pytest.mark.req("LW-52")
 def test_what_would_go_goes_and_deleting_waits_for_an_archive(tmp_path: Path) -> None:
     with Runtime.init(tmp_path / "home") as runtime:
         service = Service(runtime)
@@ -100,6 +103,7 @@ def test_what_would_go_goes_and_deleting_waits_for_an_archive(tmp_path: Path) ->
         assert runtime.rebuild().unchanged
 
 
+@pytest.mark.req("LW-52")
 def test_a_process_that_stays_prunes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "ROUND_S", 0.02)
     monkeypatch.setattr(maintenance, "PRUNE_S", 0.05)
