@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 # More than the cores of a small machine: many tests wait for other processes and for time.
-JOBS ?= 4
+JOBS ?= 6
 ARGS ?=
 
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
