@@ -9,7 +9,6 @@ from typing import TypeVar as AnyTypeVar
 from hocket.bus.hints import Changes, about
 from hocket.errors import Conflict, Failed, Usage
 from hocket.families.blobs import Blobs
-from hocket.families.inbox.facts import MESSAGE
 from hocket.families.inbox.requests import check_agent, default_agent
 from hocket.families.jobs import approving, questions, view
 from hocket.families.jobs import requests as jobs
@@ -253,8 +252,7 @@ class Handle(Generic[R_co]):
         answer, left_ms = asked.answer, asked.until_ms - node.log.physical()
         if answer is None:
             try:
-                topics = about(MESSAGE) | about(JOB, self._id)
-                answer = await node.until(lambda: node.peek(look), max(0, left_ms) / 1000, topics)
+                answer = await node.until(lambda: node.peek(look), max(0, left_ms) / 1000, about(JOB, self._id))
             except TimeoutError:
                 raise TimeoutError(f"no answer from {asked.to} to: {question}") from None
         if answer is None:

@@ -13,7 +13,6 @@ from hocket.api.operation import ULID, Arguments, OperationGroup, TokenNeed, ope
 from hocket.api.views import Line
 from hocket.bus.hints import about
 from hocket.errors import HocketError, NotFound, Usage
-from hocket.families.inbox.facts import MESSAGE
 from hocket.families.jobs import questions
 from hocket.families.jobs.questions import TEXT_CHARS_MAX as QUESTION_CHARS_MAX
 from hocket.families.jobs.questions import AskedQuestion
@@ -21,6 +20,7 @@ from hocket.families.jobs.requests import KIND_LENGTH_MAX
 from hocket.families.liveness import OVER_HTTP
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_DEFAULT, LEASE_MS_MAX, check_labels
+from hocket.kernel.vocabulary import JOB
 from hocket.log import Transaction
 from hocket.node.calls import id_of
 from hocket.store import Session
@@ -272,7 +272,7 @@ async def ask_for_job(
 
     if asked.answer is None and wait_ms:
         with suppress(TimeoutError):
-            asked = await node.until(lambda: node.peek(look), wait_ms / 1000, about(MESSAGE))
+            asked = await node.until(lambda: node.peek(look), wait_ms / 1000, about(JOB, job_id))
     return JobAsked(ulid_text(asked.id), asked.to, asked.until_ms, asked.answer)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.families.blobs import Blobs
 from hocket.families.inbox import requests as inbox
-from hocket.families.inbox.facts import OWNER, ClaimMessage
+from hocket.families.inbox.facts import JOB_AGENTS, OWNER, ClaimMessage
 from hocket.families.inbox.requests import MessageDraft, content_of
 from hocket.families.inbox.rules import Message
 from hocket.families.jobs.rules import Job, State
@@ -53,7 +53,7 @@ class AskedQuestion(NamedTuple):
 
 def asker(job_id: bytes, number: int) -> str:
     """The agent in whose name a job asks. `number` tells questions with the same text apart."""
-    return f"job/{ulid_text(job_id).lower()}/{number}"
+    return f"{JOB_AGENTS}{ulid_text(job_id).lower()}/{number}"
 
 
 def answerer(session: Session, job: Job) -> str:
