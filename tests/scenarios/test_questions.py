@@ -1,11 +1,13 @@
 """A job that asks the owner of another node, and whose worker dies while it waits: real nodes and real processes."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Program, until
+from tests.cli.fork_server import PROGRAM
 from tests.mesh.test_commands import program as program
 from tests.mesh.test_commands import serving
 
@@ -55,3 +57,16 @@ def test_the_answer_to_a_killed_worker_reaches_the_one_that_follows(
     assert "waits for no answer" in first("answer", job_id, "again", code=3).sentence
     sent = first("log", "--json", "--limit", "1000", code=0).out
     assert sent.count('"SendMessage"') == 4, "two questions and two answers, whoever died"
+
+
+def test_a_command_asks_and_prints_the_answer(program: Callable[[str], Program]) -> None:
+    one = program("first")
+    asks = shlex.join([*PROGRAM, "--home", str(one.home), "question", "Publish 7?"])
+    one.start("work", "--allow", "sh **")
+    job_id = one("run", "--detach", "--", "sh", "-c", f"echo $({asks}) $({asks} --wait 50ms --number 2 || echo $?)").out
+    job_id = job_id.split()[-1]
+    until(lambda: question(one, job_id) == "Publish 7?", "the question")
+    one("answer", job_id, "yes", code=0)
+    until(lambda: one.show(job_id)["state"] == "succeeded", "the end of the command")
+    assert one("logs", job_id, code=0).out.splitlines() == ["yes 5"]
+    assert "only a command that runs as a job can ask" in one("question", "who?", code=2).sentence
