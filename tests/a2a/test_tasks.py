@@ -139,7 +139,7 @@ def test_tasks_are_listed_by_cursor_the_last_changed_first(served: Served):
 def test_a_task_whose_job_asks_takes_a_message_as_the_answer_once(served: Served, ann: A2aClient, bob: A2aClient):
     task = ann.send("asks-1", skill=OTHER_KIND)
     work = worker(served, "w-asks", OTHER_KIND)
-    (held,) = work.claim()
+    (held,) = work.claim(lease_ms=600_000)
     assert held["job_id"] == task["id"]
 
     def asks(question: str, wait_s: int = 0) -> Any:

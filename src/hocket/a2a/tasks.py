@@ -24,7 +24,7 @@ from hocket.api.operation import ULID
 from hocket.api.programs import KeptAnswer, KeyedRequest
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound
 from hocket.kernel.clock import wall_text
-from hocket.kernel.ids import content_hash
+from hocket.kernel.ids import content_hash, parse_ulid, ulid_ms
 from hocket.server.program_caller import ProgramCaller
 
 # The same message sent again within this time leads to its task, also if that has ended.
@@ -52,12 +52,23 @@ class Task(NamedTuple):
         return next(tags, "").partition("/")[2]
 
     @property
+    def question_id(self) -> str | None:
+        """The message of the question that its client can answer now."""
+        question = self.job.question
+        return None if question is None or self.state is not TaskState.INPUT_REQUIRED else question.message_id
+
+    @property
+    def changed_ms(self) -> int:
+        question = self.question_id
+        return self.job.changed_ms if question is None else max(self.job.changed_ms, ulid_ms(parse_ulid(question)))
+
+    @property
     def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = {"state": self.state.value, "timestamp": wall_text(changed_ms := self.job.changed_ms)}
+        status: dict[str, Any] = {"state": self.state.value, "timestamp": wall_text(self.changed_ms)}
         if words := self._words:
             part = {"text": words} if isinstance(words, str) else {"data": words}
             status["message"] = {
-                "messageId": f"{self.job.job_id}.{changed_ms}",
+                "messageId": self.question_id or f"{self.job.job_id}.{self.changed_ms}",
                 "contextId": self.context,
                 "taskId": self.job.job_id,
                 "role": "ROLE_AGENT",
@@ -165,10 +176,9 @@ class ClientTasks:
         if await self.caller.api.write(request.begin) is not None:
             return task
         try:
-            if task.state is not TaskState.INPUT_REQUIRED or task.job.question is None:
+            if (question := task.question_id) is None:
                 raise unsupported(f"the task takes no message now, since it asks nothing: {task.state.value}")
-            asked = task.job.question.message_id
-            await self.caller.do("answer_job", job=task_id, text=text, question=asked)
+            await self.caller.do("answer_job", job=task_id, text=text, question=question)
         except HocketError:
             await self.caller.api.write(request.forget)
             raise
@@ -230,7 +240,7 @@ class ClientTasks:
             task = await self.task(brief.job_id)
         except A2aError:  # a tag alone makes no task
             return None
-        return _Listed(task.job.changed_ms, brief.job_id, task.state)
+        return _Listed(task.changed_ms, brief.job_id, task.state)
 
     async def _briefs(self, context: ContextId | None) -> list[JobBrief]:
         tag = self._tag if context is None else f"{self._context_tag}{context}"
