@@ -1,6 +1,7 @@
 """Tasks: a tool call that goes on as a job, over stdio and over HTTP, for clients that know tasks."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -223,7 +224,9 @@ def test_a_task_whose_job_asks_its_submitter_asks_for_the_answer(places: dict[st
             # By mail.
             await bob.call("note", **hold, text="unsure", ask="And now?")
             (mail,) = (await cleo.call("mail"))["data"]
-            assert (mail["text"], mail["type"]) == ("And now?", "hocket.question")
+            assert (mail["text"], mail["type"], mail["thread"]) == ("And now?", "hocket.question", task)
+            (read,) = (await cleo.client.read_resource(f"hocket://thread/{task}")).contents
+            assert [each["body"] for each in json.loads(read.text)["items"]] == [evil, "the first", "And now?"]
             await cleo.call("mail", do="send", to=mail["from"], text="stop", reply_to=mail["id"])
             await cleo.call("mail", do="done", id=mail["id"])
             told = await bob.call("note", **hold, text="unsure", ask="And now?", wait_s=WAIT_S)

@@ -29,7 +29,7 @@ from hocket.kernel.decoding import decode_json
 ForeignName = Annotated[str, Meta(min_length=1, max_length=63, description="The agent's name here."), InShell()]
 
 
-class AgentShown(ServiceAnswer, frozen=True):
+class CalledAgent(ServiceAnswer, frozen=True):
     """`kind` is that of the jobs that the agent does."""
 
     name: str
@@ -38,7 +38,7 @@ class AgentShown(ServiceAnswer, frozen=True):
     kind: str
 
 
-class AgentAdded(AgentShown, frozen=True):
+class CalledAgentAdded(CalledAgent, frozen=True):
     """`calls_itself` and `skills` are by its card."""
 
     calls_itself: str
@@ -49,7 +49,7 @@ def _shown(agent: ForeignAgent) -> dict[str, Any]:
     return {"name": agent.name, "url": agent.url, "has_token": agent.token is not None, "kind": KIND + agent.name}
 
 
-def _show_added(added: AgentAdded) -> Iterator[View]:
+def _show_added(added: CalledAgentAdded) -> Iterator[View]:
     yield Pairs([("kind", added.kind), ("calls itself", added.calls_itself), ("skills", " ".join(added.skills))])
 
 
@@ -67,7 +67,7 @@ def add(
         str, Meta(description="A file with the token for it, like /dev/stdin."), InShell(metavar="FILE")
     ]
     | None = None,
-) -> AgentAdded:
+) -> CalledAgentAdded:
     """Name an agent that speaks A2A 1.0, so that workers of this home do jobs of the kind hocket.agent.NAME by it.
 
     The token stays in this home, and is sent to no other server.
@@ -83,7 +83,7 @@ def add(
         raise Conflict(f"this home has {AGENTS_MAX} agents, and no more fit")
     write_agents(home, agents | {name: agent})
     service.runtime.bus.publish(about(AGENTS))
-    return AgentAdded(**_shown(agent), calls_itself=interface.name, skills=list(interface.skills))
+    return CalledAgentAdded(**_shown(agent), calls_itself=interface.name, skills=list(interface.skills))
 
 
 def _token(file: str) -> str:
@@ -98,20 +98,20 @@ def _token(file: str) -> str:
 
 
 _list = table(
-    AgentShown,
+    CalledAgent,
     "no agents",
     {"name": "name", "url": "url", "kind": "kind", "token": lambda each: "yes" if each.has_token else "no"},
 )
 
 
 @operation("list_foreign_agents", "GET", command="a2a list", show=_list)
-def listing(service: Service) -> list[AgentShown]:
+def listing(service: Service) -> list[CalledAgent]:
     """List the agents that this home has named.
 
     \b
       hocket a2a list
     """
-    return [AgentShown(**_shown(each)) for each in read_agents(service.runtime.home.path).values()]
+    return [CalledAgent(**_shown(each)) for each in read_agents(service.runtime.home.path).values()]
 
 
 @operation("remove_agent", "POST", command="a2a remove")
