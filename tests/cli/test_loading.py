@@ -44,8 +44,8 @@ MOST = {
     "show": 98,
     "status": 119,
     "submit test.echo": 111,
-    "send editor hello": 120,
-    "inbox": 120,
+    "send editor hello": 121,
+    "inbox": 121,
     "lock list": 111,
 }
 # What a worker on SQLite, with plain handlers and without peers, has no work for: OpenSSL's signatures, secrets,

@@ -132,6 +132,14 @@ register(
         },
     ),
     Extension(
+        "agent_calls",
+        operations=("extensions.agent_calls.operations",),
+        tasks={"calling agents": "extensions.agent_calls.calling:calling"},
+        commands={
+            "a2a": ("extensions.agent_calls.operations:commands", "Have agents of other makers do jobs, over A2A."),
+        },
+    ),
+    Extension(
         "agent_programs",
         commands={
             "agent": (
