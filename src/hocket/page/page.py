@@ -100,11 +100,13 @@ class NodePage:
         )
 
     async def keep_current(self) -> None:
-        """Counts what ends, and follows jobs that browsers look at, for as long as the server runs."""
+        """Keeps the figures of the views, and follows jobs that browsers look at, for as long as the server runs."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_throughput())
                 tasks.create_task(self._live_jobs.keep())
+                for keep in (each.keep for each in self._views if each.keep is not None):
+                    tasks.create_task(keep(self._node))
         finally:
             self._log_check.stop()
 

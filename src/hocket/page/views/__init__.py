@@ -3,12 +3,13 @@ Extensions add views of their own.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from hocket.api import Program, Service
 from hocket.kernel.extension import extensions, loaded
+from hocket.node.node import Node
 from hocket.page.live_jobs import LiveJobs
 from hocket.page.own_actions import LogCheck
 from hocket.page.throughput import Throughput
@@ -82,7 +83,7 @@ class PagePath:
 class PageView(PagePath):
     """`name` is the word for it in the navigation; empty if it is not there. A `function` reads the store. A view that
     `takes_form` shows what the fields of a form say, and changes nothing. `package` has its template and static files,
-    and `actions` are those that no other view has.
+    and `actions` are those that no other view has. `keep` runs beside the server, for figures that the view shows.
     """
 
     def __init__(
@@ -95,10 +96,11 @@ class PageView(PagePath):
         takes_form: bool = False,
         package: str = PACKAGE,
         actions: Sequence[Action] = (),
+        keep: Callable[[Node], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         super().__init__(path)
         self.template, self.function, self.name = template, function, name
-        self.takes_form, self.package, self.actions = takes_form, package, actions
+        self.takes_form, self.package, self.actions, self.keep = takes_form, package, actions, keep
 
 
 @cache

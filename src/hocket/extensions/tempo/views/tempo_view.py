@@ -7,9 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from hocket.api import Service
 from hocket.errors import HocketError, Usage
-from hocket.extensions.cost.costs import CostsBy, costs, rates_of, spent_on
+from hocket.extensions.cost.costs import need_rates, rates_of, spent_on
+from hocket.extensions.cost.kept_costs import keep_costs, kept_costs
 from hocket.extensions.tempo.beats import PhaseSpan, Tempo, beat_at, phase_at, spans
 from hocket.extensions.tempo.messages import BarReport, HelpPromise, from_json
 from hocket.extensions.tempo.policy import TempoPolicy, make_policy
@@ -32,8 +35,8 @@ from hocket.store import JobFilter, Session, Stage
 PACKAGE = "hocket.extensions.tempo.views"
 # The newest windows that are drawn and listed, and of which the figures are.
 WINDOWS = 48
-# The newest ended jobs whose costs are summed.
-COST_JOBS = 100
+# The newest ended jobs among which the cost per deliverable and the time to something useful are looked for.
+ENDED_JOBS = 100
 # How old the sums over these jobs may be that an open page shows.
 SUMS_S = 10.0
 # Promises of the last hour: so many messages are looked at, and so many promises shown.
@@ -147,8 +150,14 @@ def _windows(service: Service, reports: list[BarReport]) -> Mapping[str, Any]:
 
 def _figures(service: Service, reports: list[BarReport]) -> list[tuple[str, str]]:
     rates = rates_of(service.runtime.home)
-    found = kpis_of(service, reports, COST_JOBS)
-    return figures(ReportShown(reports, found, [], None if rates is None else rates.currency))
+    found = kpis_of(service, reports, ENDED_JOBS)
+    with service.read() as session:
+        ended = session.jobs(JobFilter((Stage.DONE,)), ENDED_JOBS)
+    if len(ended) == ENDED_JOBS and ended[-1].job.scheduled.wall > reports[-1].window_ms:
+        # More jobs ended in these windows than were looked at.
+        found = msgspec.structs.replace(found, cpd=None, ttfu_ms=None)
+    shown = figures(ReportShown(reports, found, [], None if rates is None else rates.currency))
+    return [(name, value) for name, value in shown if value != "-"]
 
 
 _sums: dict[tuple[Path, str], tuple[float, Any]] = {}
@@ -228,15 +237,18 @@ def _budget(service: Service, session: Session, job: Job, stage: Stage, beat_ms:
 
 
 def _costs(call: ViewCall) -> Mapping[str, Any]:
-    """`costs` is None, and `no_costs` says why, if nothing can be summed."""
+    """`costs` is None if there are no sums, and `no_costs` says why. `uncounted` ops of the log are not in them yet."""
     service = call.service
     if not (service.may("Job", "Read") and service.may("Artifact", "Read")):
         return {"costs": None, "no_costs": "This browser may not read costs: they need job:read and artifact:read."}
     try:
-        found = _kept(service, "costs", lambda: costs(service.runtime, CostsBy.ACCOUNT, jobs_max=COST_JOBS))
+        rates = need_rates(service.runtime.home)
     except HocketError as error:
         return {"costs": None, "no_costs": f"{str(error)[:1].upper()}{str(error)[1:]}."}
-    return {"costs": found, "no_costs": "", "cost_jobs": COST_JOBS}
+    kept = kept_costs(service.runtime.home.path)
+    with service.read() as session:
+        uncounted = max(0, session.head().seq - kept.place)
+    return {"costs": kept.costs(rates), "no_costs": "", "uncounted": uncounted, "left_out": kept.left_out}
 
 
-TEMPO = PageView("/tempo", "tempo.html", tempo, "Tempo", package=PACKAGE)
+TEMPO = PageView("/tempo", "tempo.html", tempo, "Tempo", package=PACKAGE, keep=keep_costs)
