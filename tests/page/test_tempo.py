@@ -85,6 +85,12 @@ def test_the_view_shows_promises_budgets_and_costs_by_account(visitor: Visitor, 
     assert f"{told['rows'][0]['cost']:.6g}" in costs() and told["total"]["cost"] > 0
 
 
+def test_the_first_view_has_the_alarms_of_the_newest_window(visitor: Visitor):
+    sentence = visitor.get("/").text.partition("need")[2]
+    assert "raised promise_miss_rate and overrun_rate" in sentence
+    assert "promise_miss_rate" not in Visitor(visitor.served, "--may", "mesh:read").get("/").text
+
+
 def test_a_node_without_tempo_says_how_to_get_one(tmp_path: Path):
     Runtime.init(tmp_path / "home", name="box").close()
     with serving(tmp_path / "home", "--base-path", "/hocket") as served:

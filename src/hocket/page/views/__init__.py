@@ -3,7 +3,7 @@ Extensions add views of their own.
 """
 
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -67,6 +67,13 @@ class Action(NamedTuple):
     then: str = ""
 
 
+class Trouble(NamedTuple):
+    """Something that is not well, and the address of the view that says more."""
+
+    sentence: str
+    place: str
+
+
 class PagePath:
     """A path of the page, with parameters."""
 
@@ -83,7 +90,8 @@ class PagePath:
 class PageView(PagePath):
     """`name` is the word for it in the navigation; empty if it is not there. A `function` reads the store. A view that
     `takes_form` shows what the fields of a form say, and changes nothing. `package` has its template and static files,
-    and `actions` are those that no other view has. `keep` runs beside the server, for figures that the view shows.
+    and `actions` are those that no other view has. `keep` runs beside the server, for figures that the view shows;
+    `troubles` are for the first view.
     """
 
     def __init__(
@@ -97,10 +105,12 @@ class PageView(PagePath):
         package: str = PACKAGE,
         actions: Sequence[Action] = (),
         keep: Callable[[Node], Coroutine[Any, Any, None]] | None = None,
+        troubles: Callable[[ViewCall], Iterable[Trouble]] = lambda call: (),
     ) -> None:
         super().__init__(path)
         self.template, self.function, self.name = template, function, name
-        self.takes_form, self.package, self.actions, self.keep = takes_form, package, actions, keep
+        self.takes_form, self.package, self.actions = takes_form, package, actions
+        self.keep, self.troubles = keep, troubles
 
 
 @cache
