@@ -208,14 +208,18 @@ def _detail(op: OpLine) -> str:
     return op.detail if op.counts else rejected(op)
 
 
-def rejected(op: OpLine) -> str:
-    """Why an op does not count, or not yet, or how the coordinator has decided on it."""
+def is_rejection(reason: str) -> bool:
+    """Whether an op does not count for good; else it does not count yet, or the coordinator has decided on it."""
     from hocket.families.jobs.view import ACCEPTED, REFUSED
     from hocket.kernel.arbitration import Reason
 
+    return reason not in (Reason.WAITING.sentence, Reason.OFFERED.sentence, ACCEPTED) and not reason.startswith(REFUSED)
+
+
+def rejected(op: OpLine) -> str:
+    """Why an op does not count, or not yet, or how the coordinator has decided on it."""
     reason = str(op.reason)
-    is_told = reason in (Reason.WAITING.sentence, Reason.OFFERED.sentence, ACCEPTED) or reason.startswith(REFUSED)
-    return reason if is_told else f"REJECTED: {reason}"
+    return f"REJECTED: {reason}" if is_rejection(reason) else reason
 
 
 def _fields(shown: JobDetails, names: dict[str, str]) -> list[tuple[str, object]]:
