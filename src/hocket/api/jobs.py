@@ -126,16 +126,26 @@ class JobQuestion(ServiceAnswer, frozen=True):
     asks_you: bool
 
 
+class ErasureShown(ServiceAnswer, frozen=True):
+    """Which node has erased the content of a job, when by its clock, and why."""
+
+    node: str
+    at_ms: int
+    reason: str
+
+
 class JobDetails(JobBrief, frozen=True):
     """Everything about one job, with its ops. `waits_for` says in a sentence why it does not run or what it waits for,
     and `wait_reason` in a word for programs; both are None if the job has ended. `degraded` says
-    what its runs did when the beats of its score ran out. The result, the artifacts and `degraded` are left out for a
+    what its runs did when the beats of its score ran out. `erased` is by whom, when and why its content was erased: the
+    payload is then None, unless its op has it. The result, the artifacts and `degraded` are left out for a
     program that may not read artifacts of this kind.
     """
 
     waits_for: str | None
     wait_reason: WaitReason | None
     payload: Any
+    erased: ErasureShown | None
     options: dict[str, Any]
     after: list[str]
     result: Any
@@ -250,6 +260,9 @@ def _fields(shown: JobDetails, names: dict[str, str]) -> list[tuple[str, object]
         ("progress", None if shown.progress is None else text(shown.progress)),
     ]
     pairs += [(name, value) for name, value in optional if value]
+    if (erased := shown.erased) is not None:
+        by = names.get(erased.node, erased.node)
+        pairs.append(("erased", f"by {by} at {moment(erased.at_ms)}, because: {erased.reason}"))
     pairs.append(("payload", text(shown.payload)))
     if shown.outcome == "succeeded":
         pairs.append(("result", text(shown.result)))
@@ -269,7 +282,7 @@ def show(service: Service, job: JobText) -> JobDetails:
 
     service.refresh()
     with service.view_of(job) as session:
-        details = view.full(session, view.find(session, job))
+        details = view.full(session, view.find(session, job), service.runtime.blobs)
     waits_for, reason, question = None, None, None
     service.check("Job", "Read", details["kind"])
     job_id = id_of(details["job_id"])
@@ -309,7 +322,7 @@ async def result_of(
 
     def details(session: Session) -> dict[str, Any]:
         found_job(service, session, job, "Read")
-        shown = view.full(session, view.find(session, job))
+        shown = view.full(session, view.find(session, job), service.runtime.blobs)
         service.check("Artifact", "Read", shown["kind"])
         return shown
 
