@@ -98,6 +98,7 @@ def test_nightly(tmp_path: Path):
     assert "2 targets are built from one commit and published, 10240 bytes each" in out
 
 
+@pytest.mark.slow
 @pytest.mark.touches("LW-02", "LW-05", "LW-37", "LW-39", "LW-40", "LW-41", "VX-01", "VX-07")
 def test_the_tour(tmp_path: Path):
     done = run(tmp_path, EXAMPLES / "tour.py", "--base", tmp_path / "run")
