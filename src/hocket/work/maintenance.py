@@ -98,8 +98,8 @@ class Maintenance:
 
     async def _trim(self) -> None:
         if self._environment.monotonic() >= self._trim_at:
-            self._trim_at = self._environment.monotonic() + TRIM_S
-            await self._access.call(self._access.log.store.trim)
+            has_more = await self._access.call(self._access.log.store.trim)
+            self._trim_at = self._environment.monotonic() + (0.0 if has_more else TRIM_S)
 
     async def _keep_checkpoints(self) -> None:
         """Reads the log on for a part of each round, so that a long log holds up nothing else."""

@@ -453,7 +453,7 @@ def detail_of(payload: Payload) -> str:
     if isinstance(payload, YieldWork | ExpireWork | CancelJob | RetryJob | PostponeWork):
         return payload.reason
     if isinstance(payload, EraseContent):
-        return f"job {ulid_text(payload.job)}: {payload.reason}"
+        return f"job {ulid_text(payload.source_job)}: {payload.reason}"
     if isinstance(payload, PostponeJob):
         return f"not before {wall_text(payload.until_ms)}: {payload.reason}" if payload.until_ms else payload.reason
     if isinstance(payload, ApproveJob | RefuseJob):
