@@ -177,6 +177,8 @@ class _Methods:
     reschedule = Method(jobs.reschedule)
     approve = Method(jobs.approve)
     refuse = Method(jobs.refuse)
+    answer = Method(jobs.answer)
+    ask_for_job = Method(claiming.ask_for_job)
     erase = Method(job_erasure.erase)
     parts = StreamMethod(job_news.parts)
     logs = StreamMethod(job_logs.logs)

@@ -21,6 +21,8 @@ COMMANDS = {
     "erase": ("api.job_operations.job_erasure:erase", "Erase the content of a job on every node, for good."),
     "approve": ("api.jobs:approve", "Let a job start that waits for your approval."),
     "refuse": ("api.jobs:refuse", "Refuse a job that waits for your approval."),
+    "question": ("inbox_commands:question", "Ask who submitted the job of this command, and wait for the answer."),
+    "answer": ("api.jobs:answer", "Answer what a job asks while it runs."),
     "postpone": ("job_commands:postpone", "Move the start of a pending job, or of many."),
     "kinds": ("api.kinds:listing", "List the options of kinds, which their jobs have by default."),
     "artifacts": ("outputs:app", "List, read, store and evict artifacts."),

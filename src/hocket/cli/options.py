@@ -34,6 +34,7 @@ _JOB: tuple[tuple[str, Any, str | None, str], ...] = (
     ("ttl", str, "DURATION", "Cancel it if no worker has begun it within this time, like 30s."),
     ("approval_by", str, "AGENT", "Start only when this agent has approved it: alice, or alice@NODE for one node."),
     ("approval_within", str, "DURATION", "Cancel it if it was not approved within this time."),
+    ("questions_to", str, "AGENT", "Who answers what it asks while it runs; default: the owner of this node."),
     ("unique", str, "KEY", "Allow only one active job of this kind and key."),
     ("unique_for", str, "DURATION", "Also for this long after the job was submitted."),
     ("concurrency", int, "N", "How many jobs of this kind run at once."),

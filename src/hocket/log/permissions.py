@@ -168,6 +168,14 @@ class Permissions:
         """Whether a node is the owner's, or the coordinator or in its store: ops that it passes on were in time."""
         return self.authority.is_owner(node, now_ms) or self.leader(Hlc(now_ms, U32_MAX, node)) == node
 
+    def owner_node(self, at: Hlc) -> int:
+        """The node at which the owner of the mesh is reached: the author of this time if it is the owner's, else the
+        coordinator, else the owner's node with the smallest id. The author, if none is known.
+        """
+        held = sorted({each.node for each in self.delegations})
+        nodes = (at.node, self.leader(at), *held)
+        return next((each for each in nodes if each is not None and self.authority.is_owner(each, at.wall)), at.node)
+
     def could_be_pinned(self, op: Op) -> bool:
         """Whether a new op may belong to the pinned history of an author with two, or complete it."""
         since = self.forks.get(op.node_id) if self.forks else None

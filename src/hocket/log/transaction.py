@@ -197,7 +197,9 @@ class Transaction:
             touched[JOB] = touched[JOB].union(announced, (op.id for op in self._unfolded))
         keys = {**touched, LOG: log}
         for projector in projection.projectors.values():
-            keys.update(projector.topics)
+            for family, more in projector.topics.items():
+                if more:
+                    keys[family] = {*keys.get(family, ()), *more}
         return gathered(kinds, keys)
 
     def announce(self, job_id: bytes) -> None:

@@ -124,6 +124,17 @@ class NewJobOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     approval_within_ms: Annotated[int, _ms("How long it may wait for that before it is cancelled.", 1)] | UnsetType = (
         UNSET
     )
+    questions_to: (
+        Annotated[
+            str,
+            Meta(
+                pattern=APPROVER,
+                max_length=APPROVER_LENGTH_MAX,
+                description="The agent that answers what it asks while it runs; default: the owner of the node.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     content_apart: (
         Annotated[
             int,

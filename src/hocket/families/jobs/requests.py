@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from hocket.errors import Conflict, NotAuthorised, Usage
+from hocket.families.inbox.facts import OWNER
 from hocket.families.jobs.apart import PAYLOAD_TYPE
 from hocket.families.jobs.parts import RESULT_TYPE
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.families.jobs.tracing import SubmitTrace, tracer
 from hocket.kernel.arbitration import UNAUTHORISED, Reason
-from hocket.kernel.ids import content_hash, ulid_text
+from hocket.kernel.ids import content_hash, node_text, ulid_text
 from hocket.kernel.ops import NO_ID, Op
 from hocket.kernel.policy import (
+    THE_OWNER,
     ApartContent,
     Policy,
     check_policy,
@@ -284,7 +286,16 @@ def _submitted(tx: Transaction, prepared: _Prepared, op: WrittenOp | Op | Reason
 def chosen_policy(tx: Transaction, draft: Draft) -> Policy:
     """The draft's policy, with the options of its kind and the rules of the mesh for what its submitter left open."""
     policy = with_defaults(draft.policy, draft.said, tx.projection.defaults(draft.kind))
+    if THE_OWNER in (policy.approval_by, policy.questions_to):
+        policy = _with_owner(tx, policy)
     return with_open(policy, tx.projection.permissions.rules.ranked_open)
+
+
+def _with_owner(tx: Transaction, policy: Policy) -> Policy:
+    """With the agent that is the owner of the mesh, instead of the word for it."""
+    owner = f"{OWNER}@{node_text(tx.projection.permissions.owner_node(tx.latest))}"
+    people = {"approval_by": policy.approval_by, "questions_to": policy.questions_to}
+    return replace(policy, **{name: owner for name, each in people.items() if each == THE_OWNER})
 
 
 def _in_node_time(tx: Transaction, policy: Policy) -> Policy:

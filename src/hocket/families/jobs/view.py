@@ -77,6 +77,7 @@ class WaitReason(StrEnum):
 
     HELD = "held"
     APPROVAL = "approval"
+    ANSWER = "answer"
     TIME = "time"
     JOB = "job"
     COORDINATOR = "coordinator"
