@@ -13,10 +13,10 @@ from hocket.events import Emit, Event
 from hocket.events.jobs import JobRescued, JobsReclaimed, ScheduleSkipped
 from hocket.events.troubles import Troubles, described
 from hocket.events.workers import BatchFailed, ClockDisagrees, EvictionNotAllowed, StoreUnavailable
-from hocket.families import artifacts
+from hocket.families import artifacts, erasing
 from hocket.families.access import NodeAccess
 from hocket.families.jobs import claiming as accepting
-from hocket.families.jobs import cron, erasing, rescue
+from hocket.families.jobs import cron, rescue
 from hocket.families.jobs.requests import NEVER
 from hocket.families.liveness import BEAT_S, kept_by_leases
 from hocket.kernel.ids import ulid_text

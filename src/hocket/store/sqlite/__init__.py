@@ -23,7 +23,6 @@ from hocket.kernel.keys import RowMac
 from hocket.store.connections import LOCK_WAIT_S, Migration, ReadPool, ReadView, StoreReader
 from hocket.store.files import is_full
 from hocket.store.session import RowChecks
-from hocket.store.sqlite import space
 from hocket.store.sqlite.session import MOVED_TO, SqliteSession
 from hocket.store.statements import EndedMacs, RowMacs
 
@@ -69,6 +68,8 @@ class SqliteStore:
             version = _persist(lambda: _version(self._writer, self.path))
             if self.path != ":memory:":
                 if version == 0:
+                    from hocket.store.sqlite import space
+
                     # A commit writes whole pages, and an append touches a few bytes in several of them.
                     _set(self._writer, f"page_size={PAGE_BYTES}", f"auto_vacuum={space.INCREMENTAL}")
                 _set(self._writer, "journal_mode=WAL")
@@ -105,6 +106,8 @@ class SqliteStore:
     def trim(self) -> bool:
         if self.path == ":memory:":
             return False
+        from hocket.store.sqlite import space
+
         with _explained(self.path):
             done = space.give_back(self._writer, self.write)
         self._can_shorten |= done.has_given
