@@ -288,6 +288,27 @@ def test_a_paused_page_stays_as_it_is_until_it_goes_on(browser: Browser, served:
         expect(page.locator("#state")).to_contain_text("cancelled")
 
 
+def test_a_page_that_nobody_sees_catches_up_when_it_is_seen(browser: Browser, served: Served):
+    job = command(served.home, "submit", "hidden.one", "{}").stdout.split()[-1]
+    turn = """isHidden => {
+        Object.defineProperty(document, 'hidden', {value: isHidden, configurable: true});
+        document.dispatchEvent(new Event('visibilitychange'));
+    }"""
+    with entered(browser, served) as (page, complaints), entered(browser, served) as (other, _):
+        page.goto(f"{served.address}/jobs/{job}")
+        is_live(page)
+        with page.expect_event("requestfailed", lambda each: urlsplit(each.url).path == "/changes"):
+            page.evaluate(turn, True)  # and its stream ends
+        other.goto(f"{served.address}/jobs/{job}")
+        is_live(other)
+        command(served.home, "cancel", job)
+        expect(other.locator("#state")).to_contain_text("cancelled")
+        expect(page.locator("#state")).to_contain_text("ready")
+        page.evaluate(turn, False)
+        expect(page.locator("#state")).to_contain_text("cancelled")
+        assert complaints == []
+
+
 def test_an_open_page_survives_a_restart_of_the_server(browser: Browser, tmp_path: Path):
     home, port = tmp_path / "home", str(free_port())
     Runtime.init(home, name="box").close()
