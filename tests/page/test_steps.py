@@ -10,12 +10,18 @@ from hocket.api import Service, agents, locks, nodes, status
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Draft
 from hocket.kernel.policy import DEFAULT
+from hocket.log.evidence import signature_states
 from hocket.node.runtime import Runtime
 from tests.store.sqlite_steps import steps
 
 
 def submit(runtime: Runtime, count: int) -> None:
     runtime.log.run(lambda tx: jobs.submit(tx, [Draft("acme.one", b"{}", DEFAULT)] * count))
+
+
+def signatures(service: Service) -> None:
+    with service.read() as session:
+        signature_states(service.runtime.log, session, session.ops_after(0, 20))
 
 
 @pytest.mark.parametrize(
@@ -26,8 +32,9 @@ def submit(runtime: Runtime, count: int) -> None:
         (nodes.listing.function, 0),
         (agents.listing.function, 0),
         (locks.queues, 0),
+        (signatures, 0),
     ],
-    ids=["status", "live nodes", "nodes", "agents", "locks"],
+    ids=["status", "live nodes", "nodes", "agents", "locks", "signatures"],
 )
 def test_what_the_first_views_ask_costs_the_same_however_many_jobs_wait(
     tmp_path: Path, ask: Callable[[Service], object], per_job: float
