@@ -25,6 +25,7 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.mark.slow
 @pytest.mark.touches("VX-01")
 @pytest.mark.parametrize("page", LITERAL, ids=name)
 def test_a_reader_can_follow_the_page(page: Path, tmp_path: Path):
@@ -41,6 +42,7 @@ def test_a_reader_can_follow_the_page(page: Path, tmp_path: Path):
     assert len(done) == len(typed), f"{name(page)}:{typed[len(done)].line}: $ {typed[len(done)].text}\ndid not end"
 
 
+@pytest.mark.slow
 @pytest.mark.touches("VX-01", "LW-41")
 @pytest.mark.parametrize("page", PROGRAMS, ids=name)
 def test_the_python_on_the_page_runs(page: Path, tmp_path: Path):
@@ -88,7 +90,7 @@ NOT_BOUNDS = {
 
 
 def bounds() -> dict[tuple[str, str], float]:
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
     return {(module, constant): float(value.replace("_", "")) for module, constant, value in _BOUND.findall(text)}
 
 
@@ -98,7 +100,7 @@ def test_the_bounds_on_the_page_are_the_bounds_in_the_code():
         for (module, constant), value in bounds().items()
         if (found := getattr(importlib.import_module(f"hocket.{module}"), constant)) != value
     }
-    assert bounds() and not wrong, "docs/operations.md says, the code says"
+    assert bounds() and not wrong, "docs/limits.md says, the code says"
 
 
 def test_every_bound_is_on_the_page():
@@ -114,7 +116,7 @@ def test_every_bound_is_on_the_page():
                     and not module.startswith(("testing", "extensions.sim"))
                 ):
                     missing.append(f"{module}.{constant}")
-    assert missing == [], "each needs its line in the table of docs/operations.md"
+    assert missing == [], "each needs its line in the table of docs/limits.md"
 
 
 @pytest.mark.req("LW-30")

@@ -32,6 +32,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 PATIENCE_MS = 60_000
 OTHERS = ("/", "/jobs", "/mesh", "/coordination", "/log")
 SIZES = {"wide": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 800}}
+# Contrast depends on the scheme and width on the size, so that each once shows them.
+OTHER_LOOKS = [pytest.param(*each, marks=pytest.mark.soak) for each in (("wide", "dark"), ("phone", "light"))]
+LOOKS = [("wide", "light"), ("phone", "dark"), *OTHER_LOOKS]
 
 # What the policy of the page refuses is a complaint, whether the console shows it or not.
 REPORTS = "addEventListener('securitypolicyviolation', each => console.error(`refused: ${each.violatedDirective}`))"
@@ -104,8 +107,8 @@ def test_every_view_is_quiet_and_its_foreign_text_does_nothing(browser: Browser,
         assert complaints == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "scheme"), LOOKS)
 def test_axe_finds_nothing_to_mend(browser: Browser, served: Served, jobs: dict[str, str], scheme: str, size: str):
     # axe puts its own script into the page, which the policy refuses.
     look = {"color_scheme": scheme, "viewport": SIZES[size], "bypass_csp": True}

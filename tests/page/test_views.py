@@ -22,6 +22,8 @@ from hocket.page.views.coordination import proposal
 from tests.page.visitors import Shown, Visitor
 from tests.server.served import Served
 from tests.server.served import hocket as command
+from tests.server.test_coordination_routes import Client
+from tests.server.test_worker_routes import Worker
 from tests.waiting import wait_for
 
 # What strangers could write where a text is shown.
@@ -370,6 +372,23 @@ def test_the_named_visitor_approves_or_refuses_and_no_other_is_asked(visitor: Vi
     assert "It is cancelled." in question.text
     done = visitor.send(question.form("Refuse"), reason="not today")
     assert "refused by ada: not today" in done.text and state_of(served, refused) == "cancelled"
+
+
+def test_the_owner_answers_what_a_job_asks(visitor: Visitor, served: Served):
+    job = command(served.home, "submit", "asking.one", "{}").stdout.split()[-1]
+    program = Client(served, "asker", "all")
+    work = Worker(program, "asking.one")
+    (held,) = work.claim()
+    ask = {"question": "Which <b>one</b>?", "within_ms": 600_000}
+    assert work.end(held, "ask", **ask).json["answer"] is None
+    shown = visitor.get(f"/jobs/{job}")
+    assert "waits for an answer by owner on this node" in shown.text and "Which <b>one</b>?" in shown.text
+    refused = program("POST", f"/v1/jobs/{job}/answer", {"text": "mine"})
+    assert refused.status == 403 and "waits for an answer by owner@" in refused.json["message"]
+    done = visitor.send(shown.form("Answer"), text="the first")
+    assert f"Answered what the job {job} asked." in done.text and "It asks" not in done.text
+    assert work.end(held, "ask", **ask).json["answer"] == "the first"
+    assert visitor.post("/do/answer_job", {**shown.form("Answer").fields, "text": "again"}).status == 409
 
 
 def test_threads_are_listed_with_their_newest_message(visitor: Visitor, served: Served):

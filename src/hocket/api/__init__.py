@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 import msgspec
 
 from hocket.errors import NotAuthorised
+from hocket.families.inbox.facts import OWNER
 from hocket.kernel.capabilities import Grant
 from hocket.kernel.ids import node_text
 from hocket.kernel.texts import span
@@ -19,11 +20,16 @@ from hocket.node.runtime import Runtime
 from hocket.store import Session
 
 if TYPE_CHECKING:
+    from hocket.families.archived_views import ArchivedViews
     from hocket.families.artifacts import Fetch
     from hocket.node.delivery import Delivery
     from hocket.node.node import SyncNode
 
 T = TypeVar("T")
+
+
+# Stands in the name of a token that speaks as the agent before it. No token that a person names has one.
+OF_AGENT = "~"
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -77,7 +83,8 @@ class ServiceAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Service:
     """One node as one principal may use it. `warn` is called with a sentence if what was written could not be sent to
     other nodes. A process that is connected with other nodes itself gives its `node`. Calls block. Safe to use from
-    several threads.
+    several threads. Jobs that the log does not have are read from an `archive`, if one is named, or else from those
+    that this node has written.
     """
 
     def __init__(
@@ -87,10 +94,12 @@ class Service:
         warn: Callable[[str], None] = lambda sentence: None,
         node: "SyncNode | None" = None,
         program: Program | None = None,
+        archive: str | None = None,
     ) -> None:
         self.runtime = runtime
         self.principal = principal or Principal(runtime.log.node)
         self._warn, self._connected, self._program = warn, node, program
+        self._archive = archive
         self.undelivered: Callable[[], None] | None = None
         """What a face calls that cannot give the answer to who asked: an operation whose answer must not be lost sets
         it.
@@ -122,8 +131,12 @@ class Service:
 
         return default_agent() if name is None else check_agent(name)
 
-    def own_agent(self, name: str | None) -> str:
-        """The agent in whose name something is decided, which no program does for another, whatever its token."""
+    def own_agent(self, name: str | None, asked: str = "") -> str:
+        """The agent in whose name something is decided, which no program does for another, whatever its token. If the
+        owner is `asked`, a person at a shell or in a browser decides as the owner.
+        """
+        if name is None and asked == OWNER and (self._program is None or OF_AGENT in self._program.name):
+            return OWNER
         if self._program is not None and name not in (None, own := self._program.agent_named(None)):
             raise NotAuthorised(f"this token decides for the agent {own}, not for {name!r}")
         return self.agent(name)
@@ -181,6 +194,33 @@ class Service:
         from hocket.node.opening import delivery
 
         return delivery(self.runtime, self._warn)
+
+    @cached_property
+    def _archived(self) -> "ArchivedViews":
+        from hocket.families.archived_views import ArchivedViews
+        from hocket.node.home_store import log_in
+
+        runtime = self.runtime
+        return ArchivedViews(
+            runtime.log, runtime.view, lambda store: log_in(store, runtime.home), self._warn, self._archive
+        )
+
+    def view_of(self, text: str) -> AbstractContextManager[Session]:
+        """A view with the job or the artifact whose id is like this text, from an archive if the log has none. Programs
+        over HTTP see the log alone: a search of an archive may take long.
+        """
+        if self._program is not None or not self._may_be_archived():
+            return self.runtime.view()
+        return self._archived.view(text)
+
+    def _may_be_archived(self) -> bool:
+        """Whether there is an archive to look into. Most homes have none, and load nothing for it."""
+        if self._archive is not None:
+            return True
+        from hocket.log.archives.reached import reached_archives
+
+        with self.runtime.store.read() as session:
+            return bool(reached_archives(session))
 
     @property
     def fetch(self) -> "Fetch":

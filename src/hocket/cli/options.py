@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from hocket.kernel.policy import Score
 
 
+ArchiveOption = Annotated[
+    str | None, Option("--archive", "DIR|ADDRESS", "Where to look if the log no longer has it: an archive.")
+]
 PAYLOAD_READ_MAX = 8 * 1024 * 1024
 
 # The options of a job, in the order in which help lists them: name, type, what its value is called, help.
@@ -31,6 +34,7 @@ _JOB: tuple[tuple[str, Any, str | None, str], ...] = (
     ("ttl", str, "DURATION", "Cancel it if no worker has begun it within this time, like 30s."),
     ("approval_by", str, "AGENT", "Start only when this agent has approved it: alice, or alice@NODE for one node."),
     ("approval_within", str, "DURATION", "Cancel it if it was not approved within this time."),
+    ("questions_to", str, "AGENT", "Who answers what it asks while it runs; default: the owner of this node."),
     ("unique", str, "KEY", "Allow only one active job of this kind and key."),
     ("unique_for", str, "DURATION", "Also for this long after the job was submitted."),
     ("concurrency", int, "N", "How many jobs of this kind run at once."),
@@ -41,6 +45,7 @@ _JOB: tuple[tuple[str, Any, str | None, str], ...] = (
     ("needs", list[str], "LABEL", "Only workers with this label: gpu, or gpu=a100; may be repeated."),
     ("tags", list[str], "TAG", "A word to find it by: nightly, or team=video; may be repeated."),
     ("index", list[str], "PATH", "Find it by this member of its payload: frame, or camera.name; may be repeated."),
+    ("content_apart", str, "SIZE", "Keep a payload or result of this size or more off the log; 0: any. Erasable."),
     ("claim", str, "HOW", "How it finds its worker: first, rendezvous (by rank) or sticky."),
     ("sticky", str, "MEMBER", "For --claim sticky: the member of the payload that is the key."),
     ("claim_timeout", str, "DURATION", "How long each rank waits for the one before; 5s."),

@@ -289,7 +289,7 @@ def _program(session: Session, job: Job) -> str | None:
     row = session.op(job.schedule_op)
     if row is None:
         return None
-    payload = msgspec.json.decode(schedule_payload(row.body))
+    payload = msgspec.json.decode(schedule_payload(row.body) or b"null")
     command = payload.get("command") if isinstance(payload, dict) else None
     return str(command[0]) if isinstance(command, list) and command else None
 
