@@ -57,7 +57,7 @@ Holdings = Mapping[Agent, Sequence[AgentHolding]]
 
 def lock_holdings(session: Session, now_ms: int) -> Holdings:
     found: defaultdict[Agent, list[AgentHolding]] = defaultdict(list)
-    for key in sorted(session.subjects_since(LOCK, b"")):
+    for key in sorted(session.subjects_with_state(LOCK)):
         scope = key.decode()
         state = read_scope(session, scope)
         if state is None:
