@@ -94,10 +94,11 @@ audit: $(BENCH_READY) ## audit the dependencies: pins and hashes, licences, know
 pin: ## renew requirements/*.txt (needs uv on the PATH)
 	compile="uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-config"; \
 	$$compile -o requirements/base.txt; \
-	$$compile --extra dev -c requirements/base.txt -o requirements/dev.txt; \
-	$$compile --extra bench -c requirements/dev.txt -o requirements/bench.txt; \
+	tested="--extra archive --extra server --extra nats --extra postgres --extra mcp --extra traces"; \
+	$$compile --group dev $$tested -c requirements/base.txt -o requirements/dev.txt; \
+	$$compile --group bench -c requirements/dev.txt -o requirements/bench.txt; \
 	$$compile --extra all -c requirements/dev.txt -o requirements/all.txt; \
-	$$compile --extra audit -c requirements/dev.txt -o requirements/audit.txt
+	$$compile --group audit -c requirements/dev.txt -o requirements/audit.txt
 
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) .cache .run build dist src/*.egg-info

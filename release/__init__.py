@@ -1,0 +1,1 @@
+"""What a release of Hocket consists of: the source package and the wheel."""
