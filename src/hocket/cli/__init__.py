@@ -88,6 +88,9 @@ def _run(arguments: list[str]) -> int:
         if isinstance(error, OSError) and error.strerror:
             _debug(error)
             return _fail(f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 5)
+        if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("hocket"):
+            _debug(error)
+            return _fail(f"the package {error.name} is missing in {sys.prefix}; install hocket again there", 2)
         return _crash(error)
 
 
