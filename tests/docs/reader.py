@@ -70,7 +70,7 @@ def environment(directory: Path) -> dict[str, str]:
     for name, line in (
         (
             "hocket",
-            f'case "$1" in serve|work) exec {real} "$@";; *) exec {forked} "$@";; esac',
+            f'case "$1 $2" in "work "*|"mesh serve") exec {real} "$@";; *) exec {forked} "$@";; esac',
         ),
         ("python", f'exec "{sys.executable}" "$@"'),
     ):

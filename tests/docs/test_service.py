@@ -42,7 +42,7 @@ def test_there_is_a_worker_a_server_and_a_backup() -> None:
     assert set(UNITS) == {
         *("hocket-work.service", "hocket-serve.service", "hocket-backup.service", "hocket-backup.timer"),
     }
-    assert {words[0] for words in commands()} >= {"work", "serve", "log", "init"}
+    assert {words[0] for words in commands()} >= {"work", "mesh", "log", "init"}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

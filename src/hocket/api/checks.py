@@ -302,8 +302,8 @@ def _macs(session: Session) -> Findings:
 _DROP = "they can be deleted"
 _ANEW = {
     "tokens": "make the tokens anew with `hocket token create`",
-    "invitations": "invite again with `hocket invite`",
-    "peers": "add the peers again with `hocket peers add`",
+    "invitations": "invite again with `hocket mesh invite`",
+    "peers": "add the peers again with `hocket mesh peers add`",
 }
 _NAMED_MAX = 5
 
@@ -343,7 +343,7 @@ def _history(home: Home, session: Session) -> Findings:
     else:
         yield ("ok", "nothing of this node's own is known to be lost")
     if history.has_set_aside:
-        yield ("warn", "ops written after a restore wait to be written again; run `hocket sync`")
+        yield ("warn", "ops written after a restore wait to be written again; run `hocket mesh sync`")
 
 
 def _availability(home: Home, session: Session) -> Findings:
@@ -352,7 +352,7 @@ def _availability(home: Home, session: Session) -> Findings:
     if state is not None:
         reason = f" ({state.reason})" if state.reason else ""
         how = f"{state.availability.name.lower()}{reason}, for {span(int(time.time() * 1000) - state.at.wall)}"
-        yield ("warn", f"this node is {how}, and takes no new jobs; `hocket resume here` ends that")
+        yield ("warn", f"this node is {how}, and takes no new jobs; `hocket node resume here` ends that")
 
 
 def _waiting(session: Session) -> Findings:
@@ -363,7 +363,8 @@ def _waiting(session: Session) -> Findings:
         yield (
             "warn",
             f"{len(old)} ops wait for ops that have not come, the oldest for {span(max(old))}: a node has lost some of"
-            " its ops, or one that has them is away; check `hocket peers list` here and `hocket doctor` there",
+            " its ops, or one that has them is away; check `hocket mesh peers list` here, and `hocket node doctor`"
+            " there",
         )
 
 
@@ -374,7 +375,7 @@ def _outbox(home: Home, session: Session) -> Findings:
     found = waiting(session, node, coordinator)
     if found.since_ms is not None and now - found.since_ms > WAITING_MS_MAX:
         says = f"{counted(found.ops, 'op')} of at most {OUTBOX_OPS_MAX:,} wait for the coordinator, the oldest for"
-        yield ("warn", f"{says} {span(now - found.since_ms)}; check `hocket peers list`")
+        yield ("warn", f"{says} {span(now - found.since_ms)}; check `hocket mesh peers list`")
 
 
 def _permissions(home: Home, session: Session) -> Permissions:

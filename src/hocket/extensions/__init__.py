@@ -61,6 +61,7 @@ register(
         file="tempo.yaml",
         runtime="extensions.tempo.policy_file:keep_time",
         worker="extensions.tempo.node_tempo:in_tempo",
+        noun=("tempo", "Keep a beat: send and show it, scores, promises, windows, and the mesh by the beat."),
         commands={
             "beat": (
                 "extensions.tempo.beat_commands:beat_app",

@@ -43,13 +43,14 @@ class Extension:
     `operations` are modules whose operations get routes, and methods of `hocket.admin`, under their names. `views` are
     places of views of the page.
 
-    `commands` have for each a sentence of help besides, and `shortcuts` may run a command before the program is loaded.
+    `commands` have for each a sentence of help besides, and stand under the `noun`, if there is one, which has such a
+    sentence, too. `shortcuts` may run a command before the program is loaded.
     `members` are those of a job's policy: a place gives the value from what people write (the value itself, plain data,
     or the bytes of a file), and raises ValueError. `submits` are called with a runtime and drafts before jobs with such
     a member are submitted. `tasks` run beside every process that keeps a node up. `watches` run beside a server, for
     each value of its option of that name: a place gives a context manager of a node, the value and `emit`. `checks` are
-    for `hocket doctor`, and `proof` finds the proof of a job. `counts` are called with the counts of a process and each
-    event of such a type.
+    for `hocket node doctor`, and `proof` finds the proof of a job. `counts` are called with the counts of a process and
+    each event of such a type.
 
     `pacers` make the pacers of the runs of jobs with such a member. `context` and `node` have what methods of a
     handler's context and of a node call. A `file` in the home, a `variable` or a setting of a worker with the
@@ -63,6 +64,7 @@ class Extension:
         name: str,
         *,
         commands: Mapping[str, tuple[str, str]] = _NONE,
+        noun: tuple[str, str] | None = None,
         operations: Sequence[str] = (),
         views: Sequence[str] = (),
         shortcuts: Places = _NONE,
@@ -83,7 +85,7 @@ class Extension:
         worker: str = "",
         request_proofs: Places = _NONE,
     ) -> None:
-        self.name, self.commands, self.shortcuts = name, commands, shortcuts
+        self.name, self.commands, self.noun, self.shortcuts = name, commands, noun, shortcuts
         self.operations, self.views = operations, views
         self.members, self.submits, self.kinds = members, submits, kinds
         self.tasks, self.watches, self.checks, self.counts, self.proof = tasks, watches, checks, counts, proof

@@ -163,7 +163,7 @@ def test_a_join_that_was_killed_anywhere_is_repeated(mesh: Mesh, kept: tuple[str
     for path in gpu.home.path.iterdir():
         if path.is_file() and path.name not in kept:
             path.unlink()
-    with pytest.raises(Usage, match="has not joined yet; run `hocket join`"):
+    with pytest.raises(Usage, match="has not joined yet; run `hocket mesh join`"):
         Home(gpu.home.path).check()
     with pytest.raises(Conflict, match="has begun to join"):
         Runtime.init(gpu.home.path)

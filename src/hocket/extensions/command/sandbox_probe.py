@@ -146,7 +146,7 @@ def look_inside(paths: tuple[str, ...], hidden: tuple[str, ...], has_network: bo
     return msgspec.structs.replace(sight, shown=[path for path in sight.shown if path != top])
 
 
-# What `hocket doctor` checks.
+# What `hocket node doctor` checks.
 
 
 def check_commands(home: Home) -> Findings:
