@@ -21,6 +21,7 @@ register(
                 worker="extensions.command.job:command_runner",
                 server="extensions.command.run_command:local_server",
                 refusal="extensions.command.allowance:refusal",
+                commands=True,
             ),
         ),
         tasks={"handing over secrets": "extensions.command.secrets:handing_over"},

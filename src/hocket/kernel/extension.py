@@ -20,7 +20,8 @@ class ExtensionKind:
     """A kind whose jobs print to stdout and stderr; `printed` gives what the log has of a stream. If workers serve the
     kind without a handler of the program's, `worker` makes the `WorkerPart` that does, and `server` the server that
     `hocket work` runs beside it; `refusal` says why workers do not run a job of another node. The runs of a kind that
-    `counts_fences` have fences of their own, and not those of the log.
+    `counts_fences` have fences of their own, and not those of the log. Workers that serve a kind of `commands` need a
+    system that can bind processes.
     """
 
     def __init__(
@@ -32,9 +33,10 @@ class ExtensionKind:
         server: str = "",
         refusal: str = "",
         counts_fences: bool = False,
+        commands: bool = False,
     ) -> None:
         self.kind, self.printed, self.worker, self.server = kind, printed, worker, server
-        self.refusal, self.counts_fences = refusal, counts_fences
+        self.refusal, self.counts_fences, self.commands = refusal, counts_fences, commands
 
 
 class Extension:

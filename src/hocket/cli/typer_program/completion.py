@@ -11,7 +11,7 @@ from hocket.api import Service, job_lists, kinds, nodes
 from hocket.node.home import Home, default_home
 from hocket.node.runtime import Runtime
 
-JOBS_MAX = 100
+LATEST_JOBS = 100
 
 # A word to offer, and what a shell shows beside it.
 Offered = tuple[str, str]
@@ -37,14 +37,14 @@ def offers(metavar: str | None) -> Callable[[typer.Context, str], list[Offered]]
 
 
 def _jobs(service: Service) -> Iterator[Offered]:
-    for each in job_lists.listing(service, limit=JOBS_MAX).items:
+    for each in job_lists.listing(service, limit=LATEST_JOBS).items:
         yield each.job_id, f"{each.kind}, {each.outcome or each.state}"
 
 
 def _kinds(service: Service) -> Iterator[Offered]:
     for shown in kinds.listing(service):
         yield shown.kind, "has options"
-    for each in job_lists.listing(service, limit=JOBS_MAX).items:
+    for each in job_lists.listing(service, limit=LATEST_JOBS).items:
         yield each.kind, "has jobs"
 
 
