@@ -21,8 +21,11 @@ COMMANDS = {
     "show": ("outputs:show_job", "Show everything about one job."),
     "cancel": ("job_commands:cancel", "Cancel a pending or running job, or many."),
     "retry": ("job_commands:retry", "Retry a failed or cancelled job, or many."),
+    "erase": ("api.job_operations.job_erasure:erase", "Erase the content of a job on every node, for good."),
     "approve": ("api.jobs:approve", "Let a job start that waits for your approval."),
     "refuse": ("api.jobs:refuse", "Refuse a job that waits for your approval."),
+    "question": ("inbox_commands:question", "Ask who submitted the job of this command, and wait for the answer."),
+    "answer": ("api.jobs:answer", "Answer what a job asks while it runs."),
     "postpone": ("job_commands:postpone", "Move the start of a pending job, or of many."),
     "kinds": ("api.kinds:listing", "List the options of kinds, which their jobs have by default."),
     "artifacts": ("outputs:app", "List, read, store and evict artifacts."),
@@ -74,7 +77,10 @@ COMMANDS = {
 }
 EVERYDAY = ("init", "submit", "work", "run", "jobs", "show", "logs", "cancel", "retry", "status")
 NOUNS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "job": ("Approve, refuse and postpone jobs; the options of kinds.", ("approve", "refuse", "postpone", "kinds")),
+    "job": (
+        "Approve, answer, postpone and erase jobs; the options of kinds.",
+        ("approve", "refuse", "question", "answer", "postpone", "erase", "kinds"),
+    ),
     "mail": (
         "Send messages to agents, ask and answer them, and read what came.",
         ("send", "ask", "reply", "inbox", "ack", "nack", "dead", "thread"),

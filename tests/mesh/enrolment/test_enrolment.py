@@ -453,7 +453,7 @@ def test_nobody_answers(mesh: Mesh):
     def silent(address: str, request: Request) -> Reply:
         raise Unreachable(f"{address} cannot be reached: connection refused")
 
-    with pytest.raises(Unreachable, match=r"http://owner:7315 cannot be reached.*hocket serve.*Join again") as caught:
+    with pytest.raises(Unreachable, match=r"http://owner:7315 cannot be reached.*mesh serve.*Join again") as caught:
         join(mesh.directory / "gpu", token, silent)
     assert caught.value.exit_code == 5
     with pytest.raises(Unreachable, match="answered with status 503"):
