@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from hocket.store.sqlite import VERSION
 from tests.cli.conftest import Program
 
 HOMES = Path(__file__).parent / "homes"
@@ -27,9 +26,12 @@ def double(ctx, n):
 """
 
 
-def test_there_are_three_versions_back() -> None:
+def test_there_are_three_versions_back(tmp_path: Path) -> None:
     """A new version of the store needs the home of the one before it, made by that program."""
-    assert {VERSION - back for back in (1, 2, 3)} <= MADE.keys()
+    hocket = Program(tmp_path / "home")
+    hocket("init", code=0)
+    version = hocket("store", "migrate", "--json", code=0).json["to"]
+    assert {version - back for back in (1, 2, 3)} <= MADE.keys()
 
 
 @pytest.mark.req("VX-02")
@@ -41,10 +43,10 @@ def test_a_home_of_an_earlier_version_is_migrated(version: int, tmp_path: Path) 
     (tmp_path / "tasks.py").write_text(TASKS)
     before = (hocket.home / "log.db").read_bytes()
     planned = hocket("store", "migrate", "--dry-run", "--json", code=0).json
-    assert (planned["from"], planned["to"]) == (version, VERSION) and planned["sql"]
+    assert planned["from"] == version and planned["sql"]
     assert (hocket.home / "log.db").read_bytes() == before, "a dry run changes nothing"
     done = hocket("store", "migrate", "--json", code=0).json
-    assert (done["from"], done["to"]) == (version, VERSION)
+    assert (done["from"], done["to"]) == (version, planned["to"])
     assert "nothing to do" in hocket("store", "migrate", code=0).out
 
     first, second = MADE[version]
