@@ -259,7 +259,7 @@ def test_a_machine_is_invited_and_the_log_verified_by_mouse(browser: Browser, se
         page.locator("input[name=may]").fill("job:read")
         page.get_by_role("button", name="Invite").click()
         expect(page.locator("svg.qr")).to_be_visible()
-        expect(page.locator("main pre")).to_contain_text("hocket join ")
+        expect(page.locator("main pre")).to_contain_text("hocket mesh join ")
         assert complaints == []
     with entered(browser, served, bypass_csp=True) as (page, _):
         page.goto(f"{served.address}/coordination")
