@@ -31,11 +31,12 @@ FORMAT = 1
 # A chunk ends before the leaf with which it would have more leaves or bytes than this.
 CHUNK_LEAVES_MAX = 8_192
 CHUNK_BYTES_MAX = 1024 * 1024
-# The largest leaf: a base may be larger than an op, because it is a folded state.
-LEAF_BYTES_MAX = 8 * 1024 * 1024
-CHUNK_SIZE_MAX = CHUNK_BYTES_MAX + LEAF_BYTES_MAX + 64
+# The largest leaf: a base may be larger than an op, because it is a folded state. A chunk with it, and a manifest, fit
+# into one answer between nodes.
+LEAF_BYTES_MAX = 7 * 1024 * 1024
+CHUNK_SIZE_MAX = LEAF_BYTES_MAX + 8 * CHUNK_LEAVES_MAX + 32
+MANIFEST_BYTES_MAX = 7 * 1024 * 1024
 CHUNKS_MAX = 65_536
-MANIFEST_BYTES_MAX = 64 * 1024 * 1024
 _HASH = fixed(32)
 # A run has two subtrees of each height at most.
 _SUBTREES_MAX = 128

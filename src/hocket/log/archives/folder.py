@@ -17,7 +17,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.ops import decode as decode_op
 from hocket.kernel.postcard import Malformed
 from hocket.log.archives.day_file import FILE_BYTES_MAX, DayFile, decode, file_name, place_in
-from hocket.store.files import sync_directory
+from hocket.store.files import sync_directory, written
 
 
 class ArchivePlace(NamedTuple):
@@ -67,7 +67,7 @@ class ArchiveFolder:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Makes the folder, and keeps other writers out. Raises Conflict if there is one."""
-        with _written(self.path):
+        with written(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_RDONLY)
         try:
@@ -86,7 +86,7 @@ class ArchiveFolder:
         path = self.path / place.name
         # A writer that was killed may have left it.
         unfinished = path.with_name(f".{path.name}.new")
-        with _written(path):
+        with written(path):
             path.parent.mkdir(exist_ok=True)
             try:
                 with unfinished.open("wb") as file:
@@ -98,14 +98,6 @@ class ArchiveFolder:
                 unfinished.unlink(missing_ok=True)
             for folder in (path.parent, self.path):
                 sync_directory(folder)
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}") from None
 
 
 def archived_ops(path: Path) -> Iterator[tuple[bytes, Op]]:
