@@ -37,6 +37,7 @@ LEAF_BYTES_MAX = 7 * 1024 * 1024
 CHUNK_SIZE_MAX = LEAF_BYTES_MAX + 8 * CHUNK_LEAVES_MAX + 32
 MANIFEST_BYTES_MAX = 7 * 1024 * 1024
 CHUNKS_MAX = 65_536
+LAW_MAX = 4_096
 _HASH = fixed(32)
 # A run has two subtrees of each height at most.
 _SUBTREES_MAX = 128
@@ -50,13 +51,15 @@ class ChunkRange(msgspec.Struct, frozen=True):
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True):
-    """`horizon` is the signed op that moved the horizon, `note` the cosignatures on its root, as a signed note. A node
-    by itself has none.
+    """`horizon` is the signed op that moved the horizon, and `law` are the ops by which it counts: the rules that it
+    depends on, and what has changed of who may do what since the horizon. `note` has the cosignatures on the root, as a
+    signed note; a node by itself has none.
     """
 
     format: int
     mesh: str
     horizon: bytes
+    law: tuple[bytes, ...]
     note: bytes
     chunks: tuple[ChunkRange, ...]
 
@@ -80,7 +83,7 @@ class SnapshotManifest(msgspec.Struct, frozen=True):
 
 
 _RANGE = struct(ChunkRange, U64, seq(_HASH, _SUBTREES_MAX))
-_MANIFEST = struct(SnapshotManifest, U32, STR, BYTES, BYTES, seq(_RANGE, CHUNKS_MAX))
+_MANIFEST = struct(SnapshotManifest, U32, STR, BYTES, seq(BYTES, LAW_MAX), BYTES, seq(_RANGE, CHUNKS_MAX))
 
 
 def encode_manifest(manifest: SnapshotManifest) -> bytes:
@@ -95,7 +98,7 @@ def decode_manifest(data: bytes) -> SnapshotManifest:
     if said != FORMAT:
         raise Malformed(f"the snapshot has format {said}, and this program reads {FORMAT}; upgrade hocket")
     manifest = decode_value(_MANIFEST, data)
-    if len(manifest.horizon) > MAX_OP_BYTES or len(manifest.note) > NOTE_BYTES_MAX:
+    if max(map(len, (manifest.horizon, *manifest.law))) > MAX_OP_BYTES or len(manifest.note) > NOTE_BYTES_MAX:
         raise Malformed("an op or a note of the manifest is too large")
     first = 0
     for each in manifest.chunks:

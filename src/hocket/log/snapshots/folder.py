@@ -7,11 +7,12 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from hocket.errors import Failed, Usage
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.snapshots.chunks import (
     CHUNK_SIZE_MAX,
-    FORMAT,
     MANIFEST_BYTES_MAX,
     SnapshotManifest,
     cut,
@@ -104,11 +105,9 @@ class SnapshotFolder:
             raise Usage(f"cannot read the snapshot {self.path}: {error.strerror}") from None
 
 
-def write_folder(
-    path: Path, mesh: str, horizon: bytes, note: bytes, root: bytes, leaves: Iterable[Leaf]
-) -> SnapshotManifest:
-    """Writes a snapshot with one chunk in memory at a time. Raises Failed if the leaves do not have the root that the
-    op `horizon` names: then nothing can be read from the folder.
+def write_folder(path: Path, manifest: SnapshotManifest, root: bytes, leaves: Iterable[Leaf]) -> SnapshotManifest:
+    """Writes a snapshot with one chunk in memory at a time, and gives the manifest with its chunks. Raises Failed if
+    the leaves do not have this root: then nothing can be read from the folder.
     """
     folder = SnapshotFolder(path)
     with written(path):
@@ -120,7 +119,7 @@ def write_folder(
     for number, each in enumerate(cut(leaves)):
         folder.put_chunk(number, each.data)
         ranges.append(each.range)
-    manifest = SnapshotManifest(FORMAT, mesh, horizon, note, tuple(ranges))
+    manifest = replace(manifest, chunks=tuple(ranges))
     if manifest.root() != root:
         folder.remove()
         raise Failed("what this node has up to the horizon does not have the root that was signed; run `hocket doctor`")
