@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.bundles import FACTS_MAX, read_facts, with_bundle_signature
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.vocabulary import JOB, Bundle, Subject, number_of
@@ -33,6 +34,14 @@ _WRITTEN_AFTER = f"FROM ops WHERE substr(hlc, 13) = ?1 AND hlc > ?2 AND {OPS}"
 _WRITTEN_BY = f"SELECT id, family, key FROM ops WHERE substr(hlc, 13) = ? AND {OPS} ORDER BY hlc"
 _JOBS_WRITTEN_OF = "SELECT DISTINCT key FROM ops WHERE settled = 1 AND family = 'job' AND key IS NOT NULL AND key {}"
 _ABOUT_JOBS = f"{_SELECT} WHERE settled = 1 AND family = 'job' AND key {{}} AND variant = ?"
+# The reason of an op that retention lets go: it is as if it were not there.
+PRUNED = int(Reason.PRUNED)
+# An entry of which every fact has gone: a bundle is followed by its facts.
+_DEAD = (
+    f"{ENTRIES} AND (reason = {PRUNED} OR variant = {BUNDLE}) AND NOT EXISTS ("
+    f"SELECT 1 FROM ops AS fact WHERE fact.seq > ops.seq AND fact.seq <= ops.seq + {FACTS_MAX}"
+    f" AND fact.seq - fact.place - 1 = ops.seq AND fact.reason <> {PRUNED})"
+)
 _CITE = insert_new("cites", "dep, op")
 
 
@@ -305,6 +314,10 @@ class OpSession(Statements):
 
     def _stored_after(self, which: str, seq: int, limit: int) -> list[OpRow]:
         return self._stored(f"WHERE seq > ? AND {which} ORDER BY seq LIMIT ?", seq, limit)
+
+    def dead_entries(self, after: int, before: int, limit: int) -> list[OpRow]:
+        """Entries between these numbers of which nothing counts any more."""
+        return self._stored(f"WHERE seq > ? AND seq < ? AND {_DEAD} ORDER BY seq LIMIT ?", after, before, limit)
 
     def first_seq(self) -> int | None:
         """The smallest number of an op that is here."""

@@ -2,7 +2,8 @@
 entries that were kept. The tree over them is that of RFC 6962, with SHA-256.
 
 The leaf of an entry is what its author signs, and its id. The entry itself has the signature, too, so a reader checks
-both: the tree says that the entry belongs there, and the signature whose it is.
+both: the tree says that the entry belongs there, and the signature whose it is. A bundle of which some facts have gone
+is kept whole; a leaf at the end names these facts.
 """
 
 from enum import IntEnum
@@ -20,6 +21,7 @@ class LeafTag(IntEnum):
     HEAD = 0
     BASE = 1
     ENTRY = 2
+    PARTIAL = 3
 
 
 class Leaf(NamedTuple):
