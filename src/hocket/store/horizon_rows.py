@@ -105,6 +105,11 @@ class HorizonSession(Statements):
     def drop_base(self, subject: Subject) -> None:
         self._put("DELETE FROM bases WHERE family = ? AND key = ?", subject)
 
+    def drop_settled(self) -> None:
+        """Drops heads and bases, and what was left to do: those of another horizon take their place."""
+        for table in ("heads", "bases", "pruning"):
+            self._put(f"DELETE FROM {table}")
+
     # What is left to do.
 
     def put_pruning(self, rows: Iterable[PruningRow]) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hocket.errors import Failed
 from hocket.families.retention.facts import AuthorHead, MoveHorizon, SetRetention, horizon_end
-from hocket.families.retention.rules import may_move
+from hocket.families.retention.rules import RetentionRule, may_move, rule_of
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Standing
 from hocket.kernel.bundles import read_facts
@@ -62,12 +62,12 @@ class SnapshotHorizon(NamedTuple):
 
     op: Op
     payload: MoveHorizon
-    rules: tuple[SetRetention, ...]
+    rules: tuple[RetentionRule, ...]
 
     @property
     def witnesses(self) -> int:
         """How many other members must have cosigned the root."""
-        return max((each.witnesses for each in self.rules), default=0)
+        return max((each.witnesses for each in self.rules if not each.is_removed), default=0)
 
 
 class SnapshotAudit(NamedTuple):
@@ -93,12 +93,12 @@ def horizon_in(manifest: SnapshotManifest, mesh: str) -> SnapshotHorizon:
     if manifest.root() != op.payload.root:
         raise Malformed("its chunks do not have the root that the horizon's op names")
     by_id = {each.id: each for each in law}
-    rules: list[SetRetention] = []
+    rules: list[RetentionRule] = []
     for dep in op.cited:
         rule = by_id.get(dep)
         if rule is None or not isinstance(rule.payload, SetRetention):
             raise Malformed("a rule of retention that its horizon depends on is missing")
-        rules.append(rule.payload)
+        rules.append(rule_of(rule, rule.payload))
     return SnapshotHorizon(op, op.payload, tuple(rules))
 
 
@@ -157,6 +157,7 @@ class SnapshotCheck:
         self._end = horizon_end(self.horizon.payload.at_ms)
         self._heads: dict[int, AuthorHead] = {each.node: each for each in self.horizon.payload.heads}
         self._unseen = dict(self._heads)
+        self._last_entries = {each.entry for each in self.horizon.payload.heads}
         self._keys: dict[int, bytes] = {}
         self._law: list[Op] = []
         self._bundles: set[bytes] = set()
@@ -208,6 +209,7 @@ class SnapshotCheck:
             last = facts[-1].op.timestamp
         else:
             self._ops += 1
+        self._last_entries.discard(op.id)
         head = self._heads.get(op.node_id)
         if head is None or last > head.at or last > self._end:
             raise Malformed(f"op {ulid_text(op.id)} lies beyond the head of its author")
@@ -223,6 +225,8 @@ class SnapshotCheck:
         """
         if self._unseen:
             raise Malformed(f"it lacks the head of {node_text(min(self._unseen))}")
+        if self._last_entries:
+            raise Malformed(f"it lacks op {ulid_text(min(self._last_entries))}, with which an author's settled ops end")
         permissions = self._judged_law()
         self._check_keys(permissions)
         self._check_mover(permissions)
