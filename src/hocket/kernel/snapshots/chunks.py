@@ -37,7 +37,7 @@ LEAF_BYTES_MAX = 7 * 1024 * 1024
 CHUNK_SIZE_MAX = LEAF_BYTES_MAX + 8 * CHUNK_LEAVES_MAX + 32
 MANIFEST_BYTES_MAX = 7 * 1024 * 1024
 CHUNKS_MAX = 65_536
-LAW_MAX = 4_096
+LAW_MAX = 65_536
 _HASH = fixed(32)
 # A run has two subtrees of each height at most.
 _SUBTREES_MAX = 128
@@ -52,7 +52,7 @@ class ChunkRange(msgspec.Struct, frozen=True):
 
 class SnapshotManifest(msgspec.Struct, frozen=True):
     """`horizon` is the signed op that moved the horizon, and `law` are the ops by which it counts: the rules that it
-    depends on, and what has changed of who may do what since the horizon. `note` has the cosignatures on the root, as a
+    depends on, and what says who may do what, up to that op. `note` has the cosignatures on the root, as a
     signed note; a node by itself has none.
     """
 

@@ -4,14 +4,14 @@ Each entry bears the signature of its author, whose key the user has admitted. A
 for have computed the same root from a whole log: what the bases say rests on them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hocket.errors import Failed
 from hocket.families.retention.facts import AuthorHead, MoveHorizon, SetRetention, horizon_end
 from hocket.families.retention.rules import RetentionRule, may_move, rule_of
 from hocket.kernel.arbitration import Reason
-from hocket.kernel.authority import Standing
+from hocket.kernel.authority import Authority, Standing
 from hocket.kernel.bundles import read_facts
 from hocket.kernel.family import FAMILIES
 from hocket.kernel.ids import node_text, ulid_text
@@ -48,7 +48,7 @@ class SnapshotEntry(NamedTuple):
     raw: bytes
 
 
-class Part(NamedTuple):
+class SnapshotPart(NamedTuple):
     """What a chunk holds, each in its order."""
 
     heads: list[SnapshotHead]
@@ -69,9 +69,24 @@ class SnapshotHorizon(NamedTuple):
         """How many other members must have cosigned the root."""
         return max((each.witnesses for each in self.rules if not each.is_removed), default=0)
 
+    def __str__(self) -> str:
+        return f"{node_text(self.op.node_id)} ({ulid_text(self.op.id)})"
+
+
+class JudgedManifest(NamedTuple):
+    """A manifest whose horizon counts, by the law that comes with it: the keys of authors, the ops that are this law,
+    and which members have cosigned the root beside the node that moved the horizon.
+    """
+
+    manifest: SnapshotManifest
+    horizon: SnapshotHorizon
+    keys: dict[int, bytes]
+    law: dict[bytes, Op]
+    witnesses: tuple[int, ...]
+
 
 class SnapshotAudit(NamedTuple):
-    """What a snapshot that holds good has, and who has cosigned it beside the node that moved the horizon."""
+    """What a snapshot that holds good has."""
 
     horizon: SnapshotHorizon
     heads: int
@@ -81,28 +96,102 @@ class SnapshotAudit(NamedTuple):
     witnesses: tuple[int, ...]
 
 
-def horizon_in(manifest: SnapshotManifest, mesh: str) -> SnapshotHorizon:
-    """What the manifest says of its horizon. Nothing is believed yet but that chunks and op belong together. Raises
-    Malformed.
+def judge_manifest(manifest: SnapshotManifest, mesh: str, rules: Rules, now_ms: int) -> JudgedManifest:
+    """Judges a manifest before any chunk is read. Raises Malformed for one that does not fit together, and Failed if
+    nothing that leads back to the user says that its horizon counts, or too few members have cosigned its root.
     """
+    if rules.bounds is None:
+        raise Malformed("a strict mesh has no snapshots: the ids of its ops are not bound to their content")
+    horizon = _horizon_in(manifest, mesh)
+    law = [SnapshotEntry(decode(raw), raw) for raw in manifest.law]
+    keys: dict[int, bytes] = {}
+    for op, _ in law:
+        if not isinstance(op.payload, (*LAW, SetRetention)):
+            raise Malformed("its manifest has an op that says nothing of who may do what")
+        if isinstance(op.payload, DelegateUcan):
+            delegation = read_ucan(op.payload.ucan_bytes)
+            keys.setdefault(delegation.node, delegation.public)
+    for each in (*law, SnapshotEntry(horizon.op, manifest.horizon)):
+        fault = op_fault(mesh, each.raw, each.op, keys.get(each.op.node_id), True)
+        if fault is not None:
+            raise Malformed(f"op {ulid_text(each.op.id)} of its manifest does not hold good: {fault.sentence}")
+    ops = {op.id: op for op, _ in law if isinstance(op.payload, LAW)}
+    permissions = permissions_of(list(ops.values()), mesh, rules)
+    _check_keys(permissions, mesh, horizon)
+    _check_mover(permissions, horizon, [op for op, _ in law if isinstance(op.payload, SetRetention)])
+    witnesses = _witnesses(permissions, horizon, manifest, keys, now_ms)
+    if len(witnesses) < horizon.witnesses:
+        raise Failed(
+            f"the horizon of {horizon} has {len(witnesses)} cosignatures of other members, and the owner's rules ask"
+            f" for {horizon.witnesses}; exchange with nodes that have the whole log"
+        )
+    return JudgedManifest(manifest, horizon, keys, ops, witnesses)
+
+
+def _horizon_in(manifest: SnapshotManifest, mesh: str) -> SnapshotHorizon:
     if manifest.mesh != mesh:
         raise Malformed(f"it is of the mesh of {manifest.mesh}, and not of {mesh}")
-    op, law = decode(manifest.horizon), [decode(each) for each in manifest.law]
+    op, law = decode(manifest.horizon), {each.id: each for each in map(decode, manifest.law)}
     if not isinstance(op.payload, MoveHorizon):
         raise Malformed("the op of its manifest moves no horizon")
     if manifest.root() != op.payload.root:
         raise Malformed("its chunks do not have the root that the horizon's op names")
-    by_id = {each.id: each for each in law}
     rules: list[RetentionRule] = []
     for dep in op.cited:
-        rule = by_id.get(dep)
+        rule = law.get(dep)
         if rule is None or not isinstance(rule.payload, SetRetention):
             raise Malformed("a rule of retention that its horizon depends on is missing")
         rules.append(rule_of(rule, rule.payload))
     return SnapshotHorizon(op, op.payload, tuple(rules))
 
 
-def parts(folder: SnapshotFolder, manifest: SnapshotManifest) -> Iterator[Part]:
+def _check_keys(permissions: Permissions, mesh: str, horizon: SnapshotHorizon) -> None:
+    # Also one that was revoked since has led back to the user.
+    authority = Authority(mesh, permissions.delegations, ())
+    admitted = {each.node for each in permissions.delegations if authority.fault(each) is None}
+    for head in horizon.payload.heads:
+        if head.node not in admitted:
+            raise Failed(
+                f"no delegation that leads back to the user admits {node_text(head.node)}, of which it has ops"
+            )
+
+
+def _check_mover(permissions: Permissions, horizon: SnapshotHorizon, rules: Sequence[Op]) -> None:
+    if any(permissions.refusal(op, "") is not None for op in rules):
+        raise Failed(f"a rule of the horizon of {horizon} was not written by the owner")
+    moved = horizon.op
+    if permissions.refusal(moved, "") is not None or not may_move(moved, permissions):
+        raise Failed(f"{node_text(moved.node_id)} may not move the horizon: it was not the coordinator then")
+
+
+def _witnesses(
+    permissions: Permissions,
+    horizon: SnapshotHorizon,
+    manifest: SnapshotManifest,
+    keys: Mapping[int, bytes],
+    now_ms: int,
+) -> tuple[int, ...]:
+    authority = permissions.authority
+    members = {
+        node: key
+        for node, key in keys.items()
+        if authority.standing(node, now_ms) is Standing.ACTIVE and node not in permissions.forks
+    }
+    expected = horizon_checkpoint(manifest.mesh, horizon.op.id, manifest.leaves, horizon.payload.root)
+    return tuple(sorted(witnesses_of(manifest.note, expected, manifest.mesh, members) - {horizon.op.node_id}))
+
+
+def permissions_of(law: Sequence[Op], mesh: str, rules: Rules) -> Permissions:
+    """The permissions that these ops make by themselves."""
+    store = open_store(MEMORY, create=True)
+    try:
+        with store.read() as session:
+            return PermissionsReader(mesh, rules).of(session, law)
+    finally:
+        store.close()
+
+
+def parts(folder: SnapshotFolder, manifest: SnapshotManifest) -> Iterator[SnapshotPart]:
     """The contents, chunk by chunk, in the order of the leaves. Raises Malformed for any that does not belong, or is
     out of its order.
     """
@@ -111,8 +200,8 @@ def parts(folder: SnapshotFolder, manifest: SnapshotManifest) -> Iterator[Part]:
         yield _part(leaves, order)
 
 
-def _part(leaves: Iterable[Leaf], order: "_Order") -> Part:
-    found = Part([], [], [], [])
+def _part(leaves: Iterable[Leaf], order: "_Order") -> SnapshotPart:
+    found = SnapshotPart([], [], [], [])
     for each in leaves:
         if each.tag is LeafTag.HEAD:
             head = decode_value(HEAD, each.data)
@@ -146,24 +235,25 @@ class _Order:
 
 
 class SnapshotCheck:
-    """Checks the parts of a snapshot as they are read. It keeps heads and the law in memory, and no other entry."""
+    """Checks the parts of a snapshot as they are read. Of the entries it keeps none."""
 
-    def __init__(self, manifest: SnapshotManifest, mesh: str, rules: Rules, helpers: Helpers | None = None) -> None:
-        """Raises Malformed."""
-        if rules.bounds is None:
-            raise Malformed("a strict mesh has no snapshots: the ids of its ops are not bound to their content")
-        self.horizon = horizon_in(manifest, mesh)
-        self._manifest, self._mesh, self._rules, self._helpers = manifest, mesh, rules, helpers
-        self._end = horizon_end(self.horizon.payload.at_ms)
-        self._heads: dict[int, AuthorHead] = {each.node: each for each in self.horizon.payload.heads}
+    def __init__(self, judged: JudgedManifest, helpers: Helpers | None = None) -> None:
+        self._judged, self._helpers = judged, helpers
+        heads = judged.horizon.payload.heads
+        self._end = horizon_end(judged.horizon.payload.at_ms)
+        self._heads: dict[int, AuthorHead] = {each.node: each for each in heads}
+        # What must still come: heads, the entries that they name, and the settled part of the law.
         self._unseen = dict(self._heads)
-        self._last_entries = {each.entry for each in self.horizon.payload.heads}
-        self._keys: dict[int, bytes] = {}
-        self._law: list[Op] = []
+        self._awaited = {each.entry for each in heads}
+        self._awaited.update(op.id for op in judged.law.values() if self._is_settled(op))
         self._bundles: set[bytes] = set()
         self._bases = self._entries = self._ops = 0
 
-    def take(self, part: Part) -> None:
+    def _is_settled(self, op: Op) -> bool:
+        head = self._heads.get(op.node_id)
+        return head is not None and op.timestamp <= head.at
+
+    def take(self, part: SnapshotPart) -> None:
         """Raises Malformed."""
         for head in part.heads:
             self._take_head(head)
@@ -184,20 +274,11 @@ class SnapshotCheck:
 
     def _take_entries(self, entries: Sequence[SnapshotEntry]) -> None:
         for each in entries:
-            self._learn(each.op)
             self._check_place(each)
-        faults = in_parallel(self._helpers, self._faults, entries)
-        for each, fault in zip(entries, faults, strict=True):
+        for each, fault in zip(entries, in_parallel(self._helpers, self._faults, entries), strict=True):
             if fault is not None:
                 raise Malformed(f"op {ulid_text(each.op.id)} does not hold good: {fault.sentence}")
         self._entries += len(entries)
-
-    def _learn(self, op: Op) -> None:
-        if isinstance(op.payload, DelegateUcan):
-            delegation = read_ucan(op.payload.ucan_bytes)
-            self._keys.setdefault(delegation.node, delegation.public)
-        if isinstance(op.payload, LAW):
-            self._law.append(op)
 
     def _check_place(self, each: SnapshotEntry) -> None:
         op = each.op
@@ -209,7 +290,9 @@ class SnapshotCheck:
             last = facts[-1].op.timestamp
         else:
             self._ops += 1
-        self._last_entries.discard(op.id)
+        if isinstance(op.payload, LAW) and op.id not in self._judged.law:
+            raise Malformed(f"its manifest lacks op {ulid_text(op.id)}, which says who may do what")
+        self._awaited.discard(op.id)
         head = self._heads.get(op.node_id)
         if head is None or last > head.at or last > self._end:
             raise Malformed(f"op {ulid_text(op.id)} lies beyond the head of its author")
@@ -217,87 +300,17 @@ class SnapshotCheck:
             raise Malformed(f"op {ulid_text(op.id)} has the time of its author's head and is another op")
 
     def _faults(self, entries: Sequence[SnapshotEntry]) -> list[Reason | None]:
-        return [op_fault(self._mesh, each.raw, each.op, self._keys.get(each.op.node_id), True) for each in entries]
+        mesh, keys = self._judged.manifest.mesh, self._judged.keys
+        return [op_fault(mesh, each.raw, each.op, keys.get(each.op.node_id), True) for each in entries]
 
-    def finish(self, now_ms: int) -> SnapshotAudit:
-        """Call it after the last part. Raises Malformed if the snapshot is not whole, and Failed if nothing that leads
-        back to the user says that its horizon counts, or too few members have cosigned it.
-        """
+    def finish(self) -> SnapshotAudit:
+        """Call it after the last part. Raises Malformed if the snapshot is not whole."""
         if self._unseen:
             raise Malformed(f"it lacks the head of {node_text(min(self._unseen))}")
-        if self._last_entries:
-            raise Malformed(f"it lacks op {ulid_text(min(self._last_entries))}, with which an author's settled ops end")
-        permissions = self._judged_law()
-        self._check_keys(permissions)
-        self._check_mover(permissions)
-        witnesses = self._witnesses(permissions, now_ms)
-        asked, have = self.horizon.witnesses, len(witnesses)
-        if have < asked:
-            raise Failed(
-                f"the horizon of {self._named} has {have} cosignatures of other members, and the owner's rules ask for"
-                f" {asked}; exchange with nodes that have the whole log"
-            )
-        return SnapshotAudit(self.horizon, len(self._heads), self._bases, self._entries, self._ops, witnesses)
-
-    @property
-    def _named(self) -> str:
-        return f"{node_text(self.horizon.op.node_id)} ({ulid_text(self.horizon.op.id)})"
-
-    def _judged_law(self) -> Permissions:
-        """By the law that is in the snapshot, and what has changed of it since, up to the horizon's op."""
-        later: list[SnapshotEntry] = []
-        for raw in self._manifest.law:
-            op = decode(raw)
-            if not isinstance(op.payload, (*LAW, SetRetention)):
-                raise Malformed("its manifest has an op that says nothing of who may do what")
-            later.append(SnapshotEntry(op, raw))
-        for each in sorted(later, key=lambda each: each.op.timestamp):
-            if isinstance(each.op.payload, DelegateUcan):
-                delegation = read_ucan(each.op.payload.ucan_bytes)
-                self._keys.setdefault(delegation.node, delegation.public)
-        later.append(SnapshotEntry(self.horizon.op, self._manifest.horizon))
-        for each, fault in zip(later, self._faults(later), strict=True):
-            if fault is not None:
-                raise Malformed(f"op {ulid_text(each.op.id)} of its manifest does not hold good: {fault.sentence}")
-        known = {op.id for op in self._law}
-        law = [*self._law, *(op for op, _ in later if isinstance(op.payload, LAW) and op.id not in known)]
-        return permissions_of(law, self._mesh, self._rules)
-
-    def _check_keys(self, permissions: Permissions) -> None:
-        good = {each.node: each.public for each in permissions.delegations if permissions.authority.fault(each) is None}
-        ended = {each.node for each in permissions.delegations}
-        for node in self._heads:
-            if good.get(node) != self._keys.get(node) and node not in ended:
-                raise Failed(f"no delegation that leads back to the user admits {node_text(node)}, of which it has ops")
-
-    def _check_mover(self, permissions: Permissions) -> None:
-        moved = self.horizon.op
-        owners = [decode(each) for each in self._manifest.law]
-        rules = [op for op in owners if isinstance(op.payload, SetRetention)]
-        if any(permissions.refusal(op, "") is not None for op in rules):
-            raise Failed(f"a rule of the horizon of {self._named} was not written by the owner")
-        if permissions.refusal(moved, "") is not None or not may_move(moved, permissions):
-            raise Failed(f"{node_text(moved.node_id)} may not move the horizon: it was not the coordinator then")
-
-    def _witnesses(self, permissions: Permissions, now_ms: int) -> tuple[int, ...]:
-        authority, mover = permissions.authority, self.horizon.op.node_id
-        members = {
-            node: key
-            for node, key in self._keys.items()
-            if authority.standing(node, now_ms) is Standing.ACTIVE and node not in permissions.forks
-        }
-        expected = horizon_checkpoint(self._mesh, self.horizon.op.id, self._manifest.leaves, self.horizon.payload.root)
-        return tuple(sorted(witnesses_of(self._manifest.note, expected, self._mesh, members) - {mover}))
-
-
-def permissions_of(law: Sequence[Op], mesh: str, rules: Rules) -> Permissions:
-    """The permissions that these ops make by themselves."""
-    store = open_store(MEMORY, create=True)
-    try:
-        with store.read() as session:
-            return PermissionsReader(mesh, rules).of(session, law)
-    finally:
-        store.close()
+        if self._awaited:
+            raise Malformed(f"it lacks op {ulid_text(min(self._awaited))}, which no horizon lets go")
+        counts = len(self._heads), self._bases, self._entries, self._ops
+        return SnapshotAudit(self._judged.horizon, *counts, self._judged.witnesses)
 
 
 def check_snapshot(
@@ -306,9 +319,9 @@ def check_snapshot(
     """Reads a whole snapshot. Raises Failed with what is wrong with it, and Usage if there is none."""
     try:
         manifest = folder.manifest()
-        check = SnapshotCheck(manifest, mesh or manifest.mesh, rules, helpers)
+        check = SnapshotCheck(judge_manifest(manifest, mesh or manifest.mesh, rules, now_ms), helpers)
         for part in parts(folder, manifest):
             check.take(part)
-        return check.finish(now_ms)
+        return check.finish()
     except Malformed as error:
         raise Failed(f"the snapshot in {folder.path} does not hold good: {error}") from None

@@ -70,6 +70,14 @@ class SnapshotFolder:
         known = {MANIFEST, *(self._chunk(number).name for number in range(len(manifest.chunks)))}
         return sorted(name for name in self._names() if name not in known)
 
+    def keep_chunks(self, count: int) -> None:
+        """Drops the chunks of another snapshot that this one, which has so many, would not replace."""
+        known = {self._chunk(number).name for number in range(count)}
+        with written(self.path):
+            for name in self._names():
+                if name.endswith(_SUFFIX) and name not in known:
+                    (self.path / name).unlink(missing_ok=True)
+
     def put_chunk(self, number: int, data: bytes) -> None:
         """The chunk is there whole or not at all. Raises StoreError."""
         _put(self._chunk(number), data)
@@ -111,7 +119,7 @@ def write_folder(path: Path, manifest: SnapshotManifest, root: bytes, leaves: It
     """
     folder = SnapshotFolder(path)
     with written(path):
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if strangers := [name for name in folder._names() if not name.endswith((_SUFFIX, ".new")) and name != MANIFEST]:
         raise Usage(f"{path} has other files, such as {sorted(strangers)[0]}; name a new folder")
     folder.clear()
@@ -144,8 +152,8 @@ def _read(path: Path, limit: int) -> bytes:
 def _put(path: Path, data: bytes) -> None:
     unfinished = path.with_name(f"{path.name}.new")
     with written(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

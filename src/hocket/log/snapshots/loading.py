@@ -23,8 +23,9 @@ from hocket.log import Log
 from hocket.log.limits import SHARED
 from hocket.log.lost_past import SET_ASIDE, rewrite
 from hocket.log.rebuild import rebuild_at_once
-from hocket.log.snapshots.checking import SnapshotAudit, SnapshotCheck, SnapshotEntry, parts
+from hocket.log.snapshots.checking import SnapshotAudit, SnapshotEntry, SnapshotHorizon, check_snapshot, parts
 from hocket.log.snapshots.folder import SnapshotFolder
+from hocket.log.snapshots.own_late import first_late
 from hocket.store import NewOp, OpRow, Session
 from hocket.store.horizon_rows import HORIZON, BaseRow, GapRow, HeadRow, HorizonRow
 
@@ -34,7 +35,7 @@ _SETTLED = 1
 
 
 class Loaded(NamedTuple):
-    """What came in: entries that were not here before, and how many settled ones went. `rewritten` counts this node's
+    """What came in: ops that were not here before, and how many settled ones went. `rewritten` counts this node's
     own ops that were late and have been written again, and `dropped` those that would not count any more.
     """
 
@@ -47,13 +48,9 @@ class Loaded(NamedTuple):
 
 def load_snapshot(log: Log, folder: SnapshotFolder) -> Loaded:
     """Raises Failed for a snapshot that does not hold good, and Conflict for one that this log does not need."""
+    audit = check_snapshot(folder, log.user, log.rules, log.physical(), log.helpers)
     try:
-        manifest = folder.manifest()
-        check = SnapshotCheck(manifest, log.user, log.rules, log.helpers)
-        for part in parts(folder, manifest):
-            check.take(part)
-        audit = check.finish(log.physical())
-        added, deleted = _put(log, folder, manifest, audit)
+        added, deleted = _put(log, folder, folder.manifest(), audit)
     except Malformed as error:
         raise Failed(f"the snapshot in {folder.path} does not hold good: {error}") from None
     rewritten = rewrite(log)
@@ -64,7 +61,7 @@ def _put(log: Log, folder: SnapshotFolder, manifest: SnapshotManifest, audit: Sn
     with log.store.write() as session:
         session.lock_author(log.author)
         session.lock_permissions(exclusive=True)
-        _check_need(log, session, audit)
+        check_need(log, session, audit.horizon)
         _set_own_aside(log, session, audit)
         loading = _Loading(log, session, audit)
         for part in parts(folder, manifest):
@@ -77,14 +74,14 @@ def _put(log: Log, folder: SnapshotFolder, manifest: SnapshotManifest, audit: Sn
         return loading.added, loading.deleted
 
 
-def _check_need(log: Log, session: Session, audit: SnapshotAudit) -> None:
-    """A snapshot does not take a log back."""
+def check_need(log: Log, session: Session, found: SnapshotHorizon) -> None:
+    """Raises Conflict for a snapshot that this log does not need: none takes a log back."""
     if log.is_shared:
         raise Conflict(
             "a store that nodes share takes no snapshot, because it is one log for all of them; give this node a home"
             " with a store of its own"
         )
-    known, horizon = session.horizon(), audit.horizon.payload
+    known, horizon = session.horizon(), found.payload
     if known is not None and known.at_ms >= horizon.at_ms:
         raise Conflict("this log is settled up to that horizon already; exchange with the node instead")
     frontier = session.frontier()
@@ -112,12 +109,6 @@ def _set_own_aside(log: Log, session: Session, audit: SnapshotAudit) -> None:
     session.put_head(
         head._replace(seq=end, chain=chain, seal=seal, settled=min(head.settled, end), unsettled=0, last=last)
     )
-
-
-def first_late(session: Session, node: int, end: Hlc, head: Hlc) -> OpRow | None:
-    """The first entry of an author at or before the end of a horizon, and beyond the author's head at it."""
-    rows = session.entries_of_author(node.to_bytes(8, "big"), pack(head), 1)
-    return rows[0] if rows and rows[0].hlc <= pack(end) else None
 
 
 def _head_of(audit: SnapshotAudit, node: int) -> Hlc:
@@ -156,8 +147,9 @@ class _Loading:
                 continue
             author = place[0][12:]
             self._at[author] = max(self._at.get(author, b""), place[0])
-            new += rows_of(each)
-            self.added += 1
+            rows = rows_of(each)
+            new += rows
+            self.added += sum(row.is_op for row in rows)
         self._append(new)
 
     def take_partials(self, partials: list[PartialBundle]) -> None:
@@ -207,10 +199,10 @@ class _Loading:
 
     def _delete(self, row: OpRow) -> None:
         session = self._session
-        last = row.seq + len(session.facts_of(row.seq))
-        session.delete_ops(row.seq, last)
-        session.put_gap(GapRow(row.seq, last, row.chain))
-        self.deleted += 1
+        facts = len(session.facts_of(row.seq))
+        session.delete_ops(row.seq, row.seq + facts)
+        session.put_gap(GapRow(row.seq, row.seq + facts, row.chain))
+        self.deleted += facts or 1
 
     def _append(self, ops: list[NewOp]) -> None:
         if not ops:
