@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from hocket.errors import StoreError
 from hocket.families.jobs import rules as schedules
+from hocket.families.retention.cut import SettledCut
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Authority, Revocation, Standing, counting_revocations
 from hocket.kernel.clock import U32_MAX, Hlc, pack, unpack
@@ -67,7 +68,8 @@ class Tenure(NamedTuple):
 class Permissions:
     """`revocations` are those that count: each was judged by the permissions at its own time. `forks` says since when a
     node has two histories, and `pinned` are later ops of such nodes that still count. Of the nodes in
-    `lacking` some pinned ops are missing here, or the ops that show where their histories part.
+    `lacking` some pinned ops are missing here, or the ops that show where their histories part. `cut` is the horizon in
+    force.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Permissions:
         forks: dict[int, Hlc],
         pinned: frozenset[bytes],
         lacking: Collection[int],
+        cut: SettledCut | None = None,
     ) -> None:
         extensions = rules.extensions
         self.rules = rules
@@ -90,6 +93,7 @@ class Permissions:
         self.forks = forks
         self.pinned = pinned
         self.lacking = frozenset(lacking)
+        self.cut = cut
         self._since = [tenure.since for tenure in tenures]
         self._has_pins = any(tenure.last is not None for tenure in tenures)
         self._arbiter = extensions is not None and extensions.arbiter
@@ -109,7 +113,8 @@ class Permissions:
             self.forks.items(),
             self.pinned,
         )
-        return content_hash(repr([sorted(map(repr, each)) for each in facts]).encode())
+        horizon = b"" if self.cut is None else self.cut.horizon
+        return content_hash(repr([sorted(map(repr, each)) for each in facts]).encode() + horizon)
 
     @property
     def coordinators(self) -> list[tuple[Hlc, int]]:
@@ -495,13 +500,30 @@ class PermissionsReader:
             self._user, delegations.values(), {cid for _, _, cid in counting} | roots, is_bound=is_bound
         )
         return Permissions(
-            self.rules, authority, delegations.values(), counting, tenures, forks, pinned, unpinned | apart
+            self.rules,
+            authority,
+            delegations.values(),
+            counting,
+            tenures,
+            forks,
+            pinned,
+            unpinned | apart,
+            cut_of(session),
         )
 
     def _delegation(self, cid: bytes, token: bytes) -> Delegation:
         if cid not in self._tokens:
             self._tokens[cid] = read_ucan(token)
         return self._tokens[cid]
+
+
+def cut_of(session: Session) -> SettledCut | None:
+    """The horizon in force, if there is one."""
+    row = session.horizon()
+    if row is None:
+        return None
+    heads = {int.from_bytes(author, "big"): unpack(head.hlc) for author, head in session.heads().items()}
+    return SettledCut(row.op, row.at_ms, row.forgotten_ms, heads)
 
 
 def _tenures(coordinators: list[Coordinator]) -> list[Tenure]:

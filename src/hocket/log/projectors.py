@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.kinds.facts import KIND
 from hocket.families.kinds.rules import KINDS
+from hocket.families.retention.cut import SettledCut
 from hocket.kernel.arbitration import FamilyRules, FoldContext, Reason
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.family import FAMILIES, derived
@@ -105,6 +106,10 @@ class Engine(FoldContext, Protocol):
     def physical(self) -> int: ...
     @property
     def permissions(self) -> Permissions: ...
+    @property
+    def cut(self) -> SettledCut | None:
+        """The horizon in force."""
+
     def known(self, op_id: bytes) -> tuple[Op | None, int]:
         """The op, and its reason: 0 if it counts."""
 

@@ -13,12 +13,15 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from hocket.families.jobs.rules import Job
+from hocket.families.retention.cut import SettledCut
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.family import FAMILIES
-from hocket.kernel.vocabulary import JOB, CreateArtifact, DesignateCoordinator, ReportFork, number_of
+from hocket.kernel.vocabulary import JOB, CreateArtifact, DesignateCoordinator, ReportFork, Subject, number_of
 from hocket.log.citations import ID_BYTES, keyed
 from hocket.log.limits import add_charges, charged
-from hocket.log.permissions import Permissions, PermissionsReader, writers
+from hocket.log.permissions import Permissions, PermissionsReader, trace, writers
 from hocket.log.projection import Projection
+from hocket.log.projectors import rules_of
 from hocket.log.registers import GrantRegister
 from hocket.store import Head, OpRow, Session, Store, WrittenTotals
 
@@ -124,6 +127,7 @@ def _begin(session: Session, permissions_reader: PermissionsReader, now: int) ->
     session.drop_projections()
     session.mark_settled([op.seq for op in session.unsettled_ops(head.settled, None)])
     permissions = _legislate(session, permissions_reader, now)
+    _lay_bases(session, permissions_reader, now, permissions)
     session.put_head(head._replace(settled=head.seq, unsettled=0, rebuilding=START, permissions_state=permissions))
 
 
@@ -131,7 +135,8 @@ def _legislate(session: Session, permissions_reader: PermissionsReader, now: int
     """Enters every delegation, revocation and pinning designation: they change the meaning of earlier ops."""
     _replay(session)
     projection = Projection(session, permissions_reader)
-    projection.begin(now, permissions_state=0)
+    horizon = session.horizon()
+    projection.begin(now, permissions_state=0 if horizon is None else trace(horizon.op))
     # Proofs of forks come first: they show whose delegations are in doubt.
     for variants in (_PROOFS, _GRANTS):
         for row in session.ops_of_variants(variants):
@@ -139,6 +144,29 @@ def _legislate(session: Session, permissions_reader: PermissionsReader, now: int
     for row in session.ops_of_variants((number_of(DesignateCoordinator),)):
         projection.designate(keyed(row), integrity=len(session.ops_at(row.hlc)) > 1)
     return projection.permissions_state
+
+
+def _lay_bases(session: Session, permissions_reader: PermissionsReader, now: int, permissions: int) -> None:
+    """Begins each subject with what it was at the horizon, where that stands in the place of ops."""
+    after = Subject("", b"")
+    projection = Projection(session, permissions_reader)
+    projection.begin(now, permissions)
+    while bases := session.bases(after, STEP):
+        for base in bases:
+            subject = base.subject
+            projection.projectors[subject.family].keep(subject.key, rules_of(subject.family).decode(base.state))
+        projection.flush()
+        after = bases[-1].subject
+
+
+def _is_replayed(session: Session, cut: SettledCut | None, row: OpRow) -> bool:
+    """Whether an op is not in a base already, and was not let go."""
+    if row.reason == Reason.PRUNED:
+        return False
+    if cut is None or row.subject is None or row.hlc > cut.end:
+        return True
+    base = session.base(row.subject)
+    return base is None or row.hlc > base.last
 
 
 def _step_of(store: Store, permissions_reader: PermissionsReader, now: int) -> int:
@@ -157,9 +185,12 @@ def _step(session: Session, permissions_reader: PermissionsReader, now: int) -> 
     _replay(session)
     # Ops that share a timestamp belong together; the last op of the batch may have twins after it.
     rows = [row for row in rows if row.hlc != rows[-1].hlc] + session.ops_at(rows[-1].hlc)
+    count = len(rows)
     projection = Projection(session, permissions_reader)
     projection.begin(now, head.permissions_state)
     projection.jobs.is_rebuilding = True
+    cut, end = projection.cut, rows[-1].hlc
+    rows = [row for row in rows if _is_replayed(session, cut, row)]
     for index, row in enumerate(rows):
         twin = any(0 <= i < len(rows) and rows[i].hlc == row.hlc for i in (index - 1, index + 1))
         reason = int(projection.replayed(keyed(row), integrity=twin))
@@ -167,8 +198,8 @@ def _step(session: Session, permissions_reader: PermissionsReader, now: int) -> 
             session.set_reasons([(reason, row.id)])
     projection.flush()
     _count(session, head, projection.permissions, rows)
-    session.put_head(head._replace(rebuilding=rows[-1].hlc, permissions_state=projection.permissions_state))
-    return len(rows)
+    session.put_head(head._replace(rebuilding=end, permissions_state=projection.permissions_state))
+    return count
 
 
 def _replay(session: Session) -> None:

@@ -13,7 +13,7 @@ HORIZON = "horizon"
 _HEAD = "author, hlc, entry, size, peaks"
 _PUT_HEAD = upsert("heads", _HEAD, "author")
 _PUT_BASE = upsert("bases", "of_node, family, key, last, state, mac", "family, key")
-_PUT_GAP = upsert("gaps", "first, last, chain", "first")
+_PUT_GAP = upsert("gaps", "of_node, first, last, chain, mac", "first")
 _PUT_PRUNING = upsert("pruning", "family, key, last, state, kept", "family, key")
 
 
@@ -80,6 +80,9 @@ class HorizonSession(Statements):
         data = self._one("SELECT value FROM meta WHERE key = ?", HORIZON)
         return None if data is None else HorizonRow.read(data)
 
+    def set_horizon(self, row: HorizonRow) -> None:
+        self._put(upsert("meta", "key, value", "key"), (HORIZON, row.encode()))
+
     def heads(self) -> dict[bytes, HeadRow]:
         """The heads of authors, by author."""
         return {row[0]: HeadRow(*row) for row in self._rows(f"SELECT {_HEAD} FROM heads")}
@@ -131,17 +134,17 @@ class HorizonSession(Statements):
     # Rows that go.
 
     def gaps(self) -> list[GapRow]:
-        return [GapRow(*row) for row in self._rows("SELECT first, last, chain FROM gaps ORDER BY first")]
+        """Those that this node has left."""
+        return [GapRow(*row[:3]) for row in self._own("gaps", "ORDER BY first")]
 
     def gap_at(self, seq: int) -> GapRow | None:
         """The gap that covers this number."""
-        rows = self._rows("SELECT first, last, chain FROM gaps WHERE first <= ? ORDER BY first DESC LIMIT 1", seq)
-        return GapRow(*rows[0]) if rows and rows[0][1] >= seq else None
+        found = (GapRow(*row[:3]) for row in self._own("gaps", "AND first <= ? ORDER BY first DESC LIMIT 1", seq))
+        return next((gap for gap in found if gap.last >= seq), None)
 
     def gap_after(self, seq: int) -> GapRow | None:
         """The gap that begins right after this number."""
-        rows = self._rows("SELECT first, last, chain FROM gaps WHERE first = ?", seq + 1)
-        return GapRow(*rows[0]) if rows else None
+        return next((GapRow(*row[:3]) for row in self._own("gaps", "AND first = ?", seq + 1)), None)
 
     def put_gap(self, gap: GapRow) -> None:
         """A gap that touches others becomes one with them."""
@@ -151,22 +154,9 @@ class HorizonSession(Statements):
         if right is not None:
             self._put("DELETE FROM gaps WHERE first = ?", (right.first,))
             gap = GapRow(gap.first, right.last, right.chain)
-        self._put(_PUT_GAP, gap)
-
-    def pruned_count(self) -> int:
-        """How many rows were deleted."""
-        return int(self._one("SELECT coalesce(sum(last - first + 1), 0) FROM gaps"))
+        self._put(_PUT_GAP, self._macs.with_mac("gaps", gap))
 
     def delete_ops(self, first: int, last: int) -> None:
         """Deletes the rows with these numbers, and their citations. The caller puts the gap."""
         self._put("DELETE FROM cites WHERE op IN (SELECT id FROM ops WHERE seq BETWEEN ? AND ?)", (first, last))
         self._put("DELETE FROM ops WHERE seq BETWEEN ? AND ?", (first, last))
-
-    # What other nodes say of a horizon.
-
-    def cosignatures(self, horizon: bytes) -> dict[bytes, bytes]:
-        """Lines of a signed note, by the nodes that have signed them."""
-        return dict(self._rows("SELECT node, line FROM cosignatures WHERE horizon = ?", horizon))
-
-    def put_cosignature(self, horizon: bytes, node: bytes, line: bytes) -> None:
-        self._put(upsert("cosignatures", "horizon, node, line", "horizon, node"), (horizon, node, line))

@@ -164,9 +164,8 @@ KEPT = {
     "checkpoints": _with_mac("checkpoints"),
     "heads": UnloggedTable("author, hlc, entry, size, peaks", "author"),
     "bases": _with_mac("bases"),
-    "gaps": UnloggedTable("first, last, chain", "first"),
+    "gaps": _with_mac("gaps"),
     "pruning": UnloggedTable("family, key, last, state, kept", "family, key"),
-    "cosignatures": UnloggedTable("horizon, node, line", "horizon, node"),
 }
 # The settings that each node has for itself where nodes share a store.
 OF_NODE = (

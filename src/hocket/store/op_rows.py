@@ -47,8 +47,8 @@ _CITE = insert_new("cites", "dep, op")
 
 @cache
 def _about(without: tuple[int, ...]) -> str:
-    refused = f"AND reason NOT IN ({', '.join(str(int(reason)) for reason in without)})" if without else ""
-    return f"WHERE key = ? AND settled = 1 AND family = ? AND hlc > ? {refused} ORDER BY hlc"
+    refused = ", ".join(str(int(reason)) for reason in (PRUNED, *without))
+    return f"WHERE key = ? AND settled = 1 AND family = ? AND hlc > ? AND reason NOT IN ({refused}) ORDER BY hlc"
 
 
 @cache
@@ -328,7 +328,19 @@ class OpSession(Statements):
         return int(self._one(f"SELECT count(*) FROM ops WHERE {ENTRIES}"))
 
     def op_count(self) -> int:
-        return self.head().seq - int(self._one(f"SELECT count(*) FROM ops WHERE variant = {BUNDLE}"))
+        """Without those that were deleted."""
+        gone = "(SELECT coalesce(sum(last - first + 1), 0) FROM gaps)"
+        return self.head().seq - int(self._one(f"SELECT count(*) + {gone} FROM ops WHERE variant = {BUNDLE}"))
+
+    def stored_rows(self, seq: int, limit: int) -> list[OpRow]:
+        """The next entries and facts; facts come without bytes, and entries that their authors did not sign are left
+        out.
+        """
+        rows = [_op_row(row) for row in self._rows(f"{_SELECT} WHERE seq > ? ORDER BY seq LIMIT ?", seq, limit)]
+        if self.row_check is None:
+            return rows
+        good = {row.seq for row in self.row_check.ops([row for row in rows if row.place is None])}
+        return [row for row in rows if row.place is not None or row.seq in good]
 
     def facts_of(self, seq: int) -> list[OpRow]:
         """The facts of the bundle with this number, unchecked."""
@@ -345,7 +357,9 @@ class OpSession(Statements):
         return self._ops(f"WHERE seq IN ({_ENTRY_AT} substr(hlc, 13) = ? AND hlc = ?)", hlc[12:], hlc)
 
     def ops_about(self, subject: Subject, without: Sequence[int] = (), after: bytes = b"") -> list[OpRow]:
-        """In HLC order, except those refused for one of these reasons; only those later than `after`."""
+        """In HLC order, except those that were let go, and those refused for one of these reasons; only those later
+        than `after`.
+        """
         return self._ops(_about(tuple(without)), subject.key, subject.family, after)
 
     def every_op_about(self, subject: Subject, after: bytes = b"") -> list[OpRow]:
@@ -392,6 +406,16 @@ class OpSession(Statements):
         first = f"SELECT hlc {_WRITTEN_AFTER} ORDER BY hlc LIMIT 1"
         ((count, hlc_of_first),) = self._rows(f"SELECT count(*), ({first}) {_WRITTEN_AFTER}", node, hlc)
         return count, hlc_of_first
+
+    def last_entry_before(self, node: bytes, hlc: bytes) -> OpRow | None:
+        """The author's last entry that begins before this time."""
+        where = f"WHERE substr(hlc, 13) = ? AND hlc < ? AND {ENTRIES} ORDER BY hlc DESC LIMIT 1"
+        return next(iter(self._ops(where, node, hlc)), None)
+
+    def ops_between(self, node: bytes, after: bytes, until: bytes) -> list[OpRow]:
+        """The ops of an author after a time, up to another."""
+        where = f"WHERE substr(hlc, 13) = ? AND hlc > ? AND hlc <= ? AND {OPS} ORDER BY hlc"
+        return self._ops(where, node, after, until)
 
     def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
         return self._merged(OPS, {node: after}, limit)

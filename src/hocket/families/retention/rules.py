@@ -28,7 +28,8 @@ from hocket.kernel.vocabulary import Subject
 MATCH_CHARS_MAX = 255
 # More rules than this on one log are not written.
 RULES_MAX = 256
-WITNESSES_MAX = 64
+# A note on a root has no more cosignatures, besides that of who has moved the horizon.
+WITNESSES_MAX = 7
 KEEP_MS_MAX = 100 * 366 * 86_400_000
 _SUBJECT = Subject(RETENTION, RETENTION_KEY)
 

@@ -3,8 +3,9 @@ node signs it when it has computed the same root from its own log, and takes sig
 that it has signed itself. So the notes that it keeps are about what it knows to be right, and there is one a horizon.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from hocket.kernel.authority import Authority, Standing
 from hocket.kernel.checkpoints.notes import (
     COSIGNATURES_MAX,
     Checkpoint,
@@ -45,6 +46,22 @@ def horizon_of(origin: str, user: str) -> bytes | None:
 
 def horizon_checkpoint(user: str, op_id: bytes, leaves: int, root: bytes) -> Checkpoint:
     return Checkpoint(horizon_origin(user, op_id), leaves, root)
+
+
+def members_of(keys: Keys, authority: Authority, forks: Collection[int], now_ms: int) -> dict[int, bytes]:
+    """The keys of the nodes whose word on a horizon counts now."""
+    known = {int.from_bytes(node, "big"): public for node, (public, _) in keys.items()}
+    return {
+        node: public
+        for node, public in known.items()
+        if node not in forks and authority.standing(node, now_ms) is Standing.ACTIVE
+    }
+
+
+def horizon_witnesses(session: Session, op_id: bytes, user: str, members: Mapping[int, bytes]) -> frozenset[int]:
+    """The members that have cosigned the root which this node has computed, itself included."""
+    note = horizon_note(session, op_id)
+    return witnesses_of(note, read_checkpoint(read_note(note).text), user, members) if note else frozenset()
 
 
 def witnesses_of(note: bytes, checkpoint: Checkpoint, user: str, keys: Mapping[int, bytes]) -> frozenset[int]:

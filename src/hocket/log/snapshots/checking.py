@@ -11,7 +11,7 @@ from hocket.errors import Failed
 from hocket.families.retention.facts import AuthorHead, MoveHorizon, SetRetention, horizon_end
 from hocket.families.retention.rules import RetentionRule, may_move, rule_of
 from hocket.kernel.arbitration import Reason
-from hocket.kernel.authority import Authority, Standing
+from hocket.kernel.authority import Authority
 from hocket.kernel.bundles import read_facts
 from hocket.kernel.family import FAMILIES
 from hocket.kernel.ids import node_text, ulid_text
@@ -33,7 +33,7 @@ from hocket.kernel.vocabulary import (
     RevokeUcan,
 )
 from hocket.log.author_check import op_fault
-from hocket.log.checkpoints.horizon_notes import horizon_checkpoint, witnesses_of
+from hocket.log.checkpoints.horizon_notes import horizon_checkpoint, members_of, witnesses_of
 from hocket.log.parallel import Helpers, in_parallel
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.snapshots.folder import SnapshotFolder
@@ -171,12 +171,8 @@ def _witnesses(
     keys: Mapping[int, bytes],
     now_ms: int,
 ) -> tuple[int, ...]:
-    authority = permissions.authority
-    members = {
-        node: key
-        for node, key in keys.items()
-        if authority.standing(node, now_ms) is Standing.ACTIVE and node not in permissions.forks
-    }
+    named = {node.to_bytes(8, "big"): (key, "") for node, key in keys.items()}
+    members = members_of(named, permissions.authority, permissions.forks, now_ms)
     expected = horizon_checkpoint(manifest.mesh, horizon.op.id, manifest.leaves, horizon.payload.root)
     return tuple(sorted(witnesses_of(manifest.note, expected, manifest.mesh, members) - {horizon.op.node_id}))
 
@@ -246,7 +242,8 @@ class SnapshotCheck:
         self._unseen = dict(self._heads)
         self._awaited = {each.entry for each in heads}
         self._awaited.update(op.id for op in judged.law.values() if self._is_settled(op))
-        self._bundles: set[bytes] = set()
+        # Entries of which a part can have gone: bundles, and heads.
+        self._partial = {each.entry for each in heads}
         self._bases = self._entries = self._ops = 0
 
     def _is_settled(self, op: Op) -> bool:
@@ -263,8 +260,9 @@ class SnapshotCheck:
         self._bases += len(part.bases)
         self._take_entries(part.entries)
         for partial in part.partials:
-            if partial.entry not in self._bundles or list(partial.gone) != sorted(set(partial.gone)):
-                raise Malformed(f"it names facts of {ulid_text(partial.entry)}, which is no bundle in it")
+            has_gone = bool(partial.gone) and list(partial.gone) == sorted(set(partial.gone))
+            if not has_gone or partial.entry not in self._partial:
+                raise Malformed(f"it names facts of {ulid_text(partial.entry)}, of which none can have gone")
 
     def _take_head(self, head: SnapshotHead) -> None:
         named = self._unseen.pop(head.at.node, None)
@@ -285,7 +283,7 @@ class SnapshotCheck:
         last = op.timestamp
         if isinstance(op.payload, Bundle):
             facts = read_facts(each.raw)
-            self._bundles.add(op.id)
+            self._partial.add(op.id)
             self._ops += len(facts)
             last = facts[-1].op.timestamp
         else:

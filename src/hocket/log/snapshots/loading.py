@@ -14,7 +14,7 @@ from hocket.families.retention.rules import Horizon, forgotten_ms
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.bundles import read_facts
 from hocket.kernel.clock import Hlc, pack
-from hocket.kernel.ops import Op, encode_sequence, read_sequence
+from hocket.kernel.ops import Op, decode, encode_sequence, read_sequence
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.snapshots.chunks import SnapshotManifest
 from hocket.kernel.snapshots.leaf_contents import PartialBundle, SnapshotBase, SnapshotHead
@@ -27,7 +27,7 @@ from hocket.log.snapshots.checking import SnapshotAudit, SnapshotEntry, Snapshot
 from hocket.log.snapshots.folder import SnapshotFolder
 from hocket.log.snapshots.own_late import first_late
 from hocket.store import NewOp, OpRow, Session
-from hocket.store.horizon_rows import HORIZON, BaseRow, GapRow, HeadRow, HorizonRow
+from hocket.store.horizon_rows import BaseRow, GapRow, HeadRow, HorizonRow
 
 # So many entries are read from the log at a time.
 STEP = 500
@@ -153,13 +153,14 @@ class _Loading:
         self._append(new)
 
     def take_partials(self, partials: list[PartialBundle]) -> None:
-        """Facts of a kept bundle that have gone are as if they were not there."""
+        """Facts of a kept entry that have gone are as if they were not there."""
         for each in partials:
             row = self._session.op(each.entry)
-            facts = () if row is None else read_facts(row.body)
-            if not facts or each.gone[-1] >= len(facts):
-                raise Malformed("it names facts that a bundle does not have")
-            self._session.set_reasons([(int(Reason.PRUNED), facts[place].op.id) for place in each.gone])
+            assert row is not None
+            facts = facts_of(SnapshotEntry(decode(row.body), row.body))
+            if each.gone[-1] >= len(facts):
+                raise Malformed("it names facts that an entry does not have")
+            self._session.set_reasons([(int(Reason.PRUNED), facts[place].id) for place in each.gone])
 
     def finish(self) -> None:
         """Deletes the settled entries after the last one of the snapshot, and notes the horizon."""
@@ -167,7 +168,7 @@ class _Loading:
         session, horizon = self._session, self._audit.horizon
         forgotten = forgotten_ms(Horizon(horizon.op.id, horizon.payload.at_ms, horizon.op.timestamp, horizon.rules))
         row = HorizonRow(horizon.op.id, horizon.payload.at_ms, forgotten, is_denied=True, is_deleted=True)
-        session.set_meta(HORIZON, row.encode())
+        session.set_horizon(row)
         head = session.head()
         _, last = session.latest_of(self._log.author)
         session.put_head(head._replace(last=last))
@@ -210,6 +211,11 @@ class _Loading:
         head = self._session.head()
         seq, chain, seal = self._log.append_received(self._session, head, ops)
         self._session.put_head(head._replace(seq=seq, chain=chain, seal=seal, settled=seq, unsettled=0))
+
+
+def facts_of(entry: SnapshotEntry) -> list[Op]:
+    """What is in a bundle, or an op by itself."""
+    return [each.op for each in read_facts(entry.raw)] if isinstance(entry.op.payload, Bundle) else [entry.op]
 
 
 def rows_of(entry: SnapshotEntry) -> list[NewOp]:

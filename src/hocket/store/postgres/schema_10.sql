@@ -16,9 +16,12 @@ CREATE TABLE bases (                      -- what a subject was at the horizon, 
     PRIMARY KEY (family, key)
 );
 CREATE TABLE gaps (                       -- runs of rows that were deleted
-    first BIGINT PRIMARY KEY,            -- the numbers of their first and their last op
+    of_node BYTEA NOT NULL,                -- the node that has deleted them
+    first BIGINT NOT NULL,                -- the numbers of their first and their last op
     last  BIGINT NOT NULL,
-    chain BYTEA  NOT NULL                -- the link of their last entry
+    chain BYTEA NOT NULL,                  -- the link of their last entry
+    mac   BYTEA NOT NULL,
+    PRIMARY KEY (first)
 );
 CREATE TABLE pruning (                    -- what is left to do until a horizon is in force for every subject
     family TEXT NOT NULL,                 -- empty: the key is that of an op without a subject, which goes
@@ -27,10 +30,4 @@ CREATE TABLE pruning (                    -- what is left to do until a horizon 
     state  BYTEA,
     kept   BYTEA NOT NULL,                 -- the ids of the settled ops that stay, one after the other
     PRIMARY KEY (family, key)
-);
-CREATE TABLE cosignatures (               -- which nodes have cosigned what remains at a horizon
-    horizon BYTEA NOT NULL,
-    node    BYTEA NOT NULL,
-    line    BYTEA NOT NULL,
-    PRIMARY KEY (horizon, node)
 );

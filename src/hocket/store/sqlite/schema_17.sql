@@ -16,10 +16,13 @@ CREATE TABLE bases (                      -- what a subject was at the horizon, 
     PRIMARY KEY (family, key)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE gaps (                       -- runs of rows that were deleted
-    first INTEGER PRIMARY KEY,            -- the numbers of their first and their last op
+    of_node BLOB NOT NULL,                -- the node that has deleted them
+    first INTEGER NOT NULL,                -- the numbers of their first and their last op
     last  INTEGER NOT NULL,
-    chain BLOB    NOT NULL                -- the link of their last entry
-) STRICT;
+    chain BLOB NOT NULL,                  -- the link of their last entry
+    mac   BLOB NOT NULL,
+    PRIMARY KEY (first)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE pruning (                    -- what is left to do until a horizon is in force for every subject
     family TEXT NOT NULL,                 -- empty: the key is that of an op without a subject, which goes
     key    BLOB NOT NULL,
@@ -27,10 +30,4 @@ CREATE TABLE pruning (                    -- what is left to do until a horizon 
     state  BLOB,
     kept   BLOB NOT NULL,                 -- the ids of the settled ops that stay, one after the other
     PRIMARY KEY (family, key)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE cosignatures (               -- which nodes have cosigned what remains at a horizon
-    horizon BLOB NOT NULL,
-    node    BLOB NOT NULL,
-    line    BLOB NOT NULL,
-    PRIMARY KEY (horizon, node)
 ) STRICT, WITHOUT ROWID;
