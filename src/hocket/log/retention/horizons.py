@@ -12,6 +12,7 @@ from hocket.events import Event
 from hocket.events.nodes import HorizonDiffers, HorizonMoved, OpsPruned
 from hocket.families.retention.facts import (
     HEADS_MAX,
+    KEEP_MS_MIN,
     KEPT_MAX,
     RETENTION,
     RETENTION_KEY,
@@ -42,12 +43,15 @@ from hocket.store.op_rows import BUNDLE
 T = TypeVar("T")
 SUBJECT = Subject(RETENTION, RETENTION_KEY)
 # So many subjects follow a horizon, and so many entries are deleted, in one transaction.
-STEP_SUBJECTS = 100
-STEP_ENTRIES = 200
+STEP_SUBJECTS = 50
+STEP_ENTRIES = 100
 PREPARE_STEP = 1_000
+# The horizon moves so often while the shortest rule keeps something, within these bounds.
+MOVES_PER_KEEP = 24
+EVERY_MS_MIN, EVERY_MS_MAX = 3_600_000, 86_400_000
 # The store's key of which process prepares the next horizon.
 PREPARING = "preparing"
-# The node's key of the time up to which its log is in an archive.
+# The node's key of the last entries of authors that are in an archive: their packed times.
 ARCHIVED = "archived"
 
 
@@ -106,6 +110,8 @@ class HorizonKeeper:
         # Horizons whose root differs from this node's, by how long the log was then.
         self._differing: dict[bytes, int] = {}
         self._deleted_to = 0
+        # When this process last looked whether something may go.
+        self._looked_ms = 0
 
     # What the log says.
 
@@ -135,11 +141,16 @@ class HorizonKeeper:
 
     # Moving the horizon.
 
-    def plan(self, session: Session, at_ms: int | None = None) -> Plan | None:
-        """What a horizon would let go now; None without rules, or if the one before is not followed yet."""
+    def plan(
+        self, session: Session, at_ms: int | None = None, rules: tuple[RetentionRule, ...] | None = None
+    ) -> Plan | None:
+        """What a horizon would let go now, by the rules of the log or by others; None without rules, or if the one
+        before is not followed yet.
+        """
         retention, row = self.retention(session), session.horizon()
         before = None if retention is None else retention.horizon
-        if retention is None or all(each.is_removed for each in retention.rules):
+        rules = rules or (() if retention is None else retention.rules)
+        if all(each.is_removed for each in rules):
             return None
         if (None if before is None else before.op) != (None if row is None else row.op) or (row and not row.is_denied):
             return None
@@ -151,13 +162,34 @@ class HorizonKeeper:
             return None
         times = {each.node.to_bytes(8, "big"): pack(each.at) for each in heads}
         settlement = settle(
-            *(session, heads, end, retention.rules, self._log.user, self._log.rules), later=later_ops(session, times)
+            *(session, heads, end, rules, self._log.user, self._log.rules), later=later_ops(session, times)
         )
         if len(settlement.remains.kept) > KEPT_MAX:
             return None
-        return Plan(end, heads, retention.rules, None if before is None else before.op, settlement, seq)
+        return Plan(end, heads, rules, None if before is None else before.op, settlement, seq)
 
-    def move(self, plan: Plan, *, is_archived: bool = False) -> bool:
+    def is_due(self, session: Session) -> bool:
+        """Whether this node is to move the horizon: there are rules, and the one before is old enough."""
+        retention = self.retention(session)
+        rules = () if retention is None else [each for each in retention.rules if not each.is_removed]
+        if retention is None or not rules or self.obstacle(session) is not None or not self.may_move(session):
+            return False
+        shortest = min(each.keep_ms or KEEP_MS_MIN for each in rules)
+        every = min(max(shortest // MOVES_PER_KEEP, EVERY_MS_MIN), EVERY_MS_MAX)
+        before = 0 if retention.horizon is None else retention.horizon.moved.wall
+        return self._log.physical() >= max(before, self._looked_ms) + every
+
+    def move_if_due(self) -> bool:
+        """Moves the horizon if that lets something go. What is looked for in vain is looked for again later."""
+        with self._lock:
+            with self._log.store.read() as session:
+                if not self.is_due(session):
+                    return False
+                self._looked_ms = self._log.physical()
+                plan = self.plan(session)
+            return plan is not None and plan.settlement.gone_ops > 0 and self.move(plan)
+
+    def move(self, plan: Plan) -> bool:
         """Moves the horizon as planned. False if something has come meanwhile that changes what may go."""
 
         def request(tx: Transaction) -> bool:
@@ -170,6 +202,7 @@ class HorizonKeeper:
                 if is_late or not names.isdisjoint(references(op)):
                     return False
             kept = plan.settlement.remains.kept
+            is_archived = is_in_archive(tx.session, plan.heads)
             payload = MoveHorizon(plan.at_ms, plan.before, tuple(plan.heads), kept, plan.settlement.root, is_archived)
             written = tx.author(payload, tuple(each.op for each in plan.rules))
             return not isinstance(written, Reason)
@@ -294,8 +327,7 @@ class HorizonKeeper:
         if op is None or not isinstance(op.payload, MoveHorizon):
             return "the op that moved the horizon is not here"
         rules = [each for each in _rules_of(session, op) if not each.is_removed]
-        archived = int.from_bytes(session.own_meta(ARCHIVED) or b"", "big")
-        is_archived = op.payload.is_archived or archived > row.at_ms
+        is_archived = op.payload.is_archived or is_in_archive(session, op.payload.heads)
         if not is_archived and not all(each.waives_archive for each in rules):
             return "an archive that reaches the horizon: run `hocket log archive`"
         wanted = max((each.witnesses for each in rules), default=0)
@@ -341,6 +373,19 @@ class HorizonKeeper:
 def _rules_of(session: Session, op: Op) -> tuple[RetentionRule, ...]:
     named = [keyed(row) for dep in op.cited if (row := session.op(dep)) is not None]
     return tuple(rule_of(each, each.payload) for each in named if isinstance(each.payload, SetRetention))
+
+
+def is_in_archive(session: Session, heads: Sequence[AuthorHead]) -> bool:
+    """Whether every entry up to these was here when this node last wrote an archive that reaches them."""
+    data = session.own_meta(ARCHIVED) or b""
+    times = [data[at : at + 20] for at in range(0, len(data), 20)]
+    reached = {each[12:]: each for each in times}
+    return all(pack(each.at) <= reached.get(each.node.to_bytes(8, "big"), b"") for each in heads)
+
+
+def note_archive(session: Session, heads: Sequence[AuthorHead]) -> None:
+    """An archive has every entry up to these heads."""
+    session.set_own_meta(ARCHIVED, b"".join(pack(each.at) for each in heads))
 
 
 def _has_heads(session: Session, heads: Sequence[AuthorHead]) -> bool:
