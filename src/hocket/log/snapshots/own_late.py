@@ -3,11 +3,12 @@ count. As long as no other node can have them, the node takes them off its log a
 after a lost past (`lost_past`).
 """
 
+from hocket.families.retention.cut import NEVER_LATE
 from hocket.families.retention.facts import RETENTION, RETENTION_KEY, SETTLED_MS, MoveHorizon, horizon_end
 from hocket.families.retention.rules import RETENTIONS
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ops import decode
-from hocket.kernel.vocabulary import Subject
+from hocket.kernel.vocabulary import Subject, number_of
 from hocket.log import Log
 from hocket.log.limits import SHARED
 from hocket.log.lost_past import Rewritten, note_shared, rewind, rewrite
@@ -15,6 +16,8 @@ from hocket.store import OpRow, Session
 
 # An op that is so old may be late by now. When it leaves the node, that is noted first.
 OLD_MS = SETTLED_MS // 2
+_NEVER_LATE = tuple(number_of(each) for each in NEVER_LATE)
+_STEP = 100
 _SUBJECT = Subject(RETENTION, RETENTION_KEY)
 
 
@@ -42,9 +45,18 @@ def first_unshared(session: Session, node: int) -> OpRow | None:
 
 
 def first_late(session: Session, node: int, end: Hlc, head: Hlc) -> OpRow | None:
-    """The first entry of an author at or before the end of a horizon, and beyond the author's head at it."""
-    rows = session.entries_of_author(node.to_bytes(8, "big"), pack(head), 1)
-    return rows[0] if rows and rows[0].hlc <= pack(end) else None
+    """The first entry of an author at or before the end of a horizon and beyond the author's head at it, unless it
+    counts all the same. So does the one by which the node is known.
+    """
+    after = pack(head)
+    while rows := session.entries_of_author(node.to_bytes(8, "big"), after, _STEP):
+        for row in rows:
+            if row.hlc > pack(end):
+                return None
+            if row.variant not in _NEVER_LATE:
+                return row
+        after = rows[-1].hlc
+    return None
 
 
 def _last_horizon(session: Session) -> MoveHorizon | None:
