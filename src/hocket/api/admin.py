@@ -18,6 +18,7 @@ from hocket.api import (
     nodes,
     ops,
     programs,
+    retention,
     rights,
     schedules,
     status,
@@ -183,6 +184,11 @@ class _Methods:
     checkpoint = Method(ops.checkpoint)
     archive_log = Method(ops.archive_log)
     verify_archive = Method(ops.verify_archive)
+    retain = Method(retention.retain)
+    forecast_retention = Method(retention.forecast)
+    horizon = Method(retention.horizon)
+    prune = Method(retention.prune)
+    retention = Method(retention.listing)
     submit = Method(job_submits.submit)
     submit_many = Method(job_submits.submit_many)
     jobs = Method(_jobs)

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
-from hocket.api import ops, rights
+from hocket.api import ops, retention, rights
 from hocket.api.jobs import OpLine, rejected
 from hocket.api.ops import LIMIT_MAX
 from hocket.cli.declarations import App, Argument, CommandContext, Option
@@ -333,6 +333,24 @@ def rebuild() -> None:
     changed = f"changed: {', '.join(rebuilt.changed)}"
     outcome = "finished the rebuild" if resumed else "nothing changed" if rebuilt.unchanged else changed
     say(f"{counted(rebuilt.ops, 'op')} refolded: {outcome}")
+
+
+@app.command()
+def prune(
+    dry_run: Annotated[bool, Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Let go now what the rules of `hocket retain` say: it leaves every view, and is deleted as soon as it is in an
+    archive or the owner has waived that. Servers and workers do this by themselves; use it before a backup, or to see
+    what would go.
+
+    \b
+      hocket log prune --dry-run
+      hocket log prune
+    """
+    if dry_run:
+        perform(retention.forecast)
+    else:
+        perform(retention.prune)
 
 
 def derive(

@@ -27,6 +27,7 @@ from hocket.api import (
     locks,
     nodes,
     ops,
+    retention,
     rights,
     rows,
     schedules,
@@ -357,6 +358,7 @@ MODULES = (
     kinds,
     schedules,
     ops,
+    retention,
     claiming,
     ending,
 )

@@ -247,6 +247,15 @@ class HorizonKeeper:
                 return self._differs(coming)
             return self._delete_some(row) if row is not None and may_delete else _DONE
 
+    def follow(self) -> list[Event]:
+        """Does all that is left to do, and gives what happened."""
+        events: list[Event] = []
+        while True:
+            step = self.step()
+            events += step.events
+            if not step.has_more:
+                return events
+
     def _settlement(self, session: Session, coming: NextHorizon) -> Settlement | None:
         """What remains at the next horizon, if every entry up to it is here."""
         payload = coming.payload
@@ -377,15 +386,24 @@ def _rules_of(session: Session, op: Op) -> tuple[RetentionRule, ...]:
 
 def is_in_archive(session: Session, heads: Sequence[AuthorHead]) -> bool:
     """Whether every entry up to these was here when this node last wrote an archive that reaches them."""
-    data = session.own_meta(ARCHIVED) or b""
-    times = [data[at : at + 20] for at in range(0, len(data), 20)]
-    reached = {each[12:]: each for each in times}
+    reached = _archived(session)
     return all(pack(each.at) <= reached.get(each.node.to_bytes(8, "big"), b"") for each in heads)
 
 
 def note_archive(session: Session, heads: Sequence[AuthorHead]) -> None:
     """An archive has every entry up to these heads."""
-    session.set_own_meta(ARCHIVED, b"".join(pack(each.at) for each in heads))
+    reached = _archived(session)
+    for each in heads:
+        author = each.node.to_bytes(8, "big")
+        reached[author] = max(pack(each.at), reached.get(author, b""))
+    session.set_own_meta(ARCHIVED, b"".join(reached.values()))
+
+
+def _archived(session: Session) -> dict[bytes, bytes]:
+    """The time of the last entry of each author that is in an archive."""
+    data = session.own_meta(ARCHIVED) or b""
+    times = [data[at : at + 20] for at in range(0, len(data), 20)]
+    return {each[12:]: each for each in times}
 
 
 def _has_heads(session: Session, heads: Sequence[AuthorHead]) -> bool:
