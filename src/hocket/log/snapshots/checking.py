@@ -312,12 +312,14 @@ class SnapshotCheck:
 
 
 def check_snapshot(
-    folder: SnapshotFolder, mesh: str | None, rules: Rules, now_ms: int, helpers: Helpers | None = None
+    folder: SnapshotFolder, mesh: str, rules: Rules, now_ms: int, helpers: Helpers | None = None
 ) -> SnapshotAudit:
-    """Reads a whole snapshot. Raises Failed with what is wrong with it, and Usage if there is none."""
+    """Reads a whole snapshot, which must be of this user's mesh. Raises Failed with what is wrong with it, and Usage if
+    there is none.
+    """
     try:
         manifest = folder.manifest()
-        check = SnapshotCheck(judge_manifest(manifest, mesh or manifest.mesh, rules, now_ms), helpers)
+        check = SnapshotCheck(judge_manifest(manifest, mesh, rules, now_ms), helpers)
         for part in parts(folder, manifest):
             check.take(part)
         return check.finish()

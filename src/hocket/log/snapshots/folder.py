@@ -42,6 +42,13 @@ class SnapshotFolder:
             raise Usage(f"{self.path} has no snapshot: the file {MANIFEST} is missing, which is written last") from None
         return decode_manifest(data)
 
+    def mesh(self) -> str:
+        """The user of whose mesh it says it is. Raises Failed for a damaged snapshot, and Usage if there is none."""
+        try:
+            return self.manifest().mesh
+        except Malformed as error:
+            raise Failed(f"the snapshot in {self.path} does not hold good: {error}") from None
+
     def chunk(self, number: int) -> bytes:
         """The bytes of a chunk, unchecked. Raises Malformed if it is missing."""
         try:

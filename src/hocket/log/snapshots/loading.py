@@ -23,6 +23,7 @@ from hocket.log import Log
 from hocket.log.limits import SHARED
 from hocket.log.lost_past import SET_ASIDE, rewrite
 from hocket.log.rebuild import rebuild_at_once
+from hocket.log.retention.proof import note_taken
 from hocket.log.snapshots.checking import SnapshotAudit, SnapshotEntry, SnapshotHorizon, check_snapshot, parts
 from hocket.log.snapshots.folder import SnapshotFolder
 from hocket.log.snapshots.own_late import first_late
@@ -70,6 +71,7 @@ def _put(log: Log, folder: SnapshotFolder, manifest: SnapshotManifest, audit: Sn
             loading.take_entries(part.entries)
             loading.take_partials(part.partials)
         loading.finish()
+        note_taken(session, manifest.horizon)
         rebuild_at_once(session, log.permissions_reader, log.wall(session.head().wall))
         return loading.added, loading.deleted
 
