@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
+DOCS_READY := $(VENV)/.ready-docs
 # More than the cores of a small machine: many tests wait for other processes and for time.
 JOBS ?= 4
 ARGS ?=
@@ -23,7 +24,7 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 # Each process begins with an equal part of the tests and later takes some from another: modules set up their fixtures once.
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist=worksteal -o cache_dir=.cache/pytest
 
-.PHONY: help setup run sqld collected test quick lint soak fuzz bench conformance audit pin clean
+.PHONY: help setup run docs sqld collected test quick lint soak fuzz bench conformance audit pin clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +33,7 @@ setup: $(READY) ## create .venv with the pinned packages and hocket itself, edit
 
 # Debian keeps ensurepip in a package of its own. Without it the outer pip (22.3 or newer) fills the environment from outside.
 $(READY): requirements/dev.txt pyproject.toml
-	rm -f $(BENCH_READY)
+	rm -f $(BENCH_READY) $(DOCS_READY)
 	if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
 	  test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV); pip="$(BIN)/python -m pip"; \
 	else \
@@ -46,6 +47,14 @@ $(BENCH_READY): requirements/bench.txt $(READY)
 	if test -x $(BIN)/pip; then pip="$(BIN)/python -m pip"; else pip="$(PYTHON) -m pip --python $(BIN)/python"; fi; \
 	$$pip install --quiet --require-hashes -r requirements/bench.txt
 	touch $@
+
+$(DOCS_READY): requirements/docs.txt $(READY)
+	if test -x $(BIN)/pip; then pip="$(BIN)/python -m pip"; else pip="$(PYTHON) -m pip --python $(BIN)/python"; fi; \
+	$$pip install --quiet --require-hashes -r requirements/docs.txt
+	touch $@
+
+docs: $(DOCS_READY) ## build the site of the documentation into build/site
+	$(BIN)/python -m tests.docs.site
 
 run: setup ## run the tour: workers, failures and a verified log, on this machine
 	$(BIN)/python examples/tour.py $(ARGS)
@@ -97,7 +106,8 @@ pin: ## renew requirements/*.txt (needs uv on the PATH)
 	$$compile --extra dev -c requirements/base.txt -o requirements/dev.txt; \
 	$$compile --extra bench -c requirements/dev.txt -o requirements/bench.txt; \
 	$$compile --extra all -c requirements/dev.txt -o requirements/all.txt; \
-	$$compile --extra audit -c requirements/dev.txt -o requirements/audit.txt
+	$$compile --extra audit -c requirements/dev.txt -o requirements/audit.txt; \
+	$${compile/pyproject.toml/requirements/docs.in} -c requirements/dev.txt -o requirements/docs.txt
 
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) .cache .run build dist src/*.egg-info

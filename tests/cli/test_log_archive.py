@@ -15,7 +15,7 @@ import pytest
 
 import hocket
 from hocket.kernel.keys import key_text
-from hocket.log.archives.folder import ArchiveFolder
+from hocket.log.archives.targets import folder_target
 from hocket.log.copies import import_ops
 from hocket.node.runtime import Runtime
 from tests.cli.conftest import PATIENCE_S, PROGRAM, Program, copied
@@ -25,6 +25,7 @@ from tests.log.test_archives import Author, files
 from tests.waiting import wait_for
 
 DAYS = 40
+IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@b")
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,7 @@ def test_an_archive_is_written_and_verified_without_a_node(old: Program, tmp_pat
         (("archive", "--to", "x", "--before", "2026-02-30"), "bad --before '2026-02-30'"),
         (("archive", "--to", "x", "--before", "2999-01-01"), "that day has not ended"),
         (("archive", "--to", "/dev/null", "--before", "90d"), "/dev/null is no folder"),
+        (("archive", "--to", "ftp://x", "--before", "90d"), "unknown archive ftp://x"),
         (("verify", "/nowhere"), "/nowhere is not there"),
         (("verify", "/dev"), "/dev has no archive"),
         (("verify", "x", "--head", "1:00"), "give an archive or one of these"),
@@ -95,12 +97,12 @@ def test_a_full_disk_leaves_whole_files(tmp_path: Path) -> None:
     code = """
 import resource, sys
 from pathlib import Path
-from hocket.log.archives.folder import ArchiveFolder, ArchivePlace
+from hocket.log.archives.targets import folder_target
 resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
-folder = ArchiveFolder(Path(sys.argv[1]))
+folder = folder_target(Path(sys.argv[1]))
 with folder.writing():
-    folder.put(ArchivePlace("0" * 16, "2026-01-31", 0), bytes(300))
-    folder.put(ArchivePlace("0" * 16, "2026-02-01", 0), bytes(301))
+    folder.put("0" * 16 + "/2026-01-31.ops.zst", bytes(300))
+    folder.put("0" * 16 + "/2026-02-01.ops.zst", bytes(301))
 """
     words = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -152,6 +154,29 @@ def test_an_archive_comes_back_onto_a_log(old: Program, tmp_path: Path) -> None:
 
 def test_two_archivers_do_not_write_at_once(old: Program, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
-    with ArchiveFolder(archive).writing():
+    with folder_target(archive).writing():
         refused = old("log", "archive", "--before", "100d", "--to", archive, code=3)
     assert "another process is writing into the archive" in refused.sentence
+
+
+def test_an_archive_in_a_git_repository_is_committed(old: Program, tmp_path: Path) -> None:
+    repository, git = tmp_path / "repository", ["git", "-C", str(tmp_path / "repository")]
+    old("log", "archive", "--before", "2026-02-03", "--to", f"git+{repository}", code=0)
+    # A run that was killed before its commit left a file, and someone has staged something else.
+    left = next(repository.rglob("2026-02-02*"))
+    subprocess.run([*git, "rm", "--quiet", "--cached", str(left)], check=True)
+    subprocess.run([*git, *IDENTITY, "commit", "--quiet", "--message", "x"], check=True)
+    (repository / "mine").write_text("mine")
+    subprocess.run([*git, "add", "mine"], check=True)
+    old("log", "archive", "--before", "100d", "--to", f"git+{repository}", code=0)
+    old("log", "archive", "--before", "100d", "--to", f"git+{repository}", code=0)
+    listed = subprocess.run([*git, "ls-tree", "-r", "--name-only", "HEAD"], capture_output=True, text=True, check=True)
+    assert len(listed.stdout.splitlines()) == DAYS and "mine" not in listed.stdout
+    log = subprocess.run([*git, "log", "--format=%s"], capture_output=True, text=True, check=True).stdout
+    assert log.splitlines() == ["Archive of the log", "x", "Archive of the log"]
+    assert f"{DAYS} files verified" in old("log", "verify", f"git+{repository}", code=0).out
+    assert f"{2 * DAYS + 1} duplicated" in old("log", "import", f"git+{repository}", code=0).out
+    (repository / ".git" / "index.lock").touch()
+    (repository / left.relative_to(repository)).write_bytes(b"")
+    refused = old("log", "archive", "--before", "99d", "--to", f"git+{repository}", code=5)
+    assert "git add failed in" in refused.sentence

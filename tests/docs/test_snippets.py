@@ -88,7 +88,7 @@ NOT_BOUNDS = {
 
 
 def bounds() -> dict[tuple[str, str], float]:
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
     return {(module, constant): float(value.replace("_", "")) for module, constant, value in _BOUND.findall(text)}
 
 
@@ -98,7 +98,7 @@ def test_the_bounds_on_the_page_are_the_bounds_in_the_code():
         for (module, constant), value in bounds().items()
         if (found := getattr(importlib.import_module(f"hocket.{module}"), constant)) != value
     }
-    assert bounds() and not wrong, "docs/operations.md says, the code says"
+    assert bounds() and not wrong, "docs/limits.md says, the code says"
 
 
 def test_every_bound_is_on_the_page():
@@ -114,7 +114,7 @@ def test_every_bound_is_on_the_page():
                     and not module.startswith(("testing", "extensions.sim"))
                 ):
                     missing.append(f"{module}.{constant}")
-    assert missing == [], "each needs its line in the table of docs/operations.md"
+    assert missing == [], "each needs its line in the table of docs/limits.md"
 
 
 @pytest.mark.req("LW-30")

@@ -19,6 +19,7 @@ from hocket.node.runtime import Runtime
 from hocket.store import Session
 
 if TYPE_CHECKING:
+    from hocket.families.archived_views import ArchivedViews
     from hocket.families.artifacts import Fetch
     from hocket.node.delivery import Delivery
     from hocket.node.node import SyncNode
@@ -77,7 +78,8 @@ class ServiceAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Service:
     """One node as one principal may use it. `warn` is called with a sentence if what was written could not be sent to
     other nodes. A process that is connected with other nodes itself gives its `node`. Calls block. Safe to use from
-    several threads.
+    several threads. Jobs that the log does not have are read from an `archive`, if one is named, or else from those
+    that this node has written.
     """
 
     def __init__(
@@ -87,10 +89,12 @@ class Service:
         warn: Callable[[str], None] = lambda sentence: None,
         node: "SyncNode | None" = None,
         program: Program | None = None,
+        archive: str | None = None,
     ) -> None:
         self.runtime = runtime
         self.principal = principal or Principal(runtime.log.node)
         self._warn, self._connected, self._program = warn, node, program
+        self._archive = archive
         self.undelivered: Callable[[], None] | None = None
         """What a face calls that cannot give the answer to who asked: an operation whose answer must not be lost sets
         it.
@@ -181,6 +185,33 @@ class Service:
         from hocket.node.opening import delivery
 
         return delivery(self.runtime, self._warn)
+
+    @cached_property
+    def _archived(self) -> "ArchivedViews":
+        from hocket.families.archived_views import ArchivedViews
+        from hocket.node.home_store import log_in
+
+        runtime = self.runtime
+        return ArchivedViews(
+            runtime.log, runtime.view, lambda store: log_in(store, runtime.home), self._warn, self._archive
+        )
+
+    def view_of(self, text: str) -> AbstractContextManager[Session]:
+        """A view with the job or the artifact whose id is like this text, from an archive if the log has none. Programs
+        over HTTP see the log alone: a search of an archive may take long.
+        """
+        if self._program is not None or not self._may_be_archived():
+            return self.runtime.view()
+        return self._archived.view(text)
+
+    def _may_be_archived(self) -> bool:
+        """Whether there is an archive to look into. Most homes have none, and load nothing for it."""
+        if self._archive is not None:
+            return True
+        from hocket.log.archives.reached import reached_archives
+
+        with self.runtime.store.read() as session:
+            return bool(reached_archives(session))
 
     @property
     def fetch(self) -> "Fetch":

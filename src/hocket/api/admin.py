@@ -18,7 +18,6 @@ from hocket.api import (
     nodes,
     ops,
     programs,
-    retention,
     rights,
     schedules,
     status,
@@ -28,6 +27,7 @@ from hocket.api.job_lists import JobsPage
 from hocket.api.job_operations import job_changes, job_logs, job_news, job_submits
 from hocket.api.nodes import LiveNode
 from hocket.api.operation import Operation, extension_operations
+from hocket.api.retention import keeping, pruning, snapshots
 from hocket.api.workers import claiming, ending
 from hocket.errors import Usage
 from hocket.families.jobs.cron import NewSchedule
@@ -184,14 +184,14 @@ class _Methods:
     checkpoint = Method(ops.checkpoint)
     archive_log = Method(ops.archive_log)
     verify_archive = Method(ops.verify_archive)
-    write_snapshot = Method(retention.write_snapshot)
-    verify_snapshot = Method(retention.verify_snapshot)
-    load_snapshot = Method(retention.load_snapshot)
-    retain = Method(retention.retain)
-    forecast_retention = Method(retention.forecast)
-    horizon = Method(retention.horizon)
-    prune = Method(retention.prune)
-    retention = Method(retention.listing)
+    write_snapshot = Method(snapshots.write_snapshot)
+    verify_snapshot = Method(snapshots.verify_snapshot)
+    load_snapshot = Method(snapshots.load_snapshot)
+    retain = Method(keeping.retain)
+    forecast_retention = Method(keeping.forecast)
+    horizon = Method(pruning.horizon)
+    prune = Method(pruning.prune)
+    retention = Method(keeping.listing)
     submit = Method(job_submits.submit)
     submit_many = Method(job_submits.submit_many)
     jobs = Method(_jobs)

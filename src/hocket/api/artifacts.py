@@ -19,7 +19,6 @@ from hocket.kernel.ids import hash_text, parse_ulid, ulid_text
 from hocket.kernel.ops import BeatPlace
 from hocket.kernel.texts import counted
 from hocket.store import Artifact, Session
-from hocket.work.run_outputs import check_ttl, check_type, contain
 
 LIMIT_MAX = 100_000
 JOB_CHARS = 8
@@ -199,6 +198,8 @@ def put(
     \b
       hocket artifacts put texture.png --type acme.texture --ttl 7d
     """
+    from hocket.work.run_outputs import check_ttl, check_type, contain
+
     service.check_writer()
     check_type(type)
     ttl_ms = check_ttl(ttl)
@@ -250,7 +251,7 @@ def why(service: Service, prefix: str, full: bool) -> dict[str, Any]:
     """Traces an output back to the model calls and the evidence behind it. For a job that has not ended, `waits_for`
     says why not.
     """
-    with service.read() as session:
+    with service.view_of(prefix) as session:
         told = explain(session, service.runtime.blobs, prefix, full)
     if told["of"] == "job":
         waiting = service.runtime.waiting_of(parse_ulid(told["id"]))

@@ -238,7 +238,7 @@ def _fields(shown: JobDetails, names: dict[str, str]) -> list[tuple[str, object]
     return pairs
 
 
-@operation("show_job", "GET /v1/jobs/{job}", READ, command="show", show=_show)
+@operation("show_job", "GET /v1/jobs/{job}", READ, show=_show)
 def show(service: Service, job: JobText) -> JobDetails:
     """Show everything about one job: state, payload, result, error with traceback, and its ops.
 
@@ -246,8 +246,12 @@ def show(service: Service, job: JobText) -> JobDetails:
       hocket show 01J9ZC
       hocket show 01J9ZC --json | jq .result
     """
+    from hocket.families.jobs import view
+
     service.refresh()
-    details, waits_for, reason = service.runtime.show(job), None, None
+    with service.view_of(job) as session:
+        details = view.full(session, view.find(session, job))
+    waits_for, reason = None, None
     service.check("Job", "Read", details["kind"])
     if details["outcome"] is None and (waiting := service.runtime.waiting_of(id_of(details["job_id"]))) is not None:
         waits_for, reason = waiting.sentence, waiting.reason
@@ -259,7 +263,7 @@ def show(service: Service, job: JobText) -> JobDetails:
 @operation("job_history", "GET /v1/jobs/{job}/history", READ, key=lambda op: f"{op.seq:020}")
 def history(service: Service, job: JobText) -> list[OpLine]:
     """List the ops of a job: what happened to it, when, and on which node."""
-    with service.read() as session:
+    with service.view_of(job) as session:
         job_id = found_job(service, session, job, "Read").id
         return op_lines(session, session.ops_about(Subject(JOB, job_id)))
 

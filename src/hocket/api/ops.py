@@ -19,6 +19,7 @@ from hocket.api.views import Line, View, at, moment, table
 from hocket.bus.hints import LOG, about
 from hocket.errors import Conflict, HocketError, Usage
 from hocket.events import ignore
+from hocket.families.jobs import view
 from hocket.kernel.checkpoints.notes import read_checkpoint, read_note, verifier_key
 from hocket.kernel.ids import EXACT_MAX, node_text, parse_node, ulid_text
 from hocket.kernel.mesh_rules import Rules
@@ -27,10 +28,11 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.texts import duration_ms
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.log import Admission, Log
+from hocket.log.archives.archive import archived_ops, target_at
 from hocket.log.archives.checking import ArchiveAudit
 from hocket.log.archives.checking import verify_archive as check_archive
 from hocket.log.archives.day_file import day_of, start_of
-from hocket.log.archives.folder import archived_ops
+from hocket.log.archives.git_repository import GIT
 from hocket.log.archives.writing import Archived, write_archive
 from hocket.log.audit import Audit
 from hocket.log.checkpoints.keeper import cosigners
@@ -60,8 +62,11 @@ class OpFilter:
     """Which ops to show: those of one job, or of jobs of the kinds that `kind` covers."""
 
     def __init__(self, service: Service, job: str | None = None, kind: str | None = None) -> None:
-        self.job_id = None if job is None else service.runtime.find(job)
-        self._kind = kind
+        self.job_id: bytes | None = None
+        self.job, self._kind = job, kind
+        if job is not None:
+            with service.view_of(job) as session:
+                self.job_id = view.find(session, job).job.id
 
     def fits(self, session: Session, row: OpRow) -> bool:
         if self.job_id is not None and row.job != self.job_id:
@@ -80,7 +85,7 @@ class OpsTail(msgspec.Struct, frozen=True):
 
 
 def tail(service: Service, wanted: OpFilter, limit: int) -> OpsTail:
-    with service.read() as session:
+    with service.read() if wanted.job is None else service.view_of(wanted.job) as session:
         return OpsTail(op_lines(session, _newest(session, wanted, limit)), session.head().seq)
 
 
@@ -155,16 +160,21 @@ def export(service: Service, out: BinaryIO, progress: Progress) -> int:
     return export_ops(service.runtime.log, out, progress)
 
 
-def take_in(service: Service, source: BinaryIO | Path) -> Admission:
-    """Imports the ops of an export, or of an archive in a folder, after verifying each. If they are this node's own and
-    newer than its log, it gets back what it has lost; a file is then read once more.
+def is_archive(text: str) -> bool:
+    """Whether this is the address of an archive, and no file."""
+    return text.startswith(GIT) or Path(text).is_dir()
+
+
+def take_in(service: Service, source: BinaryIO | str) -> Admission:
+    """Imports the ops of an export, or of the archive at an address, after verifying each. If they are this node's own
+    and newer than its log, it gets back what it has lost; a file is then read once more.
     """
     service.check_writer()
     log = service.runtime.log
     admitted = _taken_in(log, source)
     if admitted.branch is not None:
         rewind(log, admitted.branch)
-        if isinstance(source, Path):
+        if isinstance(source, str):
             admitted = _taken_in(log, source)
         elif source.seekable():
             source.seek(0)
@@ -305,32 +315,31 @@ def checkpoint(
         return _shown(service, session, row, service.names(session))
 
 
-def _taken_in(log: Log, source: BinaryIO | Path) -> Admission:
-    return log.admit(archived_ops(source)) if isinstance(source, Path) else import_ops(log, source)
+def _taken_in(log: Log, source: BinaryIO | str) -> Admission:
+    return log.admit(archived_ops(source)) if isinstance(source, str) else import_ops(log, source)
 
 
 def archive_log(service: Service, to: str | Path, *, before: str, dry_run: bool = False) -> list[Archived]:
     """Writes the days that had ended before a time into an archive, and gives the files that it wrote. The time is a
-    duration ago, like 90d, or the first day that stays out, like 2026-01-31.
+    duration ago, like 90d, or the first day that stays out, like 2026-01-31. The archive is a folder, or git+DIR for a
+    git repository.
     """
-    return list(archive(service, Path(to), before, dry_run=dry_run))
+    return list(archive(service, to, before, dry_run=dry_run))
 
 
 def archive(
     service: Service,
-    path: Path,
+    to: str | Path,
     before: str,
     *,
     dry_run: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Iterator[Archived]:
-    """Gives each file when it is on disk."""
-    if path.exists() and not path.is_dir():
-        raise Usage(f"{path} is no folder; name the folder of the archive")
+    """Gives each file when it is stored."""
     log, before_ms = service.runtime.log, _before_ms(service, before)
     with service.read() as session:
         _, heads = heads_at(session, start_of(day_of(before_ms)) - 1, log.permissions(session).forks)
-    yield from write_archive(log, path, before_ms, dry_run=dry_run, progress=progress)
+    yield from write_archive(log, to, before_ms, dry_run=dry_run, progress=progress)
     if not dry_run:
         log.run(lambda tx: note_archive(tx.session, heads))
 
@@ -346,18 +355,20 @@ def _before_ms(service: Service, before: str) -> int:
     return max(found, 0)
 
 
-def prove_archive(service: Service | None, path: Path, progress: Progress = lambda done, total: None) -> ArchiveAudit:
+def prove_archive(
+    service: Service | None, address: str | Path, progress: Progress = lambda done, total: None
+) -> ArchiveAudit:
     """Proves an archive, or a file of one. With a node, it must be the archive of its mesh."""
-    if not path.exists():
-        raise Usage(f"{path} is not there")
+    if not Path(address).is_file() and not target_at(address).exists():
+        raise Usage(f"{address} is not there")
     if service is None:
-        return check_archive(path, progress=progress)
-    return check_archive(path, mesh=service.runtime.log.user, helpers=service.runtime.helpers, progress=progress)
+        return check_archive(address, progress=progress)
+    return check_archive(address, mesh=service.runtime.log.user, helpers=service.runtime.helpers, progress=progress)
 
 
 def verify_archive(service: Service, path: str | Path) -> ArchiveAudit:
     """Proves an archive of this node's mesh, or a file of one, from its own bytes."""
-    return prove_archive(service, Path(path))
+    return prove_archive(service, path)
 
 
 class PassVerdict(StrEnum):

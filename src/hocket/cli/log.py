@@ -11,13 +11,14 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
-from hocket.api import ops, retention, rights
+from hocket.api import ops, rights
 from hocket.api.jobs import OpLine, rejected
 from hocket.api.ops import LIMIT_MAX
+from hocket.api.retention import keeping, pruning, snapshots
 from hocket.api.views import moment
 from hocket.cli.declarations import App, Argument, CommandContext, Option
 from hocket.cli.derived import add_operations, perform
-from hocket.cli.options import private_file
+from hocket.cli.options import ArchiveOption, private_file
 from hocket.cli.printing import console, emit, notice, on_terminal, progress, say, table
 from hocket.cli.settings import open_runtime, open_service, settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
@@ -27,7 +28,7 @@ from hocket.log.snapshots.folder import SnapshotFolder
 if TYPE_CHECKING:
     from hocket.api import Service
     from hocket.api.ops import PassLine
-    from hocket.api.retention import SnapshotShown
+    from hocket.api.retention.snapshots import SnapshotShown
     from hocket.node.runtime import Runtime
     from hocket.work.derivation import Derivation
 
@@ -43,6 +44,7 @@ def log(
     limit: Annotated[int, Option("--limit", "N", "Start N ops back.", min=0, max=LIMIT_MAX)] = 20,
     job: Annotated[str | None, Option("--job", "JOB", "Only the ops of this job.")] = None,
     kind: Annotated[str | None, Option("--kind", "KIND", "Only jobs of this kind; `acme.` for all below acme.")] = None,
+    archive: ArchiveOption = None,
 ) -> None:
     """Show the newest ops: sequence number, time, author, type, job, detail. A rejected op shows why. For programs,
     `hocket log events` says what the ops mean.
@@ -54,6 +56,7 @@ def log(
     """
     if ctx.invoked_subcommand is not None:
         return
+    settings.archive = archive
     with open_service() as service:
         wanted = ops.OpFilter(service, job, kind)
         newest = ops.tail(service, wanted, limit)
@@ -160,8 +163,8 @@ def import_log(
     with open_service() as service:
         if file == "-":
             admitted = ops.take_in(service, sys.stdin.buffer)
-        elif Path(file).is_dir():
-            admitted = ops.take_in(service, Path(file))
+        elif ops.is_archive(file):
+            admitted = ops.take_in(service, file)
         else:
             try:
                 source = open(file, "rb")  # noqa: SIM115
@@ -187,7 +190,7 @@ def import_log(
 
 def _import_snapshot(path: str) -> None:
     with open_service() as service:
-        done = retention.load_snapshot(service, path)
+        done = snapshots.load_snapshot(service, path)
     emit(done)
     say(f"{counted(done.added, 'op')} came in, {counted(done.deleted, 'settled op')} went")
     if done.rewritten:
@@ -210,7 +213,7 @@ def snapshot(
       hocket log import /media/usb/snapshot      (on the other machine, after hocket join)
     """
     with open_service() as service:
-        shown = retention.write_snapshot(service, to)
+        shown = snapshots.write_snapshot(service, to)
     emit(shown)
     say(f"{_snapshot_text(shown)} written to {to}")
 
@@ -250,17 +253,19 @@ def late(
 
 @app.command()
 def archive(
-    to: Annotated[Path, Option("--to", "DIR", "The folder of the archive.")],
+    to: Annotated[str, Option("--to", "DIR|ADDRESS", "The folder of the archive; git+DIR commits the files.")],
     before: Annotated[str, Option("--before", "AGE|DAY", "Days that ended so long ago, like 90d, or before that day.")],
     dry_run: Annotated[bool, Option("--dry-run", help="Say what it would write, and write nothing.")] = False,
 ) -> None:
     """Write the ops of past days into an archive: sealed files that anyone can verify. The log keeps them.
 
     An archive has a folder for each author, and a compressed file for each of its days (UTC). Nodes that have the same
-    ops write the same files. Repeat the command to add what is new; if it was interrupted, it goes on.
+    ops write the same files. Repeat the command to add what is new; if it was interrupted, it goes on. With
+    git+DIR the folder is a git repository, and the files are committed.
 
     \b
       hocket log archive --before 90d --to /backup/hocket
+      hocket log archive --before 90d --to git+/backup/repository
       hocket log archive --before 2026-01-01 --to archive --dry-run
       hocket log verify /backup/hocket
     """
@@ -281,7 +286,7 @@ def archive(
 @app.command()
 def verify(
     archive: Annotated[
-        Path | None, Argument("[ARCHIVE]", "An archive, or a file of one, instead of this node's log.")
+        str | None, Argument("[ARCHIVE]", "An archive, or a file of one, instead of this node's log.")
     ] = None,
     head: Annotated[
         str | None, Option("--head", "COUNT:HEX", "An earlier chain head: is it still on this log?")
@@ -308,8 +313,8 @@ def verify(
     if archive is not None:
         if head is not None or checkpoint:
             raise Usage("--head and --checkpoint are about the log of a node; give an archive or one of these")
-        if SnapshotFolder(archive).is_complete():
-            _verify_snapshot(archive)
+        if SnapshotFolder(Path(archive)).is_complete():
+            _verify_snapshot(Path(archive))
         else:
             _verify_archive(archive)
         return
@@ -345,15 +350,15 @@ def _named_service() -> "Iterator[Service | None]":
 
 def _verify_snapshot(path: Path) -> None:
     with _named_service() as service:
-        shown = retention.prove_snapshot(service, path)
+        shown = snapshots.prove_snapshot(service, path)
     emit(shown)
     say(f"{_snapshot_text(shown)} verified, of the mesh of {shown.mesh}")
 
 
-def _verify_archive(path: Path) -> None:
+def _verify_archive(address: str) -> None:
     with ExitStack() as stack:
         service = stack.enter_context(_named_service())
-        audit = ops.prove_archive(service, path, stack.enter_context(progress("verifying")))
+        audit = ops.prove_archive(service, address, stack.enter_context(progress("verifying")))
     emit(audit._asdict() | {"findings": [each._asdict() for each in audit.findings]})
     for each in audit.findings:
         say(f"{each.file}: {each.what}" if each.op_id is None else f"{each.file}: op {each.op_id}: {each.what}", "red")
@@ -413,9 +418,9 @@ def prune(
       hocket log prune
     """
     if dry_run:
-        perform(retention.forecast)
+        perform(keeping.forecast)
     else:
-        perform(retention.prune)
+        perform(pruning.prune)
 
 
 def derive(

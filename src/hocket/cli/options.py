@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from hocket.kernel.policy import Score
 
 
+ArchiveOption = Annotated[
+    str | None, Option("--archive", "DIR|ADDRESS", "Where to look if the log no longer has it: an archive.")
+]
 PAYLOAD_READ_MAX = 8 * 1024 * 1024
 
 # The options of a job, in the order in which help lists them: name, type, what its value is called, help.

@@ -1,4 +1,4 @@
-"""What the options of every command choose, the home and whether to answer in JSON, and the runtime of that home."""
+"""What the options of commands choose: the home, whether to answer in JSON, and an archive. And that home's runtime."""
 
 import sys
 from pathlib import Path
@@ -15,6 +15,7 @@ class Settings:
     def __init__(self) -> None:
         self.home: Path | None = None
         self.as_json = False
+        self.archive: str | None = None
 
 
 settings = Settings()
@@ -46,7 +47,7 @@ def open_service() -> "Service":
     """Opens the service of the chosen home."""
     from hocket.api import Service
 
-    return Service(open_runtime(), warn=warn)
+    return Service(open_runtime(), warn=warn, archive=settings.archive)
 
 
 def spool_for(error: "StoreAway") -> "Spool":

@@ -57,6 +57,15 @@ def find(session: Session, prefix: str) -> Artifact:
     return found[0]
 
 
+def ids_like(session: Session, text: str) -> list[bytes]:
+    """The artifacts whose ids begin with this text."""
+    try:
+        low, high = ulid_prefix_range(text)
+    except ValueError:
+        return []
+    return [each.id for each in between(session, low, high, AMBIGUOUS_SHOWN + 1)]
+
+
 def every(session: ArtifactSession, step: int = COLLECT_STEP, after: bytes = bytes(16)) -> Iterator[Artifact]:
     while found := session.artifacts(after, step):
         yield from found

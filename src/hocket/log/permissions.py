@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 from hocket.errors import StoreError
 from hocket.families.jobs import rules as schedules
-from hocket.families.retention.cut import SettledCut
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Authority, Revocation, Standing, counting_revocations
 from hocket.kernel.clock import U32_MAX, Hlc, pack, unpack
 from hocket.kernel.ids import content_hash, node_text, ulid_text
 from hocket.kernel.mesh_rules import Rules
 from hocket.kernel.ops import NO_ID, Op, decode, link_to, pin_to, pinned_time
+from hocket.kernel.snapshots.horizon import SettledCut
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (

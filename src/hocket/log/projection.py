@@ -16,13 +16,13 @@ from typing import Any, cast
 
 from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.kinds.facts import KIND
-from hocket.families.retention.cut import SettledCut
 from hocket.kernel import arbitration
 from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.policy import names_of as kind_names
+from hocket.kernel.snapshots.horizon import SettledCut
 from hocket.kernel.vocabulary import (
     ACCEPTANCES,
     JOB,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.kinds.facts import KIND
 from hocket.families.kinds.rules import KINDS
-from hocket.families.retention.cut import SettledCut
 from hocket.kernel.arbitration import FamilyRules, FoldContext, Reason
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.family import FAMILIES, derived
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy, names_of
+from hocket.kernel.snapshots.horizon import SettledCut
 from hocket.kernel.vocabulary import JOB, AcceptOffer, Payload, Subject
 from hocket.log.citations import LASTING_MAX, Citations, Memory
 from hocket.log.permissions import Permissions

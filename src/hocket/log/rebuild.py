@@ -13,9 +13,9 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from hocket.families.jobs.rules import Job
-from hocket.families.retention.cut import SettledCut
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.family import FAMILIES
+from hocket.kernel.snapshots.horizon import SettledCut
 from hocket.kernel.vocabulary import JOB, CreateArtifact, DesignateCoordinator, ReportFork, Subject, number_of
 from hocket.log.citations import ID_BYTES, keyed
 from hocket.log.limits import add_charges, charged

@@ -63,7 +63,7 @@ class Busy(Unreachable):
         self.seconds = seconds
 
 
-class Pruned(HocketError):
+class LetGo(HocketError):
     """The peer has let go of ops that this node lacks. Its snapshot has what remains."""
 
 
@@ -369,7 +369,7 @@ class Client:
             seconds = _retry_after(reply)
             raise Busy(f"{self.address} asks this node to wait {seconds:.0f} seconds", seconds)
         if status == 410:
-            raise Pruned(f"{self.address} has deleted ops that this node lacks")
+            raise LetGo(f"{self.address} has deleted ops that this node lacks")
         if status == 413:
             raise AnswerTooLarge(f"{self.address} accepts only smaller bodies")
         if status == 507:

@@ -26,7 +26,7 @@ from hocket.log.lost_past import note_shared, ops_there, own_history, rewind
 from hocket.log.snapshots.own_late import OLD_MS, write_late_again
 from hocket.log.transaction import GAPS
 from hocket.mesh import incoming, outgoing, peers
-from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Client, PeerAnswer, Pruned, PushCounts, Refused
+from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Client, LetGo, PeerAnswer, PushCounts, Refused
 from hocket.mesh.incoming import Received, is_brought, is_own, recover
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
 from hocket.mesh.quotas import BatchWork, Quotas
@@ -203,7 +203,7 @@ class PeerExchange:
                 if not counts.retry_s and not counts.rejected:
                     self._delivered = out.scanned.get(self._access.log.node, self._delivered)
             theirs = await self._pull(start, first, tally)
-        except Pruned:
+        except LetGo:
             out, first, start = None, None, await self._take_snapshot()
             theirs = await self._pull(start, None, tally)
         if tally.pulled or self._last is None:
@@ -331,7 +331,7 @@ class PeerExchange:
         """
         since = {author: at for author, at in start.since.items() if author not in tally.unlinked}
         # If the peer has let go of them, it cannot show where they differ.
-        with suppress(Pruned):
+        with suppress(LetGo):
             return await self._pull(start._replace(since=since), None, tally)
         return None
 
@@ -373,7 +373,7 @@ class PeerExchange:
         """
         start = await self._access.call(self._begin)
         since = {author: just_before(at) for author, at in start.since.items() if at.wall}
-        with suppress(Pruned):
+        with suppress(LetGo):
             await self._pull(start._replace(since=since), None, tally)
 
     async def _pull(self, start: _Start, first: PeerAnswer | None, tally: _Tally) -> Frontier | None:

@@ -27,7 +27,6 @@ from hocket.api import (
     locks,
     nodes,
     ops,
-    retention,
     rights,
     rows,
     schedules,
@@ -48,6 +47,7 @@ from hocket.api.operation import (
     extension_operations,
     page_of,
 )
+from hocket.api.retention import keeping, pruning
 from hocket.api.workers import claiming, ending
 from hocket.errors import Usage
 from hocket.kernel.decoding import convert, decode_json
@@ -358,7 +358,8 @@ MODULES = (
     kinds,
     schedules,
     ops,
-    retention,
+    keeping,
+    pruning,
     claiming,
     ending,
 )

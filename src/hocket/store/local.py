@@ -169,7 +169,8 @@ KEPT = {
 }
 # The settings that each node has for itself where nodes share a store.
 OF_NODE = (
-    *("address", "archived", "behind", "breakers", "clock_offsets", "delivered", "gaps", "home", "newcomer", "reading"),
+    *("address", "archived", "archives", "behind", "breakers", "clock_offsets", "delivered", "gaps", "home"),
+    *("newcomer", "reading"),
     *("set_aside", "shared", "trust"),
 )
 # Only a database server has them, and they are too large for one transaction: a move carries each blob over by itself.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.cli.declarations import App, Argument, Option
-from hocket.cli.options import read_file, write_file
+from hocket.cli.options import ArchiveOption, read_file, write_file
 from hocket.cli.printing import emit, fields, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 from hocket.errors import Failed, NotAuthorised, Usage
@@ -46,7 +46,7 @@ def proof_group() -> None:
 
 
 @proof_app.command()
-def show(proof: ProofArgument) -> None:
+def show(proof: ProofArgument, archive: ArchiveOption = None) -> None:
     """Show the content of a proof, and whether its signatures are good.
 
     \b
@@ -55,6 +55,7 @@ def show(proof: ProofArgument) -> None:
     """
     from hocket.extensions.command.proof import BadProof, check, read_envelope
 
+    settings.archive = archive
     found = _find(proof)
     fault = None
     try:
@@ -95,6 +96,7 @@ def verify(
         str | None,
         Option("--worker", metavar="KEY", help="The key that must have signed it: ed25519:<hex> or did:key:z…."),
     ] = None,
+    archive: ArchiveOption = None,
 ) -> None:
     """Verify a proof: exit code 0 if it is good, 4 if nothing says that its signer is trusted, otherwise 1 with what is
     wrong.
@@ -112,6 +114,7 @@ def verify(
     from hocket.extensions.command.proof import PROOF_BYTES_MAX, BadProof, check, check_dsse, is_dsse
     from hocket.kernel.keys import did_key
 
+    settings.archive = archive
     expected = None if manifest is None else content_id(_manifest(manifest))
     key = None if worker is None else _key(worker)
     problems: list[str] = []
@@ -160,6 +163,7 @@ def export(
     output: Annotated[
         Path | None, Option("--output -o", metavar="FILE", help="The file to write; default standard output.")
     ] = None,
+    archive: ArchiveOption = None,
 ) -> None:
     """Export a proof. Checks its signatures first; needs no key.
 
@@ -170,6 +174,7 @@ def export(
     from hocket.extensions.command.proof import BadProof, check, dsse, encode_proof
     from hocket.kernel.jws import canonical_plain
 
+    settings.archive = archive
     found = _find(proof)
     try:
         check(found)

@@ -211,7 +211,7 @@ class ExaminedProof(NamedTuple):
 
 def of_job(service: Service, job: str) -> Proof:
     """The proof of a job, fetched from another node if this one lacks it."""
-    with service.read() as session:
+    with service.view_of(job) as session:
         found = view.find(session, job).job
         return need_proof(session, service.runtime.blobs, found, service.fetch)
 
@@ -220,7 +220,7 @@ def examined(service: Service, job: str, offline: bool) -> ExaminedProof:
     """The proof of a job, checked against the log. With `offline`, no file is fetched from other nodes."""
     fetch = None if offline else service.fetch
     blobs = service.runtime.blobs
-    with service.read() as session:
+    with service.view_of(job) as session:
         found = view.find(session, job).job
         proof = need_proof(session, blobs, found, fetch)
         problems, notes = examine(session, blobs, found, proof, fetch)

@@ -156,6 +156,14 @@ def find(session: Session, text: str) -> JobEntry:
     return entry
 
 
+def ids_like(session: Session, text: str) -> list[bytes]:
+    """The jobs that a person may mean by this text."""
+    try:
+        return _beginning(session, text) or _ending(session, text)
+    except Usage:
+        return []
+
+
 def _beginning(session: Session, text: str) -> list[bytes]:
     try:
         low, high = ulid_prefix_range(text)

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from msgspec import Struct
 
-from hocket.kernel.clock import U32_MAX, U64_MAX, Hlc
+from hocket.kernel.clock import Hlc
 from hocket.kernel.family import FamilyPayload, Judged, Variant
 from hocket.kernel.postcard import BOOL, BYTES, NODE, STR, U32, U64, ULID, enum, fixed, option, pair, seq
 from hocket.kernel.postcard import struct as fields
@@ -71,11 +71,6 @@ class MoveHorizon(FamilyPayload, frozen=True):
     kept: tuple[tuple[str, bytes], ...]
     root: bytes
     is_archived: bool
-
-
-def horizon_end(at_ms: int) -> Hlc:
-    """The last time that a horizon settles."""
-    return Hlc(at_ms, U32_MAX, U64_MAX)
 
 
 HEAD = fields(AuthorHead, NODE, U64, U32, ULID)

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from hocket.errors import Usage
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Authority
 from hocket.kernel.clock import Hlc
@@ -19,8 +18,8 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
+from hocket.log.archives.archive import Archive, read_file, target_at
 from hocket.log.archives.day_file import DayFile, day_of, file_name
-from hocket.log.archives.folder import ArchiveFolder, read_file
 from hocket.log.author_check import op_fault
 from hocket.log.parallel import Helpers, in_parallel
 
@@ -47,7 +46,7 @@ class ArchiveAudit(NamedTuple):
 
 
 def verify_archive(
-    path: Path,
+    address: str | Path,
     *,
     mesh: str | None = None,
     helpers: Helpers | None = None,
@@ -55,19 +54,17 @@ def verify_archive(
 ) -> ArchiveAudit:
     """Reads a whole archive, or one file of it. With `mesh`, it must be that user's. Raises Usage if it is none."""
     checker = _Checker(mesh, helpers)
-    if path.is_file():
+    if (path := Path(address)).is_file():
         checker.file(path.name, partial(read_file, path))
         progress(1, 1)
         return checker.audit()
-    folder = ArchiveFolder(path)
-    places = [place for author in folder.authors() for place in folder.places(author)]
-    if not places:
-        raise Usage(f"{path} has no archive: no file like 0123456789abcdef/2026-01-31.ops.zst is in it")
-    for name in folder.strangers():
+    archive = Archive(target_at(address))
+    places = archive.all_places()
+    for name in archive.strangers():
         checker.report(name, None, "it is no file of an archive")
     for done, place in enumerate(places, start=1):
         checker.begin(place.author)
-        checker.file(place.name, partial(folder.read, place))
+        checker.file(place.name, partial(archive.read, place))
         progress(done, len(places))
     checker.check_keys()
     return checker.audit()

@@ -1,4 +1,4 @@
-"""Writes the ops of whole days into an archive. It goes on after what the archive has already, and writes the last day
+"""Writes the ops of whole days into an archive. It goes on after what the archive has already, and writes the last file
 of each author again if the log has more ops of that day by now.
 """
 
@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hocket.errors import Conflict, Failed, StoreError
+from hocket.kernel.bundles import read_facts
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import node_text
 from hocket.kernel.ops import NO_ID, decode, link_to
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.vocabulary import Sanitised, number_of
+from hocket.kernel.vocabulary import Bundle, Sanitised, number_of
 from hocket.log import Log
+from hocket.log.archives.archive import Archive, ArchivePlace, target_at
 from hocket.log.archives.day_file import FORMAT, DayFile, Header, day_of, encode, fits, start_of
-from hocket.log.archives.folder import ArchiveFolder, ArchivePlace
+from hocket.log.archives.reached import ArchivedHead, note_archive
 from hocket.log.audit import author_keys
 from hocket.store import OpRow, Session
 
@@ -33,104 +35,112 @@ class Archived(NamedTuple):
 
 def write_archive(
     log: Log,
-    path: Path,
+    address: str | Path,
     before_ms: int,
     *,
     dry_run: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[Archived]:
-    """Writes the days that had ended at that time. Gives each file once it is on disk. Raises Conflict if the archive
-    is of another mesh or has other ops.
+    """Writes the days that had ended at that time. Gives each file once it is stored. At the end the home notes how far
+    the archive reaches. Raises Conflict if the archive is of another mesh or has other ops.
     """
     if log.rules.bounds is None:
         raise Failed("a mesh of strict Likewise v0.1 has no archives: its ops are not linked, so one could be missing")
+    target = target_at(address)
     with log.store.read() as session:
         total = session.entry_count()
         keys = author_keys(session, log.user)
         authors = sorted(int.from_bytes(node, "big") for node in session.frontier())
-    folder, until_ms, done = ArchiveFolder(path), start_of(day_of(before_ms)), 0
-    with nullcontext() if dry_run else folder.writing():
+    archive, until_ms, done = Archive(target), start_of(day_of(before_ms)), 0
+    heads: dict[bytes, ArchivedHead] = {}
+    with nullcontext() if dry_run else target.writing():
         for author in authors:
             if author not in keys:
                 raise StoreError(f"no delegation says which key node {node_text(author)} has. Run `hocket log verify`")
-            for file in _AuthorDays(log, folder, author, keys[author], until_ms).files():
+            days = _AuthorDays(log, archive, author, keys[author], until_ms)
+            for file in days.files():
                 place = ArchivePlace(file.header.author, file.header.day, file.header.part)
                 frame = encode(file)
                 if not dry_run:
-                    folder.put(place, frame)
+                    archive.put(place, frame)
                 done += len(file.ops)
                 progress(done, total)
                 yield Archived(place.name, len(file.ops), len(frame))
+            if days.head is not None:
+                heads[author.to_bytes(8, "big")] = days.head
+    if not dry_run:
+        with log.store.write() as session:
+            note_archive(session, target.shown, log.physical(), until_ms, heads)
 
 
 class _AuthorDays:
-    """The days of one author that had ended at `until_ms`."""
+    """The days of one author that had ended at `until_ms`. `head` is where they end, once `files` is through."""
 
-    def __init__(self, log: Log, folder: ArchiveFolder, author: int, key: bytes, until_ms: int) -> None:
-        self._log, self._folder, self._until_ms = log, folder, until_ms
+    def __init__(self, log: Log, archive: Archive, author: int, key: bytes, until_ms: int) -> None:
+        self._log, self._archive, self._until_ms = log, archive, until_ms
         self._author, self._key = author, key
+        self.head: ArchivedHead | None = None
 
     def files(self) -> Iterator[DayFile]:
-        """The files that the archive lacks."""
-        places = self._folder.places(node_text(self._author))
-        last_day = places[-1].day if places else None
-        first_ms = 0 if last_day is None else start_of(last_day)
-        there = {place: self._read(place) for place in places if place.day == last_day}
-        before = next((place for place in reversed(places) if place.day != last_day), None)
-        for file in self._days(first_ms, before):
-            place = ArchivePlace(file.header.author, file.header.day, file.header.part)
-            old = there.pop(place, None)
-            if old is None:
-                yield file
-            elif old.ops != file.ops[: len(old.ops)]:
-                raise self._foreign(place)
-            elif len(old.ops) < len(file.ops):
-                yield file
-        if there:
-            raise self._foreign(min(there))
+        """The files that the archive lacks, and its last one again if it has grown."""
+        places = self._archive.places(node_text(self._author))
+        last = places[-1] if places else None
+        if last is None:
+            day, part, ops, previous, after = "", 0, list[bytes](), NO_ID, bytes(20)
+        else:
+            day, part, ops = last.day, last.part, self._read(last).ops
+            previous = self._end(ops[-1]).entry_id
+            # From just before the last op on, which this log must have.
+            after = pack(Hlc(decode(ops[-1]).timestamp.wall, 0, 0))
+        size, has_grown, is_here = sum(map(len, ops)), False, last is None
+        for row in self._rows(after):
+            op = decode(row.body)
+            if not is_here and last is not None and op.link != link_to(previous):
+                if row.hlc > self._end(ops[-1]).hlc:
+                    raise self._foreign(last)
+                is_here = op.id == previous
+                continue
+            if op.link != link_to(previous):
+                raise StoreError(
+                    f"the op before number {row.seq}, of node {node_text(self._author)}, is not on this log"
+                )
+            is_here, previous = True, op.id
+            raw, its_day = self._log.signed(row.body), day_of(op.timestamp.wall)
+            if ops and (its_day != day or not fits(ops, size, raw)):
+                if has_grown:
+                    yield self._file(day, part, ops)
+                part, ops, size = part + 1 if its_day == day else 0, [], 0
+            day, has_grown = its_day, True
+            ops.append(raw)
+            size += len(raw)
+        if last is not None and not is_here and unpack(after).wall < self._until_ms:
+            raise self._foreign(last)
+        if has_grown:
+            yield self._file(day, part, ops)
+        if ops:
+            self.head = self._end(ops[-1])
+
+    def _end(self, raw: bytes) -> ArchivedHead:
+        op = decode(raw)
+        last = read_facts(raw)[-1].op if isinstance(op.payload, Bundle) else op
+        return ArchivedHead(pack(last.timestamp), op.id)
 
     def _read(self, place: ArchivePlace) -> DayFile:
         try:
-            file = self._folder.read(place)
+            file = self._archive.read(place)
         except Malformed as error:
-            raise Conflict(
-                f"{self._folder.path / place.name} is damaged: {error}. Remove it, and archive again"
-            ) from None
+            raise Conflict(f"{self._archive.shown(place)} is damaged: {error}. Remove it, and archive again") from None
         if file.header.mesh != self._log.user:
             raise Conflict(
-                f"{self._folder.path} is the archive of another mesh, {file.header.mesh}; use another folder"
+                f"{self._archive.target.shown} is the archive of another mesh, {file.header.mesh}; use another folder"
             )
         return file
 
     def _foreign(self, place: ArchivePlace) -> Conflict:
-        return Conflict(f"{self._folder.path / place.name} has ops that this log has not; archive into another folder")
+        return Conflict(f"{self._archive.shown(place)} has ops that this log has not; archive into another folder")
 
-    def _days(self, first_ms: int, before: ArchivePlace | None) -> Iterator[DayFile]:
-        """The files from that day on, which follow the one before."""
-        previous = NO_ID if before is None else decode(self._read(before).ops[-1]).id
-        day, part, ops, size = "", 0, list[bytes](), 0
-        for row in self._rows(first_ms):
-            op = decode(row.body)
-            if op.link != link_to(previous):
-                if before is not None and not day:
-                    raise self._foreign(before)
-                raise StoreError(
-                    f"the op before number {row.seq}, of node {node_text(self._author)}, is not on this log"
-                )
-            previous = op.id
-            raw, its_day = self._log.signed(row.body), day_of(op.timestamp.wall)
-            if ops and (its_day != day or not fits(ops, size, raw)):
-                yield self._file(day, part, ops)
-                part, ops, size = part + 1 if its_day == day else 0, [], 0
-            day = its_day
-            ops.append(raw)
-            size += len(raw)
-        if ops:
-            yield self._file(day, part, ops)
-
-    def _rows(self, first_ms: int) -> Iterator[OpRow]:
+    def _rows(self, after: bytes) -> Iterator[OpRow]:
         node = self._author.to_bytes(8, "big")
-        after = pack(Hlc(first_ms, 0, 0))
         while True:
             # A transaction for each batch: one that lasts keeps the database from cleaning up.
             with self._log.store.read() as session:

@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from hocket.families.inbox.facts import MESSAGE
-from hocket.families.retention.cut import NEVER_LATE
-from hocket.families.retention.ended import EndedJobs, ended_threads, named_by
 from hocket.families.retention.facts import MoveHorizon
 from hocket.families.retention.rules import RetentionRule
 from hocket.kernel.arbitration import Reason
@@ -18,9 +16,11 @@ from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.family import FAMILIES
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import dependencies
+from hocket.kernel.snapshots.horizon import NEVER_LATE
 from hocket.kernel.vocabulary import JOB, CreateArtifact, EvictArtifact, ScheduleJob, Subject, names_of, subject_of
 from hocket.log.citations import keyed
 from hocket.log.projectors import rules_of
+from hocket.log.retention.ended import EndedJobs, ended_threads, named_by
 from hocket.store import Session
 from hocket.store.horizon_rows import BaseRow, PruningRow
 from hocket.store.op_rows import PRUNED, OpRow

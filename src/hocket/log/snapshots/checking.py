@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hocket.errors import Failed
-from hocket.families.retention.facts import AuthorHead, MoveHorizon, SetRetention, horizon_end
+from hocket.families.retention.facts import AuthorHead, MoveHorizon, SetRetention
 from hocket.families.retention.rules import RetentionRule, may_move, rule_of
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Authority
@@ -20,6 +20,7 @@ from hocket.kernel.ops import Op, decode
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.postcard import decode as decode_value
 from hocket.kernel.snapshots.chunks import SnapshotManifest
+from hocket.kernel.snapshots.horizon import horizon_end
 from hocket.kernel.snapshots.leaf_contents import BASE, HEAD, PARTIAL, PartialBundle, SnapshotBase, SnapshotHead
 from hocket.kernel.snapshots.leaves import Leaf, LeafTag
 from hocket.kernel.ucan import read as read_ucan

@@ -9,7 +9,6 @@ from collections import deque
 from typing import NamedTuple
 
 from hocket.errors import Conflict, Failed
-from hocket.families.retention.facts import horizon_end
 from hocket.families.retention.rules import Horizon, forgotten_ms
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.bundles import read_facts
@@ -17,6 +16,7 @@ from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ops import Op, decode, encode_sequence, read_sequence
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.snapshots.chunks import SnapshotManifest
+from hocket.kernel.snapshots.horizon import horizon_end
 from hocket.kernel.snapshots.leaf_contents import PartialBundle, SnapshotBase, SnapshotHead
 from hocket.kernel.vocabulary import JOB, Bundle, Payload, Subject, discriminant, subject_of
 from hocket.log import Log

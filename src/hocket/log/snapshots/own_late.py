@@ -3,11 +3,11 @@ count. As long as no other node can have them, the node takes them off its log a
 after a lost past (`lost_past`).
 """
 
-from hocket.families.retention.cut import NEVER_LATE
-from hocket.families.retention.facts import RETENTION, RETENTION_KEY, SETTLED_MS, MoveHorizon, horizon_end
+from hocket.families.retention.facts import RETENTION, RETENTION_KEY, SETTLED_MS, MoveHorizon
 from hocket.families.retention.rules import RETENTIONS
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ops import decode
+from hocket.kernel.snapshots.horizon import NEVER_LATE, horizon_end
 from hocket.kernel.vocabulary import Subject, number_of
 from hocket.log import Log
 from hocket.log.limits import SHARED

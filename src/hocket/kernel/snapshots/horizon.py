@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hocket.families.retention.facts import horizon_end
-from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.clock import U32_MAX, U64_MAX, Hlc, pack
 from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import Op
 from hocket.kernel.vocabulary import DelegateUcan, ReportFork, RevokeRoot, RevokeUcan
@@ -12,6 +11,11 @@ from hocket.kernel.vocabulary import DelegateUcan, ReportFork, RevokeRoot, Revok
 # These always count: who may write must not depend on when a node heard of it.
 NEVER_LATE = (DelegateUcan, RevokeUcan, RevokeRoot, ReportFork)
 _NONE = Hlc(0, 0, 0)
+
+
+def horizon_end(at_ms: int) -> Hlc:
+    """The last time that a horizon settles."""
+    return Hlc(at_ms, U32_MAX, U64_MAX)
 
 
 class SettledCut(NamedTuple):

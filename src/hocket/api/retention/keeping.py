@@ -1,11 +1,7 @@
-"""How long the log keeps what has ended: the owner's rules, what they would let go, and the horizon up to which the log
-is settled; and snapshots of what remains up to it.
-"""
+"""How long the log keeps what has ended: the owner's rules, and what they would let go."""
 
-import time
 from collections.abc import Iterator
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
@@ -15,26 +11,17 @@ from hocket.api.nodes import READ, WRITE
 from hocket.api.operation import InShell, operation
 from hocket.api.views import Line, View, at, moment, table
 from hocket.errors import Conflict, NotAuthorised, Usage
-from hocket.events.nodes import HorizonMoved, OpsPruned
 from hocket.families.inbox.facts import MESSAGE
 from hocket.families.retention.facts import Retained, SetRetention
 from hocket.families.retention.rules import MATCH_CHARS_MAX, WITNESSES_MAX, Retention, RetentionRule, fault, rule_for
 from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.clock import Hlc
-from hocket.kernel.ids import node_text, ulid_text
-from hocket.kernel.mesh_rules import HOCKET
+from hocket.kernel.ids import node_text
 from hocket.kernel.texts import counted, span
 from hocket.kernel.vocabulary import JOB
 from hocket.log.retention.horizons import Plan
-from hocket.log.snapshots.checking import SnapshotAudit, check_snapshot
-from hocket.log.snapshots.folder import SnapshotFolder
-from hocket.log.snapshots.loading import load_snapshot as put_snapshot
-from hocket.log.snapshots.writing import write_snapshot as write_folder
 from hocket.mesh.membership import members
 from hocket.store import Session
-
-# A forecast, and a horizon, must leave out what comes while they are computed: so often it is tried.
-TRIES = 5
 
 
 class RetainedThing(StrEnum):
@@ -82,31 +69,6 @@ class RetentionForecast(ServiceAnswer, frozen=True):
     ops: int
     entries: int
     bytes: int
-
-
-class HorizonShown(ServiceAnswer, frozen=True):
-    """The horizon in force here. Everything up to `at_ms` is settled, and the node moved it at `moved_ms`. What has
-    gone is `hidden` as soon as no view has it, and `deleted` when it is no longer in the store; `waits_for` is why it
-    is not. `late_ops` are from before the horizon, came after it, and do not count.
-    """
-
-    at_ms: int | None
-    moved_ms: int | None
-    node: str | None
-    hidden: bool
-    deleted: bool
-    waits_for: str | None
-    late_ops: int
-
-
-class Pruned(ServiceAnswer, frozen=True):
-    """What pruning now has done: whether the horizon moved, how many ops were let go, and what was deleted."""
-
-    moved: bool
-    ops: int
-    deleted_ops: int
-    deleted_bytes: int
-    horizon: HorizonShown
 
 
 def _retention(service: Service, session: Session) -> Retention | None:
@@ -261,151 +223,3 @@ def forecast_with(service: Service, rule: SetRetention | None) -> RetentionForec
             made = RetentionRule(*fields, bytes(16), Hlc(latest.wall, latest.logical, service.runtime.log.node))
             rules = (*(each for each in rules if (each.what, each.match) != (rule.what, rule.match)), made)
         return _forecast(keeper.plan(session, rules=tuple(rules)) if rules else None)
-
-
-def _horizon(service: Service, session: Session) -> HorizonShown:
-    row, keeper = session.horizon(), service.runtime.log.horizons
-    late = session.refusal_counts().get(int(Reason.BEHIND_HORIZON), 0)
-    if row is None:
-        return HorizonShown(None, None, None, False, False, None, late)
-    op = session.op(row.op)
-    moved = None if op is None else int.from_bytes(op.hlc[:8], "big")
-    node = None if op is None else node_text(int.from_bytes(op.hlc[12:], "big"))
-    waits = None if row.is_deleted else keeper.missing(session, row)
-    return HorizonShown(row.at_ms, moved, node, row.is_denied, row.is_deleted, waits, late)
-
-
-def _show_horizon(found: HorizonShown) -> Iterator[View]:
-    if found.at_ms is None:
-        yield Line("there is no horizon: nothing was let go")
-        return
-    state = "deleted" if found.deleted else "hidden" if found.hidden else "being hidden"
-    yield Line(f"settled up to {moment(found.at_ms)}; what was let go is {state}")
-    if found.waits_for is not None:
-        yield Line(f"deleting it waits for {found.waits_for}", "warn")
-    if found.late_ops:
-        yield Line(f"{counted(found.late_ops, 'op')} came too late and do not count")
-
-
-@operation("show_horizon", "GET /v1/horizon", READ, show=_show_horizon)
-def horizon(service: Service) -> HorizonShown:
-    """Show up to where the log is settled here."""
-    with service.read() as session:
-        return _horizon(service, session)
-
-
-def _show_pruned(done: Pruned) -> Iterator[View]:
-    yield Line(f"{counted(done.ops, 'op')} let go, {done.deleted_ops} deleted with {done.deleted_bytes} bytes")
-    yield from _show_horizon(done.horizon)
-
-
-@operation("prune_log", "POST /v1/prune", WRITE, show=_show_pruned)
-def prune(service: Service) -> Pruned:
-    """Let go now what the rules say. The node that decides moves the horizon; every other one follows the horizon that
-    it knows. Servers and workers do this by themselves from time to time.
-    """
-    service.check_writer()
-    log = service.runtime.log
-    keeper = log.horizons
-    with service.read() as session:
-        if (why := keeper.obstacle(session)) is not None:
-            raise Conflict(f"nothing is pruned here: {why}")
-    let_go = deleted = size = 0
-    # Only entries that the trees of their authors have are deleted.
-    log.checkpoints.make()
-    before = keeper.follow()
-    moved = _move(service)
-    for event in (*before, *keeper.follow()):
-        if isinstance(event, HorizonMoved):
-            let_go += event.ops
-        elif isinstance(event, OpsPruned):
-            deleted, size = deleted + event.ops, size + event.bytes
-        else:
-            service.warn(str(event))
-    if moved:
-        service.wrote()
-    with service.read() as session:
-        return Pruned(moved, let_go, deleted, size, _horizon(service, session))
-
-
-def _move(service: Service) -> bool:
-    keeper = service.runtime.log.horizons
-    for _ in range(TRIES):
-        with service.read() as session:
-            if not keeper.may_move(session):
-                return False
-            plan = keeper.plan(session)
-        if plan is None or not plan.settlement.gone_ops:
-            return False
-        if keeper.move(plan):
-            return True
-    raise Conflict("ops about what would go came while it was computed; try again")
-
-
-# Snapshots: what remains up to the horizon, in a folder.
-
-
-class SnapshotShown(ServiceAnswer, frozen=True):
-    """What a snapshot has: the authors whose settled ops it stands for, the states in place of ops that have gone, and
-    the entries that were kept. `witnesses` are the nodes that have cosigned it beside `moved_by`.
-    """
-
-    mesh: str
-    horizon: str
-    horizon_ms: int
-    moved_by: str
-    authors: int
-    states: int
-    entries: int
-    ops: int
-    witnesses: list[str]
-
-
-class SnapshotLoaded(ServiceAnswer, frozen=True):
-    """What came in with a snapshot, and how many settled ops of this log went. `rewritten` counts late ops of this node
-    that were written again, `dropped` those of them that would not count any more.
-    """
-
-    horizon_ms: int
-    added: int
-    deleted: int
-    rewritten: int
-    dropped: int
-
-
-def _snapshot_shown(mesh: str, audit: SnapshotAudit) -> SnapshotShown:
-    op, at_ms = audit.horizon.op, audit.horizon.payload.at_ms
-    counts = audit.heads, audit.bases, audit.entries, audit.ops
-    witnesses = [node_text(each) for each in audit.witnesses]
-    return SnapshotShown(mesh, ulid_text(op.id), at_ms, node_text(op.node_id), *counts, witnesses)
-
-
-def write_snapshot(service: Service, path: str | Path) -> SnapshotShown:
-    """Writes what remains up to the horizon into a new folder, from which another node can begin."""
-    write_folder(service.runtime.log, Path(path))
-    return verify_snapshot(service, path)
-
-
-def verify_snapshot(service: Service, path: str | Path) -> SnapshotShown:
-    """Proves a snapshot of this node's mesh, or of any mesh without a node."""
-    return prove_snapshot(service, Path(path))
-
-
-def prove_snapshot(service: Service | None, path: Path) -> SnapshotShown:
-    """Proves a snapshot from its own bytes. With a node, it must be of its mesh. Raises Failed if it does not hold
-    good.
-    """
-    folder, now_ms = SnapshotFolder(path), round(time.time() * 1000)
-    if service is None:
-        mesh = folder.mesh()
-        return _snapshot_shown(mesh, check_snapshot(folder, mesh, HOCKET, now_ms))
-    log = service.runtime.log
-    return _snapshot_shown(log.user, check_snapshot(folder, log.user, log.rules, now_ms, log.helpers))
-
-
-def load_snapshot(service: Service, path: str | Path) -> SnapshotLoaded:
-    """Begins this log anew from a snapshot: what is settled is then what the snapshot has."""
-    service.check_writer()
-    done = put_snapshot(service.runtime.log, SnapshotFolder(Path(path)))
-    counts = done.added, done.deleted, done.rewritten, done.dropped
-    return SnapshotLoaded(done.audit.horizon.payload.at_ms, *counts)

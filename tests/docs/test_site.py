@@ -1,0 +1,112 @@
+"""The documentation: each page is in the navigation of the site, its links lead somewhere, and its code can be read."""
+
+import ast
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+import unicodedata
+from pathlib import Path, PurePosixPath
+
+import pytest
+import yaml
+
+from tests.docs import reader, site
+from tests.docs.reader import ROOT
+
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in site.MOVED if name.endswith(".md"))]
+EXAMPLES = sorted((ROOT / "examples").rglob("README.md"))
+LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)]*))?\)")
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return site.pages()
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, made as GitHub and the site make them."""
+    found: set[str] = set()
+    for is_prose, part in site.prose(text):
+        for heading in re.findall(r"^#+ (.*)$", part, re.MULTILINE) if is_prose else ():
+            plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+            plain = unicodedata.normalize("NFKC", plain).lower()
+            slug = re.sub(r"[^\w\- ]", "", plain).strip().replace(" ", "-")
+            found.add(slug if slug not in found else f"{slug}-1")
+    return found
+
+
+def test_every_page_is_in_the_navigation_once(pages: dict[str, str]) -> None:
+    listed = [where for _, where in site.navigation(site.project()["nav"])]
+    assert len(listed) == len(set(listed))
+    below = {where for where in pages if where.startswith(("decisions/", "examples/"))}
+    missing = set(pages) - below - set(listed)
+    assert not missing, "zensical.toml needs a line for each of these pages"
+    assert set(listed) <= set(pages)
+
+
+def test_every_page_begins_with_what_it_is_for(pages: dict[str, str]) -> None:
+    listed = [where for _, where in site.navigation(site.project()["nav"])]
+    assert [where for where in listed if not pages[where].startswith("# ")] == []
+    assert [where for where in listed if len(site.summary(pages[where])) < 20] == []
+
+
+def test_programs_find_every_page(pages: dict[str, str]) -> None:
+    listed = re.findall(r"^- \[.+\]\((.+\.md)\): .+$", site.llms(pages), re.MULTILINE)
+    assert listed == [where for _, where in site.navigation(site.project()["nav"])]
+
+
+def test_links_lead_to_pages_and_headings_of_the_site(pages: dict[str, str]) -> None:
+    files = set(site.sources()) | set(pages)
+    known = {where: anchors(text) for where, text in pages.items()}
+    broken = []
+    for where, text in pages.items():
+        for is_prose, part in site.prose(text):
+            for target, anchor in LINK.findall(part) if is_prose else ():
+                path = (ROOT / where).parent / target if target else ROOT / where
+                to = PurePosixPath(path.resolve().relative_to(ROOT)).as_posix()
+                if to not in files or (anchor and anchor not in known[to]):
+                    broken.append(f"{where}: {target}#{anchor}")
+    assert broken == []
+
+
+def unreadable(block: reader.Block) -> str | None:
+    """Why the code of a block cannot be read, in the languages that Python or the shell can read."""
+    text = block.text
+    try:
+        if block.language in ("python", "py"):
+            ast.parse(text)
+        elif block.language == "json" and "…" not in text:
+            [json.loads(line) for line in text.splitlines()] if "\n{" in text else json.loads(text)
+        elif block.language == "toml":
+            tomllib.loads(text)
+        elif block.language == "yaml":
+            [*yaml.safe_load_all(text)]
+        elif block.language == "sh":
+            done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=60)
+            return done.stderr or None
+    except (SyntaxError, ValueError, yaml.YAMLError) as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("page", [*PAGES, *EXAMPLES], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_code_on_the_page_can_be_read(page: Path) -> None:
+    wrong = {block.line: why for block in reader.blocks(page) if (why := unreadable(block))}
+    assert wrong == {}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="`make docs` installs Zensical")
+def test_the_site_can_be_built(pages: dict[str, str], tmp_path: Path) -> None:
+    site.build(tmp_path)
+    built = tmp_path / site.project()["site_dir"]
+    for where in pages:
+        assert (built / where).read_text(encoding="utf-8") == pages[where]
+        assert (built / where).with_suffix(".html").is_file()
+    assert "quickstart.md" in (built / "llms.txt").read_text(encoding="utf-8")
+    found = json.loads((built / "search.json").read_text(encoding="utf-8"))
+    assert any("ExpireWork" in json.dumps(item) for item in found["items"])
+    shutil.rmtree(built)
