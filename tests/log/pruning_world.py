@@ -13,6 +13,7 @@ from hocket.families.retention.facts import Retained, SetRetention
 from hocket.families.rows.facts import ROW, PutRow, Strategy
 from hocket.families.rows.rules import ROWS
 from hocket.kernel.arbitration import Reason
+from hocket.kernel.authority import revoke_root
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID, Op, decode
 from hocket.kernel.ucan import ROOT, Capability, issue
@@ -25,7 +26,6 @@ from hocket.kernel.vocabulary import (
     DesignateCoordinator,
     FailWork,
     RetryJob,
-    RevokeUcan,
     ScheduleJob,
     Subject,
     Telemetry,
@@ -139,6 +139,25 @@ class Member:
         self.complete(job_id, claim)
         return job_id
 
+    def run_batch(self, kind: str, ended: int) -> list[bytes]:
+        """Three jobs in bundles, of which so many are completed."""
+
+        def write(tx: Any) -> list[bytes]:
+            tx.settle()
+            made = tx.author_all([(ScheduleJob(NO_ID, kind, b"{}", b""), ()) for _ in range(3)])
+            if any(isinstance(each, Reason) for each in made):
+                return []
+            ids = [each.id for each in made]
+            claims = tx.author_all([(ClaimWork(each, tx.node, 60_000), ()) for each in ids])
+            good = [(i, claim.id) for i, claim in zip(ids, claims, strict=True) if not isinstance(claim, Reason)]
+            done = [(CompleteJob(i, (), (), Telemetry(1)), (claim,)) for i, claim in good[:ended]]
+            tx.author_all(done)
+            return ids
+
+        ids: list[bytes] = self.log.run(write)
+        self.jobs += ids
+        return ids
+
     def fail(self, job_id: bytes, claim: bytes) -> Op | Reason:
         return self.say(FailWork(job_id, self.log.node, "bad", "", False), (claim,))
 
@@ -177,7 +196,7 @@ class Member:
         return self.say(AcknowledgeMessage(message_id, "bob"), (claim,))
 
     def revoke(self, other: "Member") -> Op | Reason:
-        return self.say(RevokeUcan(content_hash(other.token)))
+        return self.say(revoke_root(USER, content_hash(other.token)))
 
     def retain(
         self,

@@ -2,20 +2,39 @@
 agree, and every step can be broken off.
 """
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.families.retention.facts import RETENTION, Retained
-from hocket.kernel.arbitration import Reason
-from hocket.kernel.ids import ulid_text
-from hocket.kernel.ops import Op
-from hocket.kernel.vocabulary import Subject
+from hocket.errors import Conflict
+from hocket.events.nodes import HorizonDiffers
+from hocket.families.jobs import requests as jobs
+from hocket.families.jobs.requests import Draft
+from hocket.families.jobs.rules import tick_id, tick_policy
+from hocket.families.retention.facts import RETENTION, Retained, SetRetention
+from hocket.families.retention.rules import rule_of
+from hocket.kernel.arbitration import UNAUTHORISED, Reason
+from hocket.kernel.clock import pack
+from hocket.kernel.ids import ulid_ms, ulid_text
+from hocket.kernel.ops import Op, decode
+from hocket.kernel.policy import Policy, encode_policy
+from hocket.kernel.snapshots.leaves import Leaf, LeafTag
+from hocket.kernel.vocabulary import CompleteJob, ScheduleJob, SetSchedule, Subject, Telemetry
+from hocket.log.archives.reached import ArchivedHead, note_archive
 from hocket.log.audit import verify
+from hocket.log.citations import keyed
+from hocket.log.copies import StoreCopy, export_ops
 from hocket.log.rebuild import rebuild
+from hocket.log.retention.proof import remaining_leaves
+from hocket.node.runtime import Runtime
+from hocket.store.horizon_rows import GapRow, HorizonRow
+from tests.log.processes import go, start
 from tests.log.pruning_world import DAY, HOUR, Member, World
+from tests.log.roster.world import new_log
+from tests.stores import StoreKind, raw
 
 pytestmark = pytest.mark.touches("LW-33")
 
@@ -191,7 +210,7 @@ class Act(NamedTuple):
 
 KINDS = ("acme.render", "acme.scale", "other")
 WRITES = (
-    *("submit", "run", "run", "fail", "claim", "complete", "cancel", "retry", "after"),
+    *("submit", "run", "batch", "batch", "fail", "claim", "complete", "cancel", "retry", "after"),
     *("acquire", "acquire", "release", "break", "put", "put", "merge", "send", "take", "acknowledge", "wait", "wait"),
 )
 acts = st.builds(Act, st.integers(0, 1), st.sampled_from(WRITES), st.integers(0, 5))
@@ -217,6 +236,8 @@ def act(world: World, each: Act) -> None:
         case "run":
             if (claim := member.claim(member.submit(kind))) is not None:
                 member.complete(member.jobs[-1], claim)
+        case "batch":
+            member.run_batch(kind, number % 4)
         case "claim" if job is not None:
             if (claim := member.claim(job)) is not None:
                 member.held.append((job, claim))
@@ -250,7 +271,7 @@ def act(world: World, each: Act) -> None:
             world.wait(HOURS[number] * HOUR)
         case "pull":
             member.pull(world.members[number % len(world.members)])
-        case "revoke" if each.who == 0 and number == 5:
+        case "revoke" if each.who == 0 and number >= 3:
             member.revoke(world.members[1])
         case "prune" if each.who == 0:
             member.move_horizon()
@@ -332,3 +353,323 @@ def test_nodes_agree_whatever_reached_them_before_and_after_a_horizon(
     for member in world.members:
         assert is_sound(member)
     assert len({str(sorted(rebuilt(member).items())) for member in world.members}) == 1
+
+
+def test_a_process_killed_in_or_after_any_step_leaves_what_another_one_can_go_on_from(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with Runtime.init(home) as runtime:
+        made = runtime.submit([Draft("k", b"{}", Policy()) for _ in range(12)])
+        for each in made[:9]:
+            runtime.log.run(lambda tx, each=each: jobs.cancel(tx, each.job_id, ""))
+        runtime.log.run(lambda tx: tx.author(SetRetention(Retained.JOBS, "", DAY, None, True, 0)))
+    left = {each.job_id for each in made[9:]}
+    for commits in range(1, 40):
+        child = start("prune", home, commits)
+        go(child)
+        said, _ = child.communicate(timeout=120)
+        with Runtime.open(home) as runtime:
+            assert verify(runtime.store, user=runtime.log.user, marks=runtime.log.signer, is_bound=True).findings == []
+            with runtime.read() as session:
+                jobs_now = {each.job.id for each in session.each_job()}
+                row = session.horizon()
+            assert left <= jobs_now
+        if said:
+            break
+    assert child.returncode == 0 and row is not None and row.is_deleted
+    assert jobs_now == left and commits > 6
+    with Runtime.open(home) as runtime:
+        assert runtime.rebuild().unchanged
+
+
+def pruned() -> World:
+    """Two nodes with kept ops, bases and bundles that are partly gone."""
+    world = World()
+    owner = world.owner
+    for n in range(3):
+        owner.acquire("file:a")
+        owner.release()
+        owner.put("t/a", b"%d" % n)
+        owner.run_job("k")
+    owner.submit("k")
+    owner.retain(ms=HOUR)
+    world.exchange()
+    world.wait(DAY)
+    prune(world)
+    owner.submit("k")
+    world.exchange()
+    return world
+
+
+def faults(member: Member) -> list[str]:
+    found = verify(member.log.store, user=member.log.user, marks=member.log.signer, is_bound=True)
+    return [each.what for each in found.findings]
+
+
+def seqs(member: Member, where: str) -> list[int]:
+    return [int(str(seq)) for (seq,) in raw(member.log.store, f"SELECT seq FROM ops WHERE {where} ORDER BY seq")]
+
+
+def test_verify_finds_what_was_taken_besides(store_kind: StoreKind) -> None:
+    owner = pruned().owner
+    assert faults(owner) == []
+    kept = seqs(owner, "variant = 10 AND reason = 0")
+    raw(owner.log.store, "DELETE FROM ops WHERE seq = ?", kept[0])
+    assert any("missing" in each for each in faults(owner))
+
+
+def test_verify_finds_a_gap_that_another_program_has_drawn() -> None:
+    owner = pruned().owner
+    last = owner.read(lambda session: session.head().seq)
+    hidden = last - 1
+    ((chain,),) = raw(owner.log.store, "SELECT chain FROM ops WHERE seq = ?", hidden)
+    raw(owner.log.store, "DELETE FROM ops WHERE seq = ?", hidden)
+    node = owner.log.author
+    raw(owner.log.store, "INSERT INTO gaps VALUES (?, ?, ?, ?, ?)", node, hidden, hidden, chain, bytes(16))
+    assert any("missing" in each for each in faults(owner))
+    # With the node's own key a gap can be drawn, but not behind an author's head.
+    with owner.log.store.write() as session:
+        session.put_gap(GapRow(hidden, hidden, bytes(chain)))  # type: ignore[arg-type]
+    assert any("entry of its author" in each for each in faults(owner))
+
+
+def test_verify_finds_a_base_that_was_changed() -> None:
+    owner = pruned().owner
+    raw(owner.log.store, "UPDATE bases SET state = ? WHERE family = 'lock'", b"\x94\x00\x90\x90\x93\x00\x00\x00")
+    assert any("what remains" in each for each in faults(owner))
+
+
+def test_a_root_that_differs_lets_nothing_go() -> None:
+    world = World()
+    owner, other = world.members
+    owner.run_job("k")
+    owner.retain(ms=HOUR)
+    world.wait(DAY)
+    world.exchange()
+    with owner.log.store.read() as session:
+        plan = owner.log.horizons.plan(session)
+    assert plan is not None
+    lie = plan.settlement._replace(root=bytes(32))
+    assert owner.log.horizons.move(plan._replace(settlement=lie))
+    other.pull(owner)
+    before = other.shown()
+    assert [type(each) for each in other.follow()] == [HorizonDiffers]
+    assert other.follow() == []
+    assert other.read(lambda session: session.horizon()) is None and other.shown() == before
+
+
+def test_the_op_at_the_border_stays_on_its_side() -> None:
+    world = World()
+    owner, other = world.members
+    first = owner.run_job("k")
+    border = world.now
+    # Later in the same millisecond, and one millisecond later.
+    second = owner.run_job("k")
+    world.wait(1)
+    third = owner.run_job("k")
+    owner.retain(ms=HOUR)
+    world.wait(DAY)
+    world.exchange()
+    assert owner.move_horizon(border + HOUR)
+    world.exchange()
+    for each in (owner, other):
+        each.follow()
+        assert each.shown()["jobs"].keys() == {third}
+        assert is_sound(each)
+    assert owner.job(first) is None and owner.job(second) is None
+    assert rebuilt(owner) == rebuilt(other)
+
+
+def test_revocations_and_rules_are_never_pruned() -> None:
+    world = World(3)
+    owner, _, rogue = world.members
+    rogue.run_job("k")
+    world.exchange()
+    owner.revoke(rogue)
+    owner.retain(ms=HOUR)
+    world.wait(DAY)
+    world.exchange()
+    prune(world)
+    world.wait(DAY)
+    owner.run_job("k")
+    world.exchange()
+    prune(world)
+    for each in world.members[:2]:
+        kept = {row.variant for row in each.read(lambda session: session.ops_after(0, 1_000))}
+        assert {22, 23, 1033, 1055, 1056} <= kept
+        assert not each.log.authority().may(rogue.log.node, "Job", "Schedule", "k", world.now)
+        assert is_sound(each)
+
+
+def test_deleting_waits_for_an_archive_and_for_witnesses() -> None:
+    world = World()
+    owner = world.owner
+    owner.run_job("k")
+    owner.retain(ms=HOUR, waives=False, witnesses=1)
+    world.wait(DAY)
+    world.exchange()
+    prune(world)
+    row = owner.read(lambda session: session.horizon())
+    assert row.is_denied and not row.is_deleted and owner.jobs[0] not in owner.shown()["jobs"]
+    assert "archive" in owner.read(lambda session: owner.log.horizons.missing(session, row))
+    assert is_sound(owner)
+    heads = {each.node.to_bytes(8, "big"): ArchivedHead(pack(each.at), each.entry) for each in _heads(owner, row)}
+    owner.log.run(lambda tx: note_archive(tx.session, "/backup", 1, 1, heads))
+    assert "1 more" in owner.read(lambda session: owner.log.horizons.missing(session, row))
+    owner.log.run(lambda tx: tx.session.put_cosignature(row.op, bytes(8), b"line"))
+    owner.follow()
+    assert owner.read(lambda session: session.horizon()).is_deleted
+    assert is_sound(owner)
+
+
+def _heads(member: Member, row: HorizonRow) -> Any:
+    return decode(member.read(lambda session: session.op(row.op).body)).payload.heads  # type: ignore[union-attr]
+
+
+def test_a_bundle_stays_as_long_as_one_of_its_facts_does() -> None:
+    world = World()
+    owner = world.owner
+    ended = owner.run_batch("k", 2)
+    owner.run_batch("other", 3)
+    owner.retain(ms=HOUR)
+    world.wait(DAY)
+    world.exchange()
+    entries = owner.entries()
+    prune(world)
+    for each in world.members:
+        assert each.shown()["jobs"].keys() == {ended[2]}
+        # The three bundles of the other kind, and that of the two completions.
+        assert each.entries() == entries + 1 - 4
+        partial = [leaf for leaf in each.read(leaves_here) if leaf.tag is LeafTag.PARTIAL]
+        assert len(partial) == 2
+        assert is_sound(each)
+    assert rebuilt(owner) == rebuilt(world.members[1])
+    # The last of them ends, and with the next horizon the bundles go, too.
+    owner.cancel(ended[2])
+    world.wait(DAY)
+    world.exchange()
+    prune(world)
+    for each in world.members:
+        assert each.shown()["jobs"] == {} and is_sound(each)
+        assert not seqs(each, "variant = 1051")
+
+
+def leaves_here(session: Any) -> list[Leaf]:
+    return list(remaining_leaves(session))
+
+
+def test_no_copy_is_made_of_a_pruned_log(tmp_path: Path) -> None:
+    owner = pruned().owner
+    with pytest.raises(Conflict, match="pruned"), (tmp_path / "ops").open("wb") as file:
+        export_ops(owner.log, file)
+    with pytest.raises(Conflict, match="pruned"):
+        StoreCopy(owner.log.store, new_log(), "the copy").step()
+
+
+def test_a_rule_is_the_owners_to_set_and_has_bounds() -> None:
+    world = World(2, workers=True)
+    owner, worker = world.members
+    assert worker.retain(ms=HOUR) in UNAUTHORISED
+    assert worker.retain(Retained.MESSAGES, ms=HOUR) in UNAUTHORISED
+    assert owner.retain(ms=HOUR - 1) is Reason.BAD_RETENTION
+    assert owner.retain(Retained.MESSAGES, match="acme.", ms=HOUR) is Reason.BAD_RETENTION
+    assert owner.retain(ms=HOUR, witnesses=65) is Reason.BAD_RETENTION
+    assert isinstance(owner.retain(ms=HOUR), Op)
+    world.exchange()
+    owner.run_job("k")
+    world.wait(DAY)
+    world.exchange()
+    # The worker computes a horizon, and may not move it.
+    with worker.log.store.read() as session:
+        plan = worker.log.horizons.plan(session)
+        assert not worker.log.horizons.may_move(session)
+    assert plan is not None and not worker.log.horizons.move(plan)
+
+
+def test_a_rule_that_is_settled_cannot_be_passed_over() -> None:
+    world = World()
+    owner = world.owner
+    owner.run_job("k")
+    owner.retain(ms=HOUR)
+    world.wait(DAY)
+    owner.retain(ms=30 * DAY)
+    world.wait(DAY)
+    world.exchange()
+    with owner.log.store.read() as session:
+        rules = session.ops_of_variants((1055,))
+        first = rule_of(keyed(rules[0]), keyed(rules[0]).payload)
+        plan = owner.log.horizons.plan(session, rules=(first,))
+    assert plan is not None and plan.settlement.gone_ops
+    assert not owner.log.horizons.move(plan)
+
+
+def test_a_log_without_rules_writes_nothing_and_reads_little() -> None:
+    world = World()
+    owner = world.owner
+    owner.run_job("k")
+    entries = owner.entries()
+    assert not owner.log.horizons.move_if_due() and owner.follow() == []
+    assert owner.entries() == entries
+
+
+def test_the_horizon_moves_by_itself_when_it_is_due() -> None:
+    world = World()
+    owner, other = world.members
+    owner.run_job("k")
+    owner.retain(ms=HOUR)
+    world.exchange()
+    assert not owner.log.horizons.move_if_due()
+    world.wait(DAY)
+    assert not other.log.horizons.move_if_due()
+    assert owner.log.horizons.move_if_due()
+    owner.follow()
+    assert owner.shown()["jobs"] == {}
+    world.wait(HOUR // 2)
+    owner.run_job("k")
+    assert not owner.log.horizons.move_if_due()
+
+
+def test_an_op_that_comes_while_a_horizon_is_computed_keeps_what_it_refers_to() -> None:
+    world = World()
+    owner = world.owner
+    failed = owner.submit("k")
+    claim = owner.claim(failed)
+    assert claim is not None
+    owner.fail(failed, claim)
+    owner.retain(ms=HOUR)
+    world.wait(DAY)
+    with owner.log.store.read() as session:
+        plan = owner.log.horizons.plan(session)
+    assert plan is not None and isinstance(owner.retry(failed), Op)
+    assert not owner.log.horizons.move(plan)
+    assert not owner.move_horizon() or owner.follow() is not None
+    assert owner.job(failed) is not None
+
+
+def test_a_missed_tick_that_may_have_been_here_before_is_not_made_again() -> None:
+    world = World()
+    owner = world.owner
+    setting = owner.say(SetSchedule("daily", "0 0 * * *", "UTC", "k", b"{}", b""))
+    assert isinstance(setting, Op)
+    ticks = []
+    for _ in range(3):
+        world.wait(DAY)
+        midnight = world.now - world.now % DAY
+        policy = encode_policy(tick_policy(Policy(), "daily", setting.id))
+        job_id = tick_id(setting.id, midnight)
+        tick = ScheduleJob(job_id, "k", b"{}", policy)
+        assert isinstance(owner.say(tick, (setting.id,)), Op)
+        claim = owner.claim(job_id)
+        assert claim is not None
+        owner.say(CompleteJob(job_id, (), (), Telemetry(1)), (claim,))
+        ticks.append((job_id, tick))
+    owner.retain(ms=HOUR)
+    world.wait(10 * HOUR)
+    world.exchange()
+    prune(world)
+    # The newest tick stays, so that the schedule goes on from it.
+    assert owner.shown()["jobs"].keys() == {ticks[-1][0]}
+    ((schedule,),) = (owner.read(lambda session: session.schedules()),)
+    assert schedule.last_tick == ulid_ms(ticks[-1][0])
+    refused = owner.say(ticks[0][1], (setting.id,))
+    assert isinstance(refused, Reason)
+    assert rebuilt(owner) == rebuilt(world.members[1])

@@ -31,7 +31,7 @@ from hocket.log import Admission, Log
 from hocket.log.archives.archive import archived_ops, target_at
 from hocket.log.archives.checking import ArchiveAudit
 from hocket.log.archives.checking import verify_archive as check_archive
-from hocket.log.archives.day_file import day_of, start_of
+from hocket.log.archives.day_file import start_of
 from hocket.log.archives.git_repository import GIT
 from hocket.log.archives.writing import Archived, write_archive
 from hocket.log.audit import Audit
@@ -39,8 +39,6 @@ from hocket.log.checkpoints.keeper import cosigners
 from hocket.log.copies import export_ops, import_ops
 from hocket.log.lost_past import rewind
 from hocket.log.rebuild import Rebuilt
-from hocket.log.retention.horizons import note_archive
-from hocket.log.retention.settling import heads_at
 from hocket.mesh.incoming import recover
 from hocket.node.log_events import EventFilter, EventNeed, LogEvent
 from hocket.node.runtime import Progress
@@ -336,12 +334,7 @@ def archive(
     progress: Progress = lambda done, total: None,
 ) -> Iterator[Archived]:
     """Gives each file when it is stored."""
-    log, before_ms = service.runtime.log, _before_ms(service, before)
-    with service.read() as session:
-        _, heads = heads_at(session, start_of(day_of(before_ms)) - 1, log.permissions(session).forks)
-    yield from write_archive(log, to, before_ms, dry_run=dry_run, progress=progress)
-    if not dry_run:
-        log.run(lambda tx: note_archive(tx.session, heads))
+    return write_archive(service.runtime.log, to, _before_ms(service, before), dry_run=dry_run, progress=progress)
 
 
 def _before_ms(service: Service, before: str) -> int:

@@ -169,7 +169,7 @@ KEPT = {
 }
 # The settings that each node has for itself where nodes share a store.
 OF_NODE = (
-    *("address", "archived", "archives", "behind", "breakers", "clock_offsets", "delivered", "gaps", "home"),
+    *("address", "archives", "behind", "breakers", "clock_offsets", "delivered", "gaps", "home"),
     *("newcomer", "reading"),
     *("set_aside", "shared", "trust"),
 )

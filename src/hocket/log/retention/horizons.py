@@ -29,6 +29,7 @@ from hocket.kernel.mesh_rules import Rules
 from hocket.kernel.ops import Op
 from hocket.kernel.signing import OpSigner
 from hocket.kernel.vocabulary import Subject
+from hocket.log.archives.reached import archived_heads
 from hocket.log.checkpoints.horizon_notes import cosign_horizon, horizon_checkpoint, horizon_witnesses, members_of
 from hocket.log.citations import keyed
 from hocket.log.permissions import Permissions, writers
@@ -51,8 +52,6 @@ MOVES_PER_KEEP = 24
 EVERY_MS_MIN, EVERY_MS_MAX = 3_600_000, 86_400_000
 # The store's key of which process prepares the next horizon.
 PREPARING = "preparing"
-# The node's key of the last entries of authors that are in an archive: their packed times.
-ARCHIVED = "archived"
 
 
 class RetentionLog(Protocol):
@@ -385,25 +384,10 @@ def _rules_of(session: Session, op: Op) -> tuple[RetentionRule, ...]:
 
 
 def is_in_archive(session: Session, heads: Sequence[AuthorHead]) -> bool:
-    """Whether every entry up to these was here when this node last wrote an archive that reaches them."""
-    reached = _archived(session)
-    return all(pack(each.at) <= reached.get(each.node.to_bytes(8, "big"), b"") for each in heads)
-
-
-def note_archive(session: Session, heads: Sequence[AuthorHead]) -> None:
-    """An archive has every entry up to these heads."""
-    reached = _archived(session)
-    for each in heads:
-        author = each.node.to_bytes(8, "big")
-        reached[author] = max(pack(each.at), reached.get(author, b""))
-    session.set_own_meta(ARCHIVED, b"".join(reached.values()))
-
-
-def _archived(session: Session) -> dict[bytes, bytes]:
-    """The time of the last entry of each author that is in an archive."""
-    data = session.own_meta(ARCHIVED) or b""
-    times = [data[at : at + 20] for at in range(0, len(data), 20)]
-    return {each[12:]: each for each in times}
+    """Whether every entry up to these is in an archive of this node."""
+    reached = archived_heads(session)
+    authors = ((each.node.to_bytes(8, "big"), each.at) for each in heads)
+    return all(author in reached and pack(at) <= reached[author].hlc for author, at in authors)
 
 
 def _has_heads(session: Session, heads: Sequence[AuthorHead]) -> bool:
