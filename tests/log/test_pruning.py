@@ -62,6 +62,7 @@ def prune(world: World) -> None:
         each.follow()
 
 
+@pytest.mark.req("LW-52")
 def test_ended_jobs_go_and_the_rest_stays() -> None:
     world = World()
     owner, other = world.members
@@ -87,6 +88,7 @@ def test_ended_jobs_go_and_the_rest_stays() -> None:
     assert rebuilt(owner) == rebuilt(other)
 
 
+@pytest.mark.req("LW-52")
 def test_locks_rows_and_messages_keep_their_last_word() -> None:
     world = World()
     owner, other = world.members
@@ -127,6 +129,7 @@ def test_locks_rows_and_messages_keep_their_last_word() -> None:
     assert rebuilt(owner) == rebuilt(other)
 
 
+@pytest.mark.req("LW-52")
 def test_fences_go_on_through_many_horizons() -> None:
     world = World()
     owner, other = world.members
@@ -147,6 +150,7 @@ def test_fences_go_on_through_many_horizons() -> None:
     assert rebuilt(owner) == rebuilt(other)
 
 
+@pytest.mark.req("LW-52")
 def test_a_job_that_another_job_or_a_later_op_refers_to_stays() -> None:
     world = World()
     owner = world.owner
@@ -166,6 +170,7 @@ def test_a_job_that_another_job_or_a_later_op_refers_to_stays() -> None:
     rebuilt(owner)
 
 
+@pytest.mark.req("LW-52")
 def test_what_a_node_wrote_before_the_horizon_and_brings_after_it_does_not_count() -> None:
     world = World(3)
     owner, other, away = world.members
@@ -289,6 +294,7 @@ rules = st.lists(
 )
 
 
+@pytest.mark.req("LW-52")
 @settings(deadline=None)
 @given(st.booleans(), rules, st.lists(acts, max_size=40), st.lists(st.integers(0, 40), max_size=3))
 def test_what_remains_is_as_it_would_be_without_a_horizon(
@@ -329,6 +335,7 @@ def test_what_remains_is_as_it_would_be_without_a_horizon(
     assert rebuilt(owner) == rebuilt(other)
 
 
+@pytest.mark.req("LW-52")
 @settings(deadline=None)
 @given(st.booleans(), st.lists(everyones, max_size=40), st.permutations(range(3)))
 def test_nodes_agree_whatever_reached_them_before_and_after_a_horizon(
@@ -355,6 +362,7 @@ def test_nodes_agree_whatever_reached_them_before_and_after_a_horizon(
     assert len({str(sorted(rebuilt(member).items())) for member in world.members}) == 1
 
 
+@pytest.mark.req("LW-52")
 def test_a_process_killed_in_or_after_any_step_leaves_what_another_one_can_go_on_from(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with Runtime.init(home) as runtime:
@@ -409,6 +417,7 @@ def seqs(member: Member, where: str) -> list[int]:
     return [int(str(seq)) for (seq,) in raw(member.log.store, f"SELECT seq FROM ops WHERE {where} ORDER BY seq")]
 
 
+@pytest.mark.req("LW-52")
 def test_verify_finds_what_was_taken_besides(store_kind: StoreKind) -> None:
     owner = pruned().owner
     assert faults(owner) == []
@@ -417,6 +426,7 @@ def test_verify_finds_what_was_taken_besides(store_kind: StoreKind) -> None:
     assert any("missing" in each for each in faults(owner))
 
 
+@pytest.mark.req("LW-52")
 def test_verify_finds_a_gap_that_another_program_has_drawn() -> None:
     owner = pruned().owner
     last = owner.read(lambda session: session.head().seq)
@@ -432,12 +442,14 @@ def test_verify_finds_a_gap_that_another_program_has_drawn() -> None:
     assert any("entry of its author" in each for each in faults(owner))
 
 
+@pytest.mark.req("LW-52")
 def test_verify_finds_a_base_that_was_changed() -> None:
     owner = pruned().owner
     raw(owner.log.store, "UPDATE bases SET state = ? WHERE family = 'lock'", b"\x94\x00\x90\x90\x93\x00\x00\x00")
     assert any("what remains" in each for each in faults(owner))
 
 
+@pytest.mark.req("LW-52")
 def test_a_root_that_differs_lets_nothing_go() -> None:
     world = World()
     owner, other = world.members
@@ -457,6 +469,7 @@ def test_a_root_that_differs_lets_nothing_go() -> None:
     assert other.read(lambda session: session.horizon()) is None and other.shown() == before
 
 
+@pytest.mark.req("LW-52")
 def test_the_op_at_the_border_stays_on_its_side() -> None:
     world = World()
     owner, other = world.members
@@ -479,6 +492,7 @@ def test_the_op_at_the_border_stays_on_its_side() -> None:
     assert rebuilt(owner) == rebuilt(other)
 
 
+@pytest.mark.req("LW-52")
 def test_revocations_and_rules_are_never_pruned() -> None:
     world = World(3)
     owner, _, rogue = world.members
@@ -500,6 +514,7 @@ def test_revocations_and_rules_are_never_pruned() -> None:
         assert is_sound(each)
 
 
+@pytest.mark.req("LW-52")
 def test_deleting_waits_for_an_archive_and_for_witnesses() -> None:
     world = World()
     owner = world.owner
@@ -525,6 +540,7 @@ def _heads(member: Member, row: HorizonRow) -> Any:
     return decode(member.read(lambda session: session.op(row.op).body)).payload.heads  # type: ignore[union-attr]
 
 
+@pytest.mark.req("LW-52")
 def test_a_bundle_stays_as_long_as_one_of_its_facts_does() -> None:
     world = World()
     owner = world.owner
@@ -565,6 +581,7 @@ def test_no_copy_is_made_of_a_pruned_log(tmp_path: Path) -> None:
         StoreCopy(owner.log.store, new_log(), "the copy").step()
 
 
+@pytest.mark.req("LW-52")
 def test_a_rule_is_the_owners_to_set_and_has_bounds() -> None:
     world = World(2, workers=True)
     owner, worker = world.members
@@ -585,6 +602,7 @@ def test_a_rule_is_the_owners_to_set_and_has_bounds() -> None:
     assert plan is not None and not worker.log.horizons.move(plan)
 
 
+@pytest.mark.req("LW-52")
 def test_a_rule_that_is_settled_cannot_be_passed_over() -> None:
     world = World()
     owner = world.owner
@@ -628,6 +646,7 @@ def test_the_horizon_moves_by_itself_when_it_is_due() -> None:
     assert not owner.log.horizons.move_if_due()
 
 
+@pytest.mark.req("LW-52")
 def test_an_op_that_comes_while_a_horizon_is_computed_keeps_what_it_refers_to() -> None:
     world = World()
     owner = world.owner
@@ -645,6 +664,7 @@ def test_an_op_that_comes_while_a_horizon_is_computed_keeps_what_it_refers_to() 
     assert owner.job(failed) is not None
 
 
+@pytest.mark.req("LW-52")
 def test_a_missed_tick_that_may_have_been_here_before_is_not_made_again() -> None:
     world = World()
     owner = world.owner

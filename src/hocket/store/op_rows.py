@@ -442,8 +442,8 @@ class OpSession(Statements):
     def frontier(self) -> dict[bytes, bytes]: ...
 
     def refused_ops(self, limit: int) -> list[OpRow]:
-        """The newest ops on the log that do not count."""
-        return self._ops("WHERE reason <> 0 ORDER BY seq DESC LIMIT ?", limit)
+        """The newest ops on the log that do not count, without those that were let go."""
+        return self._ops(f"WHERE reason <> 0 AND reason <> {PRUNED} ORDER BY seq DESC LIMIT ?", limit)
 
     def ops_refused_for(self, reasons: Sequence[int]) -> list[OpRow]:
         chosen = [int(reason) for reason in reasons]
