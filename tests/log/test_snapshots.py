@@ -16,6 +16,7 @@ from hocket.kernel.clock import unpack
 from hocket.kernel.snapshots import chunks
 from hocket.kernel.snapshots.chunks import SnapshotManifest
 from hocket.log import Log
+from hocket.log.retention.proof import check_remains
 from hocket.log.snapshots.checking import SnapshotAudit, check_snapshot
 from hocket.log.snapshots.folder import SnapshotFolder
 from hocket.log.snapshots.loading import load_snapshot
@@ -149,6 +150,28 @@ def test_a_node_that_was_away_joins_again_and_keeps_its_own_ops(tmp_path: Path) 
     world.exchange()
     assert [job.kind for job in away.shown()["jobs"].values()].count("acme.mine") == 2
     assert away.digests() == world.owner.digests()
+
+
+def test_a_node_that_followed_an_earlier_horizon_takes_a_later_snapshot(tmp_path: Path) -> None:
+    world = World(3)
+    busy(world)
+    pruned(world)
+    away = world.members.pop()
+    away.acquire("mine")
+    busy(world)
+    world.wait(3 * DAY)
+    world.owner.submit("acme.later")
+    world.exchange()
+    assert world.owner.move_horizon(world.now - 2 * HOUR)
+    world.exchange()
+    for each in world.members:
+        each.follow()
+    done = load_snapshot(away.log, snapshot(world.owner, tmp_path / "snapshot"))
+    assert done.deleted > 0 and done.added > 0 and done.rewritten == 1
+    world.members.append(away)
+    world.exchange()
+    assert away.digests() == world.owner.digests() and away.shown() == world.owner.shown()
+    assert away.read(check_remains) == []
 
 
 def test_late_ops_are_written_again_behind_the_horizon() -> None:

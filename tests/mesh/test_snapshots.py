@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 
 from hocket.families.jobs import requests as jobs
+from hocket.families.retention import rules
 from hocket.families.retention.facts import Retained, SetRetention
 from hocket.kernel.frontier import frontier_text
 from hocket.kernel.ops import Op, decode, link_to, read_sequence
 from hocket.kernel.snapshots import chunks
+from hocket.kernel.ucan import Capability
 from hocket.log.rebuild import family_digests
+from hocket.log.retention import horizons
 from hocket.log.snapshots.folder import SnapshotFolder
 from hocket.mesh import peers, wire
 from hocket.mesh.snapshots.fetching import FETCHED
 from hocket.mesh.wire import Reply, Request
-from tests.mesh.world import Place, run
+from tests.mesh.world import WORKER, Place, enrolled, run, until
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -240,3 +243,34 @@ def test_only_who_reads_everything_gets_a_snapshot(tmp_path: Path) -> None:
         assert (await b.ask(a, path=wire.SNAPSHOT, query=unknown)).status == 404
 
     run(tmp_path, test, "a", "b")
+
+
+def test_a_machine_that_joins_later_takes_the_snapshot_and_a_reader_with_filters_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (rules, horizons):
+        monkeypatch.setattr(module, "SETTLED_MS", 0)
+    monkeypatch.setattr(rules, "KEEP_MS_MIN", 0)
+
+    async def test(a: Place) -> None:
+        run_jobs(a, 30)
+        a.submit(12)
+        a.log.run(lambda tx: tx.author(SetRetention(Retained.JOBS, "", 0, None, True, 0)))
+        before = a.log.physical()
+        await until(lambda: a.log.physical() > before + 1)
+        prune(a)
+        whole = await enrolled(tmp_path / "whole", a, (*WORKER, Capability("Ops", "Read", {})))
+        narrow = await enrolled(tmp_path / "narrow", a, WORKER[:3])
+        try:
+            for place in (whole, narrow, whole, narrow):
+                assert (await place.exchanges.visit(a.address)).state == peers.OK
+            assert any("took a snapshot" in each for each in whole.notices)
+            assert digests(whole) == digests(a)
+            assert not any("took a snapshot" in each for each in narrow.notices)
+            assert (await narrow.ask(a)).status == 200
+            assert (await narrow.ask(a, path=wire.SNAPSHOT, query="")).status == 404
+        finally:
+            await whole.close()
+            await narrow.close()
+
+    run(tmp_path, test, "a")

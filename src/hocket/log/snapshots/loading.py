@@ -80,8 +80,8 @@ def check_need(log: Log, session: Session, found: SnapshotHorizon) -> None:
     """Raises Conflict for a snapshot that this log does not need: none takes a log back."""
     if log.is_shared:
         raise Conflict(
-            "a store that nodes share takes no snapshot, because it is one log for all of them; give this node a home"
-            " with a store of its own"
+            "a store in a database server takes no snapshot, because nodes may share it; give this node a home with a"
+            " store of its own"
         )
     known, horizon = session.horizon(), found.payload
     if known is not None and known.at_ms >= horizon.at_ms:

@@ -5,12 +5,11 @@ from pathlib import Path
 
 from hocket.errors import Conflict
 from hocket.families.retention.facts import MoveHorizon, SetRetention
-from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import pack
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.snapshots.chunks import FORMAT, SnapshotManifest
-from hocket.kernel.vocabulary import Bundle, number_of
+from hocket.kernel.vocabulary import number_of
 from hocket.log import Log
 from hocket.log.checkpoints.horizon_notes import horizon_note
 from hocket.log.retention.proof import remaining_leaves
@@ -18,10 +17,7 @@ from hocket.log.snapshots.checking import LAW
 from hocket.log.snapshots.folder import write_folder
 from hocket.store import Session
 
-STEP = 500
-_BUNDLE = number_of(Bundle)
 _LAW = tuple(number_of(each) for each in LAW)
-_PRUNED = int(Reason.PRUNED)
 
 
 def write_snapshot(log: Log, path: Path) -> SnapshotManifest:
