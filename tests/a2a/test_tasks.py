@@ -134,3 +134,49 @@ def test_tasks_are_listed_by_cursor_the_last_changed_first(served: Served):
     after = cleo.ask("ListTasks", {"statusTimestampAfter": canceled["status"]["timestamp"]})["tasks"]
     assert canceled["id"] in {each["id"] for each in after}
     assert cleo.ask("ListTasks", {"statusTimestampAfter": "2999-01-01T00:00:00Z"})["tasks"] == []
+
+
+def test_a_task_whose_job_asks_takes_a_message_as_the_answer_once(served: Served, ann: A2aClient, bob: A2aClient):
+    task = ann.send("asks-1", skill=OTHER_KIND)
+    work = worker(served, "w-asks", OTHER_KIND)
+    (held,) = work.claim(lease_ms=600_000)
+    assert held["job_id"] == task["id"]
+
+    def asks(question: str, wait_s: int = 0) -> Any:
+        return work.end(held, "ask", question=question, within_ms=600_000, wait_ms=wait_s * 1000).json["answer"]
+
+    def answer(id: str, text: str, **more: Any) -> dict[str, Any]:
+        return message(id, {"text": text}, taskId=task["id"], **more)
+
+    def refusal(client: A2aClient, sent: dict[str, Any]) -> int:
+        code: int = client.refusal("SendMessage", {"message": sent})["code"]
+        return code
+
+    assert refusal(ann, answer("early", "x")) == -32004
+    with ann.stream("SubscribeToTask", {"id": task["id"]}) as events:
+        assert state(next(events)["task"]) == "WORKING"
+        assert asks("Which?") is None
+        *_, end = events
+    assert state(end["statusUpdate"]) == "INPUT_REQUIRED"
+    assert end["statusUpdate"]["status"]["message"]["parts"] == [{"text": "Which?"}]
+    assert state(ann.ask("SendMessage", {"message": message("asks-1", skill=OTHER_KIND)})["task"]) == "INPUT_REQUIRED"
+    assert [each["id"] for each in ann.ask("ListTasks", {"status": "TASK_STATE_INPUT_REQUIRED"})["tasks"]] == [
+        task["id"]
+    ]
+    assert refusal(bob, answer("theirs", "x")) == -32001
+    assert refusal(ann, answer("elsewhere", "x", contextId="ctx-other")) == -32602
+    sent = {"message": answer("answer-1", "the first", contextId=task["contextId"]), "configuration": AT_ONCE}
+    for _ in range(2):
+        assert state(ann.ask("SendMessage", sent)["task"]) == "WORKING"
+    assert asks("Which?") == "the first"
+    assert asks("And then?") is None
+    assert state(ann.ask("SendMessage", sent)["task"]) == "INPUT_REQUIRED", "a repeated answer answers nothing else"
+    assert refusal(ann, answer("answer-1", "another")) == -32602
+    ended: list[dict[str, Any]] = []
+    last = {"message": {**answer("answer-2", "x"), "parts": [{"data": {"n": 1}}]}}
+    waiting = threading.Thread(target=lambda: ended.append(ann.ask("SendMessage", last)["task"]))
+    waiting.start()
+    assert asks("And then?", wait_s=45) == '{"n":1}'
+    work.end(held, result="done")
+    waiting.join(PATIENCE_S)
+    assert [state(each) for each in ended] == ["COMPLETED"]

@@ -32,6 +32,7 @@ COMMANDS: dict[Callable[..., Any], tuple[Any, ...]] = {
     jobs.reschedule: ("0", "because", None, 1_000),
     jobs.approve: ("0", "fine"),
     jobs.refuse: ("0", "not today"),
+    jobs.answer: ("0", "the first one"),
     artifacts.put: (Path(__file__), "s.file", None),
     artifacts.evict: ("0",),
     artifacts.clear: (),

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import closing
 from typing import Any
 
+from hocket.a2a.states import TaskState
 from hocket.a2a.tasks import ClientTasks, Task, artifact
 from hocket.api.job_operations.job_news import JobNews
 from hocket.bus.hints import about
@@ -25,12 +26,12 @@ async def ended(tasks: ClientTasks, task: Task) -> Task:
 
 
 async def events(tasks: ClientTasks, task: Task) -> AsyncGenerator[dict[str, Any], None]:
-    """The task as it is, then each change, until it has ended."""
+    """The task as it is, then each change, until it has ended or waits for a message of its client."""
     job_id = task.job.job_id
     with closing(tasks.caller.node.listen(about(JOB, parse_ulid(job_id)))) as changes:
         sent = task = await tasks.task(job_id)
         yield {"task": task.shown()}
-        if task.state.is_over:
+        if task.state.ends_stream:
             return
         news = await _news(tasks, task)
         next_news = asyncio.create_task(_next(news))
@@ -56,6 +57,8 @@ async def events(tasks: ClientTasks, task: Task) -> AsyncGenerator[dict[str, Any
                 if not task.state.is_over and _words(task) != _words(sent):
                     sent = task
                     yield _status_update(task)
+                if task.state is TaskState.INPUT_REQUIRED:
+                    return
         finally:
             await end_tasks([next_news, next_change])
             if isinstance(news, AsyncGenerator):

@@ -26,11 +26,16 @@ class TaskState(StrEnum):
     @property
     def ends_wait(self) -> bool:
         """Whether a message that waits for its task is answered: without its client the task does not go on."""
-        return self.is_over or self is TaskState.AUTH_REQUIRED
+        return self.is_over or self in (TaskState.AUTH_REQUIRED, TaskState.INPUT_REQUIRED)
+
+    @property
+    def ends_stream(self) -> bool:
+        """An approval comes outside the protocol, and the stream goes on with it; an answer is another message."""
+        return self.is_over or self is TaskState.INPUT_REQUIRED
 
 
 def state_of_task(job: JobBrief) -> TaskState:
-    """Only the details of a job say that it waits for an approval."""
+    """Only the details of a job say that it waits for an approval or for an answer."""
     if job.outcome == "succeeded":
         return TaskState.COMPLETED
     if job.outcome == "failed":
@@ -39,4 +44,6 @@ def state_of_task(job: JobBrief) -> TaskState:
         return TaskState.CANCELED if job.fence or job.error == CANCELLED else TaskState.REJECTED
     if isinstance(job, JobDetails) and job.wait_reason is WaitReason.APPROVAL:
         return TaskState.AUTH_REQUIRED
+    if isinstance(job, JobDetails) and job.question is not None and job.question.asks_you:
+        return TaskState.INPUT_REQUIRED
     return TaskState.WORKING if job.fence else TaskState.SUBMITTED

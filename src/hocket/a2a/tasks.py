@@ -5,6 +5,8 @@ with tags that say which agent sent it and in which context. To every other agen
 import re
 from typing import Any, NamedTuple
 
+import msgspec
+
 from hocket.a2a.errors import (
     A2aError,
     bad_params,
@@ -14,14 +16,15 @@ from hocket.a2a.errors import (
     unsupported,
 )
 from hocket.a2a.requests import PAGE_DEFAULT as PAGE
-from hocket.a2a.requests import ContextId, ListParams, SendParams, TaskParams
+from hocket.a2a.requests import A2aMessage, ContextId, ListParams, SendParams, TaskParams
 from hocket.a2a.states import CANCELLED, TaskState, state_of_task
 from hocket.api.jobs import PAGE_MAX as JOBS_PAGE
 from hocket.api.jobs import JobBrief, JobDetails
 from hocket.api.operation import ULID
-from hocket.errors import Conflict, NotAuthorised, NotFound
+from hocket.api.programs import KeptAnswer, KeyedRequest
+from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound
 from hocket.kernel.clock import wall_text
-from hocket.kernel.ids import content_hash
+from hocket.kernel.ids import content_hash, parse_ulid, ulid_ms
 from hocket.server.program_caller import ProgramCaller
 
 # The same message sent again within this time leads to its task, also if that has ended.
@@ -49,12 +52,23 @@ class Task(NamedTuple):
         return next(tags, "").partition("/")[2]
 
     @property
+    def question_id(self) -> str | None:
+        """The message of the question that its client can answer now."""
+        question = self.job.question
+        return None if question is None or self.state is not TaskState.INPUT_REQUIRED else question.message_id
+
+    @property
+    def changed_ms(self) -> int:
+        question = self.question_id
+        return self.job.changed_ms if question is None else max(self.job.changed_ms, ulid_ms(parse_ulid(question)))
+
+    @property
     def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = {"state": self.state.value, "timestamp": wall_text(changed_ms := self.job.changed_ms)}
+        status: dict[str, Any] = {"state": self.state.value, "timestamp": wall_text(self.changed_ms)}
         if words := self._words:
             part = {"text": words} if isinstance(words, str) else {"data": words}
             status["message"] = {
-                "messageId": f"{self.job.job_id}.{changed_ms}",
+                "messageId": self.question_id or f"{self.job.job_id}.{self.changed_ms}",
                 "contextId": self.context,
                 "taskId": self.job.job_id,
                 "role": "ROLE_AGENT",
@@ -66,6 +80,8 @@ class Task(NamedTuple):
     def _words(self) -> Any:
         if self.state.is_over:
             return self.job.error
+        if self.state is TaskState.INPUT_REQUIRED and self.job.question is not None:
+            return self.job.question.text
         return self.job.progress or (self.job.waits_for if self.state is not TaskState.WORKING else None)
 
     @property
@@ -128,7 +144,7 @@ class ClientTasks:
             raise no_push_notifications()
         message = asked.message
         if message.task_id is not None:
-            await self._refuse_more(message.task_id, message.context_id)
+            return await self._answer(message.task_id, message)
         payload, kind = message.payload(), message.skill(self.skills)
         self.caller.service.check("Job", "Read", kind)
         key = content_hash(f"{self._tag}\n{message.message_id}".encode()).hex()
@@ -140,17 +156,34 @@ class ClientTasks:
             tags=[self._tag, f"{self._context_tag}{context}"],
             unique=f"a2a:{key}",
             unique_for_ms=MESSAGE_MS,
+            questions_to=self.caller.address,
         )
         task = await self.task(submitted.job_id)
         if not submitted.created and (task.job.payload != payload or task.context != context):
             raise bad_params("this messageId was used for another message; take a new one", "message.messageId")
         return task
 
-    async def _refuse_more(self, task_id: str, context: ContextId | None) -> None:
+    async def _answer(self, task_id: str, message: A2aMessage) -> Task:
+        """Gives the message to the job that asks for it; the same message twice is one answer."""
         task = await self.task(task_id)
-        if context not in (None, task.context):
+        if message.context_id not in (None, task.context):
             raise bad_params("the task is of another context", "message.contextId")
-        raise unsupported("a task of this agent takes one message; send a new one without taskId")
+        payload, service = message.payload(), self.caller.service
+        text = payload["text"] if payload.keys() == {"text"} else msgspec.json.encode(payload).decode()
+        content = content_hash(f"{task_id}\n{text}".encode())
+        key = f"a2a:{content_hash(message.message_id.encode()).hex()}"
+        request = KeyedRequest(service, self.caller.program.name, key, content)
+        if await self.caller.api.write(request.begin) is not None:
+            return task
+        try:
+            if (question := task.question_id) is None:
+                raise unsupported(f"the task takes no message now, since it asks nothing: {task.state.value}")
+            await self.caller.do("answer_job", job=task_id, text=text, question=question)
+        except HocketError:
+            await self.caller.api.write(request.forget)
+            raise
+        await self.caller.api.write(lambda: request.keep(KeptAnswer(200, b"")))
+        return await self.task(task_id)
 
     async def task(self, task_id: str) -> Task:
         """Raises A2aError if this caller has no such task."""
@@ -207,7 +240,7 @@ class ClientTasks:
             task = await self.task(brief.job_id)
         except A2aError:  # a tag alone makes no task
             return None
-        return _Listed(task.job.changed_ms, brief.job_id, task.state)
+        return _Listed(task.changed_ms, brief.job_id, task.state)
 
     async def _briefs(self, context: ContextId | None) -> list[JobBrief]:
         tag = self._tag if context is None else f"{self._context_tag}{context}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 import msgspec
 
 from hocket.errors import NotAuthorised
+from hocket.families.inbox.facts import OWNER
 from hocket.kernel.capabilities import Grant
 from hocket.kernel.ids import node_text
 from hocket.kernel.texts import span
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from hocket.node.node import SyncNode
 
 T = TypeVar("T")
+
+
+# Stands in the name of a token that speaks as the agent before it. No token that a person names has one.
+OF_AGENT = "~"
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -126,8 +131,12 @@ class Service:
 
         return default_agent() if name is None else check_agent(name)
 
-    def own_agent(self, name: str | None) -> str:
-        """The agent in whose name something is decided, which no program does for another, whatever its token."""
+    def own_agent(self, name: str | None, asked: str = "") -> str:
+        """The agent in whose name something is decided, which no program does for another, whatever its token. If the
+        owner is `asked`, a person at a shell or in a browser decides as the owner.
+        """
+        if name is None and asked == OWNER and (self._program is None or OF_AGENT in self._program.name):
+            return OWNER
         if self._program is not None and name not in (None, own := self._program.agent_named(None)):
             raise NotAuthorised(f"this token decides for the agent {own}, not for {name!r}")
         return self.agent(name)

@@ -24,7 +24,7 @@ from hocket.api import (
 )
 from hocket.api.agents import AgentShown
 from hocket.api.job_lists import JobsPage
-from hocket.api.job_operations import job_changes, job_logs, job_news, job_submits
+from hocket.api.job_operations import job_changes, job_erasure, job_logs, job_news, job_submits
 from hocket.api.nodes import LiveNode
 from hocket.api.operation import Operation, extension_operations
 from hocket.api.retention import keeping, pruning, snapshots
@@ -177,6 +177,9 @@ class _Methods:
     reschedule = Method(jobs.reschedule)
     approve = Method(jobs.approve)
     refuse = Method(jobs.refuse)
+    answer = Method(jobs.answer)
+    ask_for_job = Method(claiming.ask_for_job)
+    erase = Method(job_erasure.erase)
     parts = StreamMethod(job_news.parts)
     logs = StreamMethod(job_logs.logs)
     events = StreamMethod(ops.events)

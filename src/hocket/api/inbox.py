@@ -3,6 +3,7 @@
 import base64
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -444,18 +445,27 @@ def retry(
 def thread(
     service: Service, message: MessageId, limit: Limit = PAGE_MAX, after: After | None = None
 ) -> ListPage[MessageShown]:
-    """Show the thread of a message, in the order in which its messages were sent, as far as you may read it.
+    """Show the thread of a message, in the order in which its messages were sent, as far as you may read it. What a job
+    has asked stands in the thread that has the job's id.
 
     \b
       hocket thread 01JC8M…
     """
-    found, beyond = parse_ulid(find(service, message)), b"" if after is None else node_inbox.message_id_of(after)
+    beyond = b"" if after is None else node_inbox.message_id_of(after)
     with service.read() as session:
-        first = session.message(found)
-        assert first is not None
-        part = session.thread(first.thread or first.id, limit + 1, beyond)
+        part = session.thread(_thread_of(service, session, message), limit + 1, beyond)
         shown = [message_shown(message_data(service.runtime.log, session, each, None)) for each in part[:limit]]
     return _readable(service, ListPage(shown, shown[-1].id if len(part) > limit else None))
+
+
+def _thread_of(service: Service, session: Session, text: str) -> bytes:
+    """The thread of a message, or the one that has this id itself."""
+    with suppress(ValueError):
+        if session.thread(id := parse_ulid(text), 1):
+            return id
+    first = session.message(parse_ulid(find(service, text)))
+    assert first is not None
+    return first.thread or first.id
 
 
 def show(service: Service, id: str) -> MessageShown:

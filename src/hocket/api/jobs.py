@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hocket.node.node import Node
 
 REASON_CHARS_MAX = 500
+ANSWER_CHARS_MAX = 16_384
 # The most jobs of one answer over HTTP, and how long one waits for a job.
 PAGE_MAX = 1_000
 WAIT_MS_MAX = 50_000
@@ -113,16 +114,38 @@ class JobArtifact(ServiceAnswer, frozen=True):
     evicted: bool
 
 
+class JobQuestion(ServiceAnswer, frozen=True):
+    """A question of a job that runs. `to` is the agent, with its node, who must answer by then; `text` is left out for
+    a program that may not read that agent's messages. `asks_you`: the program that asks is that agent.
+    """
+
+    message_id: str
+    to: str
+    text: str | None
+    until_ms: int
+    asks_you: bool
+
+
+class ErasureShown(ServiceAnswer, frozen=True):
+    """Which node has erased the content of a job, when by its clock, and why."""
+
+    node: str
+    at_ms: int
+    reason: str
+
+
 class JobDetails(JobBrief, frozen=True):
     """Everything about one job, with its ops. `waits_for` says in a sentence why it does not run or what it waits for,
     and `wait_reason` in a word for programs; both are None if the job has ended. `degraded` says
-    what its runs did when the beats of its score ran out. The result, the artifacts and `degraded` are left out for a
+    what its runs did when the beats of its score ran out. `erased` is by whom, when and why its content was erased: the
+    payload is then None, unless its op has it. The result, the artifacts and `degraded` are left out for a
     program that may not read artifacts of this kind.
     """
 
     waits_for: str | None
     wait_reason: WaitReason | None
     payload: Any
+    erased: ErasureShown | None
     options: dict[str, Any]
     after: list[str]
     result: Any
@@ -130,6 +153,7 @@ class JobDetails(JobBrief, frozen=True):
     degraded: list[Any]
     traceback: str | None
     ops: list[OpLine]
+    question: JobQuestion | None = None
 
     @property
     def changed_ms(self) -> int:
@@ -194,14 +218,18 @@ def _detail(op: OpLine) -> str:
     return op.detail if op.counts else rejected(op)
 
 
-def rejected(op: OpLine) -> str:
-    """Why an op does not count, or not yet, or how the coordinator has decided on it."""
+def is_rejection(reason: str) -> bool:
+    """Whether an op does not count for good; else it does not count yet, or the coordinator has decided on it."""
     from hocket.families.jobs.view import ACCEPTED, REFUSED
     from hocket.kernel.arbitration import Reason
 
+    return reason not in (Reason.WAITING.sentence, Reason.OFFERED.sentence, ACCEPTED) and not reason.startswith(REFUSED)
+
+
+def rejected(op: OpLine) -> str:
+    """Why an op does not count, or not yet, or how the coordinator has decided on it."""
     reason = str(op.reason)
-    is_told = reason in (Reason.WAITING.sentence, Reason.OFFERED.sentence, ACCEPTED) or reason.startswith(REFUSED)
-    return reason if is_told else f"REJECTED: {reason}"
+    return f"REJECTED: {reason}" if is_rejection(reason) else reason
 
 
 def _fields(shown: JobDetails, names: dict[str, str]) -> list[tuple[str, object]]:
@@ -223,6 +251,7 @@ def _fields(shown: JobDetails, names: dict[str, str]) -> list[tuple[str, object]
     optional: list[tuple[str, Any]] = [
         ("not before", moment(shown.ready_at_ms)),
         ("waits for", shown.waits_for),
+        ("asks", None if shown.question is None else shown.question.text),
         ("claimer", None if shown.claimer is None else names.get(shown.claimer, shown.claimer)),
         ("lease until", moment(shown.deadline_ms)),
         ("ended", moment(shown.done_ms)),
@@ -231,6 +260,9 @@ def _fields(shown: JobDetails, names: dict[str, str]) -> list[tuple[str, object]
         ("progress", None if shown.progress is None else text(shown.progress)),
     ]
     pairs += [(name, value) for name, value in optional if value]
+    if (erased := shown.erased) is not None:
+        by = names.get(erased.node, erased.node)
+        pairs.append(("erased", f"by {by} at {moment(erased.at_ms)}, because: {erased.reason}"))
     pairs.append(("payload", text(shown.payload)))
     if shown.outcome == "succeeded":
         pairs.append(("result", text(shown.result)))
@@ -250,14 +282,20 @@ def show(service: Service, job: JobText) -> JobDetails:
 
     service.refresh()
     with service.view_of(job) as session:
-        details = view.full(session, view.find(session, job))
-    waits_for, reason = None, None
+        details = view.full(session, view.find(session, job), service.runtime.blobs)
+    waits_for, reason, question = None, None, None
     service.check("Job", "Read", details["kind"])
-    if details["outcome"] is None and (waiting := service.runtime.waiting_of(id_of(details["job_id"]))) is not None:
+    job_id = id_of(details["job_id"])
+    if details["outcome"] is None and (waiting := service.runtime.waiting_of(job_id)) is not None:
         waits_for, reason = waiting.sentence, waiting.reason
+    if reason is WaitReason.ANSWER:
+        with service.read() as session:
+            entry = session.job(job_id)
+            question = None if entry is None else _question(service, session, entry.job)
     if not service.may("Artifact", "Read", details["kind"]):
         details |= {"result": None, "artifacts": [], "degraded": []}
-    return convert(details | {"waits_for": waits_for, "wait_reason": reason}, JobDetails)
+    waits = {"waits_for": waits_for, "wait_reason": reason, "question": question}
+    return convert(details | waits, JobDetails)
 
 
 @operation("job_history", "GET /v1/jobs/{job}/history", READ, key=lambda op: f"{op.seq:020}")
@@ -284,7 +322,7 @@ async def result_of(
 
     def details(session: Session) -> dict[str, Any]:
         found_job(service, session, job, "Read")
-        shown = view.full(session, view.find(session, job))
+        shown = view.full(session, view.find(session, job), service.runtime.blobs)
         service.check("Artifact", "Read", shown["kind"])
         return shown
 
@@ -394,7 +432,7 @@ def approve(service: Service, job: JobText, note: AnswerNote = "", agent: Answer
       hocket approve 01J9ZC --agent alice
     """
     service.check_writer()
-    job_id, name = _asked_job(service, job), service.own_agent(agent)
+    job_id, name = _asked_job(service, job, agent)
     service.node.job(job_id).approve(note, agent=name)
     return brief(service, job_id)
 
@@ -410,7 +448,7 @@ def refuse(service: Service, job: JobText, note: AnswerNote = "", agent: Answeri
       hocket refuse 01J9ZC --note "not before the release"
     """
     service.check_writer()
-    job_id, name = _asked_job(service, job), service.own_agent(agent)
+    job_id, name = _asked_job(service, job, agent)
     service.node.job(job_id).refuse(note, agent=name)
     return brief(service, job_id)
 
@@ -419,13 +457,56 @@ def asks_caller(service: Service, job: JobDetails) -> bool:
     """Whether the job waits for the approval of the agent that asks, and it may give that."""
     approver, _, node = str(job.options.get("approval_by", "")).partition("@")
     is_here = node in ("", node_text(service.runtime.log.node))
-    is_asked = job.wait_reason is WaitReason.APPROVAL and approver == service.agent(None) and is_here
+    is_asked = job.wait_reason is WaitReason.APPROVAL and approver == service.own_agent(None, approver) and is_here
     return is_asked and service.may("Job", "Approve", job.kind)
 
 
-def _asked_job(service: Service, job: str) -> str:
+def _asked_job(service: Service, job: str, agent: str | None) -> tuple[str, str]:
+    """The job, and the agent in whose name its approval is answered."""
     with service.read() as session:
-        return ulid_text(found_job(service, session, job, "Approve").id)
+        found = found_job(service, session, job, "Approve")
+    return ulid_text(found.id), service.own_agent(agent, (found.policy.approval_by or "").partition("@")[0])
+
+
+@operation(
+    *("answer_job", "POST /v1/jobs/{job}/answer", CHANGE, "answer"),
+    show=lambda done: [Line(f"answered {done.job_id}")],
+)
+def answer(
+    service: Service,
+    job: JobText,
+    text: Annotated[str, Meta(max_length=ANSWER_CHARS_MAX, description="The answer."), InShell(metavar="TEXT")],
+    question: Annotated[str, Meta(pattern=ULID, description="The question; default: the one that is open.")]
+    | None = None,
+    agent: AnsweringAgent | None = None,
+) -> JobBrief:
+    """Answer what a job asks while it runs. Only the agent that the job asks can.
+
+    \b
+      hocket answer 01J9ZC "the second one"
+    """
+    from hocket.families.jobs.questions import open_question
+
+    service.check_writer()
+    with service.read() as session:
+        found = found_job(service, session, job, "Schedule")
+        asked = open_question(session, found, service.runtime.log.physical())
+    name = service.own_agent(agent, "" if asked is None else asked.agent)
+    job_id = ulid_text(found.id)
+    service.node.job(job_id).answer(text, agent=name, question=question)
+    return brief(service, job_id)
+
+
+def _question(service: Service, session: Session, job: "Job") -> JobQuestion | None:
+    """What the job asks; its text only for who may read it: the agent that is asked, or one with the grant."""
+    from hocket.families.jobs.questions import open_question
+
+    found = open_question(session, job, service.runtime.log.physical())
+    if found is None:
+        return None
+    is_asked = found.to == f"{service.own_agent(None, found.agent)}@{node_text(service.runtime.log.node)}"
+    may_read = is_asked or service.may("Inbox", "Read", found.to)
+    return convert(found.shown(asks_you=is_asked, has_text=may_read), JobQuestion)
 
 
 def brief(service: Service, job_id: str) -> JobBrief:

@@ -10,8 +10,8 @@ from itertools import count
 
 import msgspec
 
-from hocket.api import Service, ServiceAnswer
-from hocket.api.programs import OF_AGENT, beyond_own, put_end, put_new, state_of_token
+from hocket.api import OF_AGENT, Service, ServiceAnswer
+from hocket.api.programs import beyond_own, put_end, put_new, state_of_token
 from hocket.errors import HocketError, NotAuthorised, Unreachable, Usage
 from hocket.kernel.ids import content_hash
 from hocket.mesh.grants import parse_grants, words

@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from hocket.api import Program, Service, ServiceAnswer
+from hocket.api import OF_AGENT, Program, Service, ServiceAnswer
 from hocket.api.operation import InShell, OperationGroup, operation
 from hocket.api.views import Line, Pairs, View, at, moment, seen, table
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, StoreError, Usage
@@ -43,9 +43,6 @@ CHOSEN = "HOCKET_TOKEN"
 # Where `hocket serve` listens unless it is told otherwise, and the path that every token may read.
 SERVER_ADDRESS = "http://127.0.0.1:7315"
 DESCRIPTION = "/v1/openapi.json"
-
-# Stands in the name of a token that speaks as the agent before it. No token that a person names has one.
-OF_AGENT = "~"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TOKEN = re.compile(r"hkt_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")

@@ -1,5 +1,6 @@
-"""`hocket send`, `ask`, `reply`, `inbox`, `ack` and `nack`: messages between agents."""
+"""`hocket send`, `ask`, `question`, `reply`, `inbox`, `ack` and `nack`: messages between agents."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,8 @@ from hocket.cli.derived import draw
 from hocket.cli.options import Agent, checked_agent, milliseconds
 from hocket.cli.printing import emit, say
 from hocket.cli.settings import open_service, spool_for
-from hocket.errors import StoreAway, Usage
+from hocket.errors import Conflict, StoreAway, Unreachable, Usage
+from hocket.node.calls import id_of
 
 MessageId = Annotated[str, Argument("ID", "The message's id, or its beginning.")]
 
@@ -70,6 +72,33 @@ def ask(
         shown = messages.ask(service, to, _body(body), agent=agent, type=type, wait=milliseconds(wait, "--wait") / 1000)
     emit(shown)
     say(shown.body if shown.body is not None else shown.body_base64, lines=True)
+
+
+def question(
+    text: Annotated[str, Argument("TEXT", "What to ask.")],
+    wait: Annotated[str, Option("--wait", "DURATION", "How long to wait for the answer.")] = "1h",
+    number: Annotated[int, Option("--number", "N", "Tells questions of a job with the same text apart.")] = 1,
+) -> None:
+    """Ask who submitted the job whose command this runs in, and print the answer. Without one in time, the exit code is
+    5. A command that runs again, because its worker died, gets the old answer.
+
+    $HOCKET_JOB, which every command has, names the job. `hocket answer` answers.
+
+    \b
+      hocket question 'Publish version 7?' --wait 1d
+    """
+    job, fence = os.environ.get("HOCKET_JOB", ""), os.environ.get("HOCKET_FENCE", "")
+    if not job or not fence.isdecimal():
+        raise Usage("only a command that runs as a job can ask, and $HOCKET_JOB names no job; see `hocket run`")
+    with open_service() as service:
+        if service.runtime.brief(id_of(job))["fence"] != int(fence):
+            raise Conflict(f"job {job} has another fence by now, so this command no longer holds it")
+        try:
+            answer = service.node.job(job).ask(text, milliseconds(wait, "--wait") / 1000, number)
+        except TimeoutError as error:
+            raise Unreachable(str(error)) from None
+    emit({"answer": answer})
+    say(answer, lines=True)
 
 
 def reply(

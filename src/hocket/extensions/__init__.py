@@ -126,9 +126,17 @@ register(
     Extension(
         "webhooks",
         operations=("extensions.webhooks.operations",),
-        tasks={"sending webhooks": "extensions.webhooks.sending:sending"},
+        tasks={"sending webhooks": "extensions.webhooks.turns:sending"},
         commands={
             "webhook": ("extensions.webhooks.operations:commands", "Send events to other programs."),
+        },
+    ),
+    Extension(
+        "agent_calls",
+        operations=("extensions.agent_calls.operations",),
+        tasks={"calling agents": "extensions.agent_calls.calling:calling"},
+        commands={
+            "a2a": ("extensions.agent_calls.operations:commands", "Have agents of other makers do jobs, over A2A."),
         },
     ),
     Extension(

@@ -29,6 +29,8 @@ NOT_BEFORE_MS_MAX = 2**53
 # The start of a job that waits for an approval: no claim is so late.
 UNAPPROVED_MS = 2**62
 POLICY_BYTES_MAX = 64 * 1024
+# The greatest limit from which on content is apart from its op: more than any payload has.
+APART_BYTES_MAX = 1024 * 1024 * 1024
 CLAIM_TIMEOUT_MS_MIN = 10
 # How long each rank waits for the claim of the rank before it.
 CLAIM_TIMEOUT_MS = 5_000
@@ -57,8 +59,10 @@ PATH_CHARS_MAX = 128
 ARGUMENT_PATH = r"\A[^\s.:=\x00-\x1f\x7f]+(\.[^\s.:=\x00-\x1f\x7f]+){0,7}\Z"
 LABEL = r"\A[A-Za-z0-9_.-]+(=[A-Za-z0-9_.:/+-]+)?\Z"
 
+# The owner of the mesh, as submitters write it: `chosen_policy` puts that agent and its node in its place.
+THE_OWNER = "@owner"
 # An agent, as addresses of messages name it, with or without the id of its node.
-APPROVER = r"\A[^\s@/\x00-\x1f\x7f]+(/[^\s@/\x00-\x1f\x7f]+)*(@[0-9a-f]{16})?\Z"
+APPROVER = rf"\A({THE_OWNER}|[^\s@/\x00-\x1f\x7f]+(/[^\s@/\x00-\x1f\x7f]+)*(@[0-9a-f]{{16}})?)\Z"
 APPROVER_LENGTH_MAX = 160
 
 Millis = Annotated[int, msgspec.Meta(ge=0, le=NOT_BEFORE_MS_MAX)]
@@ -107,6 +111,17 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return self.max_bu is not None or self.max_cost is not None or bool(self.per_beat)
 
 
+class ApartContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A payload that is not in its op: the BLAKE3 hash, in hexadecimal, and the size of its salt with its bytes."""
+
+    hash: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    size: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+    @property
+    def digest(self) -> bytes:
+        return bytes.fromhex(self.hash)
+
+
 class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """At most `count` starts of the kind in `per_ms` milliseconds, spread evenly."""
 
@@ -128,10 +143,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     `lease_beats` is a lease that is counted in beats. `overlap` is for schedules: whether a tick makes a job that falls
     before the end of the last one. `tags` are for people, who find jobs by them; they decide nothing. `index`
     are paths in the payload, like `frame` or `camera.name`; the job is found by what it has there.
-    before the end of the last one. `tags` are for people, who find jobs by them; they decide nothing.
 
     A job starts only once the agent `approval_by` has approved it, on the node that the name ends with, or on any node
-    with the grant; if it does not within `approval_within_ms`, the job is cancelled.
+    with the grant; if it does not within `approval_within_ms`, the job is cancelled. While it runs it asks
+    `questions_to`, an agent of its submitter's node unless the name ends with another; by default that node's owner.
+
+    Payloads and results of at least `content_apart` bytes are blobs beside the log, which can be erased; `content` is
+    then where the payload of this job is.
     """
 
     priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
@@ -163,6 +181,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     index: Annotated[tuple[ArgumentPath, ...], msgspec.Meta(max_length=INDEX_MAX)] = ()
     approval_by: Annotated[str, msgspec.Meta(pattern=APPROVER, max_length=APPROVER_LENGTH_MAX)] | None = None
     approval_within_ms: Annotated[int, msgspec.Meta(ge=1, le=DELAY_MS_MAX)] | None = None
+    questions_to: Annotated[str, msgspec.Meta(pattern=APPROVER, max_length=APPROVER_LENGTH_MAX)] | None = None
+    content_apart: Annotated[int, msgspec.Meta(ge=0, le=APART_BYTES_MAX)] | None = None
+    content: ApartContent | None = None
 
     @property
     def is_ranked(self) -> bool:
@@ -173,7 +194,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         """The agent that must approve the job, and its node if it is only that node's."""
         assert self.approval_by is not None
         agent, _, node = self.approval_by.partition("@")
-        return agent, parse_node(node) if node else None
+        return (agent, parse_node(node) if node else None) if agent else (self.approval_by, None)
 
     def dependencies(self) -> tuple[bytes, ...]:
         """The ids of the jobs that must have succeeded before this one may start."""
@@ -187,14 +208,14 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 DEFAULT = Policy()
 # What belongs to one job and not to its kind.
 _OF_ONE_JOB = frozenset(
-    {"not_before", "after", "unique", "unique_for_ms", "schedule", "schedule_op", "trace", "overlap", "tags"}
+    {"not_before", "after", "unique", "unique_for_ms", "schedule", "schedule_op", "trace", "overlap", "tags", "content"}
 )
 _OF_A_KIND = tuple(name for name in Policy.__struct_fields__ if name not in _OF_ONE_JOB)
 
 # How a job waits in the queue and is found; its submitter's node writes this down. The other options say how it runs.
 _OF_A_PLACE = (
     *("priority", "ttl_ms", "open", "claim", "sticky", "claim_timeout_ms"),
-    *("approval_by", "approval_within_ms", "index"),
+    *("approval_by", "approval_within_ms", "questions_to", "index", "content_apart"),
 )
 _OF_A_RUN = tuple(name for name in _OF_A_KIND if name not in _OF_A_PLACE)
 
@@ -331,6 +352,11 @@ def run_options(policy: Policy, options: Policy) -> Policy:
     if policy.lease_ms is not None or policy.lease_beats is not None:
         taken = {name: value for name, value in taken.items() if name not in ("lease_ms", "lease_beats")}
     return replace(policy, **taken) if taken else policy
+
+
+def is_apart(policy: Policy, size: int) -> bool:
+    """Whether content of so many bytes of such a job is apart from its op."""
+    return policy.content_apart is not None and size >= policy.content_apart
 
 
 def is_placed(options: Policy) -> bool:

@@ -35,6 +35,7 @@ from hocket.kernel.vocabulary import (
     CreateArtifact,
     DelegateUcan,
     DesignateCoordinator,
+    EraseContent,
     EvictArtifact,
     Payload,
     ReportFork,
@@ -171,6 +172,14 @@ class Permissions:
     def is_trusted(self, node: int, now_ms: int) -> bool:
         """Whether a node is the owner's, or the coordinator or in its store: ops that it passes on were in time."""
         return self.authority.is_owner(node, now_ms) or self.leader(Hlc(now_ms, U32_MAX, node)) == node
+
+    def owner_node(self, at: Hlc) -> int:
+        """The node at which the owner of the mesh is reached: the author of this time if it is the owner's, else the
+        coordinator, else the owner's node with the smallest id. The author, if none is known.
+        """
+        held = sorted({each.node for each in self.delegations})
+        nodes = (at.node, self.leader(at), *held)
+        return next((each for each in nodes if each is not None and self.authority.is_owner(each, at.wall)), at.node)
 
     def could_be_pinned(self, op: Op) -> bool:
         """Whether a new op may belong to the pinned history of an author with two, or complete it."""
@@ -612,6 +621,8 @@ class Ownership:
             return self._schedule_fault(op, op.payload.name, permissions)
         if isinstance(op.payload, EvictArtifact) and permissions.delegations:
             return self._eviction_fault(op, op.payload.artifact_id, permissions)
+        if isinstance(op.payload, EraseContent) and permissions.delegations:
+            return self._erasure_fault(op, op.payload, permissions)
         return None
 
     def _schedule_fault(self, op: Op, name: str, permissions: Permissions) -> Reason | None:
@@ -640,6 +651,15 @@ class Ownership:
         if job_id is not None and self._submitter(op, job_id) == op.node_id:
             return None
         return None if permissions.authority.is_owner(op.node_id, wall) else Reason.OTHERS_ARTIFACT
+
+    def _erasure_fault(self, op: Op, payload: EraseContent, permissions: Permissions) -> Reason | None:
+        """The grant is for the kind that the op names, which must be the job's."""
+        submitter = self._submitter(op, payload.job)
+        entry = self._entry(payload.job)
+        if submitter is None or entry is None:
+            return Reason.WAITING
+        may = submitter == op.node_id or permissions.authority.is_owner(op.node_id, op.timestamp.wall)
+        return None if may and entry.job.kind == payload.kind else Reason.OTHERS_JOB
 
     def _submitter(self, op: Op, job_id: bytes) -> int | None:
         """The node that submitted the job; for a tick, the node that set the schedule."""

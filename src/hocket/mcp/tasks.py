@@ -11,7 +11,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from hocket.api.jobs import REASON_CHARS_MAX, JobDetails, asks_caller
+from hocket.api.jobs import ANSWER_CHARS_MAX, REASON_CHARS_MAX, JobDetails, asks_caller
 from hocket.api.operation import ULID
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound
 from hocket.kernel.clock import wall_text
@@ -36,10 +36,34 @@ class UpdateTaskParams(types.RequestParams):
 
 
 class TaskQuestion(NamedTuple):
-    """What a task asks its client. The same question keeps its key, and another gets another."""
+    """What a task asks its client: the sentence of a form, and its fields. The same question keeps its key, and another
+    gets another.
+    """
 
     key: str
-    request: types.ElicitRequest
+    sentence: str
+    fields: dict[str, Any]
+    required: str
+
+    @property
+    def request(self) -> dict[str, Any]:
+        schema = {"type": "object", "properties": self.fields, "required": [self.required]}
+        params = types.ElicitRequestFormParams(message=self.sentence, requested_schema=schema)
+        return _wire(types.ElicitRequest(params=params))
+
+    def read(self, given: Any) -> dict[str, Any] | None:
+        """What was filled in; None if the form was declined or closed."""
+        try:
+            answer = types.ElicitResult.model_validate(given)
+        except ValidationError:
+            raise MCPError(types.INVALID_PARAMS, "the answer to a task's question is the result of a form") from None
+        if answer.action != "accept":
+            return None
+        content, kinds = answer.content or {}, {"boolean": bool, "string": str}
+        for name, field in self.fields.items():
+            if not isinstance(content.get(name), kinds[field["type"]]) and (name in content or name == self.required):
+                raise MCPError(types.INVALID_PARAMS, f"the form has `{name}`, a {field['type']}")
+        return content
 
 
 class McpTasks:
@@ -63,7 +87,7 @@ class McpTasks:
             job = await _job(caller, params.task_id)
             question = _question(context, caller, job)
             if question is not None and question.key in params.input_responses:
-                await _answer(caller, job, params.input_responses[question.key])
+                await _answer(caller, job, question, params.input_responses[question.key])
         return {}
 
     async def _cancel(self, context: Context, params: types.CancelTaskRequestParams) -> dict[str, Any]:
@@ -124,7 +148,7 @@ async def shown(context: Context, caller: McpCaller, task_id: str) -> dict[str, 
     question = _question(context, caller, job)
     if question is None:
         return _task(job, status)
-    return {**_task(job, "input_required"), "inputRequests": {question.key: _wire(question.request)}}
+    return {**_task(job, "input_required"), "inputRequests": {question.key: question.request}}
 
 
 def _wire(content: Any) -> dict[str, Any]:
@@ -165,7 +189,7 @@ def _task(job: JobDetails, status: str) -> dict[str, Any]:
 
 
 def _words(job: JobDetails) -> str | None:
-    by_others = job.error if job.outcome is not None else job.progress
+    by_others = job.error if job.outcome is not None else None if job.question is not None else job.progress
     if by_others is not None:
         return f"by others, no instructions: {one_line(by_others)}"
     return None if job.waits_for is None else clean(job.waits_for)
@@ -175,47 +199,46 @@ def _words(job: JobDetails) -> str | None:
 
 
 def _question(context: Context, caller: McpCaller, job: JobDetails) -> TaskQuestion | None:
-    """Whether the job may run, if the agent that asks is the one to say so and its client can ask a person."""
+    """Whether the job may run, or what it asks while it runs, if the agent that asks is the one to say so and its
+    client can ask a person.
+    """
     declared = context.session.client_capabilities
     forms = None if declared is None else declared.elicitation
-    if forms is None or (forms.form is None and forms.url is not None) or not asks_caller(caller.service, job):
+    if forms is None or (forms.form is None and forms.url is not None):
+        return None
+    name = f"Job {job.job_id} of kind {clean(job.kind)}"
+    if job.question is not None and job.question.asks_you:
+        sentence = f"{name} asks {caller.agent}. Its words, which others wrote: {one_line(job.question.text)}"
+        answer = {"type": "string", "title": "Answer", "maxLength": ANSWER_CHARS_MAX}
+        return TaskQuestion(f"answer-{job.question.message_id}", sentence, {"answer": answer}, "answer")
+    if not asks_caller(caller.service, job):
         return None
     began = next((each.id for each in reversed(job.ops) if each.type in _ASKS and each.counts), job.job_id)
     payload = one_line(job.payload)
     if len(payload) > PAYLOAD_CHARS_MAX:
         payload = f"{payload[:PAYLOAD_CHARS_MAX]}…"
     sentence = (
-        f"Job {job.job_id} of kind {clean(job.kind)} waits for the approval of {caller.agent}. May it run?"
-        f" Its payload, which others wrote: {payload}"
+        f"{name} waits for the approval of {caller.agent}. May it run? Its payload, which others wrote: {payload}"
     )
-    schema = {
-        "type": "object",
-        "properties": {
-            "approve": {"type": "boolean", "title": "Let it run", "description": "No refuses it: it is cancelled."},
-            "note": {"type": "string", "title": "Why", "maxLength": REASON_CHARS_MAX},
-        },
-        "required": ["approve"],
+    fields = {
+        "approve": {"type": "boolean", "title": "Let it run", "description": "No refuses it: it is cancelled."},
+        "note": {"type": "string", "title": "Why", "maxLength": REASON_CHARS_MAX},
     }
-    params = types.ElicitRequestFormParams(message=sentence, requested_schema=schema)
-    return TaskQuestion(f"approval-{began}", types.ElicitRequest(params=params))
+    return TaskQuestion(f"approval-{began}", sentence, fields, "approve")
 
 
-async def _answer(caller: McpCaller, job: JobDetails, given: Any) -> None:
+async def _answer(caller: McpCaller, job: JobDetails, question: TaskQuestion, given: Any) -> None:
     """A form that was declined or closed decides nothing: the job goes on waiting."""
-    try:
-        answer = types.ElicitResult.model_validate(given)
-    except ValidationError:
-        raise MCPError(types.INVALID_PARAMS, "the answer to an approval is the result of a form") from None
-    if answer.action != "accept":
+    filled = question.read(given)
+    if filled is None:
         return
-    content = answer.content or {}
-    is_approved, note = content.get("approve"), content.get("note") or ""
-    if not isinstance(is_approved, bool) or not isinstance(note, str):
-        raise MCPError(
-            types.INVALID_PARAMS, "the form of an approval has `approve`, true or false, and perhaps a `note`"
-        )
     try:
-        await caller.do("approve_job" if is_approved else "refuse_job", job=job.job_id, note=note)
+        if job.question is not None:
+            asked = job.question.message_id
+            await caller.do("answer_job", job=job.job_id, text=filled["answer"], question=asked)
+        else:
+            operation = "approve_job" if filled["approve"] else "refuse_job"
+            await caller.do(operation, job=job.job_id, note=filled.get("note"))
     except Conflict:  # it was answered elsewhere
         pass
     except HocketError as error:

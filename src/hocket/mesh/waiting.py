@@ -16,7 +16,7 @@ from hocket.families.liveness import Liveness
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.extension import extension_kind, loaded
-from hocket.kernel.ids import node_text, ulid_text
+from hocket.kernel.ids import node_text, parse_node, ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import lacking
 from hocket.kernel.texts import span
@@ -87,6 +87,12 @@ class WaitReader:
         return self._out_of_reach(entry.job) or self._dated(self._no_worker(entry.job) or self._limit(entry.job))
 
     def _held(self, job: Job) -> Waiting:
+        from hocket.families.jobs.questions import open_question
+
+        question = open_question(self._session, job, self._now)
+        if question is not None:
+            until = _time(question.until_ms, self._now)
+            return Waiting(WaitReason.ANSWER, f"waits for an answer by {self._agent(question.to)}, until {until}")
         holder = HERE if job.claimer is None else self._name(job.claimer)
         if job.deadline is None or job.deadline > self._now:
             until = "" if job.deadline is None else f" until {_time(job.deadline)}"
@@ -104,8 +110,7 @@ class WaitReader:
         return Waiting(WaitReason.JOB, f"comes after job {ulid_text(first)}, which is {state}{more}")
 
     def _approval(self, job: Job) -> Waiting:
-        agent, node = job.policy.approver()
-        approver = agent if node is None else f"{agent} on {self._name(node)}"
+        approver = self._agent(job.policy.approval_by or "")
         until = "" if job.begin_by is None else f", until {_time(job.begin_by, self._now)}"
         begun = [row for row in self._session.ops_about(Subject(JOB, job.id)) if row.variant in _ASKS]
         since = _time(max(unpack(row.hlc).wall for row in begun if row.reason in _MAY_COUNT), self._now)
@@ -226,6 +231,10 @@ class WaitReader:
             return None
         refusal: str | None = loaded(kind.refusal)(payload.payload, self._workers(job, nodes), self._list(nodes))
         return refusal
+
+    def _agent(self, address: str) -> str:
+        agent, _, node = address.partition("@")
+        return f"{agent} on {self._name(parse_node(node))}" if node else agent
 
     def _name(self, node: int) -> str:
         return HERE if node == self._log.node else self._names.get(node) or node_text(node)

@@ -1,28 +1,30 @@
 """A submitted job that a program can wait for, follow and change: `Handle` and, for synchronous code, `SyncHandle`."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, cast, overload
 from typing import TypeVar as AnyTypeVar
 
 from hocket.bus.hints import Changes, about
-from hocket.errors import Failed, Usage
+from hocket.errors import Conflict, Failed, Usage
 from hocket.families.blobs import Blobs
 from hocket.families.inbox.requests import check_agent, default_agent
-from hocket.families.jobs import approving, view
+from hocket.families.jobs import approving, erasing, questions, view
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.drafts import Duration
 from hocket.families.jobs.parts import Part
 from hocket.families.jobs.postponing import postpone_pending, start_time
 from hocket.families.jobs.requests import Draft
-from hocket.families.jobs.rules import Outcome
+from hocket.families.jobs.rules import Outcome, State
 from hocket.kernel.extension import extensions, loaded
-from hocket.kernel.ids import ulid_text
+from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.node.calls import Blocking, ProgramNode, StreamNews, each, now
+from hocket.node.inbox import message_id_of, milliseconds
 from hocket.node.runtime import Runtime
 from hocket.store import JobEntry, JobSession, Session, Stage
+from hocket.store.artifact_rows import ClearedBlobs
 from hocket.work.handlers import HandlerSignature, JobType, named_kind
 
 if TYPE_CHECKING:
@@ -175,7 +177,13 @@ class Handle(Generic[R_co]):
         shown = await self._node.call(lambda: runtime.show(self.job_id))
         waiting = await self._node.waiting(self._id)
         sentence, reason = (None, None) if waiting is None else (waiting.sentence, waiting.reason.value)
-        return shown | {"waits_for": sentence, "wait_reason": reason}
+        question = await self._node.peek(self._question) if reason == view.WaitReason.ANSWER else None
+        return shown | {"waits_for": sentence, "wait_reason": reason, "question": question}
+
+    def _question(self, session: Session) -> dict[str, Any] | None:
+        log = self._node.log
+        found = questions.open_question(session, _entry(session, self._id).job, log.physical())
+        return None if found is None else found.shown(asks_you=found.to.endswith(f"@{node_text(log.node)}"))
 
     async def result(self, timeout: float | None = None) -> R_co:
         """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""
@@ -216,6 +224,16 @@ class Handle(Generic[R_co]):
         """Retries a failed or cancelled job."""
         await self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
 
+    async def erase(self, reason: str) -> ClearedBlobs:
+        """Erases the content of the job on every node, and cancels it if it has not ended. Returns what of it this node
+        has deleted. Raises Conflict if nothing of it is beside the log.
+        """
+        job = await self._node.run(lambda tx: erasing.erase(tx, self._id, reason))
+        if job.state is not State.COMPLETED:
+            with suppress(Conflict):  # it has ended meanwhile
+                await self.cancel(f"its content was erased: {reason}")
+        return await self._node.run(lambda tx: erasing.remove_content(tx, self._node.blobs, self._id))
+
     async def approve(self, note: str = "", *, agent: str | None = None) -> None:
         """Lets the job start, for the agent whose approval it waits for; default $HOCKET_AGENT, else this machine's
         user. Raises NotAuthorised if the job names another.
@@ -227,6 +245,39 @@ class Handle(Generic[R_co]):
         """Cancels the job, for the agent whose approval it waits for."""
         name = check_agent(agent or default_agent())
         await self._node.decide(lambda tx: approving.answer(tx, self._id, name, note, is_approved=False))
+
+    async def ask(self, question: str, wait: Duration, number: int = 1) -> str:
+        """Asks the agent who answers for this job, for its worker, and returns the answer; also one that an earlier
+        worker got to this question. `number` tells questions with the same text apart. Raises TimeoutError.
+        """
+        node, wait_ms = self._node, milliseconds(wait, "wait")
+        asked = await node.run(lambda tx: questions.ask(tx, node.blobs, self._id, question, number, wait_ms))
+        node.wrote()
+
+        def look(session: Session) -> tuple[bool, str | None]:
+            job = _entry(session, self._id).job
+            found = questions.asked(session, job, question, number)
+            is_over = found is None or found.answer is not None or job.state is not State.CLAIMED
+            return is_over, None if found is None else found.answer
+
+        answer, left_ms = asked.answer, asked.until_ms - node.log.physical()
+        if answer is None:
+            try:
+                answer = await node.until(lambda: node.peek(look), max(0, left_ms) / 1000, about(JOB, self._id))
+            except TimeoutError:
+                raise TimeoutError(f"no answer from {asked.to} to: {question}") from None
+        if answer is None:
+            raise Conflict(f"the worker does not hold job {self.job_id} any more, so its question is void")
+        return answer
+
+    async def answer(self, text: str, *, agent: str | None = None, question: str | None = None) -> None:
+        """Answers what the job asks, for the agent of this node that it asks, if no other is named. With a `question`,
+        the id of its message, answers only that one. Raises Conflict if the job waits for no answer, and NotAuthorised
+        if it asks another agent.
+        """
+        node, message = self._node, None if question is None else message_id_of(question)
+        await node.run(lambda tx: questions.answer(tx, node.blobs, self._id, text, agent, message))
+        node.wrote()
 
     async def postpone(
         self,
@@ -283,6 +334,9 @@ class SyncHandle(Generic[R_co]):
     postpone = Blocking(Handle.postpone)
     approve = Blocking(Handle.approve)
     refuse = Blocking(Handle.refuse)
+    ask = Blocking(Handle.ask)
+    answer = Blocking(Handle.answer)
+    erase = Blocking(Handle.erase)
 
     def result(self, timeout: float | None = None) -> R_co:
         """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""

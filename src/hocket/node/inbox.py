@@ -15,12 +15,14 @@ from hocket.errors import Unreachable, Usage
 from hocket.families.access import decide
 from hocket.families.blobs import Blobs
 from hocket.families.inbox import requests as inbox
-from hocket.families.inbox.facts import MESSAGE
+from hocket.families.inbox.facts import MESSAGE, OWNER
 from hocket.families.inbox.requests import LEASE_MS_DEFAULT, TTL_MS_DEFAULT, ClaimedMessage, MessageDraft
 from hocket.families.inbox.rules import Message, read_address
 from hocket.kernel.arbitration import Reason
+from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.ids import hash_text, node_text, parse_ulid, ulid_text
 from hocket.kernel.ops import BeatPlace, Op, stamp_of
+from hocket.kernel.policy import THE_OWNER
 from hocket.kernel.texts import duration_ms
 from hocket.log import Log, Transaction
 from hocket.mesh import membership
@@ -104,7 +106,10 @@ def _attachment(session: Session, name: str, artifact_id: bytes) -> AttachmentIn
 
 
 def resolved(log: Log, session: Session, to: str) -> str:
-    """The address with the id of the node that it names."""
+    """The address with the id of the node that it names, or on which the owner of the mesh is reached."""
+    if to == THE_OWNER:
+        latest = Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node)
+        return f"{OWNER}@{node_text(log.permissions(session).owner_node(latest))}"
     name, at, node = to.partition("@")
     if not at:
         return to

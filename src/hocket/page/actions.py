@@ -53,6 +53,7 @@ ACTIONS = {
         Action("retry_job", "Retry", "retried the job {job}"),
         Action("approve_job", "Approve", "approved the job {job}", "Approve the job {job}?", True),
         Action("refuse_job", "Refuse", "refused the job {job}", "Refuse the job {job}? It is cancelled.", True),
+        Action("answer_job", "Answer", "answered what the job {job} asked"),
         Action("cancel_jobs", "Cancel all", "cancelled {changed} of {matched} jobs", "Cancel {matched}?", True),
         Action("retry_jobs", "Retry all", "retried {changed} of {matched} jobs", "Retry {matched}?", True),
         Action(

@@ -9,6 +9,7 @@ import msgspec
 from hocket.api import Program
 from hocket.errors import NotAuthorised, Usage
 from hocket.kernel.decoding import convert
+from hocket.kernel.ids import node_text
 from hocket.mesh.wire import Request
 from hocket.node.node import Node
 from hocket.server.api import Api
@@ -33,6 +34,11 @@ class ProgramCaller:
     @property
     def agent(self) -> str:
         return self.service.agent(None)
+
+    @property
+    def address(self) -> str:
+        """Where messages to the agent go."""
+        return f"{self.agent}@{node_text(self.node.log.node)}"
 
     def may(self, resource: str, action: str) -> bool:
         """Whether it may do this to something."""

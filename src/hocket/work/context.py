@@ -55,6 +55,7 @@ class Context(Generic[N_co]):
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._asked: dict[str, int] = {}
         self.kind = run.job.kind
         self.fence = run.job.fence
         """The fence of this claim. Pass it to the resource that you change, and let that refuse lower numbers."""
@@ -187,6 +188,24 @@ class Context(Generic[N_co]):
         """
         return self._call("wait_for", awaited, budget, fallback)
 
+    def ask(self, question: str, *, wait: str | float, fallback: Any = NO_FALLBACK) -> Any:
+        """Asks the submitter of the job, and returns the answer as text: that of the agent in `questions_to`, else of
+        the owner of the node that submitted the job. The question and the answer are on the log, so a run that follows
+        a dead one gets the old answer. Without an answer within `wait` it returns `fallback`, or raises TimeoutError.
+        In a coroutine, await it; in a plain handler it returns the value.
+        """
+        self._asked[question] = number = self._asked.get(question, 0) + 1
+        node: Any = self.node
+        job = node.job(self.job_id)
+        if self._run.job_type.is_async:
+            return _answered(job.ask(question, wait, number), fallback)
+        try:
+            return job.ask(question, wait, number)
+        except TimeoutError:
+            if fallback is NO_FALLBACK:
+                raise
+            return fallback
+
     def ask_help(self, to: str, body: Any) -> Coroutine[Any, Any, Any]:
         """A request for help to an agent or a group, to be passed to `wait_for` with `budget="help"`: the value is the
         message with the help. The wait is spent if nobody promises help by the end of the bar, or helps until the
@@ -260,6 +279,15 @@ class Context(Generic[N_co]):
         if self.audited:
             raise NotAuthorised("every model call of this node must be recorded; call it without audit=False")
         return call(asked.prompt, **options)
+
+
+async def _answered(asking: Awaitable[str], fallback: Any) -> Any:
+    try:
+        return await asking
+    except TimeoutError:
+        if fallback is NO_FALLBACK:
+            raise
+        return fallback
 
 
 def products_of(ctx: Context) -> RunOutputs:

@@ -1,6 +1,7 @@
 """How workers in any language get jobs, keep them and leave: claim, renew and goodbye."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -11,12 +12,19 @@ from hocket.api import Service, ServiceAnswer
 from hocket.api.operation import ULID, Arguments, OperationGroup, TokenNeed, operation
 from hocket.api.views import Line
 from hocket.bus.hints import about
-from hocket.errors import NotFound, Usage
+from hocket.errors import HocketError, NotFound, StoreError, Unreachable, Usage
+from hocket.families.jobs import questions
+from hocket.families.jobs.apart import Erased, check_kept, unsalted
+from hocket.families.jobs.questions import TEXT_CHARS_MAX as QUESTION_CHARS_MAX
+from hocket.families.jobs.questions import AskedQuestion
 from hocket.families.jobs.requests import KIND_LENGTH_MAX
 from hocket.families.liveness import OVER_HTTP
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.policy import LEASE_MS_DEFAULT, LEASE_MS_MAX, check_labels
+from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_DEFAULT, LEASE_MS_MAX, check_labels
+from hocket.kernel.vocabulary import JOB
+from hocket.log import Transaction
 from hocket.node.calls import id_of
+from hocket.store import Session
 from hocket.work.context import NOTE_BYTES_MAX
 from hocket.work.presence import read_serving, serving_text
 from hocket.work.remote.remote_claims import CLAIMED_MAX, ClaimAsked, GivenJob
@@ -24,10 +32,15 @@ from hocket.work.remote.remote_holds import (
     FENCE_MAX,
     REMOTE,
     CheckKind,
+    End,
+    EndKind,
+    HeldJob,
     HoldState,
     RemoteName,
     Renewal,
+    find_hold,
     json_of,
+    over,
     read_row_name,
 )
 
@@ -164,7 +177,26 @@ async def claim(
     given = await desk.claim(asked, wait_ms / 1000)
     if given.jobs:
         service.undelivered = lambda: desk.undelivered(asked, given)
-    return JobsClaimed([_claimed(each) for each in given.jobs], given.is_draining)
+    jobs = [job for each in given.jobs if (job := await _with_payload(service, node, each)) is not None]
+    return JobsClaimed([_claimed(each) for each in jobs], given.is_draining)
+
+
+async def _with_payload(service: Service, node: "Node", given: GivenJob) -> GivenJob | None:
+    """The job with a payload that is not on the log. One whose payload is erased fails here, and one whose payload
+    cannot be fetched goes back to the queue; the worker gets neither.
+    """
+    apart, runtime = given.job.policy.content, service.runtime
+    if apart is None:
+        return given
+    try:
+        await node.read(lambda session: check_kept(session, given.job.id))
+        blob = runtime.blobs.read(apart.digest) or await node.services().exchanges.fetch(apart.digest, apart.size)
+        return given._replace(payload=unsalted(apart, blob, f"the payload of job {ulid_text(given.job.id)}"))
+    except (Erased, Unreachable, StoreError) as error:
+        do: EndKind = "fail" if isinstance(error, Erased) else "yield"
+        ended = End(given.job.id, given.job.fence, do, text=str(error))
+        await node.remote_workers.end(service.agent(None), [ended], lambda kind: None)
+        return None
 
 
 def held_by_agent(service: Service) -> list[tuple[str, int]]:
@@ -216,6 +248,54 @@ async def renew(
         for hold, each in zip(holds, found, strict=True)
     ]
     return HoldsRenewed(renewed, drain)
+
+
+class JobAsked(ServiceAnswer, frozen=True):
+    """A question of a job. `answer` is None while there is none, and after `until_ms` there will be none."""
+
+    message_id: str
+    to: str
+    until_ms: int
+    answer: str | None
+
+
+@operation("ask_for_job", "POST /v1/jobs/{job}/ask", HOLD)
+async def ask_for_job(
+    service: Service,
+    node: "Node",
+    job: JobId,
+    fence: Fence,
+    question: Annotated[str, Meta(min_length=1, max_length=QUESTION_CHARS_MAX, description="What to ask, as text.")],
+    within_ms: Annotated[int, Meta(ge=1, le=DELAY_MS_MAX, description="How long the question stays open.")],
+    number: Annotated[int, Meta(ge=1, description="Tells questions of the job with the same text apart.")] = 1,
+    wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX, description="How long this request waits.")] = 0,
+) -> JobAsked:
+    """Ask the submitter of a job that the worker holds, or the agent whom the submitter has named, and wait for the
+    answer. The same question again asks nobody twice: it gets the answer, also that which an earlier worker got.
+    """
+    service.check_writer()
+    job_id, agent = id_of(job), service.agent(None)
+
+    def ask(tx: Transaction) -> AskedQuestion:
+        found = find_hold(tx, job_id, fence, agent, kind_check(service))
+        if isinstance(found, HocketError):
+            raise found
+        if not isinstance(found, HeldJob):
+            raise over(found, fence)
+        return questions.ask(tx, node.blobs, job_id, question, number, within_ms)
+
+    asked = await node.run(ask)
+    node.wrote()
+
+    def look(session: Session) -> tuple[bool, AskedQuestion]:
+        entry = session.job(job_id)
+        found = None if entry is None else questions.asked(session, entry.job, question, number)
+        return found is None or found.answer is not None, found or asked
+
+    if asked.answer is None and wait_ms:
+        with suppress(TimeoutError):
+            asked = await node.until(lambda: node.peek(look), wait_ms / 1000, about(JOB, job_id))
+    return JobAsked(ulid_text(asked.id), asked.to, asked.until_ms, asked.answer)
 
 
 @operation("goodbye_worker", "POST /v1/jobs/goodbye", HOLD)

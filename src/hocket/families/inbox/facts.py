@@ -5,6 +5,10 @@ from hocket.kernel.postcard import BYTES, STR, U64, ULID, encode, option, pair, 
 from hocket.kernel.postcard import struct as fields
 
 MESSAGE = "message"
+# The agent that is the person who owns the home of a node.
+OWNER = "owner"
+# The agents in whose names jobs ask begin with it.
+JOB_AGENTS = "job/"
 # The type of messages by which a node asks an agent to approve a job.
 APPROVAL_TYPE = "hocket.approval"
 

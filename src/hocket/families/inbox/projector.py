@@ -4,10 +4,10 @@ ends), if this node decides about a message.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple, cast
 
 from hocket.families.inbox.facts import (
+    JOB_AGENTS,
     MESSAGE,
     AcknowledgeMessage,
     ClaimMessage,
@@ -27,7 +27,7 @@ from hocket.families.inbox.rules import (
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import pack
 from hocket.kernel.ops import Op
-from hocket.kernel.vocabulary import AcceptOffer, Subject
+from hocket.kernel.vocabulary import JOB, AcceptOffer, Subject
 from hocket.log.citations import Memory
 from hocket.log.limits import is_given_up
 from hocket.log.projection import Projection
@@ -47,7 +47,6 @@ class _QueuePlace(NamedTuple):
 
 class MessageProjector:
     family = MESSAGES
-    topics: Mapping[str, set[bytes]] = MappingProxyType({})
 
     def __init__(self, session: Session, engine: Engine) -> None:
         self._session, self._engine = session, engine
@@ -55,7 +54,10 @@ class MessageProjector:
         self._messages: dict[bytes, Message | None] = {}
         self._dirty: dict[bytes, None] = {}
         self.touched: set[bytes] = set()
-        self.memory = Memory((self._messages, self._dirty, self.touched))
+        # The threads with what jobs asked and were answered. Each has the id of its job.
+        self.questioned: set[bytes] = set()
+        self.topics: Mapping[str, set[bytes]] = {JOB: self.questioned}
+        self.memory = Memory((self._messages, self._dirty, self.touched, self.questioned))
 
     def state(self, key: bytes) -> Message | None:
         if key not in self._messages:
@@ -103,6 +105,8 @@ class MessageProjector:
                         self._let_next_in(dropped.queue, dropped.thread)
                 else:
                     self._session.put_message(message, self._depth(message))
+                    if message.thread is not None and JOB_AGENTS in (message.sender[:4], message.to[:4]):
+                        self.questioned.add(message.thread)
                     self._queue(message)
 
     def _depth(self, message: Message) -> int:

@@ -26,7 +26,7 @@ from hocket.kernel.policy import (
     check_labels,
     check_policy,
 )
-from hocket.kernel.texts import BeatsLong, duration_ms, parse_length
+from hocket.kernel.texts import BeatsLong, duration_ms, parse_length, size_bytes
 
 Duration = str | int | float
 
@@ -60,12 +60,14 @@ class JobOptions(TypedDict, total=False):
     needs: str | Iterable[str]
     approval_by: str | None
     approval_within: Duration | None
+    questions_to: str | None
     tags: str | Iterable[str]
     index: str | Iterable[str]
     ttl: Duration | None
     claim: Literal["first", "rendezvous", "sticky"]
     sticky: str | None
     claim_timeout: Duration
+    content_apart: str | int | None
     budget: Budget | Mapping[str, Any] | PathLike[str] | None
     score: Score | Mapping[str, Any] | PathLike[str] | None
 
@@ -84,19 +86,14 @@ def policy(base: Policy, **options: Any) -> Policy:
     backoff, backoff_max, unique_for: durations · timeout: how long one run may take, 0 for no limit · retries: a count
     · after: job ids or handles · unique: a key · concurrency: how many of the kind run at once · rate: "10/s", "100/1m"
     · open: True for jobs that need no decision of the coordinator · needs: labels that the worker must have, like "gpu"
-    or "gpu=a100" · ttl: how long the job may wait for its first worker before it is cancelled · claim: how a job finds
-    its worker, "first", "rendezvous" or "sticky" · sticky: the member of the payload whose value is the key of a sticky
-    job · claim_timeout: how long each rank waits for the one before it · tags: words to find the job by, like "nightly"
-    or "team=video" · index: members of the payload by which the job is found, like "frame" or "camera.name" · budget:
-    the caps of the job and the account that pays, like {"max_cost": 2.5, "charge_to": "acme"}, or the path of a file
-    with them · score: the beats of the job, as the path of a file or as its content.
     or "gpu=a100" · ttl: how long the job may wait for its first worker before it is cancelled · approval_by: the agent
-    that must approve it before it starts · approval_within: after how long without that it is cancelled · claim: how a
-    job finds its worker, "first", "rendezvous" or "sticky" · sticky: the member of the payload whose value is the key
-    of a sticky job · claim_timeout: how long each rank waits for the one before it · tags: words to find the job by,
-    like "nightly" or "team=video" · budget: the caps of the job and the account that pays, like {"max_cost": 2.5,
-    "charge_to": "acme"}, or the path of a file with them · score: the beats of the job, as the path of a file or as
-    its content.
+    that must approve it before it starts · approval_within: after how long without that it is cancelled · questions_to:
+    the agent that answers what the job asks while it runs · claim: how a job finds its worker, "first", "rendezvous" or
+    "sticky" · sticky: the member of the payload whose value is the key of a sticky job · claim_timeout: how long each
+    rank waits for the one before it · tags: words to find the job by, like "nightly" or "team=video" · index: members
+    of the payload by which the job is found, like "frame" or "camera.name" · budget: the caps of the job and the
+    account that pays, like {"max_cost": 2.5, "charge_to": "acme"}, or the path of a file with them · score: the beats
+    of the job, as the path of a file or as its content.
     """
     made = base
     for name, value in options.items():
@@ -231,10 +228,12 @@ _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "tags": lambda value: {"tags": check_labels([value] if isinstance(value, str) else value)},
     "index": lambda value: {"index": (value,) if isinstance(value, str) else tuple(value)},
     "approval_by": lambda value: {"approval_by": value},
+    "questions_to": lambda value: {"questions_to": value},
     "approval_within": lambda value: {"approval_within_ms": None if value is None else duration_ms(value)},
     "claim": lambda value: {"claim": value},
     "sticky": lambda value: {"sticky": value},
     "claim_timeout": lambda value: {"claim_timeout_ms": duration_ms(value)},
+    "content_apart": lambda value: {"content_apart": None if value is None else size_bytes(value)},
     "budget": lambda value: _of_extension("budget", value),
     "score": lambda value: _of_extension("score", value),
 }

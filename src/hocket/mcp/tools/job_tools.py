@@ -19,6 +19,8 @@ KINDS_MAX = 16
 # The kind of jobs that are commands, and how long one may take.
 COMMAND_KIND = "hocket.run"
 COMMAND_TIMEOUT_S = 3_600
+# How long a question about a job stays open.
+QUESTION_MS = 86_400_000
 
 TakenJobId = Annotated[str, Meta(description="job id")]
 TakenFence = Annotated[int, Meta(ge=1, description="from take")]
@@ -71,11 +73,14 @@ class NoteAsked(ToolArguments, frozen=True):
     job: TakenJobId | None = None
     fence: TakenFence | None = None
     checkpoint: Annotated[Any, Meta(description="state for the next try")] = None
+    ask: Annotated[str, Meta(description="question to who submitted the job; again: get the answer")] | None = None
+    wait_s: WaitSeconds = 0
 
 
 class NoteTaken(ToolAnswer, frozen=True):
     state: str
     lease_s: int = 0
+    data: Data = None
 
 
 async def note(caller: McpCaller, asked: NoteAsked) -> NoteTaken:
@@ -92,7 +97,20 @@ async def note(caller: McpCaller, asked: NoteAsked) -> NoteTaken:
         raise Conflict(f"job {asked.job} was cancelled: stop, and drop what you did for it")
     if found.state == "lost":
         raise Conflict(f"you do not hold job {asked.job} under fence {asked.fence}: stop, and drop what you did for it")
-    return NoteTaken(state="held", lease_s=(found.lease_ms or 0) // 1000)
+    lease_s = (found.lease_ms or 0) // 1000
+    if asked.ask is None:
+        return NoteTaken(state="held", lease_s=lease_s)
+    question = await caller.do(
+        "ask_for_job",
+        job=asked.job,
+        fence=asked.fence,
+        question=asked.ask,
+        within_ms=QUESTION_MS,
+        wait_ms=asked.wait_s * 1000,
+    )
+    if question.answer is None:
+        return NoteTaken(state=f"held; {question.to} has not answered: ask the same again", lease_s=lease_s)
+    return NoteTaken(state="held", lease_s=lease_s, data={"answer": question.answer})
 
 
 class FinishAsked(ToolArguments, frozen=True):
@@ -165,7 +183,7 @@ async def submit_as_task(caller: McpCaller, asked: SubmitAsked) -> str | None:
 async def _submitted(caller: McpCaller, asked: SubmitAsked) -> JobSubmitted:
     if (asked.kind is None) == (asked.command is None):
         raise Usage("submit a kind with its payload, or a command")
-    options: dict[str, Any] = {"unique": asked.unique, "after": asked.after}
+    options: dict[str, Any] = {"unique": asked.unique, "after": asked.after, "questions_to": caller.address}
     if asked.command is None:
         options |= {"kind": asked.kind, "payload": asked.payload or {}}
         options["timeout_ms"] = None if asked.timeout_s is None else asked.timeout_s * 1000

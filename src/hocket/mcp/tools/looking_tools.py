@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from hocket.api.jobs import JobDetails
 from hocket.api.workers.claiming import held_by_agent
 from hocket.families.jobs.view import JobState
 from hocket.kernel.ids import node_text
@@ -53,8 +54,12 @@ async def waited_for(caller: McpCaller, job: str, wait_s: int) -> WaitOutcome:
 async def _not_ended(caller: McpCaller, job: str, state: str) -> WaitOutcome:
     """Why a job has not ended, and its newest progress note."""
     shown = await caller.do("show_job", job=job)
-    data = present(why=shown.waits_for, progress=shown.progress)
+    data = present(why=shown.waits_for, asks=_asks(shown), progress=shown.progress)
     return WaitOutcome(state=state, job=job, ask_again=job, data=bounded(data, job_uri(job)))
+
+
+def _asks(job: JobDetails) -> str | None:
+    return None if job.question is None else job.question.text
 
 
 async def _waited_for_mail(caller: McpCaller, wait_s: int) -> WaitOutcome:
@@ -114,7 +119,7 @@ _LISTS: dict[str, tuple[str, Callable[[Any], Iterable[object]]]] = {
 
 async def _one_job(caller: McpCaller, job: str) -> StatusShown:
     found = await caller.do("show_job", job=job)
-    data = present(kind=found.kind, why=found.waits_for, progress=found.progress, error=found.error)
+    data = present(kind=found.kind, why=found.waits_for, asks=_asks(found), progress=found.progress, error=found.error)
     return StatusShown(
         job=found.job_id,
         state=found.state,
@@ -126,20 +131,20 @@ async def _one_job(caller: McpCaller, job: str) -> StatusShown:
 
 async def _mine(caller: McpCaller) -> StatusShown:
     """What the caller holds, on this node."""
-    agent, node = caller.agent, caller.node.log.node
+    agent, node = caller.agent, node_text(caller.node.log.node)
     lines: list[str] = []
     if caller.may("Job", "Claim"):
         held = await caller.api.read(lambda: held_by_agent(caller.service))
         lines += [line("job", job, f"fence {fence}") for job, fence in held]
     if caller.may("Lock", "Read"):
         page = await caller.do("list_locks", limit=1_000)
-        own = [each for each in page.items if each.agent == agent and each.node == node_text(node)]
+        own = [each for each in page.items if each.agent == agent and each.node == node]
         lines += [line("lock", joined(each.keys), each.scope, f"fence {each.fence}") for each in own]
     if caller.service.may("Inbox", "Read", agent):
         mail = await caller.do("list_messages", limit=LINES_MAX)
         if mail.items:
             lines.append(line("mail", f"{counted(len(mail.items), 'message')}{' or more' if mail.next else ''}"))
-    return StatusShown(you=f"{agent}@{node_text(node)}", lines=lines[:LINES_MAX])
+    return StatusShown(you=caller.address, lines=lines[:LINES_MAX])
 
 
 LOOKING_TOOLS = (
