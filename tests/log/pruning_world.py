@@ -24,6 +24,7 @@ from hocket.kernel.vocabulary import (
     CreateArtifact,
     DelegateUcan,
     DesignateCoordinator,
+    EraseContent,
     FailWork,
     RetryJob,
     ScheduleJob,
@@ -166,6 +167,9 @@ class Member:
 
     def retry(self, job_id: bytes) -> Op | Reason:
         return self.say(RetryJob(job_id, "again"))
+
+    def erase(self, job_id: bytes, kind: str) -> Op | Reason:
+        return self.say(EraseContent(job_id, kind, "because"))
 
     def acquire(self, key: str, scope: str = "", ttl_ms: int = HOUR, wait_ms: int = 0) -> Op | Reason:
         return self.say(AcquireLocks(scope, (key,), "ann", LockMode.EXCLUSIVE, ttl_ms, wait_ms))

@@ -22,7 +22,7 @@ from hocket.kernel.ids import ulid_ms, ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.snapshots.leaves import Leaf, LeafTag
-from hocket.kernel.vocabulary import CompleteJob, ScheduleJob, SetSchedule, Subject, Telemetry
+from hocket.kernel.vocabulary import CompleteJob, EvictArtifact, ScheduleJob, SetSchedule, Subject, Telemetry
 from hocket.log.archives.reached import ArchivedHead, note_archive
 from hocket.log.audit import verify
 from hocket.log.checkpoints.horizon_notes import horizon_note
@@ -68,6 +68,7 @@ def test_ended_jobs_go_and_the_rest_stays() -> None:
     world = World()
     owner, other = world.members
     old = [owner.run_job("acme.render") for _ in range(3)]
+    assert isinstance(owner.erase(old[0], "acme.render"), Op)
     open_one, kept = owner.submit("acme.render"), owner.run_job("acme.other")
     world.wait(3 * DAY)
     young = owner.run_job("acme.render")
@@ -83,7 +84,7 @@ def test_ended_jobs_go_and_the_rest_stays() -> None:
         assert gone == set(old)
         assert all(after["jobs"][job] == before["jobs"][job] for job in after["jobs"])
         assert {open_one, kept, young} <= after["jobs"].keys()
-        assert each.entries() < entries
+        assert each.entries() < entries and not each.read(lambda session: session.erasure_ops(old[0]))
         assert each.read(lambda session: session.horizon()).is_deleted
         assert is_sound(each)
     assert rebuilt(owner) == rebuilt(other)
@@ -216,7 +217,7 @@ class Act(NamedTuple):
 
 KINDS = ("acme.render", "acme.scale", "other")
 WRITES = (
-    *("submit", "run", "batch", "batch", "fail", "claim", "complete", "cancel", "retry", "after"),
+    *("submit", "run", "batch", "batch", "erase", "evict", "fail", "claim", "complete", "cancel", "retry", "after"),
     *("acquire", "acquire", "release", "break", "put", "put", "merge", "send", "take", "acknowledge", "wait", "wait"),
 )
 acts = st.builds(Act, st.integers(0, 1), st.sampled_from(WRITES), st.integers(0, 5))
@@ -244,6 +245,10 @@ def act(world: World, each: Act) -> None:
                 member.complete(member.jobs[-1], claim)
         case "batch":
             member.run_batch(kind, number % 4)
+        case "erase" if job is not None and (state := member.job(job)) is not None:
+            member.erase(job, state.kind)
+        case "evict" if job is not None and (state := member.job(job)) is not None and state.artifacts:
+            member.say(EvictArtifact(state.artifacts[0]))
         case "claim" if job is not None:
             if (claim := member.claim(job)) is not None:
                 member.held.append((job, claim))

@@ -27,6 +27,7 @@ from hocket.kernel.vocabulary import (
     ACCEPTANCES,
     JOB,
     CreateArtifact,
+    EraseContent,
     EvictArtifact,
     ReportFork,
     RevokeRoot,
@@ -589,7 +590,7 @@ class Projection:
         op, before = self.known(op_id)
         if op is None:
             return  # in a store that nodes share, it is not the op that its author signed
-        if before == Reason.INTEGRITY and not self._stands_alone(op):
+        if before == Reason.PRUNED or (before == Reason.INTEGRITY and not self._stands_alone(op)):
             return
         op = self._naming.resolved(op)
         self._enact(op)
@@ -713,6 +714,8 @@ class Projection:
                 session.drop_artifact(op.payload.artifact_id)
             elif isinstance(op.payload, EvictArtifact):
                 session.drop_eviction(op.id)
+            elif isinstance(op.payload, EraseContent):
+                session.drop_erasure(op.id)
             self._leaners(op)
 
     # The permissions.

@@ -44,8 +44,8 @@ from hocket.store.op_rows import BUNDLE
 T = TypeVar("T")
 SUBJECT = Subject(RETENTION, RETENTION_KEY)
 # So many subjects follow a horizon, and so many entries are deleted, in one transaction.
-STEP_SUBJECTS = 50
-STEP_ENTRIES = 100
+STEP_SUBJECTS = 20
+STEP_ENTRIES = 50
 PREPARE_STEP = 1_000
 # The horizon moves so often while the shortest rule keeps something, within these bounds.
 MOVES_PER_KEEP = 24

@@ -17,7 +17,16 @@ from hocket.kernel.family import FAMILIES
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import dependencies
 from hocket.kernel.snapshots.horizon import NEVER_LATE
-from hocket.kernel.vocabulary import JOB, CreateArtifact, EvictArtifact, ScheduleJob, Subject, names_of, subject_of
+from hocket.kernel.vocabulary import (
+    JOB,
+    CreateArtifact,
+    EraseContent,
+    EvictArtifact,
+    ScheduleJob,
+    Subject,
+    names_of,
+    subject_of,
+)
 from hocket.log.citations import keyed
 from hocket.log.projectors import rules_of
 from hocket.log.retention.ended import EndedJobs, ended_threads, named_by
@@ -134,7 +143,7 @@ class _Decision:
                     self._wanted.add(name)
             return
         unit.ops.append(op.id)
-        if isinstance(op.payload, CreateArtifact | EvictArtifact):
+        if isinstance(op.payload, CreateArtifact | EvictArtifact | EraseContent):
             unit.others.append(op.id)
         for name in (op.id, *names_of(op.payload)):
             self._by_name.setdefault(name, unit)
@@ -148,6 +157,8 @@ class _Decision:
             return None if payload.source_job is None else self._jobs.get(payload.source_job)
         if isinstance(payload, EvictArtifact):
             return self._by_name.get(payload.artifact_id)
+        if isinstance(payload, EraseContent):
+            return self._jobs.get(payload.source_job)
         subject = subject_of(payload)
         if subject is None or isinstance(payload, NEVER_LATE):
             return None
