@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from hocket.api import Service, artifacts
-from hocket.api.jobs import JobBrief, JobDetails, OpLine, asks_caller, briefs, found_job, show
+from hocket.api.job_operations.job_answers import asks_caller
+from hocket.api.jobs import JobBrief, JobDetails, OpLine, briefs, found_job, show
 from hocket.api.operation import extension_operations
 from hocket.errors import HocketError
 from hocket.families.jobs.parts import Part, joined
